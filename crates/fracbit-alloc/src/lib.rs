@@ -1,0 +1,1 @@
+//! Optimal bit allocation for mixed-scheme quantization: closed form, knapsack, ILP

@@ -1,0 +1,1 @@
+//! Exact rates, shapes, sizes and scheme names shared by the fracbit crates

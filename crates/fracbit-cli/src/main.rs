@@ -1,0 +1,2 @@
+//! The fracbit command line
+fn main() {}

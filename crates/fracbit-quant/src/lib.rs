@@ -1,0 +1,1 @@
+//! Tensor-level quantization: regularize, round, pack; sensitivity fitting

@@ -1,0 +1,1 @@
+//! Tail-biting bitshift trellis codes for weight quantization: Viterbi search, codes, training
