@@ -1,1 +1,11 @@
-//! Exact rates, shapes, sizes and scheme names shared by the fracbit crates
+#![doc = include_str!("../README.md")]
+
+mod rate;
+mod scheme;
+mod shape;
+mod size;
+
+pub use rate::{Rate, RateError};
+pub use scheme::{Code, Family, Palette, Scheme, SchemeError};
+pub use shape::{Shape, ShapeError};
+pub use size::{Bytes, SizeError};

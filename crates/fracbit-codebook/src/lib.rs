@@ -1,1 +1,5 @@
-//! Scalar and 2-D vector codebooks for Gaussian weights, their rounding and their training
+#![doc = "Scalar and 2-D vector codebooks."]
+
+mod rounder;
+
+pub use rounder::Rounder;

@@ -1,1 +1,12 @@
-//! Where bit i of weight j lives: packed layouts of every fracbit scheme, with a scalar reference decoder
+#![doc = include_str!("../README.md")]
+
+mod bits;
+mod codebook;
+mod layout;
+mod packed;
+pub mod trellis;
+
+pub use bits::{BitWriter, read_bits};
+pub use codebook::{Codebook, CodebookError, Grid};
+pub use layout::{Layout, Segment, TILE, TILE_COLS, TILE_ROWS};
+pub use packed::{PackedError, PackedView};

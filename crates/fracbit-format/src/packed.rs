@@ -1,0 +1,181 @@
+//! A checked view of a packed matrix.
+
+use crate::{Codebook, Layout, TILE, TILE_COLS, TILE_ROWS};
+use fracbit_base::{Scheme, Shape, ShapeError};
+use half::f16;
+
+/// Codes, scales and codebooks of one matrix, checked to belong together.
+///
+/// Weight `(r, c)` is `gain * scales[r * groups + c / group] * step * integer`, where `groups = ceil(cols / group)`.
+#[derive(Clone, Debug)]
+pub struct PackedView<'a> {
+    layout: Layout,
+    codebooks: Vec<&'a Codebook>,
+    codes: &'a [u8],
+    scales: &'a [f16],
+    group: usize,
+    gain: f32,
+}
+
+/// Parts that do not make a packed matrix.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackedError {
+    /// A buffer has the wrong length.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The codebooks are not those of the scheme's segments.
+    #[error("packed matrix: expected the codebook of {want}, got {got}")]
+    Codebook {
+        /// The scheme of the segment.
+        want: Scheme,
+        /// What was given.
+        got: String,
+    },
+    /// The gain or a scale is not finite.
+    #[error("packed matrix: {0} should be finite")]
+    NotFinite(&'static str),
+}
+
+impl<'a> PackedView<'a> {
+    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `rows x ceil(cols / group)` values,
+    /// `group` (input columns per scale) is a positive multiple of 16, `codebooks` holds the codebook of each segment.
+    ///
+    /// # Errors
+    /// When a length, codebook or number does not fit.
+    pub fn new(
+        scheme: Scheme,
+        shape: Shape,
+        codebooks: &[&'a Codebook],
+        codes: &'a [u8],
+        scales: &'a [f16],
+        group: usize,
+        gain: f32,
+    ) -> Result<Self, PackedError> {
+        const OP: &str = "packed matrix";
+        let layout = Layout::new(scheme, shape);
+        ShapeError::check_len(OP, "codes", layout.len(), codes.len())?;
+        if group == 0 || !group.is_multiple_of(TILE_COLS) {
+            return Err(ShapeError::new(OP, "group", "a positive multiple of 16", group).into());
+        }
+        ShapeError::check_len(OP, "scales", shape.rows * shape.cols.div_ceil(group), scales.len())?;
+        ShapeError::check_len(OP, "codebooks", layout.segments().len(), codebooks.len())?;
+        for (segment, codebook) in layout.segments().iter().zip(codebooks) {
+            if codebook.scheme() != segment.scheme {
+                return Err(PackedError::Codebook {
+                    want: segment.scheme,
+                    got: codebook.scheme().to_string(),
+                });
+            }
+        }
+        if !gain.is_finite() {
+            return Err(PackedError::NotFinite("the gain"));
+        }
+        if !scales.iter().all(|s| s.is_finite()) {
+            return Err(PackedError::NotFinite("every scale"));
+        }
+        Ok(Self { layout, codebooks: codebooks.to_vec(), codes, scales, group, gain })
+    }
+
+    /// Where the tiles are.
+    #[must_use]
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The shape without padding.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.layout.shape()
+    }
+
+    /// One codebook per segment of the layout.
+    #[must_use]
+    pub fn codebooks(&self) -> &[&'a Codebook] {
+        &self.codebooks
+    }
+
+    /// All codes.
+    #[must_use]
+    pub const fn codes(&self) -> &'a [u8] {
+        self.codes
+    }
+
+    /// Scales, `rows x groups`, row-major.
+    #[must_use]
+    pub const fn scales(&self) -> &'a [f16] {
+        self.scales
+    }
+
+    /// Input columns that share a scale.
+    #[must_use]
+    pub const fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Scales of a row.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.shape().cols.div_ceil(self.group)
+    }
+
+    /// Factor common to all scales (it keeps them inside the range of f16).
+    #[must_use]
+    pub const fn gain(&self) -> f32 {
+        self.gain
+    }
+
+    /// Integers of tile (`down`, `across`), row-major.
+    pub fn expand_tile(&self, down: usize, across: usize, out: &mut [i16; TILE]) {
+        let index = self.segment_of(across);
+        self.codebooks[index].expand_tile(&self.codes[self.layout.tile(down, across)], out);
+    }
+
+    /// The factor that turns an integer at (`row`, `col`) into a weight.
+    #[must_use]
+    pub fn factor(&self, row: usize, col: usize) -> f32 {
+        let scale = self.scales[row * self.groups() + col / self.group].to_f32();
+        self.gain * scale * self.codebooks[self.segment_of(col / TILE_COLS)].step()
+    }
+
+    /// Weights of one row.
+    ///
+    /// # Panics
+    /// When `row` is outside the matrix or `out` is not one row long.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.shape().cols, "one row of weights");
+        let mut integers = [0; TILE_COLS];
+        for (across, values) in out.chunks_mut(TILE_COLS).enumerate() {
+            let code = &self.codes[self.layout.tile(row / TILE_ROWS, across)];
+            self.codebooks[self.segment_of(across)].expand_tile_row(code, row % TILE_ROWS, &mut integers);
+            let factor = self.factor(row, across * TILE_COLS);
+            values.iter_mut().zip(&integers).for_each(|(v, &i)| *v = f32::from(i) * factor);
+        }
+    }
+
+    /// All weights, row-major.
+    #[must_use]
+    pub fn dequantize(&self) -> Vec<f32> {
+        let Shape { rows, cols } = self.shape();
+        let mut out = vec![0.0; rows * cols];
+        let mut tile = [0; TILE];
+        for down in 0..self.layout.tiles_down() {
+            for across in 0..self.layout.tiles_across() {
+                self.expand_tile(down, across, &mut tile);
+                let (r0, c0) = (down * TILE_ROWS, across * TILE_COLS);
+                let width = TILE_COLS.min(cols - c0);
+                for r in r0..rows.min(r0 + TILE_ROWS) {
+                    let factor = self.factor(r, c0);
+                    let integers = &tile[(r - r0) * TILE_COLS..][..width];
+                    let out = &mut out[r * cols + c0..][..width];
+                    out.iter_mut().zip(integers).for_each(|(v, &i)| *v = f32::from(i) * factor);
+                }
+            }
+        }
+        out
+    }
+
+    fn segment_of(&self, across: usize) -> usize {
+        self.layout.segments().iter().position(|s| across < s.end).expect("tile column inside the matrix")
+    }
+}
