@@ -1,2 +1,102 @@
-//! xtask
-fn main() {}
+//! Set-up, code generation, tests and docs of the fracbit workspace.
+//!
+//! `cargo xtask demo` and `cargo xtask test` do everything on a fresh Debian machine that has Rust, a C/C++
+//! compiler and Python. This program depends on nothing, so that it builds in seconds before anything is installed.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
+
+mod codegen;
+mod setup;
+mod tidy;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Instant,
+};
+
+/// Why a task failed, in words for a person.
+type Failure = String;
+type Outcome = Result<(), Failure>;
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND
+
+  demo               set up, build, and run the whole story on the embedded model
+  test               set up, then everything that CI checks
+  setup              install what the build needs (as root or with CI=true), or print the command
+  codegen [--check]  write the generated files from kernels/families.toml, or check that they are current
+  tidy               house rules: crate layering, file sizes, generated files, stray mentions
+  quality            measure docs/quality.md anew (needs ../shared; takes a while)
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["demo", rest @ ..] => demo(rest),
+        ["test"] => test(),
+        ["setup"] => setup::run(),
+        ["codegen"] => codegen::run(false),
+        ["codegen", "--check"] => codegen::run(true),
+        ["tidy"] => tidy::run(),
+        ["quality"] => quality(),
+        ["help" | "--help" | "-h"] | [] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => Err(format!("unknown command `{}`\n\n{HELP}", words.join(" "))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace root.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lives one level below the root").to_path_buf()
+}
+
+/// Runs a program in the workspace root, showing the command and its time.
+fn run(program: &str, args: &[&str], env: &[(&str, &str)]) -> Outcome {
+    let start = Instant::now();
+    println!("$ {program} {}", args.join(" "));
+    let status = Command::new(program)
+        .args(args)
+        .envs(env.iter().copied())
+        .current_dir(root())
+        .status()
+        .map_err(|error| format!("could not start `{program}`: {error}"))?;
+    println!("  ({:.1} s)", start.elapsed().as_secs_f64());
+    if status.success() { Ok(()) } else { Err(format!("`{program} {}` failed ({status})", args.join(" "))) }
+}
+
+fn demo(extra: &[&str]) -> Outcome {
+    setup::run()?;
+    run("cargo", &["build", "--release", "--package", "fracbit-cli"], &[])?;
+    let args = [&["run", "--release", "--quiet", "--package", "fracbit-cli", "--", "demo"], extra].concat();
+    run("cargo", &args, &[])
+}
+
+/// Everything that CI checks, cheapest first.
+fn test() -> Outcome {
+    setup::run()?;
+    run("cargo", &["fmt", "--all", "--check"], &[])?;
+    codegen::run(true)?;
+    tidy::run()?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
+    run("cargo", &clippy, &[])?;
+    let warnings = [("RUSTDOCFLAGS", "--deny warnings")];
+    run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
+    run("cargo", &["test", "--workspace"], &[])?;
+    setup::python_checks()
+}
+
+fn quality() -> Outcome {
+    setup::run()?;
+    run("cargo", &["run", "--release", "--package", "fracbit-tests", "--example", "quality"], &[])
+}

@@ -1,0 +1,119 @@
+//! What the build needs beside Rust and a C/C++ compiler, and how to get it on Debian.
+
+use crate::{Failure, Outcome, root};
+use std::{path::Path, process::Command};
+
+/// A Debian package, how to see that it is there, and why it is needed.
+struct Need {
+    packages: &'static [&'static str],
+    present: fn() -> bool,
+    why: &'static str,
+}
+
+const NEEDS: [Need; 2] = [
+    Need {
+        packages: &["cmake"],
+        present: || starts("cmake"),
+        why: "builds HiGHS, the integer-programming solver of the bit allocation",
+    },
+    Need { packages: &["libclang-dev"], present: has_libclang, why: "lets bindgen read the HiGHS header" },
+];
+
+/// Installs what is missing when that is allowed, otherwise says the exact command.
+pub(crate) fn run() -> Outcome {
+    for compiler in ["c++", "cc"] {
+        if !starts(compiler) {
+            return Err(format!(
+                "no `{compiler}` found: install a C/C++ compiler (apt-get install build-essential)"
+            ));
+        }
+    }
+    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.present)()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for need in &missing {
+        println!("missing: {} ({})", need.packages.join(" "), need.why);
+    }
+    let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages.iter().copied()).collect();
+    if !may_install() {
+        return Err(format!(
+            "install what is missing with:\n  sudo apt-get update && sudo apt-get install -y --no-install-recommends {}",
+            packages.join(" ")
+        ));
+    }
+    let quiet = [("DEBIAN_FRONTEND", "noninteractive")];
+    crate::run("apt-get", &["update", "-q"], &quiet)?;
+    let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
+    args.extend(packages);
+    crate::run("apt-get", &args, &quiet)?;
+    match missing.iter().find(|need| !(need.present)()) {
+        None => Ok(()),
+        Some(need) => Err(format!("{} is still missing after the installation", need.packages.join(" "))),
+    }
+}
+
+/// Checks the committed reference checkpoints and logits against their seeded scripts (needs numpy).
+pub(crate) fn python_checks() -> Outcome {
+    let scripts = ["make_checkpoints.py", "reference.py"].map(|name| format!("tests/reference/{name}"));
+    let Some(python) = python_with_numpy()? else {
+        println!(
+            "skipped: the reference scripts need numpy (python3 -m venv .venv && .venv/bin/pip install numpy==2.2.6)"
+        );
+        return Ok(());
+    };
+    scripts.iter().try_for_each(|script| run_check(&python, script))
+}
+
+fn run_check(python: &str, script: &str) -> Outcome {
+    crate::run(python, &[script, "--check"], &[])
+}
+
+/// A Python that has numpy: the system's, or a virtual environment made here when installing is allowed.
+fn python_with_numpy() -> Result<Option<String>, Failure> {
+    let has_numpy = |python: &str| {
+        Command::new(python).args(["-c", "import numpy"]).output().is_ok_and(|out| out.status.success())
+    };
+    let own = root().join(".venv/bin/python").display().to_string();
+    for python in [own.as_str(), "python3"] {
+        if has_numpy(python) {
+            return Ok(Some(python.to_owned()));
+        }
+    }
+    if !may_install() || !starts("python3") {
+        return Ok(None);
+    }
+    if crate::run("python3", &["-m", "venv", ".venv"], &[]).is_err() {
+        println!("skipped: python3 cannot make a virtual environment here (apt-get install python3-venv)");
+        return Ok(None);
+    }
+    crate::run(&own, &["-m", "pip", "install", "-q", "numpy==2.2.6"], &[])?;
+    Ok(has_numpy(&own).then_some(own))
+}
+
+/// Root may install, and so may a CI machine, which says CI=true.
+fn may_install() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    let root = id.is_ok_and(|out| out.stdout.trim_ascii() == b"0");
+    #[expect(clippy::disallowed_methods, reason = "CI is the one variable that this tool reads")]
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    root || ci
+}
+
+fn starts(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success())
+}
+
+fn has_libclang() -> bool {
+    let is_lib = |path: &Path| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("libclang") && !name.contains("cpp") && name.contains(".so"))
+    };
+    let mut folders =
+        vec!["/usr/lib/x86_64-linux-gnu".into(), "/usr/lib/aarch64-linux-gnu".into(), "/usr/lib64".into()];
+    folders.extend((11..=22).map(|version| format!("/usr/lib/llvm-{version}/lib")));
+    folders.iter().any(|folder: &String| {
+        std::fs::read_dir(folder).is_ok_and(|entries| entries.flatten().any(|entry| is_lib(&entry.path())))
+    })
+}

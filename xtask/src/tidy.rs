@@ -1,0 +1,128 @@
+//! House rules that no compiler checks.
+
+use crate::{Failure, Outcome, root};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Lines of a hand-written file above which it should be split by subject.
+const MAX_LINES: usize = 800;
+
+/// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
+const LAYERS: [(&str, u8); 13] = [
+    ("fracbit-base", 0),
+    ("fracbit-format", 0),
+    ("fracbit-codebook", 1),
+    ("fracbit-trellis", 1),
+    ("fracbit-rotation", 1),
+    ("fracbit-alloc", 1),
+    ("fracbit-quant", 2),
+    ("fracbit-kernels", 2),
+    ("fracbit-kernels-x86", 3),
+    ("fracbit-io", 3),
+    ("fracbit-model", 4),
+    ("fracbit", 5),
+    ("fracbit-cli", 6),
+];
+
+/// Crates that must not appear among the dependencies of another, whatever the layers say.
+const NEVER: [(&str, &str); 4] = [
+    ("fracbit-alloc", "fracbit-format"),
+    ("fracbit-kernels", "fracbit-trellis"),
+    ("fracbit-rotation", "fracbit-base"),
+    ("fracbit-io", "fracbit-format"),
+];
+
+/// Checks every rule and reports all breaches at once.
+pub(crate) fn run() -> Outcome {
+    let mut breaches = Vec::new();
+    layering(&mut breaches)?;
+    for path in files()? {
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+        let lines = text.lines().count();
+        if name.ends_with(".rs") && lines > MAX_LINES {
+            breaches.push(format!("{name}: {lines} lines, split it by subject (limit {MAX_LINES})"));
+        }
+        // Assembled so that this file does not trip over itself.
+        for word in [concat!("/wor", "k/"), concat!("TO", "DO"), concat!("FIX", "ME")] {
+            if text.contains(word) {
+                breaches.push(format!("{name}: mentions `{word}`"));
+            }
+        }
+    }
+    for (krate, _) in LAYERS {
+        for file in ["README.md", "Cargo.toml"] {
+            if !root().join("crates").join(krate).join(file).exists() {
+                breaches.push(format!("crates/{krate}: has no {file}"));
+            }
+        }
+    }
+    if breaches.is_empty() {
+        println!("tidy: {} crates, all rules hold", LAYERS.len());
+        Ok(())
+    } else {
+        Err(format!("tidy:\n  {}", breaches.join("\n  ")))
+    }
+}
+
+fn layering(breaches: &mut Vec<String>) -> Outcome {
+    let layers = BTreeMap::from(LAYERS);
+    for (krate, layer) in LAYERS {
+        let path = root().join("crates").join(krate).join("Cargo.toml");
+        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let mut section = "";
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            // Tests and examples may look up the stack; the library may not.
+            if section.contains("dev-dependencies") {
+                continue;
+            }
+            let dependency = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            if let Some(&below) = layers.get(dependency)
+                && below > layer
+            {
+                breaches
+                    .push(format!("crates/{krate} (layer {layer}) depends on {dependency} (layer {below})"));
+            }
+            if NEVER.contains(&(krate, dependency)) {
+                breaches
+                    .push(format!("crates/{krate} must not depend on {dependency} (docs/architecture.md)"));
+            }
+        }
+    }
+    let known: Vec<&str> = LAYERS.iter().map(|(name, _)| *name).collect();
+    for entry in fs::read_dir(root().join("crates")).map_err(|error| error.to_string())?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !known.contains(&name.as_str()) {
+            breaches.push(format!("crates/{name}: give it a layer in xtask/src/tidy.rs"));
+        }
+    }
+    Ok(())
+}
+
+/// Text files of the project, build products aside.
+fn files() -> Result<Vec<PathBuf>, Failure> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() {
+                if !name.starts_with("target") && !name.starts_with(".git") && name != ".venv" {
+                    walk(&path, found)?;
+                }
+            } else if [".rs", ".md", ".toml", ".py", ".cuh", ".cu"].iter().any(|end| name.ends_with(end)) {
+                found.push(path);
+            }
+        }
+        Ok(())
+    }
+    let mut found = Vec::new();
+    walk(&root(), &mut found).map_err(|error| error.to_string())?;
+    found.sort();
+    Ok(found)
+}
