@@ -1,1 +1,8 @@
-//! Tensor-level quantization: regularize, round, pack; sensitivity fitting
+#![doc = include_str!("../README.md")]
+
+mod matrix;
+mod rounders;
+pub mod sensitivity;
+
+pub use matrix::{Grouping, QuantError, Quantized, quantize};
+pub use rounders::{codebook, rounder};

@@ -1,0 +1,359 @@
+//! Regularize, round and pack one matrix.
+//!
+//! With rotation the rows of a matrix are close to Gaussian, and one scale per row suffices (Q-Palette, section
+//! 3.1; the scale is the row's root mean square, because codebooks are made for unit variance). Without rotation
+//! groups of columns get their own scale (Q-Palette, G.2.4: 64 columns).
+//!
+//! After rounding every scale is re-fitted in closed form: `s = <w, q> / <q, q>` minimises `|w - s q|^2` over the
+//! decoded integers `q`. Scales are f16 relative to a power-of-two gain common to the matrix, which keeps them in
+//! f16's normal range whatever the magnitude of the weights.
+
+use crate::rounders;
+use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
+use fracbit_codebook::Rounder;
+use fracbit_format::{Codebook, Layout, PackedView, Segment, TILE, TILE_COLS, TILE_ROWS};
+use half::f16;
+use rayon::prelude::*;
+
+/// Which weights share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    /// One scale per row.
+    Row,
+    /// One scale per this many columns of a row, a positive multiple of 16.
+    Columns(usize),
+}
+
+impl Grouping {
+    /// Columns that share a scale in a matrix of `cols` columns: a multiple of 16.
+    #[must_use]
+    pub fn columns(self, cols: usize) -> usize {
+        match self {
+            Self::Row => cols.next_multiple_of(TILE_COLS),
+            Self::Columns(group) => group,
+        }
+    }
+
+    /// Bytes that a matrix of `shape` takes in `scheme`: codes, scales and gain, without codebooks.
+    #[must_use]
+    pub fn bytes(self, scheme: Scheme, shape: Shape) -> Bytes {
+        let scales = shape.rows * shape.cols.div_ceil(self.columns(shape.cols));
+        Bytes((Layout::new(scheme, shape).len() + 2 * scales + 4) as u64)
+    }
+}
+
+/// Why a matrix cannot be quantized.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// Lengths do not fit.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A weight is NaN or infinite.
+    #[error("weight at row {row}, column {col} is {value}: every weight should be finite")]
+    NotFinite {
+        /// Row of the first such weight.
+        row: usize,
+        /// Column of the first such weight.
+        col: usize,
+        /// The weight.
+        value: f32,
+    },
+    /// No codebook is built in for this scheme.
+    #[error("scheme {0} has no built-in codebook")]
+    NoCodebook(Scheme),
+}
+
+/// A packed matrix with everything but its codebooks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// Rows and columns without padding.
+    pub shape: Shape,
+    /// Input columns that share a scale, a multiple of 16.
+    pub group: usize,
+    /// Power-of-two factor common to all scales.
+    pub gain: f32,
+    /// Scales, (rows, groups).
+    pub scales: Vec<f16>,
+    /// Codes in the canonical layout.
+    pub codes: Vec<u8>,
+    /// `|W - W'|^2 / |W|^2` of the result; 0 for a zero matrix.
+    pub relative_error: f64,
+}
+
+impl Quantized {
+    /// The matrix as kernels and the reference decoder see it, with the built-in codebooks.
+    ///
+    /// # Panics
+    /// When the fields were changed so that they no longer fit together.
+    #[must_use]
+    pub fn view(&self) -> PackedView<'_> {
+        let layout = Layout::new(self.scheme, self.shape);
+        let books: Vec<&Codebook> = layout
+            .segments()
+            .iter()
+            .map(|s| rounders::codebook(s.scheme).expect("checked by quantize"))
+            .collect();
+        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, self.gain)
+            .expect("built by quantize")
+    }
+}
+
+/// Quantizes a row-major matrix of `shape` with `scheme`.
+///
+/// `progress` is told the number of weights after every row of tiles, from any thread. The result does not depend
+/// on the number of threads. Rows of zeros keep a zero scale.
+///
+/// # Errors
+/// When `weights` is not `shape.len()` long, a group is not a positive multiple of 16, a weight is not finite, or
+/// the scheme has no built-in codebook.
+pub fn quantize(
+    weights: &[f32],
+    shape: Shape,
+    scheme: Scheme,
+    grouping: Grouping,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Quantized, QuantError> {
+    const OP: &str = "quantize";
+    ShapeError::check_len(OP, "weights", shape.len(), weights.len())?;
+    if shape.is_empty() {
+        return Err(ShapeError::new(OP, "shape", "at least one row and column", shape).into());
+    }
+    let group = grouping.columns(shape.cols);
+    if group == 0 || !group.is_multiple_of(TILE_COLS) {
+        return Err(ShapeError::new(OP, "group", "a positive multiple of 16", group).into());
+    }
+    if let Some(at) = weights.iter().position(|w| !w.is_finite()) {
+        return Err(QuantError::NotFinite { row: at / shape.cols, col: at % shape.cols, value: weights[at] });
+    }
+    let layout = Layout::new(scheme, shape);
+    let coders: Vec<(Segment, &dyn Rounder)> = layout
+        .segments()
+        .iter()
+        .map(|&s| Ok((s, rounders::rounder(s.scheme).ok_or(QuantError::NoCodebook(s.scheme))?)))
+        .collect::<Result<_, QuantError>>()?;
+
+    let groups = shape.cols.div_ceil(group);
+    let rms: Vec<f32> =
+        weights.par_chunks(shape.cols).flat_map_iter(|row| row.chunks(group).map(root_mean_square)).collect();
+    let gain = power_of_two_at_least(rms.iter().copied().fold(0.0, f32::max));
+    let mut scales: Vec<f16> = rms.iter().map(|&r| f16::from_f32(r / gain)).collect();
+    let mut codes = vec![0; layout.len()];
+
+    let errors: Vec<f64> = codes
+        .par_chunks_mut(layout.row_bytes())
+        .zip(scales.par_chunks_mut(TILE_ROWS * groups))
+        .zip(weights.par_chunks(TILE_ROWS * shape.cols))
+        .map(|((codes, scales), rows)| {
+            let band = Band { rows, cols: shape.cols, group, gain };
+            let error = band.quantize(&coders, codes, scales);
+            progress(rows.len());
+            error
+        })
+        .collect();
+
+    // Sums run in row order, so that they do not depend on the thread count.
+    let error: f64 = errors.iter().sum();
+    let energy: f64 =
+        weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
+    let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
+    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error })
+}
+
+/// Up to 16 rows of a matrix: one row of tiles.
+struct Band<'a> {
+    rows: &'a [f32], // (<= 16, cols)
+    cols: usize,
+    group: usize,
+    gain: f32,
+}
+
+impl Band<'_> {
+    /// Codes the band, re-fits its scales (row-major, one per group) and returns the squared error.
+    fn quantize(&self, coders: &[(Segment, &dyn Rounder)], codes: &mut [u8], scales: &mut [f16]) -> f64 {
+        let groups = self.cols.div_ceil(self.group);
+        for &(segment, rounder) in coders {
+            let tiles: Vec<[f32; TILE]> =
+                (segment.start..segment.end).map(|a| self.tile(a, scales, groups)).collect();
+            let range = segment.offset..segment.offset + tiles.len() * segment.tile_bytes;
+            rounder.encode(&tiles, &mut codes[range]);
+        }
+        let decoded = self.decode(coders, codes);
+        let mut error = 0.0;
+        for (r, row) in self.rows.chunks(self.cols).enumerate() {
+            for (g, weights) in row.chunks(self.group).enumerate() {
+                let units = &decoded[r * self.cols + g * self.group..][..weights.len()];
+                let scale = &mut scales[r * groups + g];
+                *scale = refit(weights, units, *scale, self.gain);
+                let factor = f64::from(scale.to_f32() * self.gain);
+                error += weights
+                    .iter()
+                    .zip(units)
+                    .map(|(&w, &q)| (f64::from(w) - factor * f64::from(q)).powi(2))
+                    .sum::<f64>();
+            }
+        }
+        error
+    }
+
+    /// Tile column `across`, regularized to unit variance and padded with zeros.
+    fn tile(&self, across: usize, scales: &[f16], groups: usize) -> [f32; TILE] {
+        let mut tile = [0.0; TILE];
+        let first = across * TILE_COLS;
+        let width = TILE_COLS.min(self.cols - first);
+        for (r, row) in self.rows.chunks(self.cols).enumerate() {
+            let scale = scales[r * groups + first / self.group].to_f32() * self.gain;
+            if scale > 0.0 {
+                let values = &mut tile[r * TILE_COLS..][..width];
+                values.iter_mut().zip(&row[first..]).for_each(|(v, &w)| *v = w / scale);
+            }
+        }
+        tile
+    }
+
+    /// Decoded weights in units of the scale, (rows, cols).
+    fn decode(&self, coders: &[(Segment, &dyn Rounder)], codes: &[u8]) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows.len()];
+        let mut tile = [0; TILE];
+        for &(segment, rounder) in coders {
+            let book = rounder.codebook();
+            for across in segment.start..segment.end {
+                let at = segment.offset + (across - segment.start) * segment.tile_bytes;
+                book.expand_tile(&codes[at..at + segment.tile_bytes], &mut tile);
+                let first = across * TILE_COLS;
+                let width = TILE_COLS.min(self.cols - first);
+                for (row, integers) in out.chunks_mut(self.cols).zip(tile.chunks(TILE_COLS)) {
+                    let values = &mut row[first..first + width];
+                    values.iter_mut().zip(integers).for_each(|(v, &i)| *v = f32::from(i) * book.step());
+                }
+            }
+        }
+        out
+    }
+}
+
+fn root_mean_square(values: &[f32]) -> f32 {
+    let sum: f64 = values.iter().map(|&v| f64::from(v).powi(2)).sum();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "the root mean square of f32 values is an f32"
+    )]
+    {
+        (sum / values.len() as f64).sqrt() as f32
+    }
+}
+
+/// The least power of two that is not below `x`, 1 for zero; clamped to normal f32 numbers.
+fn power_of_two_at_least(x: f32) -> f32 {
+    if x > 0.0 { x.log2().ceil().clamp(-120.0, 120.0).exp2() } else { 1.0 }
+}
+
+/// Least-squares scale of `weights ~ gain * scale * units`, or the old one when rounding left nothing to fit.
+fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
+    let (mut dot, mut square) = (0.0f64, 0.0f64);
+    for (&w, &q) in weights.iter().zip(units) {
+        dot += f64::from(w) * f64::from(q);
+        square += f64::from(q).powi(2);
+    }
+    let best = f16::from_f64(dot / square / f64::from(gain));
+    if dot > 0.0 && best.is_finite() { best } else { old }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+    use rand_distr::StandardNormal;
+
+    fn gaussian(count: usize, sigma: f32, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (0..count).map(|_| rng.sample::<f32, _>(StandardNormal) * sigma).collect()
+    }
+
+    fn scheme(name: &str) -> Scheme {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn reported_error_is_the_error_after_decoding() {
+        for (name, rows, cols) in
+            [("nuq-3", 33, 100), ("vq-2", 16, 64), ("tcq-2", 20, 40), ("half-tcq-2.25", 16, 96)]
+        {
+            let shape = Shape::new(rows, cols);
+            let weights = gaussian(shape.len(), 0.03, 1);
+            for grouping in [Grouping::Row, Grouping::Columns(32)] {
+                let packed = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
+                let back = packed.view().dequantize();
+                let error: f64 = weights.iter().zip(&back).map(|(&a, &b)| f64::from(a - b).powi(2)).sum();
+                let energy: f64 = weights.iter().map(|&a| f64::from(a).powi(2)).sum();
+                let got = error / energy;
+                assert!(
+                    (got - packed.relative_error).abs() < 1e-6,
+                    "{name} {grouping:?}: {got} {}",
+                    packed.relative_error
+                );
+                assert_eq!(
+                    packed.codes.len() + 2 * packed.scales.len() + 4,
+                    grouping.bytes(scheme(name), shape).0 as usize
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn zero_rows_and_wide_ranges_survive() {
+        let shape = Shape::new(4, 64);
+        let mut weights = gaussian(shape.len(), 1.0, 2);
+        weights[64..128].fill(0.0);
+        weights[128..192].iter_mut().for_each(|w| *w *= 1e-4);
+        weights[192..].iter_mut().for_each(|w| *w *= 1e30);
+        for w in &mut weights[..64] {
+            *w *= 1e28;
+        }
+        let packed = quantize(&weights, shape, scheme("nuq-4"), Grouping::Row, &|_| ()).unwrap();
+        let back = packed.view().dequantize();
+        assert!(back[64..128].iter().all(|&v| v == 0.0), "a zero row stays zero");
+        assert!(back.iter().all(|v| v.is_finite()), "every weight stays finite");
+        let all_zero =
+            quantize(&[0.0; 64], Shape::new(1, 64), scheme("tcq-2"), Grouping::Row, &|_| ()).unwrap();
+        assert_eq!(all_zero.relative_error, 0.0);
+        assert!(all_zero.view().dequantize().iter().all(|&v| v == 0.0));
+    }
+
+    #[test]
+    fn bad_input_is_refused_by_name() {
+        let shape = Shape::new(2, 16);
+        let mut weights = vec![0.5; 32];
+        weights[19] = f32::NAN;
+        let error = quantize(&weights, shape, scheme("nuq-4"), Grouping::Row, &|_| ()).unwrap_err();
+        assert!(error.to_string().contains("row 1, column 3"), "{error}");
+        assert!(quantize(&weights[..31], shape, scheme("nuq-4"), Grouping::Row, &|_| ()).is_err());
+        assert!(quantize(&[], Shape::new(0, 16), scheme("nuq-4"), Grouping::Row, &|_| ()).is_err());
+        assert!(quantize(&[0.0; 32], shape, scheme("nuq-4"), Grouping::Columns(24), &|_| ()).is_err());
+    }
+
+    #[test]
+    fn same_bytes_at_any_thread_count() {
+        let shape = Shape::new(70, 50);
+        let weights = gaussian(shape.len(), 0.02, 3);
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| quantize(&weights, shape, scheme("tcq-3"), Grouping::Row, &|_| ()).unwrap())
+        };
+        assert_eq!(run(1), run(3));
+    }
+
+    #[test]
+    fn refitting_never_hurts() {
+        let weights = gaussian(64, 1.0, 4);
+        let units: Vec<f32> = weights.iter().map(|w| (w * 1.3).round()).collect();
+        let error =
+            |s: f16| weights.iter().zip(&units).map(|(w, q)| (w - s.to_f32() * q).powi(2)).sum::<f32>();
+        let old = f16::from_f32(1.0);
+        assert!(error(refit(&weights, &units, old, 1.0)) <= error(old));
+    }
+}

@@ -1,0 +1,37 @@
+//! One rounder per scheme, built on first use.
+
+use fracbit_base::{Family, Scheme};
+use fracbit_codebook::Rounder;
+use fracbit_format::Codebook;
+use std::{
+    collections::HashMap,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+/// Rounders live as long as the program: a trellis rounder owns tables of a few hundred kilobytes, and at most
+/// one per scheme of the palette is ever built.
+static ROUNDERS: LazyLock<Mutex<HashMap<Scheme, &'static dyn Rounder>>> = LazyLock::new(Mutex::default);
+
+/// The rounder of a scheme; `None` for half-TCQ, which uses the rounders of its two
+/// [halves](Scheme::halves), and for a scheme without a built-in codebook.
+#[must_use]
+pub fn rounder(scheme: Scheme) -> Option<&'static dyn Rounder> {
+    let mut rounders = ROUNDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&found) = rounders.get(&scheme) {
+        return Some(found);
+    }
+    let built: Box<dyn Rounder> = match scheme.family() {
+        Family::Nuq | Family::Vq => fracbit_codebook::rounder(scheme)?,
+        Family::Tcq => Box::new(fracbit_trellis::rounder(scheme)?),
+        Family::HalfTcq => return None,
+    };
+    let built: &'static dyn Rounder = Box::leak(built);
+    rounders.insert(scheme, built);
+    Some(built)
+}
+
+/// The built-in codebook of a scheme, without building its rounder; `None` as for [`rounder`].
+#[must_use]
+pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
+    fracbit_codebook::builtin(scheme).or_else(|| fracbit_trellis::builtin(scheme))
+}

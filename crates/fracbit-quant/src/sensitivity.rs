@@ -1,0 +1,103 @@
+//! How much the loss of a model rises when one layer gets noisy.
+//!
+//! The linearity theorem (HIGGS; Q-Palette, section 3 and appendix E) says that for small relative errors
+//! `t_l^2 = |W_l - W'_l|^2 / |W_l|^2` the loss rises by `sum_l a_l t_l^2`. The coefficient of a layer is measured
+//! by adding Gaussian noise of known `t` to it alone and fitting the rise. This module holds the arithmetic: the
+//! noise levels, the noise, the fit; running the model is the caller's business.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+
+/// The 16 relative noise levels `t = i / 16` of the HIGGS protocol are spread evenly below this one.
+///
+/// The papers go up to 1; at such levels the loss is far from linear in `t^2`, so we stop where the coarsest
+/// palette entry stands (one bit per weight has `t^2 = 0.28`) and spread the levels evenly in `t`.
+pub const MAX_NOISE: f64 = 0.53;
+
+/// Relative noise levels `t` of a measurement with `count` levels, ascending.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "a handful of levels")]
+pub fn noise_levels(count: usize) -> Vec<f64> {
+    (1..=count).map(|i| MAX_NOISE * i as f64 / count as f64).collect()
+}
+
+/// Adds seeded Gaussian noise so that the expected `|W - W'|^2` is `t^2 |W|^2`.
+pub fn add_noise(weights: &mut [f32], t: f64, seed: u64) {
+    let energy: f64 = weights.iter().map(|&w| f64::from(w).powi(2)).sum();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "a standard deviation in f32"
+    )]
+    let sigma = (t * (energy / weights.len().max(1) as f64).sqrt()) as f32;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    weights.iter_mut().for_each(|w| *w += sigma * rng.sample::<f32, _>(StandardNormal));
+}
+
+/// A fitted sensitivity.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Fit {
+    /// Loss per unit of relative squared error, never negative.
+    pub a: f64,
+    /// Root mean square residual of the fit relative to the largest measured loss.
+    pub residual: f64,
+}
+
+/// Least-squares `a` of `loss = a t^2` through the origin, over measured pairs `(t, loss)`.
+///
+/// `None` when no pair has a positive `t` and a finite loss.
+#[must_use]
+pub fn fit(points: &[(f64, f64)]) -> Option<Fit> {
+    let points: Vec<_> =
+        points.iter().filter(|(t, loss)| *t > 0.0 && t.is_finite() && loss.is_finite()).collect();
+    if points.is_empty() {
+        return None;
+    }
+    let (mut numerator, mut denominator) = (0.0, 0.0);
+    for (t, loss) in &points {
+        let square = t * t;
+        numerator += square * loss;
+        denominator += square * square;
+    }
+    let a = (numerator / denominator).max(0.0);
+    let worst = points.iter().map(|(_, loss)| loss.abs()).fold(f64::MIN_POSITIVE, f64::max);
+    #[expect(clippy::cast_precision_loss, reason = "a handful of points")]
+    let mean = points.iter().map(|(t, loss)| (loss - a * t * t).powi(2)).sum::<f64>() / points.len() as f64;
+    Some(Fit { a, residual: mean.sqrt() / worst })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exact_data_give_the_exact_coefficient() {
+        let points: Vec<_> = noise_levels(16).into_iter().map(|t| (t, 3.5 * t * t)).collect();
+        let fit = fit(&points).unwrap();
+        assert!((fit.a - 3.5).abs() < 1e-12 && fit.residual < 1e-12, "{fit:?}");
+    }
+
+    #[test]
+    fn noise_has_the_asked_energy_and_depends_on_the_seed_alone() {
+        let clean: Vec<f32> = (0..40_000).map(|i| (i as f32 * 0.1).cos()).collect();
+        let noisy = |seed| {
+            let mut w = clean.clone();
+            add_noise(&mut w, 0.25, seed);
+            w
+        };
+        let (a, b) = (noisy(7), noisy(7));
+        assert_eq!(a, b);
+        assert_ne!(a, noisy(8));
+        let energy: f64 = clean.iter().map(|&w| f64::from(w).powi(2)).sum();
+        let error: f64 = clean.iter().zip(&a).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+        assert!((error / energy / 0.0625 - 1.0).abs() < 0.03, "{}", error / energy);
+    }
+
+    #[test]
+    fn nothing_usable_gives_no_fit() {
+        assert_eq!(fit(&[]), None);
+        assert_eq!(fit(&[(0.0, 1.0), (0.1, f64::NAN)]), None);
+        assert_eq!(fit(&[(0.5, -1.0)]).unwrap().a, 0.0, "a coefficient is never negative");
+    }
+}
