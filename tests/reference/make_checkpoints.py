@@ -1,0 +1,251 @@
+"""Writes the tiny random checkpoints under models/, one per architecture feature. Needs Python 3 and numpy.
+
+    python3 make_checkpoints.py            # (re)write models/*/
+    python3 make_checkpoints.py --check    # compare with the committed bytes; exit status 1 on any difference
+
+The bytes are the same on every machine and numpy: random numbers come from the raw 64-bit output of PCG64 (whose stream numpy
+guarantees, unlike that of its normal distribution) by integer sums, so no libm and no BLAS takes part.
+
+Scales are chosen so that a wrong implementation shows: attention scores have a standard deviation near 2 (far from uniform
+attention), logits near 1..3, norm weights are not 1, biases are not 0. mutants.py measures that.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+import numpy as np
+
+import make_tokenizer
+import st
+
+MODELS = pathlib.Path(__file__).resolve().parent / "models"
+LIMIT = 300_000  # bytes per directory, reference logits included
+
+
+class Normal:
+    """Nearly normal numbers of mean 0 and variance 1: centred sums of eight 16-bit uniforms (bounded by 4.9)."""
+
+    def __init__(self, seed):
+        self.bits = np.random.PCG64(seed)
+
+    def draw(self, shape):
+        raw = self.bits.random_raw(2 * math.prod(shape)).astype("<u8")
+        total = raw.view("<u2").reshape(-1, 8).astype(np.int64).sum(axis=1)
+        sigma = math.sqrt(8 * (65536.0**2 - 1) / 12)
+        return ((total - 8 * 32767.5) / sigma).reshape(shape)
+
+
+# Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
+# real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
+SPECS = {
+    "llama1": dict(
+        seed=101, dtype="F32", style="pieces", shape=(48, 100, 2, 4, 4, 12, 101), arch="LlamaForCausalLM", eps=1e-6,
+        config={"model_type": "llama", "max_position_embeddings": 2048},
+    ),
+    "llama2": dict(
+        seed=102, dtype="F16", style="pieces", shape=(64, 160, 2, 8, 4, 8, 128), arch="LlamaForCausalLM", eps=1e-5,
+        config={"model_type": "llama", "num_key_value_heads": 4, "attention_bias": False, "pretraining_tp": 1, "rope_scaling": None,
+                "rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 4096},
+    ),
+    "llama3": dict(
+        seed=103, dtype="BF16", style="bytes", shape=(64, 112, 3, 4, 1, 16, 192), arch="LlamaForCausalLM", eps=1e-5, shards=3, chat=True,
+        config={"model_type": "llama", "num_key_value_heads": 1, "head_dim": 16, "attention_bias": False, "mlp_bias": False,
+                "rope_theta": 500000.0, "tie_word_embeddings": False, "max_position_embeddings": 512,
+                "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                 "original_max_position_embeddings": 64, "rope_type": "llama3"}},
+    ),
+    "llama-tied": dict(
+        seed=104, dtype="F32", style="pieces", shape=(48, 96, 2, 6, 3, 8, 112), arch="LlamaForCausalLM", eps=1e-6, tied="lm_head.weight",
+        config={"model_type": "llama", "num_key_value_heads": 3, "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
+                "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 512},
+    ),
+    "llama-bias": dict(
+        seed=105, dtype="BF16", style="bytes", shape=(56, 120, 2, 4, 2, 14, 109), arch="LlamaForCausalLM", eps=1e-5,
+        biased=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        config={"model_type": "llama", "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "mistral": dict(
+        seed=106, dtype="BF16", style="pieces", shape=(48, 112, 3, 4, 2, 24, 160), arch="MistralForCausalLM", eps=1e-5,
+        config={"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 8, "attention_dropout": 0.0,
+                "rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "qwen2": dict(
+        seed=107, dtype="BF16", style="bytes", shape=(84, 136, 2, 6, 2, 14, 144), arch="Qwen2ForCausalLM", eps=1e-6, chat=True, unused=5,
+        biased=("q_proj", "k_proj", "v_proj"), tied="model.embed_tokens.weight",
+        # The window is switched off, as in the published Qwen2 configurations: an implementation that reads only `sliding_window` fails.
+        config={"model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 8, "use_sliding_window": False,
+                "max_window_layers": 1, "rope_theta": 1000000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
+    "qwen3": dict(
+        seed=108, dtype="BF16", style="bytes", shape=(64, 104, 2, 6, 2, 16, 275), arch="Qwen3ForCausalLM", eps=1e-6, qk_norm=True,
+        config={"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, "rope_scaling": None,
+                "sliding_window": None, "use_sliding_window": False, "max_window_layers": 2,
+                "rope_theta": 1000000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "smollm2": dict(
+        seed=109, dtype="BF16", style="bytes", shape=(72, 108, 3, 9, 3, 8, 128), arch="LlamaForCausalLM",
+        eps=1e-3,  # larger than the published 1e-5, so that a constant in place of the configured value shows
+        tied="model.embed_tokens.weight",
+        config={"model_type": "llama", "num_key_value_heads": 3, "attention_bias": False, "mlp_bias": False, "rope_interleaved": False,
+                "rope_scaling": None, "rope_theta": 100000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
+    "smollm3": dict(
+        seed=110, dtype="BF16", style="bytes", shape=(64, 88, 4, 8, 2, 8, 128), arch="SmolLM3ForCausalLM", eps=1e-6,
+        tied="model.embed_tokens.weight",
+        # 1 = the layer rotates, 0 = it does not, despite the key's name.
+        config={"model_type": "smollm3", "num_key_value_heads": 2, "attention_bias": False, "mlp_bias": False,
+                "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4,
+                "sliding_window": None, "use_sliding_window": False, "rope_scaling": None,
+                "rope_theta": 5000000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
+}
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tensors(spec):
+    """name -> float64 array, drawn in the order in which the tensors are stored."""
+    normal = Normal(spec["seed"])
+    hidden, inter, layers, heads, kv_heads, head_dim, vocab = spec["shape"]
+    out = {}
+
+    def linear(name, rows, cols, gain):
+        out[f"{name}.weight"] = normal.draw((rows, cols)) * (gain / math.sqrt(cols))
+        if name.rsplit(".", 1)[-1] in spec.get("biased", ()):
+            out[f"{name}.bias"] = normal.draw((rows,)) * 0.5
+
+    def norm(name, width):
+        out[f"{name}.weight"] = 1.0 + normal.draw((width,)) * 0.25
+
+    tied = spec.get("tied")
+    if tied is None:
+        out["model.embed_tokens.weight"] = normal.draw((vocab, hidden))
+    else:  # one matrix is both the embedding and the head: the head's scale decides
+        out[tied] = normal.draw((vocab, hidden)) * (2.0 / math.sqrt(hidden))
+    for i in range(layers):
+        block = f"model.layers.{i}"
+        norm(f"{block}.input_layernorm", hidden)
+        linear(f"{block}.self_attn.q_proj", heads * head_dim, hidden, 1.4)
+        linear(f"{block}.self_attn.k_proj", kv_heads * head_dim, hidden, 1.4)
+        linear(f"{block}.self_attn.v_proj", kv_heads * head_dim, hidden, 1.4)
+        linear(f"{block}.self_attn.o_proj", hidden, heads * head_dim, 1.4)
+        if spec.get("qk_norm"):
+            norm(f"{block}.self_attn.q_norm", head_dim)
+            norm(f"{block}.self_attn.k_norm", head_dim)
+            for which in "qk":
+                out[f"{block}.self_attn.{which}_norm.weight"] *= 1.4
+        norm(f"{block}.post_attention_layernorm", hidden)
+        linear(f"{block}.mlp.gate_proj", inter, hidden, 1.4)
+        linear(f"{block}.mlp.up_proj", inter, hidden, 1.4)
+        linear(f"{block}.mlp.down_proj", hidden, inter, 1.4)
+    norm("model.norm", hidden)
+    if tied is None:
+        linear("lm_head", vocab, hidden, 2.0)
+    return out
+
+
+def to_json(value):
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def files(name):
+    """file name -> bytes of one checkpoint directory."""
+    spec = SPECS[name]
+    hidden, inter, layers, heads, _, _, vocab = spec["shape"]
+    torch_name = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[spec["dtype"]]
+    if spec["style"] == "pieces":
+        specials, bos, eos = ["<unk>", "<s>", "</s>"], 1, 2
+    else:
+        specials, bos, eos = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 0, 2
+    config = {
+        "architectures": [spec["arch"]],
+        **spec["config"],
+        "hidden_size": hidden,
+        "intermediate_size": inter,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        "rms_norm_eps": spec["eps"],
+        "hidden_act": "silu",
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "torch_dtype": torch_name,
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": specials[bos],
+        "eos_token": specials[eos],
+        "model_max_length": config["max_position_embeddings"],
+    }
+    if spec.get("chat"):
+        tokenizer_config["chat_template"] = CHAT_TEMPLATE
+    # `unused`: rows of the embedding beyond the tokenizer's last entry, as padded vocabularies have them.
+    size = vocab - spec.get("unused", 0)
+    out = {
+        "config.json": to_json(config),
+        "generation_config.json": to_json({"bos_token_id": bos, "eos_token_id": [eos] if spec.get("chat") else eos}),
+        "tokenizer.json": to_json(
+            make_tokenizer.tokenizer(spec["style"], size, specials, specials[bos] if spec["style"] == "pieces" else None)
+        ),
+        "tokenizer_config.json": to_json(tokenizer_config),
+    }
+    weights, dtype, shards = tensors(spec), spec["dtype"], spec.get("shards", 1)
+    if shards == 1:
+        out["model.safetensors"] = st.dump(weights, dtype)
+        return out
+    # Cut at equal bytes, without regard to layers: a block's tensors then lie in two shards, as happens in large models.
+    total = sum(w.size for w in weights.values())
+    parts, done = [{} for _ in range(shards)], 0
+    for key, values in weights.items():
+        parts[min(done * shards // total, shards - 1)][key] = values
+        done += values.size
+    where = {}
+    for i, part in enumerate(parts):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        out[file] = st.dump(part, dtype)
+        where.update({key: file for key in part})
+    out["model.safetensors.index.json"] = to_json(
+        {"metadata": {"total_size": total * st.BYTES[dtype]}, "weight_map": dict(sorted(where.items()))}
+    )
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description="write or check the tiny random checkpoints")
+    parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing")
+    args = parser.parse_args()
+    bad = 0
+    for name in SPECS:
+        made, where = files(name), MODELS / name
+        if args.check:
+            for file, data in made.items():
+                path = where / file
+                if not path.exists() or path.read_bytes() != data:
+                    print(f"{path}: differs from what make_checkpoints.py writes", file=sys.stderr)
+                    bad += 1
+            stray = {p.name for p in where.glob("*")} - set(made) - {"reference.json", "logits.f32"}
+            for file in sorted(stray):
+                print(f"{where / file}: not written by any script here", file=sys.stderr)
+                bad += 1
+        else:
+            where.mkdir(parents=True, exist_ok=True)
+            for file, data in made.items():
+                (where / file).write_bytes(data)
+        total = sum(p.stat().st_size for p in where.glob("*"))
+        if total >= LIMIT:
+            print(f"{where}: should stay below {LIMIT} bytes, is {total}", file=sys.stderr)
+            bad += 1
+        print(f"{name:12} {total:7} bytes")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

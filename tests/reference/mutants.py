@@ -1,0 +1,117 @@
+"""Shows that the reference logits can tell right from wrong: breaks one thing at a time and measures how far the logits move.
+
+    python3 mutants.py      # prints the table; exit status 1 when a mistake moves no logit by more than FLOOR
+
+Also runs the right model in float32, whose distance from float64 is the part of the tolerance (1e-3) that rounding needs.
+"""
+
+import contextlib
+import json
+import math
+import sys
+from unittest import mock
+
+import numpy as np
+
+import reference
+import st
+
+TOLERANCE = 1e-3  # of the comparison in the Rust tests
+FLOOR = 50 * TOLERANCE
+
+
+def interleaved(x, freq):
+    """RoPE on neighbouring pairs instead of halves."""
+    angle = np.arange(x.shape[0])[:, None] * freq[None, :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    out = np.empty_like(x)
+    out[:, 0::2] = x[:, 0::2] * cos - x[:, 1::2] * sin
+    out[:, 1::2] = x[:, 1::2] * cos + x[:, 0::2] * sin
+    return out
+
+
+def late_by_one(length, window):
+    """The window one position too wide."""
+    return RIGHT_VISIBLE(length, None if window is None else window + 1)
+
+
+def linear_for_llama3(head_dim, theta, scaling):
+    """All planes slowed down alike."""
+    return RIGHT_FREQUENCIES(head_dim, theta, {**scaling, "rope_type": "linear"})
+
+
+def step_for_llama3(head_dim, theta, scaling):
+    """No interpolation between kept and slowed planes."""
+    freq = RIGHT_FREQUENCIES(head_dim, theta, None)
+    turns = scaling["original_max_position_embeddings"] * freq / (2 * math.pi)
+    return np.where(turns < scaling["high_freq_factor"], freq / scaling["factor"], freq)
+
+
+RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
+unrotated = {"rotate": lambda x, freq: x}
+unscaled = {"rope_frequencies": lambda d, theta, scaling: RIGHT_FREQUENCIES(d, theta, None)}
+wrong_gqa = {"kv_head_of": lambda head, heads, kv_heads: head % kv_heads}
+
+# (models or "all", mistake, replaced functions, names of tensors left out, changes of the configuration)
+MISTAKES = [
+    ("all", "no RoPE", unrotated, (), {}),
+    ("all", "interleaved RoPE", {"rotate": interleaved}, (), {}),
+    ("all", "no causal mask", {"visible": lambda length, window: np.ones((length, length), bool)}, (), {}),
+    ("smollm2", "rms_norm_eps 1e-5", {}, (), {"rms_norm_eps": 1e-5}),
+    ("llama2 llama-tied llama-bias mistral qwen2 qwen3 smollm2 smollm3", "kv head = head mod kv heads", wrong_gqa, (), {}),
+    ("llama2 llama-bias mistral qwen3", "norm weights ignored", {}, ("layernorm.weight", "model.norm.weight"), {}),
+    ("llama3 llama-bias", "no rope scaling", unscaled, (), {}),
+    ("llama3", "linear in place of llama3 scaling", {"rope_frequencies": linear_for_llama3}, (), {}),
+    ("llama3", "no interpolated planes", {"rope_frequencies": step_for_llama3}, (), {}),
+    ("llama3 qwen2 qwen3 smollm2 smollm3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
+    ("llama-bias qwen2", "q bias dropped", {}, ("q_proj.bias",), {}),
+    ("llama-bias qwen2", "k bias dropped", {}, ("k_proj.bias",), {}),
+    ("llama-bias qwen2", "v bias dropped", {}, ("v_proj.bias",), {}),
+    ("llama-bias", "o bias dropped", {}, ("o_proj.bias",), {}),
+    ("llama-bias", "gate bias dropped", {}, ("gate_proj.bias",), {}),
+    ("llama-bias", "up bias dropped", {}, ("up_proj.bias",), {}),
+    ("llama-bias", "down bias dropped", {}, ("down_proj.bias",), {}),
+    ("mistral", "no window", {}, (), {"sliding_window": None}),
+    ("mistral", "window one too wide", {"visible": late_by_one}, (), {}),
+    ("qwen2", "switched-off window applied", {}, (), {"use_sliding_window": True, "max_window_layers": 0}),
+    ("qwen3", "q norm dropped", {}, ("q_norm.weight",), {}),
+    ("qwen3", "k norm dropped", {}, ("k_norm.weight",), {}),
+    ("smollm3", "RoPE in every layer", {}, (), {"no_rope_layers": [1, 1, 1, 1]}),
+    ("smollm3", "flags inverted", {}, (), {"no_rope_layers": [0, 0, 0, 1]}),
+]
+
+
+def main():
+    bad = 0
+    loaded = {}
+    for directory in sorted(p for p in reference.MODELS.iterdir() if p.is_dir()):
+        config = json.loads((directory / "config.json").read_text())
+        tensors = st.load_model(directory)
+        tokens = json.loads((directory / "reference.json").read_text())["tokens"]
+        right = reference.logits(config, tensors, tokens)
+        loaded[directory.name] = config, tensors, tokens, right
+        # `rope_frequencies` and the angles stay float64; everything that touches weights or activations is float32.
+        single = {name: values.astype(np.float32) for name, values in tensors.items()}
+        rotate = reference.rotate
+        with mock.patch.object(reference, "rotate", lambda x, freq: rotate(x, freq).astype(np.float32)):
+            rounding = np.abs(reference.logits(config, single, tokens) - right).max()
+        print(f"{directory.name:12} {'(none: the same in float32)':36} {rounding:.1e}")
+        bad += not rounding < TOLERANCE / 10
+    for models, mistake, functions, dropped, changes in MISTAKES:
+        for name in loaded if models == "all" else models.split():
+            config, tensors, tokens, right = loaded[name]
+            kept = {key: values for key, values in tensors.items() if not key.endswith(dropped)}
+            if mistake == "norm weights ignored":
+                kept = {key: kept.get(key, np.ones_like(values)) for key, values in tensors.items()}
+            with contextlib.ExitStack() as patches:
+                for function, wrong in functions.items():
+                    patches.enter_context(mock.patch.object(reference, function, wrong))
+                moved = np.abs(reference.logits({**config, **changes}, kept, tokens) - right).max()
+            caught = moved > FLOOR
+            bad += not caught
+            print(f"{name:12} {mistake:36} {moved:8.4f}{'' if caught else '   too small to notice'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

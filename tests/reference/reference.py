@@ -1,0 +1,319 @@
+"""A plain float64 decoder: the second, independent implementation that the Rust runtime is compared with.
+
+    python3 reference.py                   # (re)write models/*/reference.json, models/*/logits.f32 and rope.json
+    python3 reference.py --check           # recompute and compare with the committed files; exit status 1 on any difference
+
+Written from the definitions of the models, for reading rather than for speed: the whole sequence at once, no cache, one head at a
+time. All arithmetic is float64 on the stored (already rounded) weights.
+
+    x = embedding[token]
+    each block:   x += attention(rms_norm(x));  x += down(silu(gate(n)) * up(n)),  n = rms_norm(x)
+    logits = head(rms_norm(x))
+
+Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import pathlib
+import sys
+
+import numpy as np
+
+import st
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = HERE / "models"
+
+
+# ---- pieces ---------------------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x, weight, eps):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def silu(x):
+    # Same value as x / (1 + exp(-x)); tanh does not overflow for large negative x.
+    return x * 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def linear(tensors, name, x):
+    """x W^T (+ b when stored)."""
+    y = x @ tensors[f"{name}.weight"].T
+    bias = tensors.get(f"{name}.bias")
+    return y if bias is None else y + bias
+
+
+def rope_frequencies(head_dim, theta, scaling):
+    """Angle per position of each of the head_dim/2 planes."""
+    freq = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is None:
+        return freq
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "default":
+        return freq
+    factor = scaling["factor"]
+    if kind == "linear":
+        return freq / factor
+    if kind == "llama3":
+        # Planes that turn often within the original context keep their speed, planes that turn less than `low` times are slowed down
+        # by `factor`, those between are interpolated linearly in the number of turns.
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = scaling["original_max_position_embeddings"] * freq / (2.0 * math.pi)
+        keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return keep * freq + (1.0 - keep) * freq / factor
+    raise ValueError(f"rope_frequencies: rope_type should be default, linear or llama3, got {kind}")
+
+
+def rotate(x, freq):
+    """Rotates the planes (k, k + d/2) of x (s, d) by position * freq[k]: the half-split convention of the stored weights."""
+    angle = np.arange(x.shape[0], dtype=np.float64)[:, None] * freq[None, :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    a, b = np.split(x, 2, axis=1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+
+
+def visible(length, window):
+    """(s, s) bool: position i sees j when 0 <= i - j, and i - j < window if there is one."""
+    behind = np.arange(length)[:, None] - np.arange(length)[None, :]
+    mask = behind >= 0
+    return mask if window is None else mask & (behind < window)
+
+
+def kv_head_of(head, heads, kv_heads):
+    """Consecutive query heads share a key/value head."""
+    return head // (heads // kv_heads)
+
+
+def attend(q, k, v, mask):
+    """softmax(q k^T / sqrt(d)) v for one head; q, k, v are (s, d)."""
+    score = np.where(mask, q @ k.T / math.sqrt(q.shape[1]), -np.inf)
+    weight = np.exp(score - score.max(axis=1, keepdims=True))
+    return weight / weight.sum(axis=1, keepdims=True) @ v
+
+
+# ---- configuration --------------------------------------------------------------------------------------------------------------
+
+
+def window_of(config, layer):
+    """The sliding window of a layer, or None."""
+    window = config.get("sliding_window")
+    if config["model_type"] == "mistral":
+        return window
+    if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
+        types = config.get("layer_types")
+        if types is not None:
+            return window if types[layer] == "sliding_attention" else None
+        return window if layer >= config["max_window_layers"] else None
+    return None
+
+
+def rotates(config, layer):
+    """Whether a layer applies RoPE. SmolLM3's list says 1 where it does; without a list every fourth layer does not."""
+    if config["model_type"] != "smollm3":
+        return True
+    flags = config.get("no_rope_layers")
+    if flags is not None:
+        return bool(flags[layer])
+    return (layer + 1) % config.get("no_rope_layer_interval", 4) != 0
+
+
+def head_sizes(config):
+    """(heads, kv heads, head dimension), with the defaults of configurations that leave them out."""
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return heads, kv_heads, head_dim
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------------------
+
+
+def attention(config, tensors, layer, x):
+    """The attention of one block on normalized input x (s, h)."""
+    block = f"model.layers.{layer}.self_attn"
+    heads, kv_heads, d = head_sizes(config)
+    freq = rope_frequencies(d, config.get("rope_theta", 10000.0), config.get("rope_scaling"))
+    mask = visible(x.shape[0], window_of(config, layer))
+
+    def split(name, count):
+        y = linear(tensors, f"{block}.{name}_proj", x)
+        parts = [y[:, n * d : (n + 1) * d] for n in range(count)]
+        norm = tensors.get(f"{block}.{name}_norm.weight")  # per head over d, before RoPE (Qwen3)
+        if norm is not None:
+            parts = [rms_norm(part, norm, config.get("rms_norm_eps", 1e-6)) for part in parts]
+        return parts
+
+    q, k, v = split("q", heads), split("k", kv_heads), split("v", kv_heads)
+    if rotates(config, layer):
+        q, k = [rotate(part, freq) for part in q], [rotate(part, freq) for part in k]
+    out = []
+    for head in range(heads):
+        shared = kv_head_of(head, heads, kv_heads)
+        out.append(attend(q[head], k[shared], v[shared], mask))
+    return linear(tensors, f"{block}.o_proj", np.concatenate(out, axis=1))
+
+
+def feed_forward(tensors, layer, x):
+    """SwiGLU on normalized input x (s, h)."""
+    block = f"model.layers.{layer}.mlp"
+    gated = silu(linear(tensors, f"{block}.gate_proj", x)) * linear(tensors, f"{block}.up_proj", x)
+    return linear(tensors, f"{block}.down_proj", gated)
+
+
+def logits(config, tensors, tokens):
+    """(s, vocab) float64 logits of a token sequence."""
+    eps = config.get("rms_norm_eps", 1e-6)
+    # Tied models store one matrix, under either name.
+    embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
+    if config.get("tie_word_embeddings", False):
+        embedding = head if embedding is None else embedding
+        head = embedding
+    x = embedding[np.asarray(tokens)]
+    for layer in range(config["num_hidden_layers"]):
+        block = f"model.layers.{layer}"
+        x = x + attention(config, tensors, layer, rms_norm(x, tensors[f"{block}.input_layernorm.weight"], eps))
+        x = x + feed_forward(tensors, layer, rms_norm(x, tensors[f"{block}.post_attention_layernorm.weight"], eps))
+    return rms_norm(x, tensors["model.norm.weight"], eps) @ head.T
+
+
+def nll(rows, targets):
+    """Negative log-likelihood in nats of each target under its row of logits."""
+    top = rows.max(axis=1, keepdims=True)
+    log_sum = np.log(np.exp(rows - top).sum(axis=1)) + top[:, 0]
+    return log_sum - rows[np.arange(len(targets)), targets]
+
+
+# ---- the committed values -------------------------------------------------------------------------------------------------------
+
+LENGTH = 40  # tokens; five times mistral's window, and beyond the wavelength of llama3's second plane
+GREEDY = 16
+# The winner of each greedy step leads by at least this much, 20 x the tolerance of the comparison, so that the continuation of a
+# right implementation is the recorded one. Of the seeded sequences, the first with that property is taken.
+MARGIN = 0.02
+
+
+def sequence(name, attempt, config):
+    """BOS, the last vocabulary entry, then tokens seeded by the checkpoint's name: adding a checkpoint leaves the others alone."""
+    vocab = config["vocab_size"]
+    raw = np.random.PCG64([attempt, *name.encode()]).random_raw(LENGTH - 2)
+    return [config["bos_token_id"], vocab - 1] + [int(r % vocab) for r in raw]
+
+
+def greedy(config, tensors, tokens):
+    """GREEDY tokens by repeated argmax and the smallest lead of a winner; None as soon as a lead is below MARGIN."""
+    out, least = [], math.inf
+    for _ in range(GREEDY):
+        last = logits(config, tensors, tokens + out)[-1]
+        second, first = np.sort(last)[-2:]
+        if first - second < MARGIN:
+            return None
+        out.append(int(np.argmax(last)))
+        least = min(least, float(first - second))
+    return out, least
+
+
+def compute(directory):
+    """(reference.json as a dictionary, float64 logits) of one checkpoint."""
+    config = json.loads((directory / "config.json").read_text())
+    tensors = st.load_model(directory)
+    for attempt in itertools.count():
+        tokens = sequence(directory.name, attempt, config)
+        found = greedy(config, tensors, tokens)
+        if found is not None:
+            break
+    continuation, least = found
+    values = logits(config, tensors, tokens)
+    lines = {
+        "tokens": tokens,
+        "logits": {"file": "logits.f32", "dtype": "F32", "order": "little-endian, row-major", "shape": list(values.shape)},
+        "nats_per_token": float(nll(values[:-1], tokens[1:]).mean()),
+        "logit_std": float(values.std()),
+        "greedy": continuation,
+        "greedy_least_lead": least,
+    }
+    return lines, values
+
+
+# Published RoPE settings: (head_dim, theta, factor), with low 1, high 4, original context 8192 for all of them.
+ROPE = {"llama-3.1-8b": (128, 500000.0, 8.0), "llama-3.2-1b": (64, 500000.0, 32.0)}
+
+
+def rope_tables():
+    out = {}
+    for name, (head_dim, theta, factor) in ROPE.items():
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 8192}
+        freq = rope_frequencies(head_dim, theta, scaling)
+        out[name] = {"head_dim": head_dim, "rope_theta": theta, "rope_scaling": scaling, "inv_freq": [float(f) for f in freq]}
+    return out
+
+
+def same(a, b):
+    """Equal up to the last digits of a float (libm and BLAS differ from machine to machine), whatever the nesting."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return isinstance(b, float) and math.isclose(a, b, rel_tol=1e-9)
+    return a == b
+
+
+def check(directory, lines, values):
+    """Complaints about the committed files of one checkpoint; empty when they agree."""
+    json_file, raw_file = directory / "reference.json", directory / "logits.f32"
+    if not (json_file.exists() and raw_file.exists()):
+        return [f"{directory}: reference.json and logits.f32 should exist"]
+    out = []
+    if not same(lines, json.loads(json_file.read_text())):
+        out.append(f"{json_file}: differs from what reference.py computes")
+    stored = np.frombuffer(raw_file.read_bytes(), dtype="<f4")
+    if stored.size != values.size:
+        return [*out, f"{raw_file}: should hold {values.size} values, got {stored.size}"]
+    fresh = values.astype("<f4").reshape(-1)
+    # One unit in the last place of f32; a logit that happens to be near 0 carries the float64 error of its larger terms instead.
+    error = np.abs(stored.astype(np.float64) - fresh.astype(np.float64))
+    worst = int(np.argmax(error - np.maximum(np.spacing(np.abs(fresh)), 1e-9)))
+    if error[worst] > max(float(np.spacing(abs(fresh[worst]))), 1e-9):
+        out.append(f"{raw_file}: value {worst} should be {fresh[worst]!r} within one ulp, got {stored[worst]!r}")
+    return out
+
+
+def to_json(value):
+    """Indented one level only: long lists of numbers stay on one line."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="write or check the float64 reference logits")
+    parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing")
+    args = parser.parse_args()
+    complaints = []
+    names = sorted(p.name for p in MODELS.iterdir() if p.is_dir())
+    for name in names:
+        lines, values = compute(MODELS / name)
+        if args.check:
+            complaints += check(MODELS / name, lines, values)
+        else:
+            (MODELS / name / "reference.json").write_text(to_json(lines))
+            (MODELS / name / "logits.f32").write_bytes(values.astype("<f4").tobytes())
+        print(f"{name:12} {lines['nats_per_token']:8.4f} nats/token, logit std {lines['logit_std']:.2f}, "
+              f"{len(lines['greedy'])} greedy tokens, least lead {lines['greedy_least_lead']:.3f}")
+    if args.check:
+        rope = HERE / "rope.json"
+        if not rope.exists() or not same(rope_tables(), json.loads(rope.read_text())):
+            complaints.append(f"{rope}: differs from what reference.py computes")
+    else:
+        (HERE / "rope.json").write_text(to_json(rope_tables()))
+    for line in complaints:
+        print(line, file=sys.stderr)
+    return 1 if complaints or not names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
