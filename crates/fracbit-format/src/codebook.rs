@@ -67,8 +67,7 @@ impl Codebook {
             (Family::Nuq, _) => vec![1 << (bits / 4)],
             (Family::Vq, _) => vec![2 << (bits / 2)],
             (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
-            (Family::Tcq, Some(Code::Fast)) if bits <= 8 => vec![64],
-            (Family::Tcq, Some(Code::Fast)) => vec![128],
+            (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
             (Family::Tcq, _) => vec![64, 128, 256],
         };
         if !allowed.contains(&entries.len()) {

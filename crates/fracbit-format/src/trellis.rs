@@ -12,13 +12,19 @@
 //! for independent weights has the same distortion; little-endian windows make a state one unaligned load.
 //!
 //! # The hashes
-//! `h = x (x + 1) mod 2^16` spreads the state `x`; its high bits depend on all lower bits of `x`.
-//! | code | V | weights of a state |
-//! | --- | --- | --- |
-//! | `fine` | 1 | entry `h >> (15 - q) mod 2^q` of `2^q` magnitudes, negated when bit 15 of `h` is set |
-//! | `fast`, above 2 bits | 2 | pair `h >> 9 mod 64`, first negated by bit 15, second by bit 8 |
-//! | `fast`, up to 2 bits | 4 | each byte `b` of [`mix32`]: entry `b mod 64`, negated by bit 7 |
-//! | `hyb` | 2 | pair `h >> (15 - q) mod 2^q`, first negated by bit 15 (QTIP's hybrid code; Q-Palette `quantlut_sym`) |
+//! A hash spreads the state `x` over 16 or 32 bits; all arithmetic is modulo 2^16 a word.
+//!
+//! | code | V | hash | weights of a state |
+//! | --- | --- | --- | --- |
+//! | `fine` | 1 | [`hash_fine`]: `h = x (x + c)` | entry `h >> (15 - q) mod 2^q` of `2^q`, negated when bit 15 of `h` is set |
+//! | `fast`, up to 2 bits | 4 | [`hash_fast`]: 32 bits | each byte `b`, lowest first: entry `b mod 2^q` of `2^q`, negated by bit 7 |
+//! | `fast`, above 2 bits | 2 | [`hash_fast`], low word | as above with two bytes |
+//! | `hyb` | 2 | [`hash16`]: `h = x (x + 1)` | pair `h >> (15 - q) mod 2^q`, the first negated when bit 15 of `h` is set (QTIP's hybrid code, Q-Palette's `quantlut_sym`) |
+//!
+//! The window takes its new bits at the top, and the `2^k` successors of a state differ only there. In `x (x + c)` with odd `c`
+//! they run once through all values of the top `k` bits of `h`: the sign and the leading index bits, so that a
+//! sorted table offers every successor set one value from each of `2^k` cells. `hash_fast` is linear up to rounding, and
+//! its bytes of successive successors form a rank-1 lattice over the tables: the same evenness in 2 or 4 dimensions.
 
 use fracbit_base::{Code, Scheme};
 
@@ -79,46 +85,59 @@ impl Steps {
     }
 }
 
-/// `x (x + 1) mod 2^16`.
+/// `x (x + 1) mod 2^16`: the hash of the papers' code.
 #[inline]
 #[must_use]
 pub const fn hash16(x: u16) -> u16 {
     x.wrapping_mul(x.wrapping_add(1))
 }
 
-/// The 32-bit mix of the four-weight `fast` code: each byte is one weight.
+/// The addend of [`hash_fine`].
+pub const FINE_ADD: u16 = 0x79B5;
+
+/// `x (x + 0x79B5) mod 2^16`: the hash of the `fine` code.
 #[inline]
 #[must_use]
-pub const fn mix32(x: u16) -> u32 {
-    let h = (x as u32).wrapping_mul(0x9E37_79B1);
-    (h ^ (h >> 15)).wrapping_mul(0x85EB_CA6B)
+pub const fn hash_fine(x: u16) -> u16 {
+    x.wrapping_mul(x.wrapping_add(FINE_ADD))
+}
+
+/// The factors of [`hash_fast`]: (low product, rounded high product), low word first.
+pub const FAST_MUL: [(u16, u16); 2] = [(0x3AF7, 0x5C8F), (0xB519, 0xA233)];
+
+/// The hash of the `fast` code: two words `x a + round(x b / 2^15) mod 2^16`, the second product signed.
+///
+/// Three 16-bit vector instructions with `x` in both halves of a 32-bit lane: `vpmullw`, `vpmulhrsw`, `vpaddw` (NEON: `mul`, `sqrdmulh`,
+/// `add`). No factor is -32768, so that the saturating and the wrapping rounded products agree.
+#[inline]
+#[must_use]
+pub const fn hash_fast(x: u16) -> u32 {
+    const fn word(x: u16, (a, b): (u16, u16)) -> u16 {
+        let rounded = (x.cast_signed() as i32 * b.cast_signed() as i32 + (1 << 14)) >> 15;
+        x.wrapping_mul(a).wrapping_add(rounded as u16)
+    }
+    word(x, FAST_MUL[0]) as u32 | (word(x, FAST_MUL[1]) as u32) << 16
 }
 
 /// The weights of state `x` on the codebook's integer grid; the first `V` elements of the result count.
 ///
-/// `entries` is the codebook's table (`2^q` magnitudes for `fine` and the four-weight `fast` code, `2^q` pairs for the others).
+/// `entries` is the codebook's table: `2^q` magnitudes (`fine`, `fast`) or `2^q` pairs (`hyb`).
 #[must_use]
 pub fn state_values(code: Code, weights: usize, entries: &[i16], x: u16) -> [i16; 4] {
     let negate = |value: i16, sign: bool| if sign { -value } else { value };
     let mut out = [0; 4];
-    match (code, weights) {
-        (Code::Fine, _) => {
-            let h = usize::from(hash16(x));
+    match code {
+        Code::Fine => {
+            let h = usize::from(hash_fine(x));
             let index = (h & 0x7fff) >> (15 - entries.len().trailing_zeros());
             out[0] = negate(entries[index], h >> 15 != 0);
         }
-        (Code::Fast, 4) => {
-            for (value, byte) in out.iter_mut().zip(mix32(x).to_le_bytes()) {
-                *value = negate(entries[usize::from(byte & 63)], byte >> 7 != 0);
+        Code::Fast => {
+            for (value, byte) in out.iter_mut().zip(hash_fast(x).to_le_bytes()).take(weights) {
+                *value = negate(entries[usize::from(byte) & (entries.len() - 1)], byte >> 7 != 0);
             }
         }
-        (Code::Fast, _) => {
-            let h = usize::from(hash16(x));
-            let pair = 2 * ((h >> 9) & 63);
-            out[0] = negate(entries[pair], h >> 15 != 0);
-            out[1] = negate(entries[pair + 1], (h >> 8) & 1 != 0);
-        }
-        (Code::Hyb, _) => {
+        Code::Hyb => {
             let h = usize::from(hash16(x));
             let pair = 2 * ((h & 0x7fff) >> (15 - (entries.len() / 2).trailing_zeros()));
             out[0] = negate(entries[pair], h >> 15 != 0);
@@ -140,6 +159,33 @@ mod tests {
             let total: u32 = (0..steps.count()).map(|t| steps.shift(t)).sum();
             assert_eq!(total as usize, steps.tape_bits(), "{scheme}");
             assert!((0..steps.count()).all(|t| (1..=10).contains(&steps.shift(t))), "{scheme}");
+        }
+    }
+
+    #[test]
+    fn successors_of_a_state_meet_every_cell_of_a_fine_table_once() {
+        // k new bits at the top of the state: sign and k - 1 leading index bits take all values.
+        for k in 1..=5 {
+            for low in 0..1u16 << (16 - k) {
+                let cells = (0..1u16 << k)
+                    .map(|new| 1u64 << (hash_fine(new << (16 - k) | low) >> (16 - k)))
+                    .fold(0, |seen, cell| seen | cell);
+                assert_eq!(cells, u64::MAX >> (64 - (1 << k)), "k {k}, state {low}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_the_fast_hash_are_even() {
+        // Over all states every byte value of every weight occurs 256 times, give or take the rounding.
+        let mut counts = [[0u32; 256]; 4];
+        for x in 0..=u16::MAX {
+            for (count, byte) in counts.iter_mut().zip(hash_fast(x).to_le_bytes()) {
+                count[usize::from(byte)] += 1;
+            }
+        }
+        for count in counts.iter().flatten() {
+            assert!((200..=312).contains(count), "{count}");
         }
     }
 }

@@ -1,0 +1,34 @@
+//! The codebooks that come with the crate.
+
+use crate::{Rounder, ScalarRounder, VectorRounder};
+use fracbit_base::{Family, Scheme};
+use fracbit_format::Codebook;
+use std::{collections::BTreeMap, sync::LazyLock};
+
+static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
+    [include_str!("../data/nuq.txt"), include_str!("../data/vq.txt")]
+        .into_iter()
+        .flat_map(str::lines)
+        .map(|line| line.parse::<Codebook>().expect("committed codebooks are well-formed"))
+        .map(|book| (book.scheme(), book))
+        .collect()
+});
+
+/// The committed codebook of a scalar or vector scheme, `None` for the trellis families.
+///
+/// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train`; see [`train`](crate::train).
+#[must_use]
+pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
+    BOOKS.get(&scheme)
+}
+
+/// An exact rounder for the committed codebook of a scalar or vector scheme, `None` for the trellis families.
+#[must_use]
+pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
+    let book = builtin(scheme)?.clone();
+    match scheme.family() {
+        Family::Nuq => Some(Box::new(ScalarRounder::new(book).expect("a scalar codebook"))),
+        Family::Vq => Some(Box::new(VectorRounder::new(book).expect("a vector codebook"))),
+        Family::Tcq | Family::HalfTcq => None,
+    }
+}

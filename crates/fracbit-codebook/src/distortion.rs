@@ -1,0 +1,134 @@
+//! The error of a quantizer on a Gaussian source, measured and published.
+//!
+//! After a random rotation the weights of a layer are close to N(0, 1) times a row scale (the incoherence processing
+//! of QuIP#; Q-Palette builds its allocation on it), so one number per scheme, the normalized mean squared error (NMSE)
+//! on N(0, 1), predicts its damage to any layer and is what bit allocation works with. Three sources of that number:
+//!
+//! * [`distortion`] measures it for any [`Rounder`];
+//! * [`nmse`] is the committed table that allocation uses;
+//! * [`published`] is what Q-Palette's own solver uses, for comparison.
+
+use crate::Rounder;
+use fracbit_base::{Family, Scheme};
+use fracbit_format::TILE;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+use std::{collections::BTreeMap, sync::LazyLock};
+
+/// Tiles of one unit of parallel work. Fixed, so that sums do not depend on the number of threads.
+const TILES_PER_CHUNK: usize = 64;
+
+/// Fills tiles `first..` of the Gaussian test source of `seed`; `first` is a multiple of the chunk size.
+pub(crate) fn gaussian_chunk(seed: u64, chunk: usize, tiles: &mut [[f32; TILE]]) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(chunk as u64);
+    tiles.as_flattened_mut().iter_mut().for_each(|w| *w = random.sample(StandardNormal));
+}
+
+/// Squared error over energy, `|x - q(x)|^2 / |x|^2`, of a rounder on at least `weights` N(0, 1) samples (rounded up
+/// to whole tiles, at least one).
+///
+/// The same `seed` gives the same bits at every thread count. The relative standard error of the result is about
+/// `1.5 / sqrt(weights)`: 0.15 % at 2^20 weights.
+#[must_use]
+pub fn distortion(rounder: &dyn Rounder, weights: usize, seed: u64) -> f64 {
+    let book = rounder.codebook();
+    let count = weights.div_ceil(TILE).max(1);
+    let sums: Vec<[f64; 2]> = (0..count.div_ceil(TILES_PER_CHUNK))
+        .into_par_iter()
+        .map(|chunk| {
+            let mut tiles = vec![[0.0; TILE]; TILES_PER_CHUNK.min(count - chunk * TILES_PER_CHUNK)];
+            gaussian_chunk(seed, chunk, &mut tiles);
+            let mut codes = vec![0; tiles.len() * book.tile_bytes()];
+            rounder.encode(&tiles, &mut codes);
+            let (mut error, mut energy, mut integers) = (0.0, 0.0, [0; TILE]);
+            for (tile, code) in tiles.iter().zip(codes.chunks_exact(book.tile_bytes())) {
+                book.expand_tile(code, &mut integers);
+                for (&weight, &integer) in tile.iter().zip(&integers) {
+                    let weight = f64::from(weight);
+                    let rest = weight - f64::from(f32::from(integer) * book.step());
+                    error += rest * rest;
+                    energy += weight * weight;
+                }
+            }
+            [error, energy]
+        })
+        .collect();
+    let [error, energy] = sums.iter().fold([0.0; 2], |[e, s], [error, energy]| [e + error, s + energy]);
+    error / energy
+}
+
+static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
+    let line = |line: &str| {
+        let (scheme, value) = line.split_once(' ')?;
+        Some((scheme.parse().ok()?, value.parse().ok()?))
+    };
+    let lines = include_str!("../data/nmse.txt").lines();
+    lines.map(|text| line(text).expect("committed errors are well-formed")).collect()
+});
+
+/// NMSE on N(0, 1) of the palette's committed codebooks, from `data/nmse.txt`; `None` for a scheme not yet measured.
+///
+/// Scalar values are exact integrals, the others are measured by [`distortion`] on 2^24 weights or more. A half-trellis
+/// scheme has the mean of its two halves.
+#[must_use]
+pub fn nmse(scheme: Scheme) -> Option<f64> {
+    match scheme.family() {
+        Family::HalfTcq => {
+            let [low, high] = scheme.halves();
+            Some(f64::midpoint(nmse(low)?, nmse(high)?))
+        }
+        _ => MEASURED.get(&scheme).copied(),
+    }
+}
+
+/// Relative MSE that Q-Palette's allocation solver assigns to a scheme, whatever the trellis code.
+///
+/// Source: Q-Palette (arXiv 2509.20214), `assets/quant_err.pt` of the authors' MIT-licensed repository at c53f473: keys
+/// `ldlq_1_b` (scalar), `ldlq_2_n` (vector, `n/2` bits), `tcq_n` (trellis, `n/2` bits, weights scaled by 1/0.9) and
+/// `tcomb_n_m_0.5` (half-trellis).
+#[must_use]
+pub fn published(scheme: Scheme) -> Option<f64> {
+    let quarters = usize::from(scheme.quarters());
+    let (table, index): (&[f64], usize) = match scheme.family() {
+        Family::Nuq => (&NUQ, (quarters - 8) / 4),
+        Family::Vq => (&VQ, (quarters - 6) / 2),
+        Family::Tcq => (&TCQ, (quarters - 4) / 2),
+        Family::HalfTcq => (&HALF_TCQ, (quarters - 5) / 2),
+    };
+    table.get(index).copied()
+}
+
+/// 2, 3, ... 8 bits.
+const NUQ: [f64; 7] =
+    [0.11747973, 0.034511157, 0.0095033944, 0.0025094041, 0.0006493208, 0.00016440929, 4.1475908e-5];
+/// 1.5, 2, ... 6 bits.
+const VQ: [f64; 10] = [
+    0.20123697,
+    0.10859099,
+    0.057075005,
+    0.029717482,
+    0.015232693,
+    0.0077552626,
+    0.0039202697,
+    0.00197517,
+    0.00099249869,
+    0.00049947828,
+];
+/// 1, 1.5, ... 5 bits.
+const TCQ: [f64; 9] = [
+    0.28270887,
+    0.14033919,
+    0.071013492,
+    0.036313527,
+    0.018912868,
+    0.010177032,
+    0.0059012067,
+    0.0030269635,
+    0.0016159878,
+];
+/// 1.25, 1.75, ... 4.75 bits.
+const HALF_TCQ: [f64; 8] =
+    [0.2115379, 0.10568944, 0.053663307, 0.027616995, 0.014546534, 0.0080396944, 0.0041427258, 0.002193507];
