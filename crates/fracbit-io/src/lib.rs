@@ -1,1 +1,27 @@
-//! Checkpoints in, model directories out: safetensors, config, tokenizer, chat template, checksums, durable writes
+#![doc = include_str!("../README.md")]
+
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+mod convert;
+pub mod dtype;
+mod error;
+pub mod header;
+pub mod manifest;
+pub mod mmap;
+pub mod output;
+pub mod tokenizer;
+pub mod verify;
+pub mod writer;
+
+pub use chat::{ChatTemplate, Message, RenderOptions};
+pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
+pub use config::{Architecture, LayerConfig, ModelConfig, RopeScaling};
+pub use dtype::Dtype;
+pub use error::Error;
+pub use header::{Header, HeaderError, TensorInfo};
+pub use manifest::Manifest;
+pub use output::{OutputDir, Overwrite};
+pub use tokenizer::{Bos, EncodeOptions, PrefixSpace, TokenStream, Tokenizer};
+pub use verify::{Report, verify};
+pub use writer::{ShardWriter, TensorSpec};

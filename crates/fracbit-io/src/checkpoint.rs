@@ -1,0 +1,505 @@
+//! A model directory's weights: one safetensors file or many with an index, as one set of named tensors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::config::ModelConfig;
+use crate::convert::{first_non_finite, to_f32_into};
+use crate::dtype::Dtype;
+use crate::error::{Error, IoContext, read_limited};
+use crate::header::{Header, TensorInfo, UniqueMap};
+use crate::manifest::{MANIFEST, Manifest};
+use crate::mmap::FileBytes;
+
+/// Name of the single-file checkpoint.
+pub const SINGLE: &str = "model.safetensors";
+/// Name of the shard index.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Name of the token embedding.
+pub const EMBED: &str = "model.embed_tokens.weight";
+/// Name of the output head.
+pub const HEAD: &str = "lm_head.weight";
+const MAX_INDEX: u64 = 256 << 20;
+
+/// How to open a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Map the files (default) instead of reading them into memory. See [`crate::mmap`] for what that asks of you.
+    pub mmap: bool,
+    /// When there is a manifest, check every header and every small file against it (default). Tensor data are checked
+    /// later, by [`Checkpoint::verify_tensor`].
+    pub check_manifest: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { mmap: true, check_manifest: true }
+    }
+}
+
+/// One safetensors file.
+#[derive(Debug)]
+pub struct Shard {
+    /// File name within the directory.
+    pub name: String,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// The `__metadata__` strings of its header.
+    pub metadata: BTreeMap<String, String>,
+    pub(crate) bytes: FileBytes,
+    pub(crate) data_start: usize,
+}
+
+/// A tensor as stored.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Little-endian elements, row-major. Not necessarily aligned.
+    pub bytes: &'a [u8],
+}
+
+/// The names under which embedding and output head are stored; equal when they are one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingNames {
+    /// Token embedding, `(vocab, hidden)`.
+    pub embed: &'static str,
+    /// Output head, `(vocab, hidden)`.
+    pub head: &'static str,
+}
+
+impl EmbeddingNames {
+    /// True when both are one stored tensor.
+    #[must_use]
+    pub fn tied(&self) -> bool {
+        self.embed == self.head
+    }
+}
+
+/// What [`Checkpoint::verify_tensor`] could do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// The checksum was recomputed and agrees.
+    Yes,
+    /// There is no manifest to check against.
+    NoManifest,
+}
+
+/// An opened checkpoint: headers checked, data untouched.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
+    manifest: Option<Manifest>,
+}
+
+impl Checkpoint {
+    /// Opens a model directory, or one `.safetensors` file, with the default options.
+    ///
+    /// A directory may hold `model.safetensors`, or `model.safetensors.index.json` and its shards; when it holds both, the
+    /// single file is taken, as the Hugging Face loader does.
+    ///
+    /// # Errors
+    /// Whatever is wrong with any header, with the index, or between them; tensor data are not looked at.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path, OpenOptions::default())
+    }
+
+    /// Opens a model directory or file.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`].
+    pub fn open_with(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let meta = std::fs::metadata(path).io("opening", path)?;
+        let mut ckpt = Self {
+            path: path.to_owned(),
+            dir: path.to_owned(),
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            manifest: None,
+        };
+        if !meta.is_dir() {
+            ckpt.dir = path.parent().map_or_else(PathBuf::new, Path::to_owned);
+            let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+            if matches!(path.extension().and_then(|e| e.to_str()), Some("bin" | "pt" | "pth" | "ckpt")) {
+                return Err(pickle(path));
+            }
+            ckpt.add_shard(path, name, options, None)?;
+            return Ok(ckpt);
+        }
+        let index = path.join(INDEX);
+        if path.join(SINGLE).exists() {
+            ckpt.add_shard(&path.join(SINGLE), SINGLE.to_owned(), options, None)?;
+        } else if index.exists() {
+            ckpt.add_indexed(&index, options)?;
+        } else {
+            return Err(no_weights(path));
+        }
+        if options.check_manifest && path.join(MANIFEST).exists() {
+            let manifest = Manifest::read(path)?;
+            manifest.check_opened(&ckpt)?;
+            ckpt.manifest = Some(manifest);
+        }
+        Ok(ckpt)
+    }
+
+    fn add_indexed(&mut self, index: &Path, options: OpenOptions) -> Result<(), Error> {
+        let map = read_index(index)?;
+        let bad = |rule: String| Error::Index { path: index.to_owned(), rule };
+        let files: BTreeSet<&str> = map.values().map(String::as_str).collect();
+        for file in &files {
+            let path = self.dir.join(file);
+            if !path.is_file() {
+                let wants = map.iter().find(|(_, f)| f == file).map_or("", |(t, _)| t.as_str());
+                return Err(bad(format!("shard `{file}` should exist (it should hold `{wants}`)")));
+            }
+            self.add_shard(&path, (*file).to_owned(), options, Some(index))?;
+        }
+        for (tensor, file) in &map {
+            match self.tensors.get(tensor) {
+                Some((s, _)) if self.shards[*s].name == *file => {}
+                Some((s, _)) => {
+                    let real = &self.shards[*s].name;
+                    return Err(bad(format!("tensor `{tensor}` should be in `{file}`, is in `{real}`")));
+                }
+                None => {
+                    return Err(bad(format!(
+                        "tensor `{tensor}` should be in `{file}`, which does not hold it"
+                    )));
+                }
+            }
+        }
+        if let Some((tensor, (s, _))) = self.tensors.iter().find(|(t, _)| !map.contains_key(*t)) {
+            let real = &self.shards[*s].name;
+            return Err(bad(format!("tensor `{tensor}` of `{real}` should be listed in weight_map")));
+        }
+        Ok(())
+    }
+
+    fn add_shard(
+        &mut self,
+        path: &Path,
+        name: String,
+        options: OpenOptions,
+        index: Option<&Path>,
+    ) -> Result<(), Error> {
+        let bytes = if options.mmap { FileBytes::map(path)? } else { FileBytes::read(path)? };
+        let header =
+            Header::parse(&bytes).map_err(|source| Error::Header { path: path.to_owned(), source })?;
+        let at = self.shards.len();
+        for (tensor, info) in header.tensors {
+            if let Some((other, _)) = self.tensors.get(&tensor) {
+                let other = &self.shards[*other].name;
+                let rule =
+                    format!("tensor `{tensor}` should be in one shard, is in `{other}` and in `{name}`");
+                return Err(Error::Index { path: index.unwrap_or(path).to_owned(), rule });
+            }
+            self.tensors.insert(tensor, (at, info));
+        }
+        let data_start = header.data_start;
+        self.shards.push(Shard { name, path: path.to_owned(), metadata: header.metadata, bytes, data_start });
+        Ok(())
+    }
+
+    /// The directory that holds the files.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The files, in the order of their names.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Tensor names, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Names and descriptions, sorted by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(n, (_, i))| (n.as_str(), i))
+    }
+
+    /// True when the tensor is stored.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Bytes of all tensor data.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.tensors.values().map(|(_, i)| i.range.len() as u64).sum()
+    }
+
+    /// The manifest, when the directory has one and [`OpenOptions::check_manifest`] was set.
+    #[must_use]
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// The stored form of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
+        let (shard, info) = self.find(name)?;
+        Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &shard.bytes[info.range.clone()] })
+    }
+
+    /// Description of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn info(&self, name: &str) -> Result<&TensorInfo, Error> {
+        Ok(self.find(name)?.1)
+    }
+
+    /// The file that holds a tensor.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn shard_of(&self, name: &str) -> Result<&Shard, Error> {
+        Ok(self.find(name)?.0)
+    }
+
+    fn find(&self, name: &str) -> Result<(&Shard, &TensorInfo), Error> {
+        let (s, info) = self.tensors.get(name).ok_or_else(|| self.missing(name, ""))?;
+        Ok((&self.shards[*s], info))
+    }
+
+    fn missing(&self, name: &str, hint: &str) -> Error {
+        Error::MissingTensor { path: self.path.clone(), tensor: name.to_owned(), hint: hint.to_owned() }
+    }
+
+    /// Checks that a tensor exists with exactly this shape.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] naming both shapes.
+    pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, Error> {
+        let (shard, info) = self.find(name)?;
+        if info.shape == shape {
+            return Ok(info);
+        }
+        Err(Error::Tensor {
+            path: shard.path.clone(),
+            tensor: name.to_owned(),
+            rule: format!("shape should be {shape:?}, got {:?}", info.shape),
+        })
+    }
+
+    /// The whole tensor as `f32`, row-major, checked to be finite.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::rows_f32_into`].
+    pub fn to_f32(&self, name: &str) -> Result<Vec<f32>, Error> {
+        let info = self.info(name)?;
+        let mut out = vec![0.0; if info.dtype.is_float() { info.elements() } else { 0 }];
+        self.rows_f32_into(name, 0..info.rows_cols().0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Rows of the matrix view of a tensor ([`TensorInfo::rows_cols`]) as `f32` into `out`, which has `rows.len() * cols` places.
+    /// Exact from F32, F16 and BF16; F64 is rounded.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first bad row and column; [`Error::Tensor`] for an integer tensor, a row range
+    /// outside the tensor or a buffer of the wrong length; [`Error::MissingTensor`].
+    pub fn rows_f32_into(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
+        let (shard, info) = self.find(name)?;
+        let bad = |rule| Error::Tensor { path: shard.path.clone(), tensor: name.to_owned(), rule };
+        if !info.dtype.is_float() {
+            return Err(bad(format!("dtype should be F32, F16, BF16 or F64, got {}", info.dtype)));
+        }
+        let (all, cols) = info.rows_cols();
+        if rows.start > rows.end || rows.end > all {
+            return Err(bad(format!("rows should lie in 0..{all}, got {rows:?}")));
+        }
+        if rows.len().checked_mul(cols) != Some(out.len()) {
+            return Err(bad(format!("buffer should hold {} x {cols} values, got {}", rows.len(), out.len())));
+        }
+        let row_bytes = cols * info.dtype.size();
+        let start = info.range.start + rows.start * row_bytes;
+        to_f32_into(info.dtype, &shard.bytes[start..start + rows.len() * row_bytes], out);
+        match first_non_finite(out) {
+            None => Ok(()),
+            Some(at) => Err(Error::NonFinite {
+                path: shard.path.clone(),
+                tensor: name.to_owned(),
+                dtype: info.dtype,
+                row: rows.start + at / cols,
+                col: at % cols,
+                value: out[at],
+            }),
+        }
+    }
+
+    /// Finds embedding and head, whichever name a tied pair is stored under.
+    ///
+    /// * tied by the config, one of the two stored: both resolve to it;
+    /// * tied, both stored: they must agree byte for byte, else it is unclear which model is meant;
+    /// * not tied: both must be stored. A missing `lm_head.weight` is an error and not quietly tied: the Hugging Face loader would
+    ///   start the head from random numbers, and the message says what to set if tying was meant.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] for two different tensors that should be one.
+    pub fn embedding_names(&self, config: &ModelConfig) -> Result<EmbeddingNames, Error> {
+        let (embed, head) = (self.contains(EMBED), self.contains(HEAD));
+        if !config.tie_word_embeddings {
+            if !embed {
+                return Err(self.missing(EMBED, ""));
+            }
+            if !head {
+                let hint = " because config.json says `tie_word_embeddings`: false (or leaves it out, which means the same for \
+                    this architecture); set it to true if the head is the embedding";
+                return Err(self.missing(HEAD, hint));
+            }
+            return Ok(EmbeddingNames { embed: EMBED, head: HEAD });
+        }
+        match (embed, head) {
+            (true, true) => {
+                let (e, h) = (self.tensor(EMBED)?, self.tensor(HEAD)?);
+                if (e.dtype, e.shape, e.bytes) != (h.dtype, h.shape, h.bytes) {
+                    return Err(Error::Tensor {
+                        path: self.shard_of(HEAD)?.path.clone(),
+                        tensor: HEAD.to_owned(),
+                        rule: format!(
+                            "should equal `{EMBED}`, because config.json says `tie_word_embeddings`: true"
+                        ),
+                    });
+                }
+                Ok(EmbeddingNames { embed: EMBED, head: EMBED })
+            }
+            (true, false) => Ok(EmbeddingNames { embed: EMBED, head: EMBED }),
+            (false, true) => Ok(EmbeddingNames { embed: HEAD, head: HEAD }),
+            (false, false) => Err(self.missing(EMBED, " (or `lm_head.weight`, the embeddings being tied)")),
+        }
+    }
+
+    /// Recomputes the checksum of one tensor and compares it with the manifest; for lazy verification before first use.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`] when a stored byte changed, [`Error::MissingTensor`].
+    pub fn verify_tensor(&self, name: &str) -> Result<Verified, Error> {
+        let (shard, info) = self.find(name)?;
+        let Some(manifest) = &self.manifest else { return Ok(Verified::NoManifest) };
+        // `check_opened` made sure that every stored tensor is listed.
+        let Some(want) = manifest.tensors.get(name) else {
+            return Err(self.missing(name, " in the manifest"));
+        };
+        let got = crate::manifest::hash(&shard.bytes[info.range.clone()]);
+        if got == want.blake3 {
+            return Ok(Verified::Yes);
+        }
+        Err(Error::Checksum {
+            path: shard.path.clone(),
+            tensor: Some(name.to_owned()),
+            want: want.blake3.clone(),
+            got,
+        })
+    }
+
+    /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape and bytes, in the order of names.
+    /// Independent of sharding and of file names; what a cache of measurements is keyed by.
+    #[must_use]
+    pub fn content_hash(&self) -> String {
+        let mut h = blake3::Hasher::new();
+        for (name, (s, info)) in &self.tensors {
+            let shape: Vec<String> = info.shape.iter().map(ToString::to_string).collect();
+            // Lengths first, so that no two different lists of tensors feed the same bytes.
+            h.update(&(name.len() as u64).to_le_bytes());
+            h.update(name.as_bytes());
+            h.update(format!("\0{}\0{}\0", info.dtype, shape.join(",")).as_bytes());
+            h.update_rayon(&self.shards[*s].bytes[info.range.clone()]);
+        }
+        h.finalize().to_hex().to_string()
+    }
+}
+
+/// Reads and checks the `weight_map` of an index: tensor name to plain file name.
+pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Error> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: UniqueMap,
+    }
+    let bytes = read_limited(path, MAX_INDEX)?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|e| Error::Json {
+        path: path.to_owned(),
+        what: "a JSON object with a `weight_map` of unique tensor names to file names",
+        detail: e.to_string(),
+    })?;
+    let map = index.weight_map.0;
+    let bad = |rule: String| Error::Index { path: path.to_owned(), rule };
+    if map.is_empty() {
+        return Err(bad("weight_map should list at least one tensor".to_owned()));
+    }
+    for (tensor, file) in &map {
+        if !is_plain_file_name(file) {
+            return Err(bad(format!(
+                "weight_map of `{tensor}` should name a file in the same directory, got `{}`",
+                file.escape_debug()
+            )));
+        }
+        if !file.ends_with(".safetensors") {
+            return Err(bad(format!(
+                "weight_map of `{tensor}` should name a .safetensors file, got `{file}`"
+            )));
+        }
+    }
+    Ok(map)
+}
+
+/// True for a name that stays in its directory on every system: no separators, drives, streams, dots alone or control characters.
+pub(crate) fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && name != "."
+        && name != ".."
+        && name.len() <= 255
+        && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+fn pickle(path: &Path) -> Error {
+    Error::NoWeights {
+        dir: path.to_owned(),
+        rule: "weights should be in safetensors files; PyTorch pickle files (.bin, .pt, .pth) can run code when loaded and \
+            are not read. Most models offer safetensors too; or convert once with `save_pretrained(..., safe_serialization=True)`"
+            .to_owned(),
+    }
+}
+
+fn no_weights(dir: &Path) -> Error {
+    let mut pickles = false;
+    let mut tensors = Vec::new();
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(source) => return Error::Io { op: "listing", path: dir.to_owned(), source },
+    };
+    for e in entries.filter_map(io::Result::ok) {
+        let name = e.file_name().to_string_lossy().into_owned();
+        pickles |= name.starts_with("pytorch_model") || name.ends_with(".pth") || name.ends_with(".pt");
+        if name.ends_with(".safetensors") {
+            tensors.push(name);
+        }
+    }
+    if pickles && tensors.is_empty() {
+        return pickle(dir);
+    }
+    tensors.sort();
+    tensors.truncate(4);
+    let found = if tensors.is_empty() {
+        String::new()
+    } else {
+        format!("; found {} but no index that names them", tensors.join(", "))
+    };
+    Error::NoWeights { dir: dir.to_owned(), rule: format!("should hold `{SINGLE}` or `{INDEX}`{found}") }
+}

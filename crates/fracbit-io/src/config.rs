@@ -1,0 +1,578 @@
+//! `config.json` and `generation_config.json`: what the model is.
+//!
+//! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5), per architecture:
+//!
+//! | `model_type` | biases | QK norm | sliding window | rotary |
+//! | --- | --- | --- | --- | --- |
+//! | `llama` (Llama 1/2/3, SmolLM2) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
+//! | `mistral` | none | no | `sliding_window` on all layers; null: none; left out: 4096 | all layers |
+//! | `qwen2` | q, k, v always | no | with `use_sliding_window`, layers from `max_window_layers` on, or `layer_types` | all layers |
+//! | `qwen3` | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
+//! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
+//!
+//! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
+//! does not.
+//!
+//! Unknown fields are kept and ignored; a field that is used must have the right type and a sane value. Rules that would change the
+//! numbers without our knowing (`dynamic` or `yarn` rope scaling, another activation, partial rotary) are refused by name.
+//! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture (transformers has
+//! fixed numbers for some); the shape check of `k_proj` catches a wrong guess.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, read_limited, read_optional};
+
+/// File name of the model configuration.
+pub const CONFIG: &str = "config.json";
+/// File name of the generation configuration.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+const MAX_CONFIG: u64 = 16 << 20;
+/// Upper limit of widths and of the vocabulary; far above any model, low enough that products of two fit in 64 bits.
+const MAX_SIZE: u64 = 1 << 24;
+const MAX_LAYERS: u64 = 1 << 14;
+
+/// A supported decoder architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are the models' own; the module's table says what they do")]
+pub enum Architecture {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    SmolLm3,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::SmolLm3];
+
+    /// The name in `architectures`.
+    #[must_use]
+    pub const fn class_name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::SmolLm3 => "SmolLM3ForCausalLM",
+        }
+    }
+
+    /// The name in `model_type`.
+    #[must_use]
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::SmolLm3 => "smollm3",
+        }
+    }
+}
+
+/// How rotary frequencies are stretched beyond the trained context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        /// Divisor of the positions, at least 1.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, smooth between.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths longer than `original / low_freq_factor` are low.
+        low_freq_factor: f64,
+        /// Wavelengths shorter than `original / high_freq_factor` are high.
+        high_freq_factor: f64,
+        /// Context length before stretching.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// What differs from layer to layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// Queries and keys are rotated.
+    pub rope: bool,
+    /// Each position sees this many positions, itself included; `None`: all before it.
+    pub sliding_window: Option<usize>,
+}
+
+/// A checked model configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Architecture.
+    pub arch: Architecture,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key and value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Width of a head, even; heads · head_dim need not be the hidden size.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Context length.
+    pub max_position_embeddings: usize,
+    /// ε of the RMS norms.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Stretching of the rotary frequencies.
+    pub rope_scaling: RopeScaling,
+    /// Embedding and head are one matrix.
+    pub tie_word_embeddings: bool,
+    /// q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// The attention's output projection has a bias.
+    pub o_bias: bool,
+    /// gate, up and down projections have biases.
+    pub mlp_bias: bool,
+    /// Queries and keys are RMS-normalized per head.
+    pub qk_norm: bool,
+    /// One entry per layer.
+    pub layers: Vec<LayerConfig>,
+    /// Token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end one; those of `generation_config.json` where it names any.
+    pub eos_token_ids: Vec<u32>,
+    /// `quantization_config`, as it stands in the file.
+    pub quantization_config: Option<Value>,
+    /// The whole document, every field preserved in its order.
+    pub raw: Map<String, Value>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` and, when present, `generation_config.json` of a directory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming file and field, [`Error::Json`], [`Error::Io`].
+    pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, Error> {
+        let dir = dir.as_ref();
+        let path = dir.join(CONFIG);
+        let mut config = Self::parse(&read_limited(&path, MAX_CONFIG)?, &path)?;
+        let path = dir.join(GENERATION_CONFIG);
+        if let Some(bytes) = read_optional(&path, MAX_CONFIG)? {
+            config.apply_generation_config(&bytes, &path)?;
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::from_dir`].
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
+        Fields::parse(bytes, path)?.into_config()
+    }
+
+    /// Takes `bos_token_id` and `eos_token_id` from the text of a `generation_config.json`.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::from_dir`].
+    pub fn apply_generation_config(&mut self, bytes: &[u8], path: &Path) -> Result<(), Error> {
+        let f = Fields::parse(bytes, path)?;
+        if let Some(bos) = f.token_ids("bos_token_id", self.vocab_size)?.first() {
+            self.bos_token_id = Some(*bos);
+        }
+        let eos = f.token_ids("eos_token_id", self.vocab_size)?;
+        if !eos.is_empty() {
+            self.eos_token_ids = eos;
+        }
+        Ok(())
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn num_hidden_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Rows of the query projection.
+    #[must_use]
+    pub fn q_dim(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Rows of the key and of the value projection.
+    #[must_use]
+    pub fn kv_dim(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+}
+
+/// A JSON object with the path it came from, read field by field.
+struct Fields {
+    path: PathBuf,
+    /// Prefix of field names in messages, such as `rope_scaling.`.
+    prefix: &'static str,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
+        let map = serde_json::from_slice(bytes).map_err(|e| Error::Json {
+            path: path.to_owned(),
+            what: "a JSON object",
+            detail: e.to_string(),
+        })?;
+        Ok(Self { path: path.to_owned(), prefix: "", map })
+    }
+
+    fn bad(&self, field: &str, rule: impl Into<String>) -> Error {
+        Error::Config { path: self.path.clone(), field: format!("{}{field}", self.prefix), rule: rule.into() }
+    }
+
+    /// The value, null counting as absent.
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|v| !v.is_null())
+    }
+
+    fn size(&self, field: &str, max: u64, default: Option<usize>) -> Result<usize, Error> {
+        let Some(v) = self.get(field) else {
+            return default.ok_or_else(|| {
+                self.bad(field, format!("should be a whole number in 1..={max}, is missing"))
+            });
+        };
+        v.as_u64().filter(|n| (1..=max).contains(n)).and_then(|n| usize::try_from(n).ok()).ok_or_else(|| {
+            self.bad(field, format!("should be a whole number in 1..={max}, got {}", short(v)))
+        })
+    }
+
+    fn number(&self, field: &str, default: Option<f64>) -> Result<f64, Error> {
+        let Some(v) = self.get(field) else {
+            return default.ok_or_else(|| self.bad(field, "should be a positive number, is missing"));
+        };
+        v.as_f64()
+            .filter(|n| n.is_finite() && *n > 0.0)
+            .ok_or_else(|| self.bad(field, format!("should be a positive number, got {}", short(v))))
+    }
+
+    fn flag(&self, field: &str, default: bool) -> Result<bool, Error> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(v) => Err(self.bad(field, format!("should be true or false, got {}", short(v)))),
+        }
+    }
+
+    fn text(&self, field: &str) -> Result<Option<&str>, Error> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(v) => Err(self.bad(field, format!("should be a string, got {}", short(v)))),
+        }
+    }
+
+    /// One token id, a list of them or nothing.
+    fn token_ids(&self, field: &str, vocab: usize) -> Result<Vec<u32>, Error> {
+        let id = |v: &Value| {
+            v.as_u64().filter(|&n| n < vocab as u64).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
+                self.bad(field, format!("should be a token id below {vocab}, got {}", short(v)))
+            })
+        };
+        match self.get(field) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => list.iter().map(id).collect(),
+            Some(v) => Ok(vec![id(v)?]),
+        }
+    }
+
+    /// A nested object.
+    fn object(&self, field: &str, prefix: &'static str) -> Result<Option<Self>, Error> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self { path: self.path.clone(), prefix, map: map.clone() })),
+            Some(v) => Err(self.bad(field, format!("should be an object, got {}", short(v)))),
+        }
+    }
+
+    fn architecture(&self) -> Result<Architecture, Error> {
+        let known = || {
+            let list: Vec<String> = Architecture::ALL
+                .iter()
+                .map(|a| format!("{} ({})", a.class_name(), a.model_type()))
+                .collect();
+            list.join(", ")
+        };
+        let class = match self.get("architectures") {
+            None => None,
+            Some(Value::Array(list)) => match list.as_slice() {
+                [Value::String(s)] => Some(s.as_str()),
+                _ => return Err(self.bad("architectures", "should be a list of one name")),
+            },
+            Some(v) => {
+                return Err(
+                    self.bad("architectures", format!("should be a list of one name, got {}", short(v)))
+                );
+            }
+        };
+        let by_class = class.map(|c| Architecture::ALL.into_iter().find(|a| a.class_name() == c).ok_or(c));
+        let model_type = self.text("model_type")?;
+        let by_type =
+            model_type.map(|t| Architecture::ALL.into_iter().find(|a| a.model_type() == t).ok_or(t));
+        match (by_class, by_type) {
+            (Some(Err(c)), _) => {
+                Err(self.bad("architectures", format!("should be one of {}, got `{}`", known(), clip(c))))
+            }
+            (_, Some(Err(t))) => {
+                Err(self.bad("model_type", format!("should be one of {}, got `{}`", known(), clip(t))))
+            }
+            (Some(Ok(a)), Some(Ok(b))) if a != b => Err(self.bad(
+                "model_type",
+                format!("should agree with architectures (`{}`), got `{}`", a.class_name(), b.model_type()),
+            )),
+            (Some(Ok(a)), _) | (None, Some(Ok(a))) => Ok(a),
+            (None, None) => Err(self.bad(
+                "architectures",
+                format!("or `model_type` should be one of {}, both are missing", known()),
+            )),
+        }
+    }
+
+    fn rope(&self, arch: Architecture, max_positions: usize) -> Result<(f64, RopeScaling), Error> {
+        let default_theta = if arch == Architecture::SmolLm3 { 2e6 } else { 1e4 };
+        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
+        let (theta, scaling) = match self.object("rope_parameters", "rope_parameters.")? {
+            Some(p) => {
+                if p.map.values().any(Value::is_object) {
+                    return Err(self
+                        .bad("rope_parameters", "should be one set for all layers, got one per layer type"));
+                }
+                let outer = self.number("rope_theta", Some(default_theta))?;
+                (p.number("rope_theta", Some(outer))?, Some(p))
+            }
+            None => (
+                self.number("rope_theta", Some(default_theta))?,
+                self.object("rope_scaling", "rope_scaling.")?,
+            ),
+        };
+        for f in std::iter::once(self).chain(&scaling) {
+            if f.number("partial_rotary_factor", Some(1.0))? != 1.0 {
+                return Err(f.bad("partial_rotary_factor", "should be 1: partial rotary is not supported"));
+            }
+        }
+        let Some(s) = scaling else { return Ok((theta, RopeScaling::None)) };
+        let kind = match s.text("rope_type")? {
+            Some(kind) => kind,
+            None => s.text("type")?.unwrap_or("default"),
+        };
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: s.number("factor", None)? },
+            "llama3" => {
+                let low_freq_factor = s.number("low_freq_factor", None)?;
+                let high_freq_factor = s.number("high_freq_factor", None)?;
+                if low_freq_factor >= high_freq_factor {
+                    return Err(s.bad("high_freq_factor", "should be greater than low_freq_factor"));
+                }
+                RopeScaling::Llama3 {
+                    factor: s.number("factor", None)?,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings: s.size(
+                        "original_max_position_embeddings",
+                        1 << 32,
+                        Some(max_positions),
+                    )?,
+                }
+            }
+            other => {
+                let rule = format!(
+                    "should be `default`, `linear` or `llama3`, got `{}`, which is not supported",
+                    clip(other)
+                );
+                return Err(s.bad("rope_type", rule));
+            }
+        };
+        Ok((theta, scaling))
+    }
+
+    /// Which layers have a window, by `layer_types` or by the architecture's own rule.
+    fn layers(&self, arch: Architecture) -> Result<Vec<LayerConfig>, Error> {
+        let n = self.size("num_hidden_layers", MAX_LAYERS, None)?;
+        let rope = if arch == Architecture::SmolLm3 { self.smollm3_rope(n)? } else { vec![true; n] };
+        let window = match arch {
+            Architecture::Llama => None,
+            Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
+            Architecture::Mistral => self.window()?,
+            _ if self.flag("use_sliding_window", false)? => match self.window()? {
+                // transformers' default of the Qwen classes; SmolLM3 has none.
+                None if arch != Architecture::SmolLm3 && !self.map.contains_key("sliding_window") => {
+                    Some(4096)
+                }
+                w => w,
+            },
+            _ => None,
+        };
+        let sliding: Vec<bool> = match self.layer_types(n)? {
+            Some(types) if matches!(arch, Architecture::Llama | Architecture::Mistral) => {
+                let uniform = types.iter().all(|&s| s == (arch == Architecture::Mistral && window.is_some()));
+                if !uniform {
+                    return Err(self.bad(
+                        "layer_types",
+                        format!("should be the same for all layers of `{}`", arch.model_type()),
+                    ));
+                }
+                types
+            }
+            Some(types) => types,
+            None => match arch {
+                Architecture::Llama | Architecture::Mistral => vec![true; n],
+                Architecture::Qwen2 | Architecture::Qwen3 => {
+                    let from = match self.get("max_window_layers") {
+                        None => 28,
+                        Some(v) => v.as_u64().ok_or_else(|| {
+                            self.bad(
+                                "max_window_layers",
+                                format!("should be a whole number, got {}", short(v)),
+                            )
+                        })?,
+                    };
+                    (0..n as u64).map(|i| i >= from).collect()
+                }
+                Architecture::SmolLm3 => rope.iter().map(|r| !r).collect(),
+            },
+        };
+        Ok(rope
+            .into_iter()
+            .zip(sliding)
+            .map(|(rope, s)| LayerConfig { rope, sliding_window: window.filter(|_| s) })
+            .collect())
+    }
+
+    fn window(&self) -> Result<Option<usize>, Error> {
+        self.get("sliding_window").map(|_| self.size("sliding_window", 1 << 32, None)).transpose()
+    }
+
+    /// `layer_types` as "is sliding" per layer.
+    fn layer_types(&self, n: usize) -> Result<Option<Vec<bool>>, Error> {
+        let Some(v) = self.get("layer_types") else { return Ok(None) };
+        let rule = || {
+            self.bad(
+                "layer_types",
+                format!("should be {n} names, each `full_attention` or `sliding_attention`"),
+            )
+        };
+        let list = v.as_array().filter(|l| l.len() == n).ok_or_else(rule)?;
+        let one = |v: &Value| match v.as_str() {
+            Some("full_attention") => Ok(false),
+            Some("sliding_attention") => Ok(true),
+            _ => Err(rule()),
+        };
+        list.iter().map(one).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn smollm3_rope(&self, n: usize) -> Result<Vec<bool>, Error> {
+        let Some(v) = self.get("no_rope_layers") else {
+            let every = self.size("no_rope_layer_interval", MAX_LAYERS, Some(4))?;
+            return Ok((1..=n).map(|i| i % every != 0).collect());
+        };
+        let rule =
+            || self.bad("no_rope_layers", format!("should be {n} numbers, each 1 (rotary) or 0 (none)"));
+        let list = v.as_array().filter(|l| l.len() == n).ok_or_else(rule)?;
+        let one = |v: &Value| match (v.as_u64(), v.as_bool()) {
+            (Some(1), _) | (_, Some(true)) => Ok(true),
+            (Some(0), _) | (_, Some(false)) => Ok(false),
+            _ => Err(rule()),
+        };
+        list.iter().map(one).collect()
+    }
+
+    fn into_config(self) -> Result<ModelConfig, Error> {
+        use Architecture::{Llama, Qwen2, Qwen3, SmolLm3};
+        let arch = self.architecture()?;
+        for field in ["hidden_act", "hidden_activation"] {
+            if let Some(act) = self.text(field)?
+                && !matches!(act, "silu" | "swish")
+            {
+                return Err(self.bad(field, format!("should be `silu`, got `{}`", clip(act))));
+            }
+        }
+        let hidden_size = self.size("hidden_size", MAX_SIZE, None)?;
+        let heads = self.size("num_attention_heads", MAX_SIZE, None)?;
+        let kv = self.size("num_key_value_heads", MAX_SIZE, Some(heads))?;
+        if heads % kv != 0 {
+            let rule = format!("should divide num_attention_heads ({heads}), got {kv}");
+            return Err(self.bad("num_key_value_heads", rule));
+        }
+        let default_head_dim = match arch {
+            Qwen3 if !self.map.contains_key("head_dim") => Some(128),
+            _ => None,
+        };
+        let head_dim = match (self.get("head_dim"), default_head_dim) {
+            (Some(_), _) => self.size("head_dim", MAX_SIZE, None)?,
+            (None, Some(d)) => d,
+            (None, None) if hidden_size % heads == 0 => hidden_size / heads,
+            (None, None) => {
+                let rule =
+                    format!("should divide hidden_size ({hidden_size}) as there is no head_dim, got {heads}");
+                return Err(self.bad("num_attention_heads", rule));
+            }
+        };
+        if head_dim % 2 != 0 {
+            return Err(self.bad("head_dim", format!("should be even (rotary turns pairs), got {head_dim}")));
+        }
+        if heads.checked_mul(head_dim).is_none_or(|n| n as u64 > MAX_SIZE) {
+            return Err(
+                self.bad("head_dim", format!("times num_attention_heads should be at most {MAX_SIZE}"))
+            );
+        }
+        let vocab_size = self.size("vocab_size", MAX_SIZE, None)?;
+        let max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(2048))?;
+        let (rope_theta, rope_scaling) = self.rope(arch, max_position_embeddings)?;
+        let attention_bias = self.flag("attention_bias", false)?;
+        let bias_flag_used = matches!(arch, Llama | Qwen3 | SmolLm3);
+        Ok(ModelConfig {
+            arch,
+            hidden_size,
+            intermediate_size: self.size("intermediate_size", MAX_SIZE, None)?,
+            num_attention_heads: heads,
+            num_key_value_heads: kv,
+            head_dim,
+            vocab_size,
+            max_position_embeddings,
+            rms_norm_eps: self.number("rms_norm_eps", Some(1e-6))?,
+            rope_theta,
+            rope_scaling,
+            tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3)?,
+            qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
+            o_bias: bias_flag_used && attention_bias,
+            mlp_bias: matches!(arch, Llama | SmolLm3) && self.flag("mlp_bias", false)?,
+            qk_norm: arch == Qwen3,
+            layers: self.layers(arch)?,
+            bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
+            eos_token_ids: self.token_ids("eos_token_id", vocab_size)?,
+            quantization_config: self.get("quantization_config").cloned(),
+            raw: self.map,
+        })
+    }
+}
+
+/// A value as text, cut to what a message can carry.
+fn short(v: &Value) -> String {
+    match v {
+        Value::Object(_) => "an object".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        leaf => clip(&leaf.to_string()),
+    }
+}
+
+/// At most 60 characters of `s`, control characters escaped.
+pub(crate) fn clip(s: &str) -> String {
+    let mut out: String = s.chars().take(60).flat_map(char::escape_debug).collect();
+    if s.chars().nth(60).is_some() {
+        out.push('…');
+    }
+    out
+}

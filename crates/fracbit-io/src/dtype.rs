@@ -1,0 +1,117 @@
+//! Element types of a safetensors file.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Element type of a stored tensor. All are whole bytes, little-endian.
+///
+/// The sub-byte and 8-bit float types that newer files may carry (`F8_E4M3`, `F4`, …) are deliberately absent: a checkpoint
+/// that holds them is already quantized and is refused with the type's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names are the format's own and say all there is")]
+pub enum Dtype {
+    Bool,
+    U8,
+    I8,
+    U16,
+    I16,
+    F16,
+    Bf16,
+    U32,
+    I32,
+    F32,
+    U64,
+    I64,
+    F64,
+}
+
+impl Dtype {
+    /// Every known type.
+    pub const ALL: [Self; 13] = [
+        Self::Bool,
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::F16,
+        Self::Bf16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    /// Bytes per element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// The name used in a safetensors header.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::U8 => "U8",
+            Self::I8 => "I8",
+            Self::U16 => "U16",
+            Self::I16 => "I16",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::U32 => "U32",
+            Self::I32 => "I32",
+            Self::F32 => "F32",
+            Self::U64 => "U64",
+            Self::I64 => "I64",
+            Self::F64 => "F64",
+        }
+    }
+
+    /// True for the types [`crate::Checkpoint::to_f32`] converts.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text is no known type name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a known dtype")]
+pub struct UnknownDtype(
+    /// The text.
+    pub String,
+);
+
+impl FromStr for Dtype {
+    type Err = UnknownDtype;
+
+    fn from_str(s: &str) -> Result<Self, UnknownDtype> {
+        Self::ALL.into_iter().find(|d| d.name() == s).ok_or_else(|| UnknownDtype(s.to_owned()))
+    }
+}
+
+impl serde::Serialize for Dtype {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.name())
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Dtype {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let s = String::deserialize(d)?;
+        s.parse().map_err(serde::de::Error::custom)
+    }
+}

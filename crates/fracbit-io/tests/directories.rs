@@ -1,0 +1,221 @@
+//! Writing a model directory and reading it back.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use common::{f32_bytes, file, shared_model, skipped, spec, tensors, write_model};
+use fracbit_io::{
+    Checkpoint, Dtype, Error, ModelConfig, OpenOptions, OutputDir, Overwrite, ShardWriter, Verified, verify,
+};
+
+#[test]
+fn what_is_written_is_read() {
+    for (max_shard, shards) in [(u64::MAX, 1), (150, 2), (1, 5)] {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = write_model(&tmp.path().join("m"), max_shard, Overwrite::No);
+        for mmap in [true, false] {
+            let c = Checkpoint::open_with(&dir, OpenOptions { mmap, ..OpenOptions::default() }).unwrap();
+            assert_eq!(c.shards().len(), shards);
+            assert_eq!(c.names().len(), tensors().len());
+            for (s, data) in tensors() {
+                let t = c.tensor(&s.name).unwrap();
+                assert_eq!((t.dtype, t.shape, t.bytes), (s.dtype, s.shape.as_slice(), data.as_slice()));
+                assert_eq!(c.verify_tensor(&s.name).unwrap(), Verified::Yes);
+            }
+            // Data begin at multiples of 64 bytes in every shard.
+            for s in c.shards() {
+                let n = u64::from_le_bytes(fs::read(&s.path).unwrap()[..8].try_into().unwrap());
+                assert_eq!((n + 8) % 64, 0);
+                assert_eq!(s.metadata["format"], "pt");
+            }
+            assert_eq!(c.manifest().unwrap().provenance["seed"], 7);
+        }
+        let report = verify(&dir).unwrap();
+        assert!(report.is_ok() && report.checksums, "{report}");
+        // The reference implementation reads our files.
+        for s in Checkpoint::open(&dir).unwrap().shards() {
+            let bytes = fs::read(&s.path).unwrap();
+            let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            for (name, t) in theirs.tensors() {
+                let want = tensors().into_iter().find(|(s, _)| s.name == name).unwrap();
+                assert_eq!(t.data(), want.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn same_input_same_bytes() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (a, b) = (tmp.path().join("a"), tmp.path().join("b"));
+    for d in [&a, &b] {
+        write_model(d, 150, Overwrite::No);
+    }
+    for e in fs::read_dir(&a).unwrap() {
+        let e = e.unwrap();
+        assert_eq!(
+            fs::read(e.path()).unwrap(),
+            fs::read(b.join(e.file_name())).unwrap(),
+            "{:?}",
+            e.file_name()
+        );
+    }
+    let c = |d| Checkpoint::open(d).unwrap().content_hash();
+    let one = tmp.path().join("one");
+    write_model(&one, u64::MAX, Overwrite::No);
+    assert_eq!((c(&a), c(&a)), (c(&b), c(&one)), "the content hash does not depend on sharding");
+}
+
+fn names(dir: &std::path::Path) -> Vec<String> {
+    let mut v: Vec<_> = fs::read_dir(dir)
+        .expect("exists")
+        .map(|e| e.expect("entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    v.sort();
+    v
+}
+
+#[test]
+fn nothing_half_written_remains() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("m");
+    {
+        let mut out = OutputDir::create(&path, Overwrite::No).unwrap();
+        out.write_file("config.json", b"{}").unwrap();
+        assert!(names(tmp.path())[0].starts_with("m.partial-"));
+        let specs = vec![spec("a", Dtype::F32, &[2]), spec("b", Dtype::F32, &[2])];
+        let mut w = ShardWriter::new(&mut out, specs, 8, &BTreeMap::new()).unwrap();
+        assert!(w.write("b", &[0; 8]).unwrap_err().to_string().contains("`a` is next"));
+        assert!(w.write("a", &[0; 9]).unwrap_err().to_string().contains("8 bytes, got at least 9"));
+    }
+    assert_eq!(names(tmp.path()), Vec::<String>::new());
+    let mut out = OutputDir::create(&path, Overwrite::No).unwrap();
+    let specs = vec![spec("a", Dtype::F32, &[2]), spec("b", Dtype::F32, &[2])];
+    let mut w = ShardWriter::new(&mut out, specs, 8, &BTreeMap::new()).unwrap();
+    w.start("a").unwrap();
+    w.push(&[0; 4]).unwrap();
+    assert!(w.end().unwrap_err().to_string().contains("8 bytes, got 4"));
+    drop(out);
+    let mut out = OutputDir::create(&path, Overwrite::No).unwrap();
+    let w = ShardWriter::new(&mut out, vec![spec("a", Dtype::F32, &[2])], 8, &BTreeMap::new()).unwrap();
+    assert!(w.finish().unwrap_err().to_string().contains("`a`"));
+    for twice in [
+        vec![spec("a", Dtype::U8, &[1]), spec("a", Dtype::U8, &[1])],
+        vec![spec("a", Dtype::F64, &[usize::MAX, 2])],
+    ] {
+        assert!(ShardWriter::new(&mut out, twice, 8, &BTreeMap::new()).is_err());
+    }
+    assert!(out.write_file("../x", b"").is_err() && out.write_file("a/b", b"").is_err());
+    out.write_file("x", b"").unwrap();
+    assert!(out.write_file("x", b"").is_err());
+    let e = out.check_space(u64::MAX).unwrap_err();
+    assert!(matches!(e, Error::NoSpace { needed: u64::MAX, free: 1.., .. }), "{e}");
+    out.check_space(1).unwrap();
+}
+
+#[test]
+fn existing_directories() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("m");
+    fs::create_dir(&path).unwrap();
+    write_model(&path, 150, Overwrite::No);
+    fs::write(path.join("extra.txt"), "x").unwrap();
+    let e = OutputDir::create(&path, Overwrite::No).unwrap_err().to_string();
+    assert!(e.contains("should not exist yet"), "{e}");
+    write_model(&path, u64::MAX, Overwrite::Yes);
+    assert_eq!(names(&path), ["config.json", "manifest.json", "model.safetensors"]);
+    assert_eq!(names(tmp.path()), ["m"], "the old directory is gone");
+    let home = tmp.path().join("home");
+    fs::create_dir(&home).unwrap();
+    fs::write(home.join("letter.txt"), "dear").unwrap();
+    assert!(
+        OutputDir::create(&home, Overwrite::Yes)
+            .unwrap_err()
+            .to_string()
+            .contains("does not look like a model")
+    );
+    assert!(OutputDir::create(home.join("letter.txt"), Overwrite::Yes).is_err());
+    assert!(
+        OutputDir::create(tmp.path().join("no/such/parent"), Overwrite::No)
+            .unwrap_err()
+            .to_string()
+            .contains("no/such")
+    );
+    assert!(OutputDir::create("/", Overwrite::Yes).is_err());
+    // Someone else takes the name while we write.
+    let late = tmp.path().join("late");
+    let mut out = OutputDir::create(&late, Overwrite::No).unwrap();
+    out.write_file("a", b"a").unwrap();
+    fs::create_dir(&late).unwrap();
+    fs::write(late.join("theirs"), "x").unwrap();
+    assert!(out.commit().is_err());
+    assert_eq!(names(&late), ["theirs"]);
+}
+
+#[test]
+fn tied_embeddings_under_either_name() {
+    let tmp = tempfile::tempdir().unwrap();
+    let config = |tied: bool| {
+        let text = common::CONFIG
+            .replace("\"tie_word_embeddings\":true", &format!("\"tie_word_embeddings\":{tied}"));
+        ModelConfig::parse(text.as_bytes(), "config.json".as_ref()).unwrap()
+    };
+    let open = |list: &[(&str, f32)]| {
+        let mut h = Vec::new();
+        for (i, (n, _)) in list.iter().enumerate() {
+            h.push(format!(
+                "\"{n}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}",
+                4 * i,
+                4 * i + 4
+            ));
+        }
+        let data = f32_bytes(&list.iter().map(|(_, v)| *v).collect::<Vec<_>>());
+        let path = tmp.path().join("model.safetensors");
+        fs::write(&path, file(&format!("{{{}}}", h.join(",")), &data)).unwrap();
+        Checkpoint::open(tmp.path()).unwrap()
+    };
+    let (e, h) = ("model.embed_tokens.weight", "lm_head.weight");
+    for (stored, name) in [(vec![(e, 1.0)], e), (vec![(h, 1.0)], h), (vec![(e, 1.0), (h, 1.0)], e)] {
+        let c = open(&stored);
+        let n = c.embedding_names(&config(true)).unwrap();
+        assert!(n.embed == name && n.head == name && n.tied());
+        if stored.len() == 1 {
+            assert!(c.embedding_names(&config(false)).unwrap_err().to_string().contains("should exist"));
+        }
+    }
+    let c = open(&[(e, 1.0), (h, 2.0)]);
+    assert!(c.embedding_names(&config(true)).unwrap_err().to_string().contains("should equal"));
+    let n = c.embedding_names(&config(false)).unwrap();
+    assert!(n.embed == e && n.head == h && !n.tied());
+    assert!(open(&[("x", 0.0)]).embedding_names(&config(true)).is_err());
+}
+
+#[test]
+fn real_models() {
+    for (name, count, embed) in
+        [("demo", 2_755_008, "model.embed_tokens.weight"), ("TinyStories-656K", 656_000, "lm_head.weight")]
+    {
+        let Some(dir) = shared_model(name) else {
+            skipped(name);
+            continue;
+        };
+        let c = Checkpoint::open(&dir).unwrap();
+        let config = ModelConfig::from_dir(&dir).unwrap();
+        let total: usize = c.iter().map(|(_, i)| i.elements()).sum();
+        assert!(total.abs_diff(count) < 1000, "{name}: {total}");
+        assert_eq!(c.embedding_names(&config).unwrap().embed, embed);
+        c.expect_shape(embed, &[config.vocab_size, config.hidden_size]).unwrap();
+        for i in 0..config.num_hidden_layers() {
+            let k = format!("model.layers.{i}.self_attn.k_proj.weight");
+            c.expect_shape(&k, &[config.kv_dim(), config.hidden_size]).unwrap();
+        }
+        for n in c.names() {
+            assert!(c.to_f32(n).unwrap().iter().any(|&v| v != 0.0), "{n}");
+            assert_eq!(c.verify_tensor(n).unwrap(), Verified::NoManifest);
+        }
+        let report = verify(&dir).unwrap();
+        assert!(report.is_ok() && !report.checksums, "{report}");
+    }
+}
