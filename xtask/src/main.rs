@@ -98,5 +98,5 @@ fn test() -> Outcome {
 
 fn quality() -> Outcome {
     setup::run()?;
-    run("cargo", &["run", "--release", "--package", "fracbit-tests", "--example", "quality"], &[])
+    run("cargo", &["run", "--release", "--package", "fracbit", "--example", "quality"], &[])
 }

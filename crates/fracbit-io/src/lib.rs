@@ -24,4 +24,4 @@ pub use manifest::Manifest;
 pub use output::{OutputDir, Overwrite};
 pub use tokenizer::{Bos, EncodeOptions, PrefixSpace, TokenStream, Tokenizer};
 pub use verify::{Report, verify};
-pub use writer::{ShardWriter, TensorSpec};
+pub use writer::{MAX_SHARD, ShardWriter, TensorSpec};

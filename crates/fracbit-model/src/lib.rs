@@ -1,1 +1,48 @@
-//! Decoder graph of the Llama, Mistral, Qwen and SmolLM families on the CPU: KV cache, attention, sampling
+#![doc = include_str!("../README.md")]
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`source`] | a checkpoint's weights, rotated, one matrix at a time |
+//! | [`sites`] | which rotations the runtime applies |
+//! | [`linear`] | dense and packed linear layers |
+//! | [`model`] | the decoder graph |
+//! | [`state`] | cache and work space of one sequence |
+//! | [`sample`] | logits to token |
+//! | [`generate`] | token by token |
+//! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
+//!
+//! # Numbers
+//!
+//! Arithmetic is f32 with fixed orders of summation: the same bits at any thread count. Two things come from
+//! outside and may differ in their last bits between machines: the many-token product of dense weights
+//! (`ndarray`'s kernel depends on the instruction set), and the f64 sine, cosine, exponential and logarithm of
+//! the system's mathematics library, in RoPE tables, sampling weights and evaluation.
+
+mod attention;
+mod error;
+pub mod eval;
+pub mod generate;
+mod id;
+mod kv;
+pub mod linear;
+mod math;
+pub mod model;
+mod rope;
+pub mod sample;
+pub mod sites;
+pub mod source;
+pub mod state;
+
+pub use error::Error;
+pub use eval::{Comparison, EvalOptions, Nll};
+pub use generate::{GenerateOptions, Generation, Stop};
+pub use id::{LayerLinear, LinearId, NormId};
+pub use kv::KvType;
+pub use linear::{Linear, LinearScratch};
+pub use model::{Model, ModelBuilder};
+pub use sample::{SampleConfig, Sampler};
+pub use sites::{RotationMode, Sites};
+pub use source::{Matrix, WeightSource};
+pub use state::{State, StateOptions};

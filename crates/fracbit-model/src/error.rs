@@ -1,0 +1,121 @@
+//! The crate's error.
+
+use fracbit_base::ShapeError;
+
+use crate::{LinearId, NormId};
+
+/// What can be wrong with a model, its state or what it is asked to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The checkpoint or its configuration.
+    #[error(transparent)]
+    Io(#[from] fracbit_io::Error),
+    /// A width that cannot be rotated.
+    #[error(transparent)]
+    Rotation(#[from] fracbit_rotation::RotationError),
+    /// A buffer or matrix of the wrong size.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A linear layer of the wrong size or with an unexpected bias.
+    #[error("setting `{id}`: {source}")]
+    Linear {
+        /// The layer.
+        id: LinearId,
+        /// What is wrong.
+        source: ShapeError,
+    },
+    /// A norm of the wrong size.
+    #[error("setting `{id}`: {source}")]
+    Norm {
+        /// The norm.
+        id: NormId,
+        /// What is wrong.
+        source: ShapeError,
+    },
+    /// A linear layer was never set.
+    #[error("building the model: `{0}` should be set")]
+    MissingLinear(LinearId),
+    /// A norm was never set.
+    #[error("building the model: `{0}` should be set")]
+    MissingNorm(NormId),
+    /// No such linear layer in this model.
+    #[error("linear layer: expected one of the model's, got `{0}`")]
+    UnknownLinear(String),
+    /// No such rotation mode.
+    #[error("rotation: should be fold, online or none, got `{0}`")]
+    UnknownRotation(String),
+    /// A stored tensor that the configuration does not provide for; ignoring it would silently give another
+    /// model.
+    #[error("tensor `{tensor}` is stored, but by config.json this model has none ({rule})")]
+    Unexpected {
+        /// The tensor.
+        tensor: String,
+        /// The field that would allow it.
+        rule: &'static str,
+    },
+    /// A width beyond what the attention kernel is built for.
+    #[error("config: head_dim should be at most {max}, got {got}")]
+    HeadDim {
+        /// The limit.
+        max: usize,
+        /// The configured width.
+        got: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("forward: token {token} should be below the vocabulary size {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
+    /// More tokens than the state holds.
+    #[error("forward: {got} tokens after the {len} present should fit the context of {capacity} tokens")]
+    ContextFull {
+        /// Tokens the state can hold.
+        capacity: usize,
+        /// Tokens it holds.
+        len: usize,
+        /// Tokens that were to be added.
+        got: usize,
+    },
+    /// No memory for the cache.
+    #[error("forward: the cache of {tokens} tokens should fit in memory: {source}")]
+    Memory {
+        /// Tokens to make room for.
+        tokens: usize,
+        /// What the allocator said.
+        source: std::collections::TryReserveError,
+    },
+    /// A state made for another model.
+    #[error("forward: the state should be one of this model's shape, which is {want}; it is {got}")]
+    State {
+        /// Layers, heads and widths of the model.
+        want: String,
+        /// Those of the state.
+        got: String,
+    },
+    /// A sampling setting outside its range.
+    #[error("sampling: `{field}` should be {want}, got {got}")]
+    Sampling {
+        /// The setting.
+        field: &'static str,
+        /// The range.
+        want: &'static str,
+        /// The value.
+        got: f32,
+    },
+    /// Nothing to pick from.
+    #[error("sampling: at least one logit should be a number above minus infinity")]
+    NoLogit,
+    /// Nothing to continue.
+    #[error("generating: the prompt should have at least 1 token")]
+    EmptyPrompt,
+    /// Two models that cannot be compared.
+    #[error("comparing: the vocabularies should be equal, got {0} and {1}")]
+    Vocabularies(usize, usize),
+    /// A text without a next token to predict.
+    #[error("evaluating: a window should have at least 2 tokens, got {0}")]
+    Window(usize),
+}

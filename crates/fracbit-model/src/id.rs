@@ -1,0 +1,247 @@
+//! Names of a model's parts.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fracbit_base::Shape;
+use fracbit_io::ModelConfig;
+
+use crate::{Error, RotationMode};
+
+/// The seven linear layers of a decoder block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the names are the models' own")]
+pub enum LayerLinear {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+}
+
+impl LayerLinear {
+    /// All seven, in the order of the data's way through the block.
+    pub const ALL: [Self; 7] = [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+
+    /// Place in [`LayerLinear::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Hugging Face name within the block.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q => "self_attn.q_proj",
+            Self::K => "self_attn.k_proj",
+            Self::V => "self_attn.v_proj",
+            Self::O => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+}
+
+/// One weight matrix of a model. Prints and parses as the Hugging Face module name, without `.weight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinearId {
+    /// The token embedding; the head too where the two are tied.
+    Embed,
+    /// A linear layer of a block.
+    Layer(usize, LayerLinear),
+    /// The output head of a model whose embeddings are not tied.
+    Head,
+}
+
+impl LinearId {
+    /// Every matrix of a model: embedding, blocks in order, and the head unless it is the embedding.
+    pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
+        let layers = 0..config.num_hidden_layers();
+        std::iter::once(Self::Embed)
+            .chain(layers.flat_map(|i| LayerLinear::ALL.into_iter().map(move |l| Self::Layer(i, l))))
+            .chain((!config.tie_word_embeddings).then_some(Self::Head))
+    }
+
+    /// Outputs by inputs; for the embedding, vocabulary by width.
+    #[must_use]
+    pub fn shape(self, config: &ModelConfig) -> Shape {
+        let (h, f) = (config.hidden_size, config.intermediate_size);
+        match self {
+            Self::Embed | Self::Head => Shape::new(config.vocab_size, h),
+            Self::Layer(_, LayerLinear::Q) => Shape::new(config.q_dim(), h),
+            Self::Layer(_, LayerLinear::K | LayerLinear::V) => Shape::new(config.kv_dim(), h),
+            Self::Layer(_, LayerLinear::O) => Shape::new(h, config.q_dim()),
+            Self::Layer(_, LayerLinear::Gate | LayerLinear::Up) => Shape::new(f, h),
+            Self::Layer(_, LayerLinear::Down) => Shape::new(h, f),
+        }
+    }
+
+    /// Whether the model has a bias here.
+    #[must_use]
+    pub fn has_bias(self, config: &ModelConfig) -> bool {
+        match self {
+            Self::Embed | Self::Head => false,
+            Self::Layer(_, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => config.qkv_bias,
+            Self::Layer(_, LayerLinear::O) => config.o_bias,
+            Self::Layer(_, LayerLinear::Gate | LayerLinear::Up | LayerLinear::Down) => config.mlp_bias,
+        }
+    }
+
+    /// Whether the model has this matrix.
+    #[must_use]
+    pub fn exists(self, config: &ModelConfig) -> bool {
+        match self {
+            Self::Embed => true,
+            Self::Head => !config.tie_word_embeddings,
+            Self::Layer(i, _) => i < config.num_hidden_layers(),
+        }
+    }
+
+    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see
+    /// [`fracbit_io::Checkpoint::embedding_names`].
+    #[must_use]
+    pub fn weight_name(self) -> String {
+        format!("{self}.weight")
+    }
+
+    /// Name of the bias tensor.
+    #[must_use]
+    pub fn bias_name(self) -> String {
+        format!("{self}.bias")
+    }
+}
+
+impl fmt::Display for LinearId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embed => f.write_str("model.embed_tokens"),
+            Self::Head => f.write_str("lm_head"),
+            Self::Layer(i, l) => write!(f, "model.layers.{i}.{}", l.name()),
+        }
+    }
+}
+
+impl FromStr for LinearId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = || Error::UnknownLinear(text.to_owned());
+        match text {
+            "model.embed_tokens" => return Ok(Self::Embed),
+            "lm_head" => return Ok(Self::Head),
+            _ => {}
+        }
+        let rest = text.strip_prefix("model.layers.").ok_or_else(bad)?;
+        let (index, name) = rest.split_once('.').ok_or_else(bad)?;
+        let layer: usize = index.parse().map_err(|_| bad())?;
+        let linear = LayerLinear::ALL.into_iter().find(|l| l.name() == name).ok_or_else(bad)?;
+        let id = Self::Layer(layer, linear);
+        // Refuses `+1`, `01` and the like: one name per layer.
+        if id.to_string() == text { Ok(id) } else { Err(bad()) }
+    }
+}
+
+/// One norm of a model. Prints as the Hugging Face module name, without `.weight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NormId {
+    /// Before the attention of a block.
+    Attention(usize),
+    /// Before the MLP of a block.
+    Mlp(usize),
+    /// Of the queries, per head (Qwen3).
+    Query(usize),
+    /// Of the keys, per head (Qwen3).
+    Key(usize),
+    /// Before the head.
+    Final,
+}
+
+impl NormId {
+    /// Every norm of a model.
+    pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
+        let qk = config.qk_norm;
+        (0..config.num_hidden_layers())
+            .flat_map(move |i| {
+                let heads = [Self::Query(i), Self::Key(i)].into_iter().filter(move |_| qk);
+                [Self::Attention(i), Self::Mlp(i)].into_iter().chain(heads)
+            })
+            .chain(std::iter::once(Self::Final))
+    }
+
+    /// Number of weights.
+    #[must_use]
+    pub fn width(self, config: &ModelConfig) -> usize {
+        match self {
+            Self::Query(_) | Self::Key(_) => config.head_dim,
+            Self::Attention(_) | Self::Mlp(_) | Self::Final => config.hidden_size,
+        }
+    }
+
+    /// Whether the model has this norm.
+    #[must_use]
+    pub fn exists(self, config: &ModelConfig) -> bool {
+        match self {
+            Self::Final => true,
+            Self::Attention(i) | Self::Mlp(i) => i < config.num_hidden_layers(),
+            Self::Query(i) | Self::Key(i) => config.qk_norm && i < config.num_hidden_layers(),
+        }
+    }
+
+    /// Whether weights rotated by `mode` absorb this gain, which is then all ones: see
+    /// [`crate::WeightSource`].
+    #[must_use]
+    pub fn folded(self, config: &ModelConfig, mode: RotationMode) -> bool {
+        mode == RotationMode::Fold
+            && match self {
+                Self::Attention(_) | Self::Mlp(_) => true,
+                Self::Final => !config.tie_word_embeddings,
+                Self::Query(_) | Self::Key(_) => false,
+            }
+    }
+
+    /// Name of the weight tensor.
+    #[must_use]
+    pub fn weight_name(self) -> String {
+        format!("{self}.weight")
+    }
+}
+
+impl fmt::Display for NormId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attention(i) => write!(f, "model.layers.{i}.input_layernorm"),
+            Self::Mlp(i) => write!(f, "model.layers.{i}.post_attention_layernorm"),
+            Self::Query(i) => write!(f, "model.layers.{i}.self_attn.q_norm"),
+            Self::Key(i) => write!(f, "model.layers.{i}.self_attn.k_norm"),
+            Self::Final => f.write_str("model.norm"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        let mut ids = vec![LinearId::Embed, LinearId::Head];
+        ids.extend(LayerLinear::ALL.map(|l| LinearId::Layer(17, l)));
+        for id in ids {
+            assert_eq!(id.to_string().parse::<LinearId>().unwrap(), id);
+        }
+        for bad in [
+            "",
+            "lm_head.weight",
+            "model.layers.1",
+            "model.layers.x.mlp.up_proj",
+            "model.layers.01.mlp.up_proj",
+            "model.layers.1.mlp.side_proj",
+        ] {
+            assert!(bad.parse::<LinearId>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Linear layers: y = W x + b, dense or packed.
+//!
+//! Dense weights are f32 in memory, or stay as stored (F32, BF16, F16, F64) in the checkpoint's memory map
+//! and are converted a block at a time: a bf16 model runs in its own size, and pages it does not touch are
+//! never read. One token goes through a row-by-row product that streams the weights once; several go through
+//! a blocked product (`ndarray`, whose kernel picks AVX or FMA itself) of some output rows at a time, so that
+//! conversion is paid once per block and not once per token.
+//!
+//! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to integers; the
+//! quantized form is made once and shared by the layers that read one input.
+//!
+//! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage type that
+//! holds the same numbers. The one-token and the many-token products add in different orders and differ in
+//! the last bits.
+//!
+//! We use `ndarray` rather than the faster `gemm` crate because `gemm` has no safe interface, and this crate
+//! has no unsafe code.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fracbit_base::{Shape, ShapeError};
+use fracbit_io::{Checkpoint, Dtype};
+use fracbit_kernels::{Activations, PackedMatrix, matmul};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use rayon::prelude::*;
+
+use crate::Error;
+use crate::math::{LANES, accumulate, add, dot, finish};
+
+/// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
+/// block: with 64 that was 41 % of a small model's time.
+const BLOCK: usize = 128;
+/// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so that only
+/// the last has a tail.
+const CONVERT: usize = 64 * LANES;
+/// Weights below which the one-token product stays on its thread: about 10 µs of work.
+const SERIAL: usize = 1 << 15;
+
+/// A linear layer with an optional bias.
+#[derive(Debug)]
+pub struct Linear {
+    weights: Weights,
+    bias: Option<Vec<f32>>, // (rows)
+}
+
+#[derive(Debug)]
+enum Weights {
+    Dense(Shape, Vec<f32>), // (rows, cols)
+    Stored(Stored),
+    Packed(PackedMatrix),
+}
+
+/// A matrix left in the checkpoint.
+#[derive(Debug)]
+struct Stored {
+    checkpoint: Arc<Checkpoint>,
+    name: String,
+    shape: Shape,
+    dtype: Dtype,
+}
+
+/// Work space of linear layers: the activations in integer form, shared by layers with one input.
+#[derive(Default)]
+pub struct LinearScratch {
+    activations: Activations,
+    current: bool,
+}
+
+impl LinearScratch {
+    /// An empty work space; grows on use.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Declares that the next [`Linear::apply_shared`] has a new input.
+    pub(crate) fn new_input(&mut self) {
+        self.current = false;
+    }
+}
+
+impl std::fmt::Debug for LinearScratch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LinearScratch").field("current", &self.current).finish_non_exhaustive()
+    }
+}
+
+impl Linear {
+    /// A layer with f32 weights, row-major.
+    ///
+    /// # Errors
+    /// When a length does not fit the shape.
+    pub fn dense(shape: Shape, weights: Vec<f32>, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
+        ShapeError::check_len("linear layer", "weights", shape.len(), weights.len())?;
+        Self::new(Weights::Dense(shape, weights), bias)
+    }
+
+    /// A layer whose weights stay in the checkpoint. They are checked once to be finite, which reads them
+    /// once.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a missing tensor, one of integers, or one with NaN or infinite weights;
+    /// [`Error::Shape`] for one that is no matrix or does not fit the bias.
+    pub fn stored(checkpoint: Arc<Checkpoint>, name: &str, bias: Option<Vec<f32>>) -> Result<Self, Error> {
+        let info = checkpoint.info(name)?;
+        let &[rows, cols] = info.shape.as_slice() else {
+            return Err(ShapeError::new(
+                "linear layer",
+                "weights",
+                "a matrix",
+                format_args!("{:?}", info.shape),
+            )
+            .into());
+        };
+        let (shape, dtype) = (Shape::new(rows, cols), info.dtype);
+        let blocks: Vec<usize> = (0..rows).step_by(BLOCK).collect();
+        blocks.into_par_iter().try_for_each_init(Vec::new, |buffer, start| {
+            let range = start..rows.min(start + BLOCK);
+            buffer.resize(range.len() * cols, 0.0);
+            checkpoint.rows_f32_into(name, range, buffer)
+        })?;
+        let stored = Stored { name: name.to_owned(), shape, dtype, checkpoint };
+        Ok(Self::new(Weights::Stored(stored), bias)?)
+    }
+
+    /// A layer with quantized weights.
+    ///
+    /// # Errors
+    /// When the bias does not fit.
+    pub fn packed(matrix: PackedMatrix, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
+        Self::new(Weights::Packed(matrix), bias)
+    }
+
+    fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
+        let out = Self { weights, bias };
+        if let Some(bias) = &out.bias {
+            ShapeError::check_len("linear layer", "bias", out.shape().rows, bias.len())?;
+        }
+        Ok(out)
+    }
+
+    /// Outputs by inputs.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        match &self.weights {
+            Weights::Dense(shape, _) => *shape,
+            Weights::Stored(stored) => stored.shape,
+            Weights::Packed(matrix) => matrix.shape(),
+        }
+    }
+
+    /// The bias.
+    #[must_use]
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
+    /// The packed weights, of a quantized layer.
+    #[must_use]
+    pub fn as_packed(&self) -> Option<&PackedMatrix> {
+        match &self.weights {
+            Weights::Packed(matrix) => Some(matrix),
+            Weights::Dense(..) | Weights::Stored(_) => None,
+        }
+    }
+
+    /// Bytes of the weights, in memory or in the memory map; without bias.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        match &self.weights {
+            Weights::Dense(shape, _) => shape.len() * size_of::<f32>(),
+            Weights::Stored(stored) => stored.shape.len() * stored.dtype.size(),
+            Weights::Packed(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// One row of the weights: the embedding of a token.
+    ///
+    /// # Errors
+    /// When `out` is not one row long or there is no such row.
+    pub fn row(&self, row: usize, out: &mut [f32]) -> Result<(), ShapeError> {
+        let shape = self.shape();
+        ShapeError::check_len("weight row", "out", shape.cols, out.len())?;
+        if row >= shape.rows {
+            return Err(ShapeError::new("weight row", "row", format_args!("below {}", shape.rows), row));
+        }
+        match &self.weights {
+            Weights::Dense(_, weights) => out.copy_from_slice(&weights[row * shape.cols..][..shape.cols]),
+            Weights::Stored(stored) => stored.convert(row, out),
+            Weights::Packed(matrix) => matrix.row(row, out),
+        }
+        Ok(())
+    }
+
+    /// All weights in f32, row-major, as the layer multiplies by them.
+    ///
+    /// # Errors
+    /// None that a valid layer can cause.
+    pub fn to_dense(&self) -> Result<Vec<f32>, ShapeError> {
+        let shape = self.shape();
+        let mut out = vec![0.0; shape.len()];
+        out.par_chunks_mut(shape.cols.max(1)).enumerate().try_for_each(|(r, out)| self.row(r, out))?;
+        Ok(out)
+    }
+
+    /// `out = x W^T + b` for a batch: `x` is (batch, cols), `out` (batch, rows).
+    ///
+    /// # Errors
+    /// When a length does not fit.
+    pub fn apply(&self, x: &[f32], scratch: &mut LinearScratch, out: &mut [f32]) -> Result<(), ShapeError> {
+        scratch.new_input();
+        self.apply_shared(x, scratch, out)
+    }
+
+    /// As [`Linear::apply`], keeping the integer form of `x` since the last [`LinearScratch::new_input`].
+    pub(crate) fn apply_shared(
+        &self,
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        let shape = self.shape();
+        let batch = x.len() / shape.cols.max(1);
+        ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
+        ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        match &self.weights {
+            Weights::Dense(_, weights) if batch == 1 => {
+                vector_product(shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
+            }
+            Weights::Stored(stored) if batch == 1 => stored.vector_product(x, out),
+            Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(x, out),
+            Weights::Packed(matrix) => {
+                if !scratch.current {
+                    scratch.activations.set(x, shape.cols)?;
+                    scratch.current = true;
+                }
+                matmul(matrix, &mut scratch.activations, out)?;
+            }
+        }
+        if let Some(bias) = &self.bias {
+            out.chunks_exact_mut(bias.len()).for_each(|row| add(bias, row));
+        }
+        Ok(())
+    }
+
+    /// `out = x W^T`, block by block of W's rows.
+    fn matrix_product(&self, x: &[f32], out: &mut [f32]) {
+        let shape = self.shape();
+        let batch = x.len() / shape.cols;
+        let x = ArrayView2::from_shape((batch, shape.cols), x).expect("length checked by the caller");
+        let mut out =
+            ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked by the caller");
+        let parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), BLOCK).collect();
+        parts.into_par_iter().enumerate().for_each_init(Vec::new, |buffer, (i, mut out)| {
+            let rows = i * BLOCK..i * BLOCK + out.ncols();
+            let weights = self.weights.block(rows.clone(), buffer);
+            let weights =
+                ArrayView2::from_shape((rows.len(), shape.cols), weights).expect("one block of rows");
+            general_mat_mul(1.0, &x, &weights.t(), 0.0, &mut out);
+        });
+    }
+}
+
+impl Weights {
+    /// Some rows in f32, through `buffer` where they need conversion.
+    fn block<'a>(&'a self, rows: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        match self {
+            Self::Dense(shape, weights) => &weights[rows.start * shape.cols..rows.end * shape.cols],
+            Self::Stored(stored) => {
+                let cols = stored.shape.cols;
+                buffer.resize(rows.len() * cols, 0.0);
+                let bytes = cols * stored.dtype.size();
+                convert(stored.dtype, &stored.bytes()[rows.start * bytes..rows.end * bytes], buffer);
+                buffer
+            }
+            Self::Packed(_) => unreachable!("packed weights have their own product"),
+        }
+    }
+}
+
+impl Stored {
+    fn bytes(&self) -> &[u8] {
+        self.checkpoint.tensor(&self.name).expect("found when the layer was made").bytes
+    }
+
+    fn row_bytes(&self, row: usize) -> &[u8] {
+        let size = self.shape.cols * self.dtype.size();
+        &self.bytes()[row * size..(row + 1) * size]
+    }
+
+    fn convert(&self, row: usize, out: &mut [f32]) {
+        convert(self.dtype, self.row_bytes(row), out);
+    }
+
+    fn vector_product(&self, x: &[f32], out: &mut [f32]) {
+        let size = self.shape.cols * self.dtype.size();
+        let bytes = self.bytes();
+        let row_bytes = |row: usize| &bytes[row * size..(row + 1) * size];
+        match self.dtype {
+            Dtype::Bf16 => vector_product(self.shape, out, |row| dot_bf16(row_bytes(row), x)),
+            dtype => vector_product(self.shape, out, |row| {
+                let mut buffer = [0.0; CONVERT];
+                let mut sums = [0.0; LANES];
+                let mut rest = 0..0;
+                for (bytes, x) in row_bytes(row).chunks(CONVERT * dtype.size()).zip(x.chunks(CONVERT)) {
+                    convert(dtype, bytes, &mut buffer[..x.len()]);
+                    accumulate(&mut sums, &buffer[..x.len()], x);
+                    rest = x.len() / LANES * LANES..x.len();
+                }
+                // Only the last chunk can have a tail.
+                let tail = &buffer[rest];
+                finish(sums, tail, &x[x.len() - tail.len()..])
+            }),
+        }
+    }
+}
+
+/// `out[r] = product(r)`, rows shared among threads where there are enough.
+fn vector_product(shape: Shape, out: &mut [f32], product: impl Fn(usize) -> f32 + Sync) {
+    if shape.len() <= SERIAL {
+        for (row, out) in out.iter_mut().enumerate() {
+            *out = product(row);
+        }
+        return;
+    }
+    let rows = (SERIAL / shape.cols).max(1);
+    out.par_chunks_mut(rows).enumerate().for_each(|(chunk, out)| {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = product(chunk * rows + i);
+        }
+    });
+}
+
+/// The inner product with a row of little-endian bf16, without a buffer: such a weight is the upper half of
+/// an f32.
+fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
+    let (row, row_rest) = row.as_chunks::<{ 2 * LANES }>();
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for (row, x) in row.iter().zip(x) {
+        for (s, (w, x)) in sums.iter_mut().zip(row.as_chunks::<2>().0.iter().zip(x)) {
+            *s += f32::from_bits(u32::from(u16::from_le_bytes(*w)) << 16) * x;
+        }
+    }
+    let mut tail = [0.0; LANES];
+    let tail = &mut tail[..x_rest.len()];
+    convert(Dtype::Bf16, row_rest, tail);
+    finish(sums, tail, x_rest)
+}
+
+/// Little-endian floats to f32.
+fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        Dtype::Bf16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        Dtype::F16 => {
+            // The slice conversion uses F16C where there is; the copy gives it the alignment that a file does
+            // not promise.
+            let mut block = [f16::ZERO; 128];
+            for (out, bytes) in out.chunks_mut(block.len()).zip(bytes.chunks(2 * block.len())) {
+                let block = &mut block[..out.len()];
+                for (h, b) in block.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *h = f16::from_le_bytes(*b);
+                }
+                block.convert_to_f32_slice(out);
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        Dtype::F64 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *o = f64::from_le_bytes(*b) as f32;
+            }
+        }
+        _ => unreachable!("integer tensors are refused when the layer is made"),
+    }
+}

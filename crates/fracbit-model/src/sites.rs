@@ -1,0 +1,207 @@
+//! Which rotations the runtime applies, and where.
+//!
+//! Two ways to make weights incoherent before quantization (QuIP#, Tseng et al. 2024, arXiv 2402.04396;
+//! folding after SliceGPT, Ashkboos et al. 2024, arXiv 2401.15024, and QuaRot, Ashkboos et al. 2024, arXiv
+//! 2404.00456), and none:
+//!
+//! | mode | turned in the weights ([`crate::WeightSource`]) | left to the runtime (this module) |
+//! | --- | --- | --- |
+//! | `none` | nothing | nothing |
+//! | `fold` | residual stream, V and O per head, norm gains | the input of down; with tied embeddings also the final gain, see below |
+//! | `online` | the input side of every linear, embedding rows | inputs of q/k/v, o, gate/up, down and the head: four per block; embedding rows turned back |
+//!
+//! **Tied embeddings, folded.** `E' = E R^T` serves as embedding and as head, but the head needs the gain g
+//! of the final norm, which is not a rotation and cannot enter a shared matrix. So the runtime turns the
+//! final hidden state back, applies g, and turns it again: `E' (R g∘(R^T n'))`, two O(h log h) steps per
+//! logit row instead of a second matrix of vocabulary × width.
+//!
+//! **Cost** in `fold`: one transform of the intermediate width per block and token; `online` adds three of
+//! the model's width.
+//!
+//! Site numbers are part of the file format, since signs are drawn from (seed, site): 0 is the residual
+//! stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) + k with k = 0 for V/O
+//! heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
+
+use fracbit_io::ModelConfig;
+use fracbit_rotation::Rotation;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// How a model's weights are rotated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RotationMode {
+    /// As stored.
+    None,
+    /// Rotations folded into the weights, but for one per block.
+    #[default]
+    Fold,
+    /// The input of every linear rotated at run time, as in the papers: four per block.
+    Online,
+}
+
+impl RotationMode {
+    /// All of them, the default first.
+    pub const ALL: [Self; 3] = [Self::Fold, Self::Online, Self::None];
+
+    /// The name on the command line and in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Fold => "fold",
+            Self::Online => "online",
+        }
+    }
+}
+
+impl std::fmt::Display for RotationMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for RotationMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
+        found.ok_or_else(|| Error::UnknownRotation(text.to_owned()))
+    }
+}
+
+/// Site numbers within a block; see the module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Site {
+    Heads = 0,
+    AttentionIn = 1,
+    OutputIn = 2,
+    MlpIn = 3,
+    DownIn = 4,
+}
+
+pub(crate) const RESIDUAL: u64 = 0;
+
+pub(crate) fn site(layer: usize, site: Site) -> u64 {
+    16 * (layer as u64 + 1) + site as u64
+}
+
+/// The rotations a block applies to activations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LayerSites {
+    pub(crate) attention_in: Option<Rotation>,
+    pub(crate) output_in: Option<Rotation>,
+    pub(crate) mlp_in: Option<Rotation>,
+    pub(crate) down_in: Option<Rotation>,
+}
+
+/// What happens between the final norm and the head.
+#[derive(Clone, Debug)]
+pub(crate) enum HeadSite {
+    Plain,
+    /// Rotate.
+    Rotate(Rotation),
+    /// Rotate back, apply the final norm's gain, rotate.
+    Regain(Rotation),
+}
+
+/// The online rotations of a model: rebuilt from mode and seed, nothing else need be stored.
+#[derive(Clone, Debug)]
+pub struct Sites {
+    mode: RotationMode,
+    seed: u64,
+    pub(crate) embed_out: Option<Rotation>, // applied inverted
+    pub(crate) layers: Vec<LayerSites>,
+    pub(crate) head: HeadSite,
+}
+
+impl Sites {
+    /// The sites of a model rotated by `mode` with the signs of `seed`.
+    ///
+    /// # Errors
+    /// [`Error::Rotation`] for a width that cannot be rotated.
+    pub fn new(config: &ModelConfig, mode: RotationMode, seed: u64) -> Result<Self, Error> {
+        let rotation = |n: usize, site: u64| Rotation::new(n, seed, site);
+        let (h, q, f) = (config.hidden_size, config.q_dim(), config.intermediate_size);
+        let mut layers = Vec::with_capacity(config.num_hidden_layers());
+        for i in 0..config.num_hidden_layers() {
+            layers.push(match mode {
+                RotationMode::None => LayerSites::default(),
+                RotationMode::Fold => {
+                    LayerSites { down_in: Some(rotation(f, site(i, Site::DownIn))?), ..LayerSites::default() }
+                }
+                RotationMode::Online => LayerSites {
+                    attention_in: Some(rotation(h, site(i, Site::AttentionIn))?),
+                    output_in: Some(rotation(q, site(i, Site::OutputIn))?),
+                    mlp_in: Some(rotation(h, site(i, Site::MlpIn))?),
+                    down_in: Some(rotation(f, site(i, Site::DownIn))?),
+                },
+            });
+        }
+        let (embed_out, head) = match mode {
+            RotationMode::None => (None, HeadSite::Plain),
+            RotationMode::Fold if config.tie_word_embeddings => {
+                (None, HeadSite::Regain(rotation(h, RESIDUAL)?))
+            }
+            RotationMode::Fold => (None, HeadSite::Plain),
+            RotationMode::Online => (Some(rotation(h, RESIDUAL)?), HeadSite::Rotate(rotation(h, RESIDUAL)?)),
+        };
+        Ok(Self { mode, seed, embed_out, layers, head })
+    }
+
+    /// How the weights are rotated.
+    #[must_use]
+    pub fn mode(&self) -> RotationMode {
+        self.mode
+    }
+
+    /// Where the signs come from.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Rotations per token in the blocks.
+    #[must_use]
+    pub fn online_rotations(&self) -> usize {
+        let count = |l: &LayerSites| {
+            [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in].iter().filter(|r| r.is_some()).count()
+        };
+        self.layers.iter().map(count).sum()
+    }
+
+    /// Floats of scratch that one row at any site needs.
+    pub(crate) fn scratch_len(&self) -> usize {
+        let layers = self.layers.iter().flat_map(|l| [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in]);
+        let ends = match &self.head {
+            HeadSite::Plain => 0,
+            HeadSite::Rotate(r) | HeadSite::Regain(r) => r.scratch_len(),
+        };
+        layers.flatten().map(Rotation::scratch_len).max().unwrap_or(0).max(ends)
+    }
+}
+
+/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a single row without allocation.
+pub(crate) fn apply(rotation: &Rotation, rows: &mut [f32], scratch: &mut [f32]) {
+    let n = rotation.width();
+    if rows.len() == n {
+        rotation.apply_with(rows, &mut scratch[..rotation.scratch_len()]);
+    } else {
+        rows.par_chunks_mut(ROWS * n).for_each(|part| rotation.apply_rows(part));
+    }
+}
+
+/// As [`apply`], backwards.
+pub(crate) fn apply_inverse(rotation: &Rotation, rows: &mut [f32], scratch: &mut [f32]) {
+    let n = rotation.width();
+    if rows.len() == n {
+        rotation.apply_inverse_with(rows, &mut scratch[..rotation.scratch_len()]);
+    } else {
+        rows.par_chunks_mut(ROWS * n).for_each(|part| rotation.apply_rows_inverse(part));
+    }
+}
+
+/// Rows that a thread takes at once.
+const ROWS: usize = 16;

@@ -1,0 +1,249 @@
+//! A checkpoint's weights in the form that is quantized or run: rotated, one matrix at a time.
+//!
+//! Holding one matrix is what bounds the memory of quantization: a source keeps nothing but the memory map
+//! and the norm gains it is asked for. With y = W x + b, a norm's gain g, and the orthogonal matrices R
+//! (residual stream), P (one head), D_i (input of down in block i), `fold` yields
+//!
+//! | matrix | weight | bias |
+//! | --- | --- | --- |
+//! | embedding | E R^T (rows are R e) | |
+//! | q, k, gate, up | W diag(g) R^T | b |
+//! | v | (I ⊗ P) W diag(g) R^T | (I ⊗ P) b |
+//! | o | R W (I ⊗ P)^T | R b |
+//! | down | R W D_i^T | R b |
+//! | head | W diag(g_final) R^T | |
+//!
+//! and `online` yields W S^T with the rotation S of each linear's input. Norm gains are 1 after folding,
+//! except the final one of a tied model, which [`crate::sites`] applies. Why queries, keys and their norms
+//! stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate from its rule 3: tied
+//! embeddings stay one matrix.
+//!
+//! P is shared by the heads of a block and drawn anew for each block.
+
+use std::sync::Arc;
+
+use fracbit_base::Shape;
+use fracbit_io::{Checkpoint, ModelConfig};
+use fracbit_rotation::fold::fold_gain;
+use fracbit_rotation::{BlockRotation, Rotation};
+use rayon::prelude::*;
+
+use crate::Error;
+use crate::id::{LayerLinear, LinearId, NormId};
+use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+
+/// A weight matrix in full precision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    /// Outputs by inputs.
+    pub shape: Shape,
+    /// Row-major.
+    pub data: Vec<f32>, // (rows, cols)
+}
+
+/// Yields a model's weights, rotated.
+#[derive(Clone, Debug)]
+pub struct WeightSource {
+    checkpoint: Arc<Checkpoint>,
+    config: ModelConfig,
+    sites: Sites,
+    residual: Option<Rotation>, // (hidden); fold only
+    embed_name: &'static str,
+    head_name: &'static str,
+}
+
+impl WeightSource {
+    /// Checks that every tensor the configuration asks for is stored with its shape, and that no stored bias
+    /// or norm would be ignored. Reads no weights.
+    ///
+    /// # Errors
+    /// [`Error::Io`] naming the tensor that is missing or has another shape, [`Error::Unexpected`],
+    /// [`Error::Rotation`].
+    pub fn new(
+        checkpoint: Arc<Checkpoint>,
+        config: ModelConfig,
+        mode: RotationMode,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        let names = checkpoint.embedding_names(&config)?;
+        let sites = Sites::new(&config, mode, seed)?;
+        let residual = match mode {
+            RotationMode::Fold => Some(Rotation::new(config.hidden_size, seed, RESIDUAL)?),
+            RotationMode::None | RotationMode::Online => None,
+        };
+        let source =
+            Self { checkpoint, config, sites, residual, embed_name: names.embed, head_name: names.head };
+        source.check_tensors()?;
+        Ok(source)
+    }
+
+    fn check_tensors(&self) -> Result<(), Error> {
+        let Self { checkpoint, config, .. } = self;
+        for id in LinearId::all(config) {
+            let shape = id.shape(config);
+            checkpoint.expect_shape(&self.weight_name(id), &[shape.rows, shape.cols])?;
+            let bias = id.bias_name();
+            if id.has_bias(config) {
+                checkpoint.expect_shape(&bias, &[shape.rows])?;
+            } else if checkpoint.contains(&bias) {
+                return Err(Error::Unexpected { tensor: bias, rule: "`attention_bias` or `mlp_bias`" });
+            }
+        }
+        for id in NormId::all(config) {
+            checkpoint.expect_shape(&id.weight_name(), &[id.width(config)])?;
+        }
+        if !config.qk_norm {
+            let norms = (0..config.num_hidden_layers()).flat_map(|i| [NormId::Query(i), NormId::Key(i)]);
+            if let Some(id) = norms.into_iter().find(|id| checkpoint.contains(&id.weight_name())) {
+                return Err(Error::Unexpected { tensor: id.weight_name(), rule: "`model_type`" });
+            }
+        }
+        Ok(())
+    }
+
+    /// The checkpoint the weights come from.
+    #[must_use]
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+
+    /// What the model is.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// What a runtime of these weights has to rotate itself.
+    #[must_use]
+    pub fn sites(&self) -> &Sites {
+        &self.sites
+    }
+
+    /// The stored name of a matrix; a tied embedding may be stored as `lm_head.weight`.
+    #[must_use]
+    pub fn weight_name(&self, id: LinearId) -> String {
+        match id {
+            LinearId::Embed => self.embed_name.to_owned(),
+            LinearId::Head => self.head_name.to_owned(),
+            LinearId::Layer(..) => id.weight_name(),
+        }
+    }
+
+    /// Reads and rotates one matrix. Peak memory: the matrix in f32.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for NaN or infinite weights, [`Error::UnknownLinear`].
+    pub fn linear(&self, id: LinearId) -> Result<Matrix, Error> {
+        self.check(id)?;
+        let shape = id.shape(&self.config);
+        let mut data = self.checkpoint.to_f32(&self.weight_name(id))?;
+        match self.sites.mode() {
+            RotationMode::None => {}
+            RotationMode::Fold => self.fold(id, shape, &mut data)?,
+            RotationMode::Online => rotate_input(&self.online_input(id)?, &mut data),
+        }
+        Ok(Matrix { shape, data })
+    }
+
+    fn fold(&self, id: LinearId, shape: Shape, data: &mut [f32]) -> Result<(), Error> {
+        let residual = self.residual.as_ref().expect("made for this mode");
+        match id {
+            LinearId::Embed => rotate_input(residual, data),
+            LinearId::Head => {
+                fold_gain(data, &self.stored_norm(NormId::Final)?);
+                rotate_input(residual, data);
+            }
+            LinearId::Layer(i, linear) => match linear {
+                LayerLinear::Q | LayerLinear::K | LayerLinear::V => {
+                    fold_gain(data, &self.stored_norm(NormId::Attention(i))?);
+                    rotate_input(residual, data);
+                    if linear == LayerLinear::V {
+                        self.heads(i, self.config.num_key_value_heads)?.rotate_output(data, shape.cols);
+                    }
+                }
+                LayerLinear::Gate | LayerLinear::Up => {
+                    fold_gain(data, &self.stored_norm(NormId::Mlp(i))?);
+                    rotate_input(residual, data);
+                }
+                LayerLinear::O => {
+                    rotate_input(self.heads(i, self.config.num_attention_heads)?.rotation(), data);
+                    residual.rotate_output(data, shape.cols);
+                }
+                LayerLinear::Down => {
+                    let down = self.sites.layers[i].down_in.as_ref().expect("folding leaves this site");
+                    rotate_input(down, data);
+                    residual.rotate_output(data, shape.cols);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    fn online_input(&self, id: LinearId) -> Result<Rotation, Error> {
+        let input = match id {
+            LinearId::Embed | LinearId::Head => self.sites.embed_out.as_ref(),
+            LinearId::Layer(i, linear) => {
+                let sites = &self.sites.layers[i];
+                match linear {
+                    LayerLinear::Q | LayerLinear::K | LayerLinear::V => sites.attention_in.as_ref(),
+                    LayerLinear::O => sites.output_in.as_ref(),
+                    LayerLinear::Gate | LayerLinear::Up => sites.mlp_in.as_ref(),
+                    LayerLinear::Down => sites.down_in.as_ref(),
+                }
+            }
+        };
+        Ok(input.expect("every linear has a site in this mode").clone())
+    }
+
+    /// The per-head rotation of a block, over `heads` heads.
+    fn heads(&self, layer: usize, heads: usize) -> Result<BlockRotation, Error> {
+        let one = Rotation::new(self.config.head_dim, self.sites.seed(), site(layer, Site::Heads))?;
+        Ok(BlockRotation::new(one, heads)?)
+    }
+
+    /// The bias that goes with [`WeightSource::linear`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bias(&self, id: LinearId) -> Result<Option<Vec<f32>>, Error> {
+        self.check(id)?;
+        if !id.has_bias(&self.config) {
+            return Ok(None);
+        }
+        let mut bias = self.checkpoint.to_f32(&id.bias_name())?;
+        if self.sites.mode() == RotationMode::Fold
+            && let LinearId::Layer(i, linear) = id
+        {
+            let residual = self.residual.as_ref().expect("made for this mode");
+            match linear {
+                LayerLinear::V => self.heads(i, self.config.num_key_value_heads)?.apply(&mut bias),
+                LayerLinear::O | LayerLinear::Down => residual.apply(&mut bias),
+                LayerLinear::Q | LayerLinear::K | LayerLinear::Gate | LayerLinear::Up => {}
+            }
+        }
+        Ok(Some(bias))
+    }
+
+    /// A norm's gain: the stored one, or ones where it was folded into its readers.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+        let folded = id.folded(&self.config, self.sites.mode());
+        if folded { Ok(vec![1.0; id.width(&self.config)]) } else { self.stored_norm(id) }
+    }
+
+    fn stored_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+        Ok(self.checkpoint.to_f32(&id.weight_name())?)
+    }
+
+    fn check(&self, id: LinearId) -> Result<(), Error> {
+        if id.exists(&self.config) { Ok(()) } else { Err(Error::UnknownLinear(id.to_string())) }
+    }
+}
+
+/// W ← W S^T, or blockwise where S is narrower than a row: rows in parallel, each with the bits it would get
+/// alone.
+fn rotate_input(rotation: &Rotation, data: &mut [f32]) {
+    data.par_chunks_mut(64 * rotation.width()).for_each(|rows| rotation.apply_rows(rows));
+}

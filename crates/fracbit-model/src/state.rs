@@ -1,0 +1,213 @@
+//! What one sequence needs beside the model: its cache and work space.
+
+use fracbit_io::ModelConfig;
+
+use crate::Error;
+use crate::kv::{KvLayer, KvType};
+use crate::linear::LinearScratch;
+
+/// How to make a [`State`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateOptions {
+    /// Most tokens it can hold; `None`: the model's `max_position_embeddings`. More than that is allowed, at
+    /// the caller's judgement: the model was not trained for it.
+    pub context: Option<usize>,
+    /// Element type of the cache.
+    pub kv: KvType,
+    /// Tokens run together in prefill, at least 1.
+    pub chunk: usize,
+}
+
+impl Default for StateOptions {
+    fn default() -> Self {
+        Self { context: None, kv: KvType::F16, chunk: 256 }
+    }
+}
+
+/// Positions that the cache grows by at least.
+const STEP: usize = 64;
+
+/// Cache and work space of one sequence; made by [`crate::Model::state`].
+#[derive(Debug)]
+pub struct State {
+    pub(crate) layers: Vec<KvLayer>,
+    pub(crate) scratch: Scratch,
+    shape: StateShape,
+    capacity: usize,
+    len: usize,
+    chunk: usize,
+}
+
+/// The sizes of a model that a state depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StateShape {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    q_dim: usize,
+    hidden: usize,
+    intermediate: usize,
+}
+
+impl StateShape {
+    fn of(config: &ModelConfig) -> Self {
+        Self {
+            layers: config.num_hidden_layers(),
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            q_dim: config.q_dim(),
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+        }
+    }
+}
+
+impl std::fmt::Display for StateShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { layers, kv_heads, head_dim, q_dim, hidden, intermediate } = self;
+        write!(
+            f,
+            "{layers} layers of {hidden}, queries {q_dim}, {kv_heads} kv heads of {head_dim}, mlp {intermediate}"
+        )
+    }
+}
+
+impl State {
+    pub(crate) fn new(config: &ModelConfig, options: &StateOptions) -> Self {
+        let capacity = options.context.unwrap_or(config.max_position_embeddings);
+        let layer = || KvLayer::new(options.kv, config.num_key_value_heads, config.head_dim);
+        Self {
+            layers: (0..config.num_hidden_layers()).map(|_| layer()).collect(),
+            scratch: Scratch::default(),
+            shape: StateShape::of(config),
+            capacity,
+            len: 0,
+            chunk: options.chunk.max(1),
+        }
+    }
+
+    /// Makes room for `tokens` more, up to the capacity, so that running them does not allocate cache.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; the state is then as before.
+    pub fn reserve(&mut self, tokens: usize) -> Result<(), Error> {
+        let want = self.len.saturating_add(tokens).min(self.capacity);
+        let have = self.layers.iter().map(|l| l.capacity).min().unwrap_or(want);
+        if want <= have {
+            return Ok(());
+        }
+        let room = want.max(have.saturating_mul(2)).saturating_add(STEP - 1) / STEP * STEP;
+        let room = room.min(self.capacity);
+        for layer in &mut self.layers {
+            layer.grow(room).map_err(|source| Error::Memory { tokens: room, source })?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the cache of a full state with these options.
+    #[must_use]
+    pub fn cache_bytes(config: &ModelConfig, options: &StateOptions) -> usize {
+        let capacity = options.context.unwrap_or(config.max_position_embeddings);
+        let position = 2 * config.num_hidden_layers() * config.kv_dim() * options.kv.size();
+        position.saturating_mul(capacity)
+    }
+
+    /// Tokens held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when no token was run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Most tokens it can hold.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Tokens run together in prefill.
+    #[must_use]
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Forgets all tokens but the first `len`; does nothing when there are no more.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Forgets all tokens.
+    pub fn reset(&mut self) {
+        self.len = 0;
+    }
+
+    pub(crate) fn advance(&mut self, rows: usize) {
+        self.len += rows;
+    }
+
+    pub(crate) fn check_model(&self, config: &ModelConfig) -> Result<(), Error> {
+        let want = StateShape::of(config);
+        if want == self.shape {
+            return Ok(());
+        }
+        Err(Error::State { want: want.to_string(), got: self.shape.to_string() })
+    }
+}
+
+/// Buffers of a forward pass; each grows to its largest use and stays.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) x: Vec<f32>,        // (rows, hidden): the residual stream
+    pub(crate) n: Vec<f32>,        // (rows, hidden)
+    pub(crate) q: Vec<f32>,        // (rows, q_dim)
+    pub(crate) k: Vec<f32>,        // (rows, kv_dim)
+    pub(crate) v: Vec<f32>,        // (rows, kv_dim)
+    pub(crate) grouped: Vec<f32>,  // (kv head, rows, group, head_dim)
+    pub(crate) gate: Vec<f32>,     // (rows, intermediate)
+    pub(crate) up: Vec<f32>,       // (rows, intermediate)
+    pub(crate) cos: Vec<f32>,      // (rows, head_dim / 2)
+    pub(crate) sin: Vec<f32>,      // (rows, head_dim / 2)
+    pub(crate) head: Vec<f32>,     // (rows of logits, hidden)
+    pub(crate) rotation: Vec<f32>, // one row's scratch
+    pub(crate) linear: LinearScratch,
+}
+
+impl Scratch {
+    pub(crate) fn ensure(&mut self, config: &ModelConfig, rotation: usize, rows: usize) {
+        let grow = |buffer: &mut Vec<f32>, width: usize| {
+            if buffer.len() < rows * width {
+                buffer.resize(rows * width, 0.0);
+            }
+        };
+        self.ensure_rotation(rotation);
+        grow(&mut self.x, config.hidden_size);
+        grow(&mut self.n, config.hidden_size);
+        grow(&mut self.q, config.q_dim());
+        grow(&mut self.k, config.kv_dim());
+        grow(&mut self.v, config.kv_dim());
+        grow(&mut self.grouped, config.q_dim());
+        grow(&mut self.gate, config.intermediate_size);
+        grow(&mut self.up, config.intermediate_size);
+        grow(&mut self.cos, config.head_dim / 2);
+        grow(&mut self.sin, config.head_dim / 2);
+    }
+
+    /// The state may come from a model of this shape without rotations.
+    pub(crate) fn ensure_rotation(&mut self, len: usize) {
+        if self.rotation.len() < len {
+            self.rotation.resize(len, 0.0);
+        }
+    }
+
+    /// `source` copied into a buffer that keeps its memory.
+    pub(crate) fn copy<'a>(buffer: &'a mut Vec<f32>, source: &[f32]) -> &'a mut [f32] {
+        buffer.clear();
+        buffer.extend_from_slice(source);
+        buffer
+    }
+}

@@ -1,0 +1,341 @@
+//! Every architecture against float64 logits, and against itself run in other ways.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test's helpers fail by panicking and report on stderr"
+)]
+
+mod common;
+
+use common::{F32, Reference, logits, max_difference, references, relative};
+use fracbit_model::{
+    Error, EvalOptions, GenerateOptions, Generation, KvType, Linear, LinearId, Model, RotationMode,
+    SampleConfig, Sampler, StateOptions, Stop, WeightSource, eval,
+};
+
+fn each(f: impl FnMut(&Reference)) {
+    references().unwrap_or_default().iter().for_each(f);
+}
+
+#[test]
+fn logits_match_float64() {
+    each(|r| {
+        let model = r.model(RotationMode::None);
+        let got = logits(&model, &mut model.state(&F32), &r.tokens);
+        let error = max_difference(&got, &r.logits);
+        eprintln!("{:12} max |Δlogit| {error:.1e}", r.name);
+        // Measured at most 2e-5; the promise is 1e-3.
+        assert!(error <= 1e-3, "{}: {error}", r.name);
+    });
+}
+
+#[test]
+fn rotated_models_give_the_same_logits() {
+    each(|r| {
+        let plain = r.model(RotationMode::None);
+        let want = logits(&plain, &mut plain.state(&F32), &r.tokens);
+        for mode in [RotationMode::Fold, RotationMode::Online] {
+            for seed in [0, 42] {
+                let model = Model::from_source(&r.source(mode, seed)).unwrap();
+                let got = logits(&model, &mut model.state(&F32), &r.tokens);
+                let error = relative(&got, &want);
+                eprintln!("{:12} {mode:?} seed {seed}: relative {error:.1e}", r.name);
+                assert!(error <= 1e-4, "{} {mode:?}: {error:e}", r.name);
+                let row = plain.config().vocab_size;
+                for (got, want) in got.chunks(row).zip(want.chunks(row)) {
+                    assert!(relative(got, want) <= 1e-4, "{} {mode:?}: one row", r.name);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn one_state_serves_models_of_one_shape() {
+    // Fold needs scratch that none does not, and lookups between them must not mix.
+    each(|r| {
+        let (plain, folded) = (r.model(RotationMode::None), r.model(RotationMode::Fold));
+        let mut state = plain.state(&F32);
+        let want = logits(&plain, &mut state, &r.tokens[..3]);
+        state.reset();
+        assert!(
+            relative(&logits(&folded, &mut state, &r.tokens[..1]), &want[..plain.config().vocab_size]) < 1e-4
+        );
+    });
+}
+
+#[test]
+fn rotations_move_the_weights() {
+    // Guards the test above: a mode that does nothing would pass it.
+    each(|r| {
+        let plain = r.source(RotationMode::None, 1);
+        let layers = plain.config().num_hidden_layers();
+        for (mode, rotations) in [(RotationMode::Fold, layers), (RotationMode::Online, 4 * layers)] {
+            let rotated = r.source(mode, 1);
+            assert_eq!(rotated.sites().online_rotations(), rotations);
+            for id in LinearId::all(plain.config()) {
+                let (a, b) = (plain.linear(id).unwrap(), rotated.linear(id).unwrap());
+                assert_eq!(a.shape, b.shape);
+                assert!(relative(&b.data, &a.data) > 0.5, "{} {mode:?} {id}", r.name);
+                let other = r.source(mode, 2).linear(id).unwrap();
+                assert!(relative(&other.data, &b.data) > 0.5, "{} {mode:?} {id}: the seed matters", r.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn decoding_and_chunks_equal_one_pass() {
+    each(|r| {
+        for mode in [RotationMode::None, RotationMode::Fold] {
+            let model = r.model(mode);
+            let whole = logits(&model, &mut model.state(&F32), &r.tokens);
+            for chunk in [1, 7, 16, 39] {
+                let mut state = model.state(&StateOptions { chunk, ..F32 });
+                let got = logits(&model, &mut state, &r.tokens);
+                let error = max_difference(&got, &whole);
+                assert!(error <= 1e-4, "{} {mode:?} chunk {chunk}: {error}", r.name);
+            }
+            let mut state = model.state(&F32);
+            let mut got = logits(&model, &mut state, &r.tokens[..11]);
+            for token in &r.tokens[11..] {
+                got.extend(logits(&model, &mut state, std::slice::from_ref(token)));
+            }
+            assert!(max_difference(&got, &whole) <= 1e-4, "{} {mode:?}: prefill, then decode", r.name);
+            assert_eq!(state.len(), r.tokens.len());
+
+            // Back to the middle, and on: the same rows again, to the bit.
+            state.truncate(20);
+            let row = model.config().vocab_size;
+            let again = logits(&model, &mut state, &r.tokens[20..21]);
+            assert_eq!(again, got[20 * row..21 * row], "{}: after truncating", r.name);
+        }
+    });
+}
+
+#[test]
+fn half_precision_cache_stays_close() {
+    each(|r| {
+        let model = r.model(RotationMode::None);
+        let got = logits(&model, &mut model.state(&StateOptions { kv: KvType::F16, ..F32 }), &r.tokens);
+        let error = relative(&got, &r.logits);
+        eprintln!("{:12} f16 cache: relative {error:.1e}", r.name);
+        // Rounding at 2^-12 relative; attention scores of standard deviation 2 let it grow by a small factor.
+        assert!(error <= 10.0 / 4096.0, "{}: {error:e}", r.name);
+        assert!(error > 0.0, "{}: an f16 cache rounds", r.name);
+    });
+}
+
+#[test]
+fn greedy_generation_matches() {
+    each(|r| {
+        let model = r.model(RotationMode::Fold);
+        let mut state = model.state(&F32);
+        let mut sampler = Sampler::new(SampleConfig::default()).unwrap();
+        let options = GenerateOptions { max_tokens: Some(r.greedy.len()), end_tokens: Vec::new() };
+        let mut generation = Generation::new(&model, &mut state, &mut sampler, &r.tokens, options).unwrap();
+        let got: Vec<u32> = generation.by_ref().map(Result::unwrap).collect();
+        assert_eq!(got, r.greedy, "{}", r.name);
+        assert_eq!(generation.stop(), Some(Stop::MaxTokens));
+    });
+}
+
+#[test]
+fn generation_stops() {
+    each(|r| {
+        let Some(&first) = r.greedy.first() else { return };
+        let model = r.model(RotationMode::None);
+        let mut sampler = Sampler::new(SampleConfig::default()).unwrap();
+        let mut state = model.state(&F32);
+        let options = GenerateOptions { max_tokens: None, end_tokens: vec![first] };
+        let mut generation = Generation::new(&model, &mut state, &mut sampler, &r.tokens, options).unwrap();
+        assert!(generation.next().is_none());
+        assert_eq!((generation.stop(), generation.pending().len()), (Some(Stop::End(first)), 0));
+
+        // Two places are left: the third token is picked from the last one's logits, and no more.
+        let mut state = model.state(&StateOptions { context: Some(r.tokens.len() + 2), ..F32 });
+        let mut generation =
+            Generation::new(&model, &mut state, &mut sampler, &r.tokens, GenerateOptions::default()).unwrap();
+        assert_eq!(generation.by_ref().map(Result::unwrap).count(), 3);
+        assert_eq!((generation.stop(), generation.pending().len()), (Some(Stop::ContextFull), 1));
+
+        let mut state = model.state(&StateOptions { context: Some(r.tokens.len() - 1), ..F32 });
+        let mut generation =
+            Generation::new(&model, &mut state, &mut sampler, &r.tokens, GenerateOptions::default()).unwrap();
+        assert!(matches!(generation.next(), Some(Err(Error::ContextFull { .. }))));
+        assert!(generation.next().is_none());
+    });
+}
+
+#[test]
+fn evaluation_matches_float64() {
+    each(|r| {
+        let model = r.model(RotationMode::None);
+        for rows in [1, 16, 100] {
+            let options = EvalOptions { state: F32, rows };
+            let nll = eval::nll(&model, &[&r.tokens], &options, |_| {}).unwrap();
+            assert_eq!(nll.tokens, r.tokens.len() as u64 - 1);
+            assert!((nll.nats_per_token() - r.nats_per_token).abs() < 1e-4, "{}: {nll:?}", r.name);
+            let (a, b) = r.tokens.split_at(17);
+            let two = eval::compare(&model, &model, &[a, b], &options, |_| {}).unwrap();
+            assert_eq!((two.kl(), two.top1_agreement()), (0.0, 1.0));
+            assert_eq!(two.model.tokens, r.tokens.len() as u64 - 2);
+            assert_eq!(two.baseline, eval::nll(&model, &[a, b], &options, |_| {}).unwrap());
+        }
+    });
+}
+
+#[test]
+fn comparison_sees_a_changed_layer() {
+    each(|r| {
+        let baseline = r.model(RotationMode::None);
+        let mut model = baseline.clone();
+        let id: LinearId = "model.layers.1.mlp.down_proj".parse().unwrap();
+        let old = model.linear(id).unwrap();
+        let (shape, bias) = (old.shape(), old.bias().map(<[f32]>::to_vec));
+        let mut weights = old.to_dense().unwrap();
+        weights.iter_mut().enumerate().for_each(|(i, w)| *w *= if i % 3 == 0 { 1.3 } else { 0.9 });
+        let old = model.replace(id, Linear::dense(shape, weights, bias).unwrap()).unwrap();
+        let options = EvalOptions { state: F32, ..EvalOptions::default() };
+        let changed = eval::compare(&baseline, &model, &[&r.tokens], &options, |_| {}).unwrap();
+        // The definition, on whole logits.
+        let (p, q) = (
+            logits(&baseline, &mut baseline.state(&F32), &r.tokens),
+            logits(&model, &mut model.state(&F32), &r.tokens),
+        );
+        let row = baseline.config().vocab_size;
+        let predictions = r.tokens.len() - 1;
+        let want: f64 =
+            p.chunks(row).zip(q.chunks(row)).take(predictions).map(|(p, q)| eval::row_kl(p, q)).sum::<f64>();
+        assert!(changed.kl() > 1e-4, "{}: {}", r.name, changed.kl());
+        assert!((changed.kl_sum - want).abs() <= 1e-4 * want, "{}: {} {want}", r.name, changed.kl_sum);
+        model.replace(id, old).unwrap();
+        let back = eval::compare(&baseline, &model, &[&r.tokens], &options, |_| {}).unwrap();
+        assert_eq!(back.kl(), 0.0);
+    });
+}
+
+#[test]
+fn a_window_ends_where_it_should() {
+    // Three layers that see 8 positions each: a token reaches 3 · 7 positions on, and no further.
+    each(|r| {
+        if r.name != "mistral" {
+            return;
+        }
+        let model = r.model(RotationMode::None);
+        let row = model.config().vocab_size;
+        let want = logits(&model, &mut model.state(&F32), &r.tokens);
+        let mut tokens = r.tokens.clone();
+        tokens[3] = (tokens[3] + 1) % 160;
+        let got = logits(&model, &mut model.state(&F32), &tokens);
+        for (i, (got, want)) in got.chunks(row).zip(want.chunks(row)).enumerate() {
+            let reached = (3..=3 + 21).contains(&i);
+            assert_eq!(got != want, reached, "position {i}");
+        }
+    });
+}
+
+#[test]
+fn same_bits_at_any_thread_count() {
+    each(|r| {
+        for mode in [RotationMode::None, RotationMode::Online] {
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    let model = r.model(mode);
+                    let mut state = model.state(&F32);
+                    let mut out = logits(&model, &mut state, &r.tokens[..30]);
+                    out.extend(logits(&model, &mut state, &r.tokens[30..31]));
+                    out
+                })
+            };
+            let one = run(1);
+            assert!(run(3) == one, "{} {mode:?}", r.name);
+        }
+    });
+}
+
+#[test]
+fn stored_weights_give_the_bits_of_dense_ones() {
+    each(|r| {
+        let source = r.source(RotationMode::None, 0);
+        let stored = Model::from_source(&source).unwrap();
+        let mut dense = Model::from_source(&source).unwrap();
+        for id in LinearId::all(source.config()) {
+            let m = source.linear(id).unwrap();
+            dense.replace(id, Linear::dense(m.shape, m.data, source.bias(id).unwrap()).unwrap()).unwrap();
+        }
+        assert!(stored.weight_bytes() <= dense.weight_bytes());
+        for chunk in [1, 64] {
+            let options = StateOptions { chunk, ..F32 };
+            let a = logits(&stored, &mut stored.state(&options), &r.tokens);
+            assert!(a == logits(&dense, &mut dense.state(&options), &r.tokens), "{} chunk {chunk}", r.name);
+        }
+    });
+}
+
+#[test]
+fn a_model_serves_many_threads() {
+    fn shared<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    shared::<Model>();
+    sent::<fracbit_model::State>();
+}
+
+#[test]
+fn refusals_leave_the_state_alone() {
+    each(|r| {
+        let model = r.model(RotationMode::None);
+        let vocab = model.config().vocab_size;
+        let mut state = model.state(&StateOptions { context: Some(8), ..F32 });
+        let mut hidden = Vec::new();
+        model.forward(&mut state, &r.tokens[..5], &mut hidden).unwrap();
+        let bad = [1, u32::try_from(vocab).unwrap()];
+        let e = model.forward(&mut state, &bad, &mut hidden).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            format!("forward: token {vocab} should be below the vocabulary size {vocab}")
+        );
+        let e = model.forward(&mut state, &[1; 4], &mut hidden).unwrap_err();
+        assert_eq!(e.to_string(), "forward: 4 tokens after the 5 present should fit the context of 8 tokens");
+        assert_eq!(state.len(), 5);
+        model.forward(&mut state, &[1; 3], &mut hidden).unwrap();
+        model.forward(&mut state, &[], &mut hidden).unwrap();
+        assert!(hidden.is_empty());
+        let default = model.state(&StateOptions::default());
+        assert_eq!(default.capacity(), model.config().max_position_embeddings);
+        assert!(matches!(
+            eval::nll(&model, &[&[1u32][..]], &EvalOptions::default(), |_| {}),
+            Err(Error::Window(1))
+        ));
+    });
+    let Some(all) = references() else { return };
+    let (a, b) = (all[0].model(RotationMode::None), all[1].model(RotationMode::None));
+    let mut state = a.state(&F32);
+    assert!(matches!(b.forward(&mut state, &[1], &mut Vec::new()), Err(Error::State { .. })));
+    assert!(matches!(
+        eval::compare(&a, &b, &[&[1u32, 2][..]], &EvalOptions::default(), |_| {}),
+        Err(Error::Vocabularies(..))
+    ));
+}
+
+#[test]
+fn configurations_that_do_not_fit_the_checkpoint() {
+    let Some(all) = references() else { return };
+    let with = |name: &str, change: &dyn Fn(&mut fracbit_io::ModelConfig)| {
+        let r = all.iter().find(|r| r.name == name).unwrap();
+        let source = r.source(RotationMode::None, 0);
+        let mut config = source.config().clone();
+        change(&mut config);
+        WeightSource::new(source.checkpoint().clone(), config, RotationMode::None, 0).unwrap_err().to_string()
+    };
+    let e = with("llama-bias", &|c| c.qkv_bias = false);
+    assert!(e.contains("model.layers.0.self_attn.q_proj.bias") && e.contains("is stored"), "{e}");
+    let e = with("qwen3", &|c| c.qk_norm = false);
+    assert!(e.contains("q_norm.weight") && e.contains("is stored"), "{e}");
+    let e = with("llama2", &|c| c.layers.push(c.layers[0]));
+    assert!(e.contains("model.layers.2.self_attn.q_proj.weight"), "{e}");
+    let e = with("llama2", &|c| c.intermediate_size += 1);
+    assert!(e.contains("model.layers.0.mlp.gate_proj.weight") && e.contains("shape"), "{e}");
+}

@@ -1,0 +1,30 @@
+//! Quantizes a checkpoint and compares it with the original: `small MODEL TEXT BITS`.
+#![expect(clippy::print_stdout, reason = "an example")]
+
+use fracbit::{
+    EvalOptions, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, directory, evaluate, plan,
+    quantize, sensitivity,
+};
+use fracbit_model::RotationMode;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, model, text, bits] = args.as_slice() else { return Err("usage: small MODEL TEXT BITS".into()) };
+    let opened = Opened::new(Path::new(model))?;
+    let source = opened.source(RotationMode::Fold, 0)?;
+    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let hash = opened.checkpoint.content_hash();
+    let measured = sensitivity::measure(&source, &hash, Protocol::QUICK, None, &Quiet, &mut |_| Ok(()))?;
+    let plan = plan(&inventory, &measured, &PlanOptions::new(Target::Bits(bits.parse()?)))?;
+    let folder = tempfile::tempdir()?;
+    let out = folder.path().join("small");
+    let options =
+        QuantizeOptions { force: false, command: "example".into(), source: model.clone(), source_hash: hash };
+    let report = quantize(&source, &inventory, &plan, &out, &options, &Quiet)?;
+    println!("{:.3} bits per weight, {} bytes", report.bits_per_weight, report.bytes);
+    let words = std::fs::read_to_string(text)?;
+    let eval = EvalOptions { ctx: Some(256), windows: Some(24), ..EvalOptions::default() };
+    println!("{:?}", evaluate(&Opened::new(&out)?, Some(&opened), &words, Path::new(text), &eval, &Quiet)?);
+    Ok(())
+}

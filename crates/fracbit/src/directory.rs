@@ -1,0 +1,146 @@
+//! Tensor names and the configuration block of a quantized model directory (`docs/formats.md`).
+
+use crate::{
+    Error,
+    plan::{Inventory, Matrix, Plan, Storage},
+};
+use fracbit_base::Scheme;
+use fracbit_io::{Checkpoint, ModelConfig};
+use fracbit_model::{LinearId, NormId, RotationMode};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::Path};
+
+/// `quant_method` of our directories.
+pub const QUANT_METHOD: &str = "fracbit";
+/// Version of the file format that this program writes, and the only one it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// File that holds the plan.
+pub const PLAN_FILE: &str = "plan.json";
+
+/// The block `quantization_config` of `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QuantizationConfig {
+    /// Always [`QUANT_METHOD`].
+    pub quant_method: String,
+    /// See [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// Rotation of the weights.
+    pub rotation: RotationMode,
+    /// Seed of the rotations.
+    pub seed: u64,
+    /// Input columns per scale; 0: one scale per row.
+    pub group: usize,
+    /// Stored bits per parameter, everything counted.
+    pub bits_per_weight: f64,
+    /// Scheme of every matrix, by module name.
+    pub modules: BTreeMap<String, Module>,
+}
+
+/// How one matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Module {
+    /// A scheme name or `f16`.
+    pub scheme: Storage,
+}
+
+impl QuantizationConfig {
+    /// The block for a plan.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        Self {
+            quant_method: QUANT_METHOD.to_owned(),
+            format_version: FORMAT_VERSION,
+            rotation: plan.rotation,
+            seed: plan.seed,
+            group: plan.group,
+            bits_per_weight: plan.bits_per_weight,
+            modules: plan.layers.iter().map(|l| (l.name.clone(), Module { scheme: l.scheme })).collect(),
+        }
+    }
+
+    /// Reads the block of a model's configuration; `None` when the model is not quantized.
+    ///
+    /// # Errors
+    /// When the block is another tool's, of another version, or malformed.
+    pub fn read(config: &ModelConfig, dir: &Path) -> Result<Option<Self>, Error> {
+        let bad = |rule: String| Error::QuantizationConfig { path: dir.to_path_buf(), rule };
+        let Some(block) = &config.quantization_config else { return Ok(None) };
+        let field = |name: &str| block.get(name).cloned().unwrap_or_default();
+        if field("quant_method") != QUANT_METHOD {
+            return Err(bad(format!(
+                "quant_method should be \"{QUANT_METHOD}\", got {}",
+                field("quant_method")
+            )));
+        }
+        if field("format_version") != FORMAT_VERSION {
+            let got = field("format_version");
+            return Err(bad(format!(
+                "format_version should be {FORMAT_VERSION}, got {got}: a newer fracbit may read it"
+            )));
+        }
+        let parsed: Self = serde_json::from_value(block.clone()).map_err(|e| bad(e.to_string()))?;
+        if !parsed.group.is_multiple_of(16) {
+            return Err(bad(format!("group should be 0 or a multiple of 16, got {}", parsed.group)));
+        }
+        Ok(Some(parsed))
+    }
+
+    /// How the matrix `id` is stored.
+    ///
+    /// # Errors
+    /// When `modules` does not name it.
+    pub fn storage(&self, id: LinearId, dir: &Path) -> Result<Storage, Error> {
+        let module = self.modules.get(&id.to_string()).ok_or_else(|| Error::QuantizationConfig {
+            path: dir.to_path_buf(),
+            rule: format!("modules should name `{id}`"),
+        })?;
+        Ok(module.scheme)
+    }
+}
+
+/// Tensor names of a packed matrix: codes, scales, gain.
+#[must_use]
+pub fn packed_names(id: LinearId) -> [String; 3] {
+    let weight = id.weight_name();
+    [format!("{weight}.codes"), format!("{weight}.scales"), format!("{weight}.gain")]
+}
+
+/// Tensor names of a codebook: entries, step.
+#[must_use]
+pub fn codebook_names(scheme: Scheme) -> [String; 2] {
+    [format!("fracbit.codebook.{scheme}.entries"), format!("fracbit.codebook.{scheme}.step")]
+}
+
+/// The norms that a directory stores; the others were folded into their readers and are all ones.
+pub fn stored_norms(config: &ModelConfig, rotation: RotationMode) -> impl Iterator<Item = NormId> + use<'_> {
+    NormId::all(config).filter(move |id| !id.folded(config, rotation))
+}
+
+/// What a checkpoint consists of. Reads no weights.
+#[must_use]
+pub fn inventory(checkpoint: &Checkpoint, config: &ModelConfig, rotation: RotationMode) -> Inventory {
+    let matrices: Vec<Matrix> = LinearId::all(config)
+        .map(|id| Matrix { id, name: id.to_string(), shape: id.shape(config) })
+        .collect();
+    let biases: usize = matrices.iter().filter(|m| m.id.has_bias(config)).map(|m| m.shape.rows).sum();
+    let norms = |ids: &mut dyn Iterator<Item = NormId>| ids.map(|id| id.width(config)).sum::<usize>();
+    let all_norms = norms(&mut NormId::all(config));
+    let kept_norms = norms(&mut stored_norms(config, rotation));
+    Inventory {
+        source_hash: fingerprint(checkpoint, config),
+        matrices,
+        other_params: (biases + all_norms) as u64,
+        stored_other: (biases + kept_norms) as u64,
+        tied: config.tie_word_embeddings,
+    }
+}
+
+/// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.
+fn fingerprint(checkpoint: &Checkpoint, config: &ModelConfig) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(serde_json::to_string(&config.raw).unwrap_or_default().as_bytes());
+    for (name, info) in checkpoint.iter() {
+        hasher.update(format!("\n{name} {} {:?}", info.dtype.name(), info.shape).as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}

@@ -1,0 +1,112 @@
+//! One error for the verbs of the facade; every message names what was wrong and where.
+
+use fracbit_base::{Bytes, Scheme};
+use std::path::PathBuf;
+
+/// Why a verb failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Reading or writing a model directory failed.
+    #[error(transparent)]
+    Io(#[from] fracbit_io::Error),
+    /// The model cannot be built or run.
+    #[error(transparent)]
+    Model(#[from] fracbit_model::Error),
+    /// The solver refused.
+    #[error(transparent)]
+    Alloc(#[from] fracbit_alloc::AllocError),
+    /// `FRACBIT_ISA` is wrong.
+    #[error(transparent)]
+    Isa(#[from] fracbit_kernels::IsaError),
+    /// A scheme name is wrong.
+    #[error(transparent)]
+    Scheme(#[from] fracbit_base::SchemeError),
+    /// A matrix could not be quantized.
+    #[error("quantizing `{tensor}` ({shape}, {scheme}): {source}")]
+    Tensor {
+        /// Tensor name.
+        tensor: String,
+        /// Its shape.
+        shape: fracbit_base::Shape,
+        /// The scheme.
+        scheme: Scheme,
+        /// What is wrong with it.
+        source: fracbit_quant::QuantError,
+    },
+    /// A packed tensor of a model directory breaks the format.
+    #[error("{}: `{tensor}`: {rule}", path.display())]
+    Packed {
+        /// The directory.
+        path: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// What should hold.
+        rule: String,
+    },
+    /// The `quantization_config` of a directory is not ours or not of this version.
+    #[error("{}: quantization_config: {rule}", path.display())]
+    QuantizationConfig {
+        /// The directory.
+        path: PathBuf,
+        /// What should hold.
+        rule: String,
+    },
+    /// The budget is outside what the palette reaches.
+    #[error(
+        "budget {asked} ({asked_bits:.3} bits per weight) is out of reach: this palette stores the model in {min} \
+         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3})"
+    )]
+    Budget {
+        /// Bytes asked for.
+        asked: Bytes,
+        /// The same in bits per weight.
+        asked_bits: f64,
+        /// Least bytes.
+        min: Bytes,
+        /// Least bits per weight.
+        min_bits: f64,
+        /// Most bytes.
+        max: Bytes,
+        /// Most bits per weight.
+        max_bits: f64,
+    },
+    /// A plan document is wrong.
+    #[error("{origin}: {rule}")]
+    Plan {
+        /// File or command that holds the plan.
+        origin: String,
+        /// What should hold.
+        rule: String,
+    },
+    /// A sensitivity document is wrong or does not cover the model.
+    #[error("sensitivities {origin}: {rule}")]
+    Sensitivity {
+        /// File or protocol.
+        origin: String,
+        /// What should hold.
+        rule: String,
+    },
+    /// The palette has no measured error for a scheme.
+    #[error("scheme {scheme} has no measured error in the palette's table")]
+    NoErrorEntry {
+        /// The scheme.
+        scheme: Scheme,
+    },
+    /// A text to evaluate or calibrate on is unusable.
+    #[error("{}: {rule}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What should hold.
+        rule: String,
+    },
+    /// An option has a value that makes no sense.
+    #[error("{option}: {rule}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What should hold.
+        rule: String,
+    },
+}

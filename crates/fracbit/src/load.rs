@@ -1,0 +1,214 @@
+//! From a model directory, quantized or not, to a model that runs.
+
+use crate::{
+    Error,
+    directory::{QuantizationConfig, codebook_names, packed_names},
+    plan::Storage,
+};
+use fracbit_base::{Bytes, Scheme, Shape};
+use fracbit_format::{Codebook, Layout, PackedView};
+use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
+use fracbit_kernels::{Kernels, PackedMatrix};
+use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites, WeightSource};
+use half::f16;
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+/// The best kernels of this machine, capped by `FRACBIT_ISA`.
+///
+/// # Errors
+/// When `FRACBIT_ISA` names no instruction set.
+pub fn kernels() -> Result<Kernels, Error> {
+    let mut kernels = Kernels::scalar();
+    #[cfg(target_arch = "x86_64")]
+    fracbit_kernels_x86::install(&mut kernels)?;
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = &mut kernels; // no backend yet: the scalar reference
+    Ok(kernels)
+}
+
+/// A directory opened and understood, nothing loaded yet.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its tensors.
+    pub checkpoint: Arc<Checkpoint>,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// How it is quantized, if it is.
+    pub quantization: Option<QuantizationConfig>,
+}
+
+impl Opened {
+    /// Opens a directory and reads its configuration.
+    ///
+    /// # Errors
+    /// When the directory is no model directory; the message names the file and the rule.
+    pub fn new(dir: &Path) -> Result<Self, Error> {
+        let config = ModelConfig::from_dir(dir)?;
+        let quantization = QuantizationConfig::read(&config, dir)?;
+        let checkpoint = Arc::new(Checkpoint::open(dir)?);
+        Ok(Self { checkpoint, config, quantization })
+    }
+
+    /// The weights of an unquantized checkpoint, rotated.
+    ///
+    /// # Errors
+    /// When the directory is quantized already, or a tensor is missing or has the wrong shape.
+    pub fn source(&self, rotation: RotationMode, seed: u64) -> Result<WeightSource, Error> {
+        if self.quantization.is_some() {
+            let path = self.checkpoint.dir().to_path_buf();
+            let rule = "the model is quantized already: start from the original checkpoint".to_owned();
+            return Err(Error::QuantizationConfig { path, rule });
+        }
+        Ok(WeightSource::new(Arc::clone(&self.checkpoint), self.config.clone(), rotation, seed)?)
+    }
+
+    /// Parameters of the model.
+    #[must_use]
+    pub fn params(&self) -> u64 {
+        let matrices = LinearId::all(&self.config).map(|id| {
+            let shape = id.shape(&self.config);
+            shape.len() + if id.has_bias(&self.config) { shape.rows } else { 0 }
+        });
+        let norms = NormId::all(&self.config).map(|id| id.width(&self.config));
+        matrices.chain(norms).map(|n| n as u64).sum()
+    }
+
+    /// Stored bits per parameter, everything counted.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn bits_per_weight(&self) -> f64 {
+        self.checkpoint.data_bytes() as f64 * 8.0 / self.params().max(1) as f64
+    }
+
+    /// Bytes of tensors.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.checkpoint.data_bytes())
+    }
+
+    /// The tokenizer of the directory.
+    ///
+    /// # Errors
+    /// When there is none or it is malformed.
+    pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
+        Ok(Tokenizer::from_dir(self.checkpoint.dir(), Some(&self.config))?)
+    }
+
+    /// Builds the model. With `verify`, the checksum of every tensor of a quantized directory is checked first.
+    ///
+    /// # Errors
+    /// When a tensor is missing, damaged, or does not fit its scheme.
+    pub fn model(&self, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
+        match &self.quantization {
+            None => Ok(Model::from_source(&self.source(RotationMode::None, 0)?)?),
+            Some(block) => self.quantized(block, kernels, verify),
+        }
+    }
+
+    fn quantized(&self, block: &QuantizationConfig, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
+        let reader = Reader { checkpoint: &self.checkpoint, verify };
+        let sites = Sites::new(&self.config, block.rotation, block.seed)?;
+        let mut builder = ModelBuilder::new(self.config.clone(), sites)?;
+        let mut books = BTreeMap::new();
+        for id in LinearId::all(&self.config) {
+            let shape = id.shape(&self.config);
+            let bias = if id.has_bias(&self.config) {
+                Some(reader.f32s(&id.bias_name(), shape.rows)?)
+            } else {
+                None
+            };
+            let linear = match block.storage(id, self.checkpoint.dir())? {
+                Storage::F16 => {
+                    self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
+                    reader.tensor(&id.weight_name(), Dtype::F16)?;
+                    Linear::stored(Arc::clone(&self.checkpoint), &id.weight_name(), bias)?
+                }
+                Storage::Packed(scheme) => {
+                    for half in scheme.halves() {
+                        if !books.contains_key(&half) {
+                            books.insert(half, reader.codebook(half)?);
+                        }
+                    }
+                    let matrix = reader.packed(id, scheme, shape, block.group, &books, kernels)?;
+                    Linear::packed(matrix, bias).map_err(fracbit_model::Error::from)?
+                }
+            };
+            builder.set(id, linear)?;
+        }
+        for id in NormId::all(&self.config) {
+            let width = id.width(&self.config);
+            let folded = id.folded(&self.config, block.rotation);
+            let gain = if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? };
+            builder.set_norm(id, gain)?;
+        }
+        Ok(builder.build()?)
+    }
+}
+
+/// Reads tensors of a quantized directory.
+struct Reader<'a> {
+    checkpoint: &'a Checkpoint,
+    verify: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn bad(&self, tensor: &str, rule: String) -> Error {
+        Error::Packed { path: self.checkpoint.dir().to_path_buf(), tensor: tensor.to_owned(), rule }
+    }
+
+    fn tensor(&self, name: &str, dtype: Dtype) -> Result<TensorView<'a>, Error> {
+        let view = self.checkpoint.tensor(name)?;
+        if view.dtype != dtype {
+            return Err(
+                self.bad(name, format!("dtype should be {}, got {}", dtype.name(), view.dtype.name()))
+            );
+        }
+        if self.verify {
+            self.checkpoint.verify_tensor(name)?;
+        }
+        Ok(view)
+    }
+
+    fn f32s(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        let view = self.tensor(name, Dtype::F32)?;
+        if view.bytes.len() != 4 * len {
+            return Err(self.bad(name, format!("should hold {len} numbers, got {}", view.bytes.len() / 4)));
+        }
+        let values: Vec<f32> = view.bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        match values.iter().position(|v| !v.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(self.bad(name, format!("number {at} should be finite, got {}", values[at]))),
+        }
+    }
+
+    fn codebook(&self, scheme: Scheme) -> Result<Codebook, Error> {
+        let [entries_name, step_name] = codebook_names(scheme);
+        let view = self.tensor(&entries_name, Dtype::I16)?;
+        let entries = view.bytes.as_chunks::<2>().0.iter().map(|&b| i16::from_le_bytes(b)).collect();
+        let step = self.f32s(&step_name, 1)?[0];
+        Codebook::new(scheme, entries, step).map_err(|e| self.bad(&entries_name, e.to_string()))
+    }
+
+    fn packed(
+        &self,
+        id: LinearId,
+        scheme: Scheme,
+        shape: Shape,
+        group: usize,
+        books: &BTreeMap<Scheme, Codebook>,
+        kernels: &Kernels,
+    ) -> Result<PackedMatrix, Error> {
+        let [codes_name, scales_name, gain_name] = packed_names(id);
+        let codes = self.tensor(&codes_name, Dtype::U8)?;
+        let scales = self.tensor(&scales_name, Dtype::F16)?;
+        let scales: Vec<f16> =
+            scales.bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
+        let gain = self.f32s(&gain_name, 1)?[0];
+        let group = if group == 0 { shape.cols.next_multiple_of(fracbit_format::TILE_COLS) } else { group };
+        let layout = Layout::new(scheme, shape);
+        let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
+        let view = PackedView::new(scheme, shape, &used, codes.bytes, &scales, group, gain)
+            .map_err(|e| self.bad(&codes_name, e.to_string()))?;
+        Ok(PackedMatrix::new(kernels, &view))
+    }
+}

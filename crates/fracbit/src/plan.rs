@@ -1,0 +1,438 @@
+//! Plans: which scheme every matrix gets under a budget.
+//!
+//! A plan is plain data: print it, edit it, keep it, apply it. Making one looks at shapes and sensitivities
+//! only, never at weights. The objective is the linearity theorem's `sum_l a_l err(Q_l)` (Q-Palette, equation 2)
+//! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
+
+use crate::{Error, sensitivity::Sensitivities};
+use fracbit_alloc::{Budget as Limit, Choice, Layer, Limits, Problem, Solution};
+use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
+use fracbit_model::{LinearId, RotationMode};
+use fracbit_quant::Grouping;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+/// Version of the plan document.
+pub const PLAN_VERSION: u32 = 1;
+/// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
+pub const UNROTATED_GROUP: usize = 64;
+
+/// How a matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Storage {
+    /// Packed codes of a scheme.
+    Packed(Scheme),
+    /// Half precision, 16 bits per weight.
+    F16,
+}
+
+impl Storage {
+    /// Payload bits per weight.
+    #[must_use]
+    pub fn bits(self) -> f64 {
+        match self {
+            Self::Packed(scheme) => scheme.rate().bits(),
+            Self::F16 => 16.0,
+        }
+    }
+
+    /// Bytes of a matrix of `shape`, scales included.
+    #[must_use]
+    pub fn bytes(self, shape: Shape, grouping: Grouping) -> Bytes {
+        match self {
+            Self::Packed(scheme) => grouping.bytes(scheme, shape),
+            Self::F16 => Bytes(2 * shape.len() as u64),
+        }
+    }
+
+    /// Relative squared error on Gaussian weights: the palette's measured table, 0 for half precision.
+    ///
+    /// # Errors
+    /// When the palette has no measured error for the scheme.
+    pub fn error(self) -> Result<f64, Error> {
+        match self {
+            Self::Packed(scheme) => fracbit_codebook::nmse(scheme).ok_or(Error::NoErrorEntry { scheme }),
+            Self::F16 => Ok(0.0),
+        }
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Packed(scheme) => scheme.fmt(f),
+            Self::F16 => f.pad("f16"),
+        }
+    }
+}
+
+impl FromStr for Storage {
+    type Err = fracbit_base::SchemeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "f16" { Ok(Self::F16) } else { text.parse().map(Self::Packed) }
+    }
+}
+
+impl Serialize for Storage {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Storage {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What a plan must keep to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// Stored bits per parameter of the whole model: codes, scales, codebooks, norms, embedding and head.
+    Bits(f64),
+    /// Bytes of all stored tensors.
+    Size(Bytes),
+    /// This scheme everywhere; no budget.
+    Uniform(Scheme),
+}
+
+/// Choices that shape a plan beside its target.
+#[derive(Clone, Debug)]
+pub struct PlanOptions {
+    /// The budget.
+    pub target: Target,
+    /// Schemes to choose from.
+    pub palette: Palette,
+    /// Trellis code of the palette.
+    pub code: Code,
+    /// Rotation of the weights.
+    pub rotation: RotationMode,
+    /// Seed of rotations.
+    pub seed: u64,
+    /// Store the output head (and a tied embedding) in half precision.
+    pub keep_head: bool,
+}
+
+impl PlanOptions {
+    /// The defaults for a target: trellis palette, folded rotation, head quantized.
+    #[must_use]
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            palette: Palette::Tcq,
+            code: Code::Fine,
+            rotation: RotationMode::Fold,
+            seed: 0,
+            keep_head: false,
+        }
+    }
+}
+
+/// A matrix of the model and what is known of it without reading its weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Which one.
+    pub id: LinearId,
+    /// Its tensor name.
+    pub name: String,
+    /// Outputs x inputs.
+    pub shape: Shape,
+}
+
+/// What a model consists of, as far as a plan needs to know.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    /// Hash of the source checkpoint's contents.
+    pub source_hash: String,
+    /// Every matrix that can be quantized; a tied head appears once, as the embedding.
+    pub matrices: Vec<Matrix>,
+    /// Parameters outside the matrices: norms and biases.
+    pub other_params: u64,
+    /// Those of them that a directory stores (as f32): norms that are folded away are not.
+    pub stored_other: u64,
+    /// Head and embedding are one matrix.
+    pub tied: bool,
+}
+
+impl Inventory {
+    /// All parameters of the model.
+    #[must_use]
+    pub fn params(&self) -> u64 {
+        self.matrices.iter().map(|m| m.shape.len() as u64).sum::<u64>() + self.other_params
+    }
+
+    /// True for the matrix that produces the logits.
+    #[must_use]
+    pub fn is_head(&self, id: LinearId) -> bool {
+        id == LinearId::Head || (self.tied && id == LinearId::Embed)
+    }
+}
+
+/// One matrix of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedLayer {
+    /// Tensor name.
+    pub name: String,
+    /// Scheme name or `f16`.
+    pub scheme: Storage,
+    /// Payload bits per weight.
+    pub bits: f64,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Stored bytes, scales included.
+    pub bytes: u64,
+    /// Sensitivity: loss per unit of relative squared error.
+    pub sensitivity: f64,
+    /// Share of the predicted loss.
+    pub predicted_loss: f64,
+}
+
+/// A complete allocation: the document `plan.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of this document.
+    pub plan_version: u32,
+    /// Hash of the checkpoint it was made for.
+    pub source_hash: String,
+    /// `fold`, `online` or `none`.
+    pub rotation: RotationMode,
+    /// Input columns per scale; 0: one scale per row.
+    pub group: usize,
+    /// Seed of rotations.
+    pub seed: u64,
+    /// Where the sensitivities come from.
+    pub objective: String,
+    /// Stored bits per parameter, everything counted.
+    pub bits_per_weight: f64,
+    /// Bytes of all stored tensors.
+    pub bytes: u64,
+    /// Bytes of norms, biases and codebooks within `bytes`.
+    pub fixed_bytes: u64,
+    /// Predicted rise of the loss, nats per token (KL divergence).
+    pub predicted_loss: f64,
+    /// No allocation of this palette within the budget is predicted to lose less than this.
+    pub lower_bound: f64,
+    /// The matrices.
+    pub layers: Vec<PlannedLayer>,
+}
+
+impl Plan {
+    /// How scales are grouped.
+    #[must_use]
+    pub fn grouping(&self) -> Grouping {
+        if self.group == 0 { Grouping::Row } else { Grouping::Columns(self.group) }
+    }
+
+    /// The distinct uniform schemes whose codebooks the packed model needs.
+    #[must_use]
+    pub fn codebooks(&self) -> BTreeSet<Scheme> {
+        codebook_schemes(self.layers.iter().map(|l| l.scheme))
+    }
+
+    /// Reads `plan.json` text; `origin` names it in messages.
+    ///
+    /// # Errors
+    /// When the text is not a plan of this version.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, Error> {
+        let bad = |rule: String| Error::Plan { origin: origin.to_owned(), rule };
+        let plan: Self = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+        if plan.plan_version != PLAN_VERSION {
+            return Err(bad(format!("plan_version should be {PLAN_VERSION}, got {}", plan.plan_version)));
+        }
+        if !plan.group.is_multiple_of(16) {
+            return Err(bad(format!("group should be 0 or a multiple of 16, got {}", plan.group)));
+        }
+        Ok(plan)
+    }
+
+    /// Checks that the plan names every matrix of the model once, with its shape, and recomputes its totals
+    /// (they may be stale after editing by hand).
+    ///
+    /// # Errors
+    /// Naming the first layer that is missing, unknown, doubled or of another shape.
+    pub fn fit_to(&mut self, inventory: &Inventory) -> Result<(), Error> {
+        let bad = |rule: String| Error::Plan { origin: "plan".to_owned(), rule };
+        if self.source_hash != inventory.source_hash {
+            let (want, got) = (&inventory.source_hash, &self.source_hash);
+            return Err(bad(format!("it was made for a checkpoint with hash {got}, this one has {want}")));
+        }
+        let mut layers = Vec::with_capacity(inventory.matrices.len());
+        for matrix in &inventory.matrices {
+            let mut found = self.layers.iter().filter(|l| l.name == matrix.name);
+            let (Some(layer), None) = (found.next(), found.next()) else {
+                return Err(bad(format!("layer `{}` should appear once", matrix.name)));
+            };
+            if (layer.rows, layer.cols) != (matrix.shape.rows, matrix.shape.cols) {
+                let got = Shape::new(layer.rows, layer.cols);
+                return Err(bad(format!("layer `{}` should be {}, got {got}", matrix.name, matrix.shape)));
+            }
+            layers.push(planned(matrix, layer.scheme, self.grouping(), layer.sensitivity)?);
+        }
+        if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
+        {
+            return Err(bad(format!("layer `{}` is not in the model", extra.name)));
+        }
+        self.layers = layers;
+        self.total(inventory);
+        Ok(())
+    }
+
+    fn total(&mut self, inventory: &Inventory) {
+        self.fixed_bytes = 4 * inventory.stored_other + codebook_bytes(&self.codebooks());
+        self.bytes = self.fixed_bytes + self.layers.iter().map(|l| l.bytes).sum::<u64>();
+        self.bits_per_weight = bits_per_weight(self.bytes, inventory.params());
+        self.predicted_loss = self.layers.iter().map(|l| l.predicted_loss).sum();
+    }
+}
+
+/// Makes the plan of least predicted loss within the target.
+///
+/// # Errors
+/// When the target is out of reach (the message holds the reachable range) or sensitivities are missing.
+pub fn plan(
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+) -> Result<Plan, Error> {
+    let group = if options.rotation == RotationMode::None { UNROTATED_GROUP } else { 0 };
+    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
+    let palette: Vec<Storage> = match options.target {
+        Target::Uniform(scheme) => vec![Storage::Packed(scheme)],
+        _ => options.palette.schemes(options.code).into_iter().map(Storage::Packed).collect(),
+    };
+    let menus: Vec<Vec<PlannedLayer>> = inventory
+        .matrices
+        .iter()
+        .map(|matrix| {
+            let a = sensitivities.of(&matrix.name)?;
+            let kept = options.keep_head && inventory.is_head(matrix.id);
+            let menu: &[Storage] = if kept { &[Storage::F16] } else { &palette };
+            menu.iter().map(|&storage| planned(matrix, storage, grouping, a)).collect()
+        })
+        .collect::<Result<_, Error>>()?;
+
+    let mut plan = Plan {
+        plan_version: PLAN_VERSION,
+        source_hash: inventory.source_hash.clone(),
+        rotation: options.rotation,
+        group,
+        seed: options.seed,
+        objective: sensitivities.protocol.clone(),
+        bits_per_weight: 0.0,
+        bytes: 0,
+        fixed_bytes: 0,
+        predicted_loss: 0.0,
+        lower_bound: 0.0,
+        layers: Vec::new(),
+    };
+    let budget = match options.target {
+        Target::Uniform(_) => {
+            plan.layers = menus.into_iter().map(|mut menu| menu.swap_remove(0)).collect();
+            plan.total(inventory);
+            plan.lower_bound = plan.predicted_loss;
+            return Ok(plan);
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a size in bytes"
+        )]
+        Target::Bits(bits) => (bits * inventory.params() as f64 / 8.0).floor().max(0.0) as u64,
+        Target::Size(bytes) => bytes.0,
+    };
+    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: solve, count,
+    // and where the total oversteps the budget solve again with that much less.
+    let mut room = budget.saturating_sub(4 * inventory.stored_other);
+    for _ in 0..16 {
+        let solution = solve(inventory, &menus, room, budget)?;
+        plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
+        plan.total(inventory);
+        plan.lower_bound = solution.lower_bound;
+        if plan.bytes <= budget {
+            return Ok(plan);
+        }
+        room = room.saturating_sub(plan.bytes - budget);
+    }
+    Err(unreachable_budget(inventory, &menus, budget))
+}
+
+/// Solves with HiGHS, which proves its gap; the own solver provides the fallback incumbent inside.
+fn solve(
+    inventory: &Inventory,
+    menus: &[Vec<PlannedLayer>],
+    room: u64,
+    budget: u64,
+) -> Result<Solution, Error> {
+    let layers = menus
+        .iter()
+        .map(|menu| Layer {
+            name: menu[0].name.clone(),
+            choices: menu.iter().map(|l| Choice::new(l.bytes, l.predicted_loss)).collect(),
+        })
+        .collect();
+    let problem = Problem::new(layers, vec![Limit::new("bytes", room)])?;
+    if room < problem.range(0).min {
+        return Err(unreachable_budget(inventory, menus, budget));
+    }
+    Ok(fracbit_alloc::solve_highs(&problem, Limits::default())?)
+}
+
+/// The refusal of a budget, with the range that the palette reaches on this model.
+fn unreachable_budget(inventory: &Inventory, menus: &[Vec<PlannedLayer>], budget: u64) -> Error {
+    let total = |pick: fn(&[PlannedLayer]) -> &PlannedLayer| {
+        let chosen: Vec<_> = menus.iter().map(|menu| pick(menu)).collect();
+        let books = codebook_bytes(&codebook_schemes(chosen.iter().map(|l| l.scheme)));
+        chosen.iter().map(|l| l.bytes).sum::<u64>() + books + 4 * inventory.stored_other
+    };
+    let min = total(|menu| menu.iter().min_by_key(|l| l.bytes).expect("a menu is never empty"));
+    let max = total(|menu| menu.iter().max_by_key(|l| l.bytes).expect("a menu is never empty"));
+    let bits = |bytes| bits_per_weight(bytes, inventory.params());
+    Error::Budget {
+        asked: Bytes(budget),
+        asked_bits: bits(budget),
+        min: Bytes(min),
+        min_bits: bits(min),
+        max: Bytes(max),
+        max_bits: bits(max),
+    }
+}
+
+fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Result<PlannedLayer, Error> {
+    Ok(PlannedLayer {
+        name: matrix.name.clone(),
+        scheme: storage,
+        bits: storage.bits(),
+        rows: matrix.shape.rows,
+        cols: matrix.shape.cols,
+        bytes: storage.bytes(matrix.shape, grouping).0,
+        sensitivity: a,
+        predicted_loss: a * storage.error()?,
+    })
+}
+
+fn codebook_schemes(storages: impl Iterator<Item = Storage>) -> BTreeSet<Scheme> {
+    storages
+        .filter_map(|s| match s {
+            Storage::Packed(scheme) => Some(scheme.halves()),
+            Storage::F16 => None,
+        })
+        .flatten()
+        .collect()
+}
+
+/// Bytes of the stored codebooks: 16-bit entries and an f32 step each.
+fn codebook_bytes(schemes: &BTreeSet<Scheme>) -> u64 {
+    schemes
+        .iter()
+        .map(|&s| fracbit_quant::codebook(s).map_or(0, |book| 2 * book.entries().len() as u64 + 4))
+        .sum()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio")]
+fn bits_per_weight(bytes: u64, params: u64) -> f64 {
+    bytes as f64 * 8.0 / params as f64
+}

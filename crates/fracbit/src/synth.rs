@@ -1,0 +1,255 @@
+//! Checkpoints with seeded random weights of real shapes, for measurements of speed and memory.
+//!
+//! The weights are Gaussian with standard deviation 0.02, norms are ones: activations stay finite, the text is noise.
+//! The tokenizer maps every byte to a token, which is enough to feed and read such a model.
+
+use crate::{Error, Progress};
+use fracbit_io::{Dtype, MAX_SHARD, ModelConfig, OutputDir, Overwrite, ShardWriter, TensorSpec};
+use fracbit_model::{LinearId, NormId};
+use half::bf16;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+/// Weights drawn from one stream of random numbers; each chunk has its own, so that chunks can be made in parallel.
+const CHUNK: usize = 1 << 16;
+
+/// A shape by name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    architecture: &'static str,
+    model_type: &'static str,
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    vocab: usize,
+    tied: bool,
+    rope_theta: f64,
+}
+
+const fn llama(name: &'static str, dims: [usize; 7], tied: bool) -> Preset {
+    let [hidden, intermediate, layers, heads, kv_heads, head_dim, vocab] = dims;
+    Preset {
+        name,
+        architecture: "LlamaForCausalLM",
+        model_type: "llama",
+        hidden,
+        intermediate,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab,
+        tied,
+        rope_theta: 500_000.0,
+    }
+}
+
+/// The shapes there are: hidden, feed-forward, layers, heads, key-value heads, head width, vocabulary, as published in
+/// the models' configurations.
+pub const PRESETS: [Preset; 8] = [
+    llama("tiny", [64, 192, 2, 4, 2, 16, 320], true),
+    llama("smollm2-135m", [576, 1536, 30, 9, 3, 64, 49152], true),
+    llama("llama-3.2-1b", [2048, 8192, 16, 32, 8, 64, 128_256], true),
+    llama("llama-3.2-3b", [3072, 8192, 28, 24, 8, 128, 128_256], true),
+    llama("llama-3-8b", [4096, 14336, 32, 32, 8, 128, 128_256], false),
+    llama("llama-2-7b", [4096, 11008, 32, 32, 32, 128, 32000], false),
+    Preset {
+        architecture: "Qwen2ForCausalLM",
+        model_type: "qwen2",
+        ..llama("qwen2.5-0.5b", [896, 4864, 24, 14, 2, 64, 151_936], true)
+    },
+    Preset {
+        architecture: "Qwen3ForCausalLM",
+        model_type: "qwen3",
+        ..llama("qwen3-0.6b", [1024, 3072, 28, 16, 8, 128, 151_936], true)
+    },
+];
+
+impl Preset {
+    /// The preset of this name.
+    ///
+    /// # Errors
+    /// Listing the names there are.
+    pub fn named(name: &str) -> Result<Self, Error> {
+        PRESETS.into_iter().find(|p| p.name == name).ok_or_else(|| Error::Option {
+            option: "--shape",
+            rule: format!("should be one of {}, got `{name}`", PRESETS.map(|p| p.name).join(", ")),
+        })
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        let value = json!({
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 256,
+            "eos_token_id": 257,
+        });
+        match value {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
+    }
+}
+
+/// What to make.
+#[derive(Clone, Copy, Debug)]
+pub struct SynthOptions {
+    /// The shape.
+    pub preset: Preset,
+    /// Vocabulary instead of the preset's, at least 258.
+    pub vocab: Option<usize>,
+    /// Layers instead of the preset's.
+    pub layers: Option<usize>,
+    /// Seed of the weights.
+    pub seed: u64,
+    /// Replace an existing directory.
+    pub force: bool,
+}
+
+/// Writes a checkpoint and returns its path.
+///
+/// # Errors
+/// When an option is out of range or the directory cannot be written.
+pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) -> Result<PathBuf, Error> {
+    let mut preset = options.preset;
+    preset.vocab = options.vocab.unwrap_or(preset.vocab);
+    preset.layers = options.layers.unwrap_or(preset.layers);
+    if preset.vocab < 258 {
+        let rule = format!("should be at least 258 (256 bytes and two special tokens), got {}", preset.vocab);
+        return Err(Error::Option { option: "--vocab", rule });
+    }
+    if preset.layers == 0 {
+        return Err(Error::Option { option: "--layers", rule: "should be at least 1".to_owned() });
+    }
+    let raw = preset.config();
+    let text = format!("{:#}\n", Value::Object(raw));
+    let config = ModelConfig::parse(text.as_bytes(), Path::new("config.json"))?;
+
+    let mut dir = OutputDir::create(out, if options.force { Overwrite::Yes } else { Overwrite::No })?;
+    let spec = |name: String, shape: Vec<usize>| TensorSpec { name, dtype: Dtype::Bf16, shape };
+    let mut specs = Vec::new();
+    for id in LinearId::all(&config) {
+        let shape = id.shape(&config);
+        specs.push(spec(id.weight_name(), vec![shape.rows, shape.cols]));
+        if id.has_bias(&config) {
+            specs.push(spec(id.bias_name(), vec![shape.rows]));
+        }
+    }
+    specs.extend(NormId::all(&config).map(|id| spec(id.weight_name(), vec![id.width(&config)])));
+    let mut writer =
+        ShardWriter::new(&mut dir, specs, MAX_SHARD, &[("format".to_owned(), "pt".to_owned())].into())?;
+    writer.check_space()?;
+    progress.stage("writing random weights", writer.total_bytes());
+    for (index, id) in LinearId::all(&config).enumerate() {
+        let shape = id.shape(&config);
+        writer.start(&id.weight_name())?;
+        // A slab at a time: a whole head of a large model would be a gigabyte.
+        for slab in (0..shape.len()).step_by(64 * CHUNK) {
+            let bytes = gaussian(
+                shape.len().min(slab + 64 * CHUNK) - slab,
+                options.seed,
+                (index as u64) << 32 | (slab / CHUNK) as u64,
+            );
+            writer.push(&bytes)?;
+            progress.advance(bytes.len() as u64);
+        }
+        writer.end()?;
+        if id.has_bias(&config) {
+            writer.write(
+                &id.bias_name(),
+                &gaussian(shape.rows, options.seed, (index as u64) << 32 | 1 << 31),
+            )?;
+        }
+    }
+    let one = bf16::ONE.to_le_bytes();
+    for id in NormId::all(&config) {
+        writer.write(&id.weight_name(), &one.repeat(id.width(&config)))?;
+    }
+    writer.finish()?;
+    dir.write_file("config.json", text.as_bytes())?;
+    dir.write_file("tokenizer.json", format!("{:#}\n", byte_tokenizer()).as_bytes())?;
+    dir.write_file("tokenizer_config.json", b"{\n  \"bos_token\": \"<s>\",\n  \"eos_token\": \"</s>\"\n}\n")?;
+    dir.write_manifest(
+        json!({ "tool": format!("fracbit {} synth", env!("CARGO_PKG_VERSION")), "seed": options.seed }),
+    )?;
+    Ok(dir.commit()?)
+}
+
+/// `count` bf16 Gaussian weights; `first` numbers the first chunk.
+fn gaussian(count: usize, seed: u64, first: u64) -> Vec<u8> {
+    let chunks = count.div_ceil(CHUNK);
+    (0..chunks)
+        .into_par_iter()
+        .flat_map_iter(|chunk| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            rng.set_stream(first + chunk as u64);
+            let len = CHUNK.min(count - chunk * CHUNK);
+            (0..len)
+                .flat_map(move |_| bf16::from_f32(0.02 * rng.sample::<f32, _>(StandardNormal)).to_le_bytes())
+        })
+        .collect()
+}
+
+/// One token per byte, then `<s>` and `</s>`.
+fn byte_tokenizer() -> Value {
+    let mut vocab = Map::new();
+    for (id, c) in byte_alphabet().into_iter().enumerate() {
+        vocab.insert(c.to_string(), json!(id));
+    }
+    let special = |id: u32, content: &str| {
+        json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true })
+    };
+    let bytes =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [special(256, "<s>"), special(257, "</s>")],
+        "normalizer": null,
+        "pre_tokenizer": bytes,
+        "post_processor": null,
+        "decoder": bytes,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                   "vocab": vocab, "merges": [] }
+    })
+}
+
+/// The printable character that stands for each byte in byte-level tokenizers (GPT-2's table): printable Latin-1
+/// bytes stand for themselves, the others for the code points from 256 on.
+fn byte_alphabet() -> Vec<char> {
+    let mut next = 256;
+    (0..=255u8)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+            _ => {
+                next += 1;
+                char::from_u32(next - 1).unwrap_or(char::REPLACEMENT_CHARACTER)
+            }
+        })
+        .collect()
+}
