@@ -22,9 +22,21 @@ pub fn noise_levels(count: usize) -> Vec<f64> {
     (1..=count).map(|i| MAX_NOISE * i as f64 / count as f64).collect()
 }
 
-/// Adds seeded Gaussian noise so that the expected `|W - W'|^2` is `t^2 |W|^2`.
-pub fn add_noise(weights: &mut [f32], t: f64, seed: u64) {
-    let energy: f64 = weights.iter().map(|&w| f64::from(w).powi(2)).sum();
+/// Adds seeded Gaussian noise to a row-major matrix of `cols` columns so that the expected `|W - W'|^2` is `t^2 |W|^2`.
+///
+/// With `gain` (one number per column) both norms are those of `W diag(gain)`: the noise is white in the matrix
+/// that results from folding a norm's gain into it, and so stays white under any rotation. Columns of zero gain
+/// vanish by folding and get no noise.
+///
+/// # Panics
+/// When `gain` is not `cols` long.
+pub fn add_noise(weights: &mut [f32], cols: usize, gain: Option<&[f32]>, t: f64, seed: u64) {
+    assert!(gain.is_none_or(|g| g.len() == cols), "one gain per column");
+    let factor = |col: usize| gain.map_or(1.0, |g| g[col]);
+    let energy: f64 = weights
+        .chunks(cols)
+        .map(|row| row.iter().enumerate().map(|(c, &w)| f64::from(w * factor(c)).powi(2)).sum::<f64>())
+        .sum();
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
@@ -32,7 +44,14 @@ pub fn add_noise(weights: &mut [f32], t: f64, seed: u64) {
     )]
     let sigma = (t * (energy / weights.len().max(1) as f64).sqrt()) as f32;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    weights.iter_mut().for_each(|w| *w += sigma * rng.sample::<f32, _>(StandardNormal));
+    for row in weights.chunks_mut(cols) {
+        for (col, w) in row.iter_mut().enumerate() {
+            let noise = sigma * rng.sample::<f32, _>(StandardNormal);
+            if factor(col) != 0.0 {
+                *w += noise / factor(col);
+            }
+        }
+    }
 }
 
 /// A fitted sensitivity.
@@ -83,7 +102,7 @@ mod tests {
         let clean: Vec<f32> = (0..40_000).map(|i| (i as f32 * 0.1).cos()).collect();
         let noisy = |seed| {
             let mut w = clean.clone();
-            add_noise(&mut w, 0.25, seed);
+            add_noise(&mut w, 200, None, 0.25, seed);
             w
         };
         let (a, b) = (noisy(7), noisy(7));
@@ -92,6 +111,27 @@ mod tests {
         let energy: f64 = clean.iter().map(|&w| f64::from(w).powi(2)).sum();
         let error: f64 = clean.iter().zip(&a).map(|(x, y)| f64::from(x - y).powi(2)).sum();
         assert!((error / energy / 0.0625 - 1.0).abs() < 0.03, "{}", error / energy);
+    }
+
+    #[test]
+    fn noise_is_white_after_folding_the_gain() {
+        let gain: Vec<f32> = (0..50).map(|c| if c == 7 { 0.0 } else { 0.2 + c as f32 * 0.1 }).collect();
+        let clean: Vec<f32> = (0..50_000).map(|i| (i as f32 * 0.37).sin()).collect();
+        let mut noisy = clean.clone();
+        add_noise(&mut noisy, 50, Some(&gain), 0.2, 3);
+        let folded = |w: &[f32], i: usize| f64::from(w[i] * gain[i % 50]);
+        let (mut energy, mut columns) = (0.0, [0.0; 50]);
+        for i in 0..clean.len() {
+            energy += folded(&clean, i).powi(2);
+            columns[i % 50] += (folded(&noisy, i) - folded(&clean, i)).powi(2);
+        }
+        assert!((columns.iter().sum::<f64>() / energy / 0.04 * 50.0 / 49.0 - 1.0).abs() < 0.03);
+        assert_eq!(columns[7], 0.0);
+        let mean = columns.iter().sum::<f64>() / 49.0;
+        assert!(
+            columns.iter().enumerate().all(|(c, v)| c == 7 || (v / mean - 1.0).abs() < 0.25),
+            "{columns:?}"
+        );
     }
 
     #[test]

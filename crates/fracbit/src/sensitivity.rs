@@ -6,13 +6,13 @@
 
 use crate::{Error, Progress, plan::Inventory};
 use fracbit_model::{
-    LayerLinear, Linear, LinearId, Model, RotationMode, SampleConfig, Sampler, State, StateOptions,
+    LayerLinear, Linear, LinearId, Model, NormId, RotationMode, SampleConfig, Sampler, State, StateOptions,
     WeightSource, eval::row_kl,
 };
 use fracbit_quant::sensitivity::{Fit, add_noise, fit, noise_levels};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 /// Sensitivities of every matrix of a model, and where they come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,20 +153,30 @@ pub fn measure(
     }
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
     progress.stage("measuring sensitivity", (ids.len() * protocol.levels) as u64);
-    let mut model = Model::from_source(source)?;
+    // White noise stays white under rotation, so the unrotated model serves every mode: its weights stay in the
+    // checkpoint's memory map, and only the matrix under test is in memory.
+    let plain =
+        WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
+    let mut model = Model::from_source(&plain)?;
     let probe = Probe::new(&model, protocol)?;
     for (index, id) in ids.into_iter().enumerate() {
         if !result.layers.contains_key(&id.to_string()) {
-            let clean = source.linear(id)?;
+            let clean = plain.linear(id)?;
+            let gain = folded_gain(&plain, id, mode)?;
             let mut points = Vec::with_capacity(protocol.levels);
             let mut original = None;
             for (level, t) in noise_levels(protocol.levels).into_iter().enumerate() {
                 let mut noisy = clean.data.clone();
-                add_noise(&mut noisy, t, protocol.seed ^ ((index as u64) << 32 | level as u64 + 1));
+                add_noise(
+                    &mut noisy,
+                    clean.shape.cols,
+                    gain.as_deref(),
+                    t,
+                    protocol.seed ^ ((index as u64) << 32 | level as u64 + 1),
+                );
                 let replaced = model.replace(
                     id,
-                    Linear::dense(clean.shape, noisy, source.bias(id)?)
-                        .map_err(fracbit_model::Error::from)?,
+                    Linear::dense(clean.shape, noisy, plain.bias(id)?).map_err(fracbit_model::Error::from)?,
                 )?;
                 original.get_or_insert(replaced);
                 points.push((t, probe.divergence(&model)?));
@@ -186,6 +196,17 @@ pub fn measure(
         }
     }
     Ok(result)
+}
+
+/// The norm gain that `mode` folds into a matrix.
+fn folded_gain(plain: &WeightSource, id: LinearId, mode: RotationMode) -> Result<Option<Vec<f32>>, Error> {
+    let norm = match id {
+        LinearId::Embed | LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => return Ok(None),
+        LinearId::Head => NormId::Final,
+        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => NormId::Mlp(i),
+        LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => NormId::Attention(i),
+    };
+    Ok(if norm.folded(plain.config(), mode) { Some(plain.norm(norm)?) } else { None })
 }
 
 /// The clean model's view of a text that it wrote itself.
