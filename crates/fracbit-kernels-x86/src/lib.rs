@@ -1,1 +1,39 @@
-//! AVX2 and AVX-512 bodies of the fracbit kernel families
+#![doc = include_str!("../README.md")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "vector loads, and functions with target features behind a proof of them")
+)]
+
+use fracbit_kernels::{Isa, IsaError, Kernels};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
+///
+/// # Errors
+/// When `FRACBIT_ISA` names no instruction set.
+pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
+    let most = Isa::cap()?.unwrap_or(Isa::Avx512);
+    Ok(install_up_to(kernels, most))
+}
+
+/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set added.
+pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
+    let mut best = Isa::Scalar;
+    #[cfg(target_arch = "x86_64")]
+    {
+        if most >= Isa::Avx2 && avx2::Avx2::detect().is_some() {
+            kernels.install(avx2::body);
+            best = Isa::Avx2;
+        }
+        if most >= Isa::Avx512 && avx512::Avx512::detect().is_some() {
+            kernels.install(avx512::body);
+            best = Isa::Avx512;
+        }
+    }
+    let _ = (kernels, most);
+    best
+}

@@ -1,1 +1,21 @@
-//! Kernel families of fracbit: checked arguments, scalar reference, parity cases and the dispatch table
+#![doc = include_str!("../README.md")]
+
+mod activations;
+mod args;
+pub mod cases;
+mod isa;
+mod kernels;
+mod lines;
+mod matmul;
+mod matrix;
+mod reference;
+
+pub use activations::Activations;
+pub use args::{
+    Args, BLOCK_TILES, Block, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS, OVERREAD, WIDE_BLOCK_TILES,
+};
+pub use isa::{Isa, IsaError};
+pub use kernels::{Body, Kernels, Provider, StripFn};
+pub use lines::Line;
+pub use matmul::matmul;
+pub use matrix::PackedMatrix;

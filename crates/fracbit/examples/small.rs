@@ -23,6 +23,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         QuantizeOptions { force: false, command: "example".into(), source: model.clone(), source_hash: hash };
     let report = quantize(&source, &inventory, &plan, &out, &options, &Quiet)?;
     println!("{:.3} bits per weight, {} bytes", report.bits_per_weight, report.bytes);
+    println!(
+        "predicted {:.4} nats per token, from measured errors {:.4}",
+        plan.predicted_loss, report.predicted_loss
+    );
     let words = std::fs::read_to_string(text)?;
     let eval = EvalOptions { ctx: Some(256), windows: Some(24), ..EvalOptions::default() };
     println!("{:?}", evaluate(&Opened::new(&out)?, Some(&opened), &words, Path::new(text), &eval, &Quiet)?);

@@ -11,7 +11,11 @@ use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites, WeightSource};
 use half::f16;
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    path::Path,
+    sync::Arc,
+};
 
 /// The best kernels of this machine, capped by `FRACBIT_ISA`.
 ///
@@ -125,8 +129,8 @@ impl Opened {
                 }
                 Storage::Packed(scheme) => {
                     for half in scheme.halves() {
-                        if !books.contains_key(&half) {
-                            books.insert(half, reader.codebook(half)?);
+                        if let Entry::Vacant(book) = books.entry(half) {
+                            book.insert(reader.codebook(half)?);
                         }
                     }
                     let matrix = reader.packed(id, scheme, shape, block.group, &books, kernels)?;

@@ -344,11 +344,24 @@ pub fn plan(
         Target::Bits(bits) => (bits * inventory.params() as f64 / 8.0).floor().max(0.0) as u64,
         Target::Size(bytes) => bytes.0,
     };
-    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: solve, count,
-    // and where the total oversteps the budget solve again with that much less.
-    let mut room = budget.saturating_sub(4 * inventory.stored_other);
-    for _ in 0..16 {
-        let solution = solve(inventory, &menus, room, budget)?;
+    let reach = Reach::new(inventory, &menus);
+    if budget < reach.min || budget > reach.max {
+        return Err(reach.refuse(inventory, budget));
+    }
+    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: solve, count, and
+    // where the total oversteps the budget solve again with that much less. The set of codebooks in use may then change again,
+    // hence the last tries: room for every codebook of the palette, and the smallest choice everywhere.
+    let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+    let most = budget.saturating_sub(4 * inventory.stored_other);
+    let mut room = most;
+    for round in 0..=ROUNDS {
+        if round == ROUNDS {
+            room = most.saturating_sub(all_books);
+        }
+        let Some(solution) = solve(&menus, room)? else {
+            room = most.saturating_sub(all_books);
+            continue;
+        };
         plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
         plan.total(inventory);
         plan.lower_bound = solution.lower_bound;
@@ -357,16 +370,61 @@ pub fn plan(
         }
         room = room.saturating_sub(plan.bytes - budget);
     }
-    Err(unreachable_budget(inventory, &menus, budget))
+    plan.layers = reach.smallest;
+    plan.total(inventory);
+    plan.lower_bound = 0.0;
+    Ok(plan)
 }
 
-/// Solves with HiGHS, which proves its gap; the own solver provides the fallback incumbent inside.
-fn solve(
-    inventory: &Inventory,
-    menus: &[Vec<PlannedLayer>],
-    room: u64,
-    budget: u64,
-) -> Result<Solution, Error> {
+/// Solutions tried before all codebooks of the palette get room.
+const ROUNDS: usize = 8;
+
+/// What a palette reaches on a model.
+struct Reach {
+    /// Bytes with the smallest choice everywhere.
+    min: u64,
+    /// Bytes with the largest choice everywhere: a larger budget buys nothing.
+    max: u64,
+    smallest: Vec<PlannedLayer>,
+}
+
+impl Reach {
+    fn new(inventory: &Inventory, menus: &[Vec<PlannedLayer>]) -> Self {
+        let pick = |least: bool| -> Vec<PlannedLayer> {
+            let best = |menu: &Vec<PlannedLayer>| {
+                let found = if least {
+                    menu.iter().min_by_key(|l| l.bytes)
+                } else {
+                    menu.iter().max_by_key(|l| l.bytes)
+                };
+                found.expect("a menu is never empty").clone()
+            };
+            menus.iter().map(best).collect()
+        };
+        let total = |chosen: &[PlannedLayer]| {
+            let books = codebook_bytes(&codebook_schemes(chosen.iter().map(|l| l.scheme)));
+            chosen.iter().map(|l| l.bytes).sum::<u64>() + books + 4 * inventory.stored_other
+        };
+        let smallest = pick(true);
+        // Mixed plans need several codebooks, so the smallest budget always in reach is that of one scheme everywhere.
+        Self { min: total(&smallest), max: total(&pick(false)), smallest }
+    }
+
+    fn refuse(&self, inventory: &Inventory, budget: u64) -> Error {
+        let bits = |bytes| bits_per_weight(bytes, inventory.params());
+        Error::Budget {
+            asked: Bytes(budget),
+            asked_bits: bits(budget),
+            min: Bytes(self.min),
+            min_bits: bits(self.min),
+            max: Bytes(self.max),
+            max_bits: bits(self.max),
+        }
+    }
+}
+
+/// Solves with HiGHS, which proves its gap; the own solver provides the fallback incumbent inside. `None` when nothing fits.
+fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Error> {
     let layers = menus
         .iter()
         .map(|menu| Layer {
@@ -376,29 +434,9 @@ fn solve(
         .collect();
     let problem = Problem::new(layers, vec![Limit::new("bytes", room)])?;
     if room < problem.range(0).min {
-        return Err(unreachable_budget(inventory, menus, budget));
+        return Ok(None);
     }
-    Ok(fracbit_alloc::solve_highs(&problem, Limits::default())?)
-}
-
-/// The refusal of a budget, with the range that the palette reaches on this model.
-fn unreachable_budget(inventory: &Inventory, menus: &[Vec<PlannedLayer>], budget: u64) -> Error {
-    let total = |pick: fn(&[PlannedLayer]) -> &PlannedLayer| {
-        let chosen: Vec<_> = menus.iter().map(|menu| pick(menu)).collect();
-        let books = codebook_bytes(&codebook_schemes(chosen.iter().map(|l| l.scheme)));
-        chosen.iter().map(|l| l.bytes).sum::<u64>() + books + 4 * inventory.stored_other
-    };
-    let min = total(|menu| menu.iter().min_by_key(|l| l.bytes).expect("a menu is never empty"));
-    let max = total(|menu| menu.iter().max_by_key(|l| l.bytes).expect("a menu is never empty"));
-    let bits = |bytes| bits_per_weight(bytes, inventory.params());
-    Error::Budget {
-        asked: Bytes(budget),
-        asked_bits: bits(budget),
-        min: Bytes(min),
-        min_bits: bits(min),
-        max: Bytes(max),
-        max_bits: bits(max),
-    }
+    Ok(Some(fracbit_alloc::solve_highs(&problem, Limits::default())?))
 }
 
 fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Result<PlannedLayer, Error> {

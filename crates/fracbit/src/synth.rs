@@ -161,7 +161,8 @@ pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) ->
     let mut writer =
         ShardWriter::new(&mut dir, specs, MAX_SHARD, &[("format".to_owned(), "pt".to_owned())].into())?;
     writer.check_space()?;
-    progress.stage("writing random weights", writer.total_bytes());
+    let weights: usize = LinearId::all(&config).map(|id| id.shape(&config).len()).sum();
+    progress.stage("writing random weights", 2 * weights as u64);
     for (index, id) in LinearId::all(&config).enumerate() {
         let shape = id.shape(&config);
         writer.start(&id.weight_name())?;

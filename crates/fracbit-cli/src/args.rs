@@ -1,0 +1,300 @@
+//! Flags that several commands share, and the readers of their values. Nothing here touches a file.
+
+use clap::{Args, ValueEnum};
+use fracbit::{PlanOptions, Target};
+use fracbit_base::{Bytes, Code, Palette, Scheme};
+use fracbit_model::{RotationMode, SampleConfig};
+use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
+
+/// What the quantized model may take: exactly one of these.
+#[derive(Clone, Debug, Args)]
+#[group(id = "target", required = true, multiple = false)]
+pub(crate) struct TargetArgs {
+    /// Stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
+    #[arg(long, value_name = "B", value_parser = bits, help_heading = "Budget (exactly one)")]
+    pub(crate) bits: Option<f64>,
+    /// Size of all stored tensors, such as 900MB or 1.5GiB.
+    #[arg(long, value_name = "SIZE", help_heading = "Budget (exactly one)")]
+    pub(crate) size: Option<Bytes>,
+    /// One scheme for every matrix, such as tcq-3, half-tcq-3.25, vq-2.5 or nuq-4.
+    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["palette", "code"], help_heading = "Budget (exactly one)")]
+    pub(crate) scheme: Option<Scheme>,
+}
+
+impl TargetArgs {
+    /// The target, absent when another member of the group was given.
+    pub(crate) fn target(&self) -> Option<Target> {
+        let bits = self.bits.map(Target::Bits);
+        bits.or(self.size.map(Target::Size)).or(self.scheme.map(Target::Uniform))
+    }
+}
+
+/// What shapes a plan beside its budget.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ShapeArgs {
+    /// Schemes to choose from.
+    #[arg(long, value_enum, default_value_t = PaletteName::Tcq)]
+    pub(crate) palette: PaletteName,
+    /// Code of the trellis schemes.
+    #[arg(long, value_enum, default_value_t = CodeName::Fine)]
+    pub(crate) code: CodeName,
+    /// How weights are rotated before they are rounded.
+    #[arg(long, value_enum, default_value_t = RotationName::Fold)]
+    pub(crate) rotation: RotationName,
+    /// Seed of rotations, and of the measurement when there is one.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Keep the output head (and the embedding, where they are one) at 16 bits.
+    #[arg(long)]
+    pub(crate) keep_head: bool,
+}
+
+impl ShapeArgs {
+    /// The options of the library.
+    pub(crate) fn options(&self, target: Target) -> PlanOptions {
+        PlanOptions {
+            palette: self.palette.into(),
+            code: self.code.into(),
+            rotation: self.rotation.into(),
+            seed: self.seed,
+            keep_head: self.keep_head,
+            ..PlanOptions::new(target)
+        }
+    }
+}
+
+/// Where sensitivities come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SensitivitySource {
+    /// One noise level on a short text that the model writes.
+    Quick,
+    /// Medians published for another model.
+    Prior,
+    /// A document of `fracbit sensitivity`.
+    File(PathBuf),
+}
+
+impl FromStr for SensitivitySource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "quick" => Self::Quick,
+            "prior" => Self::Prior,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+impl fmt::Display for SensitivitySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quick => f.write_str("quick"),
+            Self::Prior => f.write_str("prior"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A palette by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PaletteName {
+    /// Trellis codes from 1 to 5 bits in quarters, scalar 6 to 8.
+    Tcq,
+    /// Two-dimensional vector codebooks, 1.5 to 6 bits in halves.
+    Vq,
+    /// Scalar codebooks, 2 to 8 bits.
+    Nuq,
+    /// Everything.
+    All,
+}
+
+impl From<PaletteName> for Palette {
+    fn from(name: PaletteName) -> Self {
+        match name {
+            PaletteName::Tcq => Self::Tcq,
+            PaletteName::Vq => Self::Vq,
+            PaletteName::Nuq => Self::Nuq,
+            PaletteName::All => Self::All,
+        }
+    }
+}
+
+/// A trellis code by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CodeName {
+    /// Least error.
+    Fine,
+    /// Less work per weight, a little more error.
+    Fast,
+    /// The papers' code, for comparison.
+    Hyb,
+}
+
+impl From<CodeName> for Code {
+    fn from(name: CodeName) -> Self {
+        match name {
+            CodeName::Fine => Self::Fine,
+            CodeName::Fast => Self::Fast,
+            CodeName::Hyb => Self::Hyb,
+        }
+    }
+}
+
+/// A rotation by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RotationName {
+    /// Folded into the weights, but for the input of the down projection.
+    Fold,
+    /// Four per block at run time, as in the papers.
+    Online,
+    /// None; one scale per 64 weights instead.
+    None,
+}
+
+impl From<RotationName> for RotationMode {
+    fn from(name: RotationName) -> Self {
+        match name {
+            RotationName::Fold => Self::Fold,
+            RotationName::Online => Self::Online,
+            RotationName::None => Self::None,
+        }
+    }
+}
+
+/// The name of a rotation on the command line.
+pub(crate) fn rotation_name(mode: RotationMode) -> &'static str {
+    match mode {
+        RotationMode::Fold => "fold",
+        RotationMode::Online => "online",
+        RotationMode::None => "none",
+    }
+}
+
+/// How to pick tokens.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Temperature; 0 picks the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temp: f32,
+    /// Keep the K most likely tokens; 0 keeps all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Keep the likeliest tokens that together have this probability; 1 keeps all.
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
+    pub(crate) top_p: f32,
+    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all.
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share)]
+    pub(crate) min_p: f32,
+    /// Make tokens that were already seen less likely; 1 leaves them.
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) repetition_penalty: f32,
+    /// Seed: the same seed gives the same text.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Always the most likely token.
+    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p"])]
+    pub(crate) greedy: bool,
+}
+
+impl SamplingArgs {
+    /// The sampler's configuration.
+    pub(crate) fn config(&self) -> SampleConfig {
+        SampleConfig {
+            temperature: if self.greedy { 0.0 } else { self.temp },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+}
+
+/// Bits per weight.
+fn bits(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|b| *b > 0.0 && *b <= 16.0);
+    value.ok_or_else(|| format!("bits per weight should be a number above 0 and at most 16, got `{text}`"))
+}
+
+fn real(text: &str, want: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok().filter(|v| v.is_finite() && ok(*v));
+    value.ok_or_else(|| format!("should be {want}, got `{text}`"))
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    real(text, "a number of at least 0", |v| v >= 0.0)
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    real(text, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    real(text, "a positive number", |v| v > 0.0)
+}
+
+fn whole(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let value = text.parse::<usize>().ok().filter(|v| range.contains(v));
+    value.ok_or_else(|| match *range.end() {
+        usize::MAX => format!("should be a whole number of at least {}, got `{text}`", range.start()),
+        most => {
+            format!("should be a whole number of at least {} and at most {most}, got `{text}`", range.start())
+        }
+    })
+}
+
+/// A number of things, at least one.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    whole(text, 1..=usize::MAX)
+}
+
+/// A number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    whole(text, 1..=1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_agree_with_the_library() {
+        for name in PaletteName::value_variants() {
+            let shown = name.to_possible_value().expect("every palette shows");
+            assert_eq!(shown.get_name(), Palette::from(*name).name());
+        }
+        for name in CodeName::value_variants() {
+            let shown = name.to_possible_value().expect("every code shows");
+            assert_eq!(shown.get_name(), Code::from(*name).name());
+        }
+        for name in RotationName::value_variants() {
+            let shown = name.to_possible_value().expect("every rotation shows");
+            assert_eq!(shown.get_name(), rotation_name((*name).into()));
+        }
+        assert_eq!(CodeName::value_variants().len(), Code::ALL.len());
+    }
+
+    #[test]
+    fn sensitivity_sources_round_trip() {
+        for (text, want) in [
+            ("quick", SensitivitySource::Quick),
+            ("prior", SensitivitySource::Prior),
+            ("./quick", SensitivitySource::File("./quick".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(want));
+            assert_eq!(text.parse::<SensitivitySource>().map(|s| s.to_string()).as_deref(), Ok(text));
+        }
+    }
+
+    #[test]
+    fn numbers_at_the_edges() {
+        assert!(bits("16").is_ok() && bits("0.01").is_ok());
+        for bad in ["0", "-1", "16.1", "inf", "nan", "", "3,25"] {
+            assert!(bits(bad).is_err(), "{bad}");
+        }
+        assert!(share("0").is_ok() && share("1").is_ok() && share("1.01").is_err() && share("nan").is_err());
+        assert!(threads("1024").is_ok() && threads("1025").is_err() && count("0").is_err());
+    }
+}

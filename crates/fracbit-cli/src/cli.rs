@@ -1,0 +1,187 @@
+//! The command tree. Every flag is declared once, here or in the module of its command.
+
+use crate::{args, commands};
+use clap::{Args, Parser, Subcommand};
+
+const AFTER: &str = "\
+MODEL is always a directory: either as Hugging Face publishes it (config.json, tokenizer.json, one or many \
+safetensors files) or as `fracbit quantize` writes it.
+
+Exit codes:
+  0  done
+  1  failed at run time: disk full, output exists, `verify` found damage
+  2  usage: a flag or a value is wrong
+  3  bad input: a model or file is missing, damaged or does not fit
+  4  the budget is out of reach
+
+Environment:
+  FRACBIT_LOG   log filter, such as `debug` (default: `warn`)
+  FRACBIT_ISA   highest instruction set, such as `scalar` (default: the best)
+
+Example:
+  fracbit demo";
+
+/// Make large language models small at any number of bits per weight, and run them on the CPU.
+///
+/// fracbit gives every weight matrix the precision that serves the model best within a budget of bits or bytes, writes
+/// the result as a model directory, measures what was lost, and generates text from it.
+#[derive(Debug, Parser)]
+#[command(name = "fracbit", version, after_help = AFTER, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Threads to compute with; results do not depend on it [default: all cores].
+    #[arg(long, global = true, value_name = "N", value_parser = args::threads, help_heading = "Every command")]
+    pub(crate) threads: Option<usize>,
+    /// No progress and no notes; errors still show.
+    #[arg(short, long, global = true, help_heading = "Every command")]
+    pub(crate) quiet: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Quantize(commands::quantize::QuantizeArgs),
+    Plan(commands::plan::PlanArgs),
+    Sensitivity(commands::sensitivity::SensitivityArgs),
+    Eval(commands::eval::EvalArgs),
+    Run(commands::run::RunArgs),
+    Chat(commands::chat::ChatArgs),
+    Inspect(commands::inspect::InspectArgs),
+    Verify(commands::verify::VerifyArgs),
+    Distortion(commands::distortion::DistortionArgs),
+    Synth(commands::synth::SynthArgs),
+    Demo(commands::demo::DemoArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_tree_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_explains_itself_with_an_example() {
+        let mut root = Cli::command();
+        root.build();
+        assert!(root.render_help().to_string().contains("Exit codes:"));
+        let mut commands = 0;
+        for command in root.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+            commands += 1;
+            let name = command.get_name().to_owned();
+            for help in [command.render_help().to_string(), command.render_long_help().to_string()] {
+                assert!(help.contains("\nExample"), "{name}: {help}");
+                assert!(help.contains(&format!("  fracbit {name}")), "{name}: {help}");
+            }
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!about.is_empty(), "{name}");
+            let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
+            assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
+        }
+        assert_eq!(commands, 11);
+    }
+
+    /// Command lines that must parse.
+    const GOOD: [&str; 30] = [
+        "quantize M -o O --bits 3.25",
+        "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
+        "quantize M -o O --scheme half-tcq-3.25 --json",
+        "quantize M -o O --plan plan.json",
+        "quantize M --bits 3 --dry-run",
+        "quantize M -o O --bits 3 --sensitivity prior -q --threads 2",
+        "plan M --bits 3.25 --save plan.json --json",
+        "plan M --scheme tcq-hyb-2 --sensitivity a.json",
+        "sensitivity M -o a.json",
+        "sensitivity M -o a.json --tokens 1024 --levels 4 --rotation none --seed 1 --force --json",
+        "eval M --text t.txt",
+        "eval M --text - --baseline B --ctx 512 --windows 4 --no-bos --separator <s> --no-prefix-space --json",
+        "run M -p hello -n 3",
+        "run M -f - --greedy --chat",
+        "run M -p -1 --temp 0.5 --top-k 4 --top-p 0.9 --min-p 0.05 --repetition-penalty 1.1 --seed 3 --json",
+        "chat M",
+        "chat M --system S --ctx 512 --temp 0",
+        "inspect M",
+        "inspect M --json",
+        "verify M",
+        "verify M --json",
+        "distortion",
+        "distortion --all --json",
+        "distortion --scheme tcq-3 --scheme nuq-4 --weights 65536 --seed 1",
+        "synth --shape llama-3.2-1b -o D",
+        "synth --shape tiny -o D --vocab 512 --layers 1 --seed 9 --force",
+        "demo",
+        "demo --keep D",
+        "--threads 1 demo",
+        "-q demo",
+    ];
+
+    /// Command lines that must be refused, with a word of the reason.
+    const BAD: [(&str, &str); 33] = [
+        ("", "Usage"),
+        ("quantise M", "quantise"),
+        ("quantize M -o O", "--bits"),
+        ("quantize M --bits 3", "--out"),
+        ("quantize M -o O --bits 3 --size 1GB", "cannot be used with"),
+        ("quantize M -o O --bits 3 --scheme tcq-3", "cannot be used with"),
+        ("quantize M -o O --bits 3 --plan p.json", "cannot be used with"),
+        ("quantize M -o O --plan p.json --palette vq", "cannot be used with"),
+        ("quantize M -o O --plan p.json --rotation none", "cannot be used with"),
+        ("quantize M -o O --plan p.json --sensitivity prior", "cannot be used with"),
+        ("quantize M -o O --plan p.json --seed 1", "cannot be used with"),
+        ("quantize M -o O --plan p.json --keep-head", "cannot be used with"),
+        ("quantize M -o O --scheme tcq-3 --palette vq", "cannot be used with"),
+        ("quantize M -o O --scheme tcq-3 --code fast", "cannot be used with"),
+        ("quantize M -o O --bits nan", "bits per weight"),
+        ("quantize M -o O --bits 0", "bits per weight"),
+        ("quantize M -o O --size 4apples", "expected a number with a unit"),
+        ("quantize M -o O --scheme tcq-5.5", "1, 1.5"),
+        ("plan M --plan p.json", "unexpected argument"),
+        ("plan M --bits 3 --palette best", "tcq"),
+        ("sensitivity M", "--out"),
+        ("sensitivity M -o a --levels 0", "at least 1"),
+        ("eval M", "--text"),
+        ("eval M --text t --bos --no-bos", "cannot be used with"),
+        ("run M", "--prompt"),
+        ("run M -p a -f b", "cannot be used with"),
+        ("run M -p a --greedy --temp 1", "cannot be used with"),
+        ("run M -p a --top-p 1.5", "0 to 1"),
+        ("run M -p a --temp -1", "at least 0"),
+        ("distortion --all --scheme tcq-3", "cannot be used with"),
+        ("synth --shape gpt-5 -o D", "llama-3.2-1b"),
+        ("demo --threads 0", "at least 1"),
+        ("run M -p a -n 0", "at least 1"),
+    ];
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("fracbit").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn good_lines_parse() {
+        for line in GOOD {
+            if let Err(e) = parse(line) {
+                panic!("{line}: {e}");
+            }
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_refused_with_the_reason() {
+        for (line, word) in BAD {
+            let Err(e) = parse(line) else { panic!("`{line}` was accepted") };
+            assert_eq!(e.exit_code(), 2, "{line}");
+            assert!(e.to_string().contains(word), "{line}: {e}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `fracbit eval`.
+
+use crate::{args, context::Context, failure::Failure, files, table::Table};
+use clap::Args;
+use fracbit::{EvalOptions, Evaluation};
+use std::{io::Write, path::PathBuf};
+
+const AFTER: &str = "\
+With --json one object is printed: nats_per_token, perplexity, tokens, bits_per_weight, and with a baseline kl \
+(nats per token) and top1_agreement (a share from 0 to 1).
+
+Examples:
+  fracbit eval small --text wiki.test.raw --baseline Llama-3.2-1B
+  fracbit eval small --text stories.txt --separator '<|endoftext|>' --bos --json";
+
+/// Measure a model on a text, alone or beside the original.
+///
+/// Gives perplexity and, with `--baseline`, how far the predictions are from those of the original: the Kullback-Leibler
+/// divergence per token, which sees damage long before perplexity does, and how often both find the same token
+/// most likely. The text is cut into windows of `--ctx` tokens; numbers compare only between runs with the same cut.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct EvalArgs {
+    /// The model to measure, quantized or not.
+    model: PathBuf,
+    /// UTF-8 text to measure on; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// The model to compare with, usually the original.
+    #[arg(long, value_name = "MODEL")]
+    baseline: Option<PathBuf>,
+    /// Tokens of a window [default: 2048, or the model's context when that is shorter].
+    #[arg(long, value_name = "N", value_parser = args::count)]
+    ctx: Option<usize>,
+    /// Stop after this many windows.
+    #[arg(long, value_name = "N", value_parser = args::count)]
+    windows: Option<usize>,
+    /// Put the BOS token before every window [default: as the tokenizer does].
+    #[arg(long, conflicts_with = "no_bos")]
+    bos: bool,
+    /// Put no BOS token before windows.
+    #[arg(long)]
+    no_bos: bool,
+    /// Text that divides documents; windows do not cross it.
+    #[arg(long, value_name = "S")]
+    separator: Option<String>,
+    /// Leave out the space that Llama tokenizers put before a text.
+    #[arg(long)]
+    no_prefix_space: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl EvalArgs {
+    fn options(&self) -> EvalOptions {
+        EvalOptions {
+            ctx: self.ctx,
+            windows: self.windows,
+            bos: match (self.bos, self.no_bos) {
+                (true, _) => Some(true),
+                (_, true) => Some(false),
+                _ => None,
+            },
+            drop_prefix_space: self.no_prefix_space,
+            separator: self.separator.clone(),
+            ..EvalOptions::default()
+        }
+    }
+}
+
+pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure> {
+    let model = files::open(&args.model)?;
+    let baseline = args.baseline.as_deref().map(files::open).transpose()?;
+    let text = files::read_text(&args.text)?;
+    let result =
+        fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &args.options(), &context.progress)?;
+    context.progress.finish();
+    if args.json {
+        return context.out.json(&result);
+    }
+    write!(context.out, "{}", shown(&result))?;
+    Ok(())
+}
+
+fn shown(result: &Evaluation) -> Table {
+    let mut table = Table::new(["measure", "value"], &[]);
+    table.row(["perplexity".to_owned(), format!("{:.4}", result.perplexity)]);
+    table.row(["nats per token".to_owned(), format!("{:.5}", result.nats_per_token)]);
+    table.row(["tokens scored".to_owned(), result.tokens.to_string()]);
+    table.row(["bits per weight".to_owned(), format!("{:.4}", result.bits_per_weight)]);
+    if let Some(kl) = result.kl {
+        table.row(["KL from the baseline".to_owned(), format!("{kl:.5}")]);
+    }
+    if let Some(share) = result.top1_agreement {
+        table.row(["same most likely token".to_owned(), format!("{:.2} %", 100.0 * share)]);
+    }
+    table
+}

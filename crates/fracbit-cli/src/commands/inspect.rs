@@ -1,0 +1,38 @@
+//! `fracbit inspect`.
+
+use crate::{context::Context, failure::Failure, files};
+use clap::Args;
+use std::{io::Write, path::PathBuf};
+
+const AFTER: &str = "\
+Examples:
+  fracbit inspect small
+  fracbit inspect small --json | jq .storage";
+
+/// Show what a model directory holds.
+///
+/// Prints architecture, sizes, bits per weight, rotation, how many matrices are stored in which scheme, and where a
+/// quantized model came from. Reads headers only, so it takes a moment whatever the size of the model.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct InspectArgs {
+    /// The model, quantized or not.
+    model: PathBuf,
+    /// Print one JSON object, with the storage of every matrix.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &InspectArgs, context: &mut Context) -> Result<(), Failure> {
+    files::require_dir(&args.model)?;
+    let found = fracbit::inspect(&args.model)?;
+    if args.json {
+        return context.out.json(&found);
+    }
+    write!(context.out, "{found}")?;
+    for (key, value) in found.provenance.iter().filter_map(|p| p.as_object()).flatten() {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        writeln!(context.out, "  {key:<16} {value}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! One module per command: its arguments, and what it does with them.
+
+pub(crate) mod chat;
+pub(crate) mod demo;
+pub(crate) mod distortion;
+pub(crate) mod eval;
+pub(crate) mod inspect;
+pub(crate) mod plan;
+pub(crate) mod quantize;
+pub(crate) mod run;
+pub(crate) mod sensitivity;
+pub(crate) mod synth;
+pub(crate) mod verify;
+
+use crate::{
+    cli::Command,
+    context::Context,
+    failure::{Exit, Failure},
+};
+
+/// Runs a command.
+pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Failure> {
+    match command {
+        Command::Quantize(args) => quantize::run(args, context)?,
+        Command::Plan(args) => plan::run(args, context)?,
+        Command::Sensitivity(args) => sensitivity::run(args, context)?,
+        Command::Eval(args) => eval::run(args, context)?,
+        Command::Run(args) => run::run(args, context)?,
+        Command::Chat(args) => chat::run(args, context)?,
+        Command::Inspect(args) => inspect::run(args, context)?,
+        Command::Verify(args) => return verify::run(args, context),
+        Command::Distortion(args) => distortion::run(args, context)?,
+        Command::Synth(args) => synth::run(args, context)?,
+        Command::Demo(args) => demo::run(args, context)?,
+    }
+    Ok(Exit::Done)
+}

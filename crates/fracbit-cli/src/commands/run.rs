@@ -1,0 +1,123 @@
+//! `fracbit run`.
+
+use crate::{
+    args::{self, SamplingArgs},
+    context::Context,
+    failure::{Exit, Failure},
+    files,
+    generate::{Writer, stop_name},
+};
+use clap::Args;
+use fracbit::Progress;
+use fracbit_io::{Bos, EncodeOptions, Message, PrefixSpace, RenderOptions, Tokenizer};
+use fracbit_model::{Sampler, StateOptions};
+use serde_json::json;
+use std::path::PathBuf;
+
+const AFTER: &str = "\
+With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
+context_full), prefill_tokens_per_second and decode_tokens_per_second.
+
+Examples:
+  fracbit run small -p 'Once upon a time' -n 200
+  fracbit run small --chat -p 'Why is the sky blue?' --greedy
+  fracbit run small -f prompt.txt --temp 0.7 --top-k 40 --seed 1";
+
+/// Continue a text.
+///
+/// Streams the continuation to standard output, in whole characters, and the speed to standard error. The same prompt,
+/// options and seed give the same text. With `--chat` the prompt is put into the model's chat template first.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct RunArgs {
+    /// The model, quantized or not.
+    model: PathBuf,
+    /// The prompt.
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        required_unless_present = "file",
+        conflicts_with = "file"
+    )]
+    prompt: Option<String>,
+    /// File that holds the prompt; `-` reads standard input.
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Most tokens to write.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = args::count)]
+    max_tokens: usize,
+    /// Ask as a user of the model's chat template.
+    #[arg(long)]
+    chat: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Print one JSON object at the end instead of the text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
+    let mut sampler = Sampler::new(args.sampling.config())?;
+    let opened = files::open(&args.model)?;
+    let prompt = match (&args.prompt, &args.file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => files::read_text(path)?,
+        (None, None) => String::new(),
+    };
+    let writer = Writer::load(&opened)?;
+    let tokens = if args.chat {
+        conversation(&writer.tokenizer, &[Message::new("user", prompt)])?
+    } else {
+        writer.tokenizer.encode(&prompt, EncodeOptions::default())?
+    };
+    if tokens.is_empty() {
+        let rule = "the prompt should have at least one token, and this model needs no token to begin a text";
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+    }
+    // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
+    let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
+    let mut state = writer.model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
+    let out = &mut context.out;
+    let written = writer.write(&mut state, &mut sampler, &tokens, Some(args.max_tokens), &mut |piece| {
+        if args.json { Ok(()) } else { out.stream(piece) }
+    })?;
+    if args.json {
+        return context.out.json(&json!({
+            "text": written.text,
+            "tokens": written.tokens,
+            "prompt_tokens": tokens.len(),
+            "stop": stop_name(written.stop),
+            "prefill_tokens_per_second": written.speed.prefill_rate(),
+            "decode_tokens_per_second": written.speed.decode_rate(),
+        }));
+    }
+    if !written.text.ends_with('\n') {
+        context.out.stream("\n")?;
+    }
+    context.progress.note(&written.speed.to_string());
+    Ok(())
+}
+
+/// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
+pub(crate) fn conversation(tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, Failure> {
+    let Some(template) = tokenizer.chat_template() else {
+        let failure = Failure::input("this model has no chat template: it was not trained for conversations");
+        return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
+    };
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        bos_token: tokenizer.bos_token(),
+        eos_token: tokenizer.eos_token(),
+        ..RenderOptions::default()
+    };
+    let text = template.render(messages, &options)?;
+    // The template writes its special tokens itself.
+    let tokens =
+        tokenizer.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep })?;
+    if tokens.is_empty() {
+        return Err(Failure::input("the model's chat template should make at least one token of a message"));
+    }
+    Ok(tokens)
+}

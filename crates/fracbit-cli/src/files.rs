@@ -1,0 +1,152 @@
+//! Opening models and reading and writing small files, with errors that say what to do.
+
+use crate::failure::Failure;
+use fracbit::Opened;
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+/// Where text comes from when a path is `-`.
+const STDIN: &str = "-";
+
+/// Opens a model directory.
+pub(crate) fn open(dir: &Path) -> Result<Opened, Failure> {
+    require_dir(dir)?;
+    Ok(Opened::new(dir)?)
+}
+
+/// Refuses what cannot be a model directory, with a hint.
+pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
+    let shown = dir.display();
+    let holds = "a model directory holds config.json, tokenizer.json and model.safetensors (or shards with their index)";
+    if !dir.exists() {
+        let failure = Failure::input(format_args!(
+            "model `{shown}` should be a directory, there is nothing of this name"
+        ));
+        return Err(match hub_name(dir) {
+            Some(name) => failure
+                .hint(format!("download it first, for instance: hf download {shown} --local-dir {name}")),
+            None => failure.hint(holds),
+        });
+    }
+    if !dir.is_dir() {
+        let failure = Failure::input(format_args!("model `{shown}` should be a directory, it is a file"));
+        let gguf = dir.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+        return Err(failure.hint(if gguf {
+            "GGUF files are not read: start from the safetensors checkpoint"
+        } else {
+            holds
+        }));
+    }
+    if !dir.join("config.json").exists() {
+        return Err(Failure::input(format_args!("model `{shown}` should hold config.json")).hint(holds));
+    }
+    Ok(())
+}
+
+/// The last part of a path that looks like `organization/model`.
+fn hub_name(dir: &Path) -> Option<&str> {
+    let (organization, name) = dir.to_str()?.split_once('/')?;
+    let plain = |s: &str| !s.is_empty() && !s.starts_with(['.', '~']) && !s.contains('/');
+    (plain(organization) && plain(name)).then_some(name)
+}
+
+/// Text of a file, or of standard input for `-`.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = if path.as_os_str() == STDIN {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        fs::read(path)
+    };
+    let bytes = bytes.map_err(|e| Failure::reading(path, e))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failure::input(format_args!("`{}`: should be UTF-8 text, byte {at} is not", path.display()))
+    })
+}
+
+/// The file that [`write_atomic`] writes before it has the final name.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    path.with_file_name(name)
+}
+
+/// Writes a file so that its name always holds either the old or the new content, whole.
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let partial = partial(path);
+    let mut file = File::create(&partial)?;
+    let written =
+        file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // Best effort: the first error is the one to tell.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(failure: Failure) -> String {
+        format!("{failure:?}")
+    }
+
+    #[test]
+    fn hub_names_are_recognized() {
+        for (path, want) in [
+            ("meta-llama/Llama-3.2-1B", Some("Llama-3.2-1B")),
+            ("./models/x", None),
+            ("../x", None),
+            ("/models/x", None),
+            ("a/b/c", None),
+            ("plain", None),
+        ] {
+            assert_eq!(hub_name(Path::new(path)), want, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_model_says_so() -> std::io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("m.gguf");
+        fs::write(&file, b"x")?;
+        for (path, word) in [
+            (dir.path().join("absent"), "nothing of this name"),
+            (file, "GGUF"),
+            (dir.path().to_path_buf(), "should hold config.json"),
+        ] {
+            let failure = require_dir(&path).expect_err("it is no model");
+            assert!(message(failure).contains(word), "{word}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() -> std::io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("a.json");
+        write_atomic(&path, b"one")?;
+        write_atomic(&path, b"two")?;
+        assert_eq!(fs::read(&path)?, b"two");
+        assert!(!partial(&path).exists());
+        let taken = dir.path().join("dir");
+        fs::create_dir(&taken)?;
+        assert!(write_atomic(&taken, b"x").is_err());
+        assert!(taken.is_dir() && !partial(&taken).exists());
+        Ok(())
+    }
+
+    #[test]
+    fn text_must_be_utf8() -> std::io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("t");
+        fs::write(&path, b"ab\xff")?;
+        assert!(message(read_text(&path).expect_err("not UTF-8")).contains("byte 2"));
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Text from a model, piece by piece, with the time it took. Shared by `run`, `chat` and `demo`.
+
+use crate::failure::{Exit, Failure};
+use fracbit::Opened;
+use fracbit_io::Tokenizer;
+use fracbit_model::{GenerateOptions, Generation, Model, Sampler, State, Stop};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+/// A model ready to write.
+pub(crate) struct Writer {
+    pub(crate) model: Model,
+    pub(crate) tokenizer: Tokenizer,
+    end_tokens: Vec<u32>,
+}
+
+/// What was written.
+pub(crate) struct Written {
+    /// All pieces together.
+    pub(crate) text: String,
+    /// Tokens written.
+    pub(crate) tokens: usize,
+    /// Tokens that the state holds now because of this call: of the prompt and of the text.
+    pub(crate) held: Vec<u32>,
+    /// Why it ended.
+    pub(crate) stop: Option<Stop>,
+    /// How long it took.
+    pub(crate) speed: Speed,
+}
+
+/// Time per phase.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Speed {
+    prompt: usize,
+    prefill: Duration,
+    steps: usize,
+    decode: Duration,
+}
+
+impl Writer {
+    /// Loads the model; with a quantized directory every checksum on the way.
+    pub(crate) fn load(opened: &Opened) -> Result<Self, Failure> {
+        let tokenizer = opened.tokenizer()?;
+        let kernels = fracbit::kernels()?;
+        let model = opened.model(&kernels, true)?;
+        let mut end_tokens = opened.config.eos_token_ids.clone();
+        end_tokens.extend(tokenizer.eos_ids());
+        Ok(Self { model, tokenizer, end_tokens })
+    }
+
+    /// Most tokens the model was trained for.
+    pub(crate) fn context(&self) -> usize {
+        self.model.config().max_position_embeddings
+    }
+
+    /// Continues `prompt` after what `state` holds, and gives every piece of text to `sink` as soon as it is whole
+    /// characters.
+    pub(crate) fn write(
+        &self,
+        state: &mut State,
+        sampler: &mut Sampler,
+        prompt: &[u32],
+        most: Option<usize>,
+        sink: &mut dyn FnMut(&str) -> Result<(), Failure>,
+    ) -> Result<Written, Failure> {
+        let room = state.capacity() - state.len();
+        if prompt.len() > room {
+            let (got, all) = (state.len() + prompt.len(), state.capacity());
+            let rule = format!("the prompt should fit the context of {all} tokens, it has {got}");
+            return Err(Failure::new(Exit::Failed, anyhow::Error::msg(rule)));
+        }
+        let options = GenerateOptions { max_tokens: most, end_tokens: self.end_tokens.clone() };
+        let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
+        let mut stream = self.tokenizer.stream(true);
+        let mut text = String::new();
+        let mut tokens = 0;
+        let mut emit = |piece: String, text: &mut String| {
+            text.push_str(&piece);
+            if piece.is_empty() { Ok(()) } else { sink(&piece) }
+        };
+        let start = Instant::now();
+        let mut first = None;
+        for token in generation.by_ref() {
+            first.get_or_insert_with(|| start.elapsed());
+            tokens += 1;
+            emit(stream.push(token?)?, &mut text)?;
+        }
+        let total = start.elapsed();
+        emit(stream.finish()?, &mut text)?;
+        let prefill = first.unwrap_or(total);
+        // The first token comes out of the prefill; an end token costs a step without showing.
+        let steps = tokens + usize::from(matches!(generation.stop(), Some(Stop::End(_))));
+        let speed = Speed {
+            prompt: prompt.len(),
+            prefill,
+            steps: steps.saturating_sub(1),
+            decode: total.saturating_sub(prefill),
+        };
+        let kept = generation.tokens().len() - generation.pending().len();
+        Ok(Written {
+            text,
+            tokens,
+            held: generation.tokens()[..kept].to_vec(),
+            stop: generation.stop(),
+            speed,
+        })
+    }
+}
+
+/// The name of a stop in JSON.
+pub(crate) fn stop_name(stop: Option<Stop>) -> &'static str {
+    match stop {
+        Some(Stop::End(_)) => "end",
+        Some(Stop::MaxTokens) => "max_tokens",
+        Some(Stop::ContextFull) => "context_full",
+        Some(Stop::Failed) | None => "failed",
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a speed to show")]
+fn per_second(count: usize, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64().max(1e-9)
+}
+
+impl Speed {
+    /// Prompt tokens per second.
+    pub(crate) fn prefill_rate(&self) -> f64 {
+        per_second(self.prompt, self.prefill)
+    }
+
+    /// Tokens per second after the first; `None` when there was only one.
+    pub(crate) fn decode_rate(&self) -> Option<f64> {
+        (self.steps > 0).then(|| per_second(self.steps, self.decode))
+    }
+}
+
+impl fmt::Display for Speed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "prefill {} tokens at {:.1} tok/s", self.prompt, self.prefill_rate())?;
+        match self.decode_rate() {
+            Some(rate) => write!(f, ", decode {} tokens at {rate:.1} tok/s", self.steps),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_count_what_was_computed() {
+        let second = Duration::from_secs(1);
+        let speed = Speed { prompt: 12, prefill: second / 2, steps: 30, decode: second };
+        assert_eq!(speed.to_string(), "prefill 12 tokens at 24.0 tok/s, decode 30 tokens at 30.0 tok/s");
+        let one = Speed { prompt: 1, prefill: second, steps: 0, decode: Duration::ZERO };
+        assert_eq!(one.to_string(), "prefill 1 tokens at 1.0 tok/s");
+    }
+}

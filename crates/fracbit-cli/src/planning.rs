@@ -1,0 +1,210 @@
+//! From a model and a budget to a plan. Shared by `plan`, `quantize` and `demo`.
+
+use crate::{args::SensitivitySource, context::Context, failure::Failure, files, table::Table};
+use fracbit::{
+    Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, directory, plan::Inventory, sensitivity,
+};
+use fracbit_base::{Bytes, Shape};
+use fracbit_model::RotationMode;
+use std::{cell::OnceCell, fmt, path::Path};
+
+/// A checkpoint to be quantized.
+pub(crate) struct Source {
+    pub(crate) opened: Opened,
+    hash: OnceCell<String>,
+}
+
+impl Source {
+    /// Opens `dir`, and refuses a directory that is quantized already.
+    pub(crate) fn open(dir: &Path) -> Result<Self, Failure> {
+        let opened = files::open(dir)?;
+        if opened.quantization.is_some() {
+            let message = format!(
+                "model `{}` should be an original checkpoint, it is quantized already",
+                dir.display()
+            );
+            return Err(Failure::input(message)
+                .hint("`fracbit inspect MODEL` shows where a quantized model came from"));
+        }
+        Ok(Self { opened, hash: OnceCell::new() })
+    }
+
+    /// Hash of all weights; reads them on the first call.
+    pub(crate) fn hash(&self) -> &str {
+        self.hash.get_or_init(|| self.opened.checkpoint.content_hash())
+    }
+
+    /// What there is to quantize.
+    pub(crate) fn inventory(&self, rotation: RotationMode) -> Inventory {
+        directory::inventory(&self.opened.checkpoint, &self.opened.config, rotation)
+    }
+
+    /// Sensitivities as asked for; says on standard error where they come from.
+    pub(crate) fn sensitivities(
+        &self,
+        inventory: &Inventory,
+        wanted: &SensitivitySource,
+        rotation: RotationMode,
+        seed: u64,
+        context: &Context,
+    ) -> Result<Sensitivities, Failure> {
+        match wanted {
+            SensitivitySource::Prior => {
+                context
+                    .progress
+                    .note("sensitivities: prior by kind of matrix; nothing is measured on this model");
+                Ok(Sensitivities::prior(inventory, rotation))
+            }
+            SensitivitySource::File(path) => {
+                let found = Sensitivities::read(path)?;
+                found.require_source(self.hash())?;
+                context.progress.note(&format!("sensitivities: {} ({})", path.display(), found.protocol));
+                if found.rotation != rotation {
+                    context.progress.note("note: they were measured under another rotation");
+                }
+                Ok(found)
+            }
+            SensitivitySource::Quick => {
+                let protocol = quick(seed);
+                context.progress.note(&format!(
+                    "sensitivities: quick measurement, {} noise level on {} tokens (--sensitivity FILE takes a full one)",
+                    protocol.levels, protocol.tokens
+                ));
+                let weights = self.opened.source(rotation, seed)?;
+                Ok(sensitivity::measure(
+                    &weights,
+                    self.hash(),
+                    protocol,
+                    None,
+                    &context.progress,
+                    &mut |_| Ok(()),
+                )?)
+            }
+        }
+    }
+}
+
+/// What `quantize` measures by default.
+pub(crate) fn quick(seed: u64) -> Protocol {
+    Protocol { seed, ..Protocol::QUICK }
+}
+
+/// Sensitivities and the plan that follows from them.
+pub(crate) fn make(
+    source: &Source,
+    wanted: &SensitivitySource,
+    options: &PlanOptions,
+    context: &Context,
+) -> Result<(Inventory, Plan), Failure> {
+    let inventory = source.inventory(options.rotation);
+    let solve = |sensitivities: &Sensitivities| {
+        fracbit::plan(&inventory, sensitivities, options).map_err(|error| match options.keep_head {
+            true => Failure::from(error)
+                .hint("--keep-head stores the head at 16 bits per weight, out of the same budget"),
+            false => error.into(),
+        })
+    };
+    if *wanted == SensitivitySource::Quick {
+        // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
+        solve(&Sensitivities::prior(&inventory, options.rotation))?;
+    }
+    let plan = solve(&source.sensitivities(&inventory, wanted, options.rotation, options.seed, context)?)?;
+    tracing::info!(
+        bits = plan.bits_per_weight,
+        loss = plan.predicted_loss,
+        bound = plan.lower_bound,
+        "planned"
+    );
+    Ok((inventory, plan))
+}
+
+/// A plan as a table with its totals.
+pub(crate) struct Shown<'a>(pub(crate) &'a Plan);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = self.0;
+        let mut table = Table::new(["matrix", "shape", "scheme", "bits", "size", "loss"], &[2]);
+        for layer in &plan.layers {
+            table.row([
+                layer.name.clone(),
+                Shape::new(layer.rows, layer.cols).to_string(),
+                layer.scheme.to_string(),
+                layer.bits.to_string(),
+                Bytes(layer.bytes).to_string(),
+                format!("{:.6}", layer.predicted_loss),
+            ]);
+        }
+        writeln!(f, "{table}")?;
+        writeln!(f, "size             {} ({} bytes of tensors)", Bytes(plan.bytes), plan.bytes)?;
+        writeln!(f, "                 of which {} norms, biases and codebooks", Bytes(plan.fixed_bytes))?;
+        writeln!(f, "bits per weight  {:.4}, everything counted", plan.bits_per_weight)?;
+        writeln!(f, "predicted loss   {:.6} nats per token", plan.predicted_loss)?;
+        let gap = gap(plan);
+        writeln!(
+            f,
+            "proven bound     {:.6} for this palette and budget (gap {:.3} %)",
+            plan.lower_bound,
+            100.0 * gap
+        )?;
+        writeln!(f, "sensitivities    {}", plan.objective)
+    }
+}
+
+/// How far the plan can at most be from the best one, as a share of its loss.
+fn gap(plan: &Plan) -> f64 {
+    if plan.predicted_loss > 0.0 {
+        ((plan.predicted_loss - plan.lower_bound) / plan.predicted_loss).max(0.0)
+    } else {
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fracbit::plan::{PLAN_VERSION, PlannedLayer, Storage};
+
+    pub(crate) fn sample() -> Plan {
+        let layer = PlannedLayer {
+            name: "model.layers.0.mlp.up_proj".to_owned(),
+            scheme: Storage::F16,
+            bits: 16.0,
+            rows: 64,
+            cols: 32,
+            bytes: 4096,
+            sensitivity: 0.5,
+            predicted_loss: 0.25,
+        };
+        Plan {
+            plan_version: PLAN_VERSION,
+            source_hash: String::new(),
+            rotation: RotationMode::Fold,
+            group: 0,
+            seed: 0,
+            objective: "a guess".to_owned(),
+            bits_per_weight: 16.0,
+            bytes: 4100,
+            fixed_bytes: 4,
+            predicted_loss: 0.25,
+            lower_bound: 0.2,
+            layers: vec![layer],
+        }
+    }
+
+    #[test]
+    fn a_plan_shows_rows_and_totals() {
+        let text = Shown(&sample()).to_string();
+        for part in
+            ["matrix ", "model.layers.0.mlp.up_proj", "f16", "4.1 kB (4100 bytes", "gap 20.000 %", "a guess"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_without_loss_has_no_gap() {
+        assert_eq!(gap(&Plan { predicted_loss: 0.0, lower_bound: 0.0, ..sample() }), 0.0);
+        assert_eq!(gap(&Plan { predicted_loss: 1.0, lower_bound: 1.0 + 1e-12, ..sample() }), 0.0);
+    }
+}

@@ -1,0 +1,574 @@
+//! The binary as a user meets it: the way from a checkpoint to text, the documents it prints, and how it fails.
+#![cfg(unix)]
+#![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+const DONE: i32 = 0;
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const BAD_INPUT: i32 = 3;
+const OUT_OF_REACH: i32 = 4;
+
+/// What a run of the program gave.
+struct Ran {
+    line: String,
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    /// It worked.
+    fn done(self) -> Self {
+        assert_eq!(self.code, DONE, "{}:\n{}", self.line, self.err);
+        self
+    }
+
+    /// It failed with this code, said why in one line that holds these words, and did not panic.
+    fn failed(self, code: i32, words: &[&str]) -> Self {
+        let Self { line, err, .. } = &self;
+        assert_eq!(self.code, code, "{line}:\n{err}");
+        assert!(!err.contains("panicked"), "{line}:\n{err}");
+        for word in words {
+            assert!(err.contains(word), "{line}: `{word}` should be in:\n{err}");
+        }
+        if code != USAGE {
+            let errors = err.lines().filter(|l| l.starts_with("error: ")).count();
+            let hints = err.lines().filter(|l| l.starts_with("hint: ")).count();
+            assert!(errors == 1 && hints <= 1, "{line}: one error, at most one hint:\n{err}");
+        }
+        assert_eq!(self.out, "", "{line}: results go to standard output, and there is none");
+        self
+    }
+
+    /// The document on standard output, and nothing beside it.
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{}: {e}:\n{}", self.line, self.out))
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fracbit"));
+    command.args(args).env_remove("FRACBIT_ISA").env_remove("FRACBIT_LOG").stdin(Stdio::null());
+    command
+}
+
+fn finish(args: &[&str], command: &mut Command) -> Ran {
+    let ran = command.output().expect("the program starts");
+    Ran {
+        line: format!("fracbit {}", args.join(" ")),
+        code: ran.status.code().unwrap_or(-1),
+        out: String::from_utf8(ran.stdout).expect("UTF-8"),
+        err: String::from_utf8(ran.stderr).expect("UTF-8"),
+    }
+}
+
+fn fracbit(args: &[&str]) -> Ran {
+    finish(args, &mut command(args))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+/// The embedded demo model.
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model")
+}
+
+fn stories() -> PathBuf {
+    demo().join("stories.txt")
+}
+
+/// A tiny checkpoint of the repository; `None`, said aloud, in a copy of this crate without the repository around it.
+fn tiny(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models").join(name);
+    if path.is_dir() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED: {} is absent", path.display());
+    None
+}
+
+/// The demo model at 4.5 bits in scalar schemes, which takes a second. Made once.
+fn small() -> &'static Path {
+    static SMALL: OnceLock<PathBuf> = OnceLock::new();
+    SMALL.get_or_init(|| {
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fracbit-cli-small");
+        let (demo, shown) = (demo(), text(&out).to_owned());
+        let args = [
+            "quantize",
+            text(&demo),
+            "-o",
+            &shown,
+            "--bits",
+            "4.5",
+            "--palette",
+            "nuq",
+            "--sensitivity",
+            "prior",
+            "--force",
+        ];
+        let ran = fracbit(&args).done();
+        assert!(ran.out.contains("bits per weight") && ran.out.contains("fracbit run"), "{}", ran.out);
+        out
+    })
+}
+
+fn copy(of: &Path) -> tempfile::TempDir {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    for entry in fs::read_dir(of).expect("a readable directory") {
+        let entry = entry.expect("a readable directory");
+        fs::copy(entry.path(), place.path().join(entry.file_name())).expect("a writable place");
+    }
+    place
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("a readable directory");
+    let mut all: Vec<String> = entries
+        .map(|e| e.expect("a readable directory").file_name().to_string_lossy().into_owned())
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn from_a_checkpoint_to_text() {
+    let (demo, stories) = (demo(), stories());
+    let small = text(small());
+    let shown = fracbit(&["inspect", small]).done().out;
+    for word in
+        ["LlamaForCausalLM", "2755008", "bits per weight", "rotation         fold", "nuq-", "source_hash"]
+    {
+        assert!(shown.contains(word), "`{word}` should be in:\n{shown}");
+    }
+    let inspected = fracbit(&["inspect", small, "--json"]).done().json();
+    let bits = inspected["bits_per_weight"].as_f64().expect("a number");
+    assert!(bits <= 4.5 && bits > 4.4, "{bits}");
+    assert_eq!(inspected["matrices"].as_object().map(serde_json::Map::len), Some(43));
+
+    let verified = fracbit(&["verify", small]).done().out;
+    assert!(verified.contains("checksums: ok"), "{verified}");
+    let verified = fracbit(&["verify", small, "--json"]).done().json();
+    assert_eq!(
+        (&verified["ok"], &verified["checksums"], &verified["problems"]),
+        (&true.into(), &true.into(), &Value::Array(vec![]))
+    );
+
+    let eval = ["eval", small, "--text", text(&stories), "--ctx", "128", "--json"];
+    let alone = fracbit(&eval).done().json();
+    assert_eq!(keys(&alone), ["nats_per_token", "perplexity", "tokens", "bits_per_weight"]);
+    let beside = fracbit(&[&eval[..], &["--baseline", text(&demo)]].concat()).done().json();
+    assert_eq!(
+        keys(&beside),
+        ["nats_per_token", "perplexity", "tokens", "bits_per_weight", "kl", "top1_agreement"]
+    );
+    assert_eq!(alone["nats_per_token"], beside["nats_per_token"]);
+    let number = |key: &str| beside[key].as_f64().expect("a number");
+    assert!((number("perplexity").ln() - number("nats_per_token")).abs() < 1e-9, "{beside}");
+    assert!(number("kl") > 0.0 && number("kl") < 0.1, "{beside}");
+    assert!((0.7..1.0).contains(&number("top1_agreement")), "{beside}");
+    assert!((number("bits_per_weight") - bits).abs() < 1e-9, "{beside}");
+    let table = fracbit(&eval[..eval.len() - 1]).done().out;
+    assert!(table.contains("perplexity") && table.contains("tokens scored"), "{table}");
+
+    let run = ["run", small, "-p", "Once upon a time", "-n", "24", "--greedy"];
+    let told = fracbit(&run).done();
+    assert!(told.out.split_whitespace().count() > 8, "some words: {}", told.out);
+    assert!(told.err.contains("tok/s"), "the speed goes to standard error: {}", told.err);
+    let document = fracbit(&[&run[..], &["--json"]].concat()).done().json();
+    assert_eq!(
+        keys(&document),
+        ["text", "tokens", "prompt_tokens", "stop", "prefill_tokens_per_second", "decode_tokens_per_second"]
+    );
+    assert_eq!(document["text"].as_str().map(str::trim_end), Some(told.out.trim_end()), "the same text");
+    assert!(document["tokens"].as_u64().is_some_and(|n| n <= 24), "{document}");
+}
+
+#[test]
+fn instruction_sets_and_threads_do_not_change_the_text() {
+    let small = text(small());
+    let args = ["run", small, "-p", "One day, a little fox", "-n", "40", "--greedy"];
+    let told = |isa: Option<&str>, threads: &str| {
+        let args = [&args[..], &["--threads", threads]].concat();
+        let mut command = command(&args);
+        command.envs(isa.map(|isa| ("FRACBIT_ISA", isa)));
+        finish(&args, &mut command).done().out
+    };
+    let best = told(None, "2");
+    assert!(best.len() > 40, "a text: {best}");
+    for isa in ["scalar", "avx2", "avx512"] {
+        // A set that this machine lacks is a cap that does nothing.
+        assert_eq!(told(Some(isa), "2"), best, "FRACBIT_ISA={isa}");
+    }
+    assert_eq!(told(None, "1"), best, "one thread");
+    let mut wrong = command(&args);
+    let ran = finish(&args, wrong.env("FRACBIT_ISA", "sse9"));
+    assert_ne!(ran.code, DONE);
+    ran.failed_with(&["FRACBIT_ISA", "scalar", "avx2", "sse9"]);
+}
+
+impl Ran {
+    fn failed_with(self, words: &[&str]) {
+        let code = self.code;
+        self.failed(code, words);
+    }
+}
+
+#[test]
+fn sampling_follows_the_seed() {
+    let small = text(small());
+    let told = |seed: &str| {
+        fracbit(&["run", small, "-p", "The dog", "-n", "16", "--temp", "1.2", "--top-p", "1", "--seed", seed])
+            .done()
+            .out
+    };
+    let (a, b) = (told("1"), told("2"));
+    assert_eq!(a, told("1"));
+    assert_ne!(a, b);
+}
+
+#[test]
+fn documents_have_the_documented_fields() {
+    let demo = demo();
+    let plan = fracbit(&["plan", text(&demo), "--bits", "3.25", "--json"]).done().json();
+    for key in ["bits_per_weight", "bytes", "predicted_loss", "layers"] {
+        assert!(plan.get(key).is_some(), "plan --json has `{key}`: {:?}", keys(&plan));
+    }
+    assert!(
+        plan["bits_per_weight"].as_f64().is_some_and(|b| b <= 3.25 && b > 3.2),
+        "{}",
+        plan["bits_per_weight"]
+    );
+    let layers = plan["layers"].as_array().expect("a list");
+    assert_eq!(layers.len(), 43);
+    for layer in layers {
+        assert!(
+            layer["name"].is_string() && layer["scheme"].is_string() && layer["bits"].is_f64(),
+            "{layer}"
+        );
+    }
+    let table = fracbit(&["plan", text(&demo), "--bits", "3.25"]).done().out;
+    assert!(table.contains("proven bound") && table.contains("model.layers.5.mlp.down_proj"), "{table}");
+
+    let list = fracbit(&[
+        "distortion",
+        "--scheme",
+        "nuq-3",
+        "--scheme",
+        "tcq-fast-2",
+        "--weights",
+        "16384",
+        "--json",
+    ])
+    .done()
+    .json();
+    let list = list.as_array().expect("a list");
+    assert_eq!(list.len(), 2);
+    for entry in list {
+        assert_eq!(keys(entry), ["scheme", "code", "bits", "nmse", "bound", "published"]);
+        let number = |key: &str| entry[key].as_f64().expect("a number");
+        assert!(number("nmse") > number("bound") && number("nmse") < 3.0 * number("bound"), "{entry}");
+    }
+    assert_eq!(
+        (&list[0]["scheme"], &list[0]["code"], &list[0]["bits"]),
+        (&"nuq".into(), &Value::Null, &3.0.into())
+    );
+    assert_eq!(
+        (&list[1]["scheme"], &list[1]["code"], &list[1]["bits"]),
+        (&"tcq".into(), &"fast".into(), &2.0.into())
+    );
+}
+
+#[test]
+fn plans_are_saved_edited_and_applied() {
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (plan, out) = (place.path().join("plan.json"), place.path().join("out"));
+    let printed = fracbit(&[
+        "plan",
+        text(&demo),
+        "--size",
+        "1.6MB",
+        "--palette",
+        "vq",
+        "--save",
+        text(&plan),
+        "--json",
+    ])
+    .done()
+    .json();
+    let mut saved: Value = serde_json::from_slice(&fs::read(&plan).expect("it was saved")).expect("JSON");
+    assert_eq!(saved, printed);
+    saved["layers"][1]["scheme"] = "nuq-8".into();
+    fs::write(&plan, saved.to_string()).expect("a writable place");
+    let dry = fracbit(&["quantize", text(&demo), "--plan", text(&plan), "--dry-run", "--json"]).done().json();
+    assert_eq!(keys(&dry), ["plan", "memory"]);
+    assert_eq!(names(place.path()), ["plan.json"], "a dry run writes nothing");
+    let report =
+        fracbit(&["quantize", text(&demo), "-o", text(&out), "--plan", text(&plan), "--json"]).done().json();
+    assert_eq!(report["bytes"], dry["plan"]["bytes"]);
+    let inspected = fracbit(&["inspect", text(&out), "--json"]).done().json();
+    assert_eq!(inspected["matrices"]["model.layers.0.self_attn.q_proj"], "nuq-8");
+    assert_eq!(inspected["bytes"], report["bytes"]);
+    if let Some(other) = tiny("llama2") {
+        let refused = ["quantize", text(&other), "-o", text(&out), "--plan", text(&plan), "--force"];
+        fracbit(&refused).failed(BAD_INPUT, &["hash", "hint: "]);
+    }
+}
+
+#[test]
+fn defaults_measure_plan_and_quantize() {
+    // Nothing but a budget: the quick measurement, the trellis palette, the folded rotation. On a tiny model, in a second.
+    let Some(model) = tiny("qwen3") else { return };
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let run = |name: &str, threads: &str| {
+        let out = place.path().join(name);
+        fracbit(&["quantize", text(&model), "-o", text(&out), "--bits", "4", "--threads", threads]).done();
+        names(&out)
+            .into_iter()
+            .map(|n| (n.clone(), fs::read(out.join(n)).expect("a readable file")))
+            .collect::<Vec<_>>()
+    };
+    let (one, two) = (run("one", "1"), run("two", "2"));
+    for ((name, a), (_, b)) in one.iter().zip(&two) {
+        assert!(a == b, "{name} differs between one thread and two");
+    }
+    let inspected = fracbit(&["inspect", text(&place.path().join("one")), "--json"]).done().json();
+    assert!(inspected["bits_per_weight"].as_f64().is_some_and(|b| b <= 4.0), "{inspected}");
+    assert!(
+        inspected["storage"].as_object().is_some_and(|s| s.keys().any(|k| k.contains("tcq"))),
+        "{inspected}"
+    );
+    fracbit(&["run", text(&place.path().join("two")), "-p", "abc", "-n", "4"]).done();
+}
+
+#[test]
+fn sensitivities_are_measured_resumed_and_bound_to_their_model() {
+    let (Some(model), Some(other)) = (tiny("llama2"), tiny("llama1")) else { return };
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (a, plan) = (place.path().join("a.json"), place.path().join("plan.json"));
+    let measure = ["sensitivity", text(&model), "-o", text(&a), "--tokens", "32", "--levels", "2"];
+    let whole = fracbit(&[&measure[..], &["--json"]].concat()).done().json();
+    assert_eq!(keys(&whole), ["protocol", "source_hash", "rotation", "tokens", "layers"]);
+    // What a run that was stopped leaves: the first few matrices.
+    let mut part = whole.clone();
+    let layers = part["layers"].as_object_mut().expect("a map");
+    let kept: Vec<String> = layers.keys().take(5).cloned().collect();
+    layers.retain(|name, _| kept.contains(name));
+    fs::write(&a, part.to_string()).expect("a writable place");
+    let resumed = fracbit(&[&measure[..], &["--json"]].concat()).done();
+    assert!(resumed.err.contains("holds 5 matrices"), "{}", resumed.err);
+    assert_eq!(resumed.json(), whole, "the same numbers, to the bit");
+    let another = ["sensitivity", text(&model), "-o", text(&a), "--tokens", "16", "--levels", "2"];
+    fracbit(&another).failed(FAILED, &["a.json", "--force"]);
+    fracbit(&["plan", text(&model), "--bits", "4", "--sensitivity", text(&a), "--save", text(&plan)]).done();
+    fracbit(&["plan", text(&other), "--bits", "4", "--sensitivity", text(&a)])
+        .failed(BAD_INPUT, &["hash", "hint: "]);
+}
+
+#[test]
+fn synthetic_checkpoints_are_checkpoints() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (synth, out) = (place.path().join("synth"), place.path().join("out"));
+    fracbit(&["synth", "--shape", "tiny", "-o", text(&synth), "--seed", "3"]).done();
+    fracbit(&["verify", text(&synth)]).done();
+    fracbit(&["quantize", text(&synth), "-o", text(&out), "--scheme", "vq-3"]).done();
+    let told = fracbit(&["run", text(&out), "-p", "abc", "-n", "5", "--json"]).done().json();
+    assert_eq!(told["prompt_tokens"], 3, "a token per byte");
+}
+
+#[test]
+fn a_conversation_through_a_pipe() {
+    let Some(model) = tiny("llama3") else { return };
+    let args = ["chat", text(&model), "--greedy", "-n", "4"];
+    let mut command = command(&args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program starts");
+    {
+        use std::io::Write;
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(b"abc\n/reset\nabc\n/exit\n").expect("it reads");
+    }
+    let ran = child.wait_with_output().expect("it ends");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    // Two answers to the same question, the second after forgetting the first.
+    let out = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(!out.trim().is_empty(), "some answer");
+    fracbit(&["chat", text(&demo())]).failed(BAD_INPUT, &["no chat template", "fracbit run"]);
+}
+
+#[test]
+fn what_is_no_model_is_bad_input() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (absent, file) = (place.path().join("absent"), place.path().join("file"));
+    fs::write(&file, b"x").expect("a writable place");
+    let out = place.path().join("out");
+    let (out, stories) = (text(&out), stories());
+    for path in [&absent, &file, &place.path().to_path_buf()] {
+        let path = text(path);
+        for args in [
+            &["inspect", path][..],
+            &["verify", path],
+            &["plan", path, "--bits", "3"],
+            &["quantize", path, "-o", out, "--bits", "3"],
+            &["sensitivity", path, "-o", out],
+            &["eval", path, "--text", text(&stories)],
+            &["run", path, "-p", "x"],
+            &["chat", path],
+        ] {
+            fracbit(args).failed(BAD_INPUT, &[path]);
+        }
+    }
+    fracbit(&["run", "meta-llama/Llama-3.2-1B", "-p", "x"]).failed(BAD_INPUT, &["hf download"]);
+    assert_eq!(names(place.path()), ["file"]);
+}
+
+#[test]
+fn damage_is_named_and_has_its_code() {
+    let place = copy(small());
+    let (dir, shard) = (text(place.path()), place.path().join("model.safetensors"));
+    let bytes = fs::read(&shard).expect("a shard");
+    let run = ["run", dir, "-p", "x"];
+
+    fs::write(&shard, &bytes[..bytes.len() / 2]).expect("a writable place");
+    fracbit(&run).failed(BAD_INPUT, &["model.safetensors"]);
+    let verified = fracbit(&["verify", dir]);
+    assert_eq!(verified.code, FAILED, "{}", verified.err);
+    assert!(verified.out.contains("model.safetensors"), "{}", verified.out);
+
+    let mut flipped = bytes.clone();
+    let last = flipped.len() - 2;
+    flipped[last] ^= 4;
+    fs::write(&shard, &flipped).expect("a writable place");
+    fracbit(&run).failed(BAD_INPUT, &["model.safetensors", "tensor `", "blake3", "fracbit verify"]);
+    let report = fracbit(&["verify", dir, "--json"]);
+    assert_eq!(report.code, FAILED);
+    let problems = report.json()["problems"].as_array().expect("a list").clone();
+    assert!(
+        problems.iter().any(|p| p["file"] == "model.safetensors" && p["tensor"].is_string()),
+        "{problems:?}"
+    );
+
+    fs::write(&shard, &bytes).expect("a writable place");
+    fracbit(&["verify", dir]).done();
+    fs::remove_file(place.path().join("tokenizer.json")).expect("it was there");
+    fracbit(&run).failed(BAD_INPUT, &["tokenizer.json"]);
+}
+
+#[test]
+fn budgets_names_and_options_have_their_codes() {
+    let (demo, stories) = (demo(), stories());
+    let (model, small) = (text(&demo), text(small()));
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let out = place.path().join("out");
+    let out = text(&out);
+    for args in [
+        &["quantize", model, "-o", out, "--bits", "0.3", "--sensitivity", "prior"][..],
+        &["quantize", model, "-o", out, "--size", "10kB", "--sensitivity", "prior"],
+        &["plan", model, "--bits", "1.2", "--palette", "nuq"],
+        &["plan", model, "--bits", "2", "--keep-head"],
+    ] {
+        fracbit(args).failed(OUT_OF_REACH, &["out of reach", "bits per weight"]);
+    }
+    fracbit(&["quantize", small, "-o", out, "--bits", "3"]).failed(BAD_INPUT, &["quantized already"]);
+    fracbit(&["quantize", model, "-o", small, "--scheme", "nuq-2"])
+        .failed(FAILED, &["should not exist", "--force"]);
+    fracbit(&["quantize", model, "-o", "/proc/nothing/out", "--scheme", "nuq-2"])
+        .failed(FAILED, &["/proc/nothing"]);
+    fracbit(&["quantize", model, "-o", out, "--scheme", "tcq-9"]).failed(USAGE, &["tcq comes at"]);
+    fracbit(&["quantize", model, "-o", out]).failed(USAGE, &["--bits"]);
+    fracbit(&["quantise"]).failed(USAGE, &["quantise"]);
+    fracbit(&["eval", small, "--text", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
+    fracbit(&["eval", small, "--text", "/dev/null"]).failed(BAD_INPUT, &["/dev/null", "two tokens"]);
+    fracbit(&["eval", small, "--text", text(&stories), "--ctx", "513"]).failed(USAGE, &["--ctx", "1 to 512"]);
+    fracbit(&["run", small, "-p", "x", "--top-p", "7"]).failed(USAGE, &["--top-p"]);
+    assert!(names(place.path()).is_empty(), "nothing was written");
+}
+
+#[test]
+fn a_disk_that_fills_up_leaves_nothing() {
+    // A limit of the file size is a disk that ends in the middle of the shard, for any user.
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let out = place.path().join("out");
+    let script = "ulimit -f 200; trap '' XFSZ; exec \"$@\"";
+    let args = ["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-4"];
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_fracbit")]).args(args);
+    finish(&args, &mut shell).failed(FAILED, &["model.safetensors", "needed", "free"]);
+    assert!(names(place.path()).is_empty(), "nothing under the final name, nothing partial");
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_no_model() {
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let out = place.path().join("out");
+    let args = ["quantize", text(&demo), "-o", text(&out), "--scheme", "tcq-5", "--threads", "1"];
+    let mut child =
+        command(&args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program starts");
+    // The partial directory holds a shard as soon as the first tensors are written; the rest takes many seconds.
+    let shard_begun = || {
+        let partial = names(place.path()).into_iter().find(|n| n.starts_with("out.partial-"));
+        partial.is_some_and(|n| place.path().join(n).join("model.safetensors").exists())
+    };
+    let start = Instant::now();
+    while !shard_begun() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(child.try_wait().expect("a child").is_none(), "it is still at work");
+    child.kill().expect("it was running");
+    child.wait().expect("it ends");
+    assert!(!out.exists(), "the final name appears with the finished directory");
+    fracbit(&["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-2"]).done();
+    fracbit(&["verify", text(&out)]).done();
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let args = ["run", text(small()), "-p", "Once", "-n", "64", "-q"];
+    let mut child =
+        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    drop(child.stdout.take());
+    let ran = child.wait_with_output().expect("it ends");
+    assert!(ran.status.success(), "{:?}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(String::from_utf8_lossy(&ran.stderr), "");
+}
+
+#[test]
+fn quiet_is_quiet_and_help_has_examples() {
+    let ran = fracbit(&["inspect", text(small()), "-q"]).done();
+    assert_eq!(ran.err, "");
+    for name in [
+        "quantize",
+        "plan",
+        "sensitivity",
+        "eval",
+        "run",
+        "chat",
+        "inspect",
+        "verify",
+        "distortion",
+        "synth",
+        "demo",
+    ] {
+        let help = fracbit(&[name, "--help"]).done().out;
+        assert!(help.contains("Example") && help.contains(&format!("fracbit {name}")), "{name}:\n{help}");
+    }
+    let version = fracbit(&["--version"]).done().out;
+    assert_eq!(version.trim(), concat!("fracbit ", env!("CARGO_PKG_VERSION")));
+}

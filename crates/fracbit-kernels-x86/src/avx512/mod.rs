@@ -1,0 +1,70 @@
+//! AVX-512 bodies: the codebook lives in registers.
+//!
+//! # From codes to products
+//! 1. [`spread`]: bytes of the tile to lanes, so that each lane holds a stretch of one tile row.
+//! 2. `vpmultishiftqb` cuts indices (or 16-bit trellis states, which two or three word operations hash) out of the lanes.
+//! 3. `vpermb` / `vpermi2b` look bytes up in tables of 64 / 128 entries that stay in registers.
+//! 4. `vpdpbusd` multiplies by a broadcast quad of activations. A 32-bit lane is a row, its bytes are four
+//!    neighbouring columns, so the 16 rows of a strip are summed side by side and no horizontal sum is ever needed.
+//!
+//! Lanes come in the order row 0, 8, 1, 9, ... 7, 15: a 64-bit lane of a spread holds the rows `i` and `i + 8`.
+//! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
+//! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
+//! Codebooks on the int16 grid go the same way with `vpdpwssd` and pairs of columns.
+
+use fracbit_base::{Code, Family};
+use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
+use fracbit_kernels::{Body, Isa, Line, StripFn};
+use std::arch::x86_64::*;
+
+mod expand;
+mod spread;
+mod strips;
+mod tables;
+
+/// Proof that the processor has AVX-512 F, BW, VL, VNNI, VBMI and VBMI2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// The proof, if this processor has them all.
+    #[must_use]
+    pub(crate) fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vbmi2"))
+        .then_some(Self(()))
+    }
+}
+
+/// The order of lanes: lane `2 i` is row `i`, lane `2 i + 1` is row `i + 8`.
+const LANES: [u8; TILE_ROWS] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
+
+/// The body of `codebook`, if there is one.
+pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
+    let proof = Avx512::detect()?;
+    let (table, run) = tables::choose(codebook, proof)?;
+    // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
+    // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
+    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) })
+}
+
+/// A line of constants.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn line(line: &Line) -> __m512i {
+    // SAFETY: a line is 64 bytes.
+    unsafe { _mm512_load_si512(line.0.as_ptr().cast()) }
+}
+
+/// # Safety
+/// 64 bytes are readable at `at`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn load(at: *const u8) -> __m512i {
+    // SAFETY: promised by the caller.
+    unsafe { _mm512_loadu_si512(at.cast()) }
+}

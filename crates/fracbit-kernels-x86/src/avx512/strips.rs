@@ -1,0 +1,265 @@
+//! From tiles to outputs: one token through registers, several through a buffer of expanded tiles.
+
+#![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
+
+use super::{expand::Expand, *};
+use fracbit_kernels::{Args, BLOCK_TILES, Ints, MAX_STRIPS, MAX_TOKENS};
+use std::mem::MaybeUninit;
+
+/// Vectors that hold the largest block of two strips.
+const BUFFER: usize = MAX_STRIPS * BLOCK_TILES * 4;
+/// How far ahead of the tile at hand codes are asked for.
+const AHEAD: usize = 512;
+
+/// The body of every scheme: expander `E` and the shared dot products.
+///
+/// # Safety
+/// The processor has the features of [`Avx512`]; `args.table` was built for `E` and `args.codebook`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
+    args.debug_check();
+    assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+    // SAFETY: the table fits by the caller's promise.
+    let expander = unsafe { E::new(args.table, args.tile_bytes) };
+    // SAFETY: lengths are those that `Args` states.
+    unsafe {
+        if args.tokens == 1 {
+            one_token(&expander, args, out);
+        } else {
+            many_tokens(&expander, args, out);
+        }
+    }
+}
+
+/// Start of the activations and bytes from a token to the next.
+fn bytes_of(x: Ints<'_>, stride: usize) -> (*const u8, usize) {
+    match x {
+        Ints::I8(x) => (x.as_ptr().cast(), stride),
+        Ints::I16(x) => (x.as_ptr().cast(), 2 * stride),
+    }
+}
+
+/// Vectors of an expanded tile, which is also the number of 4-byte pieces of its activations.
+const fn vectors<E: Expand>() -> usize {
+    if E::WIDE { 8 } else { 4 }
+}
+
+/// Four (two) products per lane added to `sum`: exact, by the ranges at `BLOCK_TILES` and `WIDE_BLOCK_TILES`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+    if WIDE { _mm512_dpwssd_epi32(sum, w, x) } else { _mm512_dpbusd_epi32(sum, w, x) }
+}
+
+/// What a block's sums start at: takes back the 128 that narrow weights carry.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn initial<const WIDE: bool>(block_sum: i32) -> __m512i {
+    if WIDE { _mm512_setzero_si512() } else { _mm512_set1_epi32(-128 * block_sum) }
+}
+
+/// `inner + sum * scale`, rounded twice as `Args` prescribes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn finish(inner: __m512, sum: __m512i, scale: f32) -> __m512 {
+    _mm512_add_ps(inner, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale)))
+}
+
+/// `out + inner * scales`, lanes put in the order of rows.
+///
+/// # Safety
+/// `scales` and `out` point to 16 values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f32) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let scales = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
+        let order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let scaled = _mm512_permutexvar_ps(order, _mm512_mul_ps(inner, scales));
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), scaled));
+    }
+}
+
+/// # Safety
+/// As [`strips`]; lengths as in `Args`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn one_token<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    let (x, _) = bytes_of(args.x, args.x_stride);
+    for strip in 0..args.strips {
+        let codes = args.codes[strip * args.stride..].as_ptr();
+        let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
+        let out = out[strip * TILE_ROWS..].as_mut_ptr();
+        let mut inner = _mm512_setzero_ps();
+        for (i, block) in args.blocks.iter().enumerate() {
+            // Two chains, so that the latency of the dot product does not bind.
+            let mut sums = [_mm512_setzero_si512(), _mm512_setzero_si512()];
+            for tile in block.start..block.start + block.tiles {
+                // SAFETY: tiles of the block are inside `codes` and `x`; a prefetch may point anywhere.
+                unsafe {
+                    let code = codes.add(tile * args.tile_bytes);
+                    _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD).cast());
+                    if args.tile_bytes > 64 {
+                        _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD + 64).cast());
+                    }
+                    let weights = e.tile(code);
+                    let x = x.add(tile * 4 * vectors::<E>()).cast::<i32>();
+                    for v in 0..vectors::<E>() {
+                        let x = _mm512_set1_epi32(x.add(v).read_unaligned());
+                        sums[v % 2] = if E::WIDE {
+                            dot::<true>(sums[v % 2], weights[v], x)
+                        } else {
+                            dot::<false>(sums[v % 2], weights[v], x)
+                        };
+                    }
+                }
+            }
+            let first = if E::WIDE { initial::<true>(0) } else { initial::<false>(args.block_sums[i]) };
+            let sum = _mm512_add_epi32(_mm512_add_epi32(sums[0], sums[1]), first);
+            inner = finish(inner, sum, args.block_scales[i]);
+            if block.closes {
+                // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip.
+                unsafe { close(inner, scales.add(block.group * TILE_ROWS), out) };
+                inner = _mm512_setzero_ps();
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`strips`]; lengths as in `Args`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn many_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    let mut buffer = [MaybeUninit::<__m512i>::uninit(); BUFFER];
+    let mut inner = [MaybeUninit::<__m512>::uninit(); MAX_STRIPS * MAX_TOKENS];
+    let weights = buffer.as_mut_ptr().cast::<__m512i>();
+    let mut fresh = true;
+    for (index, block) in args.blocks.iter().enumerate() {
+        let each = block.tiles * vectors::<E>();
+        for strip in 0..args.strips {
+            let codes = args.codes[strip * args.stride + block.start * args.tile_bytes..].as_ptr();
+            for tile in 0..block.tiles {
+                // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8 for each strip.
+                unsafe {
+                    let expanded = e.tile(codes.add(tile * args.tile_bytes));
+                    let to = weights.add(strip * each + tile * vectors::<E>());
+                    for (v, w) in expanded[..vectors::<E>()].iter().enumerate() {
+                        to.add(v).write(*w);
+                    }
+                }
+            }
+        }
+        let step = Step { args, index, each, weights, inner: inner.as_mut_ptr().cast(), fresh };
+        // SAFETY: `weights` was filled above; `inner` is written before it is read (`fresh`).
+        unsafe {
+            match (E::WIDE, args.strips) {
+                (false, 1) => step.tokens::<false, 1>(out),
+                (false, _) => step.tokens::<false, 2>(out),
+                (true, 1) => step.tokens::<true, 1>(out),
+                (true, _) => step.tokens::<true, 2>(out),
+            }
+        }
+        fresh = block.closes;
+    }
+}
+
+/// One block of expanded strips against all tokens.
+struct Step<'a> {
+    args: &'a Args<'a>,
+    index: usize,
+    /// Vectors of a strip.
+    each: usize,
+    weights: *const __m512i,
+    inner: *mut __m512, // (token, strip)
+    fresh: bool,
+}
+
+impl Step<'_> {
+    /// # Safety
+    /// `weights` holds `S` strips of the block; `inner` holds `S` vectors per token unless `fresh`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn tokens<const WIDE: bool, const S: usize>(&self, out: &mut [f32]) {
+        let (count, mut token) = (self.args.tokens, 0);
+        // SAFETY: `token..token + T` are tokens; the rest is promised by the caller.
+        unsafe {
+            while token + 8 <= count {
+                self.group::<WIDE, S, 8>(token, out);
+                token += 8;
+            }
+            if token + 4 <= count {
+                self.group::<WIDE, S, 4>(token, out);
+                token += 4;
+            }
+            if token + 2 <= count {
+                self.group::<WIDE, S, 2>(token, out);
+                token += 2;
+            }
+            if token < count {
+                self.group::<WIDE, S, 1>(token, out);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`tokens`](Self::tokens), and `token + T` is at most the number of tokens.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn group<const WIDE: bool, const S: usize, const T: usize>(&self, token: usize, out: &mut [f32]) {
+        let args = self.args;
+        let block = &args.blocks[self.index];
+        let (x, stride) = bytes_of(args.x, args.x_stride);
+        let start = token * stride + block.start * if WIDE { 32 } else { 16 };
+        let place = |t: usize| (token + t) * args.blocks.len() + self.index;
+        // Plain loops over constant bounds: they unroll, and the sums stay in registers.
+        let mut sums = [[_mm512_setzero_si512(); T]; S];
+        for t in 0..T {
+            let first = initial::<WIDE>(args.block_sums[place(t)]);
+            for sums in &mut sums {
+                sums[t] = first;
+            }
+        }
+        // SAFETY: the block's columns of `T` tokens from `token` are inside `x`.
+        let rows: [*const u8; T] = std::array::from_fn(|t| unsafe { x.add(start + t * stride) });
+        for v in 0..self.each {
+            // SAFETY: `each` vectors a strip, and as many 4-byte pieces of a token in this block.
+            unsafe {
+                let weights: [__m512i; S] =
+                    std::array::from_fn(|s| self.weights.add(s * self.each + v).read());
+                for t in 0..T {
+                    let x = _mm512_set1_epi32(rows[t].cast::<i32>().add(v).read_unaligned());
+                    for s in 0..S {
+                        sums[s][t] = dot::<WIDE>(sums[s][t], weights[s], x);
+                    }
+                }
+            }
+        }
+        // What was never written is never read: masked out, it counts as zero.
+        let known: __mmask16 = if self.fresh { 0 } else { !0 };
+        // SAFETY: places of tokens and strips of this call in `inner`, `scales` and `out`.
+        unsafe {
+            let inner = self.inner.add(token * S);
+            let mut after = [[_mm512_setzero_ps(); S]; T];
+            for t in 0..T {
+                let scale = args.block_scales[place(t)];
+                for s in 0..S {
+                    let before = _mm512_maskz_loadu_ps(known, inner.add(t * S + s).cast());
+                    after[t][s] = finish(before, sums[s][t], scale);
+                }
+            }
+            if !block.closes {
+                for t in 0..T {
+                    for s in 0..S {
+                        inner.add(t * S + s).write(after[t][s]);
+                    }
+                }
+                return;
+            }
+            for s in 0..S {
+                let scales = args.scales.as_ptr().add((s * args.groups + block.group) * TILE_ROWS);
+                for t in 0..T {
+                    let out = out.as_mut_ptr().add((s * args.tokens + token + t) * TILE_ROWS);
+                    close(after[t][s], scales, out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Every body of this backend against the scalar reference: scheme x table length x instruction set x case.
+//!
+//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped.
+#![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
+
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::Codebook;
+use fracbit_kernels::{
+    Activations, Isa, Kernels, PackedMatrix,
+    cases::{self, CASES, Case, Packed},
+    matmul,
+};
+use std::fmt::Write as _;
+
+/// Largest magnitudes of table entries to try: the whole int8 grid, and the int16 grid where schemes may use it.
+fn grids(scheme: Scheme) -> &'static [i16] {
+    match scheme.family() {
+        Family::Nuq if scheme.quarters() >= 20 => &[127, 32_767],
+        Family::Vq => &[127, 32_767],
+        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
+        _ => &[127],
+    }
+}
+
+/// All sets of codebooks to try for a scheme.
+fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
+    let lengths = scheme.halves().map(|s| cases::table_lengths(s).len()).into_iter().max().unwrap_or(1);
+    let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
+    all.map(|(nth, most)| cases::codebooks(scheme, nth, most)).collect()
+}
+
+/// The instruction sets beyond scalar that this machine has, and the rest.
+fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
+    let (mut have, mut skip) = (Vec::new(), Vec::new());
+    for isa in [Isa::Avx2, Isa::Avx512] {
+        let mut kernels = Kernels::scalar();
+        if fracbit_kernels_x86::install_up_to(&mut kernels, isa) == isa {
+            have.push((isa, kernels));
+        } else {
+            skip.push(isa);
+        }
+    }
+    (have, skip)
+}
+
+fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
+    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
+    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
+    matmul(&w, x, &mut y).expect("shapes that fit");
+    y
+}
+
+fn same(want: &[f32], got: &[f32], what: &str) {
+    assert_eq!(want.len(), got.len(), "{what}");
+    for (i, (w, g)) in want.iter().zip(got).enumerate() {
+        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
+        assert!(same, "{what}: output {i} is {g}, the reference has {w}");
+    }
+}
+
+#[test]
+fn every_body_gives_the_bits_of_the_reference() {
+    let (have, skip) = backends();
+    let mut matrix = String::new();
+    let mut seed = 0;
+    for scheme in Scheme::all() {
+        for books in tables(scheme) {
+            let lengths: Vec<_> = books.iter().map(|b| b.entries().len()).collect();
+            let _ = write!(matrix, "{:14} {lengths:?} {:?}:", scheme.to_string(), books[0].grid());
+            for &Case { rows, cols, batch, group, why } in CASES {
+                seed += 1;
+                let packed = Packed::random(scheme, Shape::new(rows, cols), books.clone(), group, seed);
+                let mut x = Activations::new();
+                x.set(&cases::activations(batch * cols, seed), cols).unwrap();
+                let want = product(&Kernels::scalar(), &packed, &mut x);
+                for (isa, kernels) in &have {
+                    let got = product(kernels, &packed, &mut x);
+                    same(
+                        &want,
+                        &got,
+                        &format!("{scheme} {lengths:?} {isa} {rows}x{cols} batch {batch} ({why})"),
+                    );
+                }
+            }
+            for (isa, kernels) in &have {
+                // Every palette scheme has a body of its own on every instruction set of this backend.
+                books.iter().for_each(|b| assert_eq!(kernels.isa(b), *isa, "{scheme} {lengths:?}"));
+                let _ = write!(matrix, " {isa} ok");
+            }
+            skip.iter().for_each(|isa| matrix.push_str(&format!(" {isa} skip(processor lacks it)")));
+            matrix.push('\n');
+        }
+    }
+    eprintln!("{matrix}");
+}
+
+#[test]
+fn extremes_stay_exact() {
+    // All codes 0x00 or 0xFF, all activations at an end of the range: the largest sums there are.
+    let (have, _) = backends();
+    for scheme in Scheme::all() {
+        for books in tables(scheme) {
+            for code in [0x00, 0xFF] {
+                let mut packed = Packed::random(scheme, Shape::new(20, 528), books.clone(), 528, 1);
+                packed.codes.fill(code);
+                for sign in [1.0f32, -1.0] {
+                    let mut x = Activations::new();
+                    x.set(&vec![3.7 * sign; 3 * 528], 528).unwrap();
+                    let want = product(&Kernels::scalar(), &packed, &mut x);
+                    for (isa, kernels) in &have {
+                        let got = product(kernels, &packed, &mut x);
+                        same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
+                    }
+                    x.set(&vec![3.7 * sign; 528], 528).unwrap();
+                    let one =
+                        product(&have.last().map_or(Kernels::scalar(), |h| h.1.clone()), &packed, &mut x);
+                    same(&want[..20], &one, &format!("{scheme} one token"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_bits() {
+    let (have, _) = backends();
+    let scalar = [(Isa::Scalar, Kernels::scalar())];
+    let pool = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
+    let (one, two) = (pool(1), pool(2));
+    for scheme in ["tcq-2", "half-tcq-2.75", "nuq-8", "tcq-hyb-3"].map(|s| s.parse::<Scheme>().unwrap()) {
+        for most in grids(scheme) {
+            let books = cases::codebooks(scheme, 0, *most);
+            let packed = Packed::random(scheme, Shape::new(1000, 512), books, 512, 9);
+            for (isa, kernels) in have.iter().chain(&scalar) {
+                for batch in [1, 5] {
+                    let mut x = Activations::new();
+                    x.set(&cases::activations(batch * 512, 3), 512).unwrap();
+                    let a = one.install(|| product(kernels, &packed, &mut x.clone()));
+                    let b = two.install(|| product(kernels, &packed, &mut x.clone()));
+                    same(&a, &b, &format!("{scheme} {isa} batch {batch}: one thread and two"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_do_not_see_each_other_and_rows_are_exact() {
+    // A batch equals its tokens one by one (the decode and prefill paths agree), and `row` equals the format's own.
+    let (have, _) = backends();
+    for scheme in Scheme::all() {
+        let packed = Packed::random(scheme, Shape::new(37, 400), cases::codebooks(scheme, 0, 127), 64, 5);
+        let view = packed.view().unwrap();
+        for (isa, kernels) in &have {
+            let input = cases::activations(11 * 400, 8);
+            let mut x = Activations::new();
+            x.set(&input, 400).unwrap();
+            let all = product(kernels, &packed, &mut x);
+            for (t, token) in input.chunks(400).enumerate() {
+                x.set(token, 400).unwrap();
+                let one = product(kernels, &packed, &mut x);
+                same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
+            }
+            let w = PackedMatrix::new(kernels, &view);
+            let (mut want, mut got) = (vec![0.0; 400], vec![0.0; 400]);
+            for r in 0..37 {
+                view.dequantize_row(r, &mut want);
+                w.row(r, &mut got);
+                same(&want, &got, &format!("{scheme} {isa} row {r}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn non_finite_activations_reach_the_result_of_their_token_only() {
+    let (have, _) = backends();
+    let scheme: Scheme = "tcq-3".parse().unwrap();
+    let packed = Packed::random(scheme, Shape::new(32, 512), cases::codebooks(scheme, 0, 127), 512, 5);
+    for (isa, kernels) in &have {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut input = cases::activations(3 * 512, 8);
+            input[512 + 300] = bad;
+            let mut x = Activations::new();
+            x.set(&input, 512).unwrap();
+            let y = product(kernels, &packed, &mut x);
+            for (i, v) in y.iter().enumerate() {
+                assert_eq!(v.is_finite(), i / 32 != 1, "{isa} {bad} output {i}");
+            }
+        }
+    }
+}

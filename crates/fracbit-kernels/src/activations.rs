@@ -1,0 +1,206 @@
+//! Activations and their integer forms.
+
+use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
+use fracbit_base::ShapeError;
+use fracbit_format::TILE_COLS;
+
+/// Columns that share an activation scale.
+const GROUP: usize = BLOCK_TILES * TILE_COLS;
+
+/// A batch of activation vectors and their integer forms.
+///
+/// Each token has one scale per 256 columns, `absmax / 127` (int8) or `absmax / 1023` (int16), and integers
+/// `round(x / scale)`, ties to even. A form is made when the first matrix that wants it arrives and is kept until
+/// the next [`set`](Self::set), so that matrices with the same input (queries, keys, values; gate, up) share it.
+/// Buffers only grow: after the first step of a size nothing is allocated.
+///
+/// A NaN or an infinity makes its group's scale non-finite and so its token's results NaN or infinite; groups with
+/// no magnitude above 1e-30 count as zero.
+#[derive(Clone, Debug, Default)]
+pub struct Activations {
+    cols: usize,
+    batch: usize,
+    values: Vec<f32>, // (batch, cols)
+    pub(crate) narrow: Form<i8>,
+    pub(crate) wide: Form<i16>,
+    pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
+    pub(crate) block_sums: Vec<i32>,   // (segment, batch, block)
+}
+
+/// One integer form.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Form<T> {
+    ready: bool,
+    pub(crate) ints: Vec<T>,     // (batch, stride)
+    pub(crate) scales: Vec<f32>, // (batch, groups)
+    pub(crate) sums: Vec<i32>,   // (batch, tiles)
+}
+
+impl Activations {
+    /// No activations yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a copy of `x`, `(batch, cols)` row-major.
+    ///
+    /// # Errors
+    /// When `x` is not a positive whole number of rows of `cols` (positive) values.
+    pub fn set(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
+        if cols == 0 || x.is_empty() || !x.len().is_multiple_of(cols) {
+            let want = format_args!("a positive multiple of cols = {cols} long").to_string();
+            return Err(ShapeError::new("activations", "x", want, x.len()));
+        }
+        self.cols = cols;
+        self.batch = x.len() / cols;
+        self.values.clear();
+        self.values.extend_from_slice(x);
+        self.narrow.ready = false;
+        self.wide.ready = false;
+        Ok(())
+    }
+
+    /// Tokens.
+    #[must_use]
+    pub const fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Values of a token.
+    #[must_use]
+    pub const fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from a token to the next in an integer form: an odd number of cache lines, so that the rows of a
+    /// batch do not fall on the same few sets of a cache.
+    pub(crate) const fn stride(&self) -> usize {
+        stride(self.cols)
+    }
+
+    /// Tiles of columns, the last padded with zeros.
+    pub(crate) const fn tiles(&self) -> usize {
+        self.cols.div_ceil(TILE_COLS)
+    }
+
+    /// Activation scales of a token.
+    pub(crate) const fn groups(&self) -> usize {
+        self.cols.div_ceil(GROUP)
+    }
+
+    pub(crate) fn make_narrow(&mut self) {
+        self.narrow.make(&self.values, self.cols, MAX_INT8, |v| v as i8, i32::from);
+    }
+
+    pub(crate) fn make_wide(&mut self) {
+        self.wide.make(&self.values, self.cols, MAX_INT16, |v| v as i16, i32::from);
+    }
+}
+
+const fn stride(cols: usize) -> usize {
+    (cols.div_ceil(64) | 1) * 64
+}
+
+impl<T: Copy + Default> Form<T> {
+    fn make(&mut self, values: &[f32], cols: usize, most: i32, cast: fn(f32) -> T, widen: fn(T) -> i32) {
+        if self.ready {
+            return;
+        }
+        let batch = values.len() / cols;
+        let (tiles, groups) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP));
+        self.ints.clear();
+        self.ints.resize(batch * stride(cols), T::default());
+        self.scales.resize(batch * groups, 0.0);
+        self.sums.resize(batch * tiles, 0);
+        #[expect(clippy::cast_precision_loss, reason = "127 or 1023")]
+        let most = most as f32;
+        for (token, values) in values.chunks_exact(cols).enumerate() {
+            let ints = &mut self.ints[token * stride(cols)..][..tiles * TILE_COLS];
+            for (group, (ints, values)) in ints.chunks_mut(GROUP).zip(values.chunks(GROUP)).enumerate() {
+                // The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+                let top = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+                let top = f32::from_bits(top);
+                let tiny = top < 1e-30;
+                let inverse = if tiny { 0.0 } else { most / top };
+                self.scales[token * groups + group] = if tiny { 0.0 } else { top / most };
+                // |v| inverse <= most (1 + 2^-23) rounds to at most `most`; adding and taking away 1.5 * 2^23 rounds
+                // to the nearest integer, ties to even, and unlike `round_ties_even` in vectors on every machine.
+                // NaN (0 * infinity as well) casts to 0.
+                const MAGIC: f32 = 12_582_912.0;
+                ints.iter_mut().zip(values).for_each(|(i, v)| *i = cast((v * inverse + MAGIC) - MAGIC));
+            }
+            let sums = &mut self.sums[token * tiles..][..tiles];
+            for (sum, tile) in sums.iter_mut().zip(ints.as_chunks::<TILE_COLS>().0) {
+                *sum = tile.iter().map(|&i| widen(i)).sum();
+            }
+        }
+        self.ready = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_the_nearest_and_stay_in_range() {
+        let cols = 300;
+        let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
+        let mut a = Activations::new();
+        a.set(&x, cols).unwrap();
+        a.make_narrow();
+        a.make_wide();
+        assert_eq!(a.narrow.ints.len(), 2 * 320, "padded");
+        let mut extremes = 0;
+        for token in 0..2 {
+            for c in 0..cols {
+                let scale = a.narrow.scales[token * 2 + c / 256];
+                let int = a.narrow.ints[token * 320 + c];
+                assert!(
+                    (x[token * cols + c] - f32::from(int) * scale).abs() <= 0.5001 * scale,
+                    "int8 {token},{c}"
+                );
+                assert!(int != -128, "symmetric");
+                extremes += i32::from(int.abs() == 127);
+                let scale = a.wide.scales[token * 2 + c / 256];
+                let int = a.wide.ints[token * 320 + c];
+                assert!(
+                    (x[token * cols + c] - f32::from(int) * scale).abs() <= 0.5001 * scale,
+                    "int16 {token},{c}"
+                );
+                assert!(int.abs() <= 1023, "range");
+            }
+            assert_eq!(a.narrow.ints[token * 320 + 300..][..4], [0; 4], "padding");
+        }
+        assert!(extremes >= 4, "each group reaches 127");
+        let sum: i32 = a.narrow.ints[..16].iter().map(|&i| i32::from(i)).sum();
+        assert_eq!(a.narrow.sums[0], sum);
+    }
+
+    #[test]
+    fn absurd_values_have_a_defined_meaning() {
+        let mut a = Activations::new();
+        for (bad, check) in [
+            (f32::NAN, f32::is_nan as fn(f32) -> bool),
+            (f32::INFINITY, f32::is_infinite),
+            (f32::NEG_INFINITY, f32::is_infinite),
+            (1e-38, |s| s == 0.0),
+            (f32::MAX, f32::is_finite),
+        ] {
+            let mut x = [0.0; 16];
+            x[3] = bad;
+            a.set(&x, 16).unwrap();
+            a.make_narrow();
+            a.make_wide();
+            assert!(
+                check(a.narrow.scales[0]) && check(a.wide.scales[0]),
+                "{bad}: scale {}",
+                a.narrow.scales[0]
+            );
+        }
+        assert_eq!(a.narrow.ints[3], 127);
+        assert_eq!(a.wide.ints[3], 1023);
+        assert!(a.set(&[], 16).is_err() && a.set(&[1.0], 0).is_err() && a.set(&[1.0; 17], 16).is_err());
+    }
+}

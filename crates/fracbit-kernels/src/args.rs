@@ -1,0 +1,123 @@
+//! What a body is given.
+
+use crate::Line;
+use fracbit_format::{Codebook, Grid, TILE_COLS};
+use half::f16;
+
+/// Bytes behind the last tile that a body may read (and must not depend on).
+pub const OVERREAD: usize = 256;
+/// Most tokens of one call of a body.
+pub const MAX_TOKENS: usize = 256;
+/// Most strips of one call of a body.
+pub const MAX_STRIPS: usize = 2;
+/// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
+///
+/// 256 columns x 255 x 127 < 2^23: a block's sum is exact in `i32` (with weights offset by 128) and in `f32`.
+pub const BLOCK_TILES: usize = 16;
+/// Most tiles of a block on the int16 grid.
+///
+/// 64 columns x 32767 x 1023 = 2_145_321_024 < 2^31: a block's sum is exact in `i32`.
+pub const WIDE_BLOCK_TILES: usize = 4;
+/// Largest magnitude of an int8 activation.
+pub const MAX_INT8: i32 = 127;
+/// Largest magnitude of an int16 activation.
+pub const MAX_INT16: i32 = 1023;
+
+/// Neighbouring tiles of a strip whose integer products are summed before they meet a floating-point scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// First tile, counted from the start of the segment.
+    pub start: usize,
+    /// Tiles, 1 to [`BLOCK_TILES`].
+    pub tiles: usize,
+    /// Index of the weight scale, counted from the first that the segment touches.
+    pub group: usize,
+    /// True for the last block of its weight scale.
+    pub closes: bool,
+}
+
+/// Strips (rows of tiles) of one segment, the activations they meet, and the scales.
+///
+/// The result, `out[(strip * tokens + token) * 16 + row]`, is added to what is there:
+///
+/// ```text
+/// for block:                                     // in order
+///     sum   = Σ integer(row, col) * x(token, col)         // exact
+///     inner = inner + (sum as f32) * block_scale(token, block)
+///     if block.closes: out = out + inner * scale(strip, group, row); inner = 0
+/// ```
+///
+/// Each `+` and `*` on floats rounds once (no fused operation), so that all bodies give the same bits.
+/// Only `matmul` of this crate builds this; every length below is then as stated.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Args<'a> {
+    /// The table that makes codes integers.
+    pub codebook: &'a Codebook,
+    /// The body's own constants.
+    pub table: &'a [Line],
+    /// Codes from the first tile of the first strip; readable to [`OVERREAD`] bytes behind the last tile.
+    pub codes: &'a [u8],
+    /// Bytes from a strip to the next.
+    pub stride: usize,
+    /// Bytes of a tile.
+    pub tile_bytes: usize,
+    /// Strips, 1 to [`MAX_STRIPS`].
+    pub strips: usize,
+    /// Tiles of the segment in one strip.
+    pub tiles: usize,
+    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows.
+    pub scales: &'a [f16],
+    /// Weight scales of a row.
+    pub groups: usize,
+    /// The blocks; they cover `0..tiles` in order.
+    pub blocks: &'a [Block],
+    /// Tokens, 1 to [`MAX_TOKENS`].
+    pub tokens: usize,
+    /// The activations of the segment's columns; `x_stride` elements from a token to the next.
+    pub x: Ints<'a>,
+    /// Elements from a token to the next.
+    pub x_stride: usize,
+    /// Activation scale times codebook step and gain, `(token, block)`.
+    pub block_scales: &'a [f32],
+    /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
+    /// dot instructions that want one operand unsigned.
+    pub block_sums: &'a [i32],
+}
+
+/// Integer activations.
+#[derive(Clone, Copy, Debug)]
+pub enum Ints<'a> {
+    /// At most [`MAX_INT8`] in magnitude; for codebooks on the int8 grid.
+    I8(&'a [i8]),
+    /// At most [`MAX_INT16`] in magnitude; for codebooks on the int16 grid.
+    I16(&'a [i16]),
+}
+
+impl Args<'_> {
+    /// Repeats the promises as debug assertions; bodies call it first.
+    pub fn debug_check(&self) {
+        debug_assert!((1..=MAX_STRIPS).contains(&self.strips), "strips of a call");
+        debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
+        let end = (self.strips - 1) * self.stride + self.tiles * self.tile_bytes;
+        debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");
+        debug_assert_eq!(self.scales.len(), self.strips * self.groups * 16, "one scale per row and group");
+        debug_assert_eq!(self.block_scales.len(), self.tokens * self.blocks.len(), "one scale per block");
+        debug_assert_eq!(self.block_sums.len(), self.tokens * self.blocks.len(), "one sum per block");
+        debug_assert_eq!(
+            self.blocks.iter().map(|b| b.tiles).sum::<usize>(),
+            self.tiles,
+            "blocks cover the segment"
+        );
+        let (len, grid, most) = match self.x {
+            Ints::I8(x) => (x.len(), Grid::I8, BLOCK_TILES),
+            Ints::I16(x) => (x.len(), Grid::I16, WIDE_BLOCK_TILES),
+        };
+        debug_assert!(len >= (self.tokens - 1) * self.x_stride + self.tiles * TILE_COLS, "activations");
+        debug_assert_eq!(self.codebook.grid(), grid, "activations of the codebook's grid");
+        debug_assert!(
+            self.blocks.iter().all(|b| b.tiles <= most && b.group < self.groups),
+            "blocks of the grid"
+        );
+    }
+}

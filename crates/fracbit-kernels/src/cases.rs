@@ -1,0 +1,167 @@
+//! The cases that every body is checked on, and seeded inputs for them.
+//!
+//! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has one order of
+//! operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference bit for bit.
+
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::{Codebook, Layout, PackedError, PackedView};
+use half::f16;
+
+/// One product to check.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Tokens.
+    pub batch: usize,
+    /// Columns of a weight scale.
+    pub group: usize,
+    /// What it is there for.
+    pub why: &'static str,
+}
+
+/// The table of cases.
+pub const CASES: &[Case] = &[
+    Case { rows: 16, cols: 16, batch: 1, group: 16, why: "one tile" },
+    Case { rows: 1, cols: 1, batch: 1, group: 16, why: "one weight" },
+    Case { rows: 16, cols: 256, batch: 1, group: 256, why: "one block" },
+    Case {
+        rows: 35,
+        cols: 272,
+        batch: 1,
+        group: 272,
+        why: "odd strip count, block of one tile, padded rows",
+    },
+    Case { rows: 33, cols: 1000, batch: 2, group: 1008, why: "padded columns, one scale per row" },
+    Case { rows: 40, cols: 520, batch: 3, group: 64, why: "scales of 64 columns" },
+    Case { rows: 48, cols: 600, batch: 5, group: 80, why: "scales that cross activation scales" },
+    Case { rows: 64, cols: 304, batch: 9, group: 128, why: "just past the decode path" },
+    Case { rows: 50, cols: 336, batch: 21, group: 512, why: "token remainder of the prefill path" },
+    Case { rows: 18, cols: 80, batch: 259, group: 64, why: "more tokens than one call takes" },
+];
+
+/// Table lengths that a scheme's codebook may have (half-TCQ has none of its own).
+#[must_use]
+pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
+    let quarters = usize::from(scheme.quarters());
+    match (scheme.family(), scheme.code()) {
+        (Family::HalfTcq, _) => Vec::new(),
+        (Family::Nuq, _) => vec![1 << (quarters / 4)],
+        (Family::Vq, _) => vec![2 << (quarters / 2)],
+        (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
+        (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
+        (Family::Tcq, _) => vec![64, 128, 256],
+    }
+}
+
+/// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them.
+///
+/// # Panics
+/// When `length` is not one of [`table_lengths`] or `most` is not positive.
+#[must_use]
+pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
+    let mut random = Random::new(length as u64 ^ u64::from(scheme.quarters()) << 32);
+    let mut entries: Vec<i16> = (0..length)
+        .map(|_| i16::try_from(i64::from(random.next() >> 1) % (2 * i64::from(most) + 1) - i64::from(most)))
+        .collect::<Result<_, _>>()
+        .expect("at most `most` in magnitude");
+    entries[0] = most;
+    entries[length - 1] = -most;
+    Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
+}
+
+/// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed length of each.
+#[must_use]
+pub fn codebooks(scheme: Scheme, nth: usize, most: i16) -> Vec<Codebook> {
+    let [low, high] = scheme.halves();
+    let make = |s: Scheme| {
+        let lengths = table_lengths(s);
+        codebook(s, lengths[nth % lengths.len()], most)
+    };
+    if low == high { vec![make(low)] } else { vec![make(low), make(high)] }
+}
+
+/// The parts of a packed matrix with pseudo-random codes and scales.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    /// Scheme.
+    pub scheme: Scheme,
+    /// Shape.
+    pub shape: Shape,
+    /// A codebook for each segment of the layout.
+    pub codebooks: Vec<Codebook>,
+    /// Codes.
+    pub codes: Vec<u8>,
+    /// Scales.
+    pub scales: Vec<f16>,
+    /// Columns of a scale.
+    pub group: usize,
+}
+
+impl Packed {
+    /// Pseudo-random codes and scales around 1.
+    ///
+    /// # Panics
+    /// When `group` is zero.
+    #[must_use]
+    pub fn random(scheme: Scheme, shape: Shape, codebooks: Vec<Codebook>, group: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut codes = vec![0; Layout::new(scheme, shape).len()];
+        for chunk in codes.chunks_mut(4) {
+            chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
+        }
+        let scales = shape.rows * shape.cols.div_ceil(group);
+        let scales = (0..scales).map(|_| f16::from_f32(0.5 + random.unit())).collect();
+        Self { scheme, shape, codebooks, codes, scales, group }
+    }
+
+    /// The view that [`PackedMatrix::new`](crate::PackedMatrix::new) takes. A one-column-tile half-TCQ matrix has
+    /// only the segment of the higher or lower rate; its codebook is picked by the layout.
+    ///
+    /// # Errors
+    /// As [`PackedView::new`].
+    pub fn view(&self) -> Result<PackedView<'_>, PackedError> {
+        let layout = Layout::new(self.scheme, self.shape);
+        let books: Vec<&Codebook> = layout
+            .segments()
+            .iter()
+            .filter_map(|s| self.codebooks.iter().find(|c| c.scheme() == s.scheme))
+            .collect();
+        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, 0.7)
+    }
+}
+
+/// Pseudo-random activations in -1..1 with one value in each 100 four times as large.
+#[must_use]
+pub fn activations(len: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    (0..len).map(|i| (2.0 * random.unit() - 1.0) * if i % 100 == 7 { 4.0 } else { 1.0 }).collect()
+}
+
+/// A 64-bit linear congruential generator (Knuth's MMIX constants): inputs for tests need no more.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Starts at `seed`.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678)
+    }
+
+    /// The next 32 bits.
+    pub const fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 32) as u32
+    }
+
+    /// A number in 0..1.
+    pub fn unit(&mut self) -> f32 {
+        #[expect(clippy::cast_precision_loss, reason = "24 bits fit")]
+        {
+            (self.next() >> 8) as f32 / (1 << 24) as f32
+        }
+    }
+}

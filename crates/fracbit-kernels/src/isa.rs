@@ -1,0 +1,77 @@
+//! Instruction sets and the one environment variable that lowers them.
+
+use std::{fmt, str::FromStr};
+
+/// An instruction set for which kernel bodies exist, from the least to the most capable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Isa {
+    /// Plain Rust: the reference.
+    Scalar,
+    /// AVX2.
+    Avx2,
+    /// AVX-512 F, BW, VL, VNNI, VBMI and VBMI2 together (Ice Lake, Zen 4 and later).
+    Avx512,
+}
+
+impl Isa {
+    /// All of them, the reference first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// The name used in `FRACBIT_ISA` and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// The most that the user allows: the value of `FRACBIT_ISA`, or `None` when it is unset. It can lower what
+    /// the machine offers and never raise it, because a backend installs only what it has detected.
+    ///
+    /// # Errors
+    /// When the variable is set to anything but the name of an instruction set.
+    pub fn cap() -> Result<Option<Self>, IsaError> {
+        #[expect(clippy::disallowed_methods, reason = "the one reader of FRACBIT_ISA")]
+        match std::env::var("FRACBIT_ISA") {
+            Ok(text) => text.parse().map(Some),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(text)) => Err(IsaError(text.to_string_lossy().into_owned())),
+        }
+    }
+}
+
+/// A name that is no instruction set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("FRACBIT_ISA: instruction set should be scalar, avx2 or avx512, got `{0}`")]
+pub struct IsaError(pub String);
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = IsaError;
+
+    fn from_str(text: &str) -> Result<Self, IsaError> {
+        Self::ALL.into_iter().find(|isa| isa.name() == text).ok_or_else(|| IsaError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_order_is_capability() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+        assert!("AVX512".parse::<Isa>().is_err(), "names are lower case");
+        assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512);
+    }
+}

@@ -1,0 +1,94 @@
+//! The dispatch table: which body runs a codebook.
+
+use crate::{Args, Isa, Line, reference};
+use fracbit_format::{Codebook, TILE_ROWS};
+
+/// Multiplies strips by activations; see [`Args`] for what it reads and writes.
+pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
+
+/// Finds the body of a codebook, or `None` when the backend has none for it.
+pub type Provider = fn(&Codebook) -> Option<Body>;
+
+/// One kernel body made ready for one codebook.
+#[derive(Clone, Debug)]
+pub struct Body {
+    isa: Isa,
+    table: Vec<Line>,
+    lanes: [u8; TILE_ROWS],
+    run: StripFn,
+}
+
+impl Body {
+    /// A body for `isa`. `table` holds whatever constants the body wants to find in [`Args::table`]; `lanes[i]` is
+    /// the tile row whose scale the body expects at place `i` of a strip's scales.
+    ///
+    /// # Panics
+    /// When `lanes` is no permutation of the rows of a tile.
+    ///
+    /// # Safety
+    /// The processor has `isa`, and `run` is sound for every [`Args`] that this crate builds with this `table` and
+    /// a codebook equal to the one the provider was asked about, for all values of codes and activations.
+    #[must_use]
+    #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
+    pub unsafe fn new(isa: Isa, table: Vec<Line>, lanes: [u8; TILE_ROWS], run: StripFn) -> Self {
+        let mut seen = [false; TILE_ROWS];
+        lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
+        assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
+        Self { isa, table, lanes, run }
+    }
+
+    /// The instruction set.
+    #[must_use]
+    pub const fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub(crate) const fn lanes(&self) -> &[u8; TILE_ROWS] {
+        &self.lanes
+    }
+
+    pub(crate) fn table(&self) -> &[Line] {
+        &self.table
+    }
+
+    #[expect(unsafe_code, reason = "the one call of a body")]
+    pub(crate) fn run(&self, args: &Args<'_>, out: &mut [f32]) {
+        debug_assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+        // SAFETY: `Body::new` was promised the instruction set and soundness for arguments built by `matmul`.
+        unsafe { (self.run)(args, out) }
+    }
+}
+
+/// Providers of kernel bodies. A plain value: tests build as many as they like.
+///
+/// A codebook is offered to the providers from the last installed to the first, so that the order of installation
+/// is the policy; the scalar reference takes what nobody else does.
+#[derive(Clone, Debug, Default)]
+pub struct Kernels {
+    providers: Vec<Provider>,
+}
+
+impl Kernels {
+    /// Only the scalar reference.
+    #[must_use]
+    pub fn scalar() -> Self {
+        Self::default()
+    }
+
+    /// Adds a backend's bodies; they win over all installed before.
+    pub fn install(&mut self, provider: Provider) {
+        self.providers.push(provider);
+    }
+
+    /// The body that runs `codebook`.
+    #[must_use]
+    pub fn body(&self, codebook: &Codebook) -> Body {
+        self.providers.iter().rev().find_map(|find| find(codebook)).unwrap_or_else(reference::body)
+    }
+
+    /// The instruction set of the body that runs `codebook`.
+    #[must_use]
+    pub fn isa(&self, codebook: &Codebook) -> Isa {
+        self.body(codebook).isa()
+    }
+}

@@ -1,0 +1,202 @@
+//! A packed matrix in memory.
+
+use crate::{
+    Isa, Kernels, Line,
+    args::{BLOCK_TILES, Block, OVERREAD, WIDE_BLOCK_TILES},
+    kernels::Body,
+    lines,
+};
+use fracbit_base::{Scheme, Shape};
+use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
+use half::f16;
+
+/// A packed matrix with the kernel bodies chosen for it.
+///
+/// Codes are held once, in the canonical order of `fracbit-format` (the bodies read it as it is; nothing is
+/// repacked), at 64-byte alignment and with room behind for whole-vector loads. Scales are regrouped by strip.
+#[derive(Clone, Debug)]
+pub struct PackedMatrix {
+    layout: Layout,
+    codes: Vec<Line>,
+    group: usize,
+    gain: f32,
+    parts: Vec<Part>,
+}
+
+/// A segment with its body.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) segment: Segment,
+    pub(crate) codebook: Codebook,
+    pub(crate) body: Body,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) scales: Vec<f16>, // (strip, group, lane)
+    pub(crate) first_group: usize,
+    pub(crate) groups: usize,
+    /// Place of each row among the lanes.
+    lane_of: [u8; TILE_ROWS],
+}
+
+impl PackedMatrix {
+    /// Copies `view` and chooses a body for each of its segments.
+    #[must_use]
+    pub fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
+        let layout = view.layout().clone();
+        let mut codes = lines::zeroed(view.codes().len() + OVERREAD);
+        lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
+        let parts = layout
+            .segments()
+            .iter()
+            .zip(view.codebooks())
+            .map(|(segment, codebook)| Part::new(kernels, view, *segment, codebook))
+            .collect();
+        Self { layout, codes, group: view.group(), gain: view.gain(), parts }
+    }
+
+    /// The shape without padding.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.layout.shape()
+    }
+
+    /// The scheme.
+    #[must_use]
+    pub const fn scheme(&self) -> Scheme {
+        self.layout.scheme()
+    }
+
+    /// Bytes of memory that codes and scales take.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.codes) + self.parts.iter().map(|p| size_of_val(&*p.scales)).sum::<usize>()
+    }
+
+    /// The least capable instruction set among the chosen bodies.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.parts.iter().map(|p| p.body.isa()).min().unwrap_or(Isa::Scalar)
+    }
+
+    /// Weights of row `r`, exactly as [`PackedView::dequantize_row`] gives them.
+    ///
+    /// # Panics
+    /// When `r` is outside the matrix or `out` is not one row long.
+    pub fn row(&self, r: usize, out: &mut [f32]) {
+        let Shape { rows, cols } = self.shape();
+        assert!(r < rows, "row {r} of a matrix of {rows}");
+        assert_eq!(out.len(), cols, "one row of weights");
+        let (strip, row) = (r / TILE_ROWS, r % TILE_ROWS);
+        let mut integers = [0; TILE_COLS];
+        for part in &self.parts {
+            let Segment { start, end, tile_bytes, .. } = part.segment;
+            let codes = self.codes_of(part, strip).chunks_exact(tile_bytes);
+            let lane = usize::from(part.lane_of[row]);
+            for (across, code) in (start..end).zip(codes) {
+                part.codebook.expand_tile_row(code, row, &mut integers);
+                let col = across * TILE_COLS;
+                let group = strip * part.groups + col / self.group - part.first_group;
+                let factor =
+                    self.gain * part.scales[group * TILE_ROWS + lane].to_f32() * part.codebook.step();
+                let width = TILE_COLS.min(cols - col);
+                let values = out[col..][..width].iter_mut().zip(&integers);
+                values.for_each(|(v, &i)| *v = f32::from(i) * factor);
+            }
+        }
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    pub(crate) const fn gain(&self) -> f32 {
+        self.gain
+    }
+
+    pub(crate) const fn strips(&self) -> usize {
+        self.layout.tiles_down()
+    }
+
+    pub(crate) const fn stride(&self) -> usize {
+        self.layout.row_bytes()
+    }
+
+    /// Codes of a segment from its first tile in `strip` to the end of the buffer.
+    pub(crate) fn codes_of(&self, part: &Part, strip: usize) -> &[u8] {
+        &lines::bytes(&self.codes)[strip * self.stride() + part.segment.offset..]
+    }
+}
+
+impl Part {
+    fn new(kernels: &Kernels, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
+        let body = kernels.body(codebook);
+        let rows = view.shape().rows;
+        let first_group = segment.start * TILE_COLS / view.group();
+        let groups = (segment.end * TILE_COLS - 1) / view.group() + 1 - first_group;
+        let mut scales = Vec::with_capacity(view.layout().tiles_down() * groups * TILE_ROWS);
+        for strip in 0..view.layout().tiles_down() {
+            for group in first_group..first_group + groups {
+                scales.extend(body.lanes().iter().map(|&row| {
+                    let row = strip * TILE_ROWS + usize::from(row);
+                    if row < rows { view.scales()[row * view.groups() + group] } else { f16::ZERO }
+                }));
+            }
+        }
+        let mut lane_of = [0; TILE_ROWS];
+        (0..).zip(body.lanes()).for_each(|(lane, &row)| lane_of[usize::from(row)] = lane);
+        let most = match codebook.grid() {
+            Grid::I8 => BLOCK_TILES,
+            Grid::I16 => WIDE_BLOCK_TILES,
+        };
+        let blocks = blocks(&segment, view.group() / TILE_COLS, most);
+        Self { segment, codebook: codebook.clone(), body, blocks, scales, first_group, groups, lane_of }
+    }
+}
+
+/// Cuts a segment where a weight scale ends and at every multiple of `most` tiles of the matrix (which every
+/// activation scale ends at).
+fn blocks(segment: &Segment, group: usize, most: usize) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut start = segment.start;
+    while start < segment.end {
+        let ends = (start / group + 1) * group;
+        let end = segment.end.min(ends).min((start / most + 1) * most);
+        blocks.push(Block {
+            start: start - segment.start,
+            tiles: end - start,
+            group: start / group - segment.start / group,
+            closes: end == segment.end || end == ends,
+        });
+        start = end;
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_the_segment_and_respect_every_boundary() {
+        for (start, end) in [(0, 1), (0, 16), (0, 100), (7, 50), (33, 34)] {
+            for group in [1, 4, 5, 8, 16, 24, 1000] {
+                for most in [4, 16] {
+                    let segment =
+                        Segment { scheme: "nuq-4".parse().unwrap(), start, end, offset: 0, tile_bytes: 128 };
+                    let list = blocks(&segment, group, most);
+                    let mut next = 0;
+                    for b in &list {
+                        assert_eq!(b.start, next, "in order");
+                        assert!((1..=most).contains(&b.tiles), "size");
+                        let (first, last) = (start + b.start, start + b.start + b.tiles - 1);
+                        assert_eq!(first / group, last / group, "one weight scale");
+                        assert_eq!(first / most, last / most, "one activation scale");
+                        assert_eq!(b.group, first / group - start / group, "its scale");
+                        assert_eq!(b.closes, last + 1 == end || (last + 1) % group == 0, "closes");
+                        next += b.tiles;
+                    }
+                    assert_eq!(next, end - start, "covered");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The scalar reference against a plain product in `f64`, and the refusal of arguments that do not fit.
+
+use fracbit_base::{Family, Scheme, Shape};
+use fracbit_format::PackedView;
+use fracbit_kernels::{
+    Activations, Isa, Kernels, PackedMatrix,
+    cases::{self, CASES, Packed},
+    matmul,
+};
+
+/// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
+/// rounding activations to `levels` can cause.
+fn product(view: &PackedView<'_>, x: &[f32], levels: f64) -> Vec<(f64, f64)> {
+    let Shape { rows, cols } = view.shape();
+    let w = view.dequantize();
+    let mut out = Vec::new();
+    for x in x.chunks_exact(cols) {
+        for w in w.chunks_exact(cols).take(rows) {
+            let (mut y, mut bound) = (0.0, 0.0);
+            for (w, x) in w.chunks(256).zip(x.chunks(256)) {
+                let top = x.iter().fold(0.0, |m: f64, v| m.max(f64::from(v.abs())));
+                for (&w, &x) in w.iter().zip(x) {
+                    y += f64::from(w) * f64::from(x);
+                    // Half a step, and a few roundings of f32 at every level of the sum.
+                    bound += f64::from(w.abs()) * (0.5 * top / levels + 1e-5 * f64::from(x.abs()));
+                }
+            }
+            out.push((y, bound));
+        }
+    }
+    out
+}
+
+#[test]
+fn reference_is_the_product_up_to_the_rounding_of_activations() {
+    let mut seed = 0;
+    for scheme in Scheme::all() {
+        for most in [127, 32_767] {
+            if most > 127 && matches!(scheme.family(), Family::Tcq | Family::HalfTcq) {
+                continue;
+            }
+            for case in CASES.iter().filter(|c| c.batch < 6) {
+                seed += 1;
+                let shape = Shape::new(case.rows, case.cols);
+                let packed =
+                    Packed::random(scheme, shape, cases::codebooks(scheme, 0, most), case.group, seed);
+                let view = packed.view().unwrap();
+                let w = PackedMatrix::new(&Kernels::scalar(), &view);
+                assert_eq!(w.isa(), Isa::Scalar);
+                let input = cases::activations(case.batch * case.cols, seed);
+                let mut x = Activations::new();
+                x.set(&input, case.cols).unwrap();
+                let mut y = vec![f32::NAN; case.batch * case.rows];
+                matmul(&w, &mut x, &mut y).unwrap();
+                let levels = if most > 127 { 1023.0 } else { 127.0 };
+                for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
+                    let error = (f64::from(got) - want).abs();
+                    assert!(
+                        error <= bound + 1e-30,
+                        "{scheme} {}: output {i}: {got}, want {want} +- {bound}",
+                        case.why
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_activations_cost_what_the_readme_says() {
+    // Relative squared error of a product with normal activations (here: sums of 12 uniforms), 4-bit trellis weights.
+    let scheme: Scheme = "tcq-4".parse().unwrap();
+    let packed = Packed::random(scheme, Shape::new(64, 4096), cases::codebooks(scheme, 1, 127), 4096, 4);
+    let view = packed.view().unwrap();
+    let mut random = cases::Random::new(77);
+    let input: Vec<f32> = (0..4096).map(|_| (0..12).map(|_| random.unit() - 0.5).sum()).collect();
+    let mut x = Activations::new();
+    x.set(&input, 4096).unwrap();
+    let mut y = vec![0.0; 64];
+    matmul(&PackedMatrix::new(&Kernels::scalar(), &view), &mut x, &mut y).unwrap();
+    let (mut error, mut power) = (0.0, 0.0);
+    for (&got, (want, _)) in y.iter().zip(product(&view, &input, 127.0)) {
+        error += (f64::from(got) - want).powi(2);
+        power += want * want;
+    }
+    let relative = error / power;
+    assert!((1e-5..2e-4).contains(&relative), "relative squared error {relative:e}");
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let scheme: Scheme = "nuq-4".parse().unwrap();
+    let packed = Packed::random(scheme, Shape::new(20, 64), cases::codebooks(scheme, 0, 127), 64, 4);
+    let w = PackedMatrix::new(&Kernels::scalar(), &packed.view().unwrap());
+    let mut x = Activations::new();
+    assert!(matmul(&w, &mut x, &mut []).is_err(), "no activations");
+    x.set(&[1.0; 48], 48).unwrap();
+    let error = matmul(&w, &mut x, &mut [0.0; 20]).unwrap_err().to_string();
+    assert_eq!(error, "matmul: `x` should be (batch, 64), got (batch, 48)");
+    x.set(&[1.0; 128], 64).unwrap();
+    let error = matmul(&w, &mut x, &mut [0.0; 39]).unwrap_err().to_string();
+    assert_eq!(error, "matmul: `y` should be 40 long, got 39");
+    assert!(matmul(&w, &mut x, &mut [0.0; 40]).is_ok());
+}
