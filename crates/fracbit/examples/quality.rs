@@ -106,7 +106,14 @@ fn model() -> Any<()> {
     let source = opened.source(RotationMode::Fold, 0)?;
     let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let hash = opened.checkpoint.content_hash();
-    let measured = sensitivity::measure(&source, &hash, Protocol::FULL, None, &Quiet, &mut |_| Ok(()))?;
+    let measured = sensitivity::measure(
+        &source,
+        &hash,
+        Protocol { tokens: 1024, ..Protocol::FULL },
+        None,
+        &Quiet,
+        &mut |_| Ok(()),
+    )?;
     let options = EvalOptions { ctx: Some(256), windows: Some(24), ..EvalOptions::default() };
     let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(TEXT), &options, &Quiet);
     let scratch = tempfile::tempdir()?;

@@ -1,9 +1,10 @@
 //! The palette's error on Gaussian weights.
 
 use crate::{Error, Progress};
-use fracbit_base::{Family, Scheme};
+use fracbit_base::Scheme;
 use fracbit_codebook::distortion;
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One row of `fracbit distortion`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,6 +25,8 @@ pub struct Distortion {
 
 /// Measures `schemes` on `weights` seeded N(0, 1) weights each.
 ///
+/// Half-TCQ codes half of the weights with each of its two rates: its error is the mean of theirs.
+///
 /// # Errors
 /// When a scheme has no built-in codebook.
 pub fn measure(
@@ -32,34 +35,24 @@ pub fn measure(
     seed: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<Distortion>, Error> {
-    progress.stage("measuring distortion", schemes.len() as u64);
-    schemes
-        .iter()
-        .map(|&scheme| {
-            let nmse = nmse(scheme, weights, seed)?;
-            progress.advance(1);
-            Ok(Distortion {
-                scheme: scheme.family().name().to_owned(),
-                code: scheme.code().map(|c| c.name().to_owned()),
-                bits: scheme.rate().bits(),
-                nmse,
-                bound: scheme.rate().gaussian_bound(),
-                published: fracbit_codebook::published(scheme),
-            })
-        })
-        .collect()
-}
-
-/// Half-TCQ codes half of the weights with each of its two rates, so its error is their mean.
-fn nmse(scheme: Scheme, weights: usize, seed: u64) -> Result<f64, Error> {
-    let one = |s: Scheme, weights| {
-        let rounder = fracbit_quant::rounder(s).ok_or(Error::NoErrorEntry { scheme: s })?;
-        Ok::<_, Error>(distortion(rounder, weights, seed))
-    };
-    match (scheme.family(), scheme.halves()) {
-        (Family::HalfTcq, [low, high]) => {
-            Ok(f64::midpoint(one(low, weights / 2)?, one(high, weights - weights / 2)?))
-        }
-        _ => one(scheme, weights),
+    let halves: BTreeSet<Scheme> = schemes.iter().flat_map(|s| s.halves()).collect();
+    progress.stage("measuring distortion", halves.len() as u64);
+    let mut errors = BTreeMap::new();
+    for scheme in halves {
+        let rounder = fracbit_quant::rounder(scheme).ok_or(Error::NoErrorEntry { scheme })?;
+        errors.insert(scheme, distortion(rounder, weights, seed));
+        progress.advance(1);
     }
+    let row = |&scheme: &Scheme| {
+        let [low, high] = scheme.halves();
+        Distortion {
+            scheme: scheme.family().name().to_owned(),
+            code: scheme.code().map(|c| c.name().to_owned()),
+            bits: scheme.rate().bits(),
+            nmse: f64::midpoint(errors[&low], errors[&high]),
+            bound: scheme.rate().gaussian_bound(),
+            published: fracbit_codebook::published(scheme),
+        }
+    };
+    Ok(schemes.iter().map(row).collect())
 }
