@@ -5,7 +5,7 @@
 //! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
 
 use crate::{Error, sensitivity::Sensitivities};
-use fracbit_alloc::{Budget as Limit, Choice, Layer, Limits, Problem, Solution};
+use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
 use fracbit_model::{LinearId, RotationMode};
 use fracbit_quant::Grouping;
@@ -348,35 +348,48 @@ pub fn plan(
     if budget < reach.min || budget > reach.max {
         return Err(reach.refuse(inventory, budget));
     }
-    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: solve, count, and
-    // where the total oversteps the budget solve again with that much less. The set of codebooks in use may then change again,
-    // hence the last tries: room for every codebook of the palette, and the smallest choice everywhere.
-    let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: reserve those of the
+    // last solution and solve again, until the reserve is what the solution needs. This may alternate between two sets, so the
+    // best plan within the budget counts, and a last solve confined to its codebooks spends what is left.
     let most = budget.saturating_sub(4 * inventory.stored_other);
-    let mut room = most;
-    for round in 0..=ROUNDS {
-        if round == ROUNDS {
-            room = most.saturating_sub(all_books);
-        }
-        let Some(solution) = solve(&menus, room)? else {
-            room = most.saturating_sub(all_books);
-            continue;
+    let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+    let mut best: Option<Plan> = None;
+    let consider =
+        |best: &mut Option<Plan>, menus: &[Vec<PlannedLayer>], reserve: u64| -> Result<Option<u64>, Error> {
+            let Some(solution) = solve(menus, most.saturating_sub(reserve))? else { return Ok(None) };
+            let mut plan = plan.clone();
+            plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
+            plan.total(inventory);
+            plan.lower_bound = solution.lower_bound;
+            let needed = codebook_bytes(&plan.codebooks());
+            if plan.bytes <= budget && best.as_ref().is_none_or(|b| plan.predicted_loss < b.predicted_loss) {
+                *best = Some(plan);
+            }
+            Ok(Some(needed))
         };
-        plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
-        plan.total(inventory);
-        plan.lower_bound = solution.lower_bound;
-        if plan.bytes <= budget {
-            return Ok(plan);
+    let mut reserve = 0;
+    for _ in 0..ROUNDS {
+        match consider(&mut best, &menus, reserve)? {
+            Some(needed) if needed != reserve => reserve = needed,
+            _ => break,
         }
-        room = room.saturating_sub(plan.bytes - budget);
     }
-    plan.layers = reach.smallest;
-    plan.total(inventory);
-    plan.lower_bound = 0.0;
-    Ok(plan)
+    consider(&mut best, &menus, all_books)?;
+    if let Some(books) = best.as_ref().map(Plan::codebooks) {
+        let within = |l: &&PlannedLayer| codebook_schemes(std::iter::once(l.scheme)).is_subset(&books);
+        let confined: Vec<Vec<_>> =
+            menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect();
+        consider(&mut best, &confined, codebook_bytes(&books))?;
+    }
+    Ok(best.unwrap_or_else(|| {
+        plan.layers = reach.smallest;
+        plan.total(inventory);
+        plan.lower_bound = 0.0;
+        plan
+    }))
 }
 
-/// Solutions tried before all codebooks of the palette get room.
+/// Solutions tried for a steady set of codebooks.
 const ROUNDS: usize = 8;
 
 /// What a palette reaches on a model.
@@ -423,7 +436,8 @@ impl Reach {
     }
 }
 
-/// Solves with HiGHS, which proves its gap; the own solver provides the fallback incumbent inside. `None` when nothing fits.
+/// Solves to proven optimality in milliseconds (HiGHS, which takes seconds, is the solver of joint budgets and the oracle of this
+/// one). `None` when nothing fits.
 fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Error> {
     let layers = menus
         .iter()
@@ -436,7 +450,7 @@ fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Err
     if room < problem.range(0).min {
         return Ok(None);
     }
-    Ok(Some(fracbit_alloc::solve_highs(&problem, Limits::default())?))
+    Ok(Some(fracbit_alloc::solve(&problem)?))
 }
 
 fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Result<PlannedLayer, Error> {

@@ -86,6 +86,25 @@ impl Preset {
         })
     }
 
+    /// This shape with another vocabulary or number of layers.
+    pub(crate) fn resized(mut self, vocab: Option<usize>, layers: Option<usize>) -> Result<Self, Error> {
+        self.vocab = vocab.unwrap_or(self.vocab);
+        self.layers = layers.unwrap_or(self.layers);
+        if self.vocab < 258 {
+            let rule = format!("should be at least 258 (256 bytes and two special tokens), got {}", self.vocab);
+            return Err(Error::Option { option: "--vocab", rule });
+        }
+        if self.layers == 0 {
+            return Err(Error::Option { option: "--layers", rule: "should be at least 1".to_owned() });
+        }
+        Ok(self)
+    }
+
+    /// The text of its `config.json`.
+    pub(crate) fn config_text(&self) -> String {
+        format!("{:#}\n", Value::Object(self.config()))
+    }
+
     fn config(&self) -> Map<String, Value> {
         let value = json!({
             "architectures": [self.architecture],
@@ -133,18 +152,7 @@ pub struct SynthOptions {
 /// # Errors
 /// When an option is out of range or the directory cannot be written.
 pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) -> Result<PathBuf, Error> {
-    let mut preset = options.preset;
-    preset.vocab = options.vocab.unwrap_or(preset.vocab);
-    preset.layers = options.layers.unwrap_or(preset.layers);
-    if preset.vocab < 258 {
-        let rule = format!("should be at least 258 (256 bytes and two special tokens), got {}", preset.vocab);
-        return Err(Error::Option { option: "--vocab", rule });
-    }
-    if preset.layers == 0 {
-        return Err(Error::Option { option: "--layers", rule: "should be at least 1".to_owned() });
-    }
-    let raw = preset.config();
-    let text = format!("{:#}\n", Value::Object(raw));
+    let text = options.preset.resized(options.vocab, options.layers)?.config_text();
     let config = ModelConfig::parse(text.as_bytes(), Path::new("config.json"))?;
 
     let mut dir = OutputDir::create(out, if options.force { Overwrite::Yes } else { Overwrite::No })?;

@@ -1,0 +1,184 @@
+//! The machine's own limits.
+
+use super::{Spread, pools, positive, rate, rounds};
+use crate::{Error, Progress};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Numbers that one thread reads at once: 4 MiB.
+const CHUNK: usize = 1 << 19;
+/// Rounds of products of one call: some 10 microseconds.
+const PRODUCTS: u32 = 1 << 12;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct LimitOptions {
+    /// Size of the array to read; below 2 GiB caches may help.
+    pub bytes: u64,
+    /// Numbers of threads.
+    pub threads: Vec<usize>,
+    /// Measurements of each.
+    pub rounds: usize,
+}
+
+impl Default for LimitOptions {
+    fn default() -> Self {
+        Self { bytes: 2 << 30, threads: super::default_threads(), rounds: 9 }
+    }
+}
+
+/// What some threads can do at best.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MachineLimits {
+    /// Threads.
+    pub threads: usize,
+    /// Bytes of the array.
+    pub bytes: u64,
+    /// Reads from memory, 10^9 bytes per second.
+    pub read_gb_per_s: f64,
+    /// Its least and most.
+    pub read_spread: Spread,
+    /// int8 products added to 32-bit sums, 10^9 per second.
+    pub int8_gmac_per_s: f64,
+    /// Its least and most.
+    pub int8_spread: Spread,
+}
+
+/// Measures reads and products.
+///
+/// # Errors
+/// [`Error::Option`] for an empty list, zeros, or more bytes or threads than the system gives.
+pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<MachineLimits>, Error> {
+    positive("--threads", &options.threads)?;
+    positive("--rounds", &[options.rounds])?;
+    let pools = pools(&options.threads)?;
+    progress.stage("filling memory", options.bytes);
+    let mut memory = Memory::new(options.bytes)?;
+    progress.advance(options.bytes);
+    let cases = 2 * pools.len();
+    progress.stage("measuring limits", ((options.rounds + 1) * cases) as u64);
+    let spreads = rounds(options.rounds, cases, |case| {
+        let pool = &pools[case / 2];
+        let value = pool.install(|| if case % 2 == 0 { memory.read() } else { products() });
+        progress.advance(1);
+        value
+    });
+    let all = options.threads.iter().zip(spreads.chunks_exact(2));
+    Ok(all.map(|(&threads, pair)| MachineLimits::new(threads, memory.bytes(), pair)).collect())
+}
+
+impl MachineLimits {
+    fn new(threads: usize, bytes: u64, pair: &[Spread]) -> Self {
+        let (read, int8) = (pair[0], pair[1]);
+        Self {
+            threads,
+            bytes,
+            read_gb_per_s: read.median,
+            read_spread: read,
+            int8_gmac_per_s: int8.median,
+            int8_spread: int8,
+        }
+    }
+}
+
+/// An array of ones larger than all caches, and where to read on.
+pub(super) struct Memory {
+    data: Vec<u64>,
+    at: usize,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: u64) -> Result<Self, Error> {
+        let rule = || format!("should be at least 4 KiB and fit in memory, got {bytes} B");
+        let bad = || Error::Option { option: "--bytes", rule: rule() };
+        let len = usize::try_from(bytes / 8).map_err(|_| bad())?;
+        let mut data = Vec::new();
+        if len < 512 || data.try_reserve_exact(len).is_err() {
+            return Err(bad());
+        }
+        data.resize(len, 1);
+        Ok(Self { data, at: 0 })
+    }
+
+    fn bytes(&self) -> u64 {
+        8 * self.data.len() as u64
+    }
+
+    /// GB/s of the threads of the current pool.
+    pub(super) fn read(&mut self) -> f64 {
+        let threads = rayon::current_num_threads();
+        let bytes = rate(|| {
+            // Several chunks for each thread, so that a thread that was interrupted does not hold up the others.
+            let end = self.data.len().min(self.at + 8 * threads * CHUNK);
+            let part = &self.data[self.at..end];
+            let sum = if threads == 1 {
+                sum(part)
+            } else {
+                part.par_chunks(CHUNK).map(sum).reduce(|| 0, u64::wrapping_add)
+            };
+            assert_eq!(sum, part.len() as u64, "ones add up to their number");
+            self.at = if end == self.data.len() { 0 } else { end };
+            #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
+            let bytes = 8.0 * part.len() as f64;
+            bytes
+        });
+        bytes / 1e9
+    }
+}
+
+/// Int8 products of the threads of the current pool, 10^9 per second.
+pub(super) fn products() -> f64 {
+    let each = rayon::broadcast(|_| {
+        rate(|| {
+            let sum = int8_peak(PRODUCTS);
+            assert!(sum > 0 && sum.is_multiple_of(u64::from(PRODUCTS)), "products of ones, got {sum}");
+            #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
+            let products = sum as f64;
+            products
+        })
+    });
+    each.into_iter().sum::<f64>() / 1e9
+}
+
+#[cfg(target_arch = "x86_64")]
+use fracbit_kernels_x86::limits::{int8_peak, read_sum as sum};
+
+/// The loops are written for x86; elsewhere plain ones stand in, and say so by their numbers.
+#[cfg(not(target_arch = "x86_64"))]
+fn sum(data: &[u64]) -> u64 {
+    data.iter().fold(0, |sum, v| sum.wrapping_add(*v))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn int8_peak(rounds: u32) -> u64 {
+    let mut sums = [0i32; 64];
+    for _ in 0..rounds {
+        let (a, b) = std::hint::black_box(([1i8; 64], [1i8; 64]));
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(&b)) {
+            *sum += i32::from(*a) * i32::from(*b);
+        }
+    }
+    sums.iter().map(|&s| u64::from(s.unsigned_abs())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Quiet;
+
+    #[test]
+    fn a_small_run() {
+        let options = LimitOptions { bytes: 1 << 20, threads: vec![1, 2], rounds: 1 };
+        let got = limits(&options, &Quiet).unwrap();
+        assert_eq!(got.iter().map(|l| l.threads).collect::<Vec<_>>(), [1, 2]);
+        for l in got {
+            assert_eq!(l.bytes, 1 << 20);
+            assert!(l.read_gb_per_s.is_finite() && l.read_gb_per_s > 0.0, "{l:?}");
+            assert!(l.int8_gmac_per_s.is_finite() && l.int8_gmac_per_s > 0.0, "{l:?}");
+        }
+        for bytes in [0, 4095, u64::MAX] {
+            let options = LimitOptions { bytes, ..LimitOptions::default() };
+            assert!(matches!(limits(&options, &Quiet), Err(Error::Option { option: "--bytes", .. })));
+        }
+    }
+}
