@@ -1,1 +1,15 @@
-//! Tail-biting bitshift trellis codes for weight quantization: Viterbi search, codes, training
+#![doc = include_str!("../README.md")]
+
+mod books;
+mod isa;
+mod metric;
+mod rounder;
+mod search;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+mod step;
+pub mod train;
+
+pub use books::builtin;
+pub use isa::Isa;
+pub use rounder::{TrellisRounder, rounder};

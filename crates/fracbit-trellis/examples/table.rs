@@ -1,0 +1,77 @@
+//! Error and encoding speed of every trellis scheme: `cargo run --release -p fracbit-trellis --example table -- [log2 weights] [scheme ...]`.
+//!
+//! `published` is the error table of Q-Palette's solver (its `hyb` code at one step for all rates). Speed is of one thread.
+#![expect(clippy::print_stdout, reason = "the output of a command")]
+
+use fracbit_base::{Code, Family, Scheme};
+use fracbit_codebook::Rounder;
+use fracbit_trellis::{Isa, TrellisRounder, builtin, train};
+use std::time::Instant;
+
+/// Relative error at 1, 1.5, ... 5 bits.
+const PUBLISHED: [f64; 9] = [
+    0.282_708_87,
+    0.140_339_19,
+    0.071_013_492,
+    0.036_313_527,
+    0.018_912_868,
+    0.010_177_032,
+    0.005_901_206_7,
+    0.003_026_963_5,
+    0.001_615_987_8,
+];
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let log: u32 = args.next().map_or(20, |text| text.parse().expect("log2 of the number of weights"));
+    let named: Vec<Scheme> = args.map(|text| text.parse().expect("a tcq scheme")).collect();
+    let tiles = train::gaussian_tiles(20_000, (1 << log) / 256);
+    let timed = &tiles[..tiles.len().min(16)];
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("one thread");
+    println!(
+        "scheme        entries    nmse       published   / pub.   bound      excess bits  kweights/s per core"
+    );
+    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+        if !(named.is_empty() || named.contains(&scheme)) {
+            continue;
+        }
+        let book = builtin(scheme).expect("a codebook for every tcq scheme");
+        let nmse = train::relative_error(book, &tiles);
+        let published = PUBLISHED[usize::from(scheme.quarters()) / 2 - 2];
+        let bound = scheme.rate().gaussian_bound();
+        let mut speeds = String::new();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let rounder = TrellisRounder::with_isa(book.clone(), isa);
+            let runs = if isa == Isa::Scalar { 2 } else { 12 };
+            let mut codes = vec![0; timed.len() * book.tile_bytes()];
+            // The best of several runs: other load on the machine only slows a run down.
+            let seconds = (0..runs)
+                .map(|_| {
+                    alone.install(|| {
+                        let start = cpu_seconds();
+                        rounder.encode(timed, &mut codes);
+                        cpu_seconds() - start
+                    })
+                })
+                .fold(f64::INFINITY, f64::min);
+            #[expect(clippy::cast_precision_loss, reason = "a speed")]
+            let speed = (timed.len() * 256) as f64 / seconds / 1e3;
+            speeds += &format!(" {} {speed:.0}", isa.name());
+        }
+        let name = format!("{scheme}{}", if scheme.code() == Some(Code::Fine) { " (fine)" } else { "" });
+        println!(
+            "{name:14} {:6}   {nmse:.7}  {published:.7}  {:.4}  {bound:.7}  {:.4}      {speeds}",
+            book.entries().len(),
+            nmse / published,
+            (nmse / bound).log2() / 2.0,
+        );
+    }
+}
+
+/// Processor time of this thread where Linux tells it, wall time elsewhere.
+fn cpu_seconds() -> f64 {
+    thread_local!(static START: Instant = Instant::now());
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = told.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
+    nanoseconds.map_or_else(|| START.with(|start| start.elapsed().as_secs_f64()), |ns| ns / 1e9)
+}

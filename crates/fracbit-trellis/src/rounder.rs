@@ -1,0 +1,107 @@
+//! The search as a [`Rounder`].
+
+use crate::{
+    books,
+    isa::Isa,
+    metric::Metric,
+    search::{Scratch, Search},
+};
+use fracbit_base::Scheme;
+use fracbit_codebook::Rounder;
+use fracbit_format::{
+    BitWriter, Codebook, TILE,
+    trellis::{self, STATES, Steps},
+};
+use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+/// Weights on either side of the seam that the free pass looks at.
+pub(crate) const REACH: usize = 128;
+/// Tiles that one task encodes: enough to hide the hand-over, few enough for a short call to use all threads.
+const TASK: usize = 4;
+
+/// Codes tiles with one trellis codebook by tail-biting Viterbi search.
+#[derive(Debug)]
+pub struct TrellisRounder {
+    codebook: Codebook,
+    steps: Steps,
+    metric: Metric,
+    search: Search,
+    pool: Mutex<Vec<Scratch>>,
+}
+
+/// The rounder of a trellis scheme with its built-in codebook; `None` for every family but `tcq`.
+#[must_use]
+pub fn rounder(scheme: Scheme) -> Option<TrellisRounder> {
+    books::builtin(scheme).cloned().map(TrellisRounder::new)
+}
+
+impl TrellisRounder {
+    /// A rounder on the widest instruction set of this machine.
+    ///
+    /// # Panics
+    /// When `codebook` is not of a `tcq` scheme.
+    #[must_use]
+    pub fn new(codebook: Codebook) -> Self {
+        Self::with_isa(codebook, Isa::detect())
+    }
+
+    /// A rounder on a given instruction set, for tests and measurements: the bytes are the same on all.
+    ///
+    /// # Panics
+    /// When `codebook` is not of a `tcq` scheme or this machine lacks the instructions.
+    #[must_use]
+    pub fn with_isa(codebook: Codebook, isa: Isa) -> Self {
+        Self::with_reach(codebook, isa, REACH)
+    }
+
+    pub(crate) fn with_reach(codebook: Codebook, isa: Isa, reach: usize) -> Self {
+        let scheme = codebook.scheme();
+        let (Some(steps), Some(code)) = (Steps::of(scheme), scheme.code()) else {
+            panic!("trellis rounder: `codebook` should be of a tcq scheme, got {scheme}");
+        };
+        let largest = codebook.entries().iter().map(|e| e.unsigned_abs()).max().unwrap_or(0);
+        let metric = Metric::new(scheme, f32::from(largest) * codebook.step());
+        let mut values = Vec::with_capacity(STATES * steps.weights);
+        for state in 0..=u16::MAX {
+            let integers = trellis::state_values(code, steps.weights, codebook.entries(), state);
+            values.extend(
+                integers[..steps.weights].iter().map(|&v| metric.grid(f32::from(v) * codebook.step())),
+            );
+        }
+        let shifts = (0..steps.count()).map(|t| steps.shift(t)).collect();
+        let search = Search::new(isa, metric, steps.weights, shifts, &values, reach / steps.weights);
+        Self { codebook, steps, metric, search, pool: Mutex::default() }
+    }
+
+    fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], scratch: &mut Scratch) {
+        debug_assert!(tile.iter().all(|w| w.is_finite()), "weights are finite by the driver's contract");
+        let x = tile.map(|w| self.metric.grid(w));
+        self.search.run(&x, scratch);
+        let mut writer = BitWriter::new(code);
+        for (t, state) in scratch.states.iter().enumerate() {
+            let shift = self.steps.shift(t);
+            writer.push(state & ((1 << shift) - 1), shift);
+        }
+    }
+}
+
+impl Rounder for TrellisRounder {
+    fn codebook(&self) -> &Codebook {
+        &self.codebook
+    }
+
+    fn encode(&self, tiles: &[[f32; TILE]], codes: &mut [u8]) {
+        let bytes = self.codebook.tile_bytes();
+        assert_eq!(codes.len(), tiles.len() * bytes, "codes of {} tiles", tiles.len());
+        tiles.par_chunks(TASK).zip(codes.par_chunks_mut(TASK * bytes)).for_each(|(tiles, codes)| {
+            // A panic elsewhere leaves only working memory behind, which every search overwrites.
+            let lock = || self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = lock().pop().unwrap_or_default();
+            for (tile, code) in tiles.iter().zip(codes.chunks_exact_mut(bytes)) {
+                self.encode_tile(tile, code, &mut scratch);
+            }
+            lock().push(scratch);
+        });
+    }
+}

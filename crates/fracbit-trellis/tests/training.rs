@@ -1,0 +1,40 @@
+//! Codebooks: their error, and that training them again gives them again.
+
+use fracbit_base::Scheme;
+use fracbit_trellis::{
+    builtin,
+    train::{self, Training},
+};
+
+#[test]
+fn error_is_what_the_table_says() {
+    // 2^20 weights gave these values (examples/table.rs); 2^15 other weights stay within 2.5 % of them.
+    let tiles = train::gaussian_tiles(30_000, 128);
+    for (scheme, want) in [
+        ("tcq-1", 0.26496),
+        ("tcq-2", 0.06771),
+        ("tcq-3", 0.017263),
+        ("tcq-4", 0.004401),
+        ("tcq-5", 0.0011527),
+        ("tcq-fast-1.5", 0.13668),
+        ("tcq-fast-2", 0.07085),
+        ("tcq-fast-3", 0.017894),
+        ("tcq-fast-4", 0.004628),
+        ("tcq-hyb-2", 0.07044),
+        ("tcq-hyb-4", 0.005446),
+    ] {
+        let scheme: Scheme = scheme.parse().unwrap();
+        let got = train::relative_error(builtin(scheme).unwrap(), &tiles);
+        assert!((got / want - 1.0).abs() < 0.025, "{scheme}: {got} against {want}");
+        assert!(got > scheme.rate().gaussian_bound(), "{scheme}: {got} beats the rate-distortion bound");
+    }
+}
+
+#[test]
+fn training_is_reproducible() {
+    // `cargo run --release -p fracbit-trellis --example train -- --small` writes this file.
+    let golden = include_str!("golden/small.txt");
+    let training = Training { seed: 3, tiles: 8, rounds: 2 };
+    let book = train::train("tcq-fast-1".parse().unwrap(), 64, &training);
+    assert_eq!(book.to_string(), golden.trim_end());
+}
