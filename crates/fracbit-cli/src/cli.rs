@@ -58,6 +58,7 @@ pub(crate) enum Command {
     Verify(commands::verify::VerifyArgs),
     Distortion(commands::distortion::DistortionArgs),
     Synth(commands::synth::SynthArgs),
+    Bench(commands::bench::BenchArgs),
     Demo(commands::demo::DemoArgs),
 }
 
@@ -89,11 +90,11 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 11);
+        assert_eq!(commands, 12);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 30] = [
+    const GOOD: [&str; 34] = [
         "quantize M -o O --bits 3.25",
         "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
         "quantize M -o O --scheme half-tcq-3.25 --json",
@@ -120,6 +121,10 @@ mod tests {
         "distortion --scheme tcq-3 --scheme nuq-4 --weights 65536 --seed 1",
         "synth --shape llama-3.2-1b -o D",
         "synth --shape tiny -o D --vocab 512 --layers 1 --seed 9 --force",
+        "bench limits --bytes 64MiB --threads 1,2 --rounds 3 --json",
+        "bench kernels --scheme tcq-2 --shape 512x512 --batch 1,2,4,8 --threads 1",
+        "bench model M --prompt 128,512 --generate 8 --context 64",
+        "bench model --shape llama-3.2-1b --bits 2 --vocab 32000 --layers 2 --threads 1,2",
         "demo",
         "demo --keep D",
         "--threads 1 demo",
@@ -127,7 +132,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 33] = [
+    const BAD: [(&str, &str); 39] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -159,6 +164,12 @@ mod tests {
         ("run M -p a --temp -1", "at least 0"),
         ("distortion --all --scheme tcq-3", "cannot be used with"),
         ("synth --shape gpt-5 -o D", "llama-3.2-1b"),
+        ("bench kernels --shape 16", "2048x8192"),
+        ("bench kernels --all --scheme tcq-2", "cannot be used with"),
+        ("bench kernels --batch 1,0", "at least 1"),
+        ("bench model", "--shape"),
+        ("bench model M --shape tiny", "cannot be used with"),
+        ("bench model M --bits 2", "--shape"),
         ("demo --threads 0", "at least 1"),
         ("run M -p a -n 0", "at least 1"),
     ];

@@ -10,6 +10,7 @@ use fracbit_kernels::{Isa, IsaError, Kernels};
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod limits;
 
 /// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
 ///

@@ -1,5 +1,6 @@
 //! One module per command: its arguments, and what it does with them.
 
+pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod distortion;
@@ -31,6 +32,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Verify(args) => return verify::run(args, context),
         Command::Distortion(args) => distortion::run(args, context)?,
         Command::Synth(args) => synth::run(args, context)?,
+        Command::Bench(args) => bench::run(args, context)?,
         Command::Demo(args) => demo::run(args, context)?,
     }
     Ok(Exit::Done)

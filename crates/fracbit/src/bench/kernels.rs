@@ -102,7 +102,6 @@ pub fn kernels(
     let mut all = Vec::new();
     for &scheme in &options.schemes {
         let matrices = matrices(scheme, options, kernels)?;
-        check(&matrices[0])?;
         let mut next = 0;
         let mut x = Activations::new();
         let spreads = rounds(options.rounds, cases, |case| {
@@ -117,7 +116,7 @@ pub fn kernels(
         for (&threads, spreads) in options.threads.iter().zip(spreads.chunks_exact(per_pool)) {
             for (&batch, &spread) in options.batch.iter().zip(&spreads[2..]) {
                 let limits = [spreads[0].median, spreads[1].median];
-                all.push(KernelSpeed::new(&matrices[0].1, threads, batch, spread, limits));
+                all.push(KernelSpeed::new(&matrices[0], threads, batch, spread, limits));
             }
         }
     }
@@ -151,11 +150,8 @@ impl KernelSpeed {
     }
 }
 
-/// Parts of the first strips of a matrix, for the check, and the matrix.
-type Made = (RandomPacked, PackedMatrix);
-
-/// Enough matrices; each with the parts of its first strips.
-fn matrices(scheme: Scheme, options: &KernelOptions, kernels: &Kernels) -> Result<Vec<Made>, Error> {
+/// Enough matrices; the first one is checked.
+fn matrices(scheme: Scheme, options: &KernelOptions, kernels: &Kernels) -> Result<Vec<PackedMatrix>, Error> {
     let shape = options.shape;
     let each = Layout::new(scheme, shape).len() as u64;
     let count = usize::try_from(options.bytes.div_ceil(each)).unwrap_or(usize::MAX).max(1);
@@ -165,22 +161,20 @@ fn matrices(scheme: Scheme, options: &KernelOptions, kernels: &Kernels) -> Resul
     };
     let mut all = Vec::new();
     all.try_reserve_exact(count).map_err(too_large)?;
-    for i in 0..count {
-        let mut packed = RandomPacked::new(scheme, shape, false, i as u64);
-        let matrix = PackedMatrix::new(kernels, &packed.view(shape.rows)?);
-        let rows = shape.rows.min(2 * TILE_ROWS);
-        packed.shape.rows = rows;
-        packed.codes.truncate(Layout::new(scheme, packed.shape).len());
-        packed.codes.shrink_to_fit();
-        packed.scales.truncate(rows);
-        all.push((packed, matrix));
+    let mut packed = RandomPacked::new(scheme, shape, false, 0);
+    all.push(PackedMatrix::new(kernels, &packed.view(shape.rows)?));
+    check(&packed, &all[0])?;
+    for stream in 1..count {
+        packed.fill(stream as u64);
+        all.push(PackedMatrix::new(kernels, &packed.view(shape.rows)?));
     }
     Ok(all)
 }
 
 /// The first rows of a product with one and with several tokens against the scalar reference, bit for bit.
-fn check((packed, matrix): &Made) -> Result<(), Error> {
-    let (rows, Shape { rows: all, cols }) = (packed.shape.rows, matrix.shape());
+fn check(packed: &RandomPacked, matrix: &PackedMatrix) -> Result<(), Error> {
+    let Shape { rows: all, cols } = matrix.shape();
+    let rows = all.min(2 * TILE_ROWS);
     let reference = PackedMatrix::new(&Kernels::scalar(), &packed.view(rows)?);
     for batch in [1, 3] {
         let mut x = Activations::new();
@@ -198,13 +192,13 @@ fn check((packed, matrix): &Made) -> Result<(), Error> {
 }
 
 /// Gweights/s of walking on through the matrices from `next`.
-fn stream(matrices: &[Made], next: &mut usize, batch: usize, x: &mut Activations) -> f64 {
-    let shape = matrices[0].1.shape();
+fn stream(matrices: &[PackedMatrix], next: &mut usize, batch: usize, x: &mut Activations) -> f64 {
+    let shape = matrices[0].shape();
     let input = cases::activations(batch * shape.cols, 1);
     let mut y = vec![0.0; batch * shape.rows];
     let weights = rate(|| {
         x.set(&input, shape.cols).expect("whole rows");
-        matmul(&matrices[*next].1, x, &mut y).expect("shapes that fit");
+        matmul(&matrices[*next], x, &mut y).expect("shapes that fit");
         *next = (*next + 1) % matrices.len();
         black_box(&y);
         #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
@@ -249,9 +243,12 @@ mod tests {
     fn distinct_codes_fill_the_bytes_asked_for() {
         let options = small(&[]);
         let made = matrices("nuq-4".parse().unwrap(), &options, &Kernels::scalar()).unwrap();
-        let each = Layout::new(made[0].1.scheme(), options.shape).len();
+        let each = Layout::new(made[0].scheme(), options.shape).len();
         assert!(made.len() * each >= 10_000 && (made.len() - 1) * each < 10_000);
-        assert_ne!(made[0].0.codes, made[1].0.codes);
+        let (mut a, mut b) = (vec![0.0; 100], vec![0.0; 100]);
+        made[0].row(0, &mut a);
+        made[1].row(0, &mut b);
+        assert_ne!(a, b);
     }
 
     #[test]

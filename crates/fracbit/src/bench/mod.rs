@@ -167,16 +167,22 @@ struct RandomPacked {
 impl RandomPacked {
     /// Weights of variance `1 / cols`, or `1` with `wide`; `stream` picks the random numbers.
     fn new(scheme: Scheme, shape: Shape, wide: bool, stream: u64) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
+        let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
+        let codes = vec![0; Layout::new(scheme, shape).len()];
+        let mut new = Self { scheme, shape, codes, scales: vec![f16::from_f32(scale); shape.rows] };
+        new.fill(stream);
+        new
+    }
+
+    /// Other codes in the same memory.
+    fn fill(&mut self, stream: u64) {
         const CHUNK: usize = 1 << 20;
-        let mut codes = vec![0; Layout::new(scheme, shape).len()];
-        codes.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, codes)| {
+        self.codes.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, codes)| {
             let mut rng = ChaCha8Rng::seed_from_u64(chunk as u64);
             rng.set_stream(stream);
             rng.fill_bytes(codes);
         });
-        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
-        let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
-        Self { scheme, shape, codes, scales: vec![f16::from_f32(scale); shape.rows] }
     }
 
     /// The first `rows` rows (a multiple of 16, or all).

@@ -1,0 +1,478 @@
+//! `fracbit bench`.
+
+use crate::{
+    args::{self, CodeName},
+    context::{Context, Out},
+    failure::Failure,
+    files,
+    table::Table,
+};
+use clap::{
+    Args, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use fracbit::{
+    Preset,
+    bench::{
+        self, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed, Spread,
+        Subject,
+    },
+    synth::PRESETS,
+};
+use fracbit_base::{Bytes, Code, Family, Scheme, Shape};
+use std::{io::Write, path::PathBuf};
+
+const AFTER: &str = "\
+Every bench measures the machine's own limits in the same rounds and prints shares of them. Numbers are medians, with \
+least and most behind them: a wide spread says that something else ran on the machine. With --json a list of objects \
+is printed, with the fields named in the help of each bench.
+
+Examples:
+  fracbit bench limits
+  fracbit bench kernels --scheme tcq-2 --scheme tcq-fast-2 --batch 1,8
+  fracbit bench model --shape llama-3.2-1b --bits 2 --vocab 32000";
+
+const AFTER_LIMITS: &str = "\
+JSON fields: threads, bytes, read_gb_per_s, read_spread, int8_gmac_per_s, int8_spread (spreads are [least, most]).
+
+Example:
+  fracbit bench limits --threads 1,2 --json";
+
+const AFTER_KERNELS: &str = "\
+JSON fields: scheme, code, bits, threads, batch, gweights_per_s, gb_per_s, read_share, int8_share, spread (of \
+gweights_per_s: [least, most]), read_gb_per_s, int8_gmac_per_s, isa.
+
+Example:
+  fracbit bench kernels --scheme tcq-3 --shape 8192x2048 --batch 1,2,4,8 --threads 1 --json";
+
+const AFTER_MODEL: &str = "\
+JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, \
+decode_tok_s, decode_spread, decode_gb_per_s, read_share, read_gb_per_s, int8_gmac_per_s.
+
+Examples:
+  fracbit bench model small --threads 1
+  fracbit bench model --shape llama-3.2-1b --vocab 32000 --scheme tcq-fast-2 --prompt 128,512";
+
+/// Measure speed beside the limits of this machine.
+///
+/// How fast memory is read and int8 numbers are multiplied here, how near to that the kernels of each scheme come, and
+/// how many tokens per second a whole model makes of it.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Limits(LimitArgs),
+    Kernels(KernelArgs),
+    Model(ModelArgs),
+}
+
+/// What every bench takes.
+#[derive(Debug, Args)]
+struct Common {
+    /// Numbers of threads, such as 1,2 [default: 1 and all cores].
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = args::threads)]
+    threads: Vec<usize>,
+    /// Measurements of each number [default: enough for a steady median].
+    #[arg(long, value_name = "N", value_parser = args::count)]
+    rounds: Option<usize>,
+    /// Print a JSON list.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    fn threads(&self) -> Vec<usize> {
+        if self.threads.is_empty() { bench::default_threads() } else { self.threads.clone() }
+    }
+}
+
+/// Measure reads from memory and int8 products.
+///
+/// Sums an array that is larger than all caches with the widest loads, and multiplies int8 numbers in registers with the widest
+/// instruction: no kernel can be faster than the one or the other.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_LIMITS)]
+struct LimitArgs {
+    /// Size of the array; below 2GiB caches may help.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    bytes: Bytes,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Measure the product of packed matrices and activations.
+///
+/// Walks through matrices of random codes that together are larger than all caches. Before that, the first rows are compared with
+/// the scalar reference.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_KERNELS)]
+struct KernelArgs {
+    /// A scheme to measure, such as tcq-3; may be repeated [default: a choice over families and rates].
+    #[arg(long, value_name = "SCHEME")]
+    scheme: Vec<Scheme>,
+    /// Every scheme with every trellis code.
+    #[arg(long, conflicts_with = "scheme")]
+    all: bool,
+    /// Outputs by inputs of a matrix.
+    #[arg(long, value_name = "RxC", default_value = "2048x8192", value_parser = shape)]
+    shape: Shape,
+    /// Tokens multiplied at once.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = args::count)]
+    batch: Vec<usize>,
+    /// Distinct codes to walk through; below 1GiB caches may help.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    bytes: Bytes,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Measure prefill and decode of a whole model.
+///
+/// Either a model directory, or a shape with random codes: then nothing is encoded or downloaded, and embedding and head are
+/// packed like every other matrix.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_MODEL)]
+struct ModelArgs {
+    /// Model directory, quantized or not.
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    model: Option<PathBuf>,
+    /// Shape of the model instead of a directory.
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
+    shape: Option<Preset>,
+    /// Bits per weight of the random codes, in quarters: trellis codes up to 5, scalar 6 to 8; may be a list.
+    #[arg(long, value_name = "B,..", value_delimiter = ',', requires = "shape", conflicts_with = "scheme")]
+    bits: Vec<f64>,
+    /// Code of the trellis schemes of --bits.
+    #[arg(long, value_enum, default_value_t = CodeName::Fine, requires = "bits")]
+    code: CodeName,
+    /// Scheme of the random codes [default: tcq-2]; may be repeated.
+    #[arg(long, value_name = "SCHEME", requires = "shape")]
+    scheme: Vec<Scheme>,
+    /// Vocabulary instead of the shape's.
+    #[arg(long, value_name = "N", requires = "shape", value_parser = args::count)]
+    vocab: Option<usize>,
+    /// Blocks instead of the shape's.
+    #[arg(long, value_name = "N", requires = "shape", value_parser = args::count)]
+    layers: Option<usize>,
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "128", value_parser = args::count)]
+    prompt: Vec<usize>,
+    /// Tokens to generate in one measurement.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = args::count)]
+    generate: usize,
+    /// Tokens in the cache when generating begins.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
+    context: usize,
+    /// Size of the array that the read bandwidth is measured with.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    bytes: Bytes,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Schemes of `bench kernels` without flags.
+const CHOICE: [&str; 14] = [
+    "tcq-fast-2",
+    "tcq-2",
+    "tcq-fast-2.5",
+    "tcq-2.5",
+    "half-tcq-2.75",
+    "tcq-fast-3",
+    "tcq-3",
+    "tcq-fast-4",
+    "tcq-4",
+    "tcq-5",
+    "vq-2",
+    "vq-4",
+    "nuq-4",
+    "nuq-8",
+];
+
+impl KernelArgs {
+    fn options(&self) -> Result<KernelOptions, Failure> {
+        let schemes = match (self.all, self.scheme.as_slice()) {
+            (true, _) => Scheme::all().collect(),
+            (false, []) => {
+                CHOICE.iter().map(|s| s.parse().map_err(fracbit::Error::from)).collect::<Result<_, _>>()?
+            }
+            (false, some) => some.to_vec(),
+        };
+        let default = KernelOptions::new(schemes);
+        Ok(KernelOptions {
+            shape: self.shape,
+            batch: self.batch.clone(),
+            threads: self.common.threads(),
+            bytes: self.bytes.0,
+            // A small run is small in all it does.
+            limit_bytes: 2 * self.bytes.0,
+            rounds: self.common.rounds.unwrap_or(default.rounds),
+            ..default
+        })
+    }
+}
+
+impl ModelArgs {
+    fn options(&self) -> ModelOptions {
+        ModelOptions {
+            threads: self.common.threads(),
+            prompts: self.prompt.clone(),
+            generate: self.generate,
+            context: self.context,
+            limit_bytes: self.bytes.0,
+            rounds: self.common.rounds.unwrap_or(ModelOptions::default().rounds),
+        }
+    }
+
+    fn schemes(&self) -> Result<Vec<Scheme>, Failure> {
+        if !self.scheme.is_empty() {
+            return Ok(self.scheme.clone());
+        }
+        let bits: &[f64] = if self.bits.is_empty() { &[2.0] } else { &self.bits };
+        Ok(bits.iter().map(|&b| scheme(b, self.code.into())).collect::<Result<_, _>>()?)
+    }
+}
+
+/// The trellis scheme of a rate, or the scalar one above 5 bits.
+fn scheme(bits: f64, code: Code) -> Result<Scheme, fracbit::Error> {
+    let quarters = (1..=32u8).find(|&q| (f64::from(q) / 4.0 - bits).abs() < 1e-9);
+    let families = [Family::Tcq, Family::HalfTcq, Family::Nuq];
+    let found = quarters.and_then(|q| families.into_iter().find_map(|f| Scheme::new(f, code, q).ok()));
+    found.ok_or_else(|| fracbit::Error::Option {
+        option: "--bits",
+        rule: format!("should be 1, 1.25, ... 5, 6, 7 or 8, got {bits}"),
+    })
+}
+
+/// `RxC`.
+fn shape(text: &str) -> Result<Shape, String> {
+    let parts = text.split_once('x').and_then(|(r, c)| Some((r.parse().ok()?, c.parse().ok()?)));
+    match parts {
+        Some((rows, cols)) if rows > 0 && cols > 0 => Ok(Shape::new(rows, cols)),
+        _ => Err(format!("should be outputs x inputs such as 2048x8192, got `{text}`")),
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure> {
+    match &args.what {
+        What::Limits(args) => {
+            let rounds = args.common.rounds.unwrap_or(LimitOptions::default().rounds);
+            let options = LimitOptions { bytes: args.bytes.0, threads: args.common.threads(), rounds };
+            let rows = bench::limits(&options, &context.progress)?;
+            context.progress.finish();
+            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &limits_table(&rows)) }
+        }
+        What::Kernels(args) => {
+            let rows = bench::kernels(&args.options()?, &fracbit::kernels()?, &context.progress)?;
+            context.progress.finish();
+            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &kernels_table(&rows)) }
+        }
+        What::Model(args) => {
+            let rows = models(args, context)?;
+            context.progress.finish();
+            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &model_table(&rows)) }
+        }
+    }
+}
+
+fn models(args: &ModelArgs, context: &Context) -> Result<Vec<ModelSpeed>, Failure> {
+    let (options, kernels) = (args.options(), fracbit::kernels()?);
+    let Some(preset) = args.shape else {
+        let opened = args.model.as_deref().map(files::open).transpose()?;
+        let Some(opened) = opened else { return Ok(Vec::new()) };
+        return Ok(bench::model(Subject::Opened(&opened), &options, &kernels, &context.progress)?);
+    };
+    let mut rows = Vec::new();
+    for scheme in args.schemes()? {
+        let subject = Subject::Random { preset, vocab: args.vocab, layers: args.layers, scheme };
+        rows.extend(bench::model(subject, &options, &kernels, &context.progress)?);
+    }
+    Ok(rows)
+}
+
+fn show(out: &mut Out, table: &Table) -> Result<(), Failure> {
+    let Machine { cpu, threads, load } = Machine::now();
+    let load = load.map(|l| format!(", load {l:.1}")).unwrap_or_default();
+    write!(out, "{cpu}, {threads} threads{load}\n\n{table}")?;
+    Ok(())
+}
+
+fn range(spread: Spread) -> String {
+    format!("{:.1}-{:.1}", spread.min, spread.max)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+fn limits_table(rows: &[MachineLimits]) -> Table {
+    let mut table = Table::new(["threads", "read GB/s", "least-most", "int8 GMAC/s", "least-most"], &[]);
+    for row in rows {
+        table.row([
+            row.threads.to_string(),
+            format!("{:.1}", row.read_gb_per_s),
+            range(row.read_spread),
+            format!("{:.0}", row.int8_gmac_per_s),
+            range(row.int8_spread),
+        ]);
+    }
+    table
+}
+
+/// The name of a scheme from its parts.
+fn name(family: &str, code: Option<&str>, bits: f64) -> String {
+    match code {
+        None | Some("fine") => format!("{family}-{bits}"),
+        Some(code) => format!("{family}-{code}-{bits}"),
+    }
+}
+
+fn kernels_table(rows: &[KernelSpeed]) -> Table {
+    let header = [
+        "scheme", "isa", "threads", "batch", "Gweights/s", "least-most", "GB/s", "of reads", "of int8",
+    ];
+    let mut table = Table::new(header, &[1]);
+    for row in rows {
+        table.row([
+            name(&row.scheme, row.code.as_deref(), row.bits),
+            row.isa.to_owned(),
+            row.threads.to_string(),
+            row.batch.to_string(),
+            format!("{:.1}", row.gweights_per_s),
+            range(row.spread),
+            format!("{:.2}", row.gb_per_s),
+            percent(row.read_share),
+            percent(row.int8_share),
+        ]);
+    }
+    table
+}
+
+fn model_table(rows: &[ModelSpeed]) -> Table {
+    let header = [
+        "model", "scheme", "bits", "threads", "prompt", "prefill tok/s", "least-most", "of int8", "decode tok/s",
+        "least-most", "GB/s", "of reads",
+    ];
+    let mut table = Table::new(header, &[1]);
+    for row in rows {
+        let scheme = row.scheme.as_deref().map(|s| name(s, row.code.as_deref(), row.bits));
+        table.row([
+            row.model.clone(),
+            scheme.unwrap_or_else(|| "-".to_owned()),
+            format!("{:.2}", row.bits),
+            row.threads.to_string(),
+            row.prompt.to_string(),
+            format!("{:.1}", row.prefill_tok_s),
+            range(row.prefill_spread),
+            percent(row.int8_share),
+            format!("{:.2}", row.decode_tok_s),
+            range(row.decode_spread),
+            format!("{:.2}", row.decode_gb_per_s),
+            percent(row.read_share),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn parse(line: &str) -> Cli {
+        Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"))
+    }
+
+    fn what(line: &str) -> What {
+        match parse(line).command {
+            Command::Bench(args) => args.what,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn kernel_args(line: &str) -> KernelOptions {
+        match what(line) {
+            What::Kernels(args) => args.options().expect("options that make sense"),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn model_args(line: &str) -> ModelArgs {
+        match what(line) {
+            What::Model(args) => args,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn lists_and_defaults() {
+        let options = kernel_args("fracbit bench kernels");
+        assert_eq!(options.schemes.len(), CHOICE.len());
+        assert_eq!((options.shape, options.batch), (Shape::new(2048, 8192), vec![1]));
+        assert_eq!((options.bytes, options.limit_bytes), (1 << 30, 2 << 30));
+        assert_eq!(options.threads, bench::default_threads());
+
+        let line = "fracbit bench kernels --scheme tcq-2 --scheme nuq-4 --shape 16x32 --batch 1,8 --threads 1,2 --bytes 1MB";
+        let options = kernel_args(line);
+        assert_eq!(options.schemes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["tcq-2", "nuq-4"]);
+        assert_eq!((options.shape, options.batch, options.threads), (Shape::new(16, 32), vec![1, 8], vec![1, 2]));
+        assert_eq!(options.bytes, 1_000_000);
+        assert_eq!(kernel_args("fracbit bench kernels --all").schemes.len(), Scheme::all().count());
+        // The flag of every command means the same here.
+        assert_eq!(kernel_args("fracbit --threads 2 bench kernels").threads, [2]);
+    }
+
+    #[test]
+    fn rates_have_schemes() {
+        let args = model_args("fracbit bench model --shape tiny --bits 2,3.25,6 --code fast --prompt 4,8");
+        let names: Vec<_> = args.schemes().expect("rates").iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["tcq-fast-2", "half-tcq-fast-3.25", "nuq-6"]);
+        assert_eq!(args.options().prompts, [4, 8]);
+        let args = model_args("fracbit bench model --shape tiny --scheme vq-2.5");
+        assert_eq!(args.schemes().expect("a scheme"), ["vq-2.5".parse().expect("a scheme")]);
+        for bad in [0.0, 0.75, 2.1, 5.5, 9.0, f64::NAN] {
+            assert!(scheme(bad, Code::Fine).is_err(), "{bad}");
+        }
+        assert!(shape("16x").is_err() && shape("0x4").is_err() && shape("4").is_err());
+    }
+
+    #[test]
+    fn tables_show_shares() {
+        let spread = Spread { median: 2.0, min: 1.0, max: 3.0 };
+        let row = KernelSpeed {
+            scheme: "tcq".to_owned(),
+            code: Some("fast".to_owned()),
+            bits: 2.0,
+            threads: 1,
+            batch: 1,
+            gweights_per_s: 2.0,
+            gb_per_s: 0.5,
+            read_share: 0.25,
+            int8_share: 0.125,
+            spread,
+            read_gb_per_s: 2.0,
+            int8_gmac_per_s: 16.0,
+            isa: "avx2",
+        };
+        let text = kernels_table(&[row]).to_string();
+        assert!(text.contains("tcq-fast-2") && text.contains("1.0-3.0") && text.contains("25 %"), "{text}");
+    }
+
+    #[test]
+    fn a_tiny_run_of_each() {
+        let mut context = Context::new(true);
+        for line in [
+            "fracbit bench limits --bytes 1MB --threads 1 --rounds 1",
+            "fracbit bench kernels --scheme nuq-2 --shape 16x32 --bytes 100kB --threads 1 --rounds 1 --json",
+            "fracbit bench model --shape tiny --layers 1 --prompt 4 --generate 2 --context 3 --bytes 1MB --threads 1 --rounds 1",
+        ] {
+            let Command::Bench(args) = parse(line).command else { panic!("{line}") };
+            assert!(run(&args, &mut context).is_ok(), "{line}");
+        }
+    }
+}

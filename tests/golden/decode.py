@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""A second reader of the packed layout, written from docs/formats.md: derives the tile lines of tiles.txt again.
+
+Shares nothing with the Rust code but that page and the generator of the inputs (`Numbers` in tests/golden.rs). Needs
+Python 3 only. `python3 decode.py` exits with 1 at the first line that differs.
+"""
+
+import pathlib
+import sys
+
+TILE = 256
+M16 = 0xFFFF
+
+
+class Numbers:
+    """Knuth's 64-bit generator; the upper half of the state."""
+
+    def __init__(self, seed):
+        self.state = seed
+
+    def next(self):
+        self.state = (self.state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return self.state >> 32
+
+
+def fnv(data):
+    h = 0xCBF29CE484222325
+    for b in data:
+        h = (h ^ b) * 0x100000001B3 % 2**64
+    return h
+
+
+def bits(tape, at, count):
+    """`count` bits of the circular tape from bit `at`, least significant first."""
+    n = 8 * len(tape)
+    return sum((tape[(at + i) % n // 8] >> (at + i) % 8 & 1) << i for i in range(count))
+
+
+def signed(word):
+    return word - 0x10000 if word & 0x8000 else word
+
+
+def hash_fine(x):
+    return x * (x + 0x79B5) & M16
+
+
+def hash_hyb(x):
+    return x * (x + 1) & M16
+
+
+def hash_fast(x):
+    def word(a, b):
+        return x * a + (signed(x) * signed(b) + (1 << 14) >> 15) & M16
+
+    return word(0x3AF7, 0x5C8F) | word(0xB519, 0xA233) << 16
+
+
+def tile(family, code, rate, entries, tape):
+    """The 256 integers of a tile, row-major. `rate` is in quarters of a bit."""
+    if family == "nuq":
+        r = rate // 4
+        return [entries[bits(tape, i * r, r)] for i in range(TILE)]
+    if family == "vq":
+        r = rate // 2
+        return [entries[2 * bits(tape, i // 2 * r, r) + i % 2] for i in range(TILE)]
+    v = {"fine": 1, "fast": 4 if rate <= 8 else 2, "hyb": 2}[code]
+    out = []
+    for t in range(TILE // v):
+        x = bits(tape, t * v * rate // 4, 16)
+        if code == "fine":
+            h = hash_fine(x)
+            q = len(entries).bit_length() - 1
+            value = entries[(h & 0x7FFF) >> 15 - q]
+            out.append(-value if h >> 15 else value)
+        elif code == "fast":
+            for b in hash_fast(x).to_bytes(4, "little")[:v]:
+                value = entries[b % len(entries)]
+                out.append(-value if b >> 7 else value)
+        else:
+            h = hash_hyb(x)
+            q = (len(entries) // 2).bit_length() - 1
+            i = 2 * ((h & 0x7FFF) >> 15 - q)
+            out += [-entries[i] if h >> 15 else entries[i], entries[i + 1]]
+    return out
+
+
+def parse(name):
+    words = name.split("-")
+    rate = int(float(words[-1]) * 4)
+    code = words[1] if len(words) == 3 else "fine"
+    return words[0], code, rate
+
+
+def main():
+    path = pathlib.Path(__file__).parent / "tiles.txt"
+    count = 0
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.startswith("tile "):
+            continue
+        _, name, length, want, *first = line.split()
+        family, code, rate = parse(name)
+        numbers = Numbers(rate << 32 | int(length))
+        entries = [numbers.next() % 65535 - 32767 for _ in range(int(length))]
+        numbers = Numbers(1)
+        tape = bytes(numbers.next() >> 24 for _ in range(8 * rate))
+        got = tile(family, code, rate, entries, tape)
+        digest = f"{fnv(b''.join(v.to_bytes(2, 'little', signed=True) for v in got)):016x}"
+        if digest != want or [str(v) for v in got[:16]] != first:
+            sys.exit(f"line {number} of tiles.txt, {name} with {length} entries: expected {want}, derived {digest} {got[:16]}")
+        count += 1
+    print(f"golden/tiles.txt: {count} tiles derived again")
+
+
+if __name__ == "__main__":
+    main()

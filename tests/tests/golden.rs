@@ -1,0 +1,158 @@
+//! What the bits of a file mean, frozen: `golden/tiles.txt`.
+//!
+//! Every scheme with every table length decodes a fixed tile with a fixed table, every half-trellis scheme a fixed
+//! matrix, and the signs and rotations of some widths are there, because they are part of the format too. A line that
+//! differs means that old files decode to other weights. `golden/decode.py` derives the tile lines again from
+//! `docs/formats.md` alone. After a change of the format that is meant (with a new format version), write the file anew:
+//! `cargo test -p fracbit-tests --test golden -- --ignored bless`.
+
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::{Codebook, Layout, PackedView, TILE};
+use fracbit_rotation::{Rotation, signs};
+use fracbit_tests::{root, skip};
+use half::f16;
+use std::{fmt::Write as _, fs, path::PathBuf, process::Command};
+
+/// Numbers for tables, codes and scales: Knuth's 64-bit generator, of which the upper half is taken.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 32) as u32
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| (self.next() >> 24) as u8).collect()
+    }
+}
+
+/// FNV-1a, 64 bits.
+fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The table lengths that the format allows for a scheme, as `docs/formats.md` lists them.
+fn lengths(scheme: Scheme) -> Vec<usize> {
+    let quarters = usize::from(scheme.quarters());
+    match (scheme.family(), scheme.code()) {
+        (Family::HalfTcq, _) => Vec::new(),
+        (Family::Nuq, _) => vec![1 << (quarters / 4)],
+        (Family::Vq, _) => vec![2 << (quarters / 2)],
+        (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
+        (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
+        (Family::Tcq, _) => vec![64, 128, 256],
+    }
+}
+
+/// A table of pseudo-random 16-bit entries (-32767..=32767), step 1/1024.
+fn table(scheme: Scheme, length: usize) -> Codebook {
+    let mut numbers = Numbers(u64::from(scheme.quarters()) << 32 | length as u64);
+    let entry = |n: u32| i16::try_from(i64::from(n % 65_535) - 32_767).expect("in range");
+    Codebook::new(scheme, (0..length).map(|_| entry(numbers.next())).collect(), 1.0 / 1024.0)
+        .expect("a table that the format allows")
+}
+
+fn tile_line(out: &mut String, scheme: Scheme, length: usize) {
+    let book = table(scheme, length);
+    let code = Numbers(1).bytes(book.tile_bytes());
+    let mut tile = [0i16; TILE];
+    book.expand_tile(&code, &mut tile);
+    let hash = fnv(tile.iter().flat_map(|v| v.to_le_bytes()));
+    let _ = write!(out, "tile {scheme} {length} {hash:016x}");
+    tile[..16].iter().for_each(|v| {
+        let _ = write!(out, " {v}");
+    });
+    out.push('\n');
+}
+
+/// A matrix of 20 x 50 with a scale per 32 columns: edges, segments and the order of scales.
+fn matrix_line(out: &mut String, scheme: Scheme) {
+    let shape = Shape::new(20, 50);
+    let layout = Layout::new(scheme, shape);
+    let books: Vec<Codebook> =
+        layout.segments().iter().map(|s| table(s.scheme, lengths(s.scheme)[0])).collect();
+    let books: Vec<&Codebook> = books.iter().collect();
+    let mut numbers = Numbers(2);
+    let codes = numbers.bytes(layout.len());
+    let scales: Vec<f16> =
+        (0..20 * 2).map(|_| f16::from_bits(0x3800 + (numbers.next() >> 22) as u16)).collect();
+    let view = PackedView::new(scheme, shape, &books, &codes, &scales, 32, 0.25).expect("parts that fit");
+    let weights = view.dequantize();
+    let hash = fnv(weights.iter().flat_map(|v| v.to_le_bytes()));
+    let _ = writeln!(out, "matrix {scheme} {} {hash:016x} {:?} {:?}", codes.len(), weights[0], weights[999]);
+}
+
+fn rotation_line(out: &mut String, width: usize) {
+    let rotation = Rotation::new(width, 7, 33).expect("a width that can be rotated");
+    let mut x: Vec<f32> = (0..width).map(|i| (i % 13) as f32 - 6.0).collect();
+    rotation.apply(&mut x);
+    let hash = fnv(x.iter().flat_map(|v| v.to_le_bytes()));
+    let _ = writeln!(out, "rotation {width} {hash:016x} {:?} {:?}", x[0], x[width - 1]);
+}
+
+fn render() -> String {
+    let mut out =
+        String::from("# Written by `cargo test -p fracbit-tests --test golden -- --ignored bless`.\n");
+    for scheme in Scheme::all() {
+        lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
+    }
+    for scheme in Scheme::all() {
+        matrix_line(&mut out, scheme);
+    }
+    for (seed, site) in [(0, 0), (0, 16), (1, 0), (u64::MAX, 0x1234_5678_9abc_def0)] {
+        let word = signs(seed, site).take(64).enumerate().fold(0u64, |w, (i, s)| w | u64::from(s < 0.0) << i);
+        let _ = writeln!(out, "signs {seed} {site} {word:016x}");
+    }
+    // Widths whose transforms add and subtract only; a factor with cosines may differ in the last bit between machines.
+    for width in [2, 4, 12, 16, 20, 28, 32, 64, 96, 128, 192, 512, 896, 1536] {
+        rotation_line(&mut out, width);
+    }
+    out
+}
+
+fn path() -> PathBuf {
+    root().join("tests/golden/tiles.txt")
+}
+
+#[test]
+fn bits_mean_what_they_meant() {
+    let want = fs::read_to_string(path()).expect("tests/golden/tiles.txt is committed");
+    let got = render();
+    for (number, (want, got)) in want.lines().zip(got.lines()).enumerate() {
+        assert_eq!(
+            want,
+            got,
+            "line {} of tests/golden/tiles.txt: files written before decode to other weights",
+            number + 1
+        );
+    }
+    assert_eq!(want.lines().count(), got.lines().count(), "schemes were added or removed: bless the file");
+}
+
+#[test]
+fn every_scheme_has_its_lines() {
+    let text = fs::read_to_string(path()).expect("tests/golden/tiles.txt is committed");
+    for scheme in Scheme::all() {
+        let name = scheme.to_string();
+        let lines =
+            |kind: &str| text.lines().filter(|l| l.split(' ').take(2).eq([kind, name.as_str()])).count();
+        assert_eq!(lines("tile"), lengths(scheme).len(), "{scheme}");
+        assert_eq!(lines("matrix"), 1, "{scheme}");
+    }
+}
+
+#[test]
+fn a_second_reader_derives_the_same_tiles() {
+    let script = root().join("tests/golden/decode.py");
+    match Command::new("python3").arg(&script).output() {
+        Err(e) => skip(&script.display().to_string(), &format!("python3 does not start: {e}")),
+        Ok(ran) => assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr)),
+    }
+}
+
+#[test]
+#[ignore = "writes tests/golden/tiles.txt anew"]
+fn bless() {
+    fs::write(path(), render()).expect("tests/golden is writable");
+}

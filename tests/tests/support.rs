@@ -1,0 +1,116 @@
+//! `kernels/families.toml` against what the code offers, and kernel bodies against what it promises.
+
+use fracbit_base::{Code, Family, Scheme};
+use fracbit_kernels::Isa;
+use fracbit_tests::{backends, root, skip};
+use std::{collections::BTreeMap, fs};
+
+/// A `[[family]]` of the file: lists by key; a plain string is a list of one.
+type Entry = BTreeMap<String, Vec<String>>;
+
+/// Reads the few constructs that the file uses: table headers, `key = "text"`, `key = ["a", "b"]`, comments.
+fn read() -> Vec<Entry> {
+    let text =
+        fs::read_to_string(root().join("kernels/families.toml")).expect("kernels/families.toml is committed");
+    let mut entries: Vec<Entry> = Vec::new();
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
+        if line == "[[family]]" {
+            entries.push(Entry::new());
+        } else {
+            let (key, value) = line.split_once('=').unwrap_or_else(|| panic!("`key = value`, got `{line}`"));
+            let words = value.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+            let entry = entries.last_mut().expect("keys follow a [[family]]");
+            assert!(entry.insert(key.trim().to_owned(), words).is_none(), "key `{key}` appears twice");
+        }
+    }
+    entries
+}
+
+fn list<'a>(entry: &'a Entry, key: &str) -> &'a [String] {
+    entry.get(key).unwrap_or_else(|| panic!("a family should have `{key}`: {entry:?}"))
+}
+
+#[test]
+fn the_list_names_exactly_the_schemes_there_are() {
+    let mut listed = Vec::new();
+    for entry in read() {
+        let name = &list(&entry, "name")[0];
+        let codes = list(&entry, "codes");
+        for rate in list(&entry, "rates") {
+            if codes.is_empty() {
+                listed.push(format!("{name}-{rate}"));
+            }
+            for code in codes {
+                // The default code is not part of a scheme's name.
+                let code = if code == Code::ALL[0].name() { String::new() } else { format!("-{code}") };
+                listed.push(format!("{name}{code}-{rate}"));
+            }
+        }
+    }
+    listed.sort();
+    let mut offered: Vec<String> = Scheme::all().map(|s| s.to_string()).collect();
+    offered.sort();
+    assert_eq!(listed, offered, "kernels/families.toml and Scheme::all()");
+}
+
+#[test]
+fn every_scheme_has_the_bodies_that_are_listed() {
+    let bodies: BTreeMap<String, Vec<String>> =
+        read().iter().map(|e| (list(e, "name")[0].clone(), list(e, "bodies").to_vec())).collect();
+    for (isa, kernels) in backends() {
+        let Some(kernels) = kernels else {
+            skip(&format!("bodies of {isa}"), "this processor lacks it");
+            continue;
+        };
+        for scheme in Scheme::all() {
+            let listed = bodies[scheme.family().name()].iter().any(|name| name == isa.name());
+            // A half-trellis matrix runs the bodies of its halves.
+            for half in scheme.halves() {
+                let book =
+                    fracbit_quant::codebook(half).unwrap_or_else(|| panic!("{half} has a built-in codebook"));
+                let found = kernels.isa(book);
+                assert_eq!(
+                    found == isa,
+                    listed,
+                    "{scheme}: families.toml lists {isa}: {listed}; the body is {found}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_are_known_by_the_names_in_the_list() {
+    for entry in read() {
+        for body in list(&entry, "bodies") {
+            assert!(body.parse::<Isa>().is_ok(), "`{body}` names no instruction set");
+        }
+    }
+}
+
+#[test]
+fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
+    for scheme in Scheme::all() {
+        let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
+        let bound = scheme.rate().gaussian_bound();
+        assert!(error > bound && error < 8.0 * bound, "{scheme}: {error} beside the bound {bound}");
+        assert_eq!(fracbit_quant::rounder(scheme).is_none(), scheme.family() == Family::HalfTcq, "{scheme}");
+        for half in scheme.halves() {
+            assert_eq!(fracbit_quant::codebook(half).map(fracbit_format::Codebook::scheme), Some(half));
+        }
+    }
+}
+
+#[test]
+fn errors_fall_with_the_rate() {
+    let mut last: Option<(Scheme, f64)> = None;
+    for scheme in Scheme::all() {
+        let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
+        if let Some((other, worse)) = last
+            && (other.family(), other.code()) == (scheme.family(), scheme.code())
+        {
+            assert!(error < worse, "{scheme} has error {error}, {other} has {worse}");
+        }
+        last = Some((scheme, error));
+    }
+}
