@@ -132,7 +132,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 39] = [
+    const BAD: [(&str, &str); 41] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -169,7 +169,9 @@ mod tests {
         ("bench kernels --batch 1,0", "at least 1"),
         ("bench model", "--shape"),
         ("bench model M --shape tiny", "cannot be used with"),
-        ("bench model M --bits 2", "--shape"),
+        ("bench model M --bits 2", "cannot be used with"),
+        ("bench model M --vocab 300", "cannot be used with"),
+        ("bench model --shape tiny --bits 2 --scheme tcq-2", "cannot be used with"),
         ("demo --threads 0", "at least 1"),
         ("run M -p a -n 0", "at least 1"),
     ];

@@ -4,8 +4,8 @@
 //! the machine, not of the bodies in use. Both return a number that is known beforehand, so that a loop that the
 //! compiler shortened shows.
 //!
-//! - Reads: four streams a quarter of the slice apart, one accumulator each. More streams or software prefetch gain
-//!   nothing on the machines we know; one stream loses where the hardware prefetcher stops at 4 KiB pages.
+//! - Reads: four streams a quarter of the slice apart, one accumulator each, so that several pages are under way at
+//!   once: a hardware prefetcher stops at the end of a 4 KiB page. Loads are plain, without software prefetch.
 //! - Products: twelve accumulators of `vpdpbusd` (AVX-512 VNNI, 64 products an instruction) or of `vpmaddubsw`,
 //!   `vpmaddwd` and `vpaddd` (AVX2, 32 products), more than latency times throughput asks for. Operands stay in registers: this is the
 //!   bound that no kernel reaches, because it has to load and to expand.
@@ -118,9 +118,8 @@ mod x86 {
         for at in (0..stream).step_by(READ) {
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: `at + 8 <= stream`, and the odd halves start 4 behind the even ones.
-                let half = unsafe {
-                    _mm256_loadu_si256(data.as_ptr().add(i / 2 * stream + at + i % 2 * 4).cast())
-                };
+                let half =
+                    unsafe { _mm256_loadu_si256(data.as_ptr().add(i / 2 * stream + at + i % 2 * 4).cast()) };
                 *sum = _mm256_add_epi64(*sum, half);
             }
         }

@@ -91,7 +91,8 @@ impl Preset {
         self.vocab = vocab.unwrap_or(self.vocab);
         self.layers = layers.unwrap_or(self.layers);
         if self.vocab < 258 {
-            let rule = format!("should be at least 258 (256 bytes and two special tokens), got {}", self.vocab);
+            let rule =
+                format!("should be at least 258 (256 bytes and two special tokens), got {}", self.vocab);
             return Err(Error::Option { option: "--vocab", rule });
         }
         if self.layers == 0 {

@@ -8,14 +8,14 @@ use crate::{
     table::Table,
 };
 use clap::{
-    Args, Subcommand,
+    ArgGroup, Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use fracbit::{
     Preset,
     bench::{
-        self, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed, Spread,
-        Subject,
+        self, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed,
+        Spread, Subject,
     },
     synth::PRESETS,
 };
@@ -136,28 +136,27 @@ struct KernelArgs {
 /// Either a model directory, or a shape with random codes: then nothing is encoded or downloaded, and embedding and head are
 /// packed like every other matrix.
 #[derive(Debug, Args)]
-#[command(after_help = AFTER_MODEL)]
+#[command(after_help = AFTER_MODEL, group = ArgGroup::new("subject").required(true).args(["model", "shape"]))]
 struct ModelArgs {
     /// Model directory, quantized or not.
-    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// Shape of the model instead of a directory.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
     shape: Option<Preset>,
     /// Bits per weight of the random codes, in quarters: trellis codes up to 5, scalar 6 to 8; may be a list.
-    #[arg(long, value_name = "B,..", value_delimiter = ',', requires = "shape", conflicts_with = "scheme")]
+    #[arg(long, value_name = "B,..", value_delimiter = ',', conflicts_with_all = ["scheme", "model"])]
     bits: Vec<f64>,
     /// Code of the trellis schemes of --bits.
     #[arg(long, value_enum, default_value_t = CodeName::Fine, requires = "bits")]
     code: CodeName,
     /// Scheme of the random codes [default: tcq-2]; may be repeated.
-    #[arg(long, value_name = "SCHEME", requires = "shape")]
+    #[arg(long, value_name = "SCHEME", conflicts_with = "model")]
     scheme: Vec<Scheme>,
     /// Vocabulary instead of the shape's.
-    #[arg(long, value_name = "N", requires = "shape", value_parser = args::count)]
+    #[arg(long, value_name = "N", conflicts_with = "model", value_parser = args::count)]
     vocab: Option<usize>,
     /// Blocks instead of the shape's.
-    #[arg(long, value_name = "N", requires = "shape", value_parser = args::count)]
+    #[arg(long, value_name = "N", conflicts_with = "model", value_parser = args::count)]
     layers: Option<usize>,
     /// Tokens of the prompt.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "128", value_parser = args::count)]
@@ -264,17 +263,29 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             let options = LimitOptions { bytes: args.bytes.0, threads: args.common.threads(), rounds };
             let rows = bench::limits(&options, &context.progress)?;
             context.progress.finish();
-            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &limits_table(&rows)) }
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                show(&mut context.out, &limits_table(&rows))
+            }
         }
         What::Kernels(args) => {
             let rows = bench::kernels(&args.options()?, &fracbit::kernels()?, &context.progress)?;
             context.progress.finish();
-            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &kernels_table(&rows)) }
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                show(&mut context.out, &kernels_table(&rows))
+            }
         }
         What::Model(args) => {
             let rows = models(args, context)?;
             context.progress.finish();
-            if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &model_table(&rows)) }
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                show(&mut context.out, &model_table(&rows))
+            }
         }
     }
 }
@@ -332,9 +343,8 @@ fn name(family: &str, code: Option<&str>, bits: f64) -> String {
 }
 
 fn kernels_table(rows: &[KernelSpeed]) -> Table {
-    let header = [
-        "scheme", "isa", "threads", "batch", "Gweights/s", "least-most", "GB/s", "of reads", "of int8",
-    ];
+    let header =
+        ["scheme", "isa", "threads", "batch", "Gweights/s", "least-most", "GB/s", "of reads", "of int8"];
     let mut table = Table::new(header, &[1]);
     for row in rows {
         table.row([
@@ -354,8 +364,18 @@ fn kernels_table(rows: &[KernelSpeed]) -> Table {
 
 fn model_table(rows: &[ModelSpeed]) -> Table {
     let header = [
-        "model", "scheme", "bits", "threads", "prompt", "prefill tok/s", "least-most", "of int8", "decode tok/s",
-        "least-most", "GB/s", "of reads",
+        "model",
+        "scheme",
+        "bits",
+        "threads",
+        "prompt",
+        "prefill tok/s",
+        "least-most",
+        "of int8",
+        "decode tok/s",
+        "least-most",
+        "GB/s",
+        "of reads",
     ];
     let mut table = Table::new(header, &[1]);
     for row in rows {
@@ -420,7 +440,10 @@ mod tests {
         let line = "fracbit bench kernels --scheme tcq-2 --scheme nuq-4 --shape 16x32 --batch 1,8 --threads 1,2 --bytes 1MB";
         let options = kernel_args(line);
         assert_eq!(options.schemes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["tcq-2", "nuq-4"]);
-        assert_eq!((options.shape, options.batch, options.threads), (Shape::new(16, 32), vec![1, 8], vec![1, 2]));
+        assert_eq!(
+            (options.shape, options.batch, options.threads),
+            (Shape::new(16, 32), vec![1, 8], vec![1, 2])
+        );
         assert_eq!(options.bytes, 1_000_000);
         assert_eq!(kernel_args("fracbit bench kernels --all").schemes.len(), Scheme::all().count());
         // The flag of every command means the same here.

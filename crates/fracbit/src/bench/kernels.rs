@@ -185,7 +185,13 @@ fn check(packed: &RandomPacked, matrix: &PackedMatrix) -> Result<(), Error> {
         matmul(&reference, &mut x, &mut want).expect("shapes that fit");
         assert!(got.iter().all(|y| y.is_finite()), "{}: finite results", matrix.scheme());
         for (got, want) in got.chunks_exact(all).zip(want.chunks_exact(rows)) {
-            assert_eq!(&got[..rows], want, "{} on {} beside the scalar reference", matrix.scheme(), matrix.isa());
+            assert_eq!(
+                &got[..rows],
+                want,
+                "{} on {} beside the scalar reference",
+                matrix.scheme(),
+                matrix.isa()
+            );
         }
     }
     Ok(())

@@ -285,7 +285,8 @@ struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     fn new(model: &'a Model, options: &ModelOptions) -> Result<Self, Error> {
-        let state = |context| model.state(&StateOptions { context: Some(context), ..StateOptions::default() });
+        let state =
+            |context| model.state(&StateOptions { context: Some(context), ..StateOptions::default() });
         let longest = options.prompts.iter().copied().max().unwrap_or(1);
         let mut runner = Self {
             model,
@@ -360,12 +361,8 @@ mod tests {
     #[test]
     fn a_random_model_and_its_fields() {
         let preset = Preset::named("tiny").unwrap();
-        let subject = |vocab| Subject::Random {
-            preset,
-            vocab,
-            layers: Some(1),
-            scheme: "tcq-fast-2".parse().unwrap(),
-        };
+        let subject =
+            |vocab| Subject::Random { preset, vocab, layers: Some(1), scheme: "tcq-fast-2".parse().unwrap() };
         let kernels = crate::kernels().unwrap();
         let got = model(subject(None), &small(), &kernels, &Quiet).unwrap();
         let order: Vec<_> = got.iter().map(|m| (m.threads, m.prompt, m.context)).collect();
