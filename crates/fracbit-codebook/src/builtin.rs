@@ -16,7 +16,7 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
 
 /// The committed codebook of a scalar or vector scheme, `None` for the trellis families.
 ///
-/// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train`; see [`train`](crate::train).
+/// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see [`train`](crate::train).
 #[must_use]
 pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
     BOOKS.get(&scheme)

@@ -32,7 +32,7 @@ fn error_is_what_the_table_says() {
 
 #[test]
 fn training_is_reproducible() {
-    // `cargo run --release -p fracbit-trellis --example train -- --small` writes this file.
+    // `cargo run --release -p fracbit-trellis --example train_trellis -- --small` writes this file.
     let golden = include_str!("golden/small.txt");
     let training = Training { seed: 3, tiles: 8, rounds: 2 };
     let book = train::train("tcq-fast-1".parse().unwrap(), 64, &training);

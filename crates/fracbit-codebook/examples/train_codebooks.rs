@@ -1,8 +1,8 @@
 //! Makes the committed codebooks and the scalar and vector lines of the error table.
 //!
 //! ```text
-//! cargo run --release -p fracbit-codebook --example train                # all, written to data/
-//! cargo run --release -p fracbit-codebook --example train -- nuq-4 vq-2  # these, printed
+//! cargo run --release -p fracbit-codebook --example train_codebooks                # all, written to data/
+//! cargo run --release -p fracbit-codebook --example train_codebooks -- nuq-4 vq-2  # these, printed
 //! ```
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 

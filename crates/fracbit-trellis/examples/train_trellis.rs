@@ -1,6 +1,6 @@
 //! Trains the committed codebooks, which takes about ten minutes on two cores:
-//! `cargo run --release -p fracbit-trellis --example train > crates/fracbit-trellis/data/trellis.txt`.
-//! With arguments only the schemes named: `... --example train -- tcq-2 tcq-fast-4:128`, where `:128` sets the
+//! `cargo run --release -p fracbit-trellis --example train_trellis > crates/fracbit-trellis/data/trellis.txt`.
+//! With arguments only the schemes named: `... --example train_trellis -- tcq-2 tcq-fast-4:128`, where `:128` sets the
 //! table length; `--small` writes the golden file of the tests.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the output of a command")]
 
