@@ -126,7 +126,7 @@ impl Memory {
         let MemoryEstimate { matrix, packed, search } = self.estimate;
         let total = self.estimate.total();
         format!(
-            "memory: quantizing takes about {total}: largest matrix {matrix}, its codes {packed}, searches {search}"
+            "memory: quantizing takes about {total} beside the mapped file: largest matrix {matrix}, its codes {packed}, searches {search}"
         )
     }
 
