@@ -163,10 +163,28 @@ fn stream_all(t: &Tokenizer, ids: &[u32]) -> String {
     let mut out = String::new();
     for &id in ids {
         let piece = stream.push(id).expect("decodes");
-        assert!(!piece.ends_with('\u{fffd}') || ids.len() >= 8, "incomplete characters are held back");
+        assert!(!piece.ends_with('\u{fffd}') || ids.len() >= 64, "incomplete characters are held back");
         out.push_str(&piece);
     }
     out + &stream.finish().expect("decodes")
+}
+
+#[test]
+fn a_text_may_hold_the_replacement_character() {
+    let t = load(&byte_level()).unwrap();
+    for text in ["\u{fffd}\u{fffd}\u{175c0}", "\u{fffd}", "a\u{fffd}é\u{fffd}\u{fffd}\u{fffd}🦀\u{fffd}"] {
+        let ids = t.encode(text, EncodeOptions::default()).unwrap();
+        assert_eq!(stream_all(&t, &ids), text);
+    }
+}
+
+#[test]
+fn endless_invalid_bytes_are_let_through() {
+    let t = load(&byte_level()).unwrap();
+    let mut stream = t.stream(true);
+    let lead = t.encode("🦀", EncodeOptions::default()).unwrap()[0];
+    let out: String = (0..300).map(|_| stream.push(lead).unwrap()).collect();
+    assert!(out.chars().count() >= 200 && out.chars().all(|c| c == '\u{fffd}'), "{out}");
 }
 
 #[test]

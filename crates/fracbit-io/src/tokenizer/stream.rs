@@ -12,8 +12,9 @@
 use super::Tokenizer;
 use crate::error::Error;
 
-/// Tokens to wait for the rest of a character; a character has at most four bytes.
-const MAX_PENDING: usize = 8;
+/// Tokens to wait for the end of a run of U+FFFD. An incomplete character is over after three more tokens, but a text may hold
+/// U+FFFD itself, which looks the same: the wait is long enough for any run of them that a text has reason to hold.
+const MAX_PENDING: usize = 64;
 
 /// A streaming decoder; see [`Tokenizer::stream`].
 #[derive(Debug)]
