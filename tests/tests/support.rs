@@ -82,7 +82,8 @@ fn every_scheme_has_the_bodies_that_are_listed() {
 #[test]
 fn instruction_sets_are_known_by_the_names_in_the_list() {
     for entry in read() {
-        for body in list(&entry, "bodies") {
+        // A GPU is no instruction set of the host; fracbit-kernels-cuda tests its instances against the list.
+        for body in list(&entry, "bodies").iter().filter(|body| *body != "cuda") {
             assert!(body.parse::<Isa>().is_ok(), "`{body}` names no instruction set");
         }
     }

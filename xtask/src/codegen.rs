@@ -1,7 +1,11 @@
 //! Generated files: their source of truth is `kernels/families.toml`.
 
 use crate::{Failure, Outcome, root};
-use std::{fmt::Write as _, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+};
 
 /// One kernel family of `kernels/families.toml`.
 #[derive(Default)]
@@ -18,16 +22,73 @@ pub(crate) fn run(check: bool) -> Outcome {
     let source = root().join("kernels/families.toml");
     let text = fs::read_to_string(&source).map_err(|error| format!("{}: {error}", source.display()))?;
     let families = parse(&text)?;
-    let path = root().join("docs/support.md");
-    let want = support(&families);
-    if check {
-        if fs::read_to_string(&path).unwrap_or_default() != want {
-            return Err("docs/support.md is not current: run `cargo xtask codegen`".to_owned());
+    let mut files = vec![("docs/support.md".to_owned(), support(&families))];
+    files.extend(cuda_units(&families)?);
+    for (name, want) in &files {
+        let path = root().join(name);
+        if check {
+            if fs::read_to_string(&path).unwrap_or_default() != *want {
+                return Err(format!("{name} is not current: run `cargo xtask codegen`"));
+            }
+        } else {
+            fs::write(&path, want).map_err(|error| format!("{}: {error}", path.display()))?;
         }
-        println!("codegen: docs/support.md is current");
-        return Ok(());
     }
-    fs::write(&path, want).map_err(|error| format!("{}: {error}", path.display()))
+    if check {
+        println!("codegen: {} files are current", files.len());
+    }
+    Ok(())
+}
+
+/// The units of CUDA instances: one for pairs and scalars, one for each trellis code, one for each half-trellis code.
+pub(crate) const CUDA_UNITS: [&str; 7] =
+    ["pair", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
+
+/// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). `H` of an instance is its rate in half bits.
+fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
+    let mut bodies: BTreeMap<String, BTreeSet<(u32, String)>> = BTreeMap::new();
+    let mut add = |unit: &str, h: u32, line: String| {
+        bodies.entry(unit.to_owned()).or_default().insert((h, line));
+    };
+    for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
+        for rate in &family.rates {
+            let bits: f64 = rate.parse().map_err(|_| format!("rate `{rate}` of {}", family.name))?;
+            let low = if family.name == "half-tcq" { bits - 0.25 } else { bits };
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "2 to 16 half bits")]
+            let h = (2.0 * low) as u32;
+            if f64::from(h) != 2.0 * low {
+                return Err(format!("rate `{rate}` of {} is no multiple of a half bit", family.name));
+            }
+            if family.codes.is_empty() {
+                // Two scalar codes side by side are a vector code whose table is the product of theirs.
+                let (name, body) = if h <= 12 { ("pair", "Pair") } else { ("single", "Single") };
+                add("pair", h, format!("FB_GEMV(gemv_{name}_{h}, {body}<{h}>, {body}<{h}>)"));
+                add("pair", h, format!("FB_DEQUANT(dequant_{name}_{h}, {body}<{h}>)"));
+            }
+            for code in &family.codes {
+                let body = code[..1].to_uppercase() + &code[1..];
+                if family.name == "half-tcq" {
+                    let line =
+                        format!("FB_GEMV(gemv_half_{code}_{h}, {body}<{h}>, {body}<{high}>)", high = h + 1);
+                    add(&format!("half_{code}"), h, line);
+                } else {
+                    add(code, h, format!("FB_GEMV(gemv_{code}_{h}, {body}<{h}>, {body}<{h}>)"));
+                    add(code, h, format!("FB_DEQUANT(dequant_{code}_{h}, {body}<{h}>)"));
+                }
+            }
+        }
+    }
+    if !bodies.keys().map(String::as_str).eq(BTreeSet::from(CUDA_UNITS)) {
+        return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
+    }
+    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n";
+    let text = |lines: &BTreeSet<(u32, String)>| {
+        lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
+    };
+    Ok(bodies
+        .iter()
+        .map(|(unit, lines)| (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines))))
+        .collect())
 }
 
 /// Reads the small part of TOML that the file uses: `[[family]]` tables of strings and lists of strings.
@@ -60,11 +121,11 @@ fn parse(text: &str) -> Result<Vec<Family>, Failure> {
 }
 
 fn support(families: &[Family]) -> String {
-    const BODIES: [&str; 3] = ["scalar", "avx2", "avx512"];
+    const BODIES: [&str; 4] = ["scalar", "avx2", "avx512", "cuda"];
     let mut out = String::from(
         "<!-- Written by `cargo xtask codegen` from kernels/families.toml: do not edit. -->\n\n# Schemes and where they run\n\n\
          Every scheme runs everywhere through the scalar reference; `yes` marks a body of its own.\n\n\
-         | family | codes | bits per weight | scalar | AVX2 | AVX-512 (VNNI, VBMI, VBMI2) |\n| --- | --- | --- | --- | --- | --- |\n",
+         | family | codes | bits per weight | scalar | AVX2 | AVX-512 (VNNI, VBMI, VBMI2) | CUDA (sm_80 and later) |\n| --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for family in families {
         let codes = if family.codes.is_empty() { "-".to_owned() } else { family.codes.join(", ") };

@@ -11,7 +11,7 @@ use std::{
 const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
-const LAYERS: [(&str, u8); 13] = [
+const LAYERS: [(&str, u8); 14] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -21,6 +21,7 @@ const LAYERS: [(&str, u8); 13] = [
     ("fracbit-quant", 2),
     ("fracbit-kernels", 2),
     ("fracbit-kernels-x86", 3),
+    ("fracbit-kernels-cuda", 3),
     ("fracbit-io", 3),
     ("fracbit-model", 4),
     ("fracbit", 5),
@@ -115,7 +116,10 @@ fn files() -> Result<Vec<PathBuf>, Failure> {
                 if !name.starts_with("target") && !name.starts_with(".git") && name != ".venv" {
                     walk(&path, found)?;
                 }
-            } else if [".rs", ".md", ".toml", ".py", ".cuh", ".cu"].iter().any(|end| name.ends_with(end)) {
+            } else if [".rs", ".md", ".toml", ".py", ".cuh", ".cu", ".hpp", ".cpp"]
+                .iter()
+                .any(|end| name.ends_with(end))
+            {
                 found.push(path);
             }
         }

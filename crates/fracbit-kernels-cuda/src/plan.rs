@@ -1,0 +1,227 @@
+//! How a packed matrix is laid out on a device and how its kernels are launched.
+
+use crate::Book;
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::{Layout, PackedView, TILE_COLS, TILE_ROWS};
+
+/// Tile columns that a warp takes at a time.
+pub const OCTET: usize = 8;
+/// Columns of an octet.
+const OCTET_COLS: usize = OCTET * TILE_COLS;
+/// Ring slots of a warp (`STAGES` of `gemv.cuh`).
+const STAGES: usize = 4;
+/// Most warps of a block (`FB_KERNEL` of `instances.cu`).
+const MAX_WARPS: usize = 8;
+/// Most tokens of a launch.
+const MAX_BATCH: usize = 8;
+
+/// A matrix that the kernels do not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cuda: `group` should be 0 (one scale per row) or a multiple of 128 that starts with each half, got {group} ({scheme}, {shape})"
+)]
+pub struct Unsupported {
+    group: usize,
+    scheme: Scheme,
+    shape: Shape,
+}
+
+/// A run of tile columns in one scheme.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SegmentPlan {
+    /// The kernel that expands it.
+    pub dequant: String,
+    /// Rate in half bits: a lane's words of an octet.
+    pub half_bits: usize,
+    /// Byte offset of the segment in a canonical row of tiles.
+    pub offset: usize,
+    /// Tile columns.
+    pub tiles: usize,
+    /// Groups of eight tile columns, the last padded.
+    pub octets: usize,
+    /// First column.
+    pub first_col: usize,
+    /// One past the last column.
+    pub end_col: usize,
+    /// Gain and step: what turns an integer times its row's scale into a weight.
+    pub factor: f32,
+    /// The table.
+    pub book: Book,
+}
+
+/// What the device needs to know of a packed matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixPlan {
+    /// The kernel that multiplies by it.
+    pub gemv: String,
+    /// Shape without padding.
+    pub shape: Shape,
+    /// Columns that share a scale.
+    pub group: usize,
+    /// Scales of a row.
+    pub groups: usize,
+    /// Pairs of strips of 16 rows, the last padded.
+    pub pairs: usize,
+    /// Bytes of a canonical row of tiles.
+    pub row_bytes: usize,
+    /// One, or two for half-trellis schemes.
+    pub segments: Vec<SegmentPlan>,
+}
+
+/// What a device offers to a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of shared memory that one block may have.
+    pub shared: usize,
+}
+
+/// The shape of one launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Warps of a block; each takes a pair of strips.
+    pub warps: usize,
+    /// Blocks along the rows.
+    pub blocks: usize,
+    /// Octets of a range, and ranges, of each segment.
+    pub ranges: Vec<(usize, usize)>,
+    /// Bytes of shared memory.
+    pub shared: usize,
+    /// Floats of workspace.
+    pub partial: usize,
+}
+
+impl Launch {
+    /// Ranges of octets over all segments: blocks along the columns.
+    #[must_use]
+    pub fn splits(&self) -> usize {
+        self.ranges.iter().map(|(_, splits)| splits).sum()
+    }
+}
+
+/// The expander of a scheme without halves, and its rate in half bits.
+fn expander(scheme: Scheme) -> (&'static str, usize) {
+    let half_bits = usize::from(scheme.quarters()) / 2;
+    let name = match (scheme.family(), scheme.code()) {
+        (Family::Nuq, _) if half_bits > 12 => "single",
+        (Family::Nuq | Family::Vq, _) => "pair",
+        (_, code) => code.unwrap_or(Code::Fine).name(),
+    };
+    (name, half_bits)
+}
+
+impl MatrixPlan {
+    /// The plan of `view`.
+    ///
+    /// # Errors
+    /// When the scales are laid out in a way the kernels do not run.
+    pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
+        let layout: &Layout = view.layout();
+        let (shape, groups) = (view.shape(), view.groups());
+        let unsupported = Unsupported { group: view.group(), scheme: layout.scheme(), shape };
+        if groups > 1 && !view.group().is_multiple_of(OCTET_COLS) {
+            return Err(unsupported);
+        }
+        let mut segments = Vec::with_capacity(2);
+        for (segment, codebook) in layout.segments().iter().zip(view.codebooks()) {
+            let first_col = segment.start * TILE_COLS;
+            if groups > 1 && !first_col.is_multiple_of(OCTET_COLS) {
+                return Err(unsupported);
+            }
+            let (name, half_bits) = expander(segment.scheme);
+            segments.push(SegmentPlan {
+                dequant: format!("dequant_{name}_{half_bits}"),
+                half_bits,
+                offset: segment.offset,
+                tiles: segment.end - segment.start,
+                octets: (segment.end - segment.start).div_ceil(OCTET),
+                first_col,
+                end_col: shape.cols.min(segment.end * TILE_COLS),
+                factor: view.gain() * codebook.step(),
+                book: Book::new(codebook),
+            });
+        }
+        let (name, half_bits) = layout.segments().first().map_or(("pair", 3), |s| expander(s.scheme));
+        let half = if segments.len() == 2 { "half_" } else { "" };
+        Ok(Self {
+            gemv: format!("gemv_{half}{name}_{half_bits}"),
+            shape,
+            group: view.group(),
+            groups,
+            pairs: layout.tiles_down().div_ceil(2),
+            row_bytes: layout.row_bytes(),
+            segments,
+        })
+    }
+
+    /// Bytes of one segment's codes on the device.
+    #[must_use]
+    pub fn code_bytes(&self, segment: &SegmentPlan) -> usize {
+        self.pairs * segment.octets * 2 * TILE_ROWS * OCTET_COLS * segment.half_bits / 16
+    }
+
+    /// The launch of a product with `batch` (1 to 8) tokens.
+    ///
+    /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and blocks shrink until tables,
+    /// activations and rings fit into shared memory.
+    ///
+    /// # Panics
+    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB).
+    #[must_use]
+    pub fn launch(&self, batch: usize, limits: &Limits) -> Launch {
+        assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
+        let octets: usize = self.segments.iter().map(|s| s.octets).sum();
+        let mut warps = MAX_WARPS;
+        loop {
+            let blocks = self.pairs.div_ceil(warps);
+            let splits = (2 * limits.multiprocessors).div_ceil(blocks.max(1)).max(1);
+            let mut per_split = octets.div_ceil(splits).max(1);
+            let shared = |per: usize| {
+                self.segments.iter().map(|s| s.shared(batch, per, warps)).max().unwrap_or_default()
+            };
+            while per_split > 1 && shared(per_split) > limits.shared {
+                per_split = per_split.div_ceil(2);
+            }
+            let shared = shared(per_split);
+            if shared > limits.shared {
+                assert!(
+                    warps > 1,
+                    "{} needs {shared} bytes of shared memory, a block has {}",
+                    self.gemv,
+                    limits.shared
+                );
+                warps /= 2;
+                continue;
+            }
+            let ranges: Vec<_> =
+                self.segments.iter().map(|s| (per_split, s.octets.div_ceil(per_split))).collect();
+            let mut launch = Launch { warps, blocks, ranges, shared, partial: 0 };
+            if launch.splits() > 1 {
+                launch.partial = launch.splits() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
+            }
+            return launch;
+        }
+    }
+}
+
+impl SegmentPlan {
+    /// Bytes of shared memory of a product: table, staged activations, rings.
+    fn shared(&self, batch: usize, per_split: usize, warps: usize) -> usize {
+        // One word per column where a table word holds one weight, half a word where it holds two; 16 words of padding.
+        let words = if self.single() { OCTET_COLS } else { OCTET_COLS / 2 };
+        let staged = (4 * batch * (per_split * words + 16)).next_multiple_of(16);
+        self.book.bytes() + staged + warps * STAGES * 256 * self.half_bits
+    }
+
+    /// Whether a word of the table holds one weight.
+    fn single(&self) -> bool {
+        !self.dequant.contains("pair") && !self.dequant.contains("hyb")
+    }
+
+    /// Bytes of shared memory of an expansion with `warps` warps.
+    #[must_use]
+    pub fn dequant_shared(&self, warps: usize) -> usize {
+        self.book.bytes() + warps * 256 * self.half_bits
+    }
+}

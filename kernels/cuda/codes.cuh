@@ -1,0 +1,201 @@
+// From packed codes to half-precision integers in registers.
+//
+// Device layout (made by repack.cuh from the canonical tiles of docs/formats.md, a permutation of bytes):
+//
+//   An *octet* is 8 neighbouring tiles of one strip of 16 rows (128 columns), a *pair* two neighbouring strips. Lane (g, c),
+//   g = lane / 4, c = lane % 4, holds rows 2g and 2g + 1 of tiles c and 4 + c: of each tile 32 R contiguous bits of the tape,
+//   together 2R words. The rows of a tile follow each other on the tape, so a trellis window that leaves the lane's rows goes on
+//   in lane + 4 (the last in the first): one shuffle per octet serves 64 weights, and no bit is stored twice.
+//
+// Why this order: the k slots of mma.m16n8k16 may be any columns as long as both operands agree, and its rows any rows as long as
+// the result is read back alike. So a lane's fragment may be neighbours on the tape, which share their funnel shifts.
+//
+// Tables live in shared memory with each row repeated over as many banks as room allows (32 for all but the largest):
+// lanes then never meet in a bank. Their words are made on the host (fracbit-kernels-cuda, `tables`).
+#pragma once
+#include "device.cuh"
+
+/// Where a lane finds its copy of table row 0, and which bits of a shifted index select the row.
+struct Table { uint32_t lane, mask; };
+
+/// The 32 bits from bit `p` of a lane's words, of which the caller wants `count`; what lies above is arbitrary.
+template <int H> FB_DEVICE uint32_t bits_at(const uint32_t (&w)[H], int p, int count) {
+    const int i = p / 32, s = p % 32;
+    if (s == 0) return w[i];
+    return s + count > 32 ? funnel(w[i], w[i + 1], (uint32_t)s) : w[i] >> s;
+}
+
+/// A lane's codes of one octet: H = 2R words, and for trellises the windows that run past the end of each tile's rows.
+template <int H> struct Codes {
+    uint32_t w[H];
+    uint32_t tail[2];
+
+    /// From shared memory: whole vectors of all lanes follow each other.
+    FB_DEVICE void load(uint32_t at, uint32_t lane) {
+        FB_UNROLL
+        for (int i = 0; i < H / 4; i++) {
+            const Words4 v = lds<Words4>(at + (uint32_t)i * 512 + lane * 16);
+            FB_UNROLL
+            for (int j = 0; j < 4; j++) w[4 * i + j] = v.w[j];
+        }
+        constexpr int done = H / 4 * 4;
+        if constexpr (H % 4 >= 2) {
+            const Words2 v = lds<Words2>(at + done * 128 + lane * 8);
+            w[done] = v.w[0], w[done + 1] = v.w[1];
+        }
+        if constexpr (H % 2 == 1) w[H - 1] = lds<uint32_t>(at + (H - 1) * 128 + lane * 4);
+    }
+
+    /// Fetches the 16 bits that follow this lane's rows in either tile.
+    FB_DEVICE void link(uint32_t lane) {
+        constexpr bool odd = H % 2 == 1;
+        const uint32_t heads = prmt(w[0], w[H / 2], odd ? 0x7610 : 0x5410);
+        const uint32_t next = shfl(heads, lane + 4);
+        tail[0] = prmt(w[odd ? H / 2 : H / 2 - 1], next, odd ? 0x5410 : 0x5432);
+        tail[1] = prmt(w[H - 1], next, 0x7632);
+    }
+
+    /// The state (16 bits, anything above) that starts at bit `p` of the lane's rows of tile `q`.
+    FB_DEVICE uint32_t window(int q, int p) const {
+        constexpr int unit = 16 * H;
+        return p + 16 <= unit ? bits_at<H>(w, q * unit + p, 16) : tail[q] >> (p - (unit - 16));
+    }
+
+    /// The same state with its sign extended.
+    FB_DEVICE uint32_t signed_window(int q, int p) const {
+        constexpr int unit = 16 * H;
+        const bool inside = p + 16 <= unit;
+        const int at = inside ? q * unit + p : p - (unit - 16);
+        if (at % 8 != 0) return (uint32_t)(int32_t)(int16_t)window(q, p);
+        const uint32_t low = inside ? w[at / 32] : tail[q];
+        const uint32_t high = inside && at % 32 > 16 ? w[at / 32 + 1] : low;
+        const uint32_t b = (uint32_t)(at % 32 / 8), n = at % 32 > 16 ? 4 : b + 1;
+        return prmt(low, high, b | n << 4 | (n | 8) << 8 | (n | 8) << 12);
+    }
+};
+
+// The expanders. `quad` yields weights 4i .. 4i + 3 of the 32 in tile q (16 of row 2g, then 16 of row 2g + 1): two words of two
+// weights where the table holds pairs, else four words that hold one weight twice.
+
+/// One weight per state: row = sign and index, the top bits of x (x + c).
+template <int H_> struct Fine {
+    static constexpr int H = H_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
+    static constexpr bool TRELLIS = true;
+    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        FB_UNROLL
+        for (int j = 0; j < 4; j++) {
+            const uint32_t x = codes.window(q, (4 * i + j) * H / 2);
+            out[j] = lookup(((x * (x + FINE_ADD)) & 0xFF80) | t.lane);
+        }
+    }
+    static constexpr uint32_t FINE_ADD = 0x79B5;
+};
+
+/// Four weights per state up to 2 bits, two above: bytes of a linear hash, each a row.
+///
+/// The hash word x a + ((x b + 2^14) >> 15) is bits 16 to 31 of x (2b + 2^16 a) + 2^15 with x and b signed: one multiplication.
+template <int H_> struct Fast {
+    static constexpr int H = H_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
+    static constexpr bool TRELLIS = true;
+    static constexpr uint32_t factor(uint32_t a, uint32_t b) {
+        return 2 * (b | (b & 0x8000 ? 0xFFFF0000 : 0)) + (a << 16);
+    }
+    FB_DEVICE static void word(uint32_t x, uint32_t factor, Table t, uint32_t& first, uint32_t& second) {
+        const uint32_t y = x * factor + 0x8000;
+        first = lookup(prmt(y, t.lane, 0x5524));
+        second = lookup(prmt(y, t.lane, 0x5534));
+    }
+    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        if constexpr (H <= 4) {
+            const uint32_t x = codes.signed_window(q, 2 * i * H);
+            word(x, FACTOR_0, t, out[0], out[1]);
+            word(x, FACTOR_1, t, out[2], out[3]);
+        } else {
+            word(codes.signed_window(q, 2 * i * H), FACTOR_0, t, out[0], out[1]);
+            word(codes.signed_window(q, (2 * i + 1) * H), FACTOR_0, t, out[2], out[3]);
+        }
+    }
+    static constexpr uint32_t FACTOR_0 = factor(0x3AF7, 0x5C8F), FACTOR_1 = factor(0xB519, 0xA233);
+};
+
+/// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.
+template <int H_> struct Hyb {
+    static constexpr int H = H_, WORDS = 2;
+    static constexpr bool TRELLIS = true;
+    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        FB_UNROLL
+        for (int j = 0; j < 2; j++) {
+            const uint32_t x = codes.window(q, (2 * i + j) * H);
+            const uint32_t h = x * (x + 1);
+            out[j] = lookup((h & t.mask) | t.lane) ^ (h & 0x8000);
+        }
+    }
+};
+
+/// A vector code, or two scalar codes side by side: 2R bits select a row of two weights.
+template <int H_> struct Pair {
+    static constexpr int H = H_, WORDS = 2;
+    static constexpr bool TRELLIS = false;
+    static constexpr int LOG_ROWS = H, LOG_STRIDE = H <= 9 ? 7 : 16 - H, LOG_COPIES = LOG_STRIDE - 2;
+    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        FB_UNROLL
+        for (int j = 0; j < 2; j++) {
+            const int at = q * 16 * H + (2 * i + j) * H, s = at % 32;
+            const uint32_t low = codes.w[at / 32];
+            uint32_t row;  // the index, moved to the place of a row's address in one shift
+            if (s + H > 32) {
+                row = funnel(low, codes.w[at / 32 + 1], (uint32_t)(s - LOG_STRIDE));
+            } else {
+                row = s >= LOG_STRIDE ? low >> (s - LOG_STRIDE) : low << (LOG_STRIDE - s);
+            }
+            out[j] = lookup((row & (((1u << H) - 1) << LOG_STRIDE)) | t.lane);
+        }
+    }
+};
+
+/// A scalar code too wide for pairs (7 or 8 bits).
+template <int H_> struct Single {
+    static constexpr int H = H_, WORDS = 4, B = H / 2;
+    static constexpr bool TRELLIS = false;
+    static constexpr int LOG_ROWS = B, LOG_STRIDE = B == 8 ? 8 : 7, LOG_COPIES = 5;
+    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        FB_UNROLL
+        for (int j = 0; j < 4; j++) {
+            const int at = q * 16 * H + (4 * i + j) * B, s = at % 32;
+            const uint32_t low = codes.w[at / 32];
+            if constexpr (B == 8) {
+                out[j] = lookup(prmt(low, t.lane, 0x5504u | (uint32_t)(s / 8) << 4));
+            } else {
+                uint32_t row;
+                if (s + B > 32) {
+                    row = funnel(low, codes.w[at / 32 + 1], (uint32_t)(s - LOG_STRIDE));
+                } else {
+                    row = s >= LOG_STRIDE ? low >> (s - LOG_STRIDE) : low << (LOG_STRIDE - s);
+                }
+                out[j] = lookup((row & (((1u << B) - 1) << LOG_STRIDE)) | t.lane);
+            }
+        }
+    }
+};
+
+/// A codebook as the host prepared it: the words of the rows, and how they are spread in shared memory.
+struct Book {
+    const uint32_t* rows;
+    uint32_t log_rows, log_stride, log_copies;
+};
+
+/// Spreads a codebook over the banks; the caller synchronizes the block afterwards.
+FB_DEVICE void spread(const Book& book) {
+    check_base();
+    const uint32_t quads = 1u << (book.log_rows + book.log_copies) >> 2;
+    for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
+        const uint32_t row = i >> (book.log_copies - 2), copy = i & ((1u << (book.log_copies - 2)) - 1);
+        const uint32_t v = ldg(book.rows + row);
+        sts(row << book.log_stride | copy << 4, Words4{{v, v, v, v}});
+    }
+}
+FB_DEVICE Table table_of(const Book& book, uint32_t lane) {
+    const uint32_t copies = 1u << book.log_copies;
+    return Table{(lane & (copies - 1)) * 4, ((1u << book.log_rows) - 1) << book.log_stride};
+}
+FB_DEVICE uint32_t table_bytes(const Book& book) { return 1u << (book.log_rows + book.log_stride); }

@@ -1,0 +1,112 @@
+// Device operations: the only file that knows whether it is compiled for a GPU or for the host.
+//
+// Under nvcc every function is one or two instructions. Elsewhere the same names are emulated by host/shim.hpp
+// (a thread is a fibre, shared and global memory are checked), so that the kernels themselves hold no `#if`.
+#pragma once
+#include <stdint.h>
+
+#ifdef __CUDACC__
+
+#include <cuda_fp16.h>
+#define FB_DEVICE __device__ __forceinline__
+#define FB_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
+#define FB_UNROLL _Pragma("unroll")
+#define FB_UNROLL_1 _Pragma("unroll 1")
+
+extern __shared__ __align__(16) unsigned char fb_shared[];
+
+FB_DEVICE uint32_t thread_x() { return threadIdx.x; }
+FB_DEVICE uint32_t threads_x() { return blockDim.x; }
+FB_DEVICE uint32_t block_x() { return blockIdx.x; }
+FB_DEVICE uint32_t block_y() { return blockIdx.y; }
+FB_DEVICE uint32_t blocks_x() { return gridDim.x; }
+FB_DEVICE uint32_t blocks_y() { return gridDim.y; }
+FB_DEVICE void sync_block() { __syncthreads(); }
+FB_DEVICE void sync_warp() { __syncwarp(); }
+FB_DEVICE void fence() { __threadfence(); }
+FB_DEVICE uint32_t shfl(uint32_t v, uint32_t lane) { return __shfl_sync(~0u, v, (int)lane); }
+FB_DEVICE uint32_t shfl_xor(uint32_t v, uint32_t mask) { return __shfl_xor_sync(~0u, v, (int)mask); }
+
+/// Shared memory by byte offset.
+template <class T> FB_DEVICE T lds(uint32_t at) { return *reinterpret_cast<const T*>(fb_shared + at); }
+template <class T> FB_DEVICE void sts(uint32_t at, T v) { *reinterpret_cast<T*>(fb_shared + at) = v; }
+/// A word of a table that no thread writes any more.
+///
+/// From sm_90 on a block's shared memory starts at an address of its cluster, which the compiler adds in every lookup: an instruction per
+/// weight. Blocks here are not clustered and start after the 1024 bytes that the system keeps (`check_base` proves it once).
+FB_DEVICE uint32_t lookup(uint32_t at) {
+#if __CUDA_ARCH__ == 900
+    uint32_t v;
+    asm("ld.shared.u32 %0, [%1+1024];" : "=r"(v) : "r"(at));
+    return v;
+#else
+    return *reinterpret_cast<const uint32_t*>(fb_shared + at);
+#endif
+}
+FB_DEVICE void check_base() {
+#if __CUDA_ARCH__ == 900
+    if ((uint32_t)__cvta_generic_to_shared(fb_shared) != 1024) __trap();
+#endif
+}
+
+/// Global memory.
+template <class T> FB_DEVICE T ldg(const T* p) { return *p; }
+template <class T> FB_DEVICE void stg(T* p, T v) { *p = v; }
+/// Global memory that another block wrote in this launch.
+FB_DEVICE float ld_fresh(const float* p) { return __ldcg(p); }
+FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return atomicAdd(p, 1u); }
+
+/// Asynchronous copy of 16 bytes from global to shared memory, past the L1 cache.
+FB_DEVICE void cp_async16(uint32_t at, const void* from) {
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(fb_shared + at);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+FB_DEVICE void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> FB_DEVICE void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/// Bytes `sel` of (a, b); bit 3 of a selector spreads the sign of its byte.
+FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sel));
+    return d;
+}
+/// The 32 bits at bit `shift` (below 32) of `hi:lo`.
+FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) { return __funnelshift_r(lo, hi, shift); }
+
+/// d += a b for a 16 x 16 half matrix a and a 16 x 8 half matrix b, f32 sums (mma.m16n8k16).
+FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/// Four 8 x 8 matrices of halves; lane i gives the address of row i % 8 of matrix i / 8.
+FB_DEVICE void ldmatrix4(uint32_t (&d)[4], uint32_t at) {
+    const uint32_t from = (uint32_t)__cvta_generic_to_shared(fb_shared + at);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(from) : "memory");
+}
+
+FB_DEVICE uint16_t to_half(float v) { return __half_as_ushort(__float2half_rn(v)); }
+FB_DEVICE float from_half(uint16_t h) { return __half2float(__ushort_as_half(h)); }
+FB_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
+FB_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
+FB_DEVICE float fast_exp(float v) { return __expf(v); }
+FB_DEVICE float root(float v) { return sqrtf(v); }
+/// Arithmetic that the compiler may not contract.
+FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+FB_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+
+#else
+#include "host/shim.hpp"
+#endif
+
+struct alignas(16) Words4 { uint32_t w[4]; };
+struct alignas(8) Words2 { uint32_t w[2]; };
+
+FB_DEVICE float sum_lanes(float v) {
+    FB_UNROLL
+    for (uint32_t m = 16; m > 0; m /= 2) v += float_of(shfl_xor(bits_of(v), m));
+    return v;
+}
+FB_DEVICE uint32_t low_high(uint16_t low, uint16_t high) { return (uint32_t)low | (uint32_t)high << 16; }

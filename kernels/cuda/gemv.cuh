@@ -1,0 +1,281 @@
+// y = W x for packed W and up to 8 tokens, on the tensor cores.
+//
+// A warp walks one pair of strips (32 rows) over a range of octets; weights are read once, straight from global memory into a
+// ring of its own in shared memory (cp.async, no block barrier in the loop), expanded in registers into the left operand
+// of mma.m16n8k16 and multiplied by activations that the block staged once. The eight columns of the right operand are the tokens; with
+// fewer, the spare columns repeat the last token and are not stored, so one instance serves every batch.
+//
+// Words of one weight: the left operand holds it twice, the right one the activation's upper and lower half, so that no instruction joins
+// weights and activations keep some 21 bits. Words of two weights: activations are rounded to half (11 bits).
+//
+// Ranges of octets are dealt over blockIdx.y. Partial sums go to a workspace; the last block of a row of blocks adds them in the order
+// of the ranges, so the result depends on the launch shape alone, never on timing.
+#pragma once
+#include "codes.cuh"
+
+/// A run of tile columns in one scheme.
+struct Segment {
+    const unsigned char* codes;  // (pair, octet, 256 H bytes)
+    Book book;
+    uint32_t octets, first_col, end_col;
+    uint32_t splits, per_split;  // ranges, and octets of a range
+    float factor;                // gain and step
+};
+
+/// A packed matrix.
+struct Matrix {
+    Segment segments[2];
+    const uint16_t* scales;  // f16 (rows, groups)
+    const float* bias;       // (rows) or null
+    uint32_t rows, cols, group, groups, pairs;
+};
+
+struct GemvArgs {
+    Matrix w;
+    const float* x;      // (batch, x_stride)
+    float* y;            // (batch, y_stride)
+    float* partial;      // (splits, 32 pairs, 8)
+    uint32_t* counters;  // one per block row, zero before and after
+    uint32_t batch, x_stride, y_stride, accumulate;
+};
+
+// The host makes these structures (fracbit-kernels-cuda, `args`).
+static_assert(sizeof(Segment) == 56 && sizeof(Matrix) == 152 && sizeof(GemvArgs) == 200, "layout of arguments");
+
+constexpr int STAGES = 4;
+
+/// Half of `v`, saturated.
+FB_DEVICE uint16_t half_of(float v) {
+    v = v > 65504.f ? 65504.f : v;
+    return to_half(v < -65504.f ? -65504.f : v);
+}
+
+/// Words of one token's staged activations.
+template <class E> FB_DEVICE uint32_t staged_stride(uint32_t octets) {
+    // Sixteen words of padding put neighbouring tokens into different banks.
+    return octets * (E::WORDS == 4 ? 128 : 64) + 16;
+}
+
+/// Puts activations of `octets` octets from column `col` on into shared memory, in fragment order.
+template <class E>
+FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_col, uint32_t octets) {
+    const uint32_t stride = staged_stride<E>(octets), width = octets * 128;
+    for (uint32_t n = 0; n < a.batch; n++) {
+        for (uint32_t i = thread_x(); i < width; i += threads_x()) {
+            const float v = col + i < end_col ? ldg(a.x + (size_t)n * a.x_stride + col + i) : 0.f;
+            const uint32_t tile = i / 16 % 8, q = tile / 4, c = tile % 4, m = i % 16 / 4, j = i % 4;
+            if constexpr (E::WORDS == 4) {
+                const uint16_t high = half_of(v), low = half_of(v - from_half(high));
+                const uint32_t word = i / 128 * 128 + q * 64 + m * 16 + c * 4 + j;
+                sts<uint32_t>(at + 4 * (n * stride + word), low_high(high, low));
+            } else {
+                const uint32_t word = i / 128 * 64 + q * 32 + m / 2 * 16 + c * 4 + m % 2 * 2 + j / 2;
+                sts<uint16_t>(at + 4 * (n * stride + word) + j % 2 * 2, half_of(v));
+            }
+        }
+    }
+}
+
+/// Copies the codes of one pair and octet (contiguous) into a ring slot.
+template <int H> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, uint32_t lane) {
+    FB_UNROLL
+    for (int i = 0; i < H / 2; i++) cp_async16(at + (uint32_t)i * 512 + lane * 16, from + (size_t)i * 512 + lane * 16);
+    if constexpr (H % 2 == 1) {
+        if (lane < 16) cp_async16(at + (H / 2) * 512 + lane * 16, from + (H / 2) * 512 + lane * 16);
+    }
+}
+
+/// Multiplies one strip's octet by the staged activations.
+template <class E>
+FB_DEVICE void multiply(float (&acc)[4], const Codes<E::H>& codes, Table t, const Words4 (&b)[E::WORDS == 4 ? 8 : 4]) {
+    FB_UNROLL
+    for (int q = 0; q < 2; q++) {
+        FB_UNROLL
+        for (int m = 0; m < 4; m++) {
+            uint32_t even[E::WORDS], odd[E::WORDS];
+            E::quad(codes, t, q, m, even);
+            E::quad(codes, t, q, 4 + m, odd);
+            if constexpr (E::WORDS == 4) {
+                const Words4& x = b[4 * q + m];
+                mma(acc, even[0], odd[0], even[1], odd[1], x.w[0], x.w[1]);
+                mma(acc, even[2], odd[2], even[3], odd[3], x.w[2], x.w[3]);
+            } else {
+                const Words4& x = b[2 * q + m / 2];
+                mma(acc, even[0], odd[0], even[1], odd[1], x.w[m % 2 * 2], x.w[m % 2 * 2 + 1]);
+            }
+        }
+    }
+}
+
+/// One range of one segment; leaves scaled sums in `total`: (strip, row 2g token 2c, 2c + 1, row 2g + 1 alike).
+template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint32_t range, float (&total)[2][4]) {
+    constexpr uint32_t SLOT = 256 * E::H;
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
+    const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
+    const uint32_t first = range * s.per_split;
+    const uint32_t count = first >= s.octets ? 0 : (s.octets - first < s.per_split ? s.octets - first : s.per_split);
+    const uint32_t staged = table_bytes(s.book);
+    const uint32_t stride = staged_stride<E>(count);
+    const uint32_t ring = staged + (4 * a.batch * staged_stride<E>(s.per_split) + 15) / 16 * 16 + warp * STAGES * SLOT;
+    const bool active = pair < a.w.pairs;
+    const unsigned char* from = s.codes + ((size_t)(active ? pair : 0) * s.octets + first) * SLOT;
+    FB_UNROLL
+    for (uint32_t i = 0; i < STAGES - 1; i++) {
+        if (active && i < count) fetch<E::H>(ring + i * SLOT, from + i * SLOT, lane);
+        cp_commit();
+    }
+    spread(s.book);
+    stage<E>(staged, a, s.first_col + first * 128, s.end_col, count);
+    sync_block();
+    if (!active) return;
+
+    const Table t = table_of(s.book, lane);
+    const uint32_t token = g < a.batch ? g : a.batch - 1;
+    uint32_t x_at = staged + 4 * token * stride + c * 16;
+    float acc[2][4] = {};
+    const uint32_t row = pair * 32 + 2 * g;
+    const auto flush = [&](uint32_t group) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t strip = i / 4, r = row + strip * 16 + i % 4 / 2;
+            const uint16_t scale = r < a.w.rows ? ldg(a.w.scales + (size_t)r * a.w.groups + group) : (uint16_t)0;
+            total[strip][i % 4] += acc[strip][i % 4] * (from_half(scale) * s.factor);
+            acc[strip][i % 4] = 0.f;
+        }
+    };
+    uint32_t slot = ring, ahead = ring + (STAGES - 1) * SLOT;
+    const uint32_t end = ring + STAGES * SLOT;
+    const unsigned char* source = from + (STAGES - 1) * SLOT;
+    // A row has one scale (the usual case), or one per `group` columns, a multiple of an octet.
+    uint32_t group = a.w.groups == 1 ? 0 : (s.first_col + first * 128) / a.w.group;
+    uint32_t stop = a.w.groups == 1 ? count : ((group + 1) * a.w.group - s.first_col) / 128 - first;
+    for (uint32_t o = 0; o < count;) {
+        stop = stop < count ? stop : count;
+        FB_UNROLL_1
+        for (; o < stop; o++) {
+            cp_wait<STAGES - 2>();
+            sync_warp();
+            if (o + STAGES - 1 < count) fetch<E::H>(ahead, source, lane);
+            cp_commit();
+            Codes<E::H> codes[2];
+            Words4 b[E::WORDS == 4 ? 8 : 4];
+            FB_UNROLL
+            for (uint32_t strip = 0; strip < 2; strip++) {
+                codes[strip].load(slot + strip * (SLOT / 2), lane);
+                if constexpr (E::TRELLIS) codes[strip].link(lane);
+            }
+            FB_UNROLL
+            for (uint32_t i = 0; i < (E::WORDS == 4 ? 8 : 4); i++) b[i] = lds<Words4>(x_at + i * 64);
+            FB_UNROLL
+            for (int strip = 0; strip < 2; strip++) multiply<E>(acc[strip], codes[strip], t, b);
+            x_at += E::WORDS == 4 ? 512 : 256;
+            source += SLOT;
+            slot = slot + SLOT == end ? ring : slot + SLOT;
+            ahead = ahead + SLOT == end ? ring : ahead + SLOT;
+        }
+        flush(group++);
+        stop += a.w.group / 128;
+    }
+}
+
+FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
+    if (a.w.bias) v += ldg(a.w.bias + row);
+    float* y = a.y + (size_t)token * a.y_stride + row;
+    stg(y, a.accumulate ? ldg(y) + v : v);
+}
+
+/// The whole product: `Lo` for the first segment, `Hi` for the second (half-TCQ), otherwise the same.
+template <class Lo, class Hi> FB_DEVICE void gemv(const GemvArgs& a) {
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
+    const uint32_t g = lane / 4, c = lane % 4, pair = block_x() * warps + warp;
+    float total[2][4] = {};
+    const uint32_t range = block_y(), low = a.w.segments[0].splits;
+    if (range < low) {
+        walk<Lo>(a, a.w.segments[0], range, total);
+    } else {
+        walk<Hi>(a, a.w.segments[1], range - low, total);
+    }
+    const bool alone = blocks_y() == 1;
+    if (pair < a.w.pairs) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t row = pair * 32 + i / 4 * 16 + 2 * g + i % 4 / 2, token = 2 * c + i % 2;
+            if (token >= a.batch || row >= a.w.rows) continue;
+            if (alone) {
+                emit(a, row, token, total[i / 4][i % 4]);
+            } else {
+                stg(a.partial + ((size_t)range * a.w.pairs * 32 + row) * 8 + token, total[i / 4][i % 4]);
+            }
+        }
+    }
+    if (alone) return;
+    fence();
+    sync_block();  // nobody reads the tables in shared memory any more
+    if (thread_x() == 0) sts<uint32_t>(0, atomic_inc(a.counters + block_x()));
+    sync_block();
+    if (lds<uint32_t>(0) != blocks_y() - 1) return;
+    fence();
+    const uint32_t rows = warps * 32, first = block_x() * rows;
+    for (uint32_t i = thread_x(); i < rows * a.batch; i += threads_x()) {
+        const uint32_t row = first + i / a.batch, token = i % a.batch;
+        if (row >= a.w.rows) break;
+        float v = 0.f;
+        for (uint32_t r = 0; r < blocks_y(); r++) {
+            v += ld_fresh(a.partial + ((size_t)r * a.w.pairs * 32 + row) * 8 + token);
+        }
+        emit(a, row, token, v);
+    }
+    if (thread_x() == 0) stg(a.counters + block_x(), 0u);
+}
+
+struct DequantArgs {
+    Matrix w;
+    uint16_t* out;     // f16 (rows, cols)
+    uint32_t segment;  // which segment
+    uint32_t raw;      // integers instead of weights
+};
+
+/// Expands one segment to half precision. A warp takes one pair and octet at a time.
+template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
+    constexpr uint32_t SLOT = 256 * E::H;
+    const Segment& s = a.w.segments[a.segment];
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
+    const uint32_t g = lane / 4, c = lane % 4, slot = table_bytes(s.book) + warp * SLOT;
+    spread(s.book);
+    sync_block();
+    const Table t = table_of(s.book, lane);
+    const uint32_t items = a.w.pairs * s.octets;
+    for (uint32_t item = block_x() * warps + warp; item < items; item += blocks_x() * warps) {
+        const uint32_t pair = item / s.octets, octet = item % s.octets;
+        fetch<E::H>(slot, s.codes + (size_t)item * SLOT, lane);
+        cp_commit();
+        cp_wait<0>();
+        sync_warp();
+        FB_UNROLL_1
+        for (uint32_t strip = 0; strip < 2; strip++) {
+            Codes<E::H> codes;
+            codes.load(slot + strip * (SLOT / 2), lane);
+            if constexpr (E::TRELLIS) codes.link(lane);
+            FB_UNROLL
+            for (int i = 0; i < 16; i++) {  // tile, row, quad
+                uint32_t words[E::WORDS];
+                const int q = i / 8;
+                E::quad(codes, t, q, i % 8, words);
+                const uint32_t row = pair * 32 + strip * 16 + 2 * g + (uint32_t)(i % 8 / 4);
+                const uint32_t col = s.first_col + octet * 128 + ((uint32_t)q * 4 + c) * 16 + (uint32_t)(i % 4) * 4;
+                if (row >= a.w.rows) continue;
+                const uint16_t scale = ldg(a.w.scales + (size_t)row * a.w.groups + (a.w.groups == 1 ? 0 : col / a.w.group));
+                const float factor = mul_rn(from_half(scale), s.factor);
+                FB_UNROLL
+                for (uint32_t j = 0; j < 4; j++) {
+                    const uint32_t word = E::WORDS == 4 ? words[j % E::WORDS] : words[j / 2 % E::WORDS] >> (16 * (j % 2));
+                    const uint16_t h = (uint16_t)word;
+                    if (col + j < s.end_col) {
+                        stg(a.out + (size_t)row * a.w.cols + col + j, a.raw ? h : to_half(mul_rn(from_half(h), factor)));
+                    }
+                }
+            }
+        }
+        sync_warp();
+    }
+}

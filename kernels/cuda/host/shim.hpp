@@ -1,0 +1,288 @@
+// The device operations of ../device.cuh on the host, for tests: slow, checked, deterministic.
+//
+// A block is a set of fibres, one per thread, run in turn on one stack each. A warp-wide operation publishes its
+// operands and gives way until all 32 lanes have done so; `sync_block` does the same for the block. Shared
+// memory is an array whose every access is checked for range and alignment and that starts as garbage. Global
+// buffers come from `Guarded`: their last 16 bytes end at a page that cannot be touched, and canaries stand on
+// both sides. Copies of cp_async16 become visible only when their group was waited for: until then shared memory holds
+// garbage, so a missing wait shows.
+#pragma once
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define FB_DEVICE inline
+#define FB_KERNEL(name, threads, blocks) static void name
+#define FB_UNROLL
+#define FB_UNROLL_1
+
+namespace shim {
+
+[[noreturn]] inline void die(const char* what, long a = 0, long b = 0) {
+    fprintf(stderr, "shim: %s (%ld, %ld)\n", what, a, b);
+    fflush(stderr);
+    abort();
+}
+
+struct Copy { uint32_t at; unsigned char bytes[16]; };
+
+struct Fibre {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    bool done = false;
+    uint64_t warp_turn = 0, block_turn = 0;
+    std::vector<std::vector<Copy>> groups;  // cp.async, oldest first; the last is open
+};
+
+struct Warp { int arrived = 0; uint64_t turn = 0; uint32_t slot[32][8]; };
+
+struct Block {
+    uint32_t x, y, grid_x, grid_y, threads;
+    std::vector<unsigned char> shared;
+    std::vector<Fibre> fibres;
+    std::vector<Warp> warps;
+    uint32_t arrived = 0, current = 0;
+    uint64_t turn = 0, progress = 0;
+    ucontext_t scheduler;
+    std::function<void()> body;
+};
+
+inline Block*& block() { static Block* b = nullptr; return b; }
+inline Fibre& me() { return block()->fibres[block()->current]; }
+inline void give_way() { swapcontext(&me().context, &block()->scheduler); }
+
+inline void meet_warp() {
+    Block& b = *block();
+    Warp& w = b.warps[b.current / 32];
+    b.progress++;
+    if (++w.arrived == 32) { w.arrived = 0; w.turn++; return; }
+    for (const uint64_t turn = w.turn; w.turn == turn;) give_way();
+}
+inline void meet_block() {
+    Block& b = *block();
+    b.progress++;
+    if (++b.arrived == b.threads) { b.arrived = 0; b.turn++; return; }
+    for (const uint64_t turn = b.turn; b.turn == turn;) give_way();
+}
+
+inline void entry() {
+    block()->body();
+    Fibre& f = me();
+    f.done = true;
+    block()->progress++;
+    give_way();
+}
+
+/// Runs `body` as a grid of `grid_x` x `grid_y` blocks of `threads` threads with `shared` bytes.
+inline void launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, std::function<void()> body) {
+    if (threads == 0 || threads % 32 != 0 || threads > 1024) die("threads of a block", threads);
+    if (shared > 227 * 1024) die("shared memory of a block", (long)shared);
+    constexpr size_t stack = 128 << 10;
+    Block b{};
+    block() = &b;
+    b.grid_x = grid_x, b.grid_y = grid_y, b.threads = threads, b.body = std::move(body);
+    b.fibres.resize(threads);
+    for (Fibre& f : b.fibres) f.stack.reset(new char[stack]);
+    for (b.y = 0; b.y < grid_y; b.y++) {
+        for (b.x = 0; b.x < grid_x; b.x++) {
+            b.shared.assign(shared, 0xCD);
+            b.warps.assign(threads / 32, Warp{});
+            b.arrived = 0;
+            for (Fibre& f : b.fibres) {
+                f.done = false;
+                f.groups.assign(1, {});
+                getcontext(&f.context);
+                f.context.uc_stack.ss_sp = f.stack.get();
+                f.context.uc_stack.ss_size = stack;
+                f.context.uc_link = nullptr;
+                makecontext(&f.context, entry, 0);
+            }
+            for (uint32_t left = threads; left > 0;) {
+                const uint64_t before = b.progress;
+                left = 0;
+                for (b.current = 0; b.current < threads; b.current++) {
+                    Fibre& f = b.fibres[b.current];
+                    if (f.done) continue;
+                    swapcontext(&b.scheduler, &f.context);
+                    left += !f.done;
+                }
+                if (left > 0 && b.progress == before) die("threads wait for each other: a barrier not all reach", left);
+            }
+        }
+    }
+    block() = nullptr;
+}
+
+inline unsigned char* shared_at(uint32_t at, size_t size) {
+    std::vector<unsigned char>& s = block()->shared;
+    if (at % size != 0) die("shared memory: misaligned access", at, (long)size);
+    if (at + size > s.size()) die("shared memory: access past the end", at, (long)s.size());
+    return s.data() + at;
+}
+
+template <class T> inline T* checked(T* p) {
+    if ((uintptr_t)p % alignof(T) != 0) die("global memory: misaligned access", (long)(uintptr_t)p, (long)alignof(T));
+    return p;
+}
+
+/// A global buffer: canaries before and, up to 16 bytes, behind; then a page that cannot be touched.
+class Guarded {
+  public:
+    explicit Guarded(size_t size, unsigned char fill = 0xAB) : size_(size) {
+        const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        padded_ = (size + 15) / 16 * 16;
+        const size_t body = (padded_ + 16 + page - 1) / page * page;
+        total_ = body + page;
+        base_ = (unsigned char*)mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (base_ == MAP_FAILED) die("mmap", (long)total_);
+        if (mprotect(base_ + body, page, PROT_NONE) != 0) die("mprotect");
+        memset(base_, canary, body);
+        data_ = base_ + body - padded_;
+        memset(data_, fill, size);
+    }
+    Guarded(const Guarded&) = delete;
+    Guarded& operator=(const Guarded&) = delete;
+    ~Guarded() { munmap(base_, total_); }
+    void check(const char* name) const {
+        bool good = true;
+        for (const unsigned char* p = base_; p < data_; p++) good &= *p == canary;
+        for (const unsigned char* p = data_ + size_; p < data_ + padded_; p++) good &= *p == canary;
+        if (!good) { fprintf(stderr, "shim: %s: ", name); die("written outside its buffer", (long)size_); }
+    }
+    template <class T> T* as() const { return size_ == 0 ? nullptr : (T*)data_; }
+    size_t size() const { return size_; }
+
+  private:
+    static constexpr unsigned char canary = 0x5C;
+    unsigned char *base_, *data_;
+    size_t size_, padded_, total_;
+};
+
+}  // namespace shim
+
+FB_DEVICE uint32_t thread_x() { return shim::block()->current; }
+FB_DEVICE uint32_t threads_x() { return shim::block()->threads; }
+FB_DEVICE uint32_t block_x() { return shim::block()->x; }
+FB_DEVICE uint32_t block_y() { return shim::block()->y; }
+FB_DEVICE uint32_t blocks_x() { return shim::block()->grid_x; }
+FB_DEVICE uint32_t blocks_y() { return shim::block()->grid_y; }
+FB_DEVICE void sync_block() { shim::meet_block(); }
+FB_DEVICE void sync_warp() { shim::meet_warp(); }
+FB_DEVICE void fence() {}
+
+/// Publishes operands to the warp; the lanes may read each other's until the next warp-wide operation ends.
+FB_DEVICE shim::Warp& publish(const uint32_t* v, int n) {
+    shim::Warp& w = shim::block()->warps[thread_x() / 32];
+    memcpy(w.slot[thread_x() % 32], v, 4 * (size_t)n);
+    shim::meet_warp();
+    return w;
+}
+FB_DEVICE uint32_t shfl(uint32_t v, uint32_t lane) {
+    const uint32_t got = publish(&v, 1).slot[lane % 32][0];
+    shim::meet_warp();
+    return got;
+}
+FB_DEVICE uint32_t shfl_xor(uint32_t v, uint32_t mask) { return shfl(v, thread_x() % 32 ^ mask); }
+
+template <class T> FB_DEVICE T lds(uint32_t at) {
+    T v;
+    memcpy(&v, shim::shared_at(at, sizeof(T)), sizeof(T));
+    return v;
+}
+template <class T> FB_DEVICE void sts(uint32_t at, T v) { memcpy(shim::shared_at(at, sizeof(T)), &v, sizeof(T)); }
+FB_DEVICE uint32_t lookup(uint32_t at) { return lds<uint32_t>(at); }
+FB_DEVICE void check_base() {}
+template <class T> FB_DEVICE T ldg(const T* p) { return *shim::checked(p); }
+template <class T> FB_DEVICE void stg(T* p, T v) { *shim::checked(p) = v; }
+FB_DEVICE float ld_fresh(const float* p) { return *shim::checked(p); }
+FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return (*shim::checked(p))++; }
+
+FB_DEVICE void cp_async16(uint32_t at, const void* from) {
+    shim::Copy c;
+    c.at = at;
+    if ((uintptr_t)from % 16 != 0) shim::die("cp.async: misaligned source", (long)(uintptr_t)from);
+    memcpy(c.bytes, from, 16);
+    memset(shim::shared_at(at, 16), 0xEE, 16);
+    shim::me().groups.back().push_back(c);
+}
+FB_DEVICE void cp_commit() { shim::me().groups.emplace_back(); }
+template <int N> FB_DEVICE void cp_wait() {
+    auto& groups = shim::me().groups;
+    while (groups.size() > (size_t)N + 1) {
+        for (const shim::Copy& c : groups.front()) memcpy(shim::shared_at(c.at, 16), c.bytes, 16);
+        groups.erase(groups.begin());
+    }
+}
+
+FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t d = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t s = sel >> (4 * i) & 15;
+        const uint32_t byte = (uint32_t)(bytes >> (8 * (s & 7))) & 255;
+        d |= (s & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * i);
+    }
+    return d;
+}
+FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) {
+    return (uint32_t)(((uint64_t)hi << 32 | lo) >> (shift & 31));
+}
+
+FB_DEVICE uint32_t bits_of(float v) { uint32_t b; memcpy(&b, &v, 4); return b; }
+FB_DEVICE float float_of(uint32_t b) { float v; memcpy(&v, &b, 4); return v; }
+FB_DEVICE float from_half(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+    if (exponent == 31) return float_of(sign | 0x7F800000 | fraction << 13);
+    if (exponent != 0) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+    const float v = (float)fraction * 5.9604644775390625e-8f;
+    return sign ? -v : v;
+}
+/// Nearest half, ties to even.
+FB_DEVICE uint16_t to_half(float v) {
+    const uint32_t b = bits_of(v), sign = b >> 16 & 0x8000, magnitude = b & 0x7FFFFFFF;
+    if (magnitude > 0x7F800000) return (uint16_t)(sign | 0x7FFF);
+    if (magnitude >= 0x477FF000) return (uint16_t)(sign | 0x7C00);  // rounds past 65504
+    if (magnitude < 0x38800000) {                                   // subnormal: the adder of floats rounds
+        return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3F000000));
+    }
+    return (uint16_t)(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
+}
+FB_DEVICE float fast_exp(float v) { return expf(v); }
+FB_DEVICE float root(float v) { return sqrtf(v); }
+FB_DEVICE float mul_rn(float a, float b) { return a * b; }
+FB_DEVICE float add_rn(float a, float b) { return a + b; }
+
+FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+    const shim::Warp& w = publish(mine, 6);
+    const uint32_t g = thread_x() % 32 / 4, c = thread_x() % 4;
+    const auto half = [](uint32_t word, uint32_t i) { return from_half((uint16_t)(word >> (16 * (i % 2)))); };
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t high_row = i / 2, n = 2 * c + i % 2;
+        for (uint32_t k = 0; k < 16; k++) {
+            const uint32_t part = k / 8, source = k % 8 / 2;
+            const float a = half(w.slot[4 * g + source][high_row + 2 * part], k);
+            const float b = half(w.slot[4 * n + source][4 + part], k);
+            d[i] += a * b;
+        }
+    }
+    shim::meet_warp();
+}
+FB_DEVICE void ldmatrix4(uint32_t (&d)[4], uint32_t at) {
+    const shim::Warp& w = publish(&at, 1);
+    const uint32_t row = thread_x() % 32 / 4, c = thread_x() % 4;
+    for (uint32_t m = 0; m < 4; m++) {
+        const uint32_t from = w.slot[8 * m + row][0];
+        if (from % 16 != 0) shim::die("ldmatrix: misaligned row", from);
+        memcpy(&d[m], shim::shared_at(from + 4 * c, 4), 4);
+    }
+    shim::meet_warp();
+}
