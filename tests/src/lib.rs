@@ -138,15 +138,13 @@ pub fn backends() -> Vec<(Isa, Option<Kernels>)> {
     Isa::ALL.into_iter().map(|isa| (isa, with(isa))).collect()
 }
 
-#[cfg(target_arch = "x86_64")]
 fn install_up_to(isa: Isa) -> Option<Kernels> {
-    let mut kernels = Kernels::scalar();
-    (fracbit_kernels_x86::install_up_to(&mut kernels, isa) == isa).then_some(kernels)
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn install_up_to(_isa: Isa) -> Option<Kernels> {
-    None
+    [fracbit_kernels_x86::install_up_to, fracbit_kernels_neon::install_up_to].into_iter().find_map(
+        |install| {
+            let mut kernels = Kernels::scalar();
+            (install(&mut kernels, isa) == isa).then_some(kernels)
+        },
+    )
 }
 
 /// A scheme by name.

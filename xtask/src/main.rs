@@ -4,6 +4,7 @@
 //! compiler and Python. This program depends on nothing, so that it builds in seconds before anything is installed.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
+mod arm;
 mod codegen;
 mod setup;
 mod tidy;
@@ -25,6 +26,10 @@ Usage: cargo xtask COMMAND
   test               set up, then everything that CI checks
   setup              install what the build needs (as root or with CI=true), or print the command
   codegen [--check]  write the generated files from kernels/families.toml, or check that they are current
+  parity --target aarch64 [--require]
+                     compile the kernels for aarch64 and compare every body with the scalar reference under qemu
+  count --target aarch64
+                     count the instructions of the aarch64 kernels under qemu and compare them with their budgets
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
   quality            measure docs/quality.md anew (needs ../shared; takes a while)
 ";
@@ -38,6 +43,9 @@ fn main() -> ExitCode {
         ["setup"] => setup::run(),
         ["codegen"] => codegen::run(false),
         ["codegen", "--check"] => codegen::run(true),
+        ["parity", "--target", "aarch64"] => arm::parity(false),
+        ["parity", "--target", "aarch64", "--require"] => arm::parity(true),
+        ["count", "--target", "aarch64"] => arm::count(),
         ["tidy"] => tidy::run(),
         ["quality"] => quality(),
         ["help" | "--help" | "-h"] | [] => {
@@ -93,6 +101,7 @@ fn test() -> Outcome {
     let warnings = [("RUSTDOCFLAGS", "--deny warnings")];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     run("cargo", &["test", "--workspace"], &[])?;
+    arm::parity(false)?;
     setup::python_checks()
 }
 

@@ -36,21 +36,35 @@ pub(crate) fn run() -> Outcome {
         println!("missing: {} ({})", need.packages.join(" "), need.why);
     }
     let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages.iter().copied()).collect();
-    if !may_install() {
-        return Err(format!(
-            "install what is missing with:\n  sudo apt-get update && sudo apt-get install -y --no-install-recommends {}",
-            packages.join(" ")
-        ));
-    }
-    let quiet = [("DEBIAN_FRONTEND", "noninteractive")];
-    crate::run("apt-get", &["update", "-q"], &quiet)?;
-    let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
-    args.extend(packages);
-    crate::run("apt-get", &args, &quiet)?;
+    install(&packages, None)?;
     match missing.iter().find(|need| !(need.present)()) {
         None => Ok(()),
         Some(need) => Err(format!("{} is still missing after the installation", need.packages.join(" "))),
     }
+}
+
+/// Installs Debian packages where that is allowed, otherwise says the exact command. `foreign` is an architecture to add.
+pub(crate) fn install(packages: &[&str], foreign: Option<&str>) -> Outcome {
+    if !may_install() {
+        let add = foreign.map_or(String::new(), |name| format!("sudo dpkg --add-architecture {name} && "));
+        return Err(format!(
+            "install what is missing with:\n  {add}sudo apt-get update && sudo apt-get install -y --no-install-recommends {}",
+            packages.join(" ")
+        ));
+    }
+    let quiet = [("DEBIAN_FRONTEND", "noninteractive")];
+    if let Some(name) = foreign {
+        crate::run("dpkg", &["--add-architecture", name], &quiet)?;
+    }
+    crate::run("apt-get", &["update", "-q"], &quiet)?;
+    crate::run("apt-get", &[&["install", "-y", "-q", "--no-install-recommends"], packages].concat(), &quiet)
+}
+
+/// True when dpkg knows the package as installed.
+pub(crate) fn installed(package: &str) -> bool {
+    let out =
+        Command::new("dpkg-query").args(["--show", "--showformat=${db:Status-Status}", package]).output();
+    out.is_ok_and(|out| out.status.success() && out.stdout == b"installed")
 }
 
 /// Checks the committed reference checkpoints and logits against their seeded scripts (needs numpy).
@@ -100,7 +114,7 @@ fn may_install() -> bool {
     root || ci
 }
 
-fn starts(program: &str) -> bool {
+pub(crate) fn starts(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success())
 }
 

@@ -11,7 +11,7 @@ use std::{
 const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
-const LAYERS: [(&str, u8); 14] = [
+const LAYERS: [(&str, u8); 15] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -22,6 +22,7 @@ const LAYERS: [(&str, u8); 14] = [
     ("fracbit-kernels", 2),
     ("fracbit-kernels-x86", 3),
     ("fracbit-kernels-cuda", 3),
+    ("fracbit-kernels-neon", 3),
     ("fracbit-io", 3),
     ("fracbit-model", 4),
     ("fracbit", 5),

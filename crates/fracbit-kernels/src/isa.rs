@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// An instruction set for which kernel bodies exist, from the least to the most capable.
+/// An instruction set for which kernel bodies exist, from the least to the most capable of each architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -12,11 +12,18 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, VNNI, VBMI and VBMI2 together (Ice Lake, Zen 4 and later).
     Avx512,
+    /// NEON, which every aarch64 processor has.
+    Neon,
+    /// NEON with the dot product of bytes, `sdot` (Armv8.2 and later: Cortex-A55, A75, Neoverse N1).
+    Dotprod,
+    /// That and the matrix product of bytes, `smmla` (Armv8.6 and later: Cortex-A510, A710, Neoverse V1, N2).
+    I8mm,
 }
 
 impl Isa {
     /// All of them, the reference first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 6] =
+        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon, Self::Dotprod, Self::I8mm];
 
     /// The name used in `FRACBIT_ISA` and in reports.
     #[must_use]
@@ -25,6 +32,9 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Neon => "neon",
+            Self::Dotprod => "dotprod",
+            Self::I8mm => "i8mm",
         }
     }
 
@@ -45,7 +55,7 @@ impl Isa {
 
 /// A name that is no instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("FRACBIT_ISA: instruction set should be scalar, avx2 or avx512, got `{0}`")]
+#[error("FRACBIT_ISA: instruction set should be scalar, avx2, avx512, neon, dotprod or i8mm, got `{0}`")]
 pub struct IsaError(pub String);
 
 impl fmt::Display for Isa {
@@ -73,5 +83,6 @@ mod tests {
         }
         assert!("AVX512".parse::<Isa>().is_err(), "names are lower case");
         assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512);
+        assert!(Isa::Neon < Isa::Dotprod && Isa::Dotprod < Isa::I8mm);
     }
 }

@@ -9,6 +9,15 @@ pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
 /// Finds the body of a codebook, or `None` when the backend has none for it.
 pub type Provider = fn(&Codebook) -> Option<Body>;
 
+/// How a body wants the bytes of a tile: a permutation of the canonical ones, made when a matrix is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// Canonical tile to the body's.
+    pub pack: fn(&Codebook, &[u8], &mut [u8]),
+    /// The body's tile to the canonical one.
+    pub unpack: fn(&Codebook, &[u8], &mut [u8]),
+}
+
 /// One kernel body made ready for one codebook.
 #[derive(Clone, Debug)]
 pub struct Body {
@@ -16,6 +25,7 @@ pub struct Body {
     table: Vec<Line>,
     lanes: [u8; TILE_ROWS],
     run: StripFn,
+    packing: Option<Packing>,
 }
 
 impl Body {
@@ -34,13 +44,24 @@ impl Body {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
         assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
-        Self { isa, table, lanes, run }
+        Self { isa, table, lanes, run, packing: None }
+    }
+
+    /// The body reads tiles packed by `packing` instead of canonical ones.
+    #[must_use]
+    pub const fn with_packing(mut self, packing: Packing) -> Self {
+        self.packing = Some(packing);
+        self
     }
 
     /// The instruction set.
     #[must_use]
     pub const fn isa(&self) -> Isa {
         self.isa
+    }
+
+    pub(crate) const fn packing(&self) -> Option<Packing> {
+        self.packing
     }
 
     pub(crate) const fn lanes(&self) -> &[u8; TILE_ROWS] {

@@ -15,7 +15,7 @@ pub use args::{
     Args, BLOCK_TILES, Block, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS, OVERREAD, WIDE_BLOCK_TILES,
 };
 pub use isa::{Isa, IsaError};
-pub use kernels::{Body, Kernels, Provider, StripFn};
+pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
 pub use lines::Line;
 pub use matmul::matmul;
 pub use matrix::PackedMatrix;

@@ -10,10 +10,14 @@ use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
 use half::f16;
 
+/// Bytes of the largest tile, at 8 bits a weight.
+const MAX_TILE: usize = 256;
+
 /// A packed matrix with the kernel bodies chosen for it.
 ///
-/// Codes are held once, in the canonical order of `fracbit-format` (the bodies read it as it is; nothing is
-/// repacked), at 64-byte alignment and with room behind for whole-vector loads. Scales are regrouped by strip.
+/// Codes are held once, in the canonical order of `fracbit-format` or, where a body has a [`Packing`](crate::Packing), with
+/// the bits of each tile permuted, at 64-byte alignment and with room behind for whole-vector loads. Scales are regrouped
+/// by strip.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     layout: Layout,
@@ -44,12 +48,26 @@ impl PackedMatrix {
         let layout = view.layout().clone();
         let mut codes = lines::zeroed(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
-        let parts = layout
+        let parts: Vec<Part> = layout
             .segments()
             .iter()
             .zip(view.codebooks())
             .map(|(segment, codebook)| Part::new(kernels, view, *segment, codebook))
             .collect();
+        for part in &parts {
+            let Some(packing) = part.body.packing() else { continue };
+            let Segment { start, end, offset, tile_bytes, .. } = part.segment;
+            let mut canonical = [0; MAX_TILE];
+            let canonical = &mut canonical[..tile_bytes];
+            for strip in 0..layout.tiles_down() {
+                let first = strip * layout.row_bytes() + offset;
+                let tiles = &mut lines::bytes_mut(&mut codes)[first..first + (end - start) * tile_bytes];
+                for tile in tiles.chunks_exact_mut(tile_bytes) {
+                    canonical.copy_from_slice(tile);
+                    (packing.pack)(&part.codebook, canonical, tile);
+                }
+            }
+        }
         Self { layout, codes, group: view.group(), gain: view.gain(), parts }
     }
 
@@ -87,11 +105,20 @@ impl PackedMatrix {
         assert_eq!(out.len(), cols, "one row of weights");
         let (strip, row) = (r / TILE_ROWS, r % TILE_ROWS);
         let mut integers = [0; TILE_COLS];
+        let mut canonical = [0; MAX_TILE];
         for part in &self.parts {
             let Segment { start, end, tile_bytes, .. } = part.segment;
+            let canonical = &mut canonical[..tile_bytes];
             let codes = self.codes_of(part, strip).chunks_exact(tile_bytes);
             let lane = usize::from(part.lane_of[row]);
             for (across, code) in (start..end).zip(codes) {
+                let code = match part.body.packing() {
+                    None => code,
+                    Some(packing) => {
+                        (packing.unpack)(&part.codebook, code, canonical);
+                        &*canonical
+                    }
+                };
                 part.codebook.expand_tile_row(code, row, &mut integers);
                 let col = across * TILE_COLS;
                 let group = strip * part.groups + col / self.group - part.first_group;

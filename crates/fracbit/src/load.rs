@@ -25,8 +25,8 @@ pub fn kernels() -> Result<Kernels, Error> {
     let mut kernels = Kernels::scalar();
     #[cfg(target_arch = "x86_64")]
     fracbit_kernels_x86::install(&mut kernels)?;
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = &mut kernels; // no backend yet: the scalar reference
+    #[cfg(target_arch = "aarch64")]
+    fracbit_kernels_neon::install(&mut kernels)?;
     Ok(kernels)
 }
 

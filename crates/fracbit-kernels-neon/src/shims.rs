@@ -1,0 +1,62 @@
+//! Instructions whose intrinsics are not stable, as assembly: the only file that spells them.
+//!
+//! `.arch_extension` lets the assembler take them in functions without the target feature; that the processor has them is
+//! for the caller to know (a body that uses them is installed only where they were detected).
+
+use std::arch::{aarch64::*, asm};
+
+/// Lane `i` of `sum` plus the four products of bytes `4 i..4 i + 4` of `w` with bytes `4 LANE..4 LANE + 4` of `x`.
+///
+/// # Safety
+/// The processor has `dotprod`.
+#[inline(always)]
+pub(crate) unsafe fn sdot<const LANE: i32>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: promised by the caller; registers only.
+    unsafe {
+        asm!(
+            ".arch_extension dotprod",
+            "sdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[{lane}]",
+            sum = inlateout(vreg) sum, w = in(vreg) w, x = in(vreg) x, lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// `sum` (2 x 2, row-major) plus the product of `w` (2 x 8) with the transpose of `x` (2 x 8).
+///
+/// # Safety
+/// The processor has `i8mm`.
+#[inline(always)]
+pub(crate) unsafe fn smmla(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: promised by the caller; registers only.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sum:v}.4s, {w:v}.16b, {x:v}.16b",
+            sum = inlateout(vreg) sum, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// Eight half-precision numbers (as bits) to single precision; part of every NEON.
+#[inline(always)]
+pub(crate) fn widen(halves: uint16x8_t) -> [float32x4_t; 2] {
+    let (low, high): (float32x4_t, float32x4_t);
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "fcvtl {low:v}.4s, {x:v}.4h",
+            low = lateout(vreg) low, x = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        asm!(
+            "fcvtl2 {high:v}.4s, {x:v}.8h",
+            high = lateout(vreg) high, x = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    [low, high]
+}

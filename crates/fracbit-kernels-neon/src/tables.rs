@@ -1,0 +1,156 @@
+//! Which expander runs a codebook, and the constants it reads.
+
+use crate::{
+    body::{Dot, strips},
+    expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Vector, kind},
+    pack,
+};
+use fracbit_base::{Code, Family};
+use fracbit_format::{Codebook, Grid, trellis::Steps};
+use fracbit_kernels::{Line, Packing, StripFn};
+
+/// A body for a codebook.
+pub(crate) struct Choice {
+    pub(crate) table: Vec<Line>,
+    pub(crate) packing: Packing,
+    pub(crate) run: StripFn,
+}
+
+const WORDS: Packing = Packing { pack: pack::to_words, unpack: pack::from_words };
+const FIELDS: Packing = Packing { pack: pack::to_fields, unpack: pack::from_fields };
+
+/// The constants and the function for `codebook`, if there are.
+pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<Choice> {
+    let scheme = codebook.scheme();
+    let narrow = codebook.grid() == Grid::I8;
+    let (table, run) = match (scheme.family(), scheme.code()) {
+        (Family::Nuq, _) if narrow => return Some(scalar::<D, PAIRS>(codebook)),
+        (Family::Vq, _) if narrow && scheme.quarters() <= 12 => pairs::<D, PAIRS>(codebook),
+        (Family::Nuq | Family::Vq, _) | (Family::Tcq, Some(Code::Hyb)) => gather::<D, PAIRS>(codebook),
+        (Family::Tcq, Some(Code::Fine)) if narrow => fine::<D, PAIRS>(codebook),
+        (Family::Tcq, Some(Code::Fast)) if narrow => fast::<D, PAIRS>(codebook),
+        _ => return None,
+    };
+    Some(Choice { table, packing: WORDS, run })
+}
+
+fn run<E: Expand, D: Dot, const PAIRS: bool>() -> StripFn {
+    strips::<E, D, PAIRS>
+}
+
+/// Half bits of a weight.
+fn half_bits(codebook: &Codebook) -> usize {
+    usize::from(codebook.scheme().quarters()) / 2
+}
+
+fn fine<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let entries = codebook.entries();
+    let table = if entries.len() == 64 {
+        bytes(128, |i| if i < 64 { entries[i] } else { -entries[i - 64] })
+    } else {
+        bytes(entries.len(), |i| entries[i])
+    };
+    macro_rules! choose {
+        ($($h:literal)*) => { match (half_bits(codebook), entries.len()) {
+            $(($h, 64) => run::<Fine<$h, 6>, D, PAIRS>(),
+              ($h, 128) => run::<Fine<$h, 7>, D, PAIRS>(),
+              ($h, _) => run::<Fine<$h, 8>, D, PAIRS>(),)*
+            _ => unreachable!("a rate of the trellis"),
+        } };
+    }
+    (table, choose!(2 3 4 5 6 7 8 9 10))
+}
+
+fn fast<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let entries = codebook.entries();
+    let table = if entries.len() == 64 {
+        bytes(128, |i| if i < 64 { entries[i] } else { -entries[i - 64] })
+    } else {
+        bytes(128, |i| entries[i])
+    };
+    let weights = Steps::of(codebook.scheme()).expect("a trellis scheme").weights;
+    macro_rules! choose {
+        ($($h:literal $v:literal)*) => { match (half_bits(codebook), weights, entries.len()) {
+            $(($h, $v, 64) => run::<Fast<$h, $v, 6>, D, PAIRS>(),
+              ($h, $v, _) => run::<Fast<$h, $v, 7>, D, PAIRS>(),)*
+            _ => unreachable!("a rate of the trellis"),
+        } };
+    }
+    (table, choose!(2 4 3 4 4 4 5 2 6 2 7 2 8 2 9 2 10 2))
+}
+
+fn scalar<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
+    let entries = codebook.entries();
+    let bits = half_bits(codebook) / 2;
+    let mut table = bytes(128.max(entries.len()), |i| entries[i % entries.len()]);
+    if bits == 2 {
+        // The second register reads the upper two bits of a nibble.
+        table = bytes(64, |i| entries[if i < 16 { i % 4 } else { i / 4 % 4 }]);
+    }
+    let (packing, run) = match bits {
+        2 => (FIELDS, run::<Fields<2>, D, PAIRS>()),
+        3 => (WORDS, run::<Scalar<3>, D, PAIRS>()),
+        4 => (FIELDS, run::<Fields<4>, D, PAIRS>()),
+        5 => (WORDS, run::<Scalar<5>, D, PAIRS>()),
+        6 => (WORDS, run::<Scalar<6>, D, PAIRS>()),
+        7 => (WORDS, run::<Scalar<7>, D, PAIRS>()),
+        _ => (FIELDS, run::<Fields<8>, D, PAIRS>()),
+    };
+    Choice { table, packing, run }
+}
+
+fn pairs<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let entries = codebook.entries();
+    let table = bytes(128, |i| entries[i % entries.len()]);
+    let run = match half_bits(codebook) {
+        3 => run::<Vector<3>, D, PAIRS>(),
+        4 => run::<Vector<4>, D, PAIRS>(),
+        5 => run::<Vector<5>, D, PAIRS>(),
+        _ => run::<Vector<6>, D, PAIRS>(),
+    };
+    (table, run)
+}
+
+fn gather<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let entries = codebook.entries();
+    let family = codebook.scheme().family();
+    let half = half_bits(codebook);
+    // A hash index has the sign of the first weight on top of the pair's index.
+    let bits = match family {
+        Family::Nuq => half / 2,
+        Family::Vq => half,
+        _ => entries.len().trailing_zeros() as usize,
+    };
+    let narrow = codebook.grid() == Grid::I8;
+    let mut first = Line::ZERO;
+    first.0[..2].copy_from_slice(&[bits, half].map(|n| u8::try_from(n).expect("at most 16")));
+    let mut table = vec![first; 1 + (1usize << bits).div_ceil(16)];
+    for i in 0..1usize << bits {
+        let entry = if family == Family::Nuq {
+            u32::from(entries[i].cast_unsigned())
+        } else {
+            let pairs = entries.len() / 2;
+            let (a, b) = (entries[2 * (i % pairs)], entries[2 * (i % pairs) + 1]);
+            let a = if i >= pairs { -a } else { a };
+            if narrow {
+                u32::from(a.to_le_bytes()[0]) | u32::from(b.to_le_bytes()[0]) << 8
+            } else {
+                u32::from(a.cast_unsigned()) | u32::from(b.cast_unsigned()) << 16
+            }
+        };
+        table[1 + i / 16].0[i % 16 * 4..][..4].copy_from_slice(&entry.to_le_bytes());
+    }
+    let run = match (family, narrow) {
+        (Family::Nuq, _) => run::<Gather<{ kind::WIDE_ONE }>, D, PAIRS>(),
+        (Family::Vq, true) => run::<Gather<{ kind::PAIRS }>, D, PAIRS>(),
+        (Family::Vq, false) => run::<Gather<{ kind::WIDE_PAIRS }>, D, PAIRS>(),
+        (_, true) => run::<Gather<{ kind::HASHED }>, D, PAIRS>(),
+        (_, false) => run::<Gather<{ kind::WIDE_HASHED }>, D, PAIRS>(),
+    };
+    (table, run)
+}
+
+/// `len` entries (a multiple of 64) as bytes.
+fn bytes(len: usize, entry: impl Fn(usize) -> i16) -> Vec<Line> {
+    (0..len / 64).map(|l| Line(std::array::from_fn(|i| entry(64 * l + i).to_le_bytes()[0]))).collect()
+}

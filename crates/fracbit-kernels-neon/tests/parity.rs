@@ -1,0 +1,159 @@
+//! Every body of this backend against the scalar reference: scheme x table length x instruction set x case.
+//!
+//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped, on a line that
+//! `cargo xtask parity` looks for.
+#![expect(clippy::print_stderr, reason = "what ran and what was skipped is the point")]
+
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::Codebook;
+use fracbit_kernels::{
+    Activations, Isa, Kernels, PackedMatrix,
+    cases::{self, CASES, Case, Packed},
+    matmul,
+};
+
+/// Largest magnitudes of table entries to try: the whole int8 grid, and the int16 grid where schemes may use it.
+fn grids(scheme: Scheme) -> &'static [i16] {
+    match scheme.family() {
+        Family::Nuq | Family::Vq => &[127, 32_767],
+        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
+        _ => &[127],
+    }
+}
+
+/// All sets of codebooks to try for a scheme.
+fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
+    let lengths = scheme.halves().map(|s| cases::table_lengths(s).len()).into_iter().max().unwrap_or(1);
+    let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
+    all.map(|(nth, most)| cases::codebooks(scheme, nth, most)).collect()
+}
+
+/// The instruction sets beyond scalar that this machine has.
+fn backends() -> Vec<(Isa, Kernels)> {
+    let mut have = Vec::new();
+    for isa in [Isa::Neon, Isa::Dotprod, Isa::I8mm] {
+        let mut kernels = Kernels::scalar();
+        if fracbit_kernels_neon::install_up_to(&mut kernels, isa) == isa {
+            have.push((isa, kernels));
+        }
+    }
+    have
+}
+
+fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
+    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
+    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
+    matmul(&w, x, &mut y).expect("shapes that fit");
+    y
+}
+
+fn same(want: &[f32], got: &[f32], what: &str) {
+    assert_eq!(want.len(), got.len(), "{what}");
+    for (i, (w, g)) in want.iter().zip(got).enumerate() {
+        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
+        assert!(same, "{what}: output {i} is {g}, the reference has {w}");
+    }
+}
+
+#[test]
+fn every_body_gives_the_bits_of_the_reference() {
+    let have = backends();
+    let (mut seed, mut ran) = (0, 0);
+    for scheme in Scheme::all() {
+        for books in tables(scheme) {
+            let lengths: Vec<_> = books.iter().map(|b| b.entries().len()).collect();
+            for &Case { rows, cols, batch, group, why } in CASES {
+                seed += 1;
+                let packed = Packed::random(scheme, Shape::new(rows, cols), books.clone(), group, seed);
+                let mut x = Activations::new();
+                x.set(&cases::activations(batch * cols, seed), cols).unwrap();
+                let want = product(&Kernels::scalar(), &packed, &mut x);
+                for (isa, kernels) in &have {
+                    let got = product(kernels, &packed, &mut x);
+                    let what = format!("{scheme} {lengths:?} {isa} {rows}x{cols} batch {batch} ({why})");
+                    same(&want, &got, &what);
+                    ran += 1;
+                }
+            }
+            // Every palette scheme has a body of its own on every instruction set of this backend.
+            for (isa, kernels) in &have {
+                books.iter().for_each(|b| assert_eq!(kernels.isa(b), *isa, "{scheme} {lengths:?}"));
+            }
+        }
+    }
+    for isa in [Isa::Neon, Isa::Dotprod, Isa::I8mm] {
+        let word = if have.iter().any(|h| h.0 == isa) { "ok" } else { "skip(processor lacks it)" };
+        eprintln!("parity: {isa} {word}");
+    }
+    eprintln!("parity: {ran} products equal the reference bit for bit");
+}
+
+#[test]
+fn extremes_stay_exact() {
+    // All codes 0x00 or 0xFF, all activations at an end of the range: the largest sums there are.
+    let have = backends();
+    for scheme in Scheme::all() {
+        for books in tables(scheme) {
+            for code in [0x00, 0xFF] {
+                let mut packed = Packed::random(scheme, Shape::new(20, 272), books.clone(), 272, 1);
+                packed.codes.fill(code);
+                for sign in [1.0f32, -1.0] {
+                    for tokens in [1, 3] {
+                        let mut x = Activations::new();
+                        x.set(&vec![3.7 * sign; tokens * 272], 272).unwrap();
+                        let want = product(&Kernels::scalar(), &packed, &mut x);
+                        for (isa, kernels) in &have {
+                            let got = product(kernels, &packed, &mut x);
+                            same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_exact_and_tokens_do_not_see_each_other() {
+    let have = backends();
+    for scheme in Scheme::all() {
+        let packed = Packed::random(scheme, Shape::new(37, 400), cases::codebooks(scheme, 0, 127), 64, 5);
+        let view = packed.view().unwrap();
+        let (mut want, mut row) = (vec![0.0; 400], vec![0.0; 400]);
+        for (isa, kernels) in &have {
+            let input = cases::activations(7 * 400, 8);
+            let mut x = Activations::new();
+            x.set(&input, 400).unwrap();
+            let all = product(kernels, &packed, &mut x);
+            for (t, token) in input.chunks(400).enumerate() {
+                x.set(token, 400).unwrap();
+                let one = product(kernels, &packed, &mut x);
+                same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
+            }
+            let w = PackedMatrix::new(kernels, &view);
+            for r in 0..37 {
+                view.dequantize_row(r, &mut want);
+                w.row(r, &mut row);
+                same(&want, &row, &format!("{scheme} {isa} row {r}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn non_finite_activations_reach_the_result_of_their_token_only() {
+    let scheme: Scheme = "tcq-3".parse().unwrap();
+    let packed = Packed::random(scheme, Shape::new(32, 512), cases::codebooks(scheme, 0, 127), 512, 5);
+    for (isa, kernels) in backends() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut input = cases::activations(3 * 512, 8);
+            input[512 + 300] = bad;
+            let mut x = Activations::new();
+            x.set(&input, 512).unwrap();
+            let y = product(&kernels, &packed, &mut x);
+            for (i, v) in y.iter().enumerate() {
+                assert_eq!(v.is_finite(), i / 32 != 1, "{isa} {bad} output {i}");
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! aarch64 without an Arm machine: the kernels and their tests, compiled across and run under qemu.
+
+use crate::{Outcome, root, setup};
+use std::{path::Path, process::Command};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// Debian's packages. The first two are a compiler with the standard library for aarch64, where rustup has none.
+const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev:arm64"];
+const TOOLS: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
+/// Where `rustc-web` puts its compiler.
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+
+/// Processors that qemu plays, and the instruction sets whose bodies must run there.
+const PROCESSORS: [(&str, &[&str]); 3] =
+    [("cortex-a53", &["neon"]), ("neoverse-n1", &["neon", "dotprod"]), ("max", &["neon", "dotprod", "i8mm"])];
+
+/// A compiler for aarch64.
+pub(crate) struct Toolchain {
+    /// `None`: the toolchain that runs this program, which has the target.
+    rustc: Option<&'static str>,
+}
+
+impl Toolchain {
+    /// What is needed, installed where that is allowed.
+    pub(crate) fn prepare(more: &[&'static str]) -> Result<Self, String> {
+        let own = has_target("rustc");
+        let mut missing: Vec<&str> = Vec::new();
+        if !own && !has_target(DEBIAN_RUSTC) {
+            missing.extend(COMPILER);
+        }
+        if !(setup::starts("aarch64-linux-gnu-gcc") && setup::starts("qemu-aarch64")) {
+            missing.extend(TOOLS);
+        }
+        missing.extend(more.iter().filter(|package| !setup::installed(package)));
+        if !missing.is_empty() {
+            let foreign = missing.iter().any(|package| package.ends_with(":arm64"));
+            setup::install(&missing, foreign.then_some("arm64"))?;
+        }
+        if !own && !has_target(DEBIAN_RUSTC) {
+            return Err(format!("{DEBIAN_RUSTC} has no standard library for {TARGET}"));
+        }
+        Ok(Self { rustc: (!own).then_some(DEBIAN_RUSTC) })
+    }
+
+    /// A cargo command for aarch64 whose tests run under `runner`. It has a target folder of its own, because its compiler
+    /// may be another one.
+    pub(crate) fn cargo(&self, runner: &str) -> Command {
+        let mut command = Command::new("cargo");
+        command.current_dir(root()).env("CARGO_TARGET_DIR", root().join("target/aarch64"));
+        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
+        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+        for profile in ["DEV", "TEST", "RELEASE"] {
+            command.env(format!("CARGO_PROFILE_{profile}_DEBUG"), "false");
+        }
+        if let Some(rustc) = self.rustc {
+            command.env("RUSTC", rustc).env("RUSTDOC", "/usr/bin/rustdoc");
+        }
+        command
+    }
+}
+
+fn has_target(rustc: &str) -> bool {
+    let Ok(out) = Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output() else {
+        return false;
+    };
+    let folder = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+    out.status.success()
+        && std::fs::read_dir(Path::new(&folder)).is_ok_and(|entries| {
+            entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("libstd-"))
+        })
+}
+
+/// Builds the kernels for aarch64 and compares every body with the scalar reference on three processors.
+///
+/// What cannot run is said aloud; with `require` it is a failure.
+pub(crate) fn parity(require: bool) -> Outcome {
+    let toolchain = match Toolchain::prepare(&[]) {
+        Ok(toolchain) => toolchain,
+        Err(message) if require => return Err(message),
+        Err(message) => {
+            println!("skipped: parity on aarch64: {message}");
+            return Ok(());
+        }
+    };
+    for (processor, expected) in PROCESSORS {
+        let report = tests(&toolchain, processor)?;
+        println!("{processor}:");
+        report.lines().filter(|line| line.starts_with("parity: ")).for_each(|line| println!("  {line}"));
+        for isa in expected {
+            if report.lines().any(|line| line == format!("parity: {isa} ok")) {
+                continue;
+            }
+            let message = format!("{isa} did not run on qemu's {processor}");
+            if require {
+                return Err(message);
+            }
+            println!("skipped: {message}");
+        }
+    }
+    Ok(())
+}
+
+/// Runs the tests on `processor` and returns what they printed.
+fn tests(toolchain: &Toolchain, processor: &str) -> Result<String, String> {
+    let start = std::time::Instant::now();
+    let mut command = toolchain.cargo(&format!("qemu-aarch64 -cpu {processor}"));
+    command.args(["test", "--target", TARGET, "--package", "fracbit-kernels-neon", "--test", "parity"]);
+    command.args(["--", "--nocapture"]);
+    println!("$ cargo test --target {TARGET} ... # qemu-aarch64 -cpu {processor}");
+    let out = command.output().map_err(|error| format!("could not start cargo: {error}"))?;
+    println!("  ({:.1} s)", start.elapsed().as_secs_f64());
+    let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
+    if out.status.success() { Ok(text) } else { Err(format!("{text}\naarch64 tests failed on {processor}")) }
+}
+
+/// A product to be counted.
+struct Counted {
+    scheme: &'static str,
+    /// Place of the codebook's length among the allowed ones.
+    table: &'static str,
+    /// Columns of a scale; 0: a row.
+    group: &'static str,
+    /// The most instructions per 1000 products of one token and of 128 on the most capable processor.
+    budget: Option<[f64; 2]>,
+}
+
+const fn counted(
+    scheme: &'static str,
+    table: &'static str,
+    group: &'static str,
+    budget: Option<[f64; 2]>,
+) -> Counted {
+    Counted { scheme, table, group, budget }
+}
+
+const COUNTED: [Counted; 10] = [
+    counted("tcq-fast-2", "0", "0", Some([760.0, 112.0])),
+    counted("tcq-2", "0", "0", Some([1000.0, 120.0])),
+    counted("nuq-4", "0", "0", Some([270.0, 100.0])),
+    counted("nuq-4", "0", "32", None),
+    counted("nuq-2", "0", "0", None),
+    counted("tcq-fast-3", "0", "0", None),
+    counted("tcq-3", "1", "0", None),
+    counted("tcq-4", "2", "0", None),
+    counted("vq-2", "0", "0", None),
+    counted("nuq-8", "0", "0", None),
+];
+
+/// Counts the instructions that kernels execute under qemu, and fails when a budget is passed.
+pub(crate) fn count() -> Outcome {
+    let toolchain = Toolchain::prepare(&[])?;
+    let folder = root().join("target/aarch64");
+    let plugin = folder.join("libcount.so").display().to_string();
+    let built = toolchain
+        .cargo("")
+        .args([
+            "build",
+            "--release",
+            "--target",
+            TARGET,
+            "--package",
+            "fracbit-kernels-neon",
+            "--example",
+            "products",
+        ])
+        .status()
+        .map_err(|error| format!("could not start cargo: {error}"))?;
+    if !built.success() {
+        return Err("the program to be counted does not build".to_owned());
+    }
+    crate::run("cc", &["-shared", "-fPIC", "-O2", "-o", &plugin, "kernels/count_instructions.c"], &[])?;
+    let program = folder.join(TARGET).join("release/examples/products").display().to_string();
+    println!("instructions per 1000 products (a count, not a time); group 0: one scale a row\n");
+    println!("| scheme | table | group | processor | 1 token | budget | 128 tokens | budget |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut over = Vec::new();
+    for Counted { scheme, table, group, budget } in COUNTED {
+        for processor in ["max", "neoverse-n1", "cortex-a53"] {
+            let measure = |batch| per_thousand(&plugin, &program, processor, [scheme, table, group, batch]);
+            let (one, many) = (measure("1")?, measure("128")?);
+            let budget = budget.filter(|_| processor == "max");
+            let show = |limit: Option<f64>| limit.map_or("-".to_owned(), |l| l.to_string());
+            println!(
+                "| `{scheme}` | {table} | {group} | {processor} | {one:.1} | {} | {many:.1} | {} |",
+                show(budget.map(|b| b[0])),
+                show(budget.map(|b| b[1]))
+            );
+            if budget.is_some_and(|b| one > b[0] || many > b[1]) {
+                over.push(format!("{scheme} takes {one:.1} and {many:.1} instructions"));
+            }
+        }
+    }
+    if over.is_empty() { Ok(()) } else { Err(format!("over the budget: {}", over.join("; "))) }
+}
+
+/// Instructions per 1000 products in the steady state: what more repetitions add.
+fn per_thousand(plugin: &str, program: &str, processor: &str, arguments: [&str; 4]) -> Result<f64, String> {
+    let run = |times: &str| -> Result<(f64, f64), String> {
+        let out = Command::new("qemu-aarch64")
+            .args(["-cpu", processor, "-plugin", plugin, "-d", "plugin", program])
+            .args(arguments)
+            .arg(times)
+            .env("RAYON_NUM_THREADS", "1")
+            .output()
+            .map_err(|error| format!("could not start qemu-aarch64: {error}"))?;
+        let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let products = text[0].split(' ').nth(1).and_then(|word| word.parse().ok());
+        let lines = || text.iter().flat_map(|t| t.lines());
+        let count = lines().find_map(|line| line.strip_prefix("instructions: ")?.trim().parse().ok());
+        products.zip(count).ok_or_else(|| format!("qemu-aarch64 {program}: {}", text.join("\n")))
+    };
+    let (few, many) = (run("2")?, run("6")?);
+    Ok((many.1 - few.1) / 4.0 / few.0 * 1000.0)
+}
