@@ -2,6 +2,7 @@
 //!
 //! `products SCHEME TABLE GROUP BATCH TIMES`: TABLE is the place of the codebook's length among those that the scheme may
 //! have, GROUP the columns of a weight scale (0: the whole row).
+#![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul};
