@@ -31,6 +31,17 @@ impl LayerLinear {
         self as usize
     }
 
+    /// The layers of a block that read the same input as this one, itself included: they may be fused.
+    #[must_use]
+    pub const fn with_same_input(self) -> &'static [Self] {
+        match self {
+            Self::Q | Self::K | Self::V => &[Self::Q, Self::K, Self::V],
+            Self::O => &[Self::O],
+            Self::Gate | Self::Up => &[Self::Gate, Self::Up],
+            Self::Down => &[Self::Down],
+        }
+    }
+
     /// Hugging Face name within the block.
     #[must_use]
     pub const fn name(self) -> &'static str {

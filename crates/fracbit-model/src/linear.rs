@@ -9,6 +9,11 @@
 //! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to integers; the
 //! quantized form is made once and shared by the layers that read one input.
 //!
+//! Layers that read one input may be *fused*: one packed matrix holds the rows of all of them, and one product
+//! serves them (Q-Palette, section 4.2). Each stays a layer of its own, a range of rows of the shared matrix;
+//! `apply_together` sees that several belong to one matrix and multiplies once. A row's arithmetic does not
+//! depend on its neighbours, so fused layers give the bits of separate ones.
+//!
 //! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage type that
 //! holds the same numbers. The one-token and the many-token products add in different orders and differ in
 //! the last bits.
@@ -52,6 +57,14 @@ enum Weights {
     Dense(Shape, Vec<f32>), // (rows, cols)
     Stored(Stored),
     Packed(PackedMatrix),
+    Fused(Fused),
+}
+
+/// Some rows of a packed matrix that several layers share.
+#[derive(Debug)]
+struct Fused {
+    whole: Arc<PackedMatrix>,
+    rows: Range<usize>,
 }
 
 /// A matrix left in the checkpoint.
@@ -68,6 +81,7 @@ struct Stored {
 pub struct LinearScratch {
     activations: Activations,
     current: bool,
+    fused: Vec<f32>, // (batch, rows of a shared matrix)
 }
 
 impl LinearScratch {
@@ -80,6 +94,15 @@ impl LinearScratch {
     /// Declares that the next [`Linear::apply_shared`] has a new input.
     pub(crate) fn new_input(&mut self) {
         self.current = false;
+    }
+
+    /// The integer form of `x`, (batch, cols), unless it is there.
+    fn quantize(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
+        if !self.current {
+            self.activations.set(x, cols)?;
+            self.current = true;
+        }
+        Ok(())
     }
 }
 
@@ -135,6 +158,31 @@ impl Linear {
         Self::new(Weights::Packed(matrix), bias)
     }
 
+    /// Layers that share `matrix`: each has as many rows as said, in order, and its own bias.
+    ///
+    /// # Errors
+    /// When the rows do not add up to the matrix's or a bias does not fit.
+    pub fn fused(
+        matrix: PackedMatrix,
+        members: Vec<(usize, Option<Vec<f32>>)>,
+    ) -> Result<Vec<Self>, ShapeError> {
+        let total = members.iter().map(|(rows, _)| rows).sum();
+        ShapeError::check_len("fused layers", "rows", matrix.shape().rows, total)?;
+        if members.iter().any(|(rows, _)| *rows == 0) {
+            return Err(ShapeError::new("fused layers", "rows", "at least 1 of each", 0));
+        }
+        let whole = Arc::new(matrix);
+        let mut first = 0;
+        members
+            .into_iter()
+            .map(|(rows, bias)| {
+                let rows = first..first + rows;
+                first = rows.end;
+                Self::new(Weights::Fused(Fused { whole: Arc::clone(&whole), rows }), bias)
+            })
+            .collect()
+    }
+
     fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
         let out = Self { weights, bias };
         if let Some(bias) = &out.bias {
@@ -150,6 +198,7 @@ impl Linear {
             Weights::Dense(shape, _) => *shape,
             Weights::Stored(stored) => stored.shape,
             Weights::Packed(matrix) => matrix.shape(),
+            Weights::Fused(part) => Shape::new(part.rows.len(), part.whole.shape().cols),
         }
     }
 
@@ -159,22 +208,36 @@ impl Linear {
         self.bias.as_deref()
     }
 
-    /// The packed weights, of a quantized layer.
+    /// The packed weights of a quantized layer; of a fused one, the matrix that it shares.
     #[must_use]
     pub fn as_packed(&self) -> Option<&PackedMatrix> {
         match &self.weights {
             Weights::Packed(matrix) => Some(matrix),
+            Weights::Fused(part) => Some(&part.whole),
             Weights::Dense(..) | Weights::Stored(_) => None,
         }
     }
 
-    /// Bytes of the weights, in memory or in the memory map; without bias.
+    /// Whether the two are rows of one shared matrix.
+    #[must_use]
+    pub fn is_fused_with(&self, other: &Self) -> bool {
+        match (&self.weights, &other.weights) {
+            (Weights::Fused(a), Weights::Fused(b)) => Arc::ptr_eq(&a.whole, &b.whole),
+            _ => false,
+        }
+    }
+
+    /// Bytes of the weights, in memory or in the memory map; without bias. Fused layers share theirs by rows.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         match &self.weights {
             Weights::Dense(shape, _) => shape.len() * size_of::<f32>(),
             Weights::Stored(stored) => stored.shape.len() * stored.dtype.size(),
             Weights::Packed(matrix) => matrix.bytes(),
+            Weights::Fused(Fused { whole, rows }) => {
+                let up_to = |row: usize| whole.bytes() * row / whole.shape().rows.max(1);
+                up_to(rows.end) - up_to(rows.start)
+            }
         }
     }
 
@@ -192,6 +255,7 @@ impl Linear {
             Weights::Dense(_, weights) => out.copy_from_slice(&weights[row * shape.cols..][..shape.cols]),
             Weights::Stored(stored) => stored.convert(row, out),
             Weights::Packed(matrix) => matrix.row(row, out),
+            Weights::Fused(part) => part.whole.row(part.rows.start + row, out),
         }
         Ok(())
     }
@@ -237,15 +301,50 @@ impl Linear {
             Weights::Stored(stored) if batch == 1 => stored.vector_product(x, out),
             Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(x, out),
             Weights::Packed(matrix) => {
-                if !scratch.current {
-                    scratch.activations.set(x, shape.cols)?;
-                    scratch.current = true;
-                }
+                scratch.quantize(x, shape.cols)?;
                 matmul(matrix, &mut scratch.activations, out)?;
             }
+            Weights::Fused(part) => {
+                part.product(x, scratch)?;
+                part.take(&scratch.fused, out);
+            }
         }
+        self.add_bias(out);
+        Ok(())
+    }
+
+    fn add_bias(&self, out: &mut [f32]) {
         if let Some(bias) = &self.bias {
             out.chunks_exact_mut(bias.len()).for_each(|row| add(bias, row));
+        }
+    }
+
+    /// [`Linear::apply_shared`] of several layers with one input; those that share a matrix, in one product.
+    pub(crate) fn apply_together<const N: usize>(
+        layers: [&Self; N],
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        mut outs: [&mut [f32]; N],
+    ) -> Result<(), ShapeError> {
+        for i in 0..N {
+            let Weights::Fused(part) = &layers[i].weights else {
+                layers[i].apply_shared(x, scratch, outs[i])?;
+                continue;
+            };
+            if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
+                continue;
+            }
+            part.product(x, scratch)?;
+            for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
+                if let Weights::Fused(other) = &layer.weights
+                    && Arc::ptr_eq(&other.whole, &part.whole)
+                {
+                    let rows = other.rows.len() * (x.len() / part.whole.shape().cols);
+                    ShapeError::check_len("fused layer", "out", rows, out.len())?;
+                    other.take(&scratch.fused, out);
+                    layer.add_bias(out);
+                }
+            }
         }
         Ok(())
     }
@@ -280,7 +379,28 @@ impl Weights {
                 convert(stored.dtype, &stored.bytes()[rows.start * bytes..rows.end * bytes], buffer);
                 buffer
             }
-            Self::Packed(_) => unreachable!("packed weights have their own product"),
+            Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
+        }
+    }
+}
+
+impl Fused {
+    /// All rows of the shared matrix times `x`, into `scratch.fused`.
+    fn product(&self, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
+        let shape = self.whole.shape();
+        scratch.quantize(x, shape.cols)?;
+        let len = x.len() / shape.cols * shape.rows;
+        if scratch.fused.len() < len {
+            scratch.fused.resize(len, 0.0);
+        }
+        matmul(&self.whole, &mut scratch.activations, &mut scratch.fused[..len])
+    }
+
+    /// This layer's rows of a product, (batch, rows of the shared matrix).
+    fn take(&self, product: &[f32], out: &mut [f32]) {
+        let stride = self.whole.shape().rows;
+        for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(product.chunks_exact(stride)) {
+            out.copy_from_slice(&all[self.rows.clone()]);
         }
     }
 }

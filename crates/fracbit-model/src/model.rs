@@ -345,9 +345,8 @@ impl Model {
             sites::apply(rotation, n, &mut s.rotation);
         }
         s.linear.new_input();
-        layer.linear(LayerLinear::Q).apply_shared(n, &mut s.linear, q)?;
-        layer.linear(LayerLinear::K).apply_shared(n, &mut s.linear, k)?;
-        layer.linear(LayerLinear::V).apply_shared(n, &mut s.linear, v)?;
+        let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
+        Linear::apply_together(inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
 
         let turn = config.layers[index].rope.then_some((&*s.cos, &*s.sin));
         self.prepare_heads(k, rows, layer.key_norm.as_deref(), turn);
@@ -385,8 +384,8 @@ impl Model {
             sites::apply(rotation, n, &mut s.rotation);
         }
         s.linear.new_input();
-        layer.linear(LayerLinear::Gate).apply_shared(n, &mut s.linear, gate)?;
-        layer.linear(LayerLinear::Up).apply_shared(n, &mut s.linear, up)?;
+        let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
+        Linear::apply_together(inputs, n, &mut s.linear, [&mut *gate, &mut *up])?;
         rows2(up, gate, inner, |up, gate| silu_mul(gate, up));
         if let Some(rotation) = &sites.down_in {
             sites::apply(rotation, gate, &mut s.rotation);

@@ -9,10 +9,10 @@
 mod common;
 
 use common::{F32, logits, references, relative};
-use fracbit_base::{Code, Family, Scheme};
+use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Linear, LinearId, Matrix, Model, RotationMode, StateOptions};
+use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, Model, RotationMode, StateOptions};
 use half::f16;
 
 /// Eight-bit rounding, one scale per row: the simplest packed matrix with real weights in it.
@@ -68,4 +68,68 @@ fn an_eight_bit_model_stays_close_to_the_original() {
             }
         }
     }
+}
+
+#[test]
+fn fused_layers_give_the_bits_of_separate_ones() {
+    let mut fused_sites = 0;
+    for r in references().unwrap_or_default() {
+        let source = r.source(RotationMode::Fold, 7);
+        let config = source.config().clone();
+        let (mut apart, mut fused) =
+            (Model::from_source(&source).unwrap(), Model::from_source(&source).unwrap());
+        for i in 0..config.num_hidden_layers() {
+            // A pair that skips the middle one, and all that read one input.
+            for group in [&[LayerLinear::Q, LayerLinear::V][..], &[LayerLinear::Gate, LayerLinear::Up]] {
+                let ids: Vec<LinearId> = group.iter().map(|&l| LinearId::Layer(i, l)).collect();
+                if !ids[0].shape(&config).rows.is_multiple_of(TILE_ROWS) {
+                    continue;
+                }
+                fused_sites += 1;
+                let mut whole = Matrix { shape: ids[0].shape(&config), data: Vec::new() };
+                whole.shape.rows = 0;
+                let mut members = Vec::new();
+                for &id in &ids {
+                    let one = source.linear(id).unwrap();
+                    apart.replace(id, Linear::packed(pack(&one), source.bias(id).unwrap()).unwrap()).unwrap();
+                    members.push((one.shape.rows, source.bias(id).unwrap()));
+                    whole.shape.rows += one.shape.rows;
+                    whole.data.extend(one.data);
+                }
+                let linears = Linear::fused(pack(&whole), members).unwrap();
+                for (&id, linear) in ids.iter().zip(linears) {
+                    assert_eq!(linear.shape(), id.shape(&config));
+                    assert_eq!(linear.to_dense().unwrap(), apart.linear(id).unwrap().to_dense().unwrap());
+                    fused.replace(id, linear).unwrap();
+                }
+                let [first, last] = [ids[0], ids[1]].map(|id| fused.linear(id).unwrap());
+                assert!(first.is_fused_with(last) && !first.is_fused_with(apart.linear(ids[0]).unwrap()));
+            }
+        }
+        for chunk in [1, 3, 64] {
+            let options = StateOptions { chunk, ..F32 };
+            let want = logits(&apart, &mut apart.state(&options), &r.tokens);
+            let got = logits(&fused, &mut fused.state(&options), &r.tokens);
+            assert!(
+                got.iter().map(|x| x.to_bits()).eq(want.iter().map(|x| x.to_bits())),
+                "{} {chunk}",
+                r.name
+            );
+        }
+    }
+    assert!(fused_sites > 10, "{fused_sites}");
+}
+
+#[test]
+fn fused_rows_must_add_up() {
+    let matrix = Matrix { shape: Shape::new(48, 32), data: vec![0.5; 48 * 32] };
+    let members = |rows: &[usize]| rows.iter().map(|&r| (r, None)).collect::<Vec<_>>();
+    for bad in [&[16usize, 16][..], &[48, 16], &[48, 0]] {
+        assert!(Linear::fused(pack(&matrix), members(bad)).is_err(), "{bad:?}");
+    }
+    let bias = vec![(32, Some(vec![0.0; 31])), (16, None)];
+    assert!(Linear::fused(pack(&matrix), bias).is_err());
+    let parts = Linear::fused(pack(&matrix), members(&[32, 16])).unwrap();
+    let bytes: usize = parts.iter().map(Linear::weight_bytes).sum();
+    assert_eq!(bytes, parts[0].as_packed().unwrap().bytes(), "each has its share");
 }
