@@ -1,40 +1,99 @@
 //! Flags that several commands share, and the readers of their values. Nothing here touches a file.
 
 use clap::{Args, ValueEnum};
-use fracbit::{PlanOptions, Target};
+use fracbit::{Exclude, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Scheme};
 use fracbit_model::{RotationMode, SampleConfig};
 use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
-/// What the quantized model may take: exactly one of these.
+/// What the quantized model may take: one of these or several, but a scheme stands alone.
 #[derive(Clone, Debug, Args)]
-#[group(id = "target", required = true, multiple = false)]
+#[group(id = "target", required = true, multiple = true)]
+#[command(next_help_heading = "Budget (one or several)")]
 pub(crate) struct TargetArgs {
     /// Stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
-    #[arg(long, value_name = "B", value_parser = bits, help_heading = "Budget (exactly one)")]
+    #[arg(long, value_name = "B", value_parser = bits)]
     pub(crate) bits: Option<f64>,
     /// Size of all stored tensors, such as 900MB or 1.5GiB.
-    #[arg(long, value_name = "SIZE", help_heading = "Budget (exactly one)")]
+    #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Bytes>,
+    /// Time of a decode step on this machine, such as 20ms; needs --profile.
+    #[arg(long, value_name = "TIME", value_parser = microseconds, requires = "profile")]
+    pub(crate) latency: Option<f64>,
+    /// Tokens generated per second on this machine, all sequences of a batch together; needs --profile.
+    #[arg(long, value_name = "N", value_parser = rate, requires = "profile", conflicts_with = "latency")]
+    pub(crate) tokens_per_second: Option<f64>,
     /// One scheme for every matrix, such as tcq-3, half-tcq-3.25, vq-2.5 or nuq-4.
-    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["palette", "code"], help_heading = "Budget (exactly one)")]
+    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "palette", "code"])]
     pub(crate) scheme: Option<Scheme>,
 }
 
 impl TargetArgs {
-    /// The target, absent when another member of the group was given.
-    pub(crate) fn target(&self) -> Option<Target> {
-        let bits = self.bits.map(Target::Bits);
-        bits.or(self.size.map(Target::Size)).or(self.scheme.map(Target::Uniform))
+    /// The limit on size, absent when another member of the group was given.
+    pub(crate) fn target(&self, params: u64) -> Option<Target> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a size in bytes"
+        )]
+        let bytes = |bits: f64| (bits * params as f64 / 8.0).floor() as u64;
+        match (self.bits, self.size) {
+            (Some(bits), Some(size)) if bytes(bits) > size.0 => return Some(Target::Size(size)),
+            (Some(bits), _) => return Some(Target::Bits(bits)),
+            (None, Some(size)) => return Some(Target::Size(size)),
+            (None, None) => {}
+        }
+        let timed = self.latency.or(self.tokens_per_second).map(|_| Target::Any);
+        self.scheme.map(Target::Uniform).or(timed)
     }
+
+    /// Most microseconds of a step of `batch` tokens.
+    pub(crate) fn limit_us(&self, batch: usize) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a batch")]
+        let of_rate = |rate: f64| batch as f64 * 1e6 / rate;
+        self.latency.or(self.tokens_per_second.map(of_rate))
+    }
+
+    /// As typed, for the record.
+    pub(crate) fn recorded(&self) -> String {
+        let mut all = Vec::new();
+        all.extend(self.bits.map(|b| format!("--bits {b}")));
+        all.extend(self.size.map(|b| format!("--size {}", b.0)));
+        all.extend(self.latency.map(|us| format!("--latency {us}us")));
+        all.extend(self.tokens_per_second.map(|n| format!("--tokens-per-second {n}")));
+        all.extend(self.scheme.map(|s| format!("--scheme {s}")));
+        all.join(" ")
+    }
+}
+
+/// The machine that a plan is for.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Speed")]
+pub(crate) struct SpeedArgs {
+    /// A document of `fracbit profile`, taken on this machine for this model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Tokens in the cache that the time is meant for.
+    #[arg(long, value_name = "N", default_value_t = 128, requires = "profile", value_parser = count)]
+    pub(crate) context: usize,
+    /// Tokens of a decode step.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "profile", value_parser = batch)]
+    pub(crate) batch: usize,
+    /// One kernel call per matrix: fuse nothing.
+    #[arg(long, requires = "profile")]
+    pub(crate) no_fusion: bool,
+    /// Most seconds for the solver where time and size both bind.
+    #[arg(long, value_name = "S", default_value_t = 20, requires = "profile", value_parser = count)]
+    pub(crate) patience: usize,
 }
 
 /// What shapes a plan beside its budget.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ShapeArgs {
-    /// Schemes to choose from.
-    #[arg(long, value_enum, default_value_t = PaletteName::Tcq)]
-    pub(crate) palette: PaletteName,
+    /// Schemes to choose from [default: tcq; all where time is limited].
+    #[arg(long, value_enum)]
+    pub(crate) palette: Option<PaletteName>,
     /// Code of the trellis schemes.
     #[arg(long, value_enum, default_value_t = CodeName::Fine)]
     pub(crate) code: CodeName,
@@ -47,19 +106,40 @@ pub(crate) struct ShapeArgs {
     /// Keep the output head (and the embedding, where they are one) at 16 bits.
     #[arg(long)]
     pub(crate) keep_head: bool,
+    /// Give layers a scheme (or f16): LAYERS is a name in which * stands for any text. May be repeated, the last wins.
+    #[arg(long, value_name = "LAYERS=SCHEME")]
+    pub(crate) pin: Vec<Pin>,
+    /// Forbid layers some schemes; without =SCHEMES leave the layers at 16 bits. May be repeated.
+    #[arg(long, value_name = "LAYERS[=SCHEMES]")]
+    pub(crate) exclude: Vec<Exclude>,
 }
 
 impl ShapeArgs {
     /// The options of the library.
-    pub(crate) fn options(&self, target: Target) -> PlanOptions {
+    pub(crate) fn options(&self, target: Target, speed: Option<Speed>) -> PlanOptions {
         PlanOptions {
-            palette: self.palette.into(),
+            palette: self.palette(speed.as_ref().is_some_and(|s| s.limit_us.is_some())),
             code: self.code.into(),
             rotation: self.rotation.into(),
             seed: self.seed,
             keep_head: self.keep_head,
+            pins: self.pin.clone(),
+            excludes: self.exclude.clone(),
+            speed,
             ..PlanOptions::new(target)
         }
+    }
+
+    /// The palette; everything where time is limited, since then other schemes than the closest ones may pay.
+    pub(crate) fn palette(&self, timed: bool) -> Palette {
+        let default = if timed { PaletteName::All } else { PaletteName::Tcq };
+        self.palette.unwrap_or(default).into()
+    }
+
+    /// Pins and exclusions as typed, for the record.
+    pub(crate) fn recorded(&self) -> String {
+        let pins = self.pin.iter().map(|p| format!(" --pin '{p}'"));
+        pins.chain(self.exclude.iter().map(|e| format!(" --exclude '{e}'"))).collect()
     }
 }
 
@@ -250,6 +330,29 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
     whole(text, 1..=usize::MAX)
 }
 
+/// Tokens of a decode step.
+pub(crate) fn batch(text: &str) -> Result<usize, String> {
+    whole(text, 1..=8)
+}
+
+/// A time in microseconds, given with its unit.
+fn microseconds(text: &str) -> Result<f64, String> {
+    let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+    let found = units.iter().find_map(|(unit, factor)| {
+        let value: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+        Some(value * factor)
+    });
+    found.filter(|us| *us > 0.0 && us.is_finite()).ok_or_else(|| {
+        format!("should be a time above 0 with its unit such as 20ms, 800us or 0.1s, got `{text}`")
+    })
+}
+
+/// Something per second.
+fn rate(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|v| *v > 0.0 && v.is_finite());
+    value.ok_or_else(|| format!("should be a number above 0, got `{text}`"))
+}
+
 /// A number of threads.
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)
@@ -286,6 +389,17 @@ mod tests {
             assert_eq!(text.parse(), Ok(want));
             assert_eq!(text.parse::<SensitivitySource>().map(|s| s.to_string()).as_deref(), Ok(text));
         }
+    }
+
+    #[test]
+    fn times() {
+        for (text, want) in [("20ms", 20_000.0), ("800us", 800.0), ("0.5s", 5e5), ("1 ms", 1000.0)] {
+            assert_eq!(microseconds(text), Ok(want), "{text}");
+        }
+        for bad in ["20", "ms", "-1ms", "0s", "infs", "nanms", "2h"] {
+            assert!(microseconds(bad).is_err(), "{bad}");
+        }
+        assert!(rate("50").is_ok() && rate("0").is_err() && rate("inf").is_err());
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     Quantize(commands::quantize::QuantizeArgs),
     Plan(commands::plan::PlanArgs),
+    Profile(commands::profile::ProfileArgs),
     Sensitivity(commands::sensitivity::SensitivityArgs),
     Eval(commands::eval::EvalArgs),
     Run(commands::run::RunArgs),
@@ -90,11 +91,11 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 12);
+        assert_eq!(commands, 13);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 34] = [
+    const GOOD: [&str; 40] = [
         "quantize M -o O --bits 3.25",
         "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
         "quantize M -o O --scheme half-tcq-3.25 --json",
@@ -103,6 +104,12 @@ mod tests {
         "quantize M -o O --bits 3 --sensitivity prior -q --threads 2",
         "plan M --bits 3.25 --save plan.json --json",
         "plan M --scheme tcq-hyb-2 --sensitivity a.json",
+        "plan M --plan p.json --profile m.json",
+        "plan M --bits 3 --explain --html r.html --json",
+        "plan M --latency 20ms --size 1GB --bits 3 --profile m.json --context 1024 --batch 4 --no-fusion",
+        "quantize M -o O --tokens-per-second 50 --profile m --pin layers.0.*=tcq-4 --pin lm_head=f16 --exclude *=vq-*",
+        "profile M -o machine.json",
+        "profile --shape llama-3.2-1b -o m.json --threads 2 --batch 1,4 --scheme tcq-2 --rounds 3 --force --json",
         "sensitivity M -o a.json",
         "sensitivity M -o a.json --tokens 1024 --levels 4 --rotation none --seed 1 --force --json",
         "eval M --text t.txt",
@@ -132,12 +139,19 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 41] = [
+    const BAD: [(&str, &str); 47] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
         ("quantize M --bits 3", "--out"),
-        ("quantize M -o O --bits 3 --size 1GB", "cannot be used with"),
+        ("quantize M -o O --latency 20ms", "--profile"),
+        ("quantize M -o O --latency 20 --profile m", "20ms"),
+        ("plan M --latency 20ms --tokens-per-second 9 --profile m", "cannot be used with"),
+        ("plan M --bits 3 --pin layers.0", "LAYERS=SCHEME"),
+        ("plan M --bits 3 --batch 9 --profile m", "at most 8"),
+        ("plan M --bits 3 --plan p", "cannot be used with"),
+        ("profile", "--shape"),
+        ("profile M", "--out"),
         ("quantize M -o O --bits 3 --scheme tcq-3", "cannot be used with"),
         ("quantize M -o O --bits 3 --plan p.json", "cannot be used with"),
         ("quantize M -o O --plan p.json --palette vq", "cannot be used with"),
@@ -151,7 +165,6 @@ mod tests {
         ("quantize M -o O --bits 0", "bits per weight"),
         ("quantize M -o O --size 4apples", "expected a number with a unit"),
         ("quantize M -o O --scheme tcq-5.5", "1, 1.5"),
-        ("plan M --plan p.json", "unexpected argument"),
         ("plan M --bits 3 --palette best", "tcq"),
         ("sensitivity M", "--out"),
         ("sensitivity M -o a --levels 0", "at least 1"),

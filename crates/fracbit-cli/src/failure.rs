@@ -127,14 +127,15 @@ fn facade_exit(error: &fracbit::Error) -> Exit {
     match error {
         E::Io(e) => io_exit(e),
         E::Model(e) => model_exit(e),
-        E::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. }) | E::Budget { .. } => {
-            Exit::OutOfReach
-        }
+        E::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. })
+        | E::Budget { .. }
+        | E::Latency { .. } => Exit::OutOfReach,
         E::Scheme(_) | E::Isa(_) | E::Option { .. } => Exit::Usage,
         E::Tensor { .. }
         | E::Packed { .. }
         | E::QuantizationConfig { .. }
         | E::Plan { .. }
+        | E::Profile { .. }
         | E::Sensitivity { .. }
         | E::Text { .. } => Exit::BadInput,
         _ => Exit::Failed,
@@ -185,6 +186,7 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
         E::Plan { rule, .. } if rule.contains("hash") => {
             "a plan belongs to one checkpoint: make one with `fracbit plan MODEL --bits B --save plan.json`"
         }
+        E::Profile { .. } => "measure this machine: `fracbit profile MODEL -o machine.json`",
         E::Sensitivity { .. } => "measure this model: `fracbit sensitivity MODEL -o a.json`",
         E::QuantizationConfig { rule, .. } if rule.contains("original") => {
             "`fracbit inspect MODEL` shows where a quantized model came from"
@@ -228,6 +230,7 @@ mod tests {
             min_bits: 0.2,
             max: Bytes(3),
             max_bits: 0.3,
+            binds: String::new(),
         };
         let rule = String::new();
         let table: Vec<(Failure, Exit)> = vec![
@@ -240,6 +243,8 @@ mod tests {
             (fracbit_model::Error::from(io("reading", io::ErrorKind::UnexpectedEof)).into(), Exit::BadInput),
             (budget.into(), Exit::OutOfReach),
             (fracbit::Error::Option { option: "--ctx", rule: rule.clone() }.into(), Exit::Usage),
+            (fracbit::Error::Profile { origin: rule.clone(), rule: rule.clone() }.into(), Exit::BadInput),
+            (fracbit::Error::Latency { rule: rule.clone(), best_us: 1.0 }.into(), Exit::OutOfReach),
             (fracbit::Error::Plan { origin: rule.clone(), rule }.into(), Exit::BadInput),
             (io::Error::from(io::ErrorKind::StorageFull).into(), Exit::Failed),
             (Failure::reading(&path, io::ErrorKind::NotFound.into()), Exit::BadInput),

@@ -1,12 +1,19 @@
 //! From a model and a budget to a plan. Shared by `plan`, `quantize` and `demo`.
 
-use crate::{args::SensitivitySource, context::Context, failure::Failure, files, table::Table};
+use crate::{
+    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
+    context::Context,
+    failure::{Exit, Failure},
+    files,
+    table::Table,
+};
 use fracbit::{
-    Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, directory, plan::Inventory, sensitivity,
+    MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, Speed, Target, directory,
+    plan::Inventory, sensitivity,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::RotationMode;
-use std::{cell::OnceCell, fmt, path::Path};
+use std::{cell::OnceCell, fmt, path::Path, sync::Arc, time::Duration};
 
 /// A checkpoint to be quantized.
 pub(crate) struct Source {
@@ -84,7 +91,47 @@ impl Source {
     }
 }
 
-/// What `quantize` measures by default.
+/// The options of a plan for `source`; reads the machine profile.
+pub(crate) fn options(
+    source: &Source,
+    target: &TargetArgs,
+    shape: &ShapeArgs,
+    speed: &SpeedArgs,
+) -> Result<PlanOptions, Failure> {
+    let limit_us = target.limit_us(speed.batch);
+    let size = target.target(source.opened.params());
+    let size = size.ok_or_else(|| Failure::new(Exit::Usage, anyhow::Error::msg("a budget is needed")))?;
+    let speed = self::speed(source, speed)?.map(|s| Speed { limit_us, ..s });
+    Ok(shape.options(size, speed))
+}
+
+/// The machine, without a limit.
+pub(crate) fn speed(source: &Source, args: &SpeedArgs) -> Result<Option<Speed>, Failure> {
+    let Some(path) = &args.profile else { return Ok(None) };
+    let profile = MachineProfile::read(path)?;
+    let origin = path.display().to_string();
+    profile.require_current(&origin, &fracbit::kernels()?, rayon::current_num_threads())?;
+    profile.require_shape(&origin, &source.opened.config)?;
+    Ok(Some(Speed {
+        context: args.context,
+        batch: args.batch,
+        fuse: !args.no_fusion,
+        patience: Duration::from_secs(args.patience as u64),
+        ..Speed::new(Arc::new(profile))
+    }))
+}
+
+/// Where sensitivities come from unless told: one scheme everywhere leaves nothing to decide, so nothing is worth measuring.
+pub(crate) fn sensitivity_source(
+    told: Option<&SensitivitySource>,
+    options: &PlanOptions,
+) -> SensitivitySource {
+    let uniform = matches!(options.target, Target::Uniform(_));
+    let default = if uniform { SensitivitySource::Prior } else { SensitivitySource::Quick };
+    told.cloned().unwrap_or(default)
+}
+
+/// What `quantize` and `plan` measure by default.
 pub(crate) fn quick(seed: u64) -> Protocol {
     Protocol { seed, ..Protocol::QUICK }
 }
@@ -95,7 +142,7 @@ pub(crate) fn make(
     wanted: &SensitivitySource,
     options: &PlanOptions,
     context: &Context,
-) -> Result<(Inventory, Plan), Failure> {
+) -> Result<(Inventory, Sensitivities, Plan), Failure> {
     let inventory = source.inventory(options.rotation);
     let solve = |sensitivities: &Sensitivities| {
         fracbit::plan(&inventory, sensitivities, options).map_err(|error| match options.keep_head {
@@ -108,14 +155,15 @@ pub(crate) fn make(
         // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
         solve(&Sensitivities::prior(&inventory, options.rotation))?;
     }
-    let plan = solve(&source.sensitivities(&inventory, wanted, options.rotation, options.seed, context)?)?;
+    let sensitivities = source.sensitivities(&inventory, wanted, options.rotation, options.seed, context)?;
+    let plan = solve(&sensitivities)?;
     tracing::info!(
         bits = plan.bits_per_weight,
         loss = plan.predicted_loss,
         bound = plan.lower_bound,
         "planned"
     );
-    Ok((inventory, plan))
+    Ok((inventory, sensitivities, plan))
 }
 
 /// A plan as a table with its totals.
@@ -147,6 +195,22 @@ impl fmt::Display for Shown<'_> {
             plan.lower_bound,
             100.0 * gap
         )?;
+        if let Some(speed) = &plan.speed {
+            writeln!(
+                f,
+                "decode step      {:.3} ms, {:.1} tokens per second (error of such predictions {:.1} %), context {}, batch {}",
+                speed.step_us / 1000.0,
+                speed.tokens_per_second,
+                100.0 * speed.error,
+                speed.context,
+                speed.batch
+            )?;
+            writeln!(f, "                 on {}", speed.machine)?;
+        }
+        if !plan.fused.is_empty() {
+            let members: usize = plan.fused.iter().map(Vec::len).sum();
+            writeln!(f, "fused            {members} matrices in {} groups", plan.fused.len())?;
+        }
         writeln!(f, "sensitivities    {}", plan.objective)
     }
 }
@@ -189,6 +253,9 @@ mod tests {
             predicted_loss: 0.25,
             lower_bound: 0.2,
             layers: vec![layer],
+            fused: Vec::new(),
+            prices: fracbit::Prices::default(),
+            speed: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tensor names and the configuration block of a quantized model directory (`docs/formats.md`).
 
 use crate::{
-    Error,
+    Error, fusion,
     plan::{Inventory, Matrix, Plan, Storage},
 };
 use fracbit_base::Scheme;
@@ -34,6 +34,9 @@ pub struct QuantizationConfig {
     pub bits_per_weight: f64,
     /// Scheme of every matrix, by module name.
     pub modules: BTreeMap<String, Module>,
+    /// Matrices that a runtime should hold as one and multiply in one call; each is stored on its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fused: Vec<Vec<String>>,
 }
 
 /// How one matrix is stored.
@@ -55,6 +58,7 @@ impl QuantizationConfig {
             group: plan.group,
             bits_per_weight: plan.bits_per_weight,
             modules: plan.layers.iter().map(|l| (l.name.clone(), Module { scheme: l.scheme })).collect(),
+            fused: plan.fused.clone(),
         }
     }
 
@@ -96,6 +100,19 @@ impl QuantizationConfig {
         })?;
         Ok(module.scheme)
     }
+
+    /// The groups of fused matrices, checked.
+    ///
+    /// # Errors
+    /// Naming the group and the rule that it breaks.
+    pub fn fused(&self, config: &ModelConfig, dir: &Path) -> Result<Vec<Vec<LinearId>>, Error> {
+        let stored = |id: LinearId| {
+            let module = id.exists(config).then(|| self.modules.get(&id.to_string()))??;
+            Some((module.scheme, id.shape(config)))
+        };
+        fusion::check(&self.fused, stored)
+            .map_err(|rule| Error::QuantizationConfig { path: dir.to_path_buf(), rule })
+    }
 }
 
 /// Tensor names of a packed matrix: codes, scales, gain.
@@ -119,6 +136,12 @@ pub fn stored_norms(config: &ModelConfig, rotation: RotationMode) -> impl Iterat
 /// What a checkpoint consists of. Reads no weights.
 #[must_use]
 pub fn inventory(checkpoint: &Checkpoint, config: &ModelConfig, rotation: RotationMode) -> Inventory {
+    inventory_of(config, rotation, fingerprint(checkpoint, config))
+}
+
+/// What a model of this configuration consists of; `source_hash` says which one.
+#[must_use]
+pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: String) -> Inventory {
     let matrices: Vec<Matrix> = LinearId::all(config)
         .map(|id| Matrix { id, name: id.to_string(), shape: id.shape(config) })
         .collect();
@@ -127,7 +150,7 @@ pub fn inventory(checkpoint: &Checkpoint, config: &ModelConfig, rotation: Rotati
     let all_norms = norms(&mut NormId::all(config));
     let kept_norms = norms(&mut stored_norms(config, rotation));
     Inventory {
-        source_hash: fingerprint(checkpoint, config),
+        source_hash,
         matrices,
         other_params: (biases + all_norms) as u64,
         stored_other: (biases + kept_norms) as u64,

@@ -55,7 +55,7 @@ pub enum Error {
     /// The budget is outside what the palette reaches.
     #[error(
         "budget {asked} ({asked_bits:.3} bits per weight) is out of reach: this palette stores the model in {min} \
-         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3})"
+         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3}); most of the least is {binds}"
     )]
     Budget {
         /// Bytes asked for.
@@ -70,11 +70,29 @@ pub enum Error {
         max: Bytes,
         /// Most bits per weight.
         max_bits: f64,
+        /// The largest matrix of the smallest plan.
+        binds: String,
+    },
+    /// The time is below what the palette reaches on this machine.
+    #[error("{rule}")]
+    Latency {
+        /// What was asked for, what can be reached, and what binds.
+        rule: String,
+        /// Least microseconds of a decode step, within the size asked for where there was one.
+        best_us: f64,
     },
     /// A plan document is wrong.
     #[error("{origin}: {rule}")]
     Plan {
         /// File or command that holds the plan.
+        origin: String,
+        /// What should hold.
+        rule: String,
+    },
+    /// A machine profile is wrong, stale, or lacks something.
+    #[error("machine profile {origin}: {rule}")]
+    Profile {
+        /// File or document.
         origin: String,
         /// What should hold.
         rule: String,

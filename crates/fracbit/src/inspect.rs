@@ -39,6 +39,8 @@ pub struct Inspection {
     pub storage: BTreeMap<String, StorageCount>,
     /// Storage of every matrix.
     pub matrices: BTreeMap<String, String>,
+    /// Groups of matrices that run as one.
+    pub fused: Vec<Vec<String>>,
     /// The manifest's provenance, when there is one.
     pub provenance: Option<serde_json::Value>,
 }
@@ -97,6 +99,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         rotation: opened.quantization.as_ref().map(|q| q.rotation),
         storage,
         matrices,
+        fused: opened.quantization.as_ref().map(|q| q.fused.clone()).unwrap_or_default(),
         provenance: opened.checkpoint.manifest().map(|m| m.provenance.clone()),
     })
 }
@@ -128,6 +131,10 @@ impl fmt::Display for Inspection {
         }
         for (kind, count) in &self.storage {
             writeln!(f, "  {kind:<16} {} matrices, {} weights", count.matrices, count.weights)?;
+        }
+        if !self.fused.is_empty() {
+            let members: usize = self.fused.iter().map(Vec::len).sum();
+            writeln!(f, "  fused            {members} matrices in {} groups", self.fused.len())?;
         }
         Ok(())
     }

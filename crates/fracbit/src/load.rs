@@ -3,9 +3,10 @@
 use crate::{
     Error,
     directory::{QuantizationConfig, codebook_names, packed_names},
+    fusion::{self, Parts},
     plan::Storage,
 };
-use fracbit_base::{Bytes, Scheme, Shape};
+use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_format::{Codebook, Layout, PackedView};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
@@ -114,30 +115,46 @@ impl Opened {
         let sites = Sites::new(&self.config, block.rotation, block.seed)?;
         let mut builder = ModelBuilder::new(self.config.clone(), sites)?;
         let mut books = BTreeMap::new();
+        let groups = block.fused(&self.config, self.checkpoint.dir())?;
         for id in LinearId::all(&self.config) {
-            let shape = id.shape(&self.config);
-            let bias = if id.has_bias(&self.config) {
-                Some(reader.f32s(&id.bias_name(), shape.rows)?)
-            } else {
-                None
+            let bias = |id: LinearId| -> Result<_, Error> {
+                let rows = id.shape(&self.config).rows;
+                id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), rows)).transpose()
             };
-            let linear = match block.storage(id, self.checkpoint.dir())? {
+            let shape = id.shape(&self.config);
+            match block.storage(id, self.checkpoint.dir())? {
                 Storage::F16 => {
                     self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
                     reader.tensor(&id.weight_name(), Dtype::F16)?;
-                    Linear::stored(Arc::clone(&self.checkpoint), &id.weight_name(), bias)?
+                    let stored = Linear::stored(Arc::clone(&self.checkpoint), &id.weight_name(), bias(id)?)?;
+                    builder.set(id, stored)?;
                 }
                 Storage::Packed(scheme) => {
+                    let group = groups.iter().find(|group| group.contains(&id));
+                    if group.is_some_and(|group| group[0] != id) {
+                        continue; // came with the first of its group
+                    }
                     for half in scheme.halves() {
                         if let Entry::Vacant(book) = books.entry(half) {
                             book.insert(reader.codebook(half)?);
                         }
                     }
-                    let matrix = reader.packed(id, scheme, shape, block.group, &books, kernels)?;
-                    Linear::packed(matrix, bias).map_err(fracbit_model::Error::from)?
+                    let alone = [id];
+                    let ids = group.map_or(&alone[..], Vec::as_slice);
+                    let matrix = reader.packed(ids, scheme, &self.config, block.group, &books, kernels)?;
+                    if ids.len() == 1 {
+                        let linear = Linear::packed(matrix, bias(id)?).map_err(fracbit_model::Error::from)?;
+                        builder.set(id, linear)?;
+                        continue;
+                    }
+                    let members = ids.iter().map(|&id| Ok((id.shape(&self.config).rows, bias(id)?)));
+                    let members = members.collect::<Result<Vec<_>, Error>>()?;
+                    let linears = Linear::fused(matrix, members).map_err(fracbit_model::Error::from)?;
+                    for (&id, linear) in ids.iter().zip(linears) {
+                        builder.set(id, linear)?;
+                    }
                 }
-            };
-            builder.set(id, linear)?;
+            }
         }
         for id in NormId::all(&self.config) {
             let width = id.width(&self.config);
@@ -193,26 +210,57 @@ impl<'a> Reader<'a> {
         Codebook::new(scheme, entries, step).map_err(|e| self.bad(&entries_name, e.to_string()))
     }
 
+    /// One matrix, or the fused one of several that were checked to fit together.
     fn packed(
         &self,
-        id: LinearId,
+        ids: &[LinearId],
         scheme: Scheme,
-        shape: Shape,
+        config: &ModelConfig,
         group: usize,
         books: &BTreeMap<Scheme, Codebook>,
         kernels: &Kernels,
     ) -> Result<PackedMatrix, Error> {
+        let group = |shape: Shape| {
+            if group == 0 { shape.cols.next_multiple_of(fracbit_format::TILE_COLS) } else { group }
+        };
+        let view = |shape: Shape, codes: &[u8], scales: &[f16], gain: f32| {
+            let layout = Layout::new(scheme, shape);
+            let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
+            PackedView::new(scheme, shape, &used, codes, scales, group(shape), gain)
+                .map(|view| PackedMatrix::new(kernels, &view))
+        };
+        let parts = ids.iter().map(|&id| self.parts(id)).collect::<Result<Vec<_>, Error>>()?;
+        let [codes_name, ..] = packed_names(ids[0]);
+        if let [part] = &parts[..] {
+            return view(ids[0].shape(config), part.codes, &part.scales, part.gain)
+                .map_err(|e| self.bad(&codes_name, e.to_string()));
+        }
+        for (id, part) in ids.iter().zip(&parts) {
+            // Each for itself: together, an excess of one might make up for what another lacks.
+            let (shape, [codes_name, scales_name, _]) = (id.shape(config), packed_names(*id));
+            let want = Layout::new(scheme, shape).len();
+            ShapeError::check_len("packed matrix", "codes", want, part.codes.len())
+                .map_err(|e| self.bad(&codes_name, e.to_string()))?;
+            let want = shape.rows * shape.cols.div_ceil(group(shape));
+            ShapeError::check_len("packed matrix", "scales", want, part.scales.len())
+                .map_err(|e| self.bad(&scales_name, e.to_string()))?;
+        }
+        let (codes, scales, gain) = fusion::stack(&parts).ok_or_else(|| {
+            self.bad(
+                &packed_names(ids[0])[2],
+                "is too far from the gains of the matrices fused with it".to_owned(),
+            )
+        })?;
+        let rows = ids.iter().map(|id| id.shape(config).rows).sum();
+        view(Shape::new(rows, ids[0].shape(config).cols), &codes, &scales, gain)
+            .map_err(|e| self.bad(&codes_name, e.to_string()))
+    }
+
+    fn parts(&self, id: LinearId) -> Result<Parts<'a>, Error> {
         let [codes_name, scales_name, gain_name] = packed_names(id);
-        let codes = self.tensor(&codes_name, Dtype::U8)?;
+        let codes = self.tensor(&codes_name, Dtype::U8)?.bytes;
         let scales = self.tensor(&scales_name, Dtype::F16)?;
-        let scales: Vec<f16> =
-            scales.bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
-        let gain = self.f32s(&gain_name, 1)?[0];
-        let group = if group == 0 { shape.cols.next_multiple_of(fracbit_format::TILE_COLS) } else { group };
-        let layout = Layout::new(scheme, shape);
-        let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
-        let view = PackedView::new(scheme, shape, &used, codes.bytes, &scales, group, gain)
-            .map_err(|e| self.bad(&codes_name, e.to_string()))?;
-        Ok(PackedMatrix::new(kernels, &view))
+        let scales = scales.bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
+        Ok(Parts { codes, scales, gain: self.f32s(&gain_name, 1)?[0] })
     }
 }

@@ -4,9 +4,15 @@
 //! only, never at weights. The objective is the linearity theorem's `sum_l a_l err(Q_l)` (Q-Palette, equation 2)
 //! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
 
-use crate::{Error, sensitivity::Sensitivities};
+use crate::{
+    Error, fusion,
+    joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
+    sensitivity::Sensitivities,
+    steer::{self, Exclude, Pin},
+};
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
+use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
 use fracbit_quant::Grouping;
 use serde::{Deserialize, Serialize};
@@ -95,6 +101,8 @@ pub enum Target {
     Size(Bytes),
     /// This scheme everywhere; no budget.
     Uniform(Scheme),
+    /// Any size: for plans within a time.
+    Any,
 }
 
 /// Choices that shape a plan beside its target.
@@ -112,6 +120,14 @@ pub struct PlanOptions {
     pub seed: u64,
     /// Store the output head (and a tied embedding) in half precision.
     pub keep_head: bool,
+    /// Schemes to choose from beside those of the palette.
+    pub also: Vec<Scheme>,
+    /// Layers that get a scheme of the user's choice.
+    pub pins: Vec<Pin>,
+    /// Schemes that layers must not get.
+    pub excludes: Vec<Exclude>,
+    /// Time to keep to, or to predict.
+    pub speed: Option<Speed>,
 }
 
 impl PlanOptions {
@@ -125,7 +141,25 @@ impl PlanOptions {
             rotation: RotationMode::Fold,
             seed: 0,
             keep_head: false,
+            also: Vec::new(),
+            pins: Vec::new(),
+            excludes: Vec::new(),
+            speed: None,
         }
+    }
+
+    /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a little error for speed.
+    #[must_use]
+    pub fn schemes(&self) -> Vec<Scheme> {
+        if let Target::Uniform(scheme) = self.target {
+            return vec![scheme];
+        }
+        let mut schemes = self.palette.schemes(self.code);
+        if self.speed.as_ref().is_some_and(|s| s.limit_us.is_some()) && self.code == Code::Fine {
+            schemes.extend(self.palette.schemes(Code::Fast).into_iter().filter(|s| s.code().is_some()));
+        }
+        schemes.extend(&self.also);
+        schemes
     }
 }
 
@@ -217,6 +251,16 @@ pub struct Plan {
     pub lower_bound: f64,
     /// The matrices.
     pub layers: Vec<PlannedLayer>,
+    /// Loss saved per further unit of the budgets that bind.
+    #[serde(default)]
+    pub prices: Prices,
+    /// The predicted speed, when a machine profile was at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<PlannedSpeed>,
+    /// Matrices that are held as one and multiplied in one call: names of two or more that read one input and have one
+    /// scheme.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fused: Vec<Vec<String>>,
 }
 
 impl Plan {
@@ -275,8 +319,40 @@ impl Plan {
         {
             return Err(bad(format!("layer `{}` is not in the model", extra.name)));
         }
+        let stored = |id: LinearId| {
+            let at = inventory.matrices.iter().position(|m| m.id == id)?;
+            Some((layers[at].scheme, inventory.matrices[at].shape))
+        };
+        let fused = fusion::check(&self.fused, stored).map_err(bad)?;
+        let fused = fused.iter().map(|ids| ids.iter().map(ToString::to_string).collect()).collect();
+        if self.layers != layers || self.fused != fused {
+            // Edited by hand: what was predicted and proven was another plan.
+            (self.speed, self.lower_bound, self.prices) = (None, 0.0, Prices::default());
+        }
+        self.fused = fused;
         self.layers = layers;
         self.total(inventory);
+        Ok(())
+    }
+
+    /// Refuses a scheme that this machine has only the slow reference for, where others have kernels.
+    ///
+    /// # Errors
+    /// Naming the layer.
+    pub fn require_kernels(&self, kernels: &Kernels) -> Result<(), Error> {
+        let isa = |scheme: Scheme| {
+            let halves = scheme.halves().map(|s| fracbit_quant::codebook(s).map(|book| kernels.isa(book)));
+            halves.into_iter().flatten().min()
+        };
+        let best = Scheme::all().filter_map(isa).max();
+        for layer in &self.layers {
+            if let Storage::Packed(scheme) = layer.scheme
+                && (isa(scheme).is_none() || (isa(scheme) == Some(Isa::Scalar) && best != Some(Isa::Scalar)))
+            {
+                let rule = format!("layer `{}`: {scheme} has no kernel on this machine", layer.name);
+                return Err(Error::Plan { origin: "plan".to_owned(), rule });
+            }
+        }
         Ok(())
     }
 
@@ -298,22 +374,7 @@ pub fn plan(
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
     let group = if options.rotation == RotationMode::None { UNROTATED_GROUP } else { 0 };
-    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
-    let palette: Vec<Storage> = match options.target {
-        Target::Uniform(scheme) => vec![Storage::Packed(scheme)],
-        _ => options.palette.schemes(options.code).into_iter().map(Storage::Packed).collect(),
-    };
-    let menus: Vec<Vec<PlannedLayer>> = inventory
-        .matrices
-        .iter()
-        .map(|matrix| {
-            let a = sensitivities.of(&matrix.name)?;
-            let kept = options.keep_head && inventory.is_head(matrix.id);
-            let menu: &[Storage] = if kept { &[Storage::F16] } else { &palette };
-            menu.iter().map(|&storage| planned(matrix, storage, grouping, a)).collect()
-        })
-        .collect::<Result<_, Error>>()?;
-
+    let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
         source_hash: inventory.source_hash.clone(),
@@ -327,22 +388,35 @@ pub fn plan(
         predicted_loss: 0.0,
         lower_bound: 0.0,
         layers: Vec::new(),
+        prices: Prices::default(),
+        speed: None,
+        fused: Vec::new(),
     };
     let budget = match options.target {
-        Target::Uniform(_) => {
-            plan.layers = menus.into_iter().map(|mut menu| menu.swap_remove(0)).collect();
-            plan.total(inventory);
-            plan.lower_bound = plan.predicted_loss;
-            return Ok(plan);
-        }
+        Target::Any | Target::Uniform(_) => None,
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             clippy::cast_precision_loss,
             reason = "a size in bytes"
         )]
-        Target::Bits(bits) => (bits * inventory.params() as f64 / 8.0).floor().max(0.0) as u64,
-        Target::Size(bytes) => bytes.0,
+        Target::Bits(bits) => Some((bits * inventory.params() as f64 / 8.0).floor().max(0.0) as u64),
+        Target::Size(bytes) => Some(bytes.0),
+    };
+    if let Some(speed) = options.speed.as_ref().filter(|s| s.limit_us.is_some()) {
+        let joint = Joint::new(inventory, &menus, speed)?;
+        return plan.within_time(inventory, &menus, &joint, budget);
+    }
+    let Some(budget) = budget else {
+        // Nothing binds: every matrix gets the best that its menu holds.
+        let best = |menu: Vec<PlannedLayer>| {
+            menu.into_iter()
+                .min_by(|a, b| a.predicted_loss.total_cmp(&b.predicted_loss).then(a.bytes.cmp(&b.bytes)))
+        };
+        plan.layers = menus.into_iter().filter_map(best).collect();
+        plan.total(inventory);
+        plan.lower_bound = plan.predicted_loss;
+        return plan.timed(inventory, options);
     };
     let reach = Reach::new(inventory, &menus);
     if budget < reach.min || budget > reach.max {
@@ -361,6 +435,7 @@ pub fn plan(
             plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
             plan.total(inventory);
             plan.lower_bound = solution.lower_bound;
+            plan.prices.byte = solution.price[0];
             let needed = codebook_bytes(&plan.codebooks());
             if plan.bytes <= budget && best.as_ref().is_none_or(|b| plan.predicted_loss < b.predicted_loss) {
                 *best = Some(plan);
@@ -381,12 +456,90 @@ pub fn plan(
             menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect();
         consider(&mut best, &confined, codebook_bytes(&books))?;
     }
-    Ok(best.unwrap_or_else(|| {
+    best.unwrap_or_else(|| {
         plan.layers = reach.smallest;
         plan.total(inventory);
         plan.lower_bound = 0.0;
         plan
-    }))
+    })
+    .timed(inventory, options)
+}
+
+/// What every matrix may be.
+pub(crate) fn menus(
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+) -> Result<Vec<Vec<PlannedLayer>>, Error> {
+    let group = if options.rotation == RotationMode::None { UNROTATED_GROUP } else { 0 };
+    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
+    let palette: Vec<Storage> = options.schemes().into_iter().map(Storage::Packed).collect();
+    let names = inventory.matrices.iter().map(|m| m.name.as_str());
+    steer::require_matches(names, &options.pins, &options.excludes)?;
+    let menu = |matrix: &Matrix| {
+        let a = sensitivities.of(&matrix.name)?;
+        let kept = options.keep_head && inventory.is_head(matrix.id);
+        let palette: &[Storage] = if kept { &[Storage::F16] } else { &palette };
+        let menu = steer::allowed(&matrix.name, palette, &options.pins, &options.excludes)?;
+        menu.into_iter().map(|storage| planned(matrix, storage, grouping, a)).collect()
+    };
+    inventory.matrices.iter().map(menu).collect()
+}
+
+impl Plan {
+    /// The plan of least loss within the time of `joint`, and `budget` bytes where there is one.
+    fn within_time(
+        mut self,
+        inventory: &Inventory,
+        menus: &[Vec<PlannedLayer>],
+        joint: &Joint<'_>,
+        budget: Option<u64>,
+    ) -> Result<Self, Error> {
+        let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+        let fixed = 4 * inventory.stored_other + all_books;
+        let room = match budget {
+            None => None,
+            Some(budget) => {
+                let reach = Reach::new(inventory, menus);
+                if budget < reach.min {
+                    return Err(reach.refuse(inventory, budget));
+                }
+                // Codebooks are paid in full: which ones a plan needs is known only after solving.
+                Some(budget.saturating_sub(fixed))
+            }
+        };
+        let Joined { picks, fused, lower_bound, prices, kernels_us } = joint.solve(room)?;
+        self.layers = menus.iter().zip(&picks).map(|(menu, &pick)| menu[pick].clone()).collect();
+        self.total(inventory);
+        self.lower_bound = lower_bound.min(self.predicted_loss);
+        self.prices = prices;
+        self.fused = fused;
+        self.speed = Some(joint.planned(kernels_us));
+        Ok(self)
+    }
+
+    /// Predicts the speed, where there is a profile, and fuses what is faster fused.
+    fn timed(mut self, inventory: &Inventory, options: &PlanOptions) -> Result<Self, Error> {
+        let Some(speed) = &options.speed else { return Ok(self) };
+        let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
+        let joint = Joint::new(inventory, &menus, speed)?;
+        let Joined { fused, kernels_us, .. } = joint.fastest()?;
+        let planned = joint.planned(kernels_us);
+        self.speed = Some(planned);
+        self.fused = fused;
+        Ok(self)
+    }
+
+    /// Predicts the speed of a plan as it is: with the groups that it has and no others.
+    ///
+    /// # Errors
+    /// When the profile lacks a kernel of the plan; the message names layer and scheme.
+    pub fn predict(&mut self, inventory: &Inventory, speed: &Speed) -> Result<(), Error> {
+        let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
+        let joint = Joint::new(inventory, &menus, speed)?;
+        self.speed = Some(joint.planned(joint.kernels_us(&self.fused)?));
+        Ok(())
+    }
 }
 
 /// Solutions tried for a steady set of codebooks.
@@ -432,6 +585,11 @@ impl Reach {
             min_bits: bits(self.min),
             max: Bytes(self.max),
             max_bits: bits(self.max),
+            binds: self
+                .smallest
+                .iter()
+                .max_by_key(|l| l.bytes)
+                .map_or_else(String::new, |l| format!("`{}`, {} as {}", l.name, Bytes(l.bytes), l.scheme)),
         }
     }
 }

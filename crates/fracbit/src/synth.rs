@@ -101,6 +101,14 @@ impl Preset {
         Ok(self)
     }
 
+    /// Its configuration.
+    ///
+    /// # Errors
+    /// None that a preset can cause.
+    pub fn model_config(self) -> Result<ModelConfig, Error> {
+        Ok(ModelConfig::parse(self.config_text().as_bytes(), Path::new("config.json"))?)
+    }
+
     /// The text of its `config.json`.
     pub(crate) fn config_text(&self) -> String {
         format!("{:#}\n", Value::Object(self.config()))

@@ -5,6 +5,7 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 mod architectures;
+mod fused;
 
 use fracbit::{
     Error, EvalOptions, Evaluation, Opened, Plan, PlanOptions, QuantizeReport, Quiet, Target, evaluate,

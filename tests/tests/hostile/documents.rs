@@ -62,6 +62,29 @@ const PLANS: &[Case] = &[
     ("a group of 24", |p| p["group"] = json!(24), &["plan.json", "group", "24"]),
     ("a rotation nobody knows", |p| p["rotation"] = json!("twirl"), &["plan.json", "twirl"]),
     ("a plan of another checkpoint", |p| p["source_hash"] = json!("00"), &["hash"]),
+    (
+        "a group of mixed schemes",
+        |p| {
+            layers(p)[1]["scheme"] = json!("tcq-2");
+            p["fused"] = json!([["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]]);
+        },
+        &["should have one scheme", "q_proj` has tcq-2", "k_proj` has nuq-3"],
+    ),
+    (
+        "a group of two blocks",
+        |p| p["fused"] = json!([["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"]]),
+        &["do not read the same input"],
+    ),
+    (
+        "a layer in two groups",
+        |p| {
+            p["fused"] = json!([
+                ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"],
+                ["model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.k_proj"]
+            ]);
+        },
+        &["k_proj` is in a group already"],
+    ),
     ("no layers", |p| layers(p).clear(), &["should appear once"]),
     ("no list of layers", |p| p["layers"] = json!({}), &["plan.json"]),
 ];

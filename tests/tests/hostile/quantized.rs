@@ -386,6 +386,33 @@ const LIES: &[Case] = &[
         |p| drop(block(p)["modules"].as_object_mut().and_then(|o| o.remove("model.layers.1.mlp.gate_proj"))),
         &["quantization_config", "model.layers.1.mlp.gate_proj"],
     ),
+    (
+        "fused layers of two schemes",
+        |p| {
+            block(p)["fused"] =
+                json!([["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]])
+        },
+        &["quantization_config", "one scheme", "vq-3"],
+    ),
+    (
+        "fused layers of two inputs",
+        |p| block(p)["fused"] = json!([["model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"]]),
+        &["quantization_config", "same input"],
+    ),
+    (
+        "a fused layer that is not there",
+        |p| {
+            block(p)["fused"] =
+                json!([["model.layers.9.self_attn.q_proj", "model.layers.9.self_attn.k_proj"]])
+        },
+        &["quantization_config", "model.layers.9.self_attn.q_proj", "not in the model"],
+    ),
+    ("fused groups that are no lists", |p| block(p)["fused"] = json!([3]), &["quantization_config"]),
+    (
+        "fused layers whose tiles do not meet",
+        |p| block(p)["fused"] = json!([["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]]),
+        &["quantization_config", "multiple of 16 rows, got 120"],
+    ),
     // The model's own configuration.
     ("another width", |p| p.config["intermediate_size"] = json!(128), &["gate_proj", "128"]),
     (

@@ -12,15 +12,15 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use fracbit::{
-    Preset,
+    MachineProfile, Preset,
     bench::{
         self, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed,
-        Spread, Subject,
+        Spread, Subject, TargetOptions, TargetSpeed,
     },
     synth::PRESETS,
 };
 use fracbit_base::{Bytes, Code, Family, Scheme, Shape};
-use std::{io::Write, path::PathBuf};
+use std::{io::Write, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
 Every bench measures the machine's own limits in the same rounds and prints shares of them. Numbers are medians, with \
@@ -53,6 +53,13 @@ Examples:
   fracbit bench model small --threads 1
   fracbit bench model --shape llama-3.2-1b --vocab 32000 --scheme tcq-fast-2 --prompt 128,512";
 
+const AFTER_TARGETS: &str = "\
+JSON fields: target_us, predicted_us, measured_us, spread, ratio (measured over predicted), bits_per_weight, groups, loss, \
+loss_unfused, uniform, uniform_loss.
+
+Example:
+  fracbit bench targets --shape llama-3.2-1b --profile machine.json";
+
 /// Measure speed beside the limits of this machine.
 ///
 /// How fast memory is read and int8 numbers are multiplied here, how near to that the kernels of each scheme come, and
@@ -69,6 +76,7 @@ enum What {
     Limits(LimitArgs),
     Kernels(KernelArgs),
     Model(ModelArgs),
+    Targets(TargetArgs),
 }
 
 /// What every bench takes.
@@ -172,6 +180,81 @@ struct ModelArgs {
     bytes: Bytes,
     #[command(flatten)]
     common: Common,
+}
+
+/// Measure plans to a speed beside their predictions.
+///
+/// Plans for several times between those of the fastest and the slowest uniform models, and decodes with a model of random codes made by
+/// each plan. Beside it the loss of the best single scheme that meets the same time, by prior sensitivities.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_TARGETS)]
+struct TargetArgs {
+    /// Shape of the model.
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
+    shape: Preset,
+    /// A document of `fracbit profile` for that shape.
+    #[arg(long, value_name = "FILE")]
+    profile: PathBuf,
+    /// Number of times.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = args::count)]
+    count: usize,
+    /// Tokens in the cache.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
+    context: usize,
+    /// Measurements of each model.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = args::count)]
+    rounds: usize,
+    /// Print a JSON list.
+    #[arg(long)]
+    json: bool,
+}
+
+impl TargetArgs {
+    fn run(&self, context: &mut Context) -> Result<(), Failure> {
+        let (profile, kernels) = (MachineProfile::read(&self.profile)?, fracbit::kernels()?);
+        let origin = self.profile.display().to_string();
+        profile.require_current(&origin, &kernels, rayon::current_num_threads())?;
+        let options = TargetOptions { count: self.count, context: self.context, rounds: self.rounds };
+        let config = self.shape.model_config()?;
+        let rows = bench::targets(&config, &Arc::new(profile), &options, &kernels, &context.progress)?;
+        context.progress.finish();
+        if self.json { context.out.json(&rows) } else { show(&mut context.out, &targets_table(&rows)) }
+    }
+}
+
+fn targets_table(rows: &[TargetSpeed]) -> Table {
+    let head = [
+        "target ms",
+        "predicted",
+        "measured",
+        "least-most",
+        "ratio",
+        "bits",
+        "groups",
+        "loss",
+        "unfused",
+        "uniform",
+        "its loss",
+    ];
+    let mut table = Table::new(head, &[9]);
+    let ms = |us: f64| format!("{:.2}", us / 1000.0);
+    let loss = |loss: Option<f64>| loss.map_or_else(|| "-".to_owned(), |l| format!("{l:.4}"));
+    for row in rows {
+        table.row([
+            ms(row.target_us),
+            ms(row.predicted_us),
+            ms(row.measured_us),
+            format!("{}-{}", ms(row.spread.min), ms(row.spread.max)),
+            format!("{:.3}", row.ratio),
+            format!("{:.3}", row.bits_per_weight),
+            row.groups.to_string(),
+            loss(Some(row.loss)),
+            loss(row.loss_unfused),
+            row.uniform.map_or_else(|| "-".to_owned(), |s| s.to_string()),
+            loss(row.uniform_loss),
+        ]);
+    }
+    table
 }
 
 /// Schemes of `bench kernels` without flags.
@@ -287,6 +370,7 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
                 show(&mut context.out, &model_table(&rows))
             }
         }
+        What::Targets(args) => args.run(context),
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod distortion;
 pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod plan;
+pub(crate) mod profile;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod sensitivity;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
     match command {
         Command::Quantize(args) => quantize::run(args, context)?,
         Command::Plan(args) => plan::run(args, context)?,
+        Command::Profile(args) => profile::run(args, context)?,
         Command::Sensitivity(args) => sensitivity::run(args, context)?,
         Command::Eval(args) => eval::run(args, context)?,
         Command::Run(args) => run::run(args, context)?,

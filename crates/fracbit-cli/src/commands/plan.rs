@@ -1,29 +1,38 @@
 //! `fracbit plan`.
 
 use crate::{
-    args::{SensitivitySource, ShapeArgs, TargetArgs},
+    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
-    failure::{Exit, Failure},
+    failure::Failure,
     files,
     planning::{self, Shown, Source},
 };
 use clap::Args;
-use fracbit::Progress;
-use std::{io::Write, path::PathBuf};
+use fracbit::{Explanation, Plan, Progress, Report};
+use std::{
+    fmt,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 const AFTER: &str = "\
-With --json the document that --save writes is printed: bits_per_weight, bytes, predicted_loss, and for each of \
-layers name, scheme, bits, rows, cols, bytes, sensitivity and predicted_loss.
+Budgets combine: --latency 20ms --size 900MB keeps both. A time needs a profile of the machine, which `fracbit profile` \
+measures; with a profile and without a time, the speed is predicted. With --json the document that --save writes \
+is printed: bits_per_weight, bytes, predicted_loss, speed, fused, and for each of layers name, scheme, bits, rows, \
+cols, bytes, sensitivity and predicted_loss.
 
 Examples:
   fracbit plan Llama-3.2-1B --bits 3.25
-  fracbit plan Llama-3.2-1B --size 600MB --sensitivity a.json --save plan.json";
+  fracbit plan Llama-3.2-1B --size 600MB --sensitivity a.json --save plan.json
+  fracbit plan Llama-3.2-1B --latency 20ms --profile machine.json --pin 'layers.0.*=tcq-4'
+  fracbit plan Llama-3.2-1B --plan edited.json --profile machine.json";
 
-/// Show what each matrix would get within a budget.
+/// Show what each matrix would get within a budget of bits, bytes or time.
 ///
-/// Looks at shapes and sensitivities only, touches no weights and takes a moment. The table gives scheme, bits, size and
-/// predicted loss of every matrix, then the totals and how far from the best possible plan this one can be at
-/// most. A saved plan is plain JSON: edit it, then apply it with `quantize --plan`.
+/// The table gives scheme, bits, size and predicted loss of every matrix, then the totals and how far from the best
+/// possible plan this one can be at most. A saved plan is plain JSON: edit it, check it with --plan, apply it with
+/// `quantize --plan`. How much each matrix matters is measured first, by a quick protocol that holds one matrix in memory;
+/// `--sensitivity prior` measures nothing.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct PlanArgs {
@@ -31,29 +40,60 @@ pub(crate) struct PlanArgs {
     model: PathBuf,
     #[command(flatten)]
     target: TargetArgs,
+    /// Check a plan that was edited by hand and show its totals.
+    #[arg(long, value_name = "FILE", group = "target",
+        conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
+            "seed", "keep_head", "pin", "exclude", "sensitivity"])]
+    plan: Option<PathBuf>,
+    #[command(flatten)]
+    speed: SpeedArgs,
     #[command(flatten)]
     shape: ShapeArgs,
-    /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior`.
-    #[arg(long, value_name = "FILE|quick|prior", default_value = "prior")]
-    sensitivity: SensitivitySource,
+    /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior` [default: quick, with --scheme
+    /// prior].
+    #[arg(long, value_name = "FILE|quick|prior")]
+    sensitivity: Option<SensitivitySource>,
     /// Write the plan to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Print the plan as JSON instead of the table.
+    /// Show where the loss comes from, what a byte and a microsecond are worth, and what would help.
+    #[arg(long, conflicts_with = "plan")]
+    explain: bool,
+    /// Write a report to this file: one HTML page that needs nothing else.
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    html: Option<PathBuf>,
+    /// Print the plan as JSON instead of the table; with --explain or --html all that the report holds.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
-    let target = args.target.target();
-    let target = target.ok_or_else(|| Failure::new(Exit::Usage, anyhow::Error::msg("a budget is needed")))?;
     let source = Source::open(&args.model)?;
-    let (_, plan) = planning::make(&source, &args.sensitivity, &args.shape.options(target), context)?;
+    let (plan, report) = match &args.plan {
+        Some(path) => (edited(path, &source, args)?, None),
+        None => {
+            let options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
+            let wanted = planning::sensitivity_source(args.sensitivity.as_ref(), &options);
+            let (inventory, sensitivities, plan) = planning::make(&source, &wanted, &options, context)?;
+            let report = (args.explain || args.html.is_some()).then(|| {
+                let names = (args.model.display().to_string(), args.recorded());
+                Report::new(names, &inventory, &sensitivities, &options, plan.clone())
+            });
+            (plan, report.transpose()?)
+        }
+    };
     context.progress.finish();
-    if args.json {
-        context.out.json(&plan)?;
-    } else {
-        writeln!(context.out, "{}", Shown(&plan))?;
+    match (&report, args.json) {
+        (Some(report), true) => context.out.json(report)?,
+        (None, true) => context.out.json(&plan)?,
+        (_, false) => writeln!(context.out, "{}", Shown(&plan))?,
+    }
+    if let (Some(report), true) = (&report, args.explain && !args.json) {
+        write!(context.out, "{}", Explained(&report.explanation))?;
+    }
+    if let (Some(report), Some(path)) = (&report, &args.html) {
+        files::write_atomic(path, report.html().as_bytes()).map_err(|e| Failure::writing(path, e))?;
+        context.progress.note(&format!("wrote {}", path.display()));
     }
     if let Some(path) = &args.save {
         let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))?;
@@ -64,4 +104,54 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
             .note(&format!("wrote {path}; apply it: fracbit quantize {model} -o OUT --plan {path}"));
     }
     Ok(())
+}
+
+impl PlanArgs {
+    /// The command, for the report.
+    fn recorded(&self) -> String {
+        format!("fracbit plan {} {}{}", self.model.display(), self.target.recorded(), self.shape.recorded())
+    }
+}
+
+/// The analysis as text.
+struct Explained<'a>(&'a Explanation);
+
+impl fmt::Display for Explained<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Explanation { code_bits, gap, prices, schemes, widths } = self.0;
+        writeln!(f, "gap to the ideal Gaussian quantizer at {code_bits:.3} bits of codes per weight")?;
+        writeln!(f, "  ideal          {:.6}", gap.ideal)?;
+        writeln!(f, "  total gap      {:.6}", gap.total)?;
+        writeln!(f, "  distortion     {:.6}, codes above the rate-distortion bound", gap.distortion)?;
+        writeln!(f, "  allocation     {:.6}, bit-widths other than the ideal ones", gap.allocation)?;
+        if prices.byte > 0.0 {
+            writeln!(f, "a byte more saves {:.3e}, a megabyte {:.6}", prices.byte, 1e6 * prices.byte)?;
+        }
+        if prices.microsecond > 0.0 {
+            let us = prices.microsecond;
+            writeln!(f, "a microsecond more saves {us:.3e}, a millisecond {:.6}", 1e3 * us)?;
+        }
+        for (what, list) in [("scheme", schemes), ("bit-width", widths)] {
+            let best = list.iter().take(4);
+            if best.len() > 0 {
+                writeln!(f, "one more {what} would save at most")?;
+            }
+            for gain in best {
+                writeln!(f, "  {:.6} ({:.2} %)  {}", gain.saved, 100.0 * gain.share, gain.what)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A plan of a file, checked against the model and this machine.
+fn edited(path: &Path, source: &Source, args: &PlanArgs) -> Result<Plan, Failure> {
+    let mut plan = Plan::parse(&files::read_text(path)?, &path.display().to_string())?;
+    let inventory = source.inventory(plan.rotation);
+    plan.fit_to(&inventory)?;
+    plan.require_kernels(&fracbit::kernels()?)?;
+    if let Some(speed) = planning::speed(source, &args.speed)? {
+        plan.predict(&inventory, &speed)?;
+    }
+    Ok(plan)
 }

@@ -1,15 +1,15 @@
 //! `fracbit quantize`.
 
 use crate::{
-    args::{SensitivitySource, ShapeArgs, TargetArgs, rotation_name},
+    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
     context::Context,
-    failure::{Exit, Failure},
+    failure::Failure,
     files,
     planning::{self, Shown, Source},
 };
 use clap::Args;
-use fracbit::{MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, Target, plan::Inventory};
-use fracbit_base::Bytes;
+use fracbit::{MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory};
+use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
 use serde_json::json;
 use std::{
@@ -45,9 +45,12 @@ pub(crate) struct QuantizeArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Apply a plan of `fracbit plan --save`, edited or not.
-    #[arg(long, value_name = "FILE", group = "target", help_heading = "Budget (exactly one)",
-        conflicts_with_all = ["palette", "code", "rotation", "seed", "keep_head", "sensitivity"])]
+    #[arg(long, value_name = "FILE", group = "target",
+        conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "code",
+            "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity"])]
     plan: Option<PathBuf>,
+    #[command(flatten)]
+    speed: SpeedArgs,
     #[command(flatten)]
     shape: ShapeArgs,
     /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior` [default: quick].
@@ -73,45 +76,41 @@ enum Recipe<'a> {
 }
 
 impl QuantizeArgs {
-    fn recipe(&self) -> Result<Recipe<'_>, Failure> {
-        match (self.target.target(), &self.plan) {
-            (None, Some(path)) => Ok(Recipe::Read(path)),
-            (Some(target), _) => {
-                // One scheme everywhere leaves nothing to decide, so nothing is worth measuring.
-                let uniform = matches!(target, Target::Uniform(_));
-                let default = if uniform { SensitivitySource::Prior } else { SensitivitySource::Quick };
-                Ok(Recipe::Make(self.shape.options(target), self.sensitivity.clone().unwrap_or(default)))
-            }
-            (None, None) => Err(Failure::new(
-                Exit::Usage,
-                anyhow::Error::msg("one of --bits, --size, --scheme and --plan is needed"),
-            )),
+    fn recipe(&self, source: &Source) -> Result<Recipe<'_>, Failure> {
+        if let Some(path) = &self.plan {
+            return Ok(Recipe::Read(path));
         }
+        let options = planning::options(source, &self.target, &self.shape, &self.speed)?;
+        let sensitivity = planning::sensitivity_source(self.sensitivity.as_ref(), &options);
+        Ok(Recipe::Make(options, sensitivity))
     }
-}
 
-/// The command for the record. It names what decides the result and nothing else: no output path, no threads.
-fn recorded(model: &Path, recipe: &Recipe<'_>) -> String {
-    let model = model.display();
-    match recipe {
-        Recipe::Read(path) => format!("fracbit quantize {model} --plan {}", path.display()),
-        Recipe::Make(options, sensitivity) => {
-            let target = match options.target {
-                Target::Bits(bits) => format!("--bits {bits}"),
-                Target::Size(bytes) => format!("--size {}", bytes.0),
-                Target::Uniform(scheme) => format!("--scheme {scheme}"),
-            };
-            let choice = match options.target {
-                Target::Uniform(_) => String::new(),
-                _ => format!(" --palette {} --code {}", options.palette.name(), options.code.name()),
-            };
-            let head = if options.keep_head { " --keep-head" } else { "" };
-            let rotation = rotation_name(options.rotation);
-            let seed = options.seed;
-            format!(
-                "fracbit quantize {model} {target}{choice} --rotation {rotation} --sensitivity {sensitivity} --seed {seed}{head}"
-            )
+    /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
+    fn recorded(&self) -> String {
+        let model = self.model.display();
+        if let Some(path) = &self.plan {
+            return format!("fracbit quantize {model} --plan {}", path.display());
         }
+        let mut line = format!("fracbit quantize {model} {}", self.target.recorded());
+        let timed = self.target.limit_us(self.speed.batch).is_some();
+        if self.target.scheme.is_none() {
+            let (palette, code) = (self.shape.palette(timed), Code::from(self.shape.code));
+            line += &format!(" --palette {} --code {}", palette.name(), code.name());
+        }
+        let default =
+            if self.target.scheme.is_some() { SensitivitySource::Prior } else { SensitivitySource::Quick };
+        let sensitivity = self.sensitivity.as_ref().unwrap_or(&default);
+        let (rotation, seed) = (rotation_name(self.shape.rotation.into()), self.shape.seed);
+        line += &format!(" --rotation {rotation} --sensitivity {sensitivity} --seed {seed}");
+        if self.shape.keep_head {
+            line += " --keep-head";
+        }
+        if let Some(path) = &self.speed.profile {
+            let SpeedArgs { context, batch, no_fusion, .. } = &self.speed;
+            line += &format!(" --profile {} --context {context} --batch {batch}", path.display());
+            line += if *no_fusion { " --no-fusion" } else { "" };
+        }
+        line + &self.shape.recorded()
     }
 }
 
@@ -143,8 +142,8 @@ fn measuring_line(bytes: Bytes) -> String {
 }
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
-    let recipe = args.recipe()?;
     let source = Source::open(&args.model)?;
+    let recipe = args.recipe(&source)?;
     if let (Some(out), false) = (&args.out, args.dry_run) {
         probe(out, args.force)?;
     }
@@ -168,7 +167,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let Some(out) = &args.out else { return Ok(()) };
     let options = QuantizeOptions {
         force: args.force,
-        command: recorded(&args.model, &recipe),
+        command: args.recorded(),
         source: args.model.display().to_string(),
         source_hash: source.hash().to_owned(),
     };
@@ -200,7 +199,10 @@ fn probe(out: &Path, force: bool) -> Result<(), Failure> {
 
 fn resolve(recipe: &Recipe<'_>, source: &Source, context: &Context) -> Result<(Inventory, Plan), Failure> {
     match recipe {
-        Recipe::Make(options, sensitivity) => planning::make(source, sensitivity, options, context),
+        Recipe::Make(options, sensitivity) => {
+            let (inventory, _, plan) = planning::make(source, sensitivity, options, context)?;
+            Ok((inventory, plan))
+        }
         Recipe::Read(path) => {
             let mut plan = Plan::parse(&files::read_text(path)?, &path.display().to_string())?;
             let inventory = source.inventory(plan.rotation);
@@ -252,14 +254,18 @@ mod tests {
             ),
             ("M -o B --plan p.json", "fracbit quantize M --plan p.json"),
             (
+                "M -o B --latency 2ms --bits 3 --profile m.json --pin layers.0.*=tcq-4 --exclude lm_head",
+                "fracbit quantize M --bits 3 --latency 2000us --palette all --code fine --rotation fold --sensitivity quick \
+                 --seed 0 --profile m.json --context 128 --batch 1 --pin 'layers.0.*=tcq-4' --exclude 'lm_head'",
+            ),
+            (
                 "M -o C --size 1MB --keep-head --seed 3 --palette all --rotation none --sensitivity a.json",
                 "fracbit quantize M --size 1000000 --palette all --code fine --rotation none --sensitivity a.json --seed 3 --keep-head",
             ),
         ];
         for (line, want) in table {
             let args = args(line);
-            let recipe = args.recipe().unwrap_or_else(|e| panic!("{line}: {e:?}"));
-            assert_eq!(recorded(&args.model, &recipe), want);
+            assert_eq!(args.recorded(), want);
         }
     }
 }

@@ -104,6 +104,12 @@ impl Memory {
         8 * self.data.len() as u64
     }
 
+    /// Reads everything once, so that caches hold nothing else.
+    pub(super) fn sweep(&self) {
+        let sum = self.data.par_chunks(CHUNK).map(sum).reduce(|| 0, u64::wrapping_add);
+        assert_eq!(sum, self.data.len() as u64, "ones add up to their number");
+    }
+
     /// GB/s of the threads of the current pool.
     pub(super) fn read(&mut self) -> f64 {
         let threads = rayon::current_num_threads();

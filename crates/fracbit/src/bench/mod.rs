@@ -15,10 +15,15 @@
 mod kernels;
 mod limits;
 mod model;
+mod profile;
+mod random;
+mod targets;
 
 pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};
 pub use model::{ModelOptions, ModelSpeed, Subject, model};
+pub use profile::{ProfileOptions, profile};
+pub use targets::{TargetOptions, TargetSpeed, targets};
 
 use crate::Error;
 use fracbit_base::{Scheme, Shape};

@@ -1,0 +1,495 @@
+//! The machine profile: every product that a model of some shape may consist of, and what a decode step takes beside them.
+
+use super::{Machine, Spread, limits, pool, positive, random::Arena};
+use crate::{
+    Error, Progress, fusion,
+    machine::{KernelTime, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Sample, isa},
+    plan::Matrix,
+};
+use fracbit_base::{Scheme, Shape};
+use fracbit_format::TILE_ROWS;
+use fracbit_io::ModelConfig;
+use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul};
+use fracbit_model::{LinearId, Model, SampleConfig, Sampler, State, StateOptions};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::ThreadPool;
+use std::{collections::BTreeMap, fs, time::Instant};
+
+/// Weights of the largest matrix that is measured whole; of a larger one (a head) so many rows are, and the time is scaled.
+const MOST_WEIGHTS: usize = 1 << 26;
+/// Weights in the layers of a random model; a larger model is measured with fewer layers.
+const MODEL_WEIGHTS: usize = 1 << 30;
+/// Tokens in the cache when the decoding of most random models begins.
+const SHORT: usize = 16;
+/// Contexts of the random models that show what attention takes.
+const LONG: [usize; 3] = [256, 1024, 1024];
+/// Tokens generated in one measurement.
+const STEPS: usize = 8;
+/// Times that all schemes are gone through, the even ones backwards.
+const SWEEPS: usize = 2;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct ProfileOptions {
+    /// Schemes.
+    pub schemes: Vec<Scheme>,
+    /// Tokens of a step.
+    pub batch: Vec<usize>,
+    /// Threads.
+    pub threads: usize,
+    /// Measurements of each product in each of two sweeps, and of each model.
+    pub rounds: usize,
+    /// Random models beside those with long contexts.
+    pub models: usize,
+    /// Bytes to read between measurements, so that weights come from memory; twice the last-level cache if absent.
+    pub flush: Option<u64>,
+    /// Seed of the random configurations.
+    pub seed: u64,
+}
+
+impl Default for ProfileOptions {
+    /// Every scheme, single tokens, all cores.
+    fn default() -> Self {
+        Self {
+            schemes: Scheme::all().collect(),
+            batch: vec![1],
+            threads: super::cores(),
+            rounds: 9,
+            models: 9,
+            flush: None,
+            seed: 0,
+        }
+    }
+}
+
+/// Measures a profile for models of `config`, which `subject` names.
+///
+/// # Errors
+/// [`Error::Option`] for empty lists and zeros; what building and running models refuse.
+///
+/// # Panics
+/// When a product or a model gives no finite numbers.
+pub fn profile(
+    subject: &str,
+    config: &ModelConfig,
+    options: &ProfileOptions,
+    kernels: &Kernels,
+    progress: &dyn Progress,
+) -> Result<MachineProfile, Error> {
+    positive("--batch", &options.batch)?;
+    positive("--threads", &[options.threads])?;
+    positive("--rounds", &[options.rounds])?;
+    if options.schemes.is_empty() {
+        return Err(Error::Option { option: "--scheme", rule: "should name a scheme".to_owned() });
+    }
+    let start = Instant::now();
+    let pool = pool(options.threads)?;
+    let arena = Arena::new();
+    let mut flush = limits::Memory::new(options.flush.unwrap_or_else(|| 2 * last_cache()).max(4096))?;
+    let limits = pool.install(|| {
+        let mut read: Vec<f64> = (0..3).map(|_| flush.read()).collect();
+        let mut products: Vec<f64> = (0..3).map(|_| limits::products()).collect();
+        read.sort_by(f64::total_cmp);
+        products.sort_by(f64::total_cmp);
+        [read[1], products[1]]
+    });
+    let products = Products::of(config);
+    let times = products.measure(options, kernels, &arena, &pool, &mut flush, progress)?;
+    let mut profile = MachineProfile {
+        profile_version: PROFILE_VERSION,
+        fracbit: env!("CARGO_PKG_VERSION").to_owned(),
+        cpu: Machine::now().cpu,
+        isa: isa(kernels),
+        threads: options.threads,
+        subject: subject.to_owned(),
+        shape: ModelShape::of(config),
+        read_gb_per_s: limits[0],
+        int8_gmac_per_s: limits[1],
+        seconds: 0.0,
+        kernels: times,
+        overheads: Vec::new(),
+    };
+    let samples = models(config, options, &profile, kernels, &arena, &pool, progress)?;
+    for (&batch, samples) in options.batch.iter().zip(samples) {
+        profile.overheads.push(Overhead::fit(batch, samples)?);
+    }
+    profile.seconds = start.elapsed().as_secs_f64();
+    Ok(profile)
+}
+
+/// Bytes of the last-level cache as the system tells, else 64 MiB.
+fn last_cache() -> u64 {
+    let size = |index: u32| -> Option<u64> {
+        let text =
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
+        text.trim().strip_suffix('K')?.parse::<u64>().ok()
+    };
+    (0..8).filter_map(size).max().map_or(64 << 20, |kib| kib << 10)
+}
+
+/// The distinct shapes of a model's products, fused ones included.
+struct Products(Vec<Shape>);
+
+impl Products {
+    fn of(config: &ModelConfig) -> Self {
+        let matrices: Vec<Matrix> = matrices(config);
+        let one = matrices.iter().filter(|m| multiplies(config, m.id)).map(|m| m.shape);
+        let groups = fusion::candidates(&matrices);
+        let fused = groups.iter().map(|group| {
+            let rows = group.iter().map(|&m| matrices[m].shape.rows).sum();
+            Shape::new(rows, matrices[group[0]].shape.cols)
+        });
+        let mut all: Vec<Shape> = one.chain(fused).collect();
+        all.sort_by_key(|s| (s.cols, s.rows));
+        all.dedup();
+        Self(all)
+    }
+
+    fn measure(
+        &self,
+        options: &ProfileOptions,
+        kernels: &Kernels,
+        arena: &Arena,
+        pool: &ThreadPool,
+        flush: &mut limits::Memory,
+        progress: &dyn Progress,
+    ) -> Result<Vec<KernelTime>, Error> {
+        let (schemes, batches) = (&options.schemes, &options.batch);
+        progress.stage("measuring products", (SWEEPS * schemes.len()) as u64);
+        let mut times = vec![vec![vec![Vec::new(); self.0.len()]; batches.len()]; schemes.len()];
+        for sweep in 0..SWEEPS {
+            for at in 0..schemes.len() {
+                let at = if sweep % 2 == 0 { at } else { schemes.len() - 1 - at };
+                let set = Set::new(schemes[at], &self.0, arena, kernels)?;
+                for (&batch, times) in batches.iter().zip(&mut times[at]) {
+                    pool.install(|| set.measure(batch, options.rounds, flush, times));
+                }
+                progress.advance(1);
+            }
+        }
+        let mut all = Vec::new();
+        for (scheme, times) in schemes.iter().zip(times) {
+            for (&batch, times) in batches.iter().zip(times) {
+                for (shape, times) in self.0.iter().zip(times) {
+                    all.push(kernel_time(*scheme, *shape, batch, times));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn matrices(config: &ModelConfig) -> Vec<Matrix> {
+    let matrix = |id: LinearId| Matrix { id, name: id.to_string(), shape: id.shape(config) };
+    LinearId::all(config).map(matrix).collect()
+}
+
+/// Whether a decode step multiplies by this matrix; of an embedding that is not the head it reads one row.
+fn multiplies(config: &ModelConfig, id: LinearId) -> bool {
+    id != LinearId::Embed || config.tie_word_embeddings
+}
+
+/// Rows that are measured of a matrix.
+fn measured_rows(shape: Shape) -> usize {
+    let most = (MOST_WEIGHTS / shape.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+    shape.rows.min(most)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio of rows")]
+fn kernel_time(scheme: Scheme, shape: Shape, batch: usize, mut times: Vec<f64>) -> KernelTime {
+    times.sort_by(f64::total_cmp);
+    let scale = shape.rows as f64 / measured_rows(shape) as f64;
+    let (last, scaled) = (times.len() - 1, |us: f64| us * scale);
+    KernelTime {
+        scheme,
+        rows: shape.rows,
+        cols: shape.cols,
+        batch,
+        spread: [scaled(times[last / 4]), scaled(times[last - last / 4])],
+        us: scaled(Spread::of(times).median),
+    }
+}
+
+/// One matrix of every shape, of one scheme.
+struct Set {
+    matrices: Vec<PackedMatrix>,
+    /// A strip for each number of columns, by columns.
+    strips: BTreeMap<usize, PackedMatrix>,
+}
+
+impl Set {
+    fn new(scheme: Scheme, shapes: &[Shape], arena: &Arena, kernels: &Kernels) -> Result<Self, Error> {
+        let mut set = Self { matrices: Vec::new(), strips: BTreeMap::new() };
+        for (salt, &shape) in shapes.iter().enumerate() {
+            let part = Shape::new(measured_rows(shape), shape.cols);
+            set.matrices.push(arena.matrix(scheme, part, false, salt, kernels)?);
+            let strip = Shape::new(TILE_ROWS, shape.cols);
+            set.strips.insert(shape.cols, arena.matrix(scheme, strip, false, salt, kernels)?);
+        }
+        Ok(set)
+    }
+
+    /// Microseconds of each product, `rounds` times; in a round each matrix is multiplied once, after the caches were filled
+    /// with something else. What a step does once per input, the integers of the activations, is made by a strip before.
+    fn measure(&self, batch: usize, rounds: usize, flush: &mut limits::Memory, times: &mut [Vec<f64>]) {
+        const FITS: &str = "shapes that fit";
+        let (mut x, mut y, mut strip) = (Activations::new(), Vec::new(), vec![0.0; batch * TILE_ROWS]);
+        for round in 0..=rounds {
+            flush.sweep();
+            for (matrix, times) in self.matrices.iter().zip(times.iter_mut()) {
+                let Shape { rows, cols } = matrix.shape();
+                let input = cases::activations(batch * cols, 1);
+                x.set(&input, cols).expect(FITS);
+                matmul(&self.strips[&cols], &mut x, &mut strip).expect(FITS);
+                y.resize(batch * rows, 0.0);
+                y.fill(f32::NAN);
+                let start = Instant::now();
+                matmul(matrix, &mut x, &mut y).expect(FITS);
+                let us = start.elapsed().as_secs_f64() * 1e6;
+                assert!(y.iter().all(|y| y.is_finite()), "{}: finite results", matrix.scheme());
+                if round > 0 {
+                    times.push(us);
+                }
+            }
+        }
+    }
+}
+
+/// A model at random: its layers, the scheme of every matrix, what is fused, and the context it runs at.
+struct Draw {
+    config: ModelConfig,
+    schemes: BTreeMap<LinearId, Scheme>,
+    fused: Vec<Vec<LinearId>>,
+    context: usize,
+}
+
+impl Draw {
+    fn new(
+        config: &ModelConfig,
+        layers: usize,
+        context: usize,
+        schemes: &[Scheme],
+        rng: &mut ChaCha8Rng,
+    ) -> Self {
+        let mut config = config.clone();
+        config.layers.truncate(layers);
+        // Around a rate of its own, so that models differ in speed and not only in what they are made of.
+        let rates: Vec<u8> = schemes.iter().map(|s| s.quarters()).collect();
+        let rate = rates[rng.random_range(0..rates.len())];
+        let near: Vec<Scheme> =
+            schemes.iter().copied().filter(|s| s.quarters().abs_diff(rate) <= 3).collect();
+        let matrices = matrices(&config);
+        let mut groups = fusion::candidates(&matrices);
+        let mut fused = Vec::new();
+        let mut taken = vec![false; matrices.len()];
+        while !groups.is_empty() {
+            let group = groups.swap_remove(rng.random_range(0..groups.len()));
+            if rng.random_bool(0.5) && group.iter().all(|&m| !taken[m]) {
+                group.iter().for_each(|&m| taken[m] = true);
+                fused.push(group.iter().map(|&m| matrices[m].id).collect::<Vec<_>>());
+            }
+        }
+        let mut chosen: BTreeMap<LinearId, Scheme> =
+            matrices.iter().map(|m| (m.id, near[rng.random_range(0..near.len())])).collect();
+        for group in &fused {
+            let scheme = chosen[&group[0]];
+            chosen.extend(group.iter().map(|id| (*id, scheme)));
+        }
+        Self { config, schemes: chosen, fused, context }
+    }
+
+    /// Microseconds of its products, by the profile.
+    fn kernels_us(&self, profile: &MachineProfile, batch: usize) -> f64 {
+        kernels_us(&self.config, |id| self.schemes[&id], &self.fused, profile, batch)
+            .expect("every shape of the model was measured")
+    }
+}
+
+/// Microseconds of the products of a model; `None` when one was not measured.
+fn kernels_us(
+    config: &ModelConfig,
+    scheme: impl Fn(LinearId) -> Scheme,
+    fused: &[Vec<LinearId>],
+    profile: &MachineProfile,
+    batch: usize,
+) -> Option<f64> {
+    let mut sum = 0.0;
+    for id in LinearId::all(config).filter(|&id| multiplies(config, id)) {
+        let alone = [id];
+        let group = fused.iter().find(|g| g.contains(&id)).map_or(&alone[..], Vec::as_slice);
+        if group[0] == id {
+            let rows = group.iter().map(|id| id.shape(config).rows).sum();
+            sum += profile.kernel_us(scheme(id), Shape::new(rows, id.shape(config).cols), batch)?;
+        }
+    }
+    Some(sum)
+}
+
+/// Measures random models, each with every batch; samples by batch.
+fn models(
+    config: &ModelConfig,
+    options: &ProfileOptions,
+    profile: &MachineProfile,
+    kernels: &Kernels,
+    arena: &Arena,
+    pool: &ThreadPool,
+    progress: &dyn Progress,
+) -> Result<Vec<Vec<Sample>>, Error> {
+    let per_layer: usize = LinearId::all(config)
+        .filter(|id| matches!(id, LinearId::Layer(0, _)))
+        .map(|id| id.shape(config).len())
+        .sum();
+    let all = config.num_hidden_layers();
+    let most = (MODEL_WEIGHTS / per_layer.max(1)).clamp(1, all);
+    let few = most.div_ceil(4);
+    let room = config.max_position_embeddings.saturating_sub(STEPS * 8).max(1);
+    let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+    let mut draws = Vec::new();
+    for i in 0..options.models {
+        let layers = [most, most.div_ceil(2), most, few][i % 4];
+        draws.push(Draw::new(config, layers, SHORT.min(room), &options.schemes, &mut rng));
+    }
+    for context in LONG {
+        draws.push(Draw::new(config, few, context.min(room), &options.schemes, &mut rng));
+    }
+    progress.stage("measuring models", draws.len() as u64);
+    let mut samples = vec![Vec::new(); options.batch.len()];
+    for draw in &draws {
+        let model = arena.model(&draw.config, |id| draw.schemes[&id], &draw.fused, kernels)?;
+        for (&batch, samples) in options.batch.iter().zip(&mut samples) {
+            let times =
+                pool.install(|| Decoder::new(&model, draw.context, batch)?.measure(options.rounds))?;
+            #[expect(clippy::cast_precision_loss, reason = "tokens")]
+            let context = draw.context as f64 + (batch * (STEPS - 1)) as f64 / 2.0;
+            samples.push(Sample {
+                kernels_us: draw.kernels_us(profile, batch),
+                layers: draw.config.num_hidden_layers(),
+                context,
+                us: times.median,
+            });
+        }
+        progress.advance(1);
+    }
+    Ok(samples)
+}
+
+/// A model that decodes.
+pub(super) struct Decoder<'a> {
+    model: &'a Model,
+    state: State,
+    sampler: Sampler,
+    context: usize,
+    batch: usize,
+}
+
+impl<'a> Decoder<'a> {
+    /// With `context` tokens in its cache.
+    pub(super) fn new(model: &'a Model, context: usize, batch: usize) -> Result<Self, Error> {
+        let room = context + batch * STEPS;
+        let mut state = model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
+        state.reserve(room)?;
+        let vocab = model.config().vocab_size;
+        let token = |i: usize| u32::try_from(i * 7919 % vocab).expect("vocabularies are below 2^32");
+        let mut hidden = Vec::new();
+        model.forward(&mut state, &(0..context).map(token).collect::<Vec<_>>(), &mut hidden)?;
+        let sampler = Sampler::new(SampleConfig { temperature: 0.0, ..SampleConfig::default() })?;
+        Ok(Self { model, state, sampler, context, batch })
+    }
+
+    /// Microseconds of a step, picking the next tokens included; the first of the measurements warms up.
+    pub(super) fn measure(&mut self, rounds: usize) -> Result<Spread, Error> {
+        let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+        let vocab = self.model.config().vocab_size;
+        let mut times = Vec::new();
+        for round in 0..=rounds {
+            self.state.truncate(self.context);
+            let mut tokens = vec![1; self.batch];
+            let start = Instant::now();
+            for _ in 0..STEPS {
+                self.model.forward(&mut self.state, &tokens, &mut hidden)?;
+                self.model.logits(&mut self.state, &hidden, &mut logits)?;
+                for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(vocab)) {
+                    *token = self.sampler.sample(logits, &[])?;
+                }
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a handful of steps")]
+            let us = start.elapsed().as_secs_f64() * 1e6 / STEPS as f64;
+            if round > 0 {
+                times.push(us);
+            }
+        }
+        Ok(Spread::of(times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Preset, Quiet};
+    use std::path::Path;
+
+    fn tiny() -> ModelConfig {
+        let text = Preset::named("tiny").unwrap().config_text();
+        ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap()
+    }
+
+    #[test]
+    fn a_small_profile_and_its_reader() {
+        let options = ProfileOptions {
+            schemes: ["tcq-fast-2", "nuq-4"].map(|s| s.parse().unwrap()).to_vec(),
+            batch: vec![1, 2],
+            threads: 1,
+            rounds: 1,
+            models: 3,
+            flush: Some(4096),
+            seed: 1,
+        };
+        let kernels = crate::kernels().unwrap();
+        let got = profile("tiny", &tiny(), &options, &kernels, &Quiet).unwrap();
+        // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own rows.
+        assert_eq!(got.kernels.len(), 2 * 2 * Products::of(&tiny()).0.len());
+        assert!(got.kernels.iter().all(|k| k.us > 0.0 && k.spread[0] <= k.us && k.us <= k.spread[1]));
+        assert_eq!(
+            got.overheads.iter().map(|o| (o.batch, o.samples.len())).collect::<Vec<_>>(),
+            [(1, 6), (2, 6)]
+        );
+
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("machine.json");
+        fs::write(&path, serde_json::to_string(&got).unwrap()).unwrap();
+        let read = MachineProfile::read(&path).unwrap();
+        assert_eq!(read.kernels.len(), got.kernels.len());
+        read.require_current("machine.json", &kernels, 1).unwrap();
+        read.require_shape("machine.json", &tiny()).unwrap();
+        assert!(read.overhead(2).is_ok());
+        let message = |e: Error| e.to_string();
+        assert!(message(read.overhead(3).unwrap_err()).contains("--batch"));
+        let stale = |change: fn(&mut MachineProfile)| {
+            let mut profile = read.clone();
+            change(&mut profile);
+            message(profile.require_current("machine.json", &kernels, 1).unwrap_err())
+        };
+        assert!(stale(|p| p.cpu = "abacus".to_owned()).contains("abacus"));
+        assert!(stale(|p| p.isa = "none".to_owned()).contains("instruction set"));
+        assert!(stale(|p| p.threads = 9).contains("threads (9)"));
+        assert!(stale(|p| p.fracbit = "0.0.0".to_owned()).contains("version"));
+        let other = Preset::named("tiny").unwrap().resized(Some(400), None).unwrap().config_text();
+        let other = ModelConfig::parse(other.as_bytes(), Path::new("config.json")).unwrap();
+        assert!(message(read.require_shape("m", &other).unwrap_err()).contains("vocabulary 400"));
+        for bad in ["", "{}", "{\"profile_version\":2}"] {
+            fs::write(&path, bad).unwrap();
+            assert!(matches!(MachineProfile::read(&path), Err(Error::Profile { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn shapes_of_a_llama() {
+        let text = Preset::named("llama-3.2-1b").unwrap().config_text();
+        let config = ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap();
+        let shapes: Vec<(usize, usize)> = Products::of(&config).0.iter().map(|s| (s.rows, s.cols)).collect();
+        let wide = [512, 1024, 2048, 2560, 3072, 8192, 16384, 128_256].map(|rows| (rows, 2048));
+        assert_eq!(shapes, [&wide[..], &[(2048, 8192)]].concat());
+        assert_eq!(measured_rows(Shape::new(128_256, 2048)), 32768);
+    }
+}

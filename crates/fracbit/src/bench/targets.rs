@@ -1,0 +1,162 @@
+//! Plans to a speed, put to the test: whole models decoded beside the times that were predicted for them.
+
+use super::{Spread, pool, profile::Decoder, random::Arena};
+use crate::{
+    Error, Plan, PlanOptions, Progress, Sensitivities, Speed, Target, directory,
+    machine::MachineProfile,
+    plan::{Inventory, Storage, plan},
+};
+use fracbit_base::{Palette, Scheme};
+use fracbit_io::ModelConfig;
+use fracbit_kernels::Kernels;
+use fracbit_model::{LinearId, RotationMode};
+use serde::Serialize;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// What to plan for.
+#[derive(Clone, Debug)]
+pub struct TargetOptions {
+    /// Number of times, spread evenly in ratio between the fastest and the slowest useful uniform plan.
+    pub count: usize,
+    /// Tokens in the cache.
+    pub context: usize,
+    /// Measurements of each model.
+    pub rounds: usize,
+}
+
+/// A time, the plan for it, and what came out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TargetSpeed {
+    /// The time asked for, microseconds of a decode step.
+    pub target_us: f64,
+    /// What the plan is predicted to take.
+    pub predicted_us: f64,
+    /// What a model of its shape, schemes and groups takes: median.
+    pub measured_us: f64,
+    /// Least and most.
+    pub spread: Spread,
+    /// Measured over predicted.
+    pub ratio: f64,
+    /// Stored bits per parameter of the plan.
+    pub bits_per_weight: f64,
+    /// Fused groups.
+    pub groups: usize,
+    /// Predicted loss of the plan, nats per token.
+    pub loss: f64,
+    /// The same without fusion.
+    pub loss_unfused: Option<f64>,
+    /// The best single scheme that is predicted to meet the time.
+    pub uniform: Option<Scheme>,
+    /// Its predicted loss.
+    pub uniform_loss: Option<f64>,
+}
+
+/// Plans for several times on this machine and measures each plan in a whole model of random codes.
+///
+/// Losses use the prior sensitivities: a shape has no weights to measure.
+///
+/// # Errors
+/// When the profile is of another model or lacks something; what planning and running refuse.
+pub fn targets(
+    config: &ModelConfig,
+    profile: &Arc<MachineProfile>,
+    options: &TargetOptions,
+    kernels: &Kernels,
+    progress: &dyn Progress,
+) -> Result<Vec<TargetSpeed>, Error> {
+    super::positive("--count", &[options.count])?;
+    super::positive("--rounds", &[options.rounds])?;
+    profile.require_shape("profile", config)?;
+    let inventory = directory::inventory_of(config, RotationMode::Fold, String::new());
+    let planner = Planner { inventory: &inventory, profile, context: options.context };
+    let mut uniform = planner.uniform()?;
+    // Useful: no other one is both faster and better.
+    uniform.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut least = f64::INFINITY;
+    uniform.retain(|&(_, _, loss)| {
+        let better = loss < least;
+        least = least.min(loss);
+        better
+    });
+    let (Some(first), Some(last)) = (uniform.first(), uniform.last()) else {
+        return Err(Error::Option { option: "--profile", rule: "should hold a scheme".to_owned() });
+    };
+    let (fastest, slowest) = (first.1, last.1);
+    let (arena, pool) = (Arena::new(), pool(profile.threads)?);
+    progress.stage("planning and measuring", options.count as u64);
+    let mut rows = Vec::new();
+    for i in 1..=options.count {
+        #[expect(clippy::cast_precision_loss, reason = "a handful of targets")]
+        let target_us = fastest * (slowest / fastest).powf(i as f64 / (options.count + 1) as f64);
+        let best = planner.within(target_us, true)?;
+        let schemes = schemes(&best, config)?;
+        let fused = crate::fusion::check(&best.fused, |id| {
+            Some((schemes.get(&id).copied().map(Storage::Packed)?, id.shape(config)))
+        })
+        .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
+        let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
+        let spread = pool.install(|| Decoder::new(&model, options.context, 1)?.measure(options.rounds))?;
+        let predicted_us = best.speed.as_ref().map_or(f64::NAN, |s| s.step_us);
+        let single = uniform.iter().rev().find(|u| u.1 <= target_us);
+        rows.push(TargetSpeed {
+            target_us,
+            predicted_us,
+            measured_us: spread.median,
+            spread,
+            ratio: spread.median / predicted_us,
+            bits_per_weight: best.bits_per_weight,
+            groups: best.fused.len(),
+            loss: best.predicted_loss,
+            loss_unfused: planner.within(target_us, false).ok().map(|p| p.predicted_loss),
+            uniform: single.map(|u| u.0),
+            uniform_loss: single.map(|u| u.2),
+        });
+        progress.advance(1);
+    }
+    Ok(rows)
+}
+
+/// The scheme of every matrix of a plan without half-precision matrices.
+fn schemes(plan: &Plan, config: &ModelConfig) -> Result<BTreeMap<LinearId, Scheme>, Error> {
+    LinearId::all(config)
+        .zip(&plan.layers)
+        .map(|(id, layer)| match layer.scheme {
+            Storage::Packed(scheme) => Ok((id, scheme)),
+            Storage::F16 => {
+                Err(Error::Plan { origin: "plan".to_owned(), rule: format!("`{id}` is not packed") })
+            }
+        })
+        .collect()
+}
+
+struct Planner<'a> {
+    inventory: &'a Inventory,
+    profile: &'a Arc<MachineProfile>,
+    context: usize,
+}
+
+impl Planner<'_> {
+    fn options(&self, target: Target, limit_us: Option<f64>, fuse: bool) -> PlanOptions {
+        let speed = Speed { limit_us, fuse, context: self.context, ..Speed::new(Arc::clone(self.profile)) };
+        PlanOptions { palette: Palette::All, speed: Some(speed), ..PlanOptions::new(target) }
+    }
+
+    fn plan(&self, options: &PlanOptions) -> Result<Plan, Error> {
+        plan(self.inventory, &Sensitivities::prior(self.inventory, options.rotation), options)
+    }
+
+    fn within(&self, target_us: f64, fuse: bool) -> Result<Plan, Error> {
+        self.plan(&self.options(Target::Any, Some(target_us), fuse))
+    }
+
+    /// Every scheme of the palette everywhere: time and loss.
+    fn uniform(&self) -> Result<Vec<(Scheme, f64, f64)>, Error> {
+        let palette = self.options(Target::Any, Some(1.0), true).schemes();
+        let measured = |s: &Scheme| self.profile.kernels.iter().any(|k| k.scheme == *s);
+        let one = |scheme: Scheme| {
+            let plan = self.plan(&self.options(Target::Uniform(scheme), None, true))?;
+            Ok((scheme, plan.speed.map_or(f64::NAN, |s| s.step_us), plan.predicted_loss))
+        };
+        palette.into_iter().filter(measured).map(one).collect()
+    }
+}

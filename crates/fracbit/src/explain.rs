@@ -1,0 +1,209 @@
+//! Why a plan loses what it loses, and what would help.
+//!
+//! The gap to the ideal Gaussian quantizer is split as in Q-Palette, appendix B, into the share of codes that miss the
+//! rate-distortion bound and the share of having few bit-widths. Prices come from the linear relaxation of the plan's own
+//! problem: what one more byte and one more microsecond would save. The same relaxation with one more scheme, or
+//! with a bit-width between two that exist, tells what that would buy at most.
+
+use crate::{
+    Error,
+    joint::{Joint, Prices},
+    plan::{Inventory, Plan, PlanOptions, PlannedLayer, Storage, menus},
+    sensitivity::Sensitivities,
+};
+use fracbit_alloc::{Budget, Choice, Gap, Layer, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
+use fracbit_base::{Family, Scheme, Shape};
+use serde::Serialize;
+
+/// What one more way to store matrices would save.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gain {
+    /// A scheme's name, or a bit-width with the families that it lies between.
+    pub what: String,
+    /// Loss saved at the same size and time, at most.
+    pub saved: f64,
+    /// That as a share of the plan's loss.
+    pub share: f64,
+}
+
+/// The analysis of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Mean bits per weight of the codes, half-precision matrices aside: the budget of the ideal quantizer.
+    pub code_bits: f64,
+    /// Loss of the ideal quantizer there, and the gap to it in two parts.
+    pub gap: Gap,
+    /// Value of a byte and a microsecond.
+    pub prices: Prices,
+    /// What one more scheme would buy, the most first.
+    pub schemes: Vec<Gain>,
+    /// What one more bit-width would buy, the most first; empty where time is limited, since nobody measured its speed.
+    pub widths: Vec<Gain>,
+}
+
+/// Explains the plan that `options` gave.
+///
+/// # Errors
+/// When the plan does not fit the model, or sensitivities or kernels are missing.
+pub fn explain(
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+    plan: &Plan,
+) -> Result<Explanation, Error> {
+    let packed = |l: &&PlannedLayer| l.scheme != Storage::F16;
+    let layers: Vec<&PlannedLayer> = plan.layers.iter().filter(packed).collect();
+    let terms: Vec<LayerTerm> = layers
+        .iter()
+        .map(|l| LayerTerm { params: Shape::new(l.rows, l.cols).len() as u64, a: l.sensitivity.max(1e-12) })
+        .collect();
+    let stored = layers
+        .iter()
+        .map(|l| Ok(Stored { bits: l.bits, err: l.scheme.error()? }))
+        .collect::<Result<Vec<_>, Error>>()?;
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    let (bits, weights) = terms
+        .iter()
+        .zip(&stored)
+        .fold((0.0, 0.0), |(b, w), (t, s)| (b + t.params as f64 * s.bits, w + t.params as f64));
+    let code_bits = if weights > 0.0 { bits / weights } else { 0.0 };
+    let gap = if terms.is_empty() {
+        Gap { ideal: 0.0, total: 0.0, distortion: 0.0, allocation: 0.0 }
+    } else {
+        gap::split(&terms, &stored, &ideal_bits(&terms, code_bits, (0.0, 16.0))?)?
+    };
+
+    let asker = Asker { inventory, sensitivities, options, plan };
+    let now = asker.bound(&[], None)?;
+    let have = options.schemes();
+    let gain = |what: String, bound: f64| {
+        let saved = (now - bound).max(0.0);
+        Gain { what, saved, share: saved / plan.predicted_loss.max(f64::MIN_POSITIVE) }
+    };
+    let mut schemes = Vec::new();
+    for scheme in Scheme::all().filter(|s| !have.contains(s)) {
+        if asker.measured(scheme) {
+            schemes.push(gain(scheme.to_string(), asker.bound(&[scheme], None)?));
+        }
+    }
+    let mut widths = Vec::new();
+    if !asker.timed() {
+        for width in between(&have) {
+            widths.push(gain(width.name.clone(), asker.bound(&[], Some(&width))?));
+        }
+    }
+    for list in [&mut schemes, &mut widths] {
+        list.retain(|g: &Gain| g.share > 1e-6);
+        list.sort_by(|a, b| b.saved.total_cmp(&a.saved));
+    }
+    Ok(Explanation { code_bits, gap, prices: plan.prices, schemes, widths })
+}
+
+/// A bit-width that does not exist.
+struct Width {
+    name: String,
+    bits: f64,
+    error: f64,
+}
+
+/// The widths halfway between neighbouring rates of trellis codes, with the error between theirs.
+fn between(schemes: &[Scheme]) -> Vec<Width> {
+    let mut trellis: Vec<&Scheme> =
+        schemes.iter().filter(|s| matches!(s.family(), Family::Tcq | Family::HalfTcq)).collect();
+    trellis.sort_by_key(|s| s.quarters());
+    let error = |s: &Scheme| Storage::Packed(*s).error().ok();
+    trellis
+        .windows(2)
+        .filter(|pair| pair[0].quarters() < pair[1].quarters())
+        .filter_map(|pair| {
+            let bits = f64::from(pair[0].quarters() + pair[1].quarters()) / 8.0;
+            let error = (error(pair[0])? * error(pair[1])?).sqrt();
+            Some(Width { name: format!("{bits} bits, between {} and {}", pair[0], pair[1]), bits, error })
+        })
+        .collect()
+}
+
+struct Asker<'a> {
+    inventory: &'a Inventory,
+    sensitivities: &'a Sensitivities,
+    options: &'a PlanOptions,
+    plan: &'a Plan,
+}
+
+impl Asker<'_> {
+    fn timed(&self) -> bool {
+        self.options.speed.as_ref().is_some_and(|s| s.limit_us.is_some())
+    }
+
+    fn measured(&self, scheme: Scheme) -> bool {
+        let speed = self.options.speed.as_ref().filter(|s| s.limit_us.is_some());
+        speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == scheme))
+    }
+
+    /// Least loss of the relaxed problem at the plan's own size and time, with some more choices.
+    fn bound(&self, more: &[Scheme], width: Option<&Width>) -> Result<f64, Error> {
+        let mut options = self.options.clone();
+        options.also.extend(more);
+        let mut menus = menus(self.inventory, self.sensitivities, &options)?;
+        if let Some(width) = width {
+            for menu in menus.iter_mut().filter(|m| m.len() > 1) {
+                let mut layer = menu[0].clone();
+                #[expect(clippy::cast_precision_loss, reason = "bytes of a matrix")]
+                let moved =
+                    layer.bytes as f64 + (layer.rows * layer.cols) as f64 * (width.bits - layer.bits) / 8.0;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "bytes of a matrix"
+                )]
+                let moved = moved.max(0.0) as u64;
+                layer.bytes = moved;
+                layer.predicted_loss = layer.sensitivity * width.error;
+                menu.push(layer);
+            }
+        }
+        let bytes: u64 = self.plan.layers.iter().map(|l| l.bytes).sum();
+        if let Some(speed) = options.speed.as_ref().filter(|s| s.limit_us.is_some()) {
+            let limited = !matches!(self.options.target, crate::Target::Any);
+            return Joint::new(self.inventory, &menus, speed)?.bound(limited.then_some(bytes));
+        }
+        let layers = menus
+            .iter()
+            .map(|menu| Layer {
+                name: menu[0].name.clone(),
+                choices: menu.iter().map(|l| Choice::new(l.bytes, l.predicted_loss)).collect(),
+            })
+            .collect();
+        Ok(relax(&Problem::new(layers, vec![Budget::new("bytes", bytes)])?)?.bound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Preset, Target, directory, plan};
+    use fracbit_base::Palette;
+    use fracbit_model::RotationMode;
+
+    #[test]
+    fn a_poor_palette_gains_by_a_scheme_and_a_rich_one_hardly() {
+        let config = Preset::named("llama-3.2-1b").unwrap().model_config().unwrap();
+        let inventory = directory::inventory_of(&config, RotationMode::Fold, String::new());
+        let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        let of = |palette| {
+            let options = PlanOptions { palette, ..PlanOptions::new(Target::Bits(3.3)) };
+            let made = plan(&inventory, &sensitivities, &options).unwrap();
+            (explain(&inventory, &sensitivities, &options, &made).unwrap(), made)
+        };
+        let (poor, made) = of(Palette::Nuq);
+        let total = poor.gap.distortion + poor.gap.allocation;
+        assert!((poor.gap.total - total).abs() < 1e-9 && poor.gap.distortion > 0.0);
+        assert!((poor.gap.ideal + poor.gap.total - made.predicted_loss).abs() < 1e-9);
+        assert!(poor.schemes[0].what.contains("tcq"), "{:?}", poor.schemes[0]);
+        assert!(poor.prices.byte > 0.0 && poor.widths.is_empty());
+        let (rich, _) = of(Palette::Tcq);
+        assert!(rich.gap.total < poor.gap.total);
+        assert!(rich.schemes.first().map_or(0.0, |g| g.share) < 0.2 * poor.schemes[0].share);
+        assert!(rich.widths.iter().all(|g| g.share < 0.05), "{:?}", rich.widths);
+    }
+}

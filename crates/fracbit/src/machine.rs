@@ -1,0 +1,387 @@
+//! What a machine can do, measured: the document `machine.json` that plans to a speed are made from.
+//!
+//! Time of a decode step is predicted as Q-Palette does (appendix E.2): the times of its products with packed matrices, each
+//! measured on its own with the weights coming from memory, plus an overhead of everything else, learnt from whole models at
+//! random configurations. Where the paper subtracts and averages, we fit
+//!
+//! ```text
+//! T = factor * sum of kernels + layers * (layer + context * attention) + fixed
+//! ```
+//!
+//! so that one profile serves any context, and models that were measured with fewer layers than they have. The factor is
+//! near 1; it holds what a product in a row of products costs other than one measured alone.
+//!
+//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set, number of threads, version of
+//! this program and shape of model, and is refused elsewhere.
+
+use crate::Error;
+use fracbit_base::{Scheme, Shape};
+use fracbit_io::ModelConfig;
+use fracbit_kernels::Kernels;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Version of the document.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// The dimensions of a model that its speed depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are the configuration's own")]
+pub struct ModelShape {
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub vocab_size: usize,
+    pub tied: bool,
+}
+
+impl ModelShape {
+    /// Of a configuration.
+    #[must_use]
+    pub fn of(config: &ModelConfig) -> Self {
+        Self {
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            num_hidden_layers: config.num_hidden_layers(),
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            vocab_size: config.vocab_size,
+            tied: config.tie_word_embeddings,
+        }
+    }
+}
+
+impl std::fmt::Display for ModelShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { hidden_size, intermediate_size, num_hidden_layers, vocab_size, .. } = self;
+        let [heads, kv, width] = [self.num_attention_heads, self.num_key_value_heads, self.head_dim];
+        write!(
+            f,
+            "{num_hidden_layers} layers of {hidden_size} x {intermediate_size}, {heads} and {kv} heads of {width}, \
+             vocabulary {vocab_size}{}",
+            if self.tied { ", tied" } else { "" }
+        )
+    }
+}
+
+/// Time of one product.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelTime {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// Outputs; of all members, where several are fused.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Tokens.
+    pub batch: usize,
+    /// Median, microseconds.
+    pub us: f64,
+    /// Lower and upper quartile, microseconds.
+    pub spread: [f64; 2],
+}
+
+/// What a decode step takes beside its kernels: the fit of the module's equation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Overhead {
+    /// Tokens of a step.
+    pub batch: usize,
+    /// Time in a model over time alone.
+    pub factor: f64,
+    /// Microseconds of a layer without context.
+    pub layer_us: f64,
+    /// Microseconds of a layer for each token of context.
+    pub context_us: f64,
+    /// Microseconds of a step that do not depend on the layers.
+    pub fixed_us: f64,
+    /// Root mean square of the relative error, each model predicted by a fit to the others.
+    pub residual: f64,
+    /// What was fitted.
+    pub samples: Vec<Sample>,
+}
+
+/// A whole model, measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Sum of its kernels, microseconds.
+    pub kernels_us: f64,
+    /// Its layers.
+    pub layers: usize,
+    /// Tokens in the cache, on average over the steps.
+    pub context: f64,
+    /// Median time of a decode step, microseconds.
+    pub us: f64,
+}
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineProfile {
+    /// See [`PROFILE_VERSION`].
+    pub profile_version: u32,
+    /// Version of the program.
+    pub fracbit: String,
+    /// Model name of the processor.
+    pub cpu: String,
+    /// Instruction set of the kernels.
+    pub isa: String,
+    /// Threads.
+    pub threads: usize,
+    /// What was measured: a directory or a shape's name.
+    pub subject: String,
+    /// Its dimensions.
+    pub shape: ModelShape,
+    /// Reads from memory, 10^9 bytes per second.
+    pub read_gb_per_s: f64,
+    /// int8 products, 10^9 per second.
+    pub int8_gmac_per_s: f64,
+    /// Seconds that the measurement took.
+    pub seconds: f64,
+    /// Every product.
+    pub kernels: Vec<KernelTime>,
+    /// One fit per batch.
+    pub overheads: Vec<Overhead>,
+}
+
+/// The instruction set that a profile is keyed by: that of the default trellis code at 2 bits.
+pub(crate) fn isa(kernels: &Kernels) -> String {
+    let scheme = "tcq-2".parse().ok().and_then(fracbit_quant::codebook);
+    scheme.map_or_else(|| "unknown".to_owned(), |book| kernels.isa(book).name().to_owned())
+}
+
+impl MachineProfile {
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is no such document of this version.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bad = |rule: String| Error::Profile { origin: path.display().to_string(), rule };
+        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+        let profile: Self = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        if profile.profile_version != PROFILE_VERSION {
+            let got = profile.profile_version;
+            return Err(bad(format!("profile_version should be {PROFILE_VERSION}, got {got}")));
+        }
+        let finite = profile.kernels.iter().all(|k| k.us.is_finite() && k.us > 0.0);
+        let terms = |o: &Overhead| [o.factor, o.layer_us, o.context_us, o.fixed_us];
+        let fits = profile.overheads.iter().flat_map(terms).all(|v| v.is_finite() && v >= 0.0);
+        if !finite || !fits {
+            return Err(bad("times should be positive and finite".to_owned()));
+        }
+        Ok(profile)
+    }
+
+    /// Refuses a profile of another machine or of another version of the program; `origin` names it.
+    ///
+    /// # Errors
+    /// With the first thing that differs.
+    pub fn require_current(&self, origin: &str, kernels: &Kernels, threads: usize) -> Result<(), Error> {
+        let here = crate::bench::Machine::now().cpu;
+        let (now, version) = (isa(kernels), env!("CARGO_PKG_VERSION"));
+        for (what, got, want) in [
+            ("processor", &self.cpu, &here),
+            ("instruction set", &self.isa, &now),
+            ("number of threads", &self.threads.to_string(), &threads.to_string()),
+            ("version of fracbit", &self.fracbit, &version.to_owned()),
+        ] {
+            if got != want {
+                return Err(Error::Profile {
+                    origin: origin.to_owned(),
+                    rule: format!(
+                        "it was measured with another {what} ({got}) than this one ({want}): measure again"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a profile of a model with other dimensions.
+    ///
+    /// # Errors
+    /// With both shapes.
+    pub fn require_shape(&self, origin: &str, config: &ModelConfig) -> Result<(), Error> {
+        let want = ModelShape::of(config);
+        if self.shape == want {
+            return Ok(());
+        }
+        let rule =
+            format!("it was measured for a model of {}, this one has {want}: measure this one", self.shape);
+        Err(Error::Profile { origin: origin.to_owned(), rule })
+    }
+
+    /// The overhead of steps of `batch` tokens.
+    ///
+    /// # Errors
+    /// When that batch was not measured.
+    pub fn overhead(&self, batch: usize) -> Result<&Overhead, Error> {
+        self.overheads.iter().find(|o| o.batch == batch).ok_or_else(|| {
+            let have: Vec<String> = self.overheads.iter().map(|o| o.batch.to_string()).collect();
+            let rule = format!("holds batches of {}, not {batch}: measure it with --batch", have.join(", "));
+            Error::Profile { origin: "profile".to_owned(), rule }
+        })
+    }
+
+    /// Microseconds of one product; `None` when it was not measured.
+    #[must_use]
+    pub fn kernel_us(&self, scheme: Scheme, shape: Shape, batch: usize) -> Option<f64> {
+        let same = |k: &&KernelTime| {
+            k.scheme == scheme && (k.rows, k.cols) == (shape.rows, shape.cols) && k.batch == batch
+        };
+        self.kernels.iter().find(same).map(|k| k.us)
+    }
+}
+
+impl Overhead {
+    /// Microseconds of a step beside its kernels.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts")]
+    pub fn rest_us(&self, layers: usize, context: usize) -> f64 {
+        layers as f64 * (self.layer_us + self.context_us * context as f64) + self.fixed_us
+    }
+
+    /// Fits the overhead to measured models.
+    ///
+    /// # Errors
+    /// With fewer than four models.
+    pub(crate) fn fit(batch: usize, samples: Vec<Sample>) -> Result<Self, Error> {
+        if samples.len() < 4 {
+            let rule = format!("needs four models or more to fit an overhead, got {}", samples.len());
+            return Err(Error::Profile { origin: "profile".to_owned(), rule });
+        }
+        let all = solve(&samples);
+        let mut sum = 0.0;
+        for left_out in 0..samples.len() {
+            let mut others = samples.clone();
+            let sample = others.remove(left_out);
+            let got: f64 = solve(&others).iter().zip(terms(&sample)).map(|(a, b)| a * b).sum();
+            sum += (got / sample.us - 1.0).powi(2);
+        }
+        let [factor, layer_us, context_us, fixed_us] = all;
+        #[expect(clippy::cast_precision_loss, reason = "a mean over a few models")]
+        let residual = (sum / samples.len() as f64).sqrt();
+        Ok(Self { batch, factor, layer_us, context_us, fixed_us, residual, samples })
+    }
+}
+
+/// What the four unknowns are multiplied with.
+#[expect(clippy::cast_precision_loss, reason = "counts")]
+fn terms(sample: &Sample) -> [f64; 4] {
+    let layers = sample.layers as f64;
+    [sample.kernels_us, layers, layers * sample.context, 1.0]
+}
+
+/// Least squares of relative errors with non-negative unknowns: every set of unknowns that are held at zero is tried.
+fn solve(samples: &[Sample]) -> [f64; 4] {
+    let mut best = ([1.0, 0.0, 0.0, 0.0], f64::INFINITY);
+    for free in 1..16u32 {
+        let open: Vec<usize> = (0..4).filter(|i| free >> i & 1 == 1).collect();
+        let Some(found) = least_squares(samples, &open) else { continue };
+        let mut full = [0.0; 4];
+        open.iter().zip(found).for_each(|(&i, v)| full[i] = v);
+        if full.iter().any(|v| !(0.0..f64::INFINITY).contains(v)) {
+            continue;
+        }
+        let error: f64 = samples
+            .iter()
+            .map(|s| (full.iter().zip(terms(s)).map(|(a, b)| a * b).sum::<f64>() / s.us - 1.0).powi(2))
+            .sum();
+        if error < best.1 {
+            best = (full, error);
+        }
+    }
+    best.0
+}
+
+/// Normal equations of the unknowns `open`, by elimination; `None` when they are dependent.
+fn least_squares(samples: &[Sample], open: &[usize]) -> Option<Vec<f64>> {
+    let n = open.len();
+    let mut rows = vec![vec![0.0; n + 1]; n];
+    for s in samples {
+        let all = terms(s);
+        let x: Vec<f64> = open.iter().map(|&i| all[i] / s.us).collect();
+        for i in 0..n {
+            for j in 0..n {
+                rows[i][j] += x[i] * x[j];
+            }
+            rows[i][n] += x[i];
+        }
+    }
+    // Unknowns differ by many orders of magnitude: scale the diagonal to ones.
+    let scale: Vec<f64> = (0..n).map(|i| rows[i][i].sqrt()).collect();
+    if scale.iter().any(|&s| s <= 0.0) {
+        return None;
+    }
+    for i in 0..n {
+        for j in 0..n {
+            rows[i][j] /= scale[i] * scale[j];
+        }
+        rows[i][n] /= scale[i];
+    }
+    for i in 0..n {
+        let pivot = (i..n).max_by(|&a, &b| rows[a][i].abs().total_cmp(&rows[b][i].abs()))?;
+        rows.swap(i, pivot);
+        if rows[i][i].abs() < 1e-9 {
+            return None;
+        }
+        for r in 0..n {
+            if r != i {
+                let factor = rows[r][i] / rows[i][i];
+                let (from, to) = if r < i {
+                    let (low, high) = rows.split_at_mut(i);
+                    (&high[0], &mut low[r])
+                } else {
+                    let (low, high) = rows.split_at_mut(r);
+                    (&low[i], &mut high[0])
+                };
+                to.iter_mut().zip(from).for_each(|(t, f)| *t -= factor * f);
+            }
+        }
+    }
+    Some((0..n).map(|i| rows[i][n] / rows[i][i] / scale[i]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(truth: [f64; 4], wobble: f64) -> Vec<Sample> {
+        (0..12u32)
+            .map(|i| {
+                let layers = [16, 8, 2][i as usize % 3];
+                let s = Sample {
+                    kernels_us: f64::from(500 + i * i * 97 % 2000) * layers as f64,
+                    layers,
+                    context: f64::from([16u32, 1024, 100, 16][i as usize % 4]),
+                    us: 0.0,
+                };
+                let us: f64 = truth.iter().zip(terms(&s)).map(|(a, b)| a * b).sum();
+                Sample { us: us * (1.0 + wobble * f64::from(i % 3) - wobble), ..s }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_fit_finds_what_made_the_times() {
+        let truth = [1.05, 40.0, 0.02, 300.0];
+        let fit = Overhead::fit(1, samples(truth, 0.0)).unwrap();
+        for (got, want) in [fit.factor, fit.layer_us, fit.context_us, fit.fixed_us].iter().zip(truth) {
+            assert!((got / want - 1.0).abs() < 1e-6, "{fit:?}");
+        }
+        assert!(fit.residual < 1e-9);
+        let noisy = Overhead::fit(1, samples(truth, 0.01)).unwrap();
+        assert!(noisy.residual > 0.001 && noisy.residual < 0.05, "{}", noisy.residual);
+        assert!((noisy.rest_us(16, 128) - (16.0 * (40.0 + 0.02 * 128.0) + 300.0)).abs() < 300.0);
+    }
+
+    #[test]
+    fn unknowns_stay_positive_and_few_models_are_refused() {
+        let fit = Overhead::fit(1, samples([1.0, 0.0, 0.0, 0.0], 0.01)).unwrap();
+        assert!(fit.layer_us >= 0.0 && fit.context_us >= 0.0 && fit.fixed_us >= 0.0, "{fit:?}");
+        let few = samples([1.0; 4], 0.0)[..3].to_vec();
+        assert!(matches!(Overhead::fit(1, few), Err(Error::Profile { .. })));
+    }
+}
