@@ -19,6 +19,7 @@ pub struct Codebook {
     scheme: Scheme,
     entries: Vec<i16>,
     step: f32,
+    grid: Grid,
 }
 
 /// A table that does not fit its scheme.
@@ -80,7 +81,8 @@ impl Codebook {
         if entries.contains(&i16::MIN) {
             return Err(CodebookError::Range(scheme));
         }
-        Ok(Self { scheme, entries, step })
+        let narrow = entries.iter().all(|e| (-127..=127).contains(e));
+        Ok(Self { scheme, entries, step, grid: if narrow { Grid::I8 } else { Grid::I16 } })
     }
 
     /// The scheme this table belongs to.
@@ -103,8 +105,8 @@ impl Codebook {
 
     /// The integer width the entries need.
     #[must_use]
-    pub fn grid(&self) -> Grid {
-        if self.entries.iter().all(|e| (-127..=127).contains(e)) { Grid::I8 } else { Grid::I16 }
+    pub const fn grid(&self) -> Grid {
+        self.grid
     }
 
     /// Bytes of one coded tile.

@@ -16,6 +16,6 @@ pub use args::{
 };
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
-pub use lines::Line;
+pub use lines::{Buffer, Line};
 pub use matmul::matmul;
 pub use matrix::PackedMatrix;

@@ -1,4 +1,10 @@
-//! Bytes at 64-byte alignment.
+//! Bytes at 64-byte alignment, on huge pages where there are many.
+
+use memmap2::{MmapMut, MmapOptions};
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+};
 
 /// One cache line.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -10,9 +16,95 @@ impl Line {
     pub const ZERO: Self = Self([0; 64]);
 }
 
-/// `len` bytes, zeroed and rounded up to whole lines.
-pub(crate) fn zeroed(len: usize) -> Vec<Line> {
-    vec![Line::ZERO; len.div_ceil(64)]
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Cache lines that stay where they are: the home of codes.
+///
+/// From 2 MiB on they lie on huge pages (2 MiB) as far as the system grants them: one thread then reads its stream at the full bandwidth,
+/// where with 4 KiB pages the hardware prefetcher stops at the end of each (see `docs/perf.md`).
+pub struct Buffer(Home);
+
+enum Home {
+    Heap(Vec<Line>),
+    /// Lines `start..start + len` of a mapping.
+    Mapped {
+        map: MmapMut,
+        start: usize,
+        len: usize,
+    },
+}
+
+impl Buffer {
+    /// `len` bytes, zeroed and rounded up to whole lines.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let len = len.div_ceil(64);
+        Self(Home::mapped(len).unwrap_or_else(|| Home::Heap(vec![Line::ZERO; len])))
+    }
+
+    /// The same memory as numbers.
+    #[must_use]
+    pub fn numbers(&self) -> &[u64] {
+        bytemuck::cast_slice(self)
+    }
+
+    /// The same memory as numbers, to be written.
+    #[must_use]
+    pub fn numbers_mut(&mut self) -> &mut [u64] {
+        bytemuck::cast_slice_mut(self)
+    }
+}
+
+impl Home {
+    /// A mapping of `len` lines that starts with a huge page; `None` for small ones and where the system refuses.
+    fn mapped(len: usize) -> Option<Self> {
+        let bytes = len.checked_mul(64).filter(|&b| b >= HUGE)?;
+        let map = MmapOptions::new().len(bytes.checked_add(HUGE)?).map_anon().ok()?;
+        let start = map.as_ptr().align_offset(HUGE);
+        #[cfg(target_os = "linux")]
+        // Whole huge pages only: the rest would be rounded up. A refusal costs speed, nothing else.
+        let _ = map.advise_range(memmap2::Advice::HugePage, start, bytes / HUGE * HUGE);
+        Some(Self::Mapped { map, start: start / 64, len })
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [Line];
+
+    fn deref(&self) -> &[Line] {
+        match &self.0 {
+            Home::Heap(lines) => lines,
+            Home::Mapped { map, start, len } => {
+                &bytemuck::cast_slice::<u8, Line>(&map[..64 * (start + len)])[*start..]
+            }
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [Line] {
+        match &mut self.0 {
+            Home::Heap(lines) => lines,
+            Home::Mapped { map, start, len } => {
+                &mut bytemuck::cast_slice_mut::<u8, Line>(&mut map[..64 * (*start + *len)])[*start..]
+            }
+        }
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeroed(64 * self.len());
+        copy.copy_from_slice(self);
+        copy
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("lines", &self.len()).finish_non_exhaustive()
+    }
 }
 
 /// The lines as bytes.
@@ -23,4 +115,24 @@ pub(crate) fn bytes(lines: &[Line]) -> &[u8] {
 /// The lines as bytes, to be written.
 pub(crate) fn bytes_mut(lines: &mut [Line]) -> &mut [u8] {
     bytemuck::cast_slice_mut(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_every_home_are_zeroed_aligned_and_their_own() {
+        for len in [0, 1, 64, 65, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE - 64] {
+            let mut a = Buffer::zeroed(len);
+            assert_eq!(a.len(), len.div_ceil(64), "{len}");
+            assert!(a.iter().all(|l| l.0 == [0; 64]), "{len}");
+            assert!(a.as_ptr().is_aligned(), "{len}");
+            assert_eq!(matches!(a.0, Home::Mapped { .. }), a.len() * 64 >= HUGE, "{len}");
+            a.iter_mut().for_each(|l| l.0[7] = 3);
+            let b = a.clone();
+            a.iter_mut().for_each(|l| l.0[7] = 4);
+            assert!(b.iter().all(|l| l.0[7] == 3) && b.len() == a.len(), "{len}");
+        }
+    }
 }

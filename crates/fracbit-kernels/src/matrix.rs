@@ -1,10 +1,10 @@
 //! A packed matrix in memory.
 
 use crate::{
-    Isa, Kernels, Line,
+    Isa, Kernels,
     args::{BLOCK_TILES, Block, OVERREAD, WIDE_BLOCK_TILES},
     kernels::Body,
-    lines,
+    lines::{self, Buffer},
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
@@ -21,7 +21,7 @@ const MAX_TILE: usize = 256;
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     layout: Layout,
-    codes: Vec<Line>,
+    codes: Buffer,
     group: usize,
     gain: f32,
     parts: Vec<Part>,
@@ -46,7 +46,7 @@ impl PackedMatrix {
     #[must_use]
     pub fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
         let layout = view.layout().clone();
-        let mut codes = lines::zeroed(view.codes().len() + OVERREAD);
+        let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
         let parts: Vec<Part> = layout
             .segments()

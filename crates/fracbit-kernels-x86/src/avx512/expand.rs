@@ -2,166 +2,92 @@
 
 use super::{spread::*, *};
 
-/// One coded tile to vectors in the layout of the module essay.
+/// One coded tile to vectors of integers.
 ///
 /// # Safety
 /// Implementors read codes only as [`Spread::spread`] does. All functions need the features of [`Avx512`].
 pub(super) trait Expand: Copy {
-    /// False: four vectors of `w + 128` as bytes. True: eight vectors of 16-bit `w`.
+    /// False: `w + 128` as bytes. True: 16-bit `w`.
     const WIDE: bool;
+    /// Pieces of 8 bytes that the columns of a tile make: two of eight columns or four of four (`WIDE`).
+    const PIECES: usize = if Self::WIDE { 4 } else { 2 };
 
     /// Loads the constants that `tables` laid out.
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self;
 
-    /// Expands the tile at `code`; the last four vectors are meaningless for a narrow expander.
+    /// Strips that one token meets at once: 2 where that is so fast that memory binds.
+    const STREAMS: usize = 1;
+
+    /// The two pieces of a narrow tile are its even and its odd columns, not its first and its last eight.
+    const SPLIT: bool = false;
+
+    /// What the first half of the work leaves.
+    type Mid: Copy;
+
+    /// First half of the work on the tile at `code`: what loads and multiplies. A body starts it for the next tile before it
+    /// ends the tile at hand: the chain of dependent instructions is longer than the processor looks ahead.
     ///
     /// # Safety
     /// As [`Spread::spread`].
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8];
-}
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid;
 
-/// Bytes 4..8 of every 64-bit lane.
-const HIGH_DWORDS: __mmask64 = 0xF0F0_F0F0_F0F0_F0F0;
-/// Every second byte.
-const ODD_BYTES: __mmask64 = 0xAAAA_AAAA_AAAA_AAAA;
-/// The low 16 bits of every 32-bit lane, as bytes.
-const LOW_WORDS: __mmask64 = 0x3333_3333_3333_3333;
+    /// The weights: `[half][piece]`, where 64-bit lane `i` is row `i` of that half.
+    /// The last two pieces are meaningless for a narrow expander.
+    unsafe fn end(&self, mid: Self::Mid) -> [[__m512i; 4]; 2];
 
-/// `hash16` in every 16-bit lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn hash(x: __m512i) -> __m512i {
-    _mm512_mullo_epi16(x, _mm512_sub_epi16(x, _mm512_set1_epi8(-1)))
-}
-
-/// Trellis, one weight a step, `2^Q` magnitudes (6 to 8).
-///
-/// Spreads hold 64-bit stretches: of a whole row (`N` = 2: rows 0..8, rows 8..16) or of half a row (`N` = 4: left
-/// halves of the two groups of rows, then right halves).
-#[derive(Clone, Copy)]
-pub(super) struct Fine<const C: usize, const N: usize, const Q: usize> {
-    spread: Spread<C, N>,
-    windows: [__m512i; 4],
-    pack: __m512i,
-    signs: __m512i,
-    table: [__m512i; 4],
-    /// Bytes 4..8 of every 64-bit lane. Not a constant: the compiler would turn a merging cut by a constant mask into
-    /// a cut and a blend.
-    high: __mmask64,
-}
-
-impl<const C: usize, const N: usize, const Q: usize> Expand for Fine<C, N, Q> {
-    const WIDE: bool = false;
-
+    /// The weights, regrouped: a vector for each 4 bytes of columns, all rows in the order [`LANES`].
+    /// The last four vectors are meaningless for a narrow expander.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
-        let rest = &table[spread_lines(N)..];
-        Self {
-            spread: Spread::load(table, tile_bytes),
-            windows: std::array::from_fn(|g| line(&rest[g])),
-            pack: line(&rest[4]),
-            signs: line(&rest[5]),
-            table: std::array::from_fn(|i| line(&rest[6 + i])),
-            high: std::hint::black_box(HIGH_DWORDS),
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8] {
-        // SAFETY: promised by the caller.
-        let spread = unsafe { self.spread.spread(code) };
-        let [t0, t1, t2, t3] = self.table;
-        // Stage by stage rather than group by group: the four groups hide each other's latencies.
-        let states = |s: usize| {
-            let cut = |g: usize| {
-                _mm512_multishift_epi64_epi8(self.windows[g], spread[if N == 2 { 0 } else { g / 2 * 2 } + s])
-            };
-            hash4([cut(0), cut(1), cut(2), cut(3)])
-        };
-        let (low, high) = (states(0), states(1));
-        // The index is cut so that its bits 0..7 are what `vpermi2b` looks at.
-        let merge = |control, g: usize| {
-            let bytes = _mm512_multishift_epi64_epi8(control, low[g]);
-            _mm512_mask_multishift_epi64_epi8(bytes, self.high, control, high[g])
-        };
+    unsafe fn regroup(&self, mid: Self::Mid) -> [__m512i; 8] {
+        // SAFETY: the features are here.
+        let [low, high] = unsafe { self.end(mid) };
         let mut out = [_mm512_setzero_si512(); 8];
-        for (g, out) in out[..4].iter_mut().enumerate() {
-            *out = merge(self.pack, g);
-        }
-        for (g, out) in out[..4].iter_mut().enumerate() {
-            let index = *out;
-            *out = match Q {
-                6 => _mm512_permutex2var_epi8(t0, index, t1),
-                7 => {
-                    let value = _mm512_permutex2var_epi8(t0, index, t1);
-                    let negative = _mm512_movepi8_mask(index);
-                    _mm512_mask_sub_epi8(value, negative, _mm512_setzero_si512(), value)
-                }
-                _ => {
-                    let (a, b) =
-                        (_mm512_permutex2var_epi8(t0, index, t1), _mm512_permutex2var_epi8(t2, index, t3));
-                    let value = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), a, b);
-                    let negative = _mm512_movepi8_mask(merge(self.signs, g));
-                    _mm512_mask_sub_epi8(value, negative, _mm512_setzero_si512(), value)
-                }
-            };
+        for p in 0..Self::PIECES {
+            let (a, b) = (_mm512_castsi512_ps(low[p]), _mm512_castsi512_ps(high[p]));
+            out[2 * p] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1000_1000>(a, b));
+            out[2 * p + 1] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1101_1101>(a, b));
         }
         out
     }
 }
 
-/// `hash_fine` of four vectors, stage by stage.
+/// Every second byte.
+const ODD_BYTES: __mmask64 = 0xAAAA_AAAA_AAAA_AAAA;
+/// The low 16 bits of every 32-bit lane, as bytes.
+const LOW_WORDS: __mmask64 = 0x3333_3333_3333_3333;
+
+/// Even bytes of `a`, odd bytes of `b`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn hash4(x: [__m512i; 4]) -> [__m512i; 4] {
-    let c = _mm512_set1_epi16(trellis::FINE_ADD.cast_signed());
-    let y = [
-        _mm512_add_epi16(x[0], c),
-        _mm512_add_epi16(x[1], c),
-        _mm512_add_epi16(x[2], c),
-        _mm512_add_epi16(x[3], c),
-    ];
-    [
-        _mm512_mullo_epi16(x[0], y[0]),
-        _mm512_mullo_epi16(x[1], y[1]),
-        _mm512_mullo_epi16(x[2], y[2]),
-        _mm512_mullo_epi16(x[3], y[3]),
-    ]
+fn interleave(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi32::<0xE4>(a, b, _mm512_set1_epi16(0xFF))
 }
 
-/// How [`Lookup`] turns index bytes into weights.
-pub(super) mod kind {
-    /// Scalar, up to 64 entries.
-    pub(crate) const ONE_64: usize = 0;
-    /// Scalar, 128 entries.
-    pub(crate) const ONE_128: usize = 1;
-    /// Scalar, 256 entries.
-    pub(crate) const ONE_256: usize = 2;
-    /// Pairs, up to 64.
-    pub(crate) const TWO_64: usize = 3;
-    /// 128 pairs.
-    pub(crate) const TWO_128: usize = 4;
-    /// `fast` trellis, 64 magnitudes.
-    pub(crate) const FAST_64: usize = 5;
-    /// `fast` trellis, 128 magnitudes.
-    pub(crate) const FAST_128: usize = 6;
+/// `256 - w` where `negative`: the negative of a weight that carries 128.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn negate(value: __m512i, negative: __mmask64) -> __m512i {
+    _mm512_mask_sub_epi8(value, negative, _mm512_setzero_si512(), value)
 }
 
-/// Scalar and vector tables of bytes, and the `fast` trellis codes.
+/// Trellis, one weight a step, `2^Q` magnitudes (6 to 8).
 ///
-/// Spreads hold 32-bit stretches of the rows `i` and `i + 8` side by side: half a row (`N` = 2) or four columns
-/// (`N` = 4).
+/// States of even and of odd columns are hashed apart, as 16-bit lanes; then the top bytes of both make one vector. These
+/// are shifts and logic, which run beside the multiplications; `vpmultishiftqb` would compete with them
+/// (on Zen 4 both are made by the same two of four units).
 #[derive(Clone, Copy)]
-pub(super) struct Lookup<const C: usize, const N: usize, const K: usize> {
-    spread: Spread<C, N>,
+pub(super) struct Fine<const F: usize, const N: usize, const Q: usize> {
+    spread: Spread<F, N>,
+    /// Cuts of even columns and of odd columns, of columns 0..8 and of columns 8..16.
     cuts: [__m512i; 4],
     table: [__m512i; 4],
 }
 
-impl<const C: usize, const N: usize, const K: usize> Expand for Lookup<C, N, K> {
+impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
     const WIDE: bool = false;
+    /// Hashes, `[half][cut]`.
+    type Mid = [[__m512i; 4]; 2];
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -176,72 +102,156 @@ impl<const C: usize, const N: usize, const K: usize> Expand for Lookup<C, N, K> 
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8] {
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         // SAFETY: promised by the caller.
-        let spread = unsafe { self.spread.spread(code) };
-        let t = &self.table;
-        let mut out = [_mm512_setzero_si512(); 8];
-        for (g, out) in out[..4].iter_mut().enumerate() {
-            let i = _mm512_multishift_epi64_epi8(self.cuts[g], spread[if N == 2 { g / 2 } else { g }]);
-            *out = match K {
-                kind::ONE_64 => _mm512_permutexvar_epi8(i, t[0]),
-                kind::ONE_128 => _mm512_permutex2var_epi8(t[0], i, t[1]),
-                kind::ONE_256 => full(i, t[0], t[1], t[2], t[3]),
-                kind::TWO_64 => {
-                    let first = _mm512_permutexvar_epi8(i, t[0]);
-                    _mm512_mask_permutexvar_epi8(first, ODD_BYTES, i, t[1])
-                }
-                kind::TWO_128 => two(i, t[0], t[1], t[2], t[3]),
-                // Each byte of the hash is a weight: low bits the magnitude, bit 7 the sign.
-                _ => {
-                    let hash = _mm512_add_epi16(_mm512_mullo_epi16(i, t[2]), _mm512_mulhrs_epi16(i, t[3]));
-                    let value = if K == kind::FAST_64 {
-                        _mm512_permutexvar_epi8(hash, t[0])
-                    } else {
-                        _mm512_permutex2var_epi8(t[0], hash, t[1])
-                    };
-                    _mm512_mask_sub_epi8(value, _mm512_movepi8_mask(hash), _mm512_setzero_si512(), value)
-                }
-            };
+        let spread = unsafe { self.spread.spread::<true>(code) };
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (i, out) in out.iter_mut().enumerate() {
+                let stretch = spread[if N == 1 { 0 } else { i / 2 }][half];
+                *out = hash_fine(_mm512_multishift_epi64_epi8(self.cuts[i], stretch));
+            }
+        }
+        out
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, hashes: Self::Mid) -> [[__m512i; 4]; 2] {
+        let [t0, t1, t2, t3] = self.table;
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (g, out) in out[..2].iter_mut().enumerate() {
+                let (even, odd) = (hashes[half][2 * g], hashes[half][2 * g + 1]);
+                *out = if Q == 6 {
+                    // Seven bits: the sign is the highest of the index.
+                    let index = interleave(_mm512_srli_epi16::<9>(even), _mm512_srli_epi16::<1>(odd));
+                    _mm512_permutex2var_epi8(t0, index, t1)
+                } else {
+                    // Bit 7 of a byte is the sign; `vpermi2b` looks at the others.
+                    let index = interleave(_mm512_srli_epi16::<8>(even), odd);
+                    let mut value = _mm512_permutex2var_epi8(t0, index, t1);
+                    if Q == 8 {
+                        // The last bit of the index chooses between a table of even and one of odd entries.
+                        let last = interleave(even, _mm512_slli_epi16::<8>(odd));
+                        let other = _mm512_permutex2var_epi8(t2, index, t3);
+                        value = _mm512_mask_blend_epi8(_mm512_movepi8_mask(last), value, other);
+                    }
+                    negate(value, _mm512_movepi8_mask(index))
+                };
+            }
         }
         out
     }
 }
 
-/// 256 pairs of bytes: the codes are the indices.
-///
-/// A spread holds the indices of two quads: the low (high) half of each 128-bit lane has the two indices of its four rows
-/// for the first (second). One lookup then serves 64 pairs, where [`Lookup`] would look each index up twice, and
-/// interleaving first and second weights restores the lanes.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs256 {
-    spread: Spread<2, 2>,
-    table: [__m512i; 8],
+/// `trellis::hash_fine` in every 16-bit lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn hash_fine(x: __m512i) -> __m512i {
+    _mm512_mullo_epi16(x, _mm512_add_epi16(x, _mm512_set1_epi16(trellis::FINE_ADD.cast_signed())))
 }
 
-impl Expand for Pairs256 {
+/// How [`Lookup`] turns index bytes into weights.
+pub(super) mod kind {
+    /// Scalar, up to 64 entries.
+    pub(crate) const ONE_64: usize = 0;
+    /// Scalar, 128 entries.
+    pub(crate) const ONE_128: usize = 1;
+    /// Scalar, 256 entries.
+    pub(crate) const ONE_256: usize = 2;
+    /// Up to 32 pairs: a word is a pair.
+    pub(crate) const TWO_32: usize = 3;
+    /// 64 pairs.
+    pub(crate) const TWO_64: usize = 4;
+    /// 128 pairs.
+    pub(crate) const TWO_128: usize = 5;
+    /// `fast` trellis, 64 magnitudes.
+    pub(crate) const FAST_64: usize = 6;
+    /// `fast` trellis, 128 magnitudes.
+    pub(crate) const FAST_128: usize = 7;
+}
+
+/// Scalar and vector tables of bytes, and the `fast` trellis codes: one cut makes the indices of 64 weights.
+#[derive(Clone, Copy)]
+pub(super) struct Lookup<const F: usize, const N: usize, const K: usize> {
+    spread: Spread<F, N>,
+    cuts: [__m512i; 2],
+    table: [__m512i; 4],
+}
+
+impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> {
     const WIDE: bool = false;
+    const STREAMS: usize = if K == kind::FAST_64 || K == kind::FAST_128 { 1 } else { 2 };
+    /// Indices, `[half][piece]`.
+    type Mid = [[__m512i; 2]; 2];
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
-        let rest = &table[spread_lines(2)..];
-        Self { spread: Spread::load(table, tile_bytes), table: std::array::from_fn(|i| line(&rest[i])) }
+        let rest = &table[spread_lines(N)..];
+        Self {
+            spread: Spread::load(table, tile_bytes),
+            cuts: std::array::from_fn(|g| line(&rest[g])),
+            table: std::array::from_fn(|i| line(&rest[2 + i])),
+        }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8] {
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
+        let fast = K == kind::FAST_64 || K == kind::FAST_128;
         // SAFETY: promised by the caller.
-        let [i, j] = unsafe { self.spread.spread(code) };
+        let spread = unsafe {
+            if fast { self.spread.spread::<true>(code) } else { self.spread.spread::<false>(code) }
+        };
+        let mut out = [[_mm512_setzero_si512(); 2]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (g, out) in out.iter_mut().enumerate() {
+                let stretch = spread[if N == 1 { 0 } else { g }][half];
+                let i = _mm512_multishift_epi64_epi8(self.cuts[g], stretch);
+                *out = if fast {
+                    let (low, high) =
+                        (_mm512_mullo_epi16(i, self.table[2]), _mm512_mulhrs_epi16(i, self.table[3]));
+                    _mm512_add_epi16(low, high)
+                } else {
+                    i
+                };
+            }
+        }
+        out
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, indices: Self::Mid) -> [[__m512i; 4]; 2] {
         let t = &self.table;
-        let (a, b) = (full(i, t[0], t[1], t[2], t[3]), full(i, t[4], t[5], t[6], t[7]));
-        let (c, d) = (full(j, t[0], t[1], t[2], t[3]), full(j, t[4], t[5], t[6], t[7]));
-        let mut out = [_mm512_setzero_si512(); 8];
-        out[0] = _mm512_unpacklo_epi8(a, b);
-        out[1] = _mm512_unpackhi_epi8(a, b);
-        out[2] = _mm512_unpacklo_epi8(c, d);
-        out[3] = _mm512_unpackhi_epi8(c, d);
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (g, out) in out[..2].iter_mut().enumerate() {
+                let i = indices[half][g];
+                *out = match K {
+                    kind::ONE_64 => _mm512_permutexvar_epi8(i, t[0]),
+                    kind::ONE_128 => _mm512_permutex2var_epi8(t[0], i, t[1]),
+                    kind::ONE_256 => full(i, t),
+                    kind::TWO_32 => _mm512_permutexvar_epi16(i, t[0]),
+                    kind::TWO_64 => _mm512_permutex2var_epi16(t[0], i, t[1]),
+                    kind::TWO_128 => {
+                        let first = _mm512_permutex2var_epi8(t[0], i, t[1]);
+                        _mm512_mask_blend_epi8(ODD_BYTES, first, _mm512_permutex2var_epi8(t[2], i, t[3]))
+                    }
+                    // Each byte of the hash is a weight: low bits the magnitude, bit 7 the sign.
+                    _ => {
+                        let value = if K == kind::FAST_64 {
+                            _mm512_permutexvar_epi8(i, t[0])
+                        } else {
+                            _mm512_permutex2var_epi8(t[0], i, t[1])
+                        };
+                        negate(value, _mm512_movepi8_mask(i))
+                    }
+                };
+            }
+        }
         out
     }
 }
@@ -249,117 +259,245 @@ impl Expand for Pairs256 {
 /// 256 entries in four vectors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn full(i: __m512i, a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
-    let (low, high) = (_mm512_permutex2var_epi8(a, i, b), _mm512_permutex2var_epi8(c, i, d));
+fn full(i: __m512i, t: &[__m512i; 4]) -> __m512i {
+    let (low, high) = (_mm512_permutex2var_epi8(t[0], i, t[1]), _mm512_permutex2var_epi8(t[2], i, t[3]));
     _mm512_mask_blend_epi8(_mm512_movepi8_mask(i), low, high)
 }
 
-/// Even bytes from the 128 entries of `a`, `b`, odd ones from `c`, `d`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn two(i: __m512i, a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
-    let (even, odd) = (_mm512_permutex2var_epi8(a, i, b), _mm512_permutex2var_epi8(c, i, d));
-    _mm512_mask_blend_epi8(ODD_BYTES, even, odd)
-}
-
-/// Scalar tables of `2^B` 16-bit entries (up to 256).
+/// 256 pairs of bytes: the codes are the indices, and rows of 8 bytes lie in the lanes as they are.
 #[derive(Clone, Copy)]
-pub(super) struct Wide<const C: usize, const B: usize> {
-    spread: Spread<C, 4>,
-    cuts: [__m512i; 8],
-    table: [__m512i; 8],
+pub(super) struct Pairs256 {
+    first: [__m512i; 4],
+    second: [__m512i; 4],
 }
 
-impl<const C: usize, const B: usize> Expand for Wide<C, B> {
-    const WIDE: bool = true;
+impl Expand for Pairs256 {
+    const WIDE: bool = false;
+    const STREAMS: usize = 2;
+    const SPLIT: bool = true;
+    /// Codes, `[half]`.
+    type Mid = [__m512i; 2];
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
-        let rest = &table[spread_lines(4)..];
+    unsafe fn new(table: &[Line], _tile_bytes: usize) -> Self {
         Self {
-            spread: Spread::load(table, tile_bytes),
-            cuts: std::array::from_fn(|i| line(&rest[i])),
-            table: std::array::from_fn(|i| line(&rest[8 + i])),
+            first: std::array::from_fn(|i| line(&table[i])),
+            second: std::array::from_fn(|i| line(&table[4 + i])),
         }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8] {
-        // SAFETY: promised by the caller.
-        let spread = unsafe { self.spread.spread(code) };
-        let t = &self.table;
-        std::array::from_fn(|p| {
-            let i = _mm512_multishift_epi64_epi8(self.cuts[p], spread[p / 2]);
-            let pick = |a, b| _mm512_permutex2var_epi16(a, i, b);
-            let bit = |n: i16| _mm512_test_epi16_mask(i, _mm512_set1_epi16(1 << n));
-            match B {
-                5 => _mm512_permutexvar_epi16(i, t[0]),
-                6 => pick(t[0], t[1]),
-                7 => _mm512_mask_blend_epi16(bit(6), pick(t[0], t[1]), pick(t[2], t[3])),
-                _ => {
-                    let low = _mm512_mask_blend_epi16(bit(6), pick(t[0], t[1]), pick(t[2], t[3]));
-                    let high = _mm512_mask_blend_epi16(bit(6), pick(t[4], t[5]), pick(t[6], t[7]));
-                    _mm512_mask_blend_epi16(bit(7), low, high)
-                }
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
+        // SAFETY: a tile has 128 bytes.
+        unsafe { [load(code), load(code.add(64))] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, codes: Self::Mid) -> [[__m512i; 4]; 2] {
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            out[0] = full(codes[half], &self.first);
+            out[1] = full(codes[half], &self.second);
+        }
+        out
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn regroup(&self, codes: Self::Mid) -> [__m512i; 8] {
+        // SAFETY: the features are here.
+        let [low, high] = unsafe { self.end(codes) };
+        // 128-bit lanes that are rows: 0, 2, 4, 6; 1, 3, 5, 7; and the same of the upper half. Then a transposition of
+        // their 32-bit lanes.
+        let (a, b) = (_mm512_unpacklo_epi8(low[0], low[1]), _mm512_unpackhi_epi8(low[0], low[1]));
+        let (c, d) = (_mm512_unpacklo_epi8(high[0], high[1]), _mm512_unpackhi_epi8(high[0], high[1]));
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let mut out = [ab; 8];
+        out[0] = _mm512_unpacklo_epi64(ab, cd);
+        out[1] = _mm512_unpackhi_epi64(ab, cd);
+        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        out[2] = _mm512_unpacklo_epi64(ab, cd);
+        out[3] = _mm512_unpackhi_epi64(ab, cd);
+        out
+    }
+}
+
+/// 256 scalars of int16: low and high bytes are looked up apart, and interleaved.
+#[derive(Clone, Copy)]
+pub(super) struct Wide256 {
+    low: [__m512i; 4],
+    high: [__m512i; 4],
+}
+
+impl Expand for Wide256 {
+    const WIDE: bool = true;
+    /// Codes, `[half][half of the pieces]`.
+    type Mid = [[__m512i; 2]; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn new(table: &[Line], _tile_bytes: usize) -> Self {
+        Self {
+            low: std::array::from_fn(|i| line(&table[i])),
+            high: std::array::from_fn(|i| line(&table[4 + i])),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
+        // A 128-bit lane of a load is a row, a 32-bit lane a piece. Pieces 0 and 1 (2 and 3) of two rows go to the low and
+        // high halves of a 128-bit lane, which interleaving makes the two pieces of both rows.
+        let one = _mm512_setr_epi32(0, 4, 1, 5, 8, 12, 9, 13, 16, 20, 17, 21, 24, 28, 25, 29);
+        let two = _mm512_add_epi32(one, _mm512_set1_epi32(2));
+        let mut out = [[one; 2]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            // SAFETY: a tile has 256 bytes.
+            let (a, b) = unsafe { (load(code.add(128 * half)), load(code.add(128 * half + 64))) };
+            *out = [_mm512_permutex2var_epi32(a, one, b), _mm512_permutex2var_epi32(a, two, b)];
+        }
+        out
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, codes: Self::Mid) -> [[__m512i; 4]; 2] {
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for i in 0..2 {
+                let (a, b) = (full(codes[half][i], &self.low), full(codes[half][i], &self.high));
+                out[2 * i] = _mm512_unpacklo_epi8(a, b);
+                out[2 * i + 1] = _mm512_unpackhi_epi8(a, b);
             }
-        })
+        }
+        out
+    }
+}
+
+/// Scalar tables of `2^B` 16-bit entries (5 to 7).
+#[derive(Clone, Copy)]
+pub(super) struct Wide<const B: usize> {
+    spread: Spread<{ fetch::HALVES }, 2>,
+    cuts: [__m512i; 4],
+    table: [__m512i; 4],
+}
+
+impl<const B: usize> Expand for Wide<B> {
+    const WIDE: bool = true;
+    type Mid = [[__m512i; 2]; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+        let rest = &table[spread_lines(2)..];
+        Self {
+            spread: Spread::load(table, tile_bytes),
+            cuts: std::array::from_fn(|i| line(&rest[i])),
+            table: std::array::from_fn(|i| line(&rest[4 + i])),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
+        // SAFETY: promised by the caller.
+        unsafe { self.spread.spread::<false>(code) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, spread: Self::Mid) -> [[__m512i; 4]; 2] {
+        let t = &self.table;
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (p, out) in out.iter_mut().enumerate() {
+                let i = _mm512_multishift_epi64_epi8(self.cuts[p], spread[p / 2][half]);
+                *out = match B {
+                    5 => _mm512_permutexvar_epi16(i, t[0]),
+                    6 => _mm512_permutex2var_epi16(t[0], i, t[1]),
+                    _ => {
+                        let upper = _mm512_test_epi16_mask(i, _mm512_set1_epi16(1 << 6));
+                        let low = _mm512_permutex2var_epi16(t[0], i, t[1]);
+                        _mm512_mask_blend_epi16(upper, low, _mm512_permutex2var_epi16(t[2], i, t[3]))
+                    }
+                };
+            }
+        }
+        out
     }
 }
 
 /// Pairs from a table in memory: vector tables too large for registers, and the papers' trellis code (`HASH`).
 #[derive(Clone, Copy)]
-pub(super) struct Gather<const C: usize, const HASH: bool, const WIDE: bool> {
-    spread: Spread<C, 4>,
-    cuts: [__m512i; 8],
+pub(super) struct Gather<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> {
+    spread: Spread<F, N>,
+    cuts: [__m512i; 4],
     mask: __m512i,
     shift: __m128i,
     table: *const i32,
 }
 
-impl<const C: usize, const HASH: bool, const WIDE: bool> Expand for Gather<C, HASH, WIDE> {
+impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand for Gather<F, N, HASH, WIDE> {
     const WIDE: bool = WIDE;
+    /// Indices.
+    type Mid = [[__m512i; 4]; 2];
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
-        let rest = &table[spread_lines(4)..];
-        let entries = rest.len().saturating_sub(9) * 16;
-        let count = line(&rest[8]);
+        let rest = &table[spread_lines(N)..];
+        let entries = rest.len().saturating_sub(5) * 16;
+        let count = line(&rest[4]);
         // The gather's bound: every index is below the power of two that the mask or the shift leaves.
-        let bits = if HASH { 16 - rest[8].0[0] } else { rest[8].0[0] };
+        let bits = if HASH { 16 - rest[4].0[0] } else { rest[4].0[0] };
         assert!(bits <= 16 && entries >= 1 << bits, "{entries} pairs for indices of {bits} bits");
-        let ones = _mm512_set1_epi32((1 << bits) - 1);
         Self {
             spread: Spread::load(table, tile_bytes),
             cuts: std::array::from_fn(|i| line(&rest[i])),
-            mask: ones,
+            mask: _mm512_set1_epi32((1 << bits) - 1),
             shift: _mm512_castsi512_si128(count),
-            table: rest[9..].as_ptr().cast(),
+            table: rest[5..].as_ptr().cast(),
         }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tile(&self, code: *const u8) -> [__m512i; 8] {
+    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         // SAFETY: promised by the caller.
-        let spread = unsafe { self.spread.spread(code) };
-        let pair = |p: usize| {
-            let i = _mm512_maskz_multishift_epi64_epi8(LOW_WORDS, self.cuts[p], spread[p / 2]);
-            let i = if HASH { _mm512_srl_epi32(hash(i), self.shift) } else { i };
-            let i = _mm512_and_si512(i, self.mask);
-            // SAFETY: `mask` keeps the index below the number of entries, checked by `new`; the table outlives `self`.
-            unsafe { _mm512_i32gather_epi32::<4>(i, self.table) }
-        };
-        if WIDE {
-            std::array::from_fn(pair)
-        } else {
-            let mut out = [_mm512_setzero_si512(); 8];
-            for (g, out) in out[..4].iter_mut().enumerate() {
-                *out = _mm512_or_si512(pair(2 * g), _mm512_slli_epi32::<16>(pair(2 * g + 1)));
+        let spread = unsafe { self.spread.spread::<HASH>(code) };
+        let mut out = [[_mm512_setzero_si512(); 4]; 2];
+        for (half, out) in out.iter_mut().enumerate() {
+            for (p, out) in out.iter_mut().enumerate() {
+                let stretch = spread[if N == 1 { 0 } else { p / 2 }][half];
+                let mut i = _mm512_maskz_multishift_epi64_epi8(LOW_WORDS, self.cuts[p], stretch);
+                if HASH {
+                    let hash = _mm512_mullo_epi16(i, _mm512_sub_epi16(i, _mm512_set1_epi8(-1)));
+                    i = _mm512_srl_epi32(hash, self.shift);
+                }
+                *out = _mm512_and_si512(i, self.mask);
             }
-            out
         }
+        out
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end(&self, indices: Self::Mid) -> [[__m512i; 4]; 2] {
+        let mut out = indices;
+        for out in &mut out {
+            for pair in &mut *out {
+                // SAFETY: `mask` kept the index below the number of entries, checked by `new`; the table outlives `self`.
+                *pair = unsafe { _mm512_i32gather_epi32::<4>(*pair, self.table) };
+            }
+            if !WIDE {
+                // Cuts 0 and 1 (2 and 3) made pairs 0, 2 and 1, 3 of eight columns.
+                out[0] = _mm512_or_si512(out[0], _mm512_slli_epi32::<16>(out[1]));
+                out[1] = _mm512_or_si512(out[2], _mm512_slli_epi32::<16>(out[3]));
+            }
+        }
+        out
     }
 }

@@ -1,16 +1,19 @@
 //! AVX-512 bodies: the codebook lives in registers.
 //!
 //! # From codes to products
-//! 1. [`spread`]: bytes of the tile to lanes, so that each lane holds a stretch of one tile row.
+//! 1. [`spread`]: bytes of the tile to lanes, so that each 64-bit lane holds a stretch of one tile row.
 //! 2. `vpmultishiftqb` cuts indices (or 16-bit trellis states, which two or three word operations hash) out of the lanes.
 //! 3. `vpermb` / `vpermi2b` look bytes up in tables of 64 / 128 entries that stay in registers.
-//! 4. `vpdpbusd` multiplies by a broadcast quad of activations. A 32-bit lane is a row, its bytes are four
-//!    neighbouring columns, so the 16 rows of a strip are summed side by side and no horizontal sum is ever needed.
+//! 4. `vpdpbusd` multiplies by eight broadcast activations: a 64-bit lane is a row, its bytes are neighbouring columns.
+//!    The rows 0..8 and 8..16 of a strip are summed side by side, and the two halves of each lane at the end of a
+//!    block. With several tokens the lanes are first regrouped, 16 rows of four columns to a vector, so that a token takes
+//!    one accumulator.
 //!
-//! Lanes come in the order row 0, 8, 1, 9, ... 7, 15: a 64-bit lane of a spread holds the rows `i` and `i + 8`.
 //! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
 //! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
-//! Codebooks on the int16 grid go the same way with `vpdpwssd` and pairs of columns.
+//! No sum saturates: `vpdpbusd` adds four products of at most 255 x 127 to 32 bits without saturation, and a block's sum stays
+//! below 2^31 by the ranges at `BLOCK_TILES`. Codebooks on the int16 grid go the same way with `vpdpwssd` and pairs of
+//! columns, with the ranges at `WIDE_BLOCK_TILES`.
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
@@ -40,8 +43,8 @@ impl Avx512 {
     }
 }
 
-/// The order of lanes: lane `2 i` is row `i`, lane `2 i + 1` is row `i + 8`.
-const LANES: [u8; TILE_ROWS] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
+/// The order of rows in the 32-bit lanes of a regrouped vector.
+const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
 
 /// The body of `codebook`, if there is one.
 pub(crate) fn body(codebook: &Codebook) -> Option<Body> {

@@ -1,117 +1,153 @@
 //! Bits of tile rows to vector lanes: the first step of every expander.
 //!
-//! A tile is one to four vectors of codes. A *spread* is a vector of bytes picked from them such that each lane of
-//! 32 or 64 bits holds a stretch of one tile row; `vpmultishiftqb` then cuts indices or states out of the lanes. The
-//! circular tape costs nothing: positions are taken modulo the tile.
+//! A *stretch* is a vector whose 64-bit lane `i` holds 64 bits of row `i` (lower half of the tile) or `i + 8` (upper
+//! half), from the byte in which the columns of interest start. `vpmultishiftqb` then cuts indices or states out of the
+//! lanes. A row has one stretch where the bits of all its columns fit 64, or else one for each eight columns.
+
+#![expect(clippy::needless_range_loop, reason = "stretches and halves index several arrays at once")]
 
 use super::*;
 
-/// How many 64-byte loads cover a tile, and so how its bytes are picked.
-pub(super) const fn sources(tile_bytes: usize) -> usize {
-    match tile_bytes {
-        0..=64 => 1,
-        65..=128 => 2,
-        _ => 4,
+/// How stretches are fetched.
+pub(super) mod fetch {
+    /// Tiles of up to 64 bytes: one load, bytes picked by `vpermb`. The circular tape costs nothing: positions are taken
+    /// modulo the tile.
+    pub(crate) const ONE: usize = 1;
+    /// Tiles of up to 128 bytes: two loads and `vpermi2b`, otherwise the same.
+    pub(crate) const TWO: usize = 2;
+    /// Rows of 8 bytes: a load is a stretch. The end of the tape is patched.
+    pub(crate) const DIRECT: usize = 3;
+    /// Larger tiles: each half spans two loads. The end of the tape is patched.
+    pub(crate) const HALVES: usize = 4;
+
+    /// The way for a tile size.
+    pub(crate) const fn of(tile_bytes: usize) -> usize {
+        match tile_bytes {
+            0..=64 => ONE,
+            128 => DIRECT,
+            65..=127 => TWO,
+            _ => HALVES,
+        }
     }
 }
 
-/// `N` spreads of a tile that spans `C` sources.
+/// First byte of stretch `k` of a row, of `n`.
+pub(super) const fn start(tile_bytes: usize, k: usize, n: usize) -> usize {
+    k * tile_bytes / TILE_ROWS / n
+}
+
+/// `N` stretches of each half of a tile, fetched the way `F`.
 #[derive(Clone, Copy)]
-pub(super) struct Spread<const C: usize, const N: usize> {
-    index: [__m512i; N],
-    /// Bytes that come from rows 8..16 (four sources only).
-    upper: [__mmask64; N],
-    /// Bytes past the end of the tape (four sources only).
-    wrapped: [__mmask64; N],
+pub(super) struct Spread<const F: usize, const N: usize> {
+    /// Bytes to pick, `[stretch][half]`; `HALVES` picks the same ones for both halves and has in `[0][1]` what the last
+    /// stretch of the last row takes from the start of the tape.
+    index: [[__m512i; 2]; N],
+    wrapped: __mmask64,
     half: usize,
+    second: usize,
 }
 
 /// Lines that [`Spread::load`] reads.
 pub(super) const fn spread_lines(n: usize) -> usize {
-    n + 1
+    2 * n + 1
 }
 
-/// The constants of `n` spreads: byte `b` of spread `s` is byte `k` of the tape counted from the start of row `r`,
-/// where `(r, k) = pick(s, b)`.
-pub(super) fn spread_table(
-    tile_bytes: usize,
-    n: usize,
-    pick: impl Fn(usize, usize) -> (usize, usize),
-) -> Vec<Line> {
+/// The constants of `n` stretches a row.
+pub(super) fn spread_table(tile_bytes: usize, n: usize) -> Vec<Line> {
+    let row_bytes = tile_bytes / TILE_ROWS;
     let mut lines = Vec::new();
-    let mut masks = [0u64; 8];
-    for s in 0..n {
-        let mut index = [0; 64];
-        for (b, index) in index.iter_mut().enumerate() {
-            let (row, k) = pick(s, b);
-            let position = row * tile_bytes / TILE_ROWS + k;
-            let wrapped = position >= tile_bytes;
-            let mut place = position % tile_bytes;
-            if sources(tile_bytes) == 4 && row >= TILE_ROWS / 2 {
-                masks[s] |= 1 << b;
-                masks[4 + s] |= u64::from(wrapped) << b;
-                if !wrapped {
-                    place -= tile_bytes / 2;
-                }
-            }
-            *index = u8::try_from(place).expect("inside two vectors");
+    let mut wrapped = 0u64;
+    for k in 0..n {
+        for half in 0..2 {
+            lines.push(Line(std::array::from_fn(|b| {
+                let across = start(tile_bytes, k, n) + b % 8;
+                let place = match fetch::of(tile_bytes) {
+                    fetch::HALVES if (k, half) == (0, 1) => {
+                        let at = 15 * row_bytes + start(tile_bytes, n - 1, n) + b % 8;
+                        let past = b / 8 == 7 && at >= tile_bytes;
+                        wrapped |= u64::from(past) << b;
+                        if past { at - tile_bytes } else { 0 }
+                    }
+                    fetch::HALVES => b / 8 * row_bytes + across,
+                    _ => ((8 * half + b / 8) * row_bytes + across) % tile_bytes,
+                };
+                u8::try_from(place).expect("inside two vectors")
+            })));
         }
-        lines.push(Line(index));
     }
     let mut line = Line::ZERO;
-    masks.iter().zip(line.0.chunks_exact_mut(8)).for_each(|(m, b)| b.copy_from_slice(&m.to_le_bytes()));
+    line.0[..8].copy_from_slice(&wrapped.to_le_bytes());
     lines.push(line);
     lines
 }
 
-impl<const C: usize, const N: usize> Spread<C, N> {
+impl<const F: usize, const N: usize> Spread<F, N> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     pub(super) fn load(table: &[Line], tile_bytes: usize) -> Self {
-        debug_assert!(C == sources(tile_bytes) && N <= 4, "the body of this tile size");
-        let masks = table[N].0.as_chunks::<8>().0;
+        debug_assert!(F == fetch::of(tile_bytes) && N <= 2, "the body of this tile size");
         Self {
-            index: std::array::from_fn(|s| line(&table[s])),
-            upper: std::array::from_fn(|s| u64::from_le_bytes(masks[s])),
-            wrapped: std::array::from_fn(|s| u64::from_le_bytes(masks[4 + s])),
+            index: std::array::from_fn(|k| [line(&table[2 * k]), line(&table[2 * k + 1])]),
+            wrapped: u64::from_le_bytes(table[2 * N].0.as_chunks::<8>().0[0]),
             half: tile_bytes / 2,
+            second: start(tile_bytes, 1, 2),
         }
     }
 
+    /// `[stretch][half]`. `TAPE`: bytes behind the tile are those at its start; otherwise they do not matter.
+    ///
     /// # Safety
     /// `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes behind it.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    pub(super) unsafe fn spread(&self, code: *const u8) -> [__m512i; N] {
-        // SAFETY: the farthest read ends 128 + 64 bytes behind the middle of a tile of at most 256 bytes.
-        let (z0, z1, y0, y1) = unsafe {
-            match C {
-                1 => {
+    pub(super) unsafe fn spread<const TAPE: bool>(&self, code: *const u8) -> [[__m512i; 2]; N] {
+        let mut out = [[_mm512_setzero_si512(); 2]; N];
+        // SAFETY: the farthest read ends 128 bytes behind the middle of a tile of at most 256 bytes, or 64 + 8 bytes
+        // behind the middle of one of 128. Loops, for the closure of an array's `map` would not be inlined.
+        unsafe {
+            match F {
+                fetch::ONE => {
                     let z = load(code);
-                    (z, z, z, z)
+                    for k in 0..N {
+                        for half in 0..2 {
+                            out[k][half] = _mm512_permutexvar_epi8(self.index[k][half], z);
+                        }
+                    }
                 }
-                2 => {
-                    let z = load(code);
-                    (z, load(code.add(64)), z, z)
+                fetch::TWO => {
+                    let (z, y) = (load(code), load(code.add(64)));
+                    for k in 0..N {
+                        for half in 0..2 {
+                            out[k][half] = _mm512_permutex2var_epi8(z, self.index[k][half], y);
+                        }
+                    }
+                }
+                fetch::DIRECT => {
+                    out[0] = [load(code), load(code.add(64))];
+                    if N > 1 {
+                        // Bytes 4..12 of the rows: the last four of the tile are the first four of the tape.
+                        let high = load(code.add(64 + self.second));
+                        let first = code.cast::<i32>().read_unaligned();
+                        let high = if TAPE { _mm512_mask_set1_epi32(high, 0x8000, first) } else { high };
+                        out[1] = [load(code.add(self.second)), high];
+                    }
                 }
                 _ => {
                     let middle = code.add(self.half);
-                    (load(code), load(code.add(64)), load(middle), load(middle.add(64)))
+                    let (a, b) = (load(code), load(code.add(64)));
+                    let (c, d) = (load(middle), load(middle.add(64)));
+                    for k in 0..N {
+                        let index = self.index[k][0];
+                        let high = _mm512_permutex2var_epi8(c, index, d);
+                        out[k] = [_mm512_permutex2var_epi8(a, index, b), high];
+                        if TAPE && k + 1 == N {
+                            let (wrapped, from) = (self.wrapped, self.index[0][1]);
+                            out[k][1] = _mm512_mask_permutexvar_epi8(high, wrapped, from, a);
+                        }
+                    }
                 }
             }
-        };
-        std::array::from_fn(|s| {
-            let index = self.index[s];
-            match C {
-                1 => _mm512_permutexvar_epi8(index, z0),
-                2 => _mm512_permutex2var_epi8(z0, index, z1),
-                _ => {
-                    let low = _mm512_permutex2var_epi8(z0, index, z1);
-                    let high = _mm512_permutex2var_epi8(y0, index, y1);
-                    let both = _mm512_mask_blend_epi8(self.upper[s], low, high);
-                    _mm512_mask_permutexvar_epi8(both, self.wrapped[s], index, z0)
-                }
-            }
-        })
+        }
+        out
     }
 }

@@ -1,4 +1,4 @@
-//! From tiles to outputs: one token through registers, several through a buffer of expanded tiles.
+//! From tiles to outputs: up to eight tokens through registers, more through a buffer of expanded tiles.
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
@@ -23,10 +23,13 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     let expander = unsafe { E::new(args.table, args.tile_bytes) };
     // SAFETY: lengths are those that `Args` states.
     unsafe {
-        if args.tokens == 1 {
-            one_token(&expander, args, out);
-        } else {
-            many_tokens(&expander, args, out);
+        match args.tokens {
+            1 if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, 0, out),
+            1 => (0..args.strips).for_each(|s| one_token::<E, 1>(&expander, args, s, out)),
+            2 => few_tokens::<E, 2>(&expander, args, out),
+            3 | 4 => few_tokens::<E, 4>(&expander, args, out),
+            5..=8 => few_tokens::<E, 8>(&expander, args, out),
+            _ => many_tokens(&expander, args, out),
         }
     }
 }
@@ -41,7 +44,7 @@ fn bytes_of(x: Ints<'_>, stride: usize) -> (*const u8, usize) {
 
 /// Vectors of an expanded tile, which is also the number of 4-byte pieces of its activations.
 const fn vectors<E: Expand>() -> usize {
-    if E::WIDE { 8 } else { 4 }
+    2 * E::PIECES
 }
 
 /// Four (two) products per lane added to `sum`: exact, by the ranges at `BLOCK_TILES` and `WIDE_BLOCK_TILES`.
@@ -75,52 +78,150 @@ unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f32) {
     // SAFETY: promised by the caller.
     unsafe {
         let scales = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
-        let order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
         let scaled = _mm512_permutexvar_ps(order, _mm512_mul_ps(inner, scales));
         _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), scaled));
     }
 }
 
-/// # Safety
-/// As [`strips`]; lengths as in `Args`.
+/// Asks for the codes of a tile to come.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn one_token<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+fn prefetch(code: *const u8, tile_bytes: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD).cast());
+    if tile_bytes > 64 {
+        _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD + 64).cast());
+    }
+}
+
+/// `S` strips side by side: they share the activations, and their codes are separate streams for the prefetcher of
+/// the processor.
+///
+/// # Safety
+/// As [`strips`]; lengths as in `Args`; strips `first..first + S` exist.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: usize, out: &mut [f32]) {
     let (x, _) = bytes_of(args.x, args.x_stride);
-    for strip in 0..args.strips {
-        let codes = args.codes[strip * args.stride..].as_ptr();
-        let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
-        let out = out[strip * TILE_ROWS..].as_mut_ptr();
-        let mut inner = _mm512_setzero_ps();
-        for (i, block) in args.blocks.iter().enumerate() {
-            // Two chains, so that the latency of the dot product does not bind.
-            let mut sums = [_mm512_setzero_si512(), _mm512_setzero_si512()];
-            for tile in block.start..block.start + block.tiles {
-                // SAFETY: tiles of the block are inside `codes` and `x`; a prefetch may point anywhere.
-                unsafe {
-                    let code = codes.add(tile * args.tile_bytes);
-                    _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD).cast());
-                    if args.tile_bytes > 64 {
-                        _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD + 64).cast());
-                    }
-                    let weights = e.tile(code);
-                    let x = x.add(tile * 4 * vectors::<E>()).cast::<i32>();
-                    for v in 0..vectors::<E>() {
-                        let x = _mm512_set1_epi32(x.add(v).read_unaligned());
-                        sums[v % 2] = if E::WIDE {
-                            dot::<true>(sums[v % 2], weights[v], x)
-                        } else {
-                            dot::<false>(sums[v % 2], weights[v], x)
-                        };
+    let zero = _mm512_setzero_si512();
+    // Even and odd bytes of 16.
+    let even = _mm512_set1_epi64(0x0E0C_0A08_0604_0200);
+    let odd = _mm512_set1_epi64(0x0F0D_0B09_0705_0301);
+    // The two halves of 64-bit lanes, rows in the order `LANES`.
+    let left = _mm512_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
+    let right = _mm512_add_epi32(left, _mm512_set1_epi32(1));
+    let codes: [*const u8; S] = std::array::from_fn(|s| args.codes[(first + s) * args.stride..].as_ptr());
+    let mut inner = [_mm512_setzero_ps(); S];
+    // SAFETY: there is a first tile, and room for one behind the last.
+    let mut mid: [E::Mid; S] = std::array::from_fn(|s| unsafe { e.begin(codes[s]) });
+    for (i, block) in args.blocks.iter().enumerate() {
+        // Two chains for each half, so that the latency of the dot product does not bind.
+        let mut sums = [[[zero; 2]; 2]; S];
+        for tile in block.start..block.start + block.tiles {
+            // SAFETY: tiles of the block are inside `codes` and `x`.
+            unsafe {
+                let x = x.add(tile * 8 * E::PIECES).cast::<i64>();
+                let mut pieces = [zero; 4];
+                for p in 0..E::PIECES {
+                    pieces[p] = if E::SPLIT {
+                        let both = _mm512_broadcast_i32x4(_mm_loadu_si128(x.cast()));
+                        _mm512_shuffle_epi8(both, if p == 0 { even } else { odd })
+                    } else {
+                        _mm512_set1_epi64(x.add(p).read_unaligned())
+                    };
+                }
+                for s in 0..S {
+                    let code = codes[s].add((tile + 1) * args.tile_bytes);
+                    prefetch(code, args.tile_bytes);
+                    let next = e.begin(code);
+                    let weights = e.end(mid[s]);
+                    mid[s] = next;
+                    for p in 0..E::PIECES {
+                        for half in 0..2 {
+                            let sum = &mut sums[s][half][p % 2];
+                            *sum = if E::WIDE {
+                                dot::<true>(*sum, weights[half][p], pieces[p])
+                            } else {
+                                dot::<false>(*sum, weights[half][p], pieces[p])
+                            };
+                        }
                     }
                 }
             }
-            let first = if E::WIDE { initial::<true>(0) } else { initial::<false>(args.block_sums[i]) };
-            let sum = _mm512_add_epi32(_mm512_add_epi32(sums[0], sums[1]), first);
-            inner = finish(inner, sum, args.block_scales[i]);
+        }
+        let start = if E::WIDE { initial::<true>(0) } else { initial::<false>(args.block_sums[i]) };
+        for s in 0..S {
+            let low = _mm512_add_epi32(sums[s][0][0], sums[s][0][1]);
+            let high = _mm512_add_epi32(sums[s][1][0], sums[s][1][1]);
+            let left = _mm512_permutex2var_epi32(low, left, high);
+            let right = _mm512_permutex2var_epi32(low, right, high);
+            let sum = _mm512_add_epi32(_mm512_add_epi32(left, right), start);
+            inner[s] = finish(inner[s], sum, args.block_scales[i]);
             if block.closes {
+                let scales = args.scales[((first + s) * args.groups + block.group) * TILE_ROWS..].as_ptr();
+                let out = out[(first + s) * TILE_ROWS..].as_mut_ptr();
                 // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip.
-                unsafe { close(inner, scales.add(block.group * TILE_ROWS), out) };
-                inner = _mm512_setzero_ps();
+                unsafe { close(inner[s], scales, out) };
+                inner[s] = _mm512_setzero_ps();
+            }
+        }
+    }
+}
+
+/// Up to `T` tokens: each tile is expanded once and meets all of them in registers. Surplus tokens repeat the last one and are
+/// dropped.
+///
+/// # Safety
+/// As [`strips`]; lengths as in `Args`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    let (x, stride) = bytes_of(args.x, args.x_stride);
+    let token = |t: usize| t.min(args.tokens - 1);
+    // SAFETY: every token's activations are inside `x`.
+    let rows: [*const u8; T] = std::array::from_fn(|t| unsafe { x.add(token(t) * stride) });
+    for strip in 0..args.strips {
+        let codes = args.codes[strip * args.stride..].as_ptr();
+        let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
+        let mut inner = [_mm512_setzero_ps(); T];
+        // SAFETY: there is a first tile, and room for one behind the last.
+        let mut mid = unsafe { e.begin(codes) };
+        for (i, block) in args.blocks.iter().enumerate() {
+            let place = |t: usize| token(t) * args.blocks.len() + i;
+            let mut sums = [_mm512_setzero_si512(); T];
+            for t in 0..T {
+                let first = args.block_sums[place(t)];
+                sums[t] = if E::WIDE { initial::<true>(first) } else { initial::<false>(first) };
+            }
+            for tile in block.start..block.start + block.tiles {
+                // SAFETY: tiles of the block are inside `codes` and `x`.
+                unsafe {
+                    let code = codes.add((tile + 1) * args.tile_bytes);
+                    prefetch(code, args.tile_bytes);
+                    let next = e.begin(code);
+                    let weights = e.regroup(mid);
+                    mid = next;
+                    for v in 0..vectors::<E>() {
+                        for t in 0..T {
+                            let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();
+                            let x = _mm512_set1_epi32(x.read_unaligned());
+                            sums[t] = if E::WIDE {
+                                dot::<true>(sums[t], weights[v], x)
+                            } else {
+                                dot::<false>(sums[t], weights[v], x)
+                            };
+                        }
+                    }
+                }
+            }
+            for t in 0..T {
+                inner[t] = finish(inner[t], sums[t], args.block_scales[place(t)]);
+            }
+            if block.closes {
+                for t in 0..args.tokens {
+                    let out = out[(strip * args.tokens + t) * TILE_ROWS..].as_mut_ptr();
+                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip and token.
+                    unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
+                }
+                inner = [_mm512_setzero_ps(); T];
             }
         }
     }
@@ -141,7 +242,7 @@ unsafe fn many_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
             for tile in 0..block.tiles {
                 // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8 for each strip.
                 unsafe {
-                    let expanded = e.tile(codes.add(tile * args.tile_bytes));
+                    let expanded = e.regroup(e.begin(codes.add(tile * args.tile_bytes)));
                     let to = weights.add(strip * each + tile * vectors::<E>());
                     for (v, w) in expanded[..vectors::<E>()].iter().enumerate() {
                         to.add(v).write(*w);

@@ -1,23 +1,12 @@
 //! Which expander runs a codebook, and the constants it loads.
 
 use super::{
-    expand::{Fine, Gather, Lookup, Pairs256, Wide, kind},
-    spread::{sources, spread_table},
+    expand::{Fine, Gather, Lookup, Pairs256, Wide, Wide256, kind},
+    spread::{fetch, spread_lines, spread_table, start},
     strips::strips,
     *,
 };
-use fracbit_base::Scheme;
-use fracbit_format::{TILE_COLS, trellis::Steps};
-
-/// Bits of a tile row.
-const fn row_bits(scheme: Scheme) -> usize {
-    scheme.quarters() as usize * TILE_COLS / 4
-}
-
-/// First byte of stretch `s` of the `n` that a row is cut into.
-const fn start(scheme: Scheme, s: usize, n: usize) -> usize {
-    s * row_bits(scheme) / n / 8
-}
+use fracbit_format::trellis::Steps;
 
 /// The constants and the function for `codebook`, if there are.
 pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, StripFn)> {
@@ -36,125 +25,140 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
 }
 
 fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {
-    let scheme = codebook.scheme();
-    let steps = Steps::of(scheme).expect("a trellis scheme");
-    // 15 R + 16 bits of a row fit 64 up to 3 bits a weight.
-    let halves = if scheme.quarters() <= 12 { 1 } else { 2 };
+    use fetch::{DIRECT, HALVES, ONE, TWO};
+    let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
     let bytes = codebook.tile_bytes();
-    let mut table =
-        spread_table(bytes, 2 * halves, |s, b| (b / 8 + 8 * (s % 2), start(scheme, s / 2, halves) + b % 8));
+    let n = stretches(bytes, steps.position(15) + 16);
+    let mut table = spread_table(bytes, n);
     for g in 0..4 {
-        let origin = 8 * start(scheme, g * halves / 4, halves);
-        table.push(qwords(|b| steps.position(4 * g + b / 2) - origin + 8 * (b % 2)));
+        let (k, odd) = (g / 2, g % 2);
+        let origin = 8 * start(bytes, if n == 1 { 0 } else { k }, n);
+        table.push(qwords(|b| steps.position(8 * k + b / 2 * 2 + odd) - origin + 8 * (b % 2)));
     }
-    let q = codebook.entries().len().trailing_zeros() as usize;
-    table.push(qwords(|b| 16 * (b % 4) + 15 - q.max(6)));
-    table.push(qwords(|b| 16 * (b % 4) + 8));
+    let len = codebook.entries().len();
+    let q = len.trailing_zeros() as usize;
     let entry = |i: usize| i32::from(codebook.entries()[i]);
-    if q == 6 {
-        // Seven bits: the sign is the highest.
-        table.extend(byte_table(128, |i| if i < 64 { entry(i) } else { -entry(i - 64) }));
-        table.extend([Line::ZERO; 2]);
-    } else {
-        table.extend(byte_table(256, |i| entry(i % codebook.entries().len())));
+    match q {
+        6 => table.extend(byte_table(128, |i| if i < 64 { entry(i) } else { -entry(i - 64) })),
+        7 => table.extend(byte_table(128, entry)),
+        _ => table.extend(byte_table(256, |i| entry(2 * (i % 128) + i / 128))),
     }
-    let run = match (sources(bytes), halves, q) {
-        (1, 1, 6) => strips::<Fine<1, 2, 6>> as StripFn,
-        (1, 1, 7) => strips::<Fine<1, 2, 7>>,
-        (1, 1, _) => strips::<Fine<1, 2, 8>>,
-        (2, 1, 6) => strips::<Fine<2, 2, 6>>,
-        (2, 1, 7) => strips::<Fine<2, 2, 7>>,
-        (2, 1, _) => strips::<Fine<2, 2, 8>>,
-        (2, _, 6) => strips::<Fine<2, 4, 6>>,
-        (2, _, 7) => strips::<Fine<2, 4, 7>>,
-        (2, _, _) => strips::<Fine<2, 4, 8>>,
-        (_, _, 6) => strips::<Fine<4, 4, 6>>,
-        (_, _, 7) => strips::<Fine<4, 4, 7>>,
-        _ => strips::<Fine<4, 4, 8>>,
+    table.resize(spread_lines(n) + 8, Line::ZERO);
+    let run = match (fetch::of(bytes), n, q) {
+        (ONE, _, 6) => strips::<Fine<ONE, 1, 6>> as StripFn,
+        (ONE, _, 7) => strips::<Fine<ONE, 1, 7>>,
+        (ONE, _, _) => strips::<Fine<ONE, 1, 8>>,
+        (TWO, 1, 6) => strips::<Fine<TWO, 1, 6>>,
+        (TWO, 1, 7) => strips::<Fine<TWO, 1, 7>>,
+        (TWO, 1, _) => strips::<Fine<TWO, 1, 8>>,
+        (TWO, _, 6) => strips::<Fine<TWO, 2, 6>>,
+        (TWO, _, 7) => strips::<Fine<TWO, 2, 7>>,
+        (TWO, _, _) => strips::<Fine<TWO, 2, 8>>,
+        (DIRECT, _, 6) => strips::<Fine<DIRECT, 2, 6>>,
+        (DIRECT, _, 7) => strips::<Fine<DIRECT, 2, 7>>,
+        (DIRECT, _, _) => strips::<Fine<DIRECT, 2, 8>>,
+        (_, _, 6) => strips::<Fine<HALVES, 2, 6>>,
+        (_, _, 7) => strips::<Fine<HALVES, 2, 7>>,
+        _ => strips::<Fine<HALVES, 2, 8>>,
     };
     (table, run)
 }
 
 fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    use fetch::{DIRECT, HALVES, ONE, TWO};
     let bits = usize::from(codebook.scheme().quarters() / 4);
-    let mut table = row_pairs(codebook, if bits <= 4 { 2 } else { 4 }, |c| c * bits);
+    let mut table = bytes_of_columns(codebook, bits, |c| c * bits);
     let len = codebook.entries().len();
     table.extend(byte_table(256, |i| i32::from(codebook.entries()[i % len])));
     let run = match bits {
-        2 => strips::<Lookup<1, 2, { kind::ONE_64 }>> as StripFn,
-        3 | 4 => strips::<Lookup<2, 2, { kind::ONE_64 }>>,
-        5 | 6 => strips::<Lookup<4, 4, { kind::ONE_64 }>>,
-        7 => strips::<Lookup<4, 4, { kind::ONE_128 }>>,
-        _ => strips::<Lookup<4, 4, { kind::ONE_256 }>>,
+        2 => strips::<Lookup<ONE, 1, { kind::ONE_64 }>> as StripFn,
+        3 => strips::<Lookup<TWO, 1, { kind::ONE_64 }>>,
+        4 => strips::<Lookup<DIRECT, 1, { kind::ONE_64 }>>,
+        5 | 6 => strips::<Lookup<HALVES, 2, { kind::ONE_64 }>>,
+        7 => strips::<Lookup<HALVES, 2, { kind::ONE_128 }>>,
+        _ => strips::<Lookup<HALVES, 2, { kind::ONE_256 }>>,
     };
     (table, run)
 }
 
 fn pairs(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    use fetch::{ONE, TWO};
     let bits = usize::from(codebook.scheme().quarters() / 2);
     let count = codebook.entries().len() / 2;
     let entry = |i: usize, k: usize| i32::from(codebook.entries()[2 * (i % count) + k]);
-    let length = count.max(64);
-    let mut table = if bits == 8 {
-        let pick = |s: usize, b: usize| {
-            let (lane, quad) = (b / 16 * 4 + b % 8 / 2, 2 * s + b % 16 / 8);
-            (usize::from(LANES[lane]), 2 * quad + b % 2)
-        };
-        spread_table(codebook.tile_bytes(), 2, pick)
-    } else {
-        row_pairs(codebook, 2, |c| c / 2 * bits)
+    let both = |table: &mut Vec<Line>, len: usize| {
+        (0..2).for_each(|k| table.extend(byte_table(len, |i| entry(i, k))));
     };
-    (0..2).for_each(|k| table.extend(byte_table(length, |i| entry(i, k))));
-    if length == 64 {
+    if bits == 8 {
+        let mut table = Vec::new();
+        both(&mut table, 256);
+        return (table, strips::<Pairs256>);
+    }
+    let mut table = bytes_of_columns(codebook, bits, |c| c / 2 * bits);
+    if bits == 7 {
+        both(&mut table, 128);
+    } else {
+        table.extend(byte_table(128, |i| entry(i / 2, i % 2)));
         table.extend([Line::ZERO; 2]);
     }
     let run = match bits {
-        3 | 4 => strips::<Lookup<1, 2, { kind::TWO_64 }>> as StripFn,
-        5 | 6 => strips::<Lookup<2, 2, { kind::TWO_64 }>>,
-        7 => strips::<Lookup<2, 2, { kind::TWO_128 }>>,
-        _ => strips::<Pairs256>,
+        3 | 4 => strips::<Lookup<ONE, 1, { kind::TWO_32 }>> as StripFn,
+        5 => strips::<Lookup<TWO, 1, { kind::TWO_32 }>>,
+        6 => strips::<Lookup<TWO, 1, { kind::TWO_64 }>>,
+        _ => strips::<Lookup<TWO, 1, { kind::TWO_128 }>>,
     };
     (table, run)
 }
 
 fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    use fetch::{DIRECT, HALVES, ONE, TWO};
     let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
-    let weights = steps.weights;
-    // Words of a state: both words of a lane hold the one state of four columns, or each its own of two.
-    let n = if weights == 4 { 2 } else { 4 };
-    let mut table = row_pairs(codebook, n, |c| steps.position(c / weights) + 8 * (c % 2));
+    let (weights, bytes) = (steps.weights, codebook.tile_bytes());
+    // Words of a state: the two words of four columns hold the same state, or each its own of two columns.
+    let mut table = bytes_of_columns(codebook, 16, |c| steps.position(c / weights));
+    let n = stretches(bytes, steps.position(15 / weights) + 16);
     let len = codebook.entries().len();
     table.extend(byte_table(128, |i| i32::from(codebook.entries()[i % len])));
     let factors = trellis::FAST_MUL;
     let word = |i: usize| factors[if weights == 4 { i % 2 } else { 0 }];
     table.push(words(|i| word(i).0));
     table.push(words(|i| word(i).1));
-    let run = match (sources(codebook.tile_bytes()), weights, len) {
-        (1, 4, 64) => strips::<Lookup<1, 2, { kind::FAST_64 }>> as StripFn,
-        (1, 4, _) => strips::<Lookup<1, 2, { kind::FAST_128 }>>,
-        (2, _, 64) => strips::<Lookup<2, 4, { kind::FAST_64 }>>,
-        (2, _, _) => strips::<Lookup<2, 4, { kind::FAST_128 }>>,
-        (_, _, 64) => strips::<Lookup<4, 4, { kind::FAST_64 }>>,
-        _ => strips::<Lookup<4, 4, { kind::FAST_128 }>>,
+    let run = match (fetch::of(bytes), n, len) {
+        (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::FAST_64 }>> as StripFn,
+        (ONE, _, _) => strips::<Lookup<ONE, 1, { kind::FAST_128 }>>,
+        (TWO, 1, 64) => strips::<Lookup<TWO, 1, { kind::FAST_64 }>>,
+        (TWO, 1, _) => strips::<Lookup<TWO, 1, { kind::FAST_128 }>>,
+        (TWO, _, 64) => strips::<Lookup<TWO, 2, { kind::FAST_64 }>>,
+        (TWO, _, _) => strips::<Lookup<TWO, 2, { kind::FAST_128 }>>,
+        (DIRECT, _, 64) => strips::<Lookup<DIRECT, 2, { kind::FAST_64 }>>,
+        (DIRECT, _, _) => strips::<Lookup<DIRECT, 2, { kind::FAST_128 }>>,
+        (_, _, 64) => strips::<Lookup<HALVES, 2, { kind::FAST_64 }>>,
+        _ => strips::<Lookup<HALVES, 2, { kind::FAST_128 }>>,
     };
     (table, run)
 }
 
 fn wide(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     let bits = usize::from(codebook.scheme().quarters() / 4);
-    let mut table = word_pairs(codebook, |c| c * bits);
-    let len = codebook.entries().len();
-    table.extend((0..8).map(|l| words(|i| codebook.entries()[(32 * l + i) % len].cast_unsigned())));
+    let entry = |i: usize| codebook.entries()[i % codebook.entries().len()];
+    if bits == 8 {
+        // Low bytes, then high bytes; not biased.
+        let bytes =
+            |k: usize| (0..4).map(move |l| Line(std::array::from_fn(|i| entry(64 * l + i).to_le_bytes()[k])));
+        return (bytes(0).chain(bytes(1)).collect(), strips::<Wide256>);
+    }
+    let mut table = words_of_columns(codebook, bits, |p, i| (4 * p + i) * bits);
+    table.extend((0..4).map(|l| words(|i| entry(32 * l + i).cast_unsigned())));
     let run = match bits {
-        5 => strips::<Wide<4, 5>> as StripFn,
-        6 => strips::<Wide<4, 6>>,
-        7 => strips::<Wide<4, 7>>,
-        _ => strips::<Wide<4, 8>>,
+        5 => strips::<Wide<5>> as StripFn,
+        6 => strips::<Wide<6>>,
+        _ => strips::<Wide<7>>,
     };
     (table, run)
 }
 
 fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    use fetch::{DIRECT, HALVES, ONE, TWO};
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     let entries = codebook.entries();
@@ -165,7 +169,11 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         usize::from(scheme.quarters() / 2)
     };
     let count = if hash { 16 - bits } else { bits };
-    let mut table = word_pairs(codebook, |c| c / 2 * usize::from(scheme.quarters() / 2));
+    let step = usize::from(scheme.quarters() / 2);
+    // Words 0 and 2 of a 64-bit lane count: two pairs, neighbours on the int16 grid.
+    let pair = |p: usize, i: usize| step * if narrow { p / 2 * 4 + p % 2 + i / 2 * 2 } else { 2 * p + i / 2 };
+    let n = stretches(codebook.tile_bytes(), 7 * step + if hash { 16 } else { step });
+    let mut table = words_of_columns(codebook, if hash { 16 } else { step }, pair);
     let mut first = Line::ZERO;
     first.0[0] = u8::try_from(count).expect("at most 16 bits");
     table.push(first);
@@ -186,44 +194,58 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
             table.push(line);
         }
     }
-    let run = match (sources(codebook.tile_bytes()), hash, narrow) {
-        (1, true, true) => strips::<Gather<1, true, false>> as StripFn,
-        (2, true, true) => strips::<Gather<2, true, false>>,
-        (_, true, true) => strips::<Gather<4, true, false>>,
-        (1, true, false) => strips::<Gather<1, true, true>>,
-        (2, true, false) => strips::<Gather<2, true, true>>,
-        (_, true, false) => strips::<Gather<4, true, true>>,
-        (1, false, true) => strips::<Gather<1, false, false>>,
-        (2, false, true) => strips::<Gather<2, false, false>>,
-        (_, false, true) => strips::<Gather<4, false, false>>,
-        (1, false, false) => strips::<Gather<1, false, true>>,
-        (2, false, false) => strips::<Gather<2, false, true>>,
-        (_, false, false) => strips::<Gather<4, false, true>>,
+    let run = match (fetch::of(codebook.tile_bytes()), n, hash, narrow) {
+        (ONE, _, true, true) => strips::<Gather<ONE, 1, true, false>> as StripFn,
+        (TWO, 1, true, true) => strips::<Gather<TWO, 1, true, false>>,
+        (TWO, _, true, true) => strips::<Gather<TWO, 2, true, false>>,
+        (DIRECT, _, true, true) => strips::<Gather<DIRECT, 2, true, false>>,
+        (_, _, true, true) => strips::<Gather<HALVES, 2, true, false>>,
+        (ONE, _, true, false) => strips::<Gather<ONE, 1, true, true>>,
+        (TWO, 1, true, false) => strips::<Gather<TWO, 1, true, true>>,
+        (TWO, _, true, false) => strips::<Gather<TWO, 2, true, true>>,
+        (DIRECT, _, true, false) => strips::<Gather<DIRECT, 2, true, true>>,
+        (_, _, true, false) => strips::<Gather<HALVES, 2, true, true>>,
+        (_, _, false, true) => strips::<Gather<HALVES, 2, false, false>>,
+        (ONE, _, false, false) => strips::<Gather<ONE, 1, false, true>>,
+        (TWO, _, false, false) => strips::<Gather<TWO, 1, false, true>>,
+        (DIRECT, _, false, false) => strips::<Gather<DIRECT, 1, false, true>>,
+        (_, _, false, false) => strips::<Gather<HALVES, 2, false, true>>,
     };
     (table, run)
 }
 
-/// Spreads of 32-bit stretches, rows `i` and `i + 8` side by side, and the cuts of one byte per column: byte `c` is
-/// the 8 bits from bit `position(c)` of its row.
-fn row_pairs(codebook: &Codebook, n: usize, position: impl Fn(usize) -> usize) -> Vec<Line> {
-    let scheme = codebook.scheme();
-    let pick = |s: usize, b: usize| (b / 8 + b / 4 % 2 * 8, start(scheme, s, n) + b % 4);
-    let mut table = spread_table(codebook.tile_bytes(), n, pick);
-    for g in 0..4 {
-        let origin = 8 * start(scheme, g * n / 4, n);
-        table.push(qwords(|b| b / 4 * 32 + position(4 * g + b % 4) - origin));
+/// Stretches of a row whose last bit of interest is before bit `end`.
+const fn stretches(tile_bytes: usize, end: usize) -> usize {
+    if end <= 64 && tile_bytes <= 128 { 1 } else { 2 }
+}
+
+/// Stretches, and the cuts of one byte per column: byte `c` is the 8 bits from bit `position(c)` of its row, the high byte
+/// of a word for odd columns of 16-bit windows. `width` bits of a window count.
+fn bytes_of_columns(codebook: &Codebook, width: usize, position: impl Fn(usize) -> usize) -> Vec<Line> {
+    let bytes = codebook.tile_bytes();
+    let n = stretches(bytes, position(15) + width);
+    let mut table = spread_table(bytes, n);
+    for k in 0..2 {
+        let origin = 8 * start(bytes, if n == 1 { 0 } else { k }, n);
+        let high = |c: usize| if width == 16 { 8 * (c % 2) } else { 0 };
+        table.push(qwords(|c| position(8 * k + c) - origin + high(c)));
     }
     table
 }
 
-/// As [`row_pairs`] with four columns a stretch, and cuts of 16 bits per column, two columns to a lane.
-fn word_pairs(codebook: &Codebook, position: impl Fn(usize) -> usize) -> Vec<Line> {
-    let scheme = codebook.scheme();
-    let pick = |s: usize, b: usize| (b / 8 + b / 4 % 2 * 8, start(scheme, s, 4) + b % 4);
-    let mut table = spread_table(codebook.tile_bytes(), 4, pick);
-    for p in 0..8 {
-        let origin = 8 * start(scheme, p / 2, 4);
-        table.push(qwords(|b| b / 4 * 32 + position(2 * p + b % 4 / 2) - origin + 8 * (b % 2)));
+/// Stretches, and the cuts of four words per 64-bit lane: word `i` of cut `p` is the 16 bits from bit `position(p, i)`.
+/// `width` bits of a window count.
+fn words_of_columns(
+    codebook: &Codebook,
+    width: usize,
+    position: impl Fn(usize, usize) -> usize,
+) -> Vec<Line> {
+    let bytes = codebook.tile_bytes();
+    let n = stretches(bytes, position(3, 3) + width);
+    let mut table = spread_table(bytes, n);
+    for p in 0..4 {
+        let origin = 8 * start(bytes, if n == 1 { 0 } else { p / 2 }, n);
+        table.push(qwords(|b| position(p, b / 2) - origin + 8 * (b % 2)));
     }
     table
 }
@@ -251,38 +273,27 @@ fn biased(w: i32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fracbit_base::Scheme;
 
     #[test]
     fn stretches_hold_all_bits_that_are_cut_from_them() {
-        // What the comments above claim of 32- and 64-bit stretches, for every scheme.
         for scheme in Scheme::all().filter(|s| s.family() != Family::HalfTcq) {
-            let rate = usize::from(scheme.quarters());
-            let end = |last: usize, width: usize, s: usize, n: usize| last + width - 8 * start(scheme, s, n);
+            let (rate, bytes) = (usize::from(scheme.quarters()), usize::from(scheme.quarters()) * 8);
+            let check = |position: &dyn Fn(usize) -> usize, width: usize| {
+                let n = stretches(bytes, position(15) + width);
+                for k in 0..n {
+                    let last = position(16 / n * (k + 1) - 1) + width;
+                    assert!(last <= 8 * start(bytes, k, n) + 64, "{scheme}: stretch {k} of {n}");
+                    assert!(start(bytes, k, n) * 8 <= position(16 / n * k), "{scheme}: stretch {k} of {n}");
+                }
+            };
             match scheme.family() {
                 Family::Tcq => {
                     let steps = Steps::of(scheme).unwrap();
-                    if scheme.code() == Some(Code::Fine) {
-                        let n = if rate <= 12 { 1 } else { 2 };
-                        (0..n).for_each(|s| {
-                            let last = (s + 1) * 16 / n - 1;
-                            assert!(end(steps.position(last), 16, s, n) <= 64, "{scheme} {s}");
-                        });
-                    } else {
-                        let n = if steps.weights == 4 { 2 } else { 4 };
-                        (0..n).for_each(|s| {
-                            let last = (s + 1) * 16 / n / steps.weights - 1;
-                            assert!(end(steps.position(last), 16, s, n) <= 32, "{scheme} {s}");
-                        });
-                    }
+                    check(&|c| steps.position(c / steps.weights), 16);
                 }
-                family => {
-                    let (width, per) = if family == Family::Nuq { (rate / 4, 1) } else { (rate / 2, 2) };
-                    let n = if rate <= 16 { 2 } else { 4 };
-                    for s in 0..n {
-                        let last = ((s + 1) * 16 / n / per - 1) * width;
-                        assert!(end(last, width, s, n) <= 32, "{scheme} {s}");
-                    }
-                }
+                Family::Nuq => check(&|c| c * rate / 4, rate / 4),
+                _ => check(&|c| c / 2 * (rate / 2), rate / 2),
             }
         }
     }

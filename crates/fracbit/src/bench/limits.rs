@@ -2,6 +2,7 @@
 
 use super::{Spread, pools, positive, rate, rounds};
 use crate::{Error, Progress};
+use fracbit_kernels::Buffer;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -81,9 +82,9 @@ impl MachineLimits {
     }
 }
 
-/// An array of ones larger than all caches, and where to read on.
+/// An array of ones larger than all caches, in the same kind of memory as codes, and where to read on.
 pub(super) struct Memory {
-    data: Vec<u64>,
+    data: Buffer,
     at: usize,
 }
 
@@ -91,17 +92,17 @@ impl Memory {
     pub(super) fn new(bytes: u64) -> Result<Self, Error> {
         let rule = || format!("should be at least 4 KiB and fit in memory, got {bytes} B");
         let bad = || Error::Option { option: "--bytes", rule: rule() };
-        let len = usize::try_from(bytes / 8).map_err(|_| bad())?;
-        let mut data = Vec::new();
-        if len < 512 || data.try_reserve_exact(len).is_err() {
+        let len = usize::try_from(bytes).map_err(|_| bad())?;
+        if len < 4096 || Vec::<u8>::new().try_reserve_exact(len).is_err() {
             return Err(bad());
         }
-        data.resize(len, 1);
+        let mut data = Buffer::zeroed(len);
+        data.numbers_mut().fill(1);
         Ok(Self { data, at: 0 })
     }
 
     fn bytes(&self) -> u64 {
-        8 * self.data.len() as u64
+        64 * self.data.len() as u64
     }
 
     /// Reads everything once, so that caches hold nothing else.
@@ -115,15 +116,16 @@ impl Memory {
         let threads = rayon::current_num_threads();
         let bytes = rate(|| {
             // Several chunks for each thread, so that a thread that was interrupted does not hold up the others.
-            let end = self.data.len().min(self.at + 8 * threads * CHUNK);
-            let part = &self.data[self.at..end];
+            let data = self.data.numbers();
+            let end = data.len().min(self.at + 8 * threads * CHUNK);
+            let part = &data[self.at..end];
             let sum = if threads == 1 {
                 sum(part)
             } else {
                 part.par_chunks(CHUNK).map(sum).reduce(|| 0, u64::wrapping_add)
             };
             assert_eq!(sum, part.len() as u64, "ones add up to their number");
-            self.at = if end == self.data.len() { 0 } else { end };
+            self.at = if end == data.len() { 0 } else { end };
             #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
             let bytes = 8.0 * part.len() as f64;
             bytes
