@@ -5,4 +5,4 @@ mod rounders;
 pub mod sensitivity;
 
 pub use matrix::{Grouping, QuantError, Quantized, quantize};
-pub use rounders::{codebook, rounder};
+pub use rounders::{Effort, codebook, rounder, rounder_at};

@@ -3,30 +3,39 @@
 use fracbit_base::{Family, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::Codebook;
+pub use fracbit_trellis::Effort;
 use std::{
     collections::HashMap,
     sync::{LazyLock, Mutex, PoisonError},
 };
 
 /// Rounders live as long as the program: a trellis rounder owns tables of a few hundred kilobytes, and at most
-/// one per scheme of the palette is ever built.
-static ROUNDERS: LazyLock<Mutex<HashMap<Scheme, &'static dyn Rounder>>> = LazyLock::new(Mutex::default);
+/// one per scheme of the palette and effort is ever built.
+static ROUNDERS: LazyLock<Mutex<Rounders>> = LazyLock::new(Mutex::default);
+
+type Rounders = HashMap<(Scheme, Effort), &'static dyn Rounder>;
 
 /// The rounder of a scheme; `None` for half-TCQ, which uses the rounders of its two
 /// [halves](Scheme::halves), and for a scheme without a built-in codebook.
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<&'static dyn Rounder> {
+    rounder_at(scheme, Effort::Exact)
+}
+
+/// As [`rounder`], with the given effort where the scheme's search has several.
+#[must_use]
+pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder> {
     let mut rounders = ROUNDERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(&found) = rounders.get(&scheme) {
+    if let Some(&found) = rounders.get(&(scheme, effort)) {
         return Some(found);
     }
     let built: Box<dyn Rounder> = match scheme.family() {
         Family::Nuq | Family::Vq => fracbit_codebook::rounder(scheme)?,
-        Family::Tcq => Box::new(fracbit_trellis::rounder(scheme)?),
+        Family::Tcq => Box::new(fracbit_trellis::rounder(scheme, effort)?),
         Family::HalfTcq => return None,
     };
     let built: &'static dyn Rounder = Box::leak(built);
-    rounders.insert(scheme, built);
+    rounders.insert((scheme, effort), built);
     Some(built)
 }
 

@@ -5,7 +5,7 @@
 
 use fracbit_base::{Code, Family, Scheme};
 use fracbit_codebook::Rounder;
-use fracbit_trellis::{Isa, TrellisRounder, builtin, train};
+use fracbit_trellis::{Effort, Isa, TrellisRounder, builtin, train};
 use std::time::Instant;
 
 /// Relative error at 1, 1.5, ... 5 bits.
@@ -29,7 +29,7 @@ fn main() {
     let timed = &tiles[..tiles.len().min(16)];
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("one thread");
     println!(
-        "scheme        entries    nmse       published   / pub.   bound      excess bits  kweights/s per core"
+        "scheme        entries    nmse       published   / pub.   bound      excess bits  effort, more error, kweights/s per core"
     );
     for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
         if !(named.is_empty() || named.contains(&scheme)) {
@@ -40,23 +40,31 @@ fn main() {
         let published = PUBLISHED[usize::from(scheme.quarters()) / 2 - 2];
         let bound = scheme.rate().gaussian_bound();
         let mut speeds = String::new();
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-            let rounder = TrellisRounder::with_isa(book.clone(), isa);
-            let runs = if isa == Isa::Scalar { 2 } else { 12 };
-            let mut codes = vec![0; timed.len() * book.tile_bytes()];
-            // The best of several runs: other load on the machine only slows a run down.
-            let seconds = (0..runs)
-                .map(|_| {
-                    alone.install(|| {
-                        let start = cpu_seconds();
-                        rounder.encode(timed, &mut codes);
-                        cpu_seconds() - start
+        for effort in Effort::ALL {
+            if effort != Effort::Exact && scheme.code() != Some(Code::Fine) {
+                continue;
+            }
+            let rounder = TrellisRounder::new(book.clone(), effort);
+            let more = train::error_of(&rounder, &tiles) / nmse - 1.0;
+            speeds += &format!("  {effort} {:+.2} %", 100.0 * more);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+                let rounder = TrellisRounder::with_isa(book.clone(), effort, isa);
+                let runs = if isa == Isa::Scalar { 2 } else { 12 };
+                let mut codes = vec![0; timed.len() * book.tile_bytes()];
+                // The best of several runs: other load on the machine only slows a run down.
+                let seconds = (0..runs)
+                    .map(|_| {
+                        alone.install(|| {
+                            let start = cpu_seconds();
+                            rounder.encode(timed, &mut codes);
+                            cpu_seconds() - start
+                        })
                     })
-                })
-                .fold(f64::INFINITY, f64::min);
-            #[expect(clippy::cast_precision_loss, reason = "a speed")]
-            let speed = (timed.len() * 256) as f64 / seconds / 1e3;
-            speeds += &format!(" {} {speed:.0}", isa.name());
+                    .fold(f64::INFINITY, f64::min);
+                #[expect(clippy::cast_precision_loss, reason = "a speed")]
+                let speed = (timed.len() * 256) as f64 / seconds / 1e3;
+                speeds += &format!(" {} {speed:.0}", isa.name());
+            }
         }
         let name = format!("{scheme}{}", if scheme.code() == Some(Code::Fine) { " (fine)" } else { "" });
         println!(

@@ -1,6 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 mod books;
+mod cells;
+#[cfg(target_arch = "x86_64")]
+mod cells_simd;
+mod effort;
 mod isa;
 mod metric;
 mod rounder;
@@ -11,5 +15,6 @@ mod step;
 pub mod train;
 
 pub use books::builtin;
+pub use effort::Effort;
 pub use isa::Isa;
 pub use rounder::{TrellisRounder, rounder};

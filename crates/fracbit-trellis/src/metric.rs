@@ -34,6 +34,11 @@ impl Metric {
         Self { scale: 32_767.0 / reach.max(f32::MIN_POSITIVE), doublings }
     }
 
+    /// Squared grid units per squared unit of weight.
+    pub(crate) fn area(self) -> f64 {
+        f64::from(self.scale).powi(2)
+    }
+
     /// `weight` on the grid, clipped to its range; NaN becomes 0.
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, which is the clipping wanted here")]
     pub(crate) fn grid(self, weight: f32) -> i16 {

@@ -2,11 +2,13 @@
 
 use crate::{
     books,
+    cells::{CellScratch, CellSearch},
+    effort::Effort,
     isa::Isa,
     metric::Metric,
     search::{Scratch, Search},
 };
-use fracbit_base::Scheme;
+use fracbit_base::{Code, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::{
     BitWriter, Codebook, TILE,
@@ -27,13 +29,14 @@ pub struct TrellisRounder {
     steps: Steps,
     metric: Metric,
     search: Search,
-    pool: Mutex<Vec<Scratch>>,
+    pruned: Option<CellSearch>,
+    pool: Mutex<Vec<(Scratch, CellScratch)>>,
 }
 
 /// The rounder of a trellis scheme with its built-in codebook; `None` for every family but `tcq`.
 #[must_use]
-pub fn rounder(scheme: Scheme) -> Option<TrellisRounder> {
-    books::builtin(scheme).cloned().map(TrellisRounder::new)
+pub fn rounder(scheme: Scheme, effort: Effort) -> Option<TrellisRounder> {
+    books::builtin(scheme).cloned().map(|book| TrellisRounder::new(book, effort))
 }
 
 impl TrellisRounder {
@@ -42,8 +45,8 @@ impl TrellisRounder {
     /// # Panics
     /// When `codebook` is not of a `tcq` scheme.
     #[must_use]
-    pub fn new(codebook: Codebook) -> Self {
-        Self::with_isa(codebook, Isa::detect())
+    pub fn new(codebook: Codebook, effort: Effort) -> Self {
+        Self::with_isa(codebook, effort, Isa::detect())
     }
 
     /// A rounder on a given instruction set, for tests and measurements: the bytes are the same on all.
@@ -51,11 +54,7 @@ impl TrellisRounder {
     /// # Panics
     /// When `codebook` is not of a `tcq` scheme or this machine lacks the instructions.
     #[must_use]
-    pub fn with_isa(codebook: Codebook, isa: Isa) -> Self {
-        Self::with_reach(codebook, isa, REACH)
-    }
-
-    pub(crate) fn with_reach(codebook: Codebook, isa: Isa, reach: usize) -> Self {
+    pub fn with_isa(codebook: Codebook, effort: Effort, isa: Isa) -> Self {
         let scheme = codebook.scheme();
         let (Some(steps), Some(code)) = (Steps::of(scheme), scheme.code()) else {
             panic!("trellis rounder: `codebook` should be of a tcq scheme, got {scheme}");
@@ -69,17 +68,24 @@ impl TrellisRounder {
                 integers[..steps.weights].iter().map(|&v| metric.grid(f32::from(v) * codebook.step())),
             );
         }
-        let shifts = (0..steps.count()).map(|t| steps.shift(t)).collect();
-        let search = Search::new(isa, metric, steps.weights, shifts, &values, reach / steps.weights);
-        Self { codebook, steps, metric, search, pool: Mutex::default() }
+        let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();
+        let pruned = effort.pruning().filter(|_| code == Code::Fine).map(|pruning| {
+            let bound = scheme.rate().gaussian_bound();
+            CellSearch::new(isa, metric, shifts.clone(), &values, bound, pruning)
+        });
+        let search = Search::new(isa, metric, steps.weights, shifts, &values, REACH / steps.weights);
+        Self { codebook, steps, metric, search, pruned, pool: Mutex::default() }
     }
 
-    fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], scratch: &mut Scratch) {
+    fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], (exact, pruned): &mut (Scratch, CellScratch)) {
         debug_assert!(tile.iter().all(|w| w.is_finite()), "weights are finite by the driver's contract");
         let x = tile.map(|w| self.metric.grid(w));
-        self.search.run(&x, scratch);
+        let found = self.pruned.as_ref().is_some_and(|search| search.run(&x, pruned, &mut exact.states));
+        if !found {
+            self.search.run(&x, exact);
+        }
         let mut writer = BitWriter::new(code);
-        for (t, state) in scratch.states.iter().enumerate() {
+        for (t, state) in exact.states.iter().enumerate() {
             let shift = self.steps.shift(t);
             writer.push(state & ((1 << shift) - 1), shift);
         }

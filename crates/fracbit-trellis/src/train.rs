@@ -10,7 +10,7 @@
 //!
 //! The condition for the step is the same in both: `sum w v = sum v^2` over weights `w` and their grid values `v`.
 
-use crate::{TrellisRounder, isa::Isa};
+use crate::{Effort, TrellisRounder};
 use fracbit_base::{Code, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::{
@@ -147,14 +147,13 @@ fn on_grid(scheme: Scheme, table: &[f32], step: f32, limit: f32) -> Codebook {
 
 /// Codes `tiles` and hands every tile with its code to `visit`, which folds into one `T` per task; the results are in order.
 fn code<T: Send>(
-    book: &Codebook,
+    rounder: &TrellisRounder,
     tiles: &[[f32; TILE]],
     visit: impl Fn(&mut T, &[f32; TILE], &[u8]) + Sync,
     start: impl Fn() -> T + Sync,
 ) -> Vec<T> {
     const TASK: usize = 32;
-    let rounder = TrellisRounder::with_isa(book.clone(), Isa::detect());
-    let bytes = book.tile_bytes();
+    let bytes = rounder.codebook().tile_bytes();
     tiles
         .par_chunks(TASK)
         .map(|tiles| {
@@ -167,12 +166,23 @@ fn code<T: Send>(
         .collect()
 }
 
+fn exact(book: &Codebook) -> TrellisRounder {
+    TrellisRounder::new(book.clone(), Effort::Exact)
+}
+
 /// Squared error of coding `tiles`, relative to their energy.
 #[must_use]
 pub fn relative_error(book: &Codebook, tiles: &[[f32; TILE]]) -> f64 {
+    error_of(&exact(book), tiles)
+}
+
+/// Squared error of what `rounder` codes `tiles` with, relative to their energy.
+#[must_use]
+pub fn error_of(rounder: &TrellisRounder, tiles: &[[f32; TILE]]) -> f64 {
+    let book = rounder.codebook();
     let step = f64::from(book.step());
     let parts = code(
-        book,
+        rounder,
         tiles,
         |(error, energy): &mut (f64, f64), tile, code| {
             let mut integers = [0; TILE];
@@ -192,7 +202,7 @@ pub fn relative_error(book: &Codebook, tiles: &[[f32; TILE]]) -> f64 {
 fn refit_step(mut book: Codebook, tiles: &[[f32; TILE]]) -> Codebook {
     for _ in 0..STEP_ROUNDS {
         let parts = code(
-            &book,
+            &exact(&book),
             tiles,
             |(cross, square): &mut (f64, f64), tile, code| {
                 let mut integers = [0; TILE];
@@ -223,7 +233,7 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
         .collect();
     let book = fine_grid(scheme, table);
     let parts = code(
-        &book,
+        &exact(&book),
         tiles,
         |sums: &mut Vec<(f64, u32)>, tile, code| {
             for (t, weights) in tile.chunks_exact(steps.weights).enumerate() {

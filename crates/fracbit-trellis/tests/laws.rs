@@ -3,7 +3,7 @@
 use fracbit_base::{Code, Family, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::{Grid, TILE};
-use fracbit_trellis::{Isa, TrellisRounder, builtin, rounder, train};
+use fracbit_trellis::{Effort, Isa, TrellisRounder, builtin, rounder, train};
 
 fn schemes() -> impl Iterator<Item = Scheme> {
     Scheme::all().filter(|s| s.family() == Family::Tcq)
@@ -41,19 +41,33 @@ fn every_trellis_scheme_has_a_codebook_and_no_other_has() {
 #[test]
 fn same_bytes_on_every_instruction_set_and_thread_count() {
     let tiles = train::gaussian_tiles(11, 5);
-    for scheme in schemes() {
+    for (scheme, effort) in schemes().flat_map(|s| Effort::ALL.map(|e| (s, e))) {
         let book = builtin(scheme).unwrap();
         // The portable body is slow: one tile of each scheme, all of a few.
-        let count = if scheme.quarters() == 8 { tiles.len() } else { 1 };
+        let count = if scheme.quarters() == 8 && effort == Effort::Exact { tiles.len() } else { 1 };
         let tiles = &tiles[..count];
-        let want = encode(&TrellisRounder::with_isa(book.clone(), Isa::Scalar), tiles);
+        let want = encode(&TrellisRounder::with_isa(book.clone(), effort, Isa::Scalar), tiles);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-            let rounder = TrellisRounder::with_isa(book.clone(), isa);
+            let rounder = TrellisRounder::with_isa(book.clone(), effort, isa);
             for threads in [1, 2] {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let got = pool.install(|| encode(&rounder, tiles));
-                assert_eq!(got, want, "{scheme} on {} with {threads} threads", isa.name());
+                assert_eq!(got, want, "{scheme}, {effort}, on {} with {threads} threads", isa.name());
             }
+        }
+    }
+}
+
+#[test]
+fn efforts_lose_what_they_may() {
+    let tiles = train::gaussian_tiles(13, 48);
+    for scheme in schemes().filter(|s| s.code() == Some(Code::Fine)) {
+        let book = builtin(scheme).unwrap();
+        let error = |effort| train::error_of(&TrellisRounder::new(book.clone(), effort), &tiles);
+        let exact = error(Effort::Exact);
+        for (effort, most) in [(Effort::Balanced, 1.03), (Effort::Fast, 1.07)] {
+            let ratio = error(effort) / exact;
+            assert!((0.99..most).contains(&ratio), "{scheme}: {effort} has {ratio} times the exact error");
         }
     }
 }
@@ -61,7 +75,7 @@ fn same_bytes_on_every_instruction_set_and_thread_count() {
 #[test]
 fn coding_a_decoded_tile_changes_nothing() {
     for scheme in schemes() {
-        let rounder = rounder(scheme).unwrap();
+        let rounder = rounder(scheme, Effort::Exact).unwrap();
         let once = decode(&rounder, &encode(&rounder, &train::gaussian_tiles(12, 2)));
         let step = rounder.codebook().step();
         let weights: Vec<[f32; TILE]> = once.iter().map(|tile| tile.map(|i| f32::from(i) * step)).collect();
@@ -72,8 +86,8 @@ fn coding_a_decoded_tile_changes_nothing() {
 
 #[test]
 fn extreme_tiles_have_codes() {
-    for scheme in schemes() {
-        let rounder = rounder(scheme).unwrap();
+    for (scheme, effort) in schemes().flat_map(|s| Effort::ALL.map(|e| (s, e))) {
+        let rounder = rounder(scheme, effort).unwrap();
         let sign = |i: usize| if i.is_multiple_of(3) { -1.0 } else { 1.0 };
         let huge: [f32; TILE] = std::array::from_fn(|i| sign(i) * f32::MAX);
         let large: [f32; TILE] = std::array::from_fn(|i| sign(i) * 1e3);
@@ -92,5 +106,5 @@ fn extreme_tiles_have_codes() {
 #[should_panic(expected = "a tcq scheme")]
 fn refuses_a_scalar_codebook() {
     let book = fracbit_format::Codebook::new("nuq-2".parse().unwrap(), vec![-3, -1, 1, 3], 0.5).unwrap();
-    let _ = TrellisRounder::new(book);
+    let _ = TrellisRounder::new(book, Effort::Exact);
 }

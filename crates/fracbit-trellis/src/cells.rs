@@ -1,0 +1,480 @@
+//! The pruned search: 8-bit costs and few branches.
+//!
+//! Every overlap has `2^k` continuations, and `x (x + c)` sends their values to `2^k` different *cells*: ranges of the
+//! sorted, signed table. Only cells near the weight matter: three of them lose nothing that can be measured, two
+//! lose 4 to 5 %. Which of the continuations lie in those cells depends on the overlap; a byte shuffle fetches their
+//! costs-to-go, and another one the cost of the branch from the 32 levels of a cell. Costs are 8-bit with saturation.
+//! A vector of 64 overlaps so takes 7 instructions for each of the 2 or 3 cells, whatever the rate; the exact search
+//! with its 16-bit costs takes 10 for each of the `2^k` branches.
+//!
+//! Layout: lanes of 16 bytes. The cost-to-go of overlap `u` and new bits `n` is `after[n << (16 - k - k') | u >> k']`.
+//! Rows of equal `n` are loaded and transposed, so that 16 bytes hold all rows of `16 >> r` columns, `r = min(k, k', 4)`.
+//! Where `k > r` a second table holds the other half of the rows; where `k' > r` two vectors of overlaps share a table.
+//! The new bits that lead to a cell are `n = (cell - a) b` with `b` the same for all overlaps with the same low bits, so
+//! that going from one cell to another adds a constant to the indices of a lane.
+//!
+//! The tail-biting seam costs a tenth of a pass instead of a whole one: the pass goes around the circle and `reach`
+//! weights further. The best path from step 0 arrives there again with some overlap, and the best path that starts with that
+//! overlap ends with it too when the two have merged (nine tiles in ten). Otherwise a second pass is constrained to it. A tile
+//! whose costs do not fit 8 bits, because its weights lie far outside the table, is left to the exact search.
+
+use crate::{isa::Isa, metric::Metric};
+use fracbit_format::trellis::{self, STATE_BITS, STATES};
+
+/// Levels of a cell: all its entries, except at 1 and 1.5 bits.
+pub(crate) const LEVELS: usize = 32;
+/// Bytes of a lane: a table of costs-to-go, and as many overlaps.
+pub(crate) const LANE: usize = 16;
+/// Most cells of a step that are looked at.
+pub(crate) const MOST: usize = 3;
+/// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
+const UNITS: f64 = 3.0;
+/// Paths from the seam that may end elsewhere before a pass is constrained.
+const TRACES: usize = 4;
+/// Steps that the trace decides at once.
+const GROUP: usize = 3;
+/// Least cost above which a tile is left to the exact search: too little of the range is left.
+const HIGH: u8 = 200;
+
+/// How much is pruned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pruning {
+    /// Cells that are looked at in every step, 2 to [`MOST`].
+    pub(crate) cells: usize,
+    /// Weights beyond the seam.
+    pub(crate) reach: usize,
+}
+
+/// A circular trellis of a code with one weight per step.
+#[derive(Debug)]
+pub(crate) struct CellSearch {
+    isa: Isa,
+    pruning: Pruning,
+    /// `shifts[t]`: bits by which the window moves from step `t` to `t + 1`.
+    shifts: Vec<u32>,
+    /// `1 / unit` of cost on the squared grid.
+    per_unit: f32,
+    /// One for each pair of shifts that occurs.
+    kinds: Vec<Kind>,
+}
+
+/// Tables of a step by the new bits before it and the shift after it.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    /// New bits in the state of this step.
+    pub(crate) new_bits: u32,
+    /// Shift to the following step.
+    pub(crate) shift: u32,
+    /// Index into the table of costs-to-go for cell 0.
+    pub(crate) picks: Aligned, // (vector, lane, overlap in the lane)
+    /// What to add to that index for each cell, modulo the size of the table.
+    pub(crate) turns: Vec<[u8; LANE]>, // (cell, overlap in the lane)
+    /// Level in the cell.
+    pub(crate) levels: Aligned, // (vector, lane, overlap in the lane)
+    /// Value of a level on the metric's grid.
+    values: Vec<f32>, // (cell, level)
+    /// Least and most of a cell's levels.
+    ranges: Vec<(f32, f32)>,
+    /// New bits that lead to a cell.
+    leads: Vec<u8>, // (overlap, cell)
+    /// Level in the cell, by overlap.
+    level_of: Vec<u8>, // (overlap)
+}
+
+impl Kind {
+    /// Rows that are transposed together, as a power of two.
+    pub(crate) fn rows_log(&self) -> u32 {
+        self.new_bits.min(self.shift).min(4)
+    }
+
+    fn new(new_bits: u32, shift: u32, lanes: usize, values: &[i16]) -> Self {
+        let cells = 1usize << new_bits;
+        let overlaps = STATES >> new_bits;
+        let cell_of = |x: usize| {
+            let hash = usize::from(trellis::hash_fine(u16::try_from(x).expect("a state")));
+            (hash >> (STATE_BITS - new_bits), hash >> (STATE_BITS - new_bits - LEVELS.ilog2()) & (LEVELS - 1))
+        };
+        let mut leads = vec![0u8; overlaps * cells];
+        let mut level_of = vec![0u8; overlaps];
+        let mut sums = vec![(0f64, 0f64); cells * LEVELS];
+        for (x, &value) in values.iter().enumerate() {
+            let (new, overlap) = (x >> (STATE_BITS - new_bits), x & (overlaps - 1));
+            let (cell, level) = cell_of(x);
+            #[expect(clippy::cast_possible_truncation, reason = "at most 5 bits")]
+            {
+                leads[overlap * cells + cell] = new as u8;
+                // The low bits of the hash do not depend on the new bits.
+                level_of[overlap] = level as u8;
+            }
+            let sum = &mut sums[cell * LEVELS + level];
+            *sum = (sum.0 + f64::from(value), sum.1 + 1.0);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "means of 16-bit integers")]
+        let values: Vec<f32> = sums.into_iter().map(|(sum, count)| (sum / count) as f32).collect();
+        let range = |cell: &[f32]| {
+            cell.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)))
+        };
+        let ranges = values.chunks(LEVELS).map(range).collect();
+        let mut new = Self {
+            new_bits,
+            shift,
+            picks: Aligned::default(),
+            turns: Vec::new(),
+            levels: Aligned::default(),
+            values,
+            ranges,
+            leads,
+            level_of,
+        };
+        new.arrange(lanes);
+        new
+    }
+
+    /// Fills the tables that depend on the width of vectors.
+    fn arrange(&mut self, lanes: usize) {
+        let rows_log = self.rows_log();
+        let columns = LANE >> rows_log;
+        let width = lanes * LANE;
+        let mut blocks = Vec::with_capacity(LANE);
+        let all = STATES >> (self.new_bits + self.shift);
+        for first in (0..all).step_by(width) {
+            for part in 0..1 << rows_log {
+                for share in 0..1usize << (self.shift - rows_log) {
+                    for lane in 0..lanes {
+                        let column = first + lane * LANE + part * columns;
+                        let block = (column << self.shift) + share * LANE;
+                        blocks.push(block);
+                    }
+                }
+            }
+        }
+        // With two tables the index has 5 bits, which stand at the top of the byte: sums wrap around either way.
+        let size = if self.new_bits > rows_log { 2 * LANE } else { LANE };
+        let up = if size > LANE { 3 } else { 0 };
+        let index = |overlap: usize, cell: usize| {
+            let lead = usize::from(self.leads[(overlap << self.new_bits) | cell]);
+            lead * columns + (overlap >> self.shift) % columns
+        };
+        let (mut picks, mut levels) = (Vec::new(), Vec::new());
+        for &block in &blocks {
+            for overlap in block..block + LANE {
+                picks.push(byte(index(overlap, 0) << up));
+                // The second half of the levels has bit 7 set.
+                let level = usize::from(self.level_of[overlap]);
+                levels.push(byte((level % LANE) | ((level / LANE) << 7)));
+            }
+        }
+        // `x (x + c)` turns the cells of all overlaps with the same low bits by the same step for each new bit.
+        for cell in 0..1usize << self.new_bits {
+            let turn = |lane: usize| byte(((index(lane, cell) + size - index(lane, 0)) % size) << up);
+            self.turns.push(std::array::from_fn(turn));
+        }
+        for (cell, turns) in self.turns.iter().enumerate() {
+            for overlap in 0..STATES >> self.new_bits {
+                let turned = (index(overlap, 0) << up) + usize::from(turns[overlap % LANE]);
+                assert_eq!(turned % (size << up), index(overlap, cell) << up, "one turn for all");
+            }
+        }
+        self.picks = Aligned::from(&picks);
+        self.levels = Aligned::from(&levels);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the callers' values are below 256")]
+fn byte(value: usize) -> u8 {
+    value as u8
+}
+
+/// Bytes that begin on a cache line.
+#[derive(Debug, Default)]
+pub(crate) struct Aligned {
+    all: Vec<u8>,
+    start: usize,
+}
+
+impl Aligned {
+    const LINE: usize = 64;
+
+    /// Makes room for `len` bytes; those that were there may be lost.
+    fn reserve(&mut self, len: usize) {
+        if self.all.len() < len + Self::LINE {
+            self.all = vec![0; len + Self::LINE];
+            self.start = self.all.as_ptr().align_offset(Self::LINE).min(Self::LINE);
+        }
+    }
+
+    fn from(bytes: &[u8]) -> Self {
+        let mut new = Self::default();
+        new.reserve(bytes.len());
+        new.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        new
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.all[self.start..]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.all[self.start..]
+    }
+}
+
+/// What a step needs beside its costs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CellStep<'a> {
+    pub(crate) kind: &'a Kind,
+    /// Smallest cost of `after`, subtracted from it.
+    pub(crate) base: u8,
+    /// The cells that are looked at and the costs of their levels.
+    pub(crate) cells: &'a [(u8, [u8; LEVELS])],
+}
+
+/// The cells of one step, nearest first.
+type Near = [(u8, [u8; LEVELS]); MOST];
+
+/// Working memory of one search.
+#[derive(Debug, Default)]
+pub(crate) struct CellScratch {
+    near: Vec<Near>,
+    /// Costs-to-go at every bound.
+    costs: Vec<Aligned>,
+    /// Costs-to-go between bounds.
+    between: [Aligned; 2],
+    paths: Vec<Path>,
+    next: Vec<Path>,
+}
+
+/// Cost, overlap at its end, and the states of a path between two bounds.
+#[derive(Clone, Copy, Debug)]
+struct Path {
+    cost: u32,
+    overlap: u16,
+    states: [u16; GROUP],
+}
+
+impl CellSearch {
+    /// `values` holds the grid value of every state of a `fine` code in order, `bound` the rate-distortion bound of its rate.
+    pub(crate) fn new(
+        isa: Isa,
+        metric: Metric,
+        shifts: Vec<u32>,
+        values: &[i16],
+        bound: f64,
+        pruning: Pruning,
+    ) -> Self {
+        assert_eq!(values.len(), STATES, "values of every state");
+        assert!(isa.is_supported(), "{} is not available here", isa.name());
+        assert!((2..=MOST).contains(&pruning.cells), "2 to {MOST} cells");
+        let steps = shifts.len();
+        let mut pairs: Vec<_> = (0..steps).map(|t| (shifts[(t + steps - 1) % steps], shifts[t])).collect();
+        pairs.sort_unstable();
+        pairs.dedup();
+        let lanes = match isa {
+            Isa::Scalar => 1,
+            Isa::Avx2 => 2,
+            Isa::Avx512 => 4,
+        };
+        let kinds = pairs.into_iter().map(|(k, shift)| Kind::new(k, shift, lanes, values)).collect();
+        #[expect(clippy::cast_possible_truncation, reason = "a factor")]
+        let per_unit = (UNITS / (bound * metric.area())) as f32;
+        Self { isa, pruning, shifts, per_unit, kinds }
+    }
+
+    fn steps(&self) -> usize {
+        self.shifts.len()
+    }
+
+    fn kind(&self, t: usize) -> &Kind {
+        let steps = self.steps();
+        let (new_bits, shift) = (self.shifts[(t + steps - 1) % steps], self.shifts[t % steps]);
+        let found = self.kinds.iter().find(|kind| (kind.new_bits, kind.shift) == (new_bits, shift));
+        found.expect("a kind for every step of the circle")
+    }
+
+    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`; `false` when the range of
+    /// costs did not suffice.
+    pub(crate) fn run(&self, x: &[i16], scratch: &mut CellScratch, states: &mut Vec<u16>) -> bool {
+        let steps = self.steps();
+        assert_eq!(x.len(), steps, "one tile");
+        scratch.near.clear();
+        scratch.near.extend(x.iter().enumerate().map(|(t, &x)| self.near(self.kind(t), x)));
+        let overlaps = STATES >> self.kind(0).new_bits;
+        let mut start = vec![0; overlaps];
+        if !self.backward(scratch, steps + self.pruning.reach, &start) {
+            return false;
+        }
+        let first = &scratch.costs[0].bytes()[..overlaps];
+        let least = first.iter().min().expect("costs are not empty");
+        let best = first.iter().position(|c| c == least).expect("the least is one of them");
+        let mut seam = u16::try_from(best).expect("an overlap");
+        for _ in 0..TRACES {
+            let end = self.trace(scratch, seam, states);
+            if end == seam {
+                return true;
+            }
+            seam = end;
+        }
+        start.fill(u8::MAX);
+        start[usize::from(seam)] = 0;
+        self.backward(scratch, steps, &start) && self.trace(scratch, seam, states) == seam
+    }
+
+    /// The nearest cells of a weight, with the costs of their levels above the least.
+    fn near(&self, kind: &Kind, x: i16) -> Near {
+        let x = f32::from(x);
+        let mut order = [(f32::INFINITY, 0u8); MOST + 1];
+        for (cell, &(low, high)) in (0u8..).zip(&kind.ranges) {
+            let outside = if x < low { low - x } else { x - high };
+            order[MOST] = (if outside < 0.0 { 0.0 } else { outside }, cell);
+            let mut at = MOST;
+            while at > 0 && order[at].0 < order[at - 1].0 {
+                order.swap(at, at - 1);
+                at -= 1;
+            }
+        }
+        let mut costs = [[0f32; LEVELS]; MOST];
+        let mut least = f32::INFINITY;
+        let (values, _) = kind.values.as_chunks::<LEVELS>();
+        for (costs, (_, cell)) in costs.iter_mut().zip(order).take(MOST) {
+            for (cost, v) in costs.iter_mut().zip(&values[usize::from(cell)]) {
+                let d = v - x;
+                *cost = d * d * self.per_unit;
+                least = if *cost < least { *cost } else { least };
+            }
+        }
+        let mut near = [(0, [0; LEVELS]); MOST];
+        for ((to, costs), (_, cell)) in near.iter_mut().zip(costs).zip(order) {
+            // Above 2^23 the last bit of an f32 is 1: this rounds.
+            let round = |c: f32| {
+                let above = c - least;
+                ((if above < 255.0 { above } else { 255.0 }) + 8_388_608.0).to_bits() as u8
+            };
+            *to = (cell, costs.map(round));
+        }
+        near
+    }
+
+    /// The cells of a step that are looked at.
+    fn cells<'a>(&self, near: &'a Near, kind: &Kind) -> &'a [(u8, [u8; LEVELS])] {
+        // A step that takes in more bits than the next one is pruned less: it costs 7 % at 2.5 bits, more at 4.5.
+        let cells = self.pruning.cells + usize::from(kind.new_bits > kind.shift);
+        &near[..cells.min(MOST).min(1 << kind.new_bits)]
+    }
+
+    /// Bound `i` of the trace is step `i * GROUP`, the last one the end of the circle.
+    fn bounds(&self) -> usize {
+        self.steps().div_ceil(GROUP) + 1
+    }
+
+    /// Costs-to-go from step `from` of the unrolled circle, where they are `start`, down to step 0; those at bounds stay.
+    fn backward(&self, scratch: &mut CellScratch, from: usize, start: &[u8]) -> bool {
+        let steps = self.steps();
+        let most = STATES >> self.shifts.iter().min().expect("a trellis has steps");
+        let bounds = self.bounds();
+        let CellScratch { near, costs, between, .. } = scratch;
+        costs.resize_with(bounds, Aligned::default);
+        costs.iter_mut().chain(between.iter_mut()).for_each(|c| c.reserve(most));
+        // The bound at a position within the circle.
+        let bound = |t: usize| {
+            let exact = t.is_multiple_of(GROUP) && t < steps || t == steps;
+            exact.then(|| t.div_ceil(GROUP))
+        };
+        let mut current = bound(from);
+        match current {
+            Some(i) => costs[i].bytes_mut()[..start.len()].copy_from_slice(start),
+            None => between[0].bytes_mut()[..start.len()].copy_from_slice(start),
+        }
+        let mut base = 0;
+        for t in (0..from).rev() {
+            let target = bound(t);
+            let kind = self.kind(t);
+            let step = CellStep { kind, base, cells: self.cells(&near[t % steps], kind) };
+            let [first, second] = &mut *between;
+            base = match (current, target) {
+                (Some(a), Some(b)) => {
+                    let [after, before] = costs.get_disjoint_mut([a, b]).expect("two bounds");
+                    step_on(self.isa, &step, after.bytes(), before.bytes_mut())
+                }
+                (Some(a), None) => step_on(self.isa, &step, costs[a].bytes(), first.bytes_mut()),
+                (None, Some(b)) => step_on(self.isa, &step, first.bytes(), costs[b].bytes_mut()),
+                (None, None) => {
+                    let least = step_on(self.isa, &step, first.bytes(), second.bytes_mut());
+                    std::mem::swap(first, second);
+                    least
+                }
+            };
+            if base > HIGH {
+                return false;
+            }
+            current = target;
+        }
+        true
+    }
+
+    /// Follows the best path from step 0 with overlap `start` around the circle; returns the overlap at the end.
+    fn trace(&self, scratch: &mut CellScratch, start: u16, states: &mut Vec<u16>) -> u16 {
+        let CellScratch { near, costs: kept, paths, next, .. } = scratch;
+        let mut overlap = start;
+        states.clear();
+        for (i, kept) in kept.iter().enumerate().take(self.bounds()).skip(1) {
+            let (from, to) = ((i - 1) * GROUP, (i * GROUP).min(self.steps()));
+            paths.clear();
+            paths.push(Path { cost: 0, overlap, states: [0; GROUP] });
+            for (t, near) in near.iter().enumerate().take(to).skip(from) {
+                let kind = self.kind(t);
+                next.clear();
+                for path in &*paths {
+                    let u = usize::from(path.overlap);
+                    let level = usize::from(kind.level_of[u]);
+                    for (cell, costs) in self.cells(near, kind) {
+                        let new = kind.leads[(u << kind.new_bits) | usize::from(*cell)];
+                        let state = u16::from(new) << (STATE_BITS - kind.new_bits) | path.overlap;
+                        let mut path = *path;
+                        path.cost += u32::from(costs[level]);
+                        path.overlap = state >> kind.shift;
+                        path.states[t - from] = state;
+                        next.push(path);
+                    }
+                }
+                std::mem::swap(paths, next);
+            }
+            let total = |path: &Path| path.cost + u32::from(kept.bytes()[usize::from(path.overlap)]);
+            let best = paths.iter().min_by_key(|path| total(path)).expect("a step has a continuation");
+            overlap = best.overlap;
+            states.extend(&best.states[..to - from]);
+        }
+        overlap
+    }
+}
+
+/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them.
+fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
+    let kind = step.kind;
+    assert!(after.len() >= STATES >> kind.shift, "costs after the step");
+    assert!(before.len() >= STATES >> kind.new_bits, "costs before the step");
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => crate::cells_simd::step_avx512(step, after, before),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => crate::cells_simd::step_avx2(step, after, before),
+        _ => step_scalar(step, after, before),
+    }
+}
+
+/// The reference.
+fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
+    let CellStep { kind, base, cells } = *step;
+    let mut least = u8::MAX;
+    for (u, out) in before[..STATES >> kind.new_bits].iter_mut().enumerate() {
+        let level = usize::from(kind.level_of[u]);
+        *out = u8::MAX;
+        for (cell, costs) in cells {
+            let new = usize::from(kind.leads[(u << kind.new_bits) | usize::from(*cell)]);
+            let next = (new << (STATE_BITS - kind.new_bits) | u) >> kind.shift;
+            let cost = after[next].saturating_sub(base).saturating_add(costs[level]);
+            *out = cost.min(*out);
+        }
+        least = least.min(*out);
+    }
+    least
+}
