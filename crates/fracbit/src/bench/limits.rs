@@ -107,8 +107,9 @@ impl Memory {
 
     /// Reads everything once, so that caches hold nothing else.
     pub(super) fn sweep(&self) {
-        let sum = self.data.par_chunks(CHUNK).map(sum).reduce(|| 0, u64::wrapping_add);
-        assert_eq!(sum, self.data.len() as u64, "ones add up to their number");
+        let data = self.data.numbers();
+        let sum = data.par_chunks(CHUNK).map(sum).reduce(|| 0, u64::wrapping_add);
+        assert_eq!(sum, data.len() as u64, "ones add up to their number");
     }
 
     /// GB/s of the threads of the current pool.
