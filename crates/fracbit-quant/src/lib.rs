@@ -1,8 +1,11 @@
 #![doc = include_str!("../README.md")]
 
+mod feedback;
+pub mod hessian;
 mod matrix;
 mod rounders;
 pub mod sensitivity;
 
-pub use matrix::{Grouping, QuantError, Quantized, quantize};
+pub use hessian::Hessian;
+pub use matrix::{Grouping, QuantError, Quantized, quantize, quantize_with};
 pub use rounders::{Effort, codebook, rounder, rounder_at};

@@ -5,10 +5,15 @@
 //! groups of columns get their own scale (Q-Palette, G.2.4: 64 columns).
 //!
 //! After rounding every scale is re-fitted in closed form: `s = <w, q> / <q, q>` minimises `|w - s q|^2` over the
-//! decoded integers `q`. Scales are f16 relative to a power-of-two gain common to the matrix, which keeps them in
+//! decoded integers `q`. With second moments H of the inputs, columns are rounded one block at a time with error feedback
+//! ([`crate::hessian`]), and scales minimise `(w - s q) H (w - s q)^T`. Scales are f16 relative to a power-of-two gain common to the matrix, which keeps them in
 //! f16's normal range whatever the magnitude of the weights.
 
-use crate::rounders;
+use crate::{
+    feedback::Strip,
+    hessian::{Hessian, STRIP},
+    rounders,
+};
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_codebook::Rounder;
 use fracbit_format::{Codebook, Layout, PackedView, Segment, TILE, TILE_COLS, TILE_ROWS};
@@ -62,6 +67,28 @@ pub enum QuantError {
     /// No codebook is built in for this scheme.
     #[error("scheme {0} has no built-in codebook")]
     NoCodebook(Scheme),
+    /// An entry of the input moments is NaN or infinite, or a diagonal one negative.
+    #[error(
+        "input moment at row {row}, column {col} is {value}: it should be finite, and not negative on the diagonal"
+    )]
+    Hessian {
+        /// Row of the first such entry.
+        row: usize,
+        /// Column of the first such entry.
+        col: usize,
+        /// The entry.
+        value: f32,
+    },
+    /// The input moments cannot be factored.
+    #[error(
+        "input moments of {n} channels are not positive definite even when damped by {damping} times their mean"
+    )]
+    Indefinite {
+        /// Channels.
+        n: usize,
+        /// The last damping that was tried.
+        damping: f64,
+    },
 }
 
 /// A packed matrix with everything but its codebooks.
@@ -116,6 +143,24 @@ pub fn quantize(
     grouping: Grouping,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
+    quantize_with(weights, shape, scheme, grouping, None, progress)
+}
+
+/// [`quantize`] for inputs of known second moments: least error of the layer's output instead of its weights.
+///
+/// With the identity as moments the result is that of [`quantize`], bit for bit. Moments, like weights, are those
+/// after rotation. Takes the memory of `moments` three times while it factors them, and keeps one factor.
+///
+/// # Errors
+/// As for [`quantize`]; also when `moments` are not of `shape.cols` channels or cannot be factored.
+pub fn quantize_with(
+    weights: &[f32],
+    shape: Shape,
+    scheme: Scheme,
+    grouping: Grouping,
+    moments: Option<&Hessian>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Quantized, QuantError> {
     const OP: &str = "quantize";
     ShapeError::check_len(OP, "weights", shape.len(), weights.len())?;
     if shape.is_empty() {
@@ -135,6 +180,13 @@ pub fn quantize(
         .map(|&s| Ok((s, rounders::rounder(s.scheme).ok_or(QuantError::NoCodebook(s.scheme))?)))
         .collect::<Result<_, QuantError>>()?;
 
+    let feedback = match moments {
+        Some(moments) => {
+            ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
+            Some((moments, moments.feedback(rounders::block(scheme))?))
+        }
+        None => None,
+    };
     let groups = shape.cols.div_ceil(group);
     let rms: Vec<f32> =
         weights.par_chunks(shape.cols).flat_map_iter(|row| row.chunks(group).map(root_mean_square)).collect();
@@ -142,69 +194,99 @@ pub fn quantize(
     let mut scales: Vec<f16> = rms.iter().map(|&r| f16::from_f32(r / gain)).collect();
     let mut codes = vec![0; layout.len()];
 
-    let errors: Vec<f64> = codes
-        .par_chunks_mut(layout.row_bytes())
-        .zip(scales.par_chunks_mut(TILE_ROWS * groups))
-        .zip(weights.par_chunks(TILE_ROWS * shape.cols))
+    // With feedback some rows of tiles go together, for the sake of its products.
+    let down = if feedback.is_some() { STRIP / TILE_ROWS } else { 1 };
+    let errors: Vec<Vec<f64>> = codes
+        .par_chunks_mut(down * layout.row_bytes())
+        .zip(scales.par_chunks_mut(down * TILE_ROWS * groups))
+        .zip(weights.par_chunks(down * TILE_ROWS * shape.cols))
         .map(|((codes, scales), rows)| {
-            let band = Band { rows, cols: shape.cols, group, gain };
-            let error = band.quantize(&coders, codes, scales);
+            let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes() };
+            let error = match feedback {
+                None => band.quantize(&coders, codes, scales),
+                Some((moments, feedback)) => {
+                    Strip { band: &band, moments, feedback, block: rounders::block(scheme) }
+                        .quantize(&coders, codes, scales)
+                }
+            };
             progress(rows.len());
             error
         })
         .collect();
 
     // Sums run in row order, so that they do not depend on the thread count.
-    let error: f64 = errors.iter().sum();
+    let error: f64 = errors.iter().flatten().sum();
     let energy: f64 =
         weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
     Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error })
 }
 
-/// Up to 16 rows of a matrix: one row of tiles.
-struct Band<'a> {
-    rows: &'a [f32], // (<= 16, cols)
-    cols: usize,
-    group: usize,
-    gain: f32,
+/// A coder for every run of tile columns.
+pub(crate) type Coders<'a> = [(Segment, &'a dyn Rounder)];
+
+/// Some rows of a matrix: whole rows of tiles, but for the last.
+pub(crate) struct Band<'a> {
+    pub(crate) rows: &'a [f32], // (rows, cols)
+    pub(crate) cols: usize,
+    pub(crate) group: usize,
+    pub(crate) gain: f32,
+    pub(crate) row_bytes: usize,
 }
 
 impl Band<'_> {
-    /// Codes the band, re-fits its scales (row-major, one per group) and returns the squared error.
-    fn quantize(&self, coders: &[(Segment, &dyn Rounder)], codes: &mut [u8], scales: &mut [f16]) -> f64 {
-        let groups = self.cols.div_ceil(self.group);
+    /// Codes a band of one row of tiles, re-fits its scales (row-major, one per group) and returns the squared error
+    /// of every row.
+    fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
         for &(segment, rounder) in coders {
             let tiles: Vec<[f32; TILE]> =
-                (segment.start..segment.end).map(|a| self.tile(a, scales, groups)).collect();
+                (segment.start..segment.end).map(|a| self.tile(a, self.rows, scales)).collect();
             let range = segment.offset..segment.offset + tiles.len() * segment.tile_bytes;
             rounder.encode(&tiles, &mut codes[range]);
         }
         let decoded = self.decode(coders, codes);
-        let mut error = 0.0;
+        let groups = self.groups();
         for (r, row) in self.rows.chunks(self.cols).enumerate() {
             for (g, weights) in row.chunks(self.group).enumerate() {
                 let units = &decoded[r * self.cols + g * self.group..][..weights.len()];
                 let scale = &mut scales[r * groups + g];
                 *scale = refit(weights, units, *scale, self.gain);
-                let factor = f64::from(scale.to_f32() * self.gain);
-                error += weights
-                    .iter()
-                    .zip(units)
-                    .map(|(&w, &q)| (f64::from(w) - factor * f64::from(q)).powi(2))
-                    .sum::<f64>();
             }
         }
-        error
+        self.errors(&decoded, scales)
     }
 
-    /// Tile column `across`, regularized to unit variance and padded with zeros.
-    fn tile(&self, across: usize, scales: &[f16], groups: usize) -> [f32; TILE] {
+    /// Scales of a row.
+    pub(crate) fn groups(&self) -> usize {
+        self.cols.div_ceil(self.group)
+    }
+
+    /// `|w - w'|^2` of every row, for decoded weights in units of the scales.
+    pub(crate) fn errors(&self, decoded: &[f32], scales: &[f16]) -> Vec<f64> {
+        let rows =
+            self.rows.chunks(self.cols).zip(decoded.chunks(self.cols)).zip(scales.chunks(self.groups()));
+        rows.map(|((row, units), scales)| {
+            let groups = row.chunks(self.group).zip(units.chunks(self.group)).zip(scales);
+            let error = |(weights, units): (&[f32], &[f32]), scale: f64| -> f64 {
+                weights.iter().zip(units).map(|(&w, &q)| (f64::from(w) - scale * f64::from(q)).powi(2)).sum()
+            };
+            groups.map(|(pair, scale)| error(pair, f64::from(scale.to_f32() * self.gain))).sum()
+        })
+        .collect()
+    }
+
+    /// The scale of a weight of row `r` and column `c`.
+    pub(crate) fn scale(&self, scales: &[f16], r: usize, c: usize) -> f32 {
+        scales[r * self.groups() + c / self.group].to_f32() * self.gain
+    }
+
+    /// Tile column `across` of `rows`, up to 16 rows, regularized to unit variance and padded with zeros.
+    fn tile(&self, across: usize, rows: &[f32], scales: &[f16]) -> [f32; TILE] {
         let mut tile = [0.0; TILE];
         let first = across * TILE_COLS;
         let width = TILE_COLS.min(self.cols - first);
-        for (r, row) in self.rows.chunks(self.cols).enumerate() {
-            let scale = scales[r * groups + first / self.group].to_f32() * self.gain;
+        for (r, row) in rows.chunks(self.cols).enumerate() {
+            let scale = self.scale(scales, r, first);
             if scale > 0.0 {
                 let values = &mut tile[r * TILE_COLS..][..width];
                 values.iter_mut().zip(&row[first..]).for_each(|(v, &w)| *v = w / scale);
@@ -214,19 +296,21 @@ impl Band<'_> {
     }
 
     /// Decoded weights in units of the scale, (rows, cols).
-    fn decode(&self, coders: &[(Segment, &dyn Rounder)], codes: &[u8]) -> Vec<f32> {
+    pub(crate) fn decode(&self, coders: &Coders<'_>, codes: &[u8]) -> Vec<f32> {
         let mut out = vec![0.0; self.rows.len()];
         let mut tile = [0; TILE];
-        for &(segment, rounder) in coders {
-            let book = rounder.codebook();
-            for across in segment.start..segment.end {
-                let at = segment.offset + (across - segment.start) * segment.tile_bytes;
-                book.expand_tile(&codes[at..at + segment.tile_bytes], &mut tile);
-                let first = across * TILE_COLS;
-                let width = TILE_COLS.min(self.cols - first);
-                for (row, integers) in out.chunks_mut(self.cols).zip(tile.chunks(TILE_COLS)) {
-                    let values = &mut row[first..first + width];
-                    values.iter_mut().zip(integers).for_each(|(v, &i)| *v = f32::from(i) * book.step());
+        for (out, codes) in out.chunks_mut(TILE_ROWS * self.cols).zip(codes.chunks(self.row_bytes)) {
+            for &(segment, rounder) in coders {
+                let book = rounder.codebook();
+                for across in segment.start..segment.end {
+                    let at = segment.offset + (across - segment.start) * segment.tile_bytes;
+                    book.expand_tile(&codes[at..at + segment.tile_bytes], &mut tile);
+                    let first = across * TILE_COLS;
+                    let width = TILE_COLS.min(self.cols - first);
+                    for (row, integers) in out.chunks_mut(self.cols).zip(tile.chunks(TILE_COLS)) {
+                        let values = &mut row[first..first + width];
+                        values.iter_mut().zip(integers).for_each(|(v, &i)| *v = f32::from(i) * book.step());
+                    }
                 }
             }
         }

@@ -44,3 +44,12 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
 pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
     fracbit_codebook::builtin(scheme).or_else(|| fracbit_trellis::builtin(scheme))
 }
+
+/// Columns that a scheme rounds together: what error feedback takes as its block.
+pub(crate) fn block(scheme: Scheme) -> usize {
+    match scheme.family() {
+        Family::Nuq => 1,
+        Family::Vq => 2,
+        Family::Tcq | Family::HalfTcq => fracbit_format::TILE_COLS,
+    }
+}

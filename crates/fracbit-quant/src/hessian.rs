@@ -1,0 +1,336 @@
+//! Second moments of a layer's inputs, and the feedback that follows from them.
+//!
+//! For inputs x and a weight error E = W - W', the mean squared error of the layer's output is
+//! `E|E x|^2 = tr(E H E^T)` with `H = E[x x^T]`. Factor `H = L D L^T`, L unit lower triangular in blocks of `b` columns, D
+//! block diagonal. Then the loss is `tr((E L) D (E L)^T)`, and block K of `E L` is `E_K + sum_(J > K) E_J L_JK`: going from
+//! the last block to the first, the target `W_K + sum_(J > K) E_J L_JK` leaves nothing of `(E L)_K` but the rounding
+//! error of block K itself. That is block LDLQ (QuIP#, Tseng et al. 2024, arXiv 2402.04396, section 4; for b = 1 it is GPTQ,
+//! Frantar et al. 2022, arXiv 2210.17323).
+//!
+//! H of few or correlated inputs is singular. A share of the mean of its diagonal is added to the diagonal before
+//! factoring, and tenfold more as often as a pivot still fails. Channels that were never active have no correlation
+//! with others: their columns are rounded as without feedback.
+
+use crate::QuantError;
+use fracbit_base::ShapeError;
+use ndarray::{ArrayView2, ArrayViewMut2, linalg::general_mat_mul};
+use rayon::prelude::*;
+use std::sync::OnceLock;
+
+/// Share of the mean diagonal that is added to the diagonal (QuIP# and Q-Palette use 0.01).
+pub const DAMPING: f64 = 0.01;
+/// Damping above which a matrix counts as broken rather than deficient.
+const MAX_DAMPING: f64 = 1e4;
+/// Columns of a panel of the factorization.
+const PANEL: usize = 128;
+
+/// The second moments `E[x x^T]` of the inputs of a linear layer, (n, n), and its factors.
+#[derive(Debug)]
+pub struct Hessian {
+    n: usize,
+    data: Vec<f32>, // row-major, symmetric
+    damping: f64,
+    factors: [OnceLock<Result<Feedback, QuantError>>; 3], // by FACTORED
+}
+
+/// Block sizes that schemes round in: scalars, pairs, trellis tiles.
+const FACTORED: [usize; 3] = [1, 2, 16];
+
+/// Unit lower block-triangular L of `H + damping = L D L^T`.
+#[derive(Clone, Debug)]
+pub(crate) struct Feedback {
+    /// Row-major (n, n); entries on and above the block diagonal are not used.
+    pub(crate) lower: Vec<f32>,
+    damping: f64,
+}
+
+impl Hessian {
+    /// Takes a row-major, symmetric (n, n) matrix, with the usual damping.
+    ///
+    /// # Errors
+    /// When the length is not n² or an entry is not finite, or a diagonal entry negative.
+    pub fn new(n: usize, data: Vec<f32>) -> Result<Self, QuantError> {
+        ShapeError::check_len("hessian", "entries", n * n, data.len())?;
+        let bad = data.iter().enumerate().find(|&(i, &h)| !h.is_finite() || (i / n == i % n && h < 0.0));
+        if let Some((at, &value)) = bad {
+            return Err(QuantError::Hessian { row: at / n, col: at % n, value });
+        }
+        Ok(Self { n, data, damping: DAMPING, factors: Default::default() })
+    }
+
+    /// The same moments with another damping, a share of the mean of the diagonal.
+    #[must_use]
+    pub fn with_damping(self, damping: f64) -> Self {
+        Self { damping, factors: Default::default(), ..self }
+    }
+
+    /// Inputs of the layer.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    /// True for a layer without inputs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// The entries, row-major (n, n).
+    #[must_use]
+    pub fn entries(&self) -> &[f32] {
+        &self.data
+    }
+
+    /// Channels that were never active.
+    #[must_use]
+    pub fn dead(&self) -> usize {
+        (0..self.n).filter(|&i| self.data[i * self.n + i] == 0.0).count()
+    }
+
+    /// The damping that the factorization in blocks of `block` (1, 2 or 16) needed.
+    ///
+    /// # Errors
+    /// As for [`quantize_with`](crate::quantize_with).
+    pub fn damping(&self, block: usize) -> Result<f64, QuantError> {
+        Ok(self.feedback(block)?.damping)
+    }
+
+    /// `tr(E H E^T)` of a row-major (rows, n) error.
+    ///
+    /// # Panics
+    /// When the length is not whole rows.
+    #[must_use]
+    pub fn loss(&self, error: &[f32]) -> f64 {
+        assert!(error.len().is_multiple_of(self.n.max(1)), "rows of {}", self.n);
+        let strips: Vec<f64> = error
+            .par_chunks(STRIP * self.n.max(1))
+            .map(|rows| {
+                let image = self.apply(rows);
+                rows.iter().zip(&image).map(|(&e, &y)| f64::from(e) * f64::from(y)).sum()
+            })
+            .collect();
+        strips.iter().sum()
+    }
+
+    /// `X H` of a row-major (rows, n) matrix.
+    fn apply(&self, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        let rows = x.len() / self.n;
+        multiply(1.0, x, self.n, &self.data, self.n, (rows, self.n, self.n), 0.0, &mut out, self.n);
+        out
+    }
+
+    pub(crate) fn feedback(&self, block: usize) -> Result<&Feedback, QuantError> {
+        let at = FACTORED.iter().position(|&b| b == block).expect("schemes round in blocks of 1, 2 or 16");
+        self.factors[at].get_or_init(|| self.factor(block)).as_ref().map_err(Clone::clone)
+    }
+
+    fn factor(&self, block: usize) -> Result<Feedback, QuantError> {
+        let n = self.n;
+        #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
+        let mean = (0..n).map(|i| f64::from(self.data[i * n + i])).sum::<f64>() / n.max(1) as f64;
+        // An input that is always zero: any positive diagonal gives L = 1.
+        let mean = if mean > 0.0 { mean } else { 1.0 };
+        let mut damping = self.damping;
+        loop {
+            let mut a: Vec<f64> = self.data.par_iter().map(|&h| f64::from(h) / mean).collect();
+            (0..n).for_each(|i| a[i * n + i] += damping);
+            if cholesky(&mut a, n) {
+                return Ok(Feedback { lower: unit_blocks(&a, n, block), damping });
+            }
+            damping = (10.0 * damping).max(1e-6);
+            if damping > MAX_DAMPING {
+                return Err(QuantError::Indefinite { n, damping });
+            }
+        }
+    }
+}
+
+/// Rows that one product takes: fixed, so that results do not depend on the number of threads.
+pub(crate) const STRIP: usize = 64;
+
+/// `out = alpha x b + beta out` for row-major blocks of sizes (m, k) x (k, n), each with its row length.
+#[expect(clippy::too_many_arguments, reason = "the operands of one product, named at every call")]
+pub(crate) fn multiply<T: ndarray::LinalgScalar>(
+    alpha: T,
+    x: &[T],
+    x_stride: usize,
+    b: &[T],
+    b_stride: usize,
+    (m, k, n): (usize, usize, usize),
+    beta: T,
+    out: &mut [T],
+    out_stride: usize,
+) {
+    use ndarray::ShapeBuilder as _;
+    let view = |data, rows: usize, cols: usize, stride: usize| {
+        ArrayView2::from_shape((rows, cols).strides((stride, 1)), data)
+            .expect("the block lies within the data")
+    };
+    let mut out =
+        ArrayViewMut2::from_shape((m, n).strides((out_stride, 1)), out).expect("the block lies within");
+    general_mat_mul(alpha, &view(x, m, k, x_stride), &view(b, k, n, b_stride), beta, &mut out);
+}
+
+/// Replaces the lower triangle of a row-major (n, n) matrix by its Cholesky factor; false when a pivot is not positive.
+/// Right-looking, in panels; only the lower triangle is read.
+fn cholesky(a: &mut [f64], n: usize) -> bool {
+    for first in (0..n).step_by(PANEL) {
+        let width = PANEL.min(n - first);
+        let last = first + width;
+        // The diagonal block.
+        for j in first..last {
+            for i in j..last {
+                let dot: f64 = (first..j).map(|k| a[i * n + k] * a[j * n + k]).sum();
+                let rest = a[i * n + j] - dot;
+                if i > j {
+                    a[i * n + j] = rest / a[j * n + j];
+                } else if rest > 0.0 && rest.is_finite() {
+                    a[j * n + j] = rest.sqrt();
+                } else {
+                    return false;
+                }
+            }
+        }
+        let (top, below) = a.split_at_mut(last * n);
+        let diagonal = |i: usize, k: usize| top[(first + i) * n + first + k];
+        // The panel below it: X C^T = A, row by row.
+        below.par_chunks_mut(n).for_each(|row| {
+            let row = &mut row[first..last];
+            for j in 0..width {
+                let dot: f64 = (0..j).map(|k| row[k] * diagonal(j, k)).sum();
+                row[j] = (row[j] - dot) / diagonal(j, j);
+            }
+        });
+        // The trailing matrix loses X X^T.
+        let rest = n - last;
+        let mut transposed = vec![0.0; width * rest];
+        for (i, row) in below.chunks(n).enumerate() {
+            row[first..last].iter().enumerate().for_each(|(k, &v)| transposed[k * rest + i] = v);
+        }
+        below.par_chunks_mut(PANEL * n).enumerate().for_each(|(chunk, rows)| {
+            let height = rows.len() / n;
+            let columns = chunk * PANEL + height;
+            let x: Vec<f64> = rows.chunks(n).flat_map(|row| row[first..last].iter().copied()).collect();
+            let out = &mut rows[last..];
+            multiply(-1.0, &x, width, &transposed, rest, (height, width, columns), 1.0, out, n);
+        });
+    }
+    true
+}
+
+/// `L_JK = C_JK C_KK^-1` for every block K of columns and every row below it.
+fn unit_blocks(c: &[f64], n: usize, block: usize) -> Vec<f32> {
+    let mut lower = vec![0.0f32; n * n];
+    lower.par_chunks_mut(n).enumerate().for_each(|(i, out)| {
+        let mut row = c[i * n..][..n].to_vec();
+        for first in (0..i / block * block).step_by(block) {
+            let last = first + block;
+            // X C_KK = row: backwards, as C_KK is lower triangular.
+            for j in (first..last).rev() {
+                let dot: f64 = (j + 1..last).map(|k| row[k] * c[k * n + j]).sum();
+                row[j] = (row[j] - dot) / c[j * n + j];
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+            for j in first..last {
+                out[j] = row[j] as f32;
+            }
+        }
+    });
+    lower
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// `X^T X` of a random (samples, n) matrix.
+    fn moments(n: usize, samples: usize, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let x: Vec<f32> = (0..samples * n).map(|_| rng.random_range(-1.0..1.0)).collect();
+        let entry = |i, j| x.chunks(n).map(|row: &[f32]| row[i] * row[j]).sum();
+        (0..n * n)
+            .map(|at| if at / n >= at % n { entry(at / n, at % n) } else { entry(at % n, at / n) })
+            .collect()
+    }
+
+    #[test]
+    fn the_factors_multiply_to_the_matrix() {
+        for (n, block) in [(1, 1), (5, 2), (48, 16), (150, 16), (300, 1), (271, 2)] {
+            let h = Hessian::new(n, moments(n, 2 * n, 3)).unwrap();
+            let feedback = h.feedback(block).unwrap();
+            let l = |i: usize, j: usize| match (i / block).cmp(&(j / block)) {
+                std::cmp::Ordering::Greater => f64::from(feedback.lower[i * n + j]),
+                _ => f64::from(u8::from(i == j)),
+            };
+            // D = L^-1 A L^-T should be block diagonal: solve L Y = A, then L Z = Y^T.
+            let mean: f64 = (0..n).map(|i| f64::from(h.data[i * n + i])).sum::<f64>() / n as f64;
+            let mut a: Vec<f64> = h.data.iter().map(|&v| f64::from(v) / mean).collect();
+            (0..n).for_each(|i| a[i * n + i] += DAMPING);
+            for _ in 0..2 {
+                for i in 0..n {
+                    for k in 0..i {
+                        let f = l(i, k);
+                        (0..n).for_each(|j| a[i * n + j] -= f * a[k * n + j]);
+                    }
+                }
+                a = (0..n * n).map(|at| a[at % n * n + at / n]).collect();
+            }
+            for i in 0..n {
+                for j in 0..n {
+                    if i / block != j / block {
+                        assert!(
+                            a[i * n + j].abs() < 1e-4,
+                            "n {n} block {block}: ({i}, {j}) is {}",
+                            a[i * n + j]
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn deficient_matrices_are_damped_until_they_factor() {
+        // Three samples in forty dimensions, and a channel that is never active.
+        let mut data = moments(40, 3, 1);
+        (0..40).for_each(|i| {
+            data[7 * 40 + i] = 0.0;
+            data[i * 40 + 7] = 0.0;
+        });
+        let h = Hessian::new(40, data.clone()).unwrap();
+        assert_eq!(h.dead(), 1);
+        assert_eq!(h.damping(16).unwrap(), DAMPING);
+        // Without damping the pivots vanish (or go below zero by rounding): it comes by itself.
+        let bare = Hessian::new(40, data).unwrap().with_damping(0.0);
+        assert!(bare.damping(1).unwrap() > 0.0);
+        // An indefinite matrix is mended too, as long as that takes a sane amount.
+        let bent = Hessian::new(2, vec![1.0, 5.0, 5.0, 1.0]).unwrap();
+        assert!(bent.damping(1).unwrap() > 4.0);
+        assert!(Hessian::new(2, vec![1.0, 3e5, 3e5, 1.0]).unwrap().damping(1).is_err());
+        let zero = Hessian::new(3, vec![0.0; 9]).unwrap();
+        assert!(zero.feedback(1).unwrap().lower.iter().all(|&l| l == 0.0));
+    }
+
+    #[test]
+    fn bad_entries_are_named() {
+        let error = Hessian::new(2, vec![1.0, 0.0, 0.0, f32::NAN]).unwrap_err().to_string();
+        assert!(error.contains("row 1, column 1"), "{error}");
+        assert!(Hessian::new(2, vec![-1.0, 0.0, 0.0, 1.0]).is_err());
+        assert!(Hessian::new(2, vec![1.0; 3]).is_err());
+    }
+
+    #[test]
+    fn loss_is_the_quadratic_form() {
+        let h = Hessian::new(3, moments(3, 9, 5)).unwrap();
+        let e = [1.0f32, -2.0, 0.5, 0.0, 1.0, 3.0];
+        let want: f64 = e
+            .chunks(3)
+            .map(|e| (0..9).map(|at| f64::from(e[at / 3] * h.data[at] * e[at % 3])).sum::<f64>())
+            .sum();
+        assert!((h.loss(&e) - want).abs() < 1e-5 * want.abs(), "{} {want}", h.loss(&e));
+    }
+}
