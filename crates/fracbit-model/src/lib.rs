@@ -8,6 +8,7 @@
 //! | [`sites`] | which rotations the runtime applies |
 //! | [`linear`] | dense and packed linear layers |
 //! | [`model`] | the decoder graph |
+//! | [`block`] | one block on its own, for streaming through a model layer by layer |
 //! | [`state`] | cache and work space of one sequence |
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
@@ -21,6 +22,7 @@
 //! the system's mathematics library, in RoPE tables, sampling weights and evaluation.
 
 mod attention;
+pub mod block;
 mod error;
 pub mod eval;
 pub mod generate;
@@ -35,6 +37,7 @@ pub mod sites;
 pub mod source;
 pub mod state;
 
+pub use block::{Block, BlockInput};
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
 pub use generate::{GenerateOptions, Generation, Stop};

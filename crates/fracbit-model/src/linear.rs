@@ -50,6 +50,19 @@ const SERIAL: usize = 1 << 15;
 pub struct Linear {
     weights: Weights,
     bias: Option<Vec<f32>>, // (rows)
+    tap: Option<Tap>,
+}
+
+/// Sees what goes into a layer: rows of its inputs, in the order in which they are run.
+pub type Observer = dyn Fn(&[f32]) + Send + Sync;
+
+/// An observer without a name to print.
+struct Tap(Arc<Observer>);
+
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tap")
+    }
 }
 
 #[derive(Debug)]
@@ -184,11 +197,17 @@ impl Linear {
     }
 
     fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
-        let out = Self { weights, bias };
+        let out = Self { weights, bias, tap: None };
         if let Some(bias) = &out.bias {
             ShapeError::check_len("linear layer", "bias", out.shape().rows, bias.len())?;
         }
         Ok(out)
+    }
+
+    /// The same layer, every input of which `observer` sees before it is multiplied.
+    #[must_use]
+    pub fn observed(self, observer: Arc<Observer>) -> Self {
+        Self { tap: Some(Tap(observer)), ..self }
     }
 
     /// Outputs by inputs.
@@ -291,6 +310,9 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
+        if let Some(Tap(observer)) = &self.tap {
+            observer(x);
+        }
         if out.is_empty() {
             return Ok(());
         }

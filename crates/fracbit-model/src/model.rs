@@ -305,8 +305,8 @@ impl Model {
 
     /// One chunk through all blocks; leaves the residual stream in `scratch.x`.
     fn forward_chunk(&self, state: &mut State, tokens: &[u32]) -> Result<(), Error> {
-        let (rows, first) = (tokens.len(), state.len());
-        let State { layers: cache, scratch, .. } = state;
+        let rows = tokens.len();
+        let scratch = &mut state.scratch;
         scratch.ensure(&self.config, self.rotation_scratch, rows);
         let width = self.config.hidden_size;
         let x = &mut scratch.x[..rows * width];
@@ -316,6 +316,34 @@ impl Model {
         if let Some(rotation) = &self.sites.embed_out {
             sites::apply_inverse(rotation, x, &mut scratch.rotation);
         }
+        self.run_blocks(state, rows)
+    }
+
+    /// Runs tokens after those in `state` through the blocks alone: `x`, the residual stream of each, (tokens, hidden), is
+    /// replaced by what leaves the last block.
+    pub(crate) fn forward_hidden(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
+        let width = self.config.hidden_size;
+        let tokens = x.len() / width;
+        ShapeError::check_len("blocks", "x", tokens * width, x.len())?;
+        state.check_model(&self.config)?;
+        let (capacity, len) = (state.capacity(), state.len());
+        if tokens > capacity - len {
+            return Err(Error::ContextFull { capacity, len, got: tokens });
+        }
+        state.reserve(tokens)?;
+        for x in x.chunks_mut(state.chunk() * width) {
+            state.scratch.ensure(&self.config, self.rotation_scratch, x.len() / width);
+            state.scratch.x[..x.len()].copy_from_slice(x);
+            self.run_blocks(state, x.len() / width)?;
+            x.copy_from_slice(&state.scratch.x[..x.len()]);
+        }
+        Ok(())
+    }
+
+    /// Runs the first `rows` rows of `scratch.x` through all blocks.
+    fn run_blocks(&self, state: &mut State, rows: usize) -> Result<(), Error> {
+        let first = state.len();
+        let State { layers: cache, scratch, .. } = state;
         let half = rows * self.config.head_dim / 2;
         self.rope.fill(first, rows, &mut scratch.cos[..half], &mut scratch.sin[..half]);
         for (i, cache) in cache.iter_mut().enumerate() {

@@ -22,7 +22,7 @@
 
 use std::sync::Arc;
 
-use fracbit_base::Shape;
+use fracbit_base::{Shape, ShapeError};
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_rotation::fold::fold_gain;
 use fracbit_rotation::{BlockRotation, Rotation};
@@ -231,6 +231,104 @@ impl WeightSource {
     pub fn norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
         let folded = id.folded(&self.config, self.sites.mode());
         if folded { Ok(vec![1.0; id.width(&self.config)]) } else { self.stored_norm(id) }
+    }
+
+    /// A norm's gain as stored.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn unfolded_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+        self.stored_norm(id)
+    }
+
+    /// Embedding rows of tokens, (tokens, hidden), in the basis of the residual stream.
+    ///
+    /// # Errors
+    /// [`Error::Token`] for one outside the vocabulary, [`Error::Io`].
+    pub fn embedding(&self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let (width, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let mut x = vec![0.0; tokens.len() * width];
+        for (&token, row) in tokens.iter().zip(x.chunks_exact_mut(width)) {
+            let at = token as usize;
+            if at >= vocab {
+                return Err(Error::Token { token, vocab });
+            }
+            self.checkpoint.rows_f32_into(self.embed_name, at..at + 1, row)?;
+        }
+        if let Some(residual) = &self.residual {
+            residual.apply_rows(&mut x);
+        }
+        Ok(x)
+    }
+
+    /// Turns rows of the residual stream back to the basis of the checkpoint.
+    pub(crate) fn unrotate_residual(&self, x: &mut [f32]) {
+        if let Some(residual) = &self.residual {
+            residual.apply_rows_inverse(x);
+        }
+    }
+
+    /// Takes the second moments of what a linear reads, (inputs, inputs) row-major, from the basis of the checkpoint to that of
+    /// [`WeightSource::linear`]: if weights W become W A, the inputs x become A^-1 x and their moments H become A^-1 H A^-T.
+    ///
+    /// Channels whose folded gain is 0 have no weights left; their moments become 0. The moments of an embedding are those of
+    /// the head that it is tied to.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLinear`], [`Error::Shape`] for another size, [`Error::Io`], [`Error::Rotation`].
+    pub fn rotate_moments(&self, id: LinearId, moments: &mut [f32]) -> Result<(), Error> {
+        self.check(id)?;
+        let n = id.shape(&self.config).cols;
+        ShapeError::check_len("moments", "entries", n * n, moments.len())?;
+        let both = |rotation: &Rotation, moments: &mut [f32]| {
+            rotate_input(rotation, moments);
+            rotation.rotate_output(moments, n);
+        };
+        match self.sites.mode() {
+            RotationMode::None => return Ok(()),
+            RotationMode::Online => both(&self.online_input(id)?, moments),
+            RotationMode::Fold => {
+                let residual = self.residual.as_ref().expect("made for this mode");
+                let norm = match id {
+                    LinearId::Embed => None, // the gain of a tied head is not folded
+                    LinearId::Head => Some(NormId::Final),
+                    LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => {
+                        Some(NormId::Attention(i))
+                    }
+                    LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => Some(NormId::Mlp(i)),
+                    LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => None,
+                };
+                if let Some(norm) = norm {
+                    let gain = self.stored_norm(norm)?;
+                    let inverse: Vec<f32> =
+                        gain.iter().map(|&g| if g == 0.0 { 0.0 } else { 1.0 / g }).collect();
+                    for (row, &left) in moments.chunks_exact_mut(n).zip(&inverse) {
+                        row.iter_mut().zip(&inverse).for_each(|(h, &right)| *h = *h * left * right);
+                    }
+                }
+                match id {
+                    LinearId::Layer(i, LayerLinear::O) => {
+                        let heads = self.heads(i, self.config.num_attention_heads)?;
+                        heads.apply_rows(moments);
+                        heads.rotate_output(moments, n);
+                    }
+                    LinearId::Layer(i, LayerLinear::Down) => {
+                        both(
+                            self.sites.layers[i].down_in.as_ref().expect("folding leaves this site"),
+                            moments,
+                        );
+                    }
+                    _ => both(residual, moments),
+                }
+            }
+        }
+        // Rounding made the two halves differ in their last bits.
+        for i in 0..n {
+            for j in 0..i {
+                moments[j * n + i] = moments[i * n + j];
+            }
+        }
+        Ok(())
     }
 
     fn stored_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {

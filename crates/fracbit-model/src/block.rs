@@ -1,0 +1,162 @@
+//! One block on its own: hidden states go in, hidden states come out, and observers see what each linear layer reads.
+//!
+//! Calibration streams the hidden states of a whole text through a model block by block, so that only one block's weights
+//! are in use at a time. The pieces at the ends are [`WeightSource::embedding`] and [`head_input`].
+
+use std::sync::Arc;
+
+use fracbit_base::Shape;
+
+use crate::id::{LayerLinear, LinearId, NormId};
+use crate::linear::{Linear, Observer};
+use crate::math::rms_norm_inplace;
+use crate::sites::{HeadSite, RotationMode, Sites};
+use crate::state::{State, StateOptions};
+use crate::{Error, Model, ModelBuilder, WeightSource};
+
+/// The inputs of a block's linear layers: each is shared by the layers that read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlockInput {
+    /// Of the queries, keys and values: the normalized residual stream.
+    Attention,
+    /// Of the attention's output projection.
+    Output,
+    /// Of gate and up: the normalized residual stream.
+    Mlp,
+    /// Of down.
+    Down,
+}
+
+impl BlockInput {
+    /// All four, in the order of the data's way through the block.
+    pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
+
+    /// The input that a layer reads.
+    #[must_use]
+    pub const fn of(linear: LayerLinear) -> Self {
+        match linear {
+            LayerLinear::Q | LayerLinear::K | LayerLinear::V => Self::Attention,
+            LayerLinear::O => Self::Output,
+            LayerLinear::Gate | LayerLinear::Up => Self::Mlp,
+            LayerLinear::Down => Self::Down,
+        }
+    }
+
+    /// The first layer that reads this input.
+    #[must_use]
+    pub const fn reader(self) -> LayerLinear {
+        match self {
+            Self::Attention => LayerLinear::Q,
+            Self::Output => LayerLinear::O,
+            Self::Mlp => LayerLinear::Gate,
+            Self::Down => LayerLinear::Down,
+        }
+    }
+}
+
+/// One block of a model.
+#[derive(Debug)]
+pub struct Block {
+    model: Model, // of one layer, with an empty vocabulary
+    id: usize,
+}
+
+impl Block {
+    /// Block `index` of a source, in the basis of its rotation. Without rotation the weights stay in the checkpoint; rotated
+    /// ones are f32 in memory.
+    ///
+    /// `observer`, if there is one for an input, sees its rows.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLinear`] for a block that is not there, and as for [`Model::from_source`].
+    pub fn from_source(
+        source: &WeightSource,
+        index: usize,
+        observer: impl Fn(BlockInput) -> Option<Arc<Observer>>,
+    ) -> Result<Self, Error> {
+        Self::new(source, index, |which| {
+            let id = LinearId::Layer(index, which);
+            let bias = source.bias(id)?;
+            let linear = if source.sites().mode() == RotationMode::None {
+                Linear::stored(source.checkpoint().clone(), &source.weight_name(id), bias)?
+            } else {
+                let matrix = source.linear(id)?;
+                Linear::dense(matrix.shape, matrix.data, bias)?
+            };
+            let input = BlockInput::of(which);
+            Ok(match observer(input) {
+                Some(observer) if input.reader() == which => linear.observed(observer),
+                _ => linear,
+            })
+        })
+    }
+
+    /// Block `index` of a source's architecture, norms and rotation, with other linear layers.
+    ///
+    /// # Errors
+    /// As for [`ModelBuilder::set`], and what `linear` returns.
+    pub fn new(
+        source: &WeightSource,
+        index: usize,
+        mut linear: impl FnMut(LayerLinear) -> Result<Linear, Error>,
+    ) -> Result<Self, Error> {
+        let mut config = source.config().clone();
+        if index >= config.num_hidden_layers() {
+            return Err(Error::UnknownLinear(LinearId::Layer(index, LayerLinear::Q).to_string()));
+        }
+        config.layers = vec![config.layers[index].clone()];
+        config.vocab_size = 0;
+        config.tie_word_embeddings = true;
+        let mut sites: Sites = source.sites().clone();
+        sites.layers = vec![sites.layers[index].clone()];
+        (sites.embed_out, sites.head) = (None, HeadSite::Plain);
+        let width = config.hidden_size;
+        let mut builder = ModelBuilder::new(config, sites)?;
+        builder.set(LinearId::Embed, Linear::dense(Shape::new(0, width), Vec::new(), None)?)?;
+        for which in LayerLinear::ALL {
+            builder.set(LinearId::Layer(0, which), linear(which)?)?;
+        }
+        builder.set_norm(NormId::Attention(0), source.norm(NormId::Attention(index))?)?;
+        builder.set_norm(NormId::Mlp(0), source.norm(NormId::Mlp(index))?)?;
+        if source.config().qk_norm {
+            builder.set_norm(NormId::Query(0), source.norm(NormId::Query(index))?)?;
+            builder.set_norm(NormId::Key(0), source.norm(NormId::Key(index))?)?;
+        }
+        builder.set_norm(NormId::Final, vec![1.0; width])?;
+        Ok(Self { model: builder.build()?, id: index })
+    }
+
+    /// Which block of its model this is.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.id
+    }
+
+    /// An empty state; it serves every block of the model.
+    #[must_use]
+    pub fn state(&self, options: &StateOptions) -> State {
+        self.model.state(options)
+    }
+
+    /// Runs hidden states, (tokens, hidden), through the block in place, after the tokens that `state` holds.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for partial rows, [`Error::ContextFull`], [`Error::State`], [`Error::Memory`].
+    pub fn forward(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
+        self.model.forward_hidden(state, x)
+    }
+}
+
+/// Turns the hidden states that leave the last block into what the head reads, in place and in the unrotated basis: `x`, (tokens,
+/// hidden), is in the basis of `source`.
+///
+/// # Errors
+/// [`Error::Io`] when the final norm cannot be read.
+pub fn head_input(source: &WeightSource, x: &mut [f32]) -> Result<(), Error> {
+    let gain = source.unfolded_norm(NormId::Final)?;
+    source.unrotate_residual(x);
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+    let eps = source.config().rms_norm_eps as f32;
+    x.chunks_exact_mut(gain.len()).for_each(|row| rms_norm_inplace(row, &gain, eps));
+    Ok(())
+}
