@@ -219,6 +219,7 @@ impl Source {
             command: "a test".to_owned(),
             source: "a test's model".to_owned(),
             source_hash: self.opened.checkpoint.content_hash(),
+            ..QuantizeOptions::default()
         };
         fracbit::quantize(&self.weights, &self.inventory, plan, out, &options, &Quiet)
     }

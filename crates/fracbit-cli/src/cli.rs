@@ -52,6 +52,7 @@ pub(crate) enum Command {
     Plan(commands::plan::PlanArgs),
     Profile(commands::profile::ProfileArgs),
     Sensitivity(commands::sensitivity::SensitivityArgs),
+    Calibrate(commands::calibrate::CalibrateArgs),
     Eval(commands::eval::EvalArgs),
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
@@ -91,11 +92,16 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 13);
+        assert_eq!(commands, 14);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 40] = [
+    const GOOD: [&str; 45] = [
+        "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
+        "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
+        "calibrate M --text t.txt -o C",
+        "calibrate M -o C --tokens 4096 --ctx 256 --no-bos --separator <s> --max-memory 1GB --force --resume --json",
+        "quantize M -o O --bits 2 --calibration C --sequential --resume --max-memory 2GB",
         "quantize M -o O --bits 3.25",
         "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
         "quantize M -o O --scheme half-tcq-3.25 --json",

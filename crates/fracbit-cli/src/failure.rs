@@ -137,6 +137,8 @@ fn facade_exit(error: &fracbit::Error) -> Exit {
         | E::Plan { .. }
         | E::Profile { .. }
         | E::Sensitivity { .. }
+        | E::Calibration { .. }
+        | E::Moments { .. }
         | E::Text { .. } => Exit::BadInput,
         _ => Exit::Failed,
     }
@@ -181,7 +183,7 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
             "`fracbit verify MODEL` names every damaged file and tensor"
         }
         E::Io(Io::NoSpace { .. }) => {
-            "free some space or write to another disk; nothing was left under the final name"
+            "free some space (`quantize` and `calibrate` then go on with --resume) or write to another disk; nothing was left under the final name"
         }
         E::Plan { rule, .. } if rule.contains("hash") => {
             "a plan belongs to one checkpoint: make one with `fracbit plan MODEL --bits B --save plan.json`"

@@ -1,7 +1,8 @@
 //! Opening models and reading and writing small files, with errors that say what to do.
 
-use crate::failure::Failure;
-use fracbit::Opened;
+use crate::{context::Context, failure::Failure};
+use fracbit::{Opened, Progress};
+use fracbit_io::{OutputDir, Overwrite, Resumable, output};
 use std::{
     fs::{self, File},
     io::{Read, Write},
@@ -44,6 +45,43 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
         return Err(Failure::input(format_args!("model `{shown}` should hold config.json")).hint(holds));
     }
     Ok(())
+}
+
+/// Starts or continues a resumable directory for the run that `key` describes, and tells what earlier runs left beside it. `None`
+/// when the run that is to be continued had finished.
+pub(crate) fn begin(
+    out: &Path,
+    overwrite: Overwrite,
+    key: &str,
+    resume: bool,
+    context: &Context,
+) -> Result<Option<OutputDir>, Failure> {
+    let left = output::leftovers(out);
+    let progress = &context.progress;
+    match OutputDir::resumable(out, overwrite, key, resume)? {
+        Resumable::Finished(path) => {
+            progress.note(&format!("{}: the interrupted run had finished it", path.display()));
+            Ok(None)
+        }
+        Resumable::Continued(dir) => {
+            progress.note(&format!("continuing {}", dir.scratch("").display()));
+            Ok(Some(dir))
+        }
+        Resumable::New(dir) => {
+            for old in left {
+                let path = old.path.display();
+                progress.note(&match (old.resumable, resume) {
+                    (true, false) => format!("note: {path} is of an interrupted run: --resume continues it if it was this one; otherwise delete it"),
+                    (true, true) => format!("note: {path} is of another run, or in use by one"),
+                    (false, _) => format!("note: {path} is of an interrupted run and cannot be continued: delete it"),
+                });
+            }
+            if resume {
+                progress.note("nothing to continue: starting from the beginning");
+            }
+            Ok(Some(dir))
+        }
+    }
 }
 
 /// The last part of a path that looks like `organization/model`.

@@ -8,8 +8,8 @@ use crate::{
     table::Table,
 };
 use fracbit::{
-    MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, Speed, Target, directory,
-    plan::Inventory, sensitivity,
+    Calibration, MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, Speed, Target,
+    directory, plan::Inventory, sensitivity,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::RotationMode;
@@ -53,6 +53,7 @@ impl Source {
         wanted: &SensitivitySource,
         rotation: RotationMode,
         seed: u64,
+        kept: Option<&Path>,
         context: &Context,
     ) -> Result<Sensitivities, Failure> {
         match wanted {
@@ -78,13 +79,24 @@ impl Source {
                     protocol.levels, protocol.tokens
                 ));
                 let weights = self.opened.source(rotation, seed)?;
+                // What an interrupted run measured; a file that is no such document is measured anew.
+                let done = kept.and_then(|path| Sensitivities::read(path).ok());
+                let keep = |so_far: &Sensitivities| {
+                    let Some(path) = kept else { return };
+                    // Only time is lost where this fails.
+                    let text = serde_json::to_string(so_far).unwrap_or_default();
+                    let _ = files::write_atomic(path, text.as_bytes());
+                };
                 Ok(sensitivity::measure(
                     &weights,
                     self.hash(),
                     protocol,
-                    None,
+                    done,
                     &context.progress,
-                    &mut |_| Ok(()),
+                    &mut |so_far| {
+                        keep(so_far);
+                        Ok(())
+                    },
                 )?)
             }
         }
@@ -136,11 +148,21 @@ pub(crate) fn quick(seed: u64) -> Protocol {
     Protocol { seed, ..Protocol::QUICK }
 }
 
+/// What may help to make a plan.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Aids<'a> {
+    /// The moments that will be rounded with: what feedback leaves of the error enters the sensitivities.
+    pub(crate) calibration: Option<&'a Calibration>,
+    /// A file that saves a quick measurement from matrix to matrix.
+    pub(crate) kept: Option<&'a Path>,
+}
+
 /// Sensitivities and the plan that follows from them.
 pub(crate) fn make(
     source: &Source,
     wanted: &SensitivitySource,
     options: &PlanOptions,
+    aids: &Aids<'_>,
     context: &Context,
 ) -> Result<(Inventory, Sensitivities, Plan), Failure> {
     let inventory = source.inventory(options.rotation);
@@ -155,7 +177,12 @@ pub(crate) fn make(
         // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
         solve(&Sensitivities::prior(&inventory, options.rotation))?;
     }
-    let sensitivities = source.sensitivities(&inventory, wanted, options.rotation, options.seed, context)?;
+    let mut sensitivities =
+        source.sensitivities(&inventory, wanted, options.rotation, options.seed, aids.kept, context)?;
+    if let (Some(calibration), false) = (aids.calibration, matches!(options.target, Target::Uniform(_))) {
+        let weights = source.opened.source(options.rotation, options.seed)?;
+        sensitivities = calibration.sensitivities(&sensitivities, &weights, &context.progress)?;
+    }
     let plan = solve(&sensitivities)?;
     tracing::info!(
         bits = plan.bits_per_weight,

@@ -500,7 +500,7 @@ fn budgets_names_and_options_have_their_codes() {
 }
 
 #[test]
-fn a_disk_that_fills_up_leaves_nothing() {
+fn a_disk_that_fills_up_is_explained_and_the_run_continued() {
     // A limit of the file size is a disk that ends in the middle of the shard, for any user.
     let demo = demo();
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -510,7 +510,18 @@ fn a_disk_that_fills_up_leaves_nothing() {
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_fracbit")]).args(args);
     finish(&args, &mut shell).failed(FAILED, &["model.safetensors", "needed", "free"]);
-    assert!(names(place.path()).is_empty(), "nothing under the final name, nothing partial");
+    assert!(!out.exists(), "nothing under the final name");
+    // What was finished waits; without --resume a run says so and starts over, with it the bytes are those of one run.
+    let left = names(place.path());
+    assert!(left.len() == 1 && left[0].starts_with("out.partial-"), "{left:?}");
+    let ran = fracbit(&[&args[..], &["--resume"]].concat()).done();
+    assert!(ran.err.contains("continuing"), "{}", ran.err);
+    let whole = place.path().join("whole");
+    fracbit(&["quantize", text(&demo), "-o", text(&whole), "--scheme", "nuq-4"]).done();
+    for name in names(&whole) {
+        assert!(fs::read(whole.join(&name)).unwrap() == fs::read(out.join(&name)).unwrap(), "{name}");
+    }
+    assert_eq!(names(place.path()).len(), 2, "nothing partial is left");
 }
 
 #[test]
@@ -524,7 +535,7 @@ fn a_run_that_is_killed_leaves_no_model() {
     // The partial directory holds a shard as soon as the first tensors are written; the rest takes many seconds.
     let shard_begun = || {
         let partial = names(place.path()).into_iter().find(|n| n.starts_with("out.partial-"));
-        partial.is_some_and(|n| place.path().join(n).join("model.safetensors").exists())
+        partial.is_some_and(|n| place.path().join(n).join("data/model.safetensors").exists())
     };
     let start = Instant::now();
     while !shard_begun() && start.elapsed() < Duration::from_secs(60) {
@@ -534,7 +545,8 @@ fn a_run_that_is_killed_leaves_no_model() {
     child.kill().expect("it was running");
     child.wait().expect("it ends");
     assert!(!out.exists(), "the final name appears with the finished directory");
-    fracbit(&["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-2"]).done();
+    let ran = fracbit(&["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-2"]).done();
+    assert!(ran.err.contains("out.partial-") && ran.err.contains("--resume"), "{}", ran.err);
     fracbit(&["verify", text(&out)]).done();
 }
 
@@ -557,6 +569,7 @@ fn quiet_is_quiet_and_help_has_examples() {
         "quantize",
         "plan",
         "sensitivity",
+        "calibrate",
         "eval",
         "run",
         "chat",

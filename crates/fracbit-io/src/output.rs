@@ -5,19 +5,28 @@
 //! a `.partial-` directory beside it; an error or an early return removes that too. Every byte is hashed on its way to the disk, so
 //! the manifest costs no second pass.
 //!
+//! A *resumable* directory is for runs of hours. It is written within a work directory `NAME.partial-xxxxxx` (as `data`, beside a
+//! journal and scratch files) that stays when the run is killed or fails after its first finished step, and that
+//! a later run of the same description continues.
+//!
 //! Replacing an existing directory ([`Overwrite::Yes`]) exchanges the two names in one step where the system can (Linux), so that
 //! a reader sees the old model or the new one; elsewhere there is a moment with neither. It is refused for a directory that
 //! does not look like a model, because a mistyped `-o ~` should not cost a home directory.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
 
 use crate::checkpoint::is_plain_file_name;
 use crate::config::CONFIG;
 use crate::error::{Error, IoContext};
+use crate::journal::{Found, JOURNAL, Journal};
 use crate::manifest::{FileRecord, MANIFEST, Manifest, TensorRecord};
+use crate::writer::Mark;
 
 /// What to do with a directory that is already there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -34,10 +43,80 @@ pub enum Overwrite {
 pub struct OutputDir {
     final_path: PathBuf,
     parent: PathBuf,
-    temp: tempfile::TempDir,
+    temp: Temp,
     files: BTreeMap<String, FileRecord>,
     pub(crate) tensors: BTreeMap<String, TensorRecord>,
+    journal: Option<Journal>,
 }
+
+/// The temporary directory, removed when dropped unless it is to be kept.
+#[derive(Debug)]
+struct Temp {
+    root: PathBuf,
+    data: PathBuf, // the directory that gets the final name: `root` itself, or within it
+    keep: bool,
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        if !self.keep {
+            // Best effort: there is nobody left to tell.
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+/// How a resumable directory begins.
+#[derive(Debug)]
+pub enum Resumable {
+    /// Without anything.
+    New(OutputDir),
+    /// With the steps that an interrupted run of the same description recorded.
+    Continued(OutputDir),
+    /// That run had given the directory its final name; nothing is left to do.
+    Finished(PathBuf),
+}
+
+/// A temporary directory that an earlier run left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Whether it holds a journal, so that a run of the same description can continue it.
+    pub resumable: bool,
+}
+
+/// Temporary directories of earlier runs beside `final_path`, sorted. One in use by a running process is among them.
+#[must_use]
+pub fn leftovers(final_path: &Path) -> Vec<Leftover> {
+    let (Some(name), parent) = (final_path.file_name(), parent_of(final_path)) else { return Vec::new() };
+    let prefix = partial_prefix(name);
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let ours = entries.filter(|e| {
+        e.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
+            && e.file_type().is_ok_and(|t| t.is_dir())
+    });
+    let mut found: Vec<Leftover> =
+        ours.map(|e| Leftover { resumable: e.path().join(JOURNAL).is_file(), path: e.path() }).collect();
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn parent_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn partial_prefix(name: &OsStr) -> OsString {
+    let mut prefix = name.to_os_string();
+    prefix.push(".partial-");
+    prefix
+}
+
+/// Name of the final directory while it is within a work directory.
+const DATA: &str = "data";
 
 impl OutputDir {
     /// Starts a directory that will be called `final_path`, whose parent must exist.
@@ -46,44 +125,92 @@ impl OutputDir {
     /// [`Error::Output`] when the name is taken or unusable, [`Error::Io`] when the parent is missing or not writable.
     pub fn create(final_path: impl AsRef<Path>, overwrite: Overwrite) -> Result<Self, Error> {
         let final_path = final_path.as_ref();
-        let bad = |rule: &str| Error::Output { path: final_path.to_owned(), rule: rule.to_owned() };
-        let Some(name) = final_path.file_name() else {
-            return Err(bad("should end in the name of a directory"));
-        };
-        let parent = match final_path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        match std::fs::symlink_metadata(final_path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::Io { op: "looking at", path: final_path.to_owned(), source: e }),
-            Ok(m) if !m.is_dir() => return Err(bad("should not exist yet, is a file or a link")),
-            Ok(_) => check_replaceable(final_path, overwrite)?,
+        check_name(final_path, overwrite)?;
+        let root = temporary(final_path)?;
+        Ok(Self::of(final_path, Temp { data: root.clone(), root, keep: false }, None))
+    }
+
+    /// Starts a resumable directory for the run that `key` describes: everything that decides its bytes. With `resume`, continues
+    /// what an interrupted run with this key left beside `final_path`, if there is such.
+    ///
+    /// # Errors
+    /// As for [`OutputDir::create`].
+    pub fn resumable(
+        final_path: impl AsRef<Path>,
+        overwrite: Overwrite,
+        key: &str,
+        resume: bool,
+    ) -> Result<Resumable, Error> {
+        let final_path = final_path.as_ref();
+        let earlier = if resume { leftovers(final_path) } else { Vec::new() };
+        for Leftover { path: root, .. } in earlier {
+            let Found::Ours(journal) = Journal::open(&root, key)? else { continue };
+            let data = root.join(DATA);
+            if !data.is_dir() {
+                // Killed between the last two steps of `commit`.
+                std::fs::remove_dir_all(&root).io("removing", &root)?;
+                return Ok(Resumable::Finished(final_path.to_owned()));
+            }
+            check_name(final_path, overwrite)?;
+            let temp = Temp { root, data, keep: true };
+            return Ok(Resumable::Continued(Self::of(final_path, temp, Some(journal))));
         }
-        let mut prefix = name.to_os_string();
-        prefix.push(".partial-");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix);
-        #[cfg(unix)]
-        {
-            // The default of a temporary directory (0700) would stick to the finished model; take what the umask allows.
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(std::fs::Permissions::from_mode(0o777));
-        }
-        let temp = builder.tempdir_in(&parent).io("creating a directory in", &parent)?;
-        Ok(Self {
+        check_name(final_path, overwrite)?;
+        let root = temporary(final_path)?;
+        let temp = Temp { data: root.join(DATA), root, keep: false };
+        std::fs::create_dir(&temp.data).io("creating", &temp.data)?;
+        let journal = Journal::create(&temp.root, key)?;
+        Ok(Resumable::New(Self::of(final_path, temp, Some(journal))))
+    }
+
+    fn of(final_path: &Path, temp: Temp, journal: Option<Journal>) -> Self {
+        Self {
             final_path: final_path.to_owned(),
-            parent,
+            parent: parent_of(final_path),
             temp,
             files: BTreeMap::new(),
             tensors: BTreeMap::new(),
-        })
+            journal,
+        }
+    }
+
+    pub(crate) fn has_journal(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// Steps that were recorded, by this run or the one it continues, and how far the writer had got at the last.
+    pub(crate) fn steps(&self) -> (Vec<Value>, Mark) {
+        let entries = self.journal.as_ref().map_or(&[][..], |j| &j.entries);
+        let entries: Vec<(Value, Mark)> =
+            entries.iter().filter_map(|e| serde_json::from_value(e.clone()).ok()).collect();
+        let mark = entries.last().map(|(_, mark)| mark.clone()).unwrap_or_default();
+        (entries.into_iter().map(|(step, _)| step).collect(), mark)
+    }
+
+    /// Records a finished step: it survives a crash from here on.
+    pub(crate) fn record(&mut self, step: Value, mark: Mark) -> Result<(), Error> {
+        if let Some(journal) = &mut self.journal {
+            journal.record(json!([step, mark]))?;
+            self.temp.keep = true;
+        }
+        Ok(())
+    }
+
+    /// Keeps what is there even if this run fails before its first step: its scratch files are worth something.
+    pub fn keep(&mut self) {
+        self.temp.keep = self.journal.is_some();
+    }
+
+    /// Place of a scratch file that does not become part of the directory.
+    #[must_use]
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.temp.root.join(name)
     }
 
     /// Where the files are until [`OutputDir::commit`].
     #[must_use]
     pub fn temp_path(&self) -> &Path {
-        self.temp.path()
+        &self.temp.data
     }
 
     /// The name the directory will have.
@@ -97,7 +224,7 @@ impl OutputDir {
     /// # Errors
     /// [`Error::NoSpace`] with both numbers.
     pub fn check_space(&self, bytes: u64) -> Result<(), Error> {
-        let free = free_bytes(self.temp.path())?;
+        let free = free_bytes(&self.temp.data)?;
         if bytes <= free {
             return Ok(());
         }
@@ -141,13 +268,40 @@ impl OutputDir {
         if !is_plain_file_name(name) {
             return Err(bad("should be a plain file name".to_owned()));
         }
-        let path = self.temp.path().join(name);
-        let file = File::create_new(&path).io("creating", &path)?;
+        let path = self.temp.data.join(name);
+        // A run that is continued may have left the file half written.
+        let mut options = File::options();
+        options.write(true);
+        let options = match self.journal {
+            Some(_) if !self.files.contains_key(name) => options.create(true).truncate(true),
+            _ => options.create_new(true),
+        };
+        let file = options.open(&path).map_err(|e| write_error(e, "creating", &path, expected))?;
         Ok(HashingFile::new(file, path, expected))
     }
 
-    pub(crate) fn record(&mut self, name: String, record: FileRecord) {
+    pub(crate) fn record_file(&mut self, name: String, record: FileRecord) {
         self.files.insert(name, record);
+    }
+
+    pub(crate) fn file_digest(&self, name: &str) -> String {
+        self.files.get(name).map_or_else(String::new, |f| f.blake3.clone())
+    }
+
+    /// Opens a file of an interrupted run to continue it, and returns its first `header` bytes.
+    pub(crate) fn reopen_file(
+        &self,
+        name: &str,
+        expected: u64,
+        header: usize,
+    ) -> Result<(HashingFile, Vec<u8>), Error> {
+        let path = self.temp.data.join(name);
+        let file = File::options().read(true).write(true).open(&path).io("opening", &path)?;
+        let mut file = HashingFile::new(file, path, expected);
+        let mut text = Vec::with_capacity(header);
+        file.reread(header as u64, |part| text.extend_from_slice(part))?;
+        file.end_of_header();
+        Ok((file, text))
     }
 
     /// Writes `manifest.json` over everything written so far; call it last.
@@ -167,24 +321,54 @@ impl OutputDir {
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Output`] when the final name was taken meanwhile. The temporary directory is then removed.
-    pub fn commit(self) -> Result<PathBuf, Error> {
-        sync_dir(self.temp.path())?;
-        let (from, to) = (self.temp.path(), self.final_path.as_path());
+    pub fn commit(mut self) -> Result<PathBuf, Error> {
+        sync_dir(&self.temp.data)?;
+        let (from, to) = (self.temp.data.as_path(), self.final_path.as_path());
         let occupied = std::fs::read_dir(to).is_ok_and(|mut d| d.next().is_some());
         if occupied {
             // `create` allowed it, or something put it there since; look again either way.
             check_replaceable(to, Overwrite::Yes)?;
             exchange(from, to)?;
-            // What the temporary name now refers to is the old directory; dropping `temp` removes it.
-            sync_dir(&self.parent)?;
-            return Ok(self.final_path);
+            // What the temporary name now refers to is the old directory.
+            std::fs::remove_dir_all(from).io("removing the old directory", from)?;
+        } else {
+            // Replaces an empty directory, fails on any other.
+            std::fs::rename(from, to).io("renaming to", to)?;
         }
-        // Replaces an empty directory, fails on any other.
-        std::fs::rename(from, to).io("renaming to", to)?;
-        let _moved = self.temp.keep();
         sync_dir(&self.parent)?;
-        Ok(self.final_path)
+        // Dropping it removes what is left.
+        self.temp.keep = false;
+        Ok(self.final_path.clone())
     }
+}
+
+/// Refuses a name that the directory cannot have.
+fn check_name(final_path: &Path, overwrite: Overwrite) -> Result<(), Error> {
+    let bad = |rule: &str| Error::Output { path: final_path.to_owned(), rule: rule.to_owned() };
+    if final_path.file_name().is_none() {
+        return Err(bad("should end in the name of a directory"));
+    }
+    match std::fs::symlink_metadata(final_path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(Error::Io { op: "looking at", path: final_path.to_owned(), source: e }),
+        Ok(m) if !m.is_dir() => Err(bad("should not exist yet, is a file or a link")),
+        Ok(_) => check_replaceable(final_path, overwrite),
+    }
+}
+
+/// A new directory beside `final_path`.
+fn temporary(final_path: &Path) -> Result<PathBuf, Error> {
+    let parent = parent_of(final_path);
+    let prefix = partial_prefix(final_path.file_name().unwrap_or_default());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix);
+    #[cfg(unix)]
+    {
+        // The default of a temporary directory (0700) would stick to the finished model; take what the umask allows.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o777));
+    }
+    Ok(builder.tempdir_in(&parent).io("creating a directory in", &parent)?.keep())
 }
 
 /// Refuses a non-empty directory that may not or should not be replaced.
@@ -253,8 +437,10 @@ fn sync_dir(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Turns "no space" into a message with numbers; anything else names operation and path.
-fn write_error(source: io::Error, op: &'static str, path: &Path, needed: u64) -> Error {
+/// The error of a write to `path` that had `needed` bytes to go: "no space" comes with numbers, anything else names operation
+/// and path.
+#[must_use]
+pub fn write_error(source: io::Error, op: &'static str, path: &Path, needed: u64) -> Error {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) {
         let free = free_bytes(path).unwrap_or(0);
@@ -290,6 +476,46 @@ impl HashingFile {
         }
         self.written += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Puts everything written so far on the disk and returns its digest.
+    pub(crate) fn sync(&mut self) -> Result<String, Error> {
+        let missing = self.expected.saturating_sub(self.written).max(self.file.buffer().len() as u64);
+        self.file
+            .flush()
+            .and_then(|()| self.file.get_ref().sync_data())
+            .map_err(|e| write_error(e, "syncing", &self.path, missing))?;
+        Ok(self.hasher.finalize().to_hex().to_string())
+    }
+
+    /// Takes over the next `bytes` bytes of a file that an earlier run wrote.
+    fn reread(&mut self, bytes: u64, mut also: impl FnMut(&[u8])) -> Result<(), Error> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut left = bytes;
+        while left > 0 {
+            let part = usize::try_from(left).map_or(buffer.len(), |l| l.min(buffer.len()));
+            let part = &mut buffer[..part];
+            self.file.get_mut().read_exact(part).io("reading", &self.path)?;
+            self.hasher.update(part);
+            also(part);
+            left -= part.len() as u64;
+        }
+        self.written += bytes;
+        Ok(())
+    }
+
+    /// Takes over a tensor of `bytes` bytes and returns its digest.
+    pub(crate) fn take_over(&mut self, bytes: u64) -> Result<String, Error> {
+        let mut hasher = blake3::Hasher::new();
+        self.reread(bytes, |part| {
+            hasher.update(part);
+        })?;
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// Cuts off what follows the bytes taken over so far.
+    pub(crate) fn cut(&mut self) -> Result<(), Error> {
+        self.file.get_ref().set_len(self.written).io("cutting", &self.path)
     }
 
     /// Marks what was written so far as the header of a safetensors file.

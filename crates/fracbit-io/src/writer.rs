@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::{INDEX, SINGLE};
@@ -46,6 +47,15 @@ struct PlannedShard {
     header: Vec<u8>,
     tensors: Vec<TensorSpec>,
     data_bytes: u64,
+}
+
+/// How far a writer had got.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// Tensors of the list that are complete.
+    pub(crate) tensors: usize,
+    /// Digest of the file that was being written, or was finished last, up to there; empty before the first.
+    pub(crate) blake3: String,
 }
 
 /// Writes the listed tensors in order.
@@ -121,12 +131,13 @@ impl<'a> ShardWriter<'a> {
         self.shards.iter().map(|s| s.header.len() as u64 + s.data_bytes).sum()
     }
 
-    /// Checks that the shards fit on the disk.
+    /// Checks that what is left to write, and `more` bytes beside it, fit on the disk.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
-    pub fn check_space(&self) -> Result<(), Error> {
-        self.out.check_space(self.total_bytes())
+    pub fn check_space(&self, more: u64) -> Result<(), Error> {
+        let done: u64 = self.out.tensors.values().map(|t| t.bytes).sum();
+        self.out.check_space(self.total_bytes().saturating_sub(done).saturating_add(more))
     }
 
     /// Writes one tensor; the next of the list.
@@ -214,11 +225,79 @@ impl<'a> ShardWriter<'a> {
         if self.at.1 == shard.tensors.len() {
             if let Some(file) = self.file.take() {
                 let record = file.finish()?;
-                self.out.record(shard.file.clone(), record);
+                self.out.record_file(shard.file.clone(), record);
             }
             self.at = (self.at.0 + 1, 0);
         }
         Ok(())
+    }
+
+    /// Puts everything written so far on the disk and records `step` in the journal of a resumable directory, after which a later run
+    /// need not write these tensors again. Between tensors only; without a journal, does nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::Io`].
+    pub fn checkpoint(&mut self, step: Value) -> Result<(), Error> {
+        if !self.out.has_journal() {
+            return Ok(());
+        }
+        let tensors = self.shards[..self.at.0].iter().map(|s| s.tensors.len()).sum::<usize>() + self.at.1;
+        let blake3 = match (&mut self.file, self.at.0.checked_sub(1)) {
+            (Some(file), _) => file.sync()?,
+            (None, Some(last)) => self.out.file_digest(&self.shards[last].file),
+            (None, None) => String::new(),
+        };
+        self.out.record(step, Mark { tensors, blake3 })
+    }
+
+    /// Takes over the tensors up to the last checkpoint of the run that this one continues, whose list must have been the same.
+    /// They are read once, for their checksums; what follows them is cut off. Returns the recorded steps.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when the files are not what they were; [`Error::Io`].
+    pub fn resume(&mut self) -> Result<Vec<Value>, Error> {
+        let (steps, mark) = self.out.steps();
+        let mut left = mark.tensors;
+        let mut digest = String::new();
+        while left > 0 && self.at.0 < self.shards.len() {
+            let shard = &self.shards[self.at.0];
+            let count = left.min(shard.tensors.len());
+            let all = count == shard.tensors.len();
+            let expected = shard.header.len() as u64 + shard.data_bytes;
+            let (mut file, header) = self.out.reopen_file(&shard.file, expected, shard.header.len())?;
+            if header != shard.header {
+                return Err(self.changed());
+            }
+            for spec in &shard.tensors[..count] {
+                let bytes = spec.bytes().unwrap_or(0);
+                let record = TensorRecord {
+                    file: shard.file.clone(),
+                    dtype: spec.dtype,
+                    shape: spec.shape.clone(),
+                    bytes,
+                    blake3: file.take_over(bytes)?,
+                };
+                self.out.tensors.insert(spec.name.clone(), record);
+            }
+            file.cut()?;
+            digest = file.sync()?;
+            if all {
+                let record = file.finish()?;
+                self.out.record_file(shard.file.clone(), record);
+                self.at = (self.at.0 + 1, 0);
+            } else {
+                self.file = Some(file);
+                self.at.1 = count;
+            }
+            left -= count;
+        }
+        if left > 0 || digest != mark.blake3 { Err(self.changed()) } else { Ok(steps) }
+    }
+
+    fn changed(&self) -> Error {
+        let rule =
+            "should hold what the interrupted run wrote, it was changed or damaged: delete it and start over";
+        Error::Output { path: self.out.temp_path().to_owned(), rule: rule.to_owned() }
     }
 
     /// Checks that everything listed was written, and writes the index when there is more than one shard.
@@ -238,7 +317,7 @@ impl<'a> ShardWriter<'a> {
             file.write(&only.header)?;
             file.end_of_header();
             let (name, record) = (only.file.clone(), file.finish()?);
-            self.out.record(name, record);
+            self.out.record_file(name, record);
         }
         if self.shards.len() < 2 {
             return Ok(());

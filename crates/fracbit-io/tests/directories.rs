@@ -7,7 +7,8 @@ use std::fs;
 
 use common::{f32_bytes, file, shared_model, skipped, spec, tensors, write_model};
 use fracbit_io::{
-    Checkpoint, Dtype, Error, ModelConfig, OpenOptions, OutputDir, Overwrite, ShardWriter, Verified, verify,
+    Checkpoint, Dtype, Error, ModelConfig, OpenOptions, OutputDir, Overwrite, Resumable, ShardWriter,
+    Verified, leftovers, verify,
 };
 
 #[test]
@@ -218,4 +219,93 @@ fn real_models() {
         let report = verify(&dir).unwrap();
         assert!(report.is_ok() && !report.checksums, "{report}");
     }
+}
+
+/// Writes the tensors of the common model into a resumable directory, giving up after `stop` of them.
+fn resumable_run(path: &std::path::Path, max_shard: u64, resume: bool, stop: usize) -> Option<usize> {
+    let mut dir = match OutputDir::resumable(path, Overwrite::No, "key", resume).expect("a sound run") {
+        Resumable::New(dir) | Resumable::Continued(dir) => dir,
+        Resumable::Finished(_) => return None,
+    };
+    let specs = tensors().into_iter().map(|(s, _)| s).collect();
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    let mut writer = ShardWriter::new(&mut dir, specs, max_shard, &metadata).expect("a sound run");
+    let steps = writer.resume().expect("a sound run");
+    let done = steps.len();
+    assert!(steps.iter().enumerate().all(|(i, s)| s == &serde_json::json!({ "tensor": i })));
+    for (i, (spec, data)) in tensors().into_iter().enumerate().skip(done) {
+        if i == stop {
+            // Half a tensor more than was recorded.
+            writer.start(&spec.name).expect("a sound run");
+            writer.push(&data[..data.len() / 2]).expect("a sound run");
+            return Some(done);
+        }
+        writer.write(&spec.name, &data).expect("a sound run");
+        writer.checkpoint(serde_json::json!({ "tensor": i })).expect("a sound run");
+    }
+    writer.finish().expect("a sound run");
+    dir.write_file("config.json", b"{}").expect("a sound run");
+    fs::write(dir.scratch("scratch"), b"gone in the end").expect("a sound run");
+    dir.write_manifest(serde_json::json!({})).expect("a sound run");
+    dir.commit().expect("a sound run");
+    Some(done)
+}
+
+fn contents(dir: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
+    let read = |e: fs::DirEntry| {
+        (e.file_name().into_string().expect("a sound run"), fs::read(e.path()).expect("a sound run"))
+    };
+    fs::read_dir(dir).expect("a sound run").map(|e| read(e.expect("a sound run"))).collect()
+}
+
+#[test]
+fn an_interrupted_directory_is_continued_to_the_same_bytes() {
+    for max_shard in [u64::MAX, 150, 1] {
+        let tmp = tempfile::tempdir().unwrap();
+        let whole = tmp.path().join("whole");
+        resumable_run(&whole, max_shard, false, usize::MAX);
+        assert_eq!(names(tmp.path()), ["whole"]);
+        let want = contents(&whole);
+        for stop in 1..tensors().len() {
+            let path = tmp.path().join(format!("m{stop}"));
+            assert_eq!(resumable_run(&path, max_shard, false, stop), Some(0));
+            let left = leftovers(&path);
+            assert!(left.len() == 1 && left[0].resumable && !path.exists(), "{left:?}");
+            // Another run does not take it, and neither does one that does not ask.
+            let Resumable::New(other) = OutputDir::resumable(&path, Overwrite::No, "other", true).unwrap()
+            else {
+                panic!("another key")
+            };
+            drop(other);
+            assert_eq!(leftovers(&path), left);
+            // Interrupted once more, then done.
+            assert_eq!(resumable_run(&path, max_shard, true, stop + 1), Some(stop));
+            if !path.exists() {
+                assert_eq!(resumable_run(&path, max_shard, true, usize::MAX), Some(stop + 1));
+            }
+            assert!(contents(&path) == want, "stopped after {stop}");
+            assert_eq!(leftovers(&path), []);
+        }
+    }
+}
+
+#[test]
+fn a_changed_leftover_is_refused() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("m");
+    resumable_run(&path, u64::MAX, false, 2);
+    let shard = leftovers(&path)[0].path.join("data/model.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    let at = bytes.len() - tensors()[2].1.len() / 2 - 1;
+    bytes[at] ^= 1;
+    fs::write(&shard, &bytes).unwrap();
+    let Resumable::Continued(mut dir) = OutputDir::resumable(&path, Overwrite::No, "key", true).unwrap()
+    else {
+        panic!("ours")
+    };
+    let specs = tensors().into_iter().map(|(s, _)| s).collect();
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    let mut writer = ShardWriter::new(&mut dir, specs, u64::MAX, &metadata).unwrap();
+    let error = writer.resume().unwrap_err().to_string();
+    assert!(error.contains("changed or damaged"), "{error}");
 }

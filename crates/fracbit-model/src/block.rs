@@ -104,7 +104,7 @@ impl Block {
         if index >= config.num_hidden_layers() {
             return Err(Error::UnknownLinear(LinearId::Layer(index, LayerLinear::Q).to_string()));
         }
-        config.layers = vec![config.layers[index].clone()];
+        config.layers = vec![config.layers[index]];
         config.vocab_size = 0;
         config.tie_word_embeddings = true;
         let mut sites: Sites = source.sites().clone();

@@ -261,6 +261,13 @@ impl WeightSource {
         Ok(x)
     }
 
+    /// Turns embedding rows as [`WeightSource::linear`] yields them into rows of the residual stream.
+    pub fn embedded(&self, rows: &mut [f32]) {
+        if let Some(rotation) = &self.sites.embed_out {
+            rotation.apply_rows_inverse(rows);
+        }
+    }
+
     /// Turns rows of the residual stream back to the basis of the checkpoint.
     pub(crate) fn unrotate_residual(&self, x: &mut [f32]) {
         if let Some(residual) = &self.residual {

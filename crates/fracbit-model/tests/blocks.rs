@@ -1,5 +1,11 @@
 //! Blocks run one by one give what the whole model gives, and moments turn with the weights.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test's helpers fail by panicking and report on stderr"
+)]
+
 mod common;
 
 use common::{F32, references, relative};
@@ -8,8 +14,11 @@ use fracbit_model::{Block, BlockInput, LayerLinear, LinearId, RotationMode, Weig
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Sums of x x^T at every input, and the hidden states of the head in the unrotated basis.
-fn stream(source: &WeightSource, tokens: &[u32]) -> (BTreeMap<(usize, BlockInput), Vec<f32>>, Vec<f32>) {
+/// Sums of x x^T at every input, row-major.
+type Sums = BTreeMap<(usize, BlockInput), Vec<f32>>;
+
+/// The sums, and the hidden states of the head in the unrotated basis.
+fn stream(source: &WeightSource, tokens: &[u32]) -> (Sums, Vec<f32>) {
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
     let mut x = source.embedding(tokens).unwrap();
     for index in 0..source.config().num_hidden_layers() {

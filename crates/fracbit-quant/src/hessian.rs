@@ -42,6 +42,7 @@ pub(crate) struct Feedback {
     /// Row-major (n, n); entries on and above the block diagonal are not used.
     pub(crate) lower: Vec<f32>,
     damping: f64,
+    left: f64,
 }
 
 impl Hessian {
@@ -96,6 +97,15 @@ impl Hessian {
         Ok(self.feedback(block)?.damping)
     }
 
+    /// What feedback in blocks of `block` leaves of the loss of white rounding errors, `tr D / tr H` (with the damping in both): 1 where
+    /// inputs are uncorrelated.
+    ///
+    /// # Errors
+    /// As for [`quantize_with`](crate::quantize_with).
+    pub fn left(&self, block: usize) -> Result<f64, QuantError> {
+        Ok(self.feedback(block)?.left)
+    }
+
     /// `tr(E H E^T)` of a row-major (rows, n) error.
     ///
     /// # Panics
@@ -136,8 +146,13 @@ impl Hessian {
         loop {
             let mut a: Vec<f64> = self.data.par_iter().map(|&h| f64::from(h) / mean).collect();
             (0..n).for_each(|i| a[i * n + i] += damping);
+            let whole: f64 = (0..n).map(|i| a[i * n + i]).sum();
             if cholesky(&mut a, n) {
-                return Ok(Feedback { lower: unit_blocks(&a, n, block), damping });
+                // D_KK = C_KK C_KK^T.
+                let own =
+                    |i: usize| a[i * n + i / block * block..=i * n + i].iter().map(|c| c * c).sum::<f64>();
+                let left = (0..n).map(own).sum::<f64>() / whole;
+                return Ok(Feedback { lower: unit_blocks(&a, n, block), damping, left });
             }
             damping = (10.0 * damping).max(1e-6);
             if damping > MAX_DAMPING {

@@ -3,9 +3,11 @@
 mod feedback;
 pub mod hessian;
 mod matrix;
+pub mod moments;
 mod rounders;
 pub mod sensitivity;
 
 pub use hessian::Hessian;
 pub use matrix::{Grouping, QuantError, Quantized, quantize, quantize_with};
+pub use moments::Moments;
 pub use rounders::{Effort, codebook, rounder, rounder_at};

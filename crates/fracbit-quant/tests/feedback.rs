@@ -12,7 +12,7 @@ fn gaussian(count: usize, seed: u64) -> Vec<f32> {
 }
 
 fn scheme(name: &str) -> Scheme {
-    name.parse().unwrap()
+    name.parse().expect("a scheme of the palette")
 }
 
 /// `rho^|i - j|`: the moments of an autoregressive channel order.
@@ -149,6 +149,9 @@ fn the_loss_falls_as_derived() {
             let promised = trace_of_d(&h, n, block, hessian::DAMPING)
                 / (0..n).map(|i| f64::from(h[i * n + i])).sum::<f64>();
             let h = Hessian::new(n, h).unwrap();
+            // `left` counts the damping in the whole too.
+            let left = h.left(block).unwrap() * (1.0 + hessian::DAMPING);
+            assert!((left / promised - 1.0).abs() < 1e-3, "{name}, {what}: {left} {promised}");
             let plain = quantize(&weights, shape, scheme(name), Grouping::Row, &|_| ()).unwrap();
             let fed = quantize_with(&weights, shape, scheme(name), Grouping::Row, Some(&h), &|_| ()).unwrap();
             let ratio = loss(&h, &weights, &fed) / loss(&h, &weights, &plain);

@@ -120,8 +120,13 @@ fn model() -> Any<()> {
     let build = |plan: &Plan, name: &str| -> Any<Evaluation> {
         let out = scratch.path().join(name);
         let command = "cargo xtask quality".to_owned();
-        let provenance =
-            QuantizeOptions { force: true, command, source: MODEL.to_owned(), source_hash: hash.clone() };
+        let provenance = QuantizeOptions {
+            force: true,
+            command,
+            source: MODEL.to_owned(),
+            source_hash: hash.clone(),
+            ..QuantizeOptions::default()
+        };
         quantize(&source, &inventory, plan, &out, &provenance, &Quiet)?;
         Ok(score(&Opened::new(&out)?, Some(&opened))?)
     };
@@ -193,8 +198,13 @@ fn model() -> Any<()> {
         let plan = plan(&inventory, &measured, &options)?;
         let out = scratch.path().join(format!("rotation-{label}"));
         let command = "cargo xtask quality".to_owned();
-        let provenance =
-            QuantizeOptions { force: true, command, source: MODEL.to_owned(), source_hash: hash.clone() };
+        let provenance = QuantizeOptions {
+            force: true,
+            command,
+            source: MODEL.to_owned(),
+            source_hash: hash.clone(),
+            ..QuantizeOptions::default()
+        };
         quantize(&source, &inventory, &plan, &out, &provenance, &Quiet)?;
         let e = score(&Opened::new(&out)?, Some(&opened))?;
         let _ = writeln!(

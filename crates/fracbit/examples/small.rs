@@ -19,8 +19,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = plan(&inventory, &measured, &PlanOptions::new(Target::Bits(bits.parse()?)))?;
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("small");
-    let options =
-        QuantizeOptions { force: false, command: "example".into(), source: model.clone(), source_hash: hash };
+    let options = QuantizeOptions {
+        force: false,
+        command: "example".into(),
+        source: model.clone(),
+        source_hash: hash,
+        ..QuantizeOptions::default()
+    };
     let report = quantize(&source, &inventory, &plan, &out, &options, &Quiet)?;
     println!("{:.3} bits per weight, {} bytes", report.bits_per_weight, report.bytes);
     println!(

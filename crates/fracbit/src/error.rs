@@ -105,6 +105,22 @@ pub enum Error {
         /// What should hold.
         rule: String,
     },
+    /// A calibration directory is wrong or does not fit the model.
+    #[error("calibration `{}`: {rule}", path.display())]
+    Calibration {
+        /// The directory.
+        path: PathBuf,
+        /// What should hold.
+        rule: String,
+    },
+    /// The input moments of a matrix are unusable.
+    #[error("input moments of `{matrix}`: {source}")]
+    Moments {
+        /// Module name.
+        matrix: String,
+        /// What is wrong with them.
+        source: fracbit_quant::QuantError,
+    },
     /// The palette has no measured error for a scheme.
     #[error("scheme {scheme} has no measured error in the palette's table")]
     NoErrorEntry {

@@ -23,6 +23,12 @@ pub const PLAN_VERSION: u32 = 1;
 /// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
 pub const UNROTATED_GROUP: usize = 64;
 
+/// How scales are grouped under a rotation.
+#[must_use]
+pub fn grouping(rotation: RotationMode) -> Grouping {
+    if rotation == RotationMode::None { Grouping::Columns(UNROTATED_GROUP) } else { Grouping::Row }
+}
+
 /// How a matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Storage {
@@ -373,7 +379,7 @@ pub fn plan(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
-    let group = if options.rotation == RotationMode::None { UNROTATED_GROUP } else { 0 };
+    let group = if let Grouping::Columns(group) = grouping(options.rotation) { group } else { 0 };
     let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
@@ -471,17 +477,22 @@ pub(crate) fn menus(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Vec<Vec<PlannedLayer>>, Error> {
-    let group = if options.rotation == RotationMode::None { UNROTATED_GROUP } else { 0 };
-    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
+    let grouping = grouping(options.rotation);
     let palette: Vec<Storage> = options.schemes().into_iter().map(Storage::Packed).collect();
     let names = inventory.matrices.iter().map(|m| m.name.as_str());
     steer::require_matches(names, &options.pins, &options.excludes)?;
     let menu = |matrix: &Matrix| {
-        let a = sensitivities.of(&matrix.name)?;
         let kept = options.keep_head && inventory.is_head(matrix.id);
         let palette: &[Storage] = if kept { &[Storage::F16] } else { &palette };
         let menu = steer::allowed(&matrix.name, palette, &options.pins, &options.excludes)?;
-        menu.into_iter().map(|storage| planned(matrix, storage, grouping, a)).collect()
+        menu.into_iter()
+            .map(|storage| {
+                // The coefficient under which the scheme's error gives the loss; they differ where losses were measured.
+                let (loss, error) = (sensitivities.loss(&matrix.name, storage)?, storage.error()?);
+                let a = if error > 0.0 { loss / error } else { sensitivities.of(&matrix.name)? };
+                planned(matrix, storage, grouping, a)
+            })
+            .collect()
     };
     inventory.matrices.iter().map(menu).collect()
 }

@@ -1,21 +1,29 @@
 //! From a checkpoint and a plan to a model directory.
 //!
 //! One matrix at a time: read, rotate, scale, round, pack, write. Peak memory is about three copies in f32 of the
-//! largest matrix, whatever the size of the model. The directory gets its final name only when everything in it is
-//! on disk. Same checkpoint, plan and seed give the same bytes at any thread count.
+//! largest matrix, and with a calibration four of its input moments, whatever the size of the model. The directory gets its
+//! final name only when everything in it is on disk. Same checkpoint, plan, calibration and seed give the same bytes at any
+//! thread count, and whether or not the run was interrupted.
 
 use crate::{
     Error, Progress,
+    calibrate::{Calibration, Stream, collect, first_reader, hessian},
     directory::{self, QuantizationConfig, codebook_names, packed_names},
-    plan::{Inventory, Plan, Storage},
+    kernels,
+    plan::{Inventory, Plan, PlannedLayer, Storage},
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
-use fracbit_model::{LinearId, WeightSource};
+use fracbit_kernels::{Kernels, PackedMatrix};
+use fracbit_model::{Block, BlockInput, Linear, LinearId, WeightSource, block::head_input};
+use fracbit_quant::{Hessian, Moments, moments};
 use half::f16;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Files of the source that go along unchanged when present.
 const COPIED: [&str; 8] = [
@@ -30,7 +38,7 @@ const COPIED: [&str; 8] = [
 ];
 
 /// How to write the directory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct QuantizeOptions {
     /// Replace an existing directory.
     pub force: bool,
@@ -40,10 +48,17 @@ pub struct QuantizeOptions {
     pub source: String,
     /// Content hash of the source, for the provenance.
     pub source_hash: String,
+    /// Moments of the layers' inputs: round for least error of their outputs.
+    pub calibration: Option<Arc<Calibration>>,
+    /// Run the calibration's text through the layers that are quantized already, and round each block for the inputs that it
+    /// will get.
+    pub sequential: bool,
+    /// Most memory to use beside the memory-mapped checkpoint.
+    pub max_memory: Option<Bytes>,
 }
 
 /// What one matrix became.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerReport {
     /// Module name.
     pub name: String,
@@ -79,24 +94,33 @@ pub struct MemoryEstimate {
     pub packed: Bytes,
     /// Working memory of the searches, all threads.
     pub search: Bytes,
+    /// The largest input moments, and their factor while it is made.
+    pub moments: Bytes,
 }
 
 impl MemoryEstimate {
-    /// For a plan on this many threads.
+    /// For a plan on this many threads, with or without a calibration.
     #[must_use]
-    pub fn new(plan: &Plan, threads: usize) -> Self {
+    pub fn new(plan: &Plan, threads: usize, calibrated: bool) -> Self {
         let largest = plan.layers.iter().map(|l| Shape::new(l.rows, l.cols).len() as u64).max().unwrap_or(0);
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         // A row of tiles in f32 (regularized and decoded) and the trellis tables of one search.
         let widest = plan.layers.iter().map(|l| l.cols as u64).max().unwrap_or(0);
         let search = threads as u64 * (2 * 16 * 4 * widest + (6 << 20));
-        Self { matrix: Bytes(2 * 4 * largest), packed: Bytes(packed), search: Bytes(search) }
+        // f32 moments and factor, and f64 while factoring.
+        let moments = if calibrated { 16 * widest * widest } else { 0 };
+        Self {
+            matrix: Bytes(2 * 4 * largest),
+            packed: Bytes(packed),
+            search: Bytes(search),
+            moments: Bytes(moments),
+        }
     }
 
     /// Everything together.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.matrix + self.packed + self.search
+        self.matrix + self.packed + self.search + self.moments
     }
 }
 
@@ -113,40 +137,97 @@ pub fn quantize(
     options: &QuantizeOptions,
     progress: &dyn Progress,
 ) -> Result<QuantizeReport, Error> {
+    let overwrite = if options.force { Overwrite::Yes } else { Overwrite::No };
+    quantize_in(OutputDir::create(out, overwrite)?, source, inventory, plan, options, progress)
+}
+
+/// [`quantize`] into a directory that was begun already. A resumable one records every finished matrix (with
+/// [`QuantizeOptions::sequential`]: every finished block), and one that is continued goes on behind the last of them.
+///
+/// # Errors
+/// As for [`quantize`]; also when the directory was begun with another plan.
+pub fn quantize_in(
+    mut dir: OutputDir,
+    source: &WeightSource,
+    inventory: &Inventory,
+    plan: &Plan,
+    options: &QuantizeOptions,
+    progress: &dyn Progress,
+) -> Result<QuantizeReport, Error> {
+    let out = dir.final_path().to_owned();
     let mut plan = plan.clone();
     plan.fit_to(inventory)?;
-    let overwrite = if options.force { Overwrite::Yes } else { Overwrite::No };
-    let mut dir = OutputDir::create(out, overwrite)?;
-    dir.check_space(plan.bytes + (16 << 20))?;
+    if options.sequential && options.calibration.is_none() {
+        let rule = "needs a calibration, for its text".to_owned();
+        return Err(Error::Option { option: "--sequential", rule });
+    }
+    if let Some(calibration) = &options.calibration {
+        calibration.require_source(&options.source_hash)?;
+    }
+    let estimate = MemoryEstimate::new(&plan, rayon::current_num_threads(), options.calibration.is_some());
+    if let Some(most) = options.max_memory.filter(|&most| most < estimate.total()) {
+        let rule = format!("quantizing by this plan takes {}, allowed are {most}", estimate.total());
+        return Err(Error::Option { option: "--max-memory", rule });
+    }
 
+    let scratch = dir.scratch("");
     let specs = tensor_specs(source, &plan)?;
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     let mut writer = ShardWriter::new(&mut dir, specs, MAX_SHARD, &metadata)?;
-    for scheme in plan.codebooks() {
-        let book = fracbit_quant::codebook(scheme).ok_or(Error::NoErrorEntry { scheme })?;
-        let [entries, step] = codebook_names(scheme);
-        writer.write(&entries, &book.entries().iter().flat_map(|e| e.to_le_bytes()).collect::<Vec<_>>())?;
-        writer.write(&step, &book.step().to_le_bytes())?;
+    let steps = writer.resume()?;
+    let begun = json!({ "plan": blake3::hash(json!(plan).to_string().as_bytes()).to_hex().to_string() });
+    if steps.first().is_some_and(|step| *step != begun) {
+        let rule =
+            "the interrupted run had another plan: delete what it left, or give it the same".to_owned();
+        return Err(Error::Plan { origin: out.display().to_string(), rule });
     }
-    for id in directory::stored_norms(source.config(), plan.rotation) {
-        writer.write(&id.weight_name(), &f32_bytes(&source.norm(id)?))?;
+    writer.check_space(16 << 20)?;
+    if steps.is_empty() {
+        writer.checkpoint(begun)?;
     }
-    let weights: u64 = inventory.matrices.iter().map(|m| m.shape.len() as u64).sum();
-    progress.stage("quantizing", weights);
-    let mut layers = Vec::with_capacity(plan.layers.len());
-    for (matrix, layer) in inventory.matrices.iter().zip(&plan.layers) {
-        if let Some(bias) = source.bias(matrix.id)? {
-            writer.write(&matrix.id.bias_name(), &f32_bytes(&bias))?;
+    let mut layers: Vec<LayerReport> = Vec::with_capacity(plan.layers.len());
+    for step in steps.iter().skip(1) {
+        let done: Vec<LayerReport> = serde_json::from_value(step.clone()).map_err(|e| Error::Plan {
+            origin: scratch.display().to_string(),
+            rule: format!("journal: {e}"),
+        })?;
+        layers.extend(done);
+    }
+    if layers.is_empty() {
+        for scheme in plan.codebooks() {
+            let book = fracbit_quant::codebook(scheme).ok_or(Error::NoErrorEntry { scheme })?;
+            let [entries, step] = codebook_names(scheme);
+            let bytes: Vec<u8> = book.entries().iter().flat_map(|e| e.to_le_bytes()).collect();
+            writer.write(&entries, &bytes)?;
+            writer.write(&step, &book.step().to_le_bytes())?;
         }
-        let relative_error = write_matrix(source, matrix.id, layer.scheme, &plan, &mut writer, progress)?;
-        layers.push(LayerReport {
-            name: layer.name.clone(),
-            scheme: layer.scheme,
-            relative_error,
-            loss: layer.sensitivity * relative_error,
-        });
+        for id in directory::stored_norms(source.config(), plan.rotation) {
+            writer.write(&id.weight_name(), &f32_bytes(&source.norm(id)?))?;
+        }
     }
-    writer.finish()?;
+    let weights =
+        |count: usize| inventory.matrices[..count].iter().map(|m| m.shape.len() as u64).sum::<u64>();
+    progress.stage("quantizing", weights(inventory.matrices.len()));
+    progress.advance(weights(layers.len()));
+    let mut matrices = Matrices { source, plan: &plan, writer, progress, moments: None };
+    let todo: Vec<(LinearId, PlannedLayer)> =
+        inventory.matrices.iter().map(|m| m.id).zip(plan.layers.iter().cloned()).collect();
+    match &options.calibration {
+        Some(calibration) if options.sequential => {
+            sequential(&mut matrices, calibration, &todo, &scratch, &mut layers)?;
+        }
+        calibration => {
+            for (id, layer) in &todo[layers.len()..] {
+                if let Some(calibration) = calibration {
+                    matrices.calibrated(calibration, *id)?;
+                }
+                let (report, _) = matrices.write(*id, layer)?;
+                matrices.writer.checkpoint(json!([report]))?;
+                layers.push(report);
+            }
+        }
+    }
+    matrices.writer.finish()?;
 
     let mut config = source.config().raw.clone();
     let block = serde_json::to_value(QuantizationConfig::new(&plan)).expect("plain data serializes");
@@ -161,7 +242,7 @@ pub fn quantize(
     }
     let predicted_loss = layers.iter().map(|l| l.loss).sum();
     let report = QuantizeReport {
-        path: out.to_path_buf(),
+        path: out,
         bytes: plan.bytes,
         bits_per_weight: plan.bits_per_weight,
         predicted_loss,
@@ -174,6 +255,8 @@ pub fn quantize(
         "source": options.source,
         "source_hash": options.source_hash,
         "seed": plan.seed,
+        "calibration": options.calibration.as_ref().map(|c| json!({ "text": c.info.text, "tokens": c.info.tokens, "digest": c.digest() })),
+        "sequential": options.sequential,
     }))?;
     dir.commit()?;
     Ok(report)
@@ -212,54 +295,198 @@ fn tensor_specs(source: &WeightSource, plan: &Plan) -> Result<Vec<TensorSpec>, E
     Ok(specs)
 }
 
-/// Stores one matrix and returns its relative squared error.
-fn write_matrix(
-    source: &WeightSource,
-    id: LinearId,
-    storage: Storage,
-    plan: &Plan,
-    writer: &mut ShardWriter<'_>,
-    progress: &dyn Progress,
-) -> Result<f64, Error> {
-    let matrix = source.linear(id)?;
-    match storage {
-        Storage::F16 => {
-            let rounded: Vec<f16> = matrix.data.iter().map(|&w| f16::from_f32(w)).collect();
-            if let Some(at) = rounded.iter().position(|w| !w.is_finite()) {
-                let rule = format!(
-                    "weight {} is beyond half precision: quantize this matrix instead",
-                    matrix.data[at]
-                );
-                return Err(Error::Packed {
-                    path: source.checkpoint().dir().to_path_buf(),
-                    tensor: id.weight_name(),
-                    rule,
-                });
-            }
-            let square = |x: f32| f64::from(x).powi(2);
-            let error: f64 = matrix.data.iter().zip(&rounded).map(|(&w, r)| square(w - r.to_f32())).sum();
-            let energy: f64 = matrix.data.iter().map(|&w| square(w)).sum();
-            writer.write(&id.weight_name(), &f16_bytes(&rounded))?;
-            progress.advance(matrix.data.len() as u64);
-            Ok(if energy > 0.0 { error / energy } else { 0.0 })
+/// What storing matrices takes.
+struct Matrices<'a> {
+    source: &'a WeightSource,
+    plan: &'a Plan,
+    writer: ShardWriter<'a>,
+    progress: &'a dyn Progress,
+    /// Moments of the next matrix's input, and the first matrix that reads it.
+    moments: Option<(LinearId, Hessian)>,
+}
+
+/// A stored matrix.
+enum Stored {
+    Half(Vec<f16>),
+    Packed(fracbit_quant::Quantized),
+}
+
+impl Matrices<'_> {
+    /// Takes the moments for `id` from a calibration, unless its neighbour's serve it too.
+    fn calibrated(&mut self, calibration: &Calibration, id: LinearId) -> Result<(), Error> {
+        let reader = first_reader(id);
+        if self.moments.as_ref().is_none_or(|(of, _)| *of != reader) {
+            self.moments = None; // first, so that only one set is in memory
+            self.moments = calibration.moments(self.source, id)?.map(|h| (reader, h));
         }
-        Storage::Packed(scheme) => {
-            let advance = |weights: usize| progress.advance(weights as u64);
-            let packed =
-                fracbit_quant::quantize(&matrix.data, matrix.shape, scheme, plan.grouping(), &advance)
-                    .map_err(|source| Error::Tensor {
-                        tensor: id.weight_name(),
-                        shape: matrix.shape,
-                        scheme,
-                        source,
-                    })?;
-            let [codes, scales, gain] = packed_names(id);
-            writer.write(&codes, &packed.codes)?;
-            writer.write(&scales, &f16_bytes(&packed.scales))?;
-            writer.write(&gain, &packed.gain.to_le_bytes())?;
-            Ok(packed.relative_error)
-        }
+        Ok(())
     }
+
+    /// Stores one matrix, rounded for the moments that were set for it if any.
+    fn write(&mut self, id: LinearId, layer: &PlannedLayer) -> Result<(LayerReport, Stored), Error> {
+        if let Some(bias) = self.source.bias(id)? {
+            self.writer.write(&id.bias_name(), &f32_bytes(&bias))?;
+        }
+        let matrix = self.source.linear(id)?;
+        let (relative_error, stored) = match layer.scheme {
+            Storage::F16 => {
+                let (error, rounded) = halves(&matrix.data, self.source, id)?;
+                self.writer.write(&id.weight_name(), &f16_bytes(&rounded))?;
+                self.progress.advance(matrix.data.len() as u64);
+                (error, Stored::Half(rounded))
+            }
+            Storage::Packed(scheme) => {
+                let advance = |weights: usize| self.progress.advance(weights as u64);
+                let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id)).map(|(_, h)| h);
+                let grouping = self.plan.grouping();
+                let packed = fracbit_quant::quantize_with(
+                    &matrix.data,
+                    matrix.shape,
+                    scheme,
+                    grouping,
+                    moments,
+                    &advance,
+                )
+                .map_err(|source| Error::Tensor {
+                    tensor: id.weight_name(),
+                    shape: matrix.shape,
+                    scheme,
+                    source,
+                })?;
+                let [codes, scales, gain] = packed_names(id);
+                self.writer.write(&codes, &packed.codes)?;
+                self.writer.write(&scales, &f16_bytes(&packed.scales))?;
+                self.writer.write(&gain, &packed.gain.to_le_bytes())?;
+                (packed.relative_error, Stored::Packed(packed))
+            }
+        };
+        let report = LayerReport {
+            name: layer.name.clone(),
+            scheme: layer.scheme,
+            relative_error,
+            loss: layer.sensitivity * relative_error,
+        };
+        Ok((report, stored))
+    }
+
+    /// The layer that a stored matrix will be at run time.
+    fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
+        let bias = self.source.bias(id)?;
+        let linear = match stored {
+            Stored::Half(values) => {
+                let values = values.into_iter().map(f16::to_f32).collect();
+                Linear::dense(id.shape(self.source.config()), values, bias)
+            }
+            Stored::Packed(packed) => Linear::packed(PackedMatrix::new(kernels, &packed.view()), bias),
+        };
+        Ok(linear.map_err(fracbit_model::Error::from)?)
+    }
+}
+
+/// Rounds to half precision, and returns the relative squared error too.
+fn halves(weights: &[f32], source: &WeightSource, id: LinearId) -> Result<(f64, Vec<f16>), Error> {
+    let rounded: Vec<f16> = weights.iter().map(|&w| f16::from_f32(w)).collect();
+    if let Some(at) = rounded.iter().position(|w| !w.is_finite()) {
+        let rule = format!("weight {} is beyond half precision: quantize this matrix instead", weights[at]);
+        return Err(Error::Packed {
+            path: source.checkpoint().dir().to_path_buf(),
+            tensor: id.weight_name(),
+            rule,
+        });
+    }
+    let square = |x: f32| f64::from(x).powi(2);
+    let error: f64 = weights.iter().zip(&rounded).map(|(&w, r)| square(w - r.to_f32())).sum();
+    let energy: f64 = weights.iter().map(|&w| square(w)).sum();
+    Ok((if energy > 0.0 { error / energy } else { 0.0 }, rounded))
+}
+
+/// Quantizes block after block, each for the inputs that the quantized blocks before it yield. A finished block is a step.
+fn sequential(
+    matrices: &mut Matrices<'_>,
+    calibration: &Calibration,
+    todo: &[(LinearId, PlannedLayer)],
+    scratch: &Path,
+    layers: &mut Vec<LayerReport>,
+) -> Result<(), Error> {
+    let (source, kernels) = (matrices.source, kernels()?);
+    let sequences = calibration.sequences()?;
+    let is_head = |id| id == LinearId::Head;
+    let done = layers.len();
+    let mut at = done.saturating_sub(1) / 7;
+    let mut stream = Stream::new(source, &sequences, scratch, at);
+    for unit in todo[done..]
+        .chunk_by(|a, b| matches!((a.0, b.0), (LinearId::Layer(i, _), LinearId::Layer(j, _)) if i == j))
+    {
+        let collected = match unit[0].0 {
+            LinearId::Layer(index, _) => collect(source, index, &mut stream, &crate::Quiet)?,
+            _ => Vec::new(),
+        };
+        let mut linears = Vec::with_capacity(unit.len());
+        let mut step = Vec::with_capacity(unit.len());
+        for (id, layer) in unit {
+            match id {
+                LinearId::Layer(_, linear) if BlockInput::of(*linear).reader() == *linear => {
+                    let found = collected.iter().find(|(input, _)| *input == BlockInput::of(*linear));
+                    let (_, moments) = found.expect("every input was collected");
+                    matrices.moments = Some((*id, square(*id, id.shape(source.config()).cols, moments)?));
+                }
+                LinearId::Layer(..) => {}
+                LinearId::Head => {
+                    let mut moments = Moments::new(source.config().hidden_size);
+                    stream.each(|x| {
+                        head_input(source, x)?;
+                        Ok(moments.add(x).map_err(fracbit_model::Error::from)?)
+                    })?;
+                    let n = source.config().hidden_size;
+                    let mut full =
+                        moments::square(n, &moments.triangle()).map_err(fracbit_model::Error::from)?;
+                    source.rotate_moments(*id, &mut full)?;
+                    matrices.moments = Some((*id, hessian(*id, n, full)?));
+                }
+                // The head comes last, so a tied embedding takes the original model's moments.
+                LinearId::Embed => matrices.calibrated(calibration, *id)?,
+            }
+            let (report, stored) = matrices.write(*id, layer)?;
+            if !is_head(*id) {
+                linears.push(Some(matrices.linear(*id, stored, &kernels)?));
+            }
+            step.push(report);
+        }
+        match unit[0].0 {
+            LinearId::Embed => {
+                let embedding = linears[0].take().expect("one matrix");
+                stream.begin(|tokens| {
+                    let width = source.config().hidden_size;
+                    let mut rows = vec![0.0; tokens.len() * width];
+                    for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(width)) {
+                        embedding.row(token as usize, row).map_err(fracbit_model::Error::from)?;
+                    }
+                    source.embedded(&mut rows);
+                    Ok(rows)
+                })?;
+            }
+            LinearId::Layer(index, _) => {
+                let block = Block::new(source, index, |which| {
+                    Ok(linears[which.index()].take().expect("a matrix of every kind, once"))
+                })?;
+                stream.through(&block, &crate::Quiet)?;
+                at += 1;
+            }
+            LinearId::Head => {}
+        }
+        matrices.writer.checkpoint(json!(step))?;
+        if matches!(unit[0].0, LinearId::Layer(..)) {
+            stream.advance()?;
+        }
+        layers.append(&mut step);
+    }
+    debug_assert!(at <= source.config().num_hidden_layers(), "one step per block");
+    Ok(())
+}
+
+/// Moments of a block's input, as feedback takes them.
+fn square(id: LinearId, n: usize, collected: &Moments) -> Result<Hessian, Error> {
+    hessian(id, n, moments::square(n, &collected.triangle()).map_err(fracbit_model::Error::from)?)
 }
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {
@@ -284,7 +511,7 @@ fn model_card(plan: &Plan, report: &QuantizeReport, options: &QuantizeOptions) -
         card,
         "| | |\n| --- | --- |\n| source | `{}` |\n| source hash (blake3) | `{}` |\n| bits per weight, everything counted | {:.3} |\n\
          | bytes of tensors | {} ({}) |\n| rotation | {:?}, seed {} |\n| sensitivities | {} |\n\
-         | predicted rise of the loss | {:.4} nats per token |\n| made by | fracbit {}: `{}` |\n\n",
+         | predicted rise of the loss | {:.4} nats per token |\n| calibrated on | {} |\n| made by | fracbit {}: `{}` |\n\n",
         options.source,
         options.source_hash,
         report.bits_per_weight,
@@ -294,6 +521,15 @@ fn model_card(plan: &Plan, report: &QuantizeReport, options: &QuantizeOptions) -
         plan.seed,
         plan.objective,
         report.predicted_loss,
+        options.calibration.as_ref().map_or_else(
+            || "nothing".to_owned(),
+            |c| format!(
+                "{} tokens, {}{}",
+                c.info.tokens,
+                c.info.text,
+                if options.sequential { ", sequentially" } else { "" }
+            ),
+        ),
         env!("CARGO_PKG_VERSION"),
         options.command,
     );

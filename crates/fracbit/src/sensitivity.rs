@@ -1,10 +1,16 @@
 //! Sensitivities `a_l`: the rise of the loss per unit of relative squared error in one matrix.
 //!
 //! Measured as HIGGS and Q-Palette do (appendix E): noise of known size in one matrix at a time, KL divergence to
-//! the clean model on tokens that the model itself generates, a least-squares fit. The noise goes into the
-//! weights as they will be quantized, that is after folding, where quantization error is white.
+//! the clean model, a least-squares fit. The tokens are those that the model itself generates (the papers' data-free
+//! protocol) or of a given text (their `linear`, with the divergence in place of perplexity: its noise is far smaller on
+//! the same tokens). The noise goes into the weights as they will be quantized, that is after folding, where
+//! quantization error is white. What each scheme really costs (their `actual`) is measured in [`crate::losses`].
 
-use crate::{Error, Progress, plan::Inventory};
+use crate::{
+    Error, EvalOptions, Opened, Progress,
+    calibrate::{Sequences, text_origin, text_sequences},
+    plan::{Inventory, Storage},
+};
 use fracbit_base::Bytes;
 use fracbit_model::{
     LayerLinear, Linear, LinearId, Model, NormId, RotationMode, SampleConfig, Sampler, State, StateOptions,
@@ -28,6 +34,10 @@ pub struct Sensitivities {
     pub tokens: usize,
     /// By module name.
     pub layers: BTreeMap<String, Fit>,
+    /// Measured rise of the loss by module and scheme ([`crate::losses`]), where that was done: it takes the place of `a` times the
+    /// scheme's error.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub actual: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 /// Effort of a measurement.
@@ -101,6 +111,7 @@ impl Sensitivities {
                 .iter()
                 .map(|m| (m.name.clone(), Fit { a: guess(m.id), residual: 0.0 }))
                 .collect(),
+            actual: BTreeMap::new(),
         }
     }
 
@@ -118,6 +129,30 @@ impl Sensitivities {
         }
     }
 
+    /// Predicted loss of a matrix stored so: what was measured for the scheme, as the rise over the best scheme measured for this
+    /// matrix, or else the coefficient times the scheme's error on Gaussian weights.
+    ///
+    /// # Errors
+    /// As for [`Sensitivities::of`]; also when no error or no finite loss is known for the scheme.
+    pub fn loss(&self, name: &str, storage: Storage) -> Result<f64, Error> {
+        let Some(measured) = self.actual.get(name) else {
+            return Ok(self.of(name)? * storage.error()?);
+        };
+        if storage == Storage::F16 {
+            return Ok(0.0);
+        }
+        let bad = |rule: String| Error::Sensitivity { origin: self.protocol.clone(), rule };
+        let scheme = storage.to_string();
+        let best = measured.values().copied().fold(f64::INFINITY, f64::min);
+        match measured.get(&scheme) {
+            Some(&loss) if loss.is_finite() && best.is_finite() => Ok(loss - best),
+            Some(loss) => Err(bad(format!("the loss of `{name}` in {scheme} should be finite, got {loss}"))),
+            None => Err(bad(format!(
+                "`{name}` should have been measured in {scheme}: measure the palette that is planned with"
+            ))),
+        }
+    }
+
     /// Reads a document written by `fracbit sensitivity`.
     ///
     /// # Errors
@@ -130,8 +165,8 @@ impl Sensitivities {
 
     /// Whether a measurement of this kind may take over what this document holds already.
     #[must_use]
-    pub fn continues(&self, protocol: Protocol, content_hash: &str, rotation: RotationMode) -> bool {
-        self.protocol == protocol.describe() && self.source_hash == content_hash && self.rotation == rotation
+    pub fn continues(&self, protocol: &str, content_hash: &str, rotation: RotationMode) -> bool {
+        self.protocol == protocol && self.source_hash == content_hash && self.rotation == rotation
     }
 
     /// Refuses sensitivities of another checkpoint.
@@ -150,8 +185,51 @@ impl Sensitivities {
     }
 }
 
-/// Measures every matrix of `source`. `done` holds coefficients measured earlier by the same protocol (they are kept),
-/// `checkpoint` is called with the growing document after every matrix, so that a caller can save it and resume.
+/// Text to measure on.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// Its name and hash, in words.
+    pub origin: String,
+    /// Its tokens; every sequence is run from an empty state.
+    pub sequences: Sequences,
+}
+
+impl Text {
+    /// `tokens` tokens of a text (or fewer, if it has fewer), in sequences of 256, as the tokenizer of `opened` has them.
+    ///
+    /// # Errors
+    /// When the text yields no two tokens, or the tokenizer cannot be read.
+    pub fn read(
+        opened: &Opened,
+        text: &str,
+        path: &Path,
+        tokens: usize,
+        options: &EvalOptions,
+    ) -> Result<Self, Error> {
+        let length = SEQUENCE.min(opened.config.max_position_embeddings);
+        let sequences = text_sequences(opened, text, path, tokens, length, options)?;
+        Ok(Self { origin: text_origin(text, path), sequences })
+    }
+}
+
+/// The protocol of [`measure`] in words, as documents record it.
+#[must_use]
+pub fn describe(protocol: Protocol, text: Option<&Text>) -> String {
+    match text {
+        None => protocol.describe(),
+        Some(text) => format!(
+            "linear: KL divergence under Gaussian noise, {} level(s) up to t = {}, {} tokens of {}, seed {}",
+            protocol.levels,
+            fracbit_quant::sensitivity::MAX_NOISE,
+            text.sequences.tokens(),
+            text.origin,
+            protocol.seed
+        ),
+    }
+}
+
+/// Measures every matrix of `source` on text that the model writes. `done` holds coefficients measured earlier by the same protocol
+/// (they are kept), `checkpoint` is called with the growing document after every matrix, so that a caller can save it and resume.
 ///
 /// # Errors
 /// When the model cannot be built or run.
@@ -163,15 +241,32 @@ pub fn measure(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
+    measure_on(source, content_hash, protocol, None, done, progress, checkpoint)
+}
+
+/// [`measure`] on a text, if there is one; of the protocol only the number of levels and the seed then count.
+///
+/// # Errors
+/// As for [`measure`].
+pub fn measure_on(
+    source: &WeightSource,
+    content_hash: &str,
+    protocol: Protocol,
+    text: Option<&Text>,
+    done: Option<Sensitivities>,
+    progress: &dyn Progress,
+    checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
+) -> Result<Sensitivities, Error> {
     let mode = source.sites().mode();
     let mut result = Sensitivities {
-        protocol: protocol.describe(),
+        protocol: describe(protocol, text),
         source_hash: content_hash.to_owned(),
         rotation: mode,
-        tokens: protocol.tokens,
+        tokens: text.map_or(protocol.tokens, |t| t.sequences.tokens()),
         layers: BTreeMap::new(),
+        actual: BTreeMap::new(),
     };
-    if let Some(done) = done.filter(|d| d.continues(protocol, content_hash, mode)) {
+    if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, mode)) {
         result.layers = done.layers;
     }
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
@@ -181,7 +276,10 @@ pub fn measure(
     let plain =
         WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
     let mut model = Model::from_source(&plain)?;
-    let probe = Probe::new(&model, protocol)?;
+    let probe = match text {
+        Some(text) => Probe::of(&model, text.sequences.iter().map(<[u32]>::to_vec).collect())?,
+        None => Probe::new(&model, protocol)?,
+    };
     for (index, id) in ids.into_iter().enumerate() {
         if result.layers.contains_key(&id.to_string()) {
             progress.advance(protocol.levels as u64);
@@ -232,8 +330,8 @@ fn folded_gain(plain: &WeightSource, id: LinearId, mode: RotationMode) -> Result
     Ok(if norm.folded(plain.config(), mode) { Some(plain.norm(norm)?) } else { None })
 }
 
-/// The clean model's view of a text that it wrote itself.
-struct Probe {
+/// The clean model's view of a text.
+pub(crate) struct Probe {
     /// Token sequences, each run in a fresh state.
     sequences: Vec<Vec<u32>>,
     /// Clean logits of every position, one (tokens, vocabulary) block per sequence.
@@ -249,32 +347,20 @@ impl Probe {
             let rule = "levels and tokens should be at least 1".to_owned();
             return Err(Error::Option { option: "sensitivity", rule });
         }
-        let config = model.config();
+        let length = SEQUENCE.min(model.config().max_position_embeddings).min(protocol.tokens);
+        let sequences = write_text(model, protocol.tokens, length, protocol.seed, &crate::Quiet)?;
+        Self::of(model, sequences)
+    }
+
+    pub(crate) fn of(model: &Model, sequences: Vec<Vec<u32>>) -> Result<Self, Error> {
         let mut state = model.state(&StateOptions::default());
-        let length = SEQUENCE.min(state.capacity()).min(protocol.tokens);
-        let mut sampler =
-            Sampler::new(SampleConfig { temperature: 1.0, seed: protocol.seed, ..SampleConfig::default() })?;
-        let mut probe = Self { sequences: Vec::new(), logits: Vec::new() };
-        let (mut hidden, mut row) = (Vec::new(), Vec::new());
-        for index in 0..protocol.tokens.div_ceil(length) {
-            // Without a BOS token every sequence starts from another token, spread over the vocabulary.
-            let spread = (index * 7919 + 1) % config.vocab_size;
-            let first = config.bos_token_id.unwrap_or(u32::try_from(spread).unwrap_or(0));
-            let mut tokens = vec![first];
-            state.reset();
-            while tokens.len() < length {
-                model.forward(&mut state, &tokens[tokens.len() - 1..], &mut hidden)?;
-                model.logits(&mut state, &hidden, &mut row)?;
-                tokens.push(sampler.sample(&row, &[])?);
-            }
-            probe.logits.push(run(model, &mut state, &tokens)?);
-            probe.sequences.push(tokens);
-        }
-        Ok(probe)
+        let logits =
+            sequences.iter().map(|tokens| run(model, &mut state, tokens)).collect::<Result<_, _>>()?;
+        Ok(Self { sequences, logits })
     }
 
     /// Mean KL divergence from the clean model to `model`, nats per token.
-    fn divergence(&self, model: &Model) -> Result<f64, Error> {
+    pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
         let mut state = model.state(&StateOptions::default());
         let vocab = model.config().vocab_size;
         let (mut sum, mut count) = (0.0, 0usize);
@@ -288,6 +374,36 @@ impl Probe {
         #[expect(clippy::cast_precision_loss, reason = "a mean over a few thousand tokens")]
         Ok(sum / count as f64)
     }
+}
+
+/// Sequences of `length` tokens that the model writes, at least `tokens` tokens in all; `progress` is told of each token.
+pub(crate) fn write_text(
+    model: &Model,
+    tokens: usize,
+    length: usize,
+    seed: u64,
+    progress: &dyn Progress,
+) -> Result<Vec<Vec<u32>>, Error> {
+    let config = model.config();
+    let mut state = model.state(&StateOptions { context: Some(length), ..StateOptions::default() });
+    let mut sampler = Sampler::new(SampleConfig { temperature: 1.0, seed, ..SampleConfig::default() })?;
+    let (mut hidden, mut row) = (Vec::new(), Vec::new());
+    let mut sequences = Vec::new();
+    for index in 0..tokens.div_ceil(length) {
+        // Without a BOS token every sequence starts from another token, spread over the vocabulary.
+        let spread = (index * 7919 + 1) % config.vocab_size;
+        let first = config.bos_token_id.unwrap_or(u32::try_from(spread).unwrap_or(0));
+        let mut tokens = vec![first];
+        state.reset();
+        while tokens.len() < length {
+            model.forward(&mut state, &tokens[tokens.len() - 1..], &mut hidden)?;
+            model.logits(&mut state, &hidden, &mut row)?;
+            tokens.push(sampler.sample(&row, &[])?);
+            progress.advance(1);
+        }
+        sequences.push(tokens);
+    }
+    Ok(sequences)
 }
 
 /// Logits of every position of `tokens`.

@@ -177,7 +177,7 @@ pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) ->
     specs.extend(NormId::all(&config).map(|id| spec(id.weight_name(), vec![id.width(&config)])));
     let mut writer =
         ShardWriter::new(&mut dir, specs, MAX_SHARD, &[("format".to_owned(), "pt".to_owned())].into())?;
-    writer.check_space()?;
+    writer.check_space(0)?;
     let weights: usize = LinearId::all(&config).map(|id| id.shape(&config).len()).sum();
     progress.stage("writing random weights", 2 * weights as u64);
     for (index, id) in LinearId::all(&config).enumerate() {

@@ -132,7 +132,7 @@ fn quantize_all(source: &Source, home: &Path, context: &Context) -> Result<Vec<(
     let options = PlanOptions { seed: SEED, ..PlanOptions::new(Target::Bits(TELLER)) };
     let inventory = source.inventory(options.rotation);
     let sensitivities =
-        source.sensitivities(&inventory, &SensitivitySource::Quick, options.rotation, SEED, context)?;
+        source.sensitivities(&inventory, &SensitivitySource::Quick, options.rotation, SEED, None, context)?;
     let weights = source.opened.source(options.rotation, SEED)?;
     let mut made = Vec::new();
     for bits in BUDGETS {
@@ -152,6 +152,7 @@ fn quantize_all(source: &Source, home: &Path, context: &Context) -> Result<Vec<(
             command: format!("fracbit demo ({bits} bits)"),
             source: "the embedded demo model".to_owned(),
             source_hash: source.hash().to_owned(),
+            ..QuantizeOptions::default()
         };
         fracbit::quantize(&weights, &inventory, &plan, &out, &record, &context.progress)?;
         made.push((bits, out));

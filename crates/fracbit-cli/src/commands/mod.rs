@@ -1,6 +1,7 @@
 //! One module per command: its arguments, and what it does with them.
 
 pub(crate) mod bench;
+pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod distortion;
@@ -27,6 +28,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Plan(args) => plan::run(args, context)?,
         Command::Profile(args) => profile::run(args, context)?,
         Command::Sensitivity(args) => sensitivity::run(args, context)?,
+        Command::Calibrate(args) => calibrate::run(args, context)?,
         Command::Eval(args) => eval::run(args, context)?,
         Command::Run(args) => run::run(args, context)?,
         Command::Chat(args) => chat::run(args, context)?,

@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    planning::{self, Shown, Source},
+    planning::{self, Aids, Shown, Source},
 };
 use clap::Args;
 use fracbit::{Explanation, Plan, Progress, Report};
@@ -74,7 +74,8 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         None => {
             let options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
             let wanted = planning::sensitivity_source(args.sensitivity.as_ref(), &options);
-            let (inventory, sensitivities, plan) = planning::make(&source, &wanted, &options, context)?;
+            let (inventory, sensitivities, plan) =
+                planning::make(&source, &wanted, &options, &Aids::default(), context)?;
             let report = (args.explain || args.html.is_some()).then(|| {
                 let names = (args.model.display().to_string(), args.recorded());
                 Report::new(names, &inventory, &sensitivities, &options, plan.clone())

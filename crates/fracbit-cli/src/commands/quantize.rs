@@ -5,28 +5,30 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    planning::{self, Shown, Source},
+    planning::{self, Aids, Shown, Source},
 };
 use clap::Args;
-use fracbit::{MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory};
+use fracbit::{Calibration, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory};
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
 use serde_json::json;
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 const AFTER: &str = "\
 Without --sensitivity, a quick measurement comes first: one noise level per matrix on 512 tokens that the model \
 writes. It holds the whole model in memory; `--sensitivity prior` measures nothing and holds one matrix at a time.
 
-OUT gets its name when everything in it is on disk. A run that is killed leaves OUT.partial-XXXXXX beside it, which \
-may be deleted.
+OUT gets its name when everything in it is on disk. A run that is killed or fails leaves OUT.partial-XXXXXX beside it: the \
+same command with --resume continues it (at most one matrix is done again) and ends with the same bytes. It may also be deleted.
 
 Examples:
   fracbit quantize Llama-3.2-1B -o Llama-3.2-1B-3.25bit --bits 3.25
   fracbit quantize Llama-3.2-1B -o small --size 600MB --sensitivity a.json
+  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --calibration stats
   fracbit quantize Llama-3.2-1B --bits 2.5 --dry-run";
 
 /// Make a smaller model of a checkpoint, within a budget of bits or bytes.
@@ -56,6 +58,18 @@ pub(crate) struct QuantizeArgs {
     /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior` [default: quick].
     #[arg(long, value_name = "FILE|quick|prior")]
     sensitivity: Option<SensitivitySource>,
+    /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
+    #[arg(long, value_name = "DIR")]
+    calibration: Option<PathBuf>,
+    /// Calibrate every block anew, on the outputs of the blocks that are quantized already.
+    #[arg(long, requires = "calibration")]
+    sequential: bool,
+    /// Refuse to start when more memory than this is needed beside the mapped file.
+    #[arg(long, value_name = "SIZE")]
+    max_memory: Option<Bytes>,
+    /// Continue an interrupted run of the same command.
+    #[arg(long)]
+    resume: bool,
     /// Print the plan and the memory it takes, write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -88,8 +102,11 @@ impl QuantizeArgs {
     /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
     fn recorded(&self) -> String {
         let model = self.model.display();
+        let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
+            format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
+        });
         if let Some(path) = &self.plan {
-            return format!("fracbit quantize {model} --plan {}", path.display());
+            return format!("fracbit quantize {model} --plan {}{calibration}", path.display());
         }
         let mut line = format!("fracbit quantize {model} {}", self.target.recorded());
         let timed = self.target.limit_us(self.speed.batch).is_some();
@@ -110,7 +127,7 @@ impl QuantizeArgs {
             line += &format!(" --profile {} --context {context} --batch {batch}", path.display());
             line += if *no_fusion { " --no-fusion" } else { "" };
         }
-        line + &self.shape.recorded()
+        line + &self.shape.recorded() + &calibration
     }
 }
 
@@ -122,17 +139,18 @@ struct Memory {
 
 impl Memory {
     fn quantizing(&self) -> String {
-        let MemoryEstimate { matrix, packed, search } = self.estimate;
+        let MemoryEstimate { matrix, packed, search, moments } = self.estimate;
         let total = self.estimate.total();
+        let moments = if moments.0 > 0 { format!(", input moments {moments}") } else { String::new() };
         format!(
-            "memory: quantizing takes about {total} beside the mapped file: largest matrix {matrix}, its codes {packed}, searches {search}"
+            "memory: quantizing takes about {total} beside the mapped file: largest matrix {matrix}, its codes {packed}, searches {search}{moments}"
         )
     }
 
     fn json(&self) -> serde_json::Value {
-        let MemoryEstimate { matrix, packed, search } = self.estimate;
+        let MemoryEstimate { matrix, packed, search, moments } = self.estimate;
         json!({
-            "matrix": matrix, "packed": packed, "search": search, "total": self.estimate.total(), "measuring": self.measuring,
+            "matrix": matrix, "packed": packed, "search": search, "moments": moments, "total": self.estimate.total(), "measuring": self.measuring,
         })
     }
 }
@@ -144,9 +162,18 @@ fn measuring_line(bytes: Bytes) -> String {
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
     let source = Source::open(&args.model)?;
     let recipe = args.recipe(&source)?;
-    if let (Some(out), false) = (&args.out, args.dry_run) {
-        probe(out, args.force)?;
+    let calibration =
+        args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
+    if let Some(calibration) = &calibration {
+        calibration.require_source(source.hash())?;
     }
+    let dir = match &args.out {
+        Some(out) if !args.dry_run => match begin(out, args, &source, calibration.as_deref(), context)? {
+            Some(dir) => Some(dir),
+            None => return Ok(()),
+        },
+        _ => None,
+    };
     let measuring = match &recipe {
         Recipe::Make(options, SensitivitySource::Quick) => {
             Some(planning::quick(options.seed).memory(&source.inventory(options.rotation)))
@@ -156,23 +183,28 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     if let Some(bytes) = measuring {
         context.progress.note(&measuring_line(bytes));
     }
-    let (inventory, plan) = resolve(&recipe, &source, context)?;
+    let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
+    let aids = Aids { calibration: calibration.as_deref(), kept: kept.as_deref() };
+    let (inventory, plan) = resolve(&recipe, &source, &aids, context)?;
     context.progress.finish();
-    let memory = Memory { estimate: MemoryEstimate::new(&plan, rayon::current_num_threads()), measuring };
-    if args.dry_run {
+    let threads = rayon::current_num_threads();
+    let memory = Memory { estimate: MemoryEstimate::new(&plan, threads, calibration.is_some()), measuring };
+    let Some(dir) = dir else {
         return show(args, &plan, &memory, context);
-    }
+    };
     context.progress.note(&memory.quantizing());
 
-    let Some(out) = &args.out else { return Ok(()) };
     let options = QuantizeOptions {
         force: args.force,
         command: args.recorded(),
         source: args.model.display().to_string(),
         source_hash: source.hash().to_owned(),
+        calibration,
+        sequential: args.sequential,
+        max_memory: args.max_memory,
     };
     let weights = source.opened.source(plan.rotation, plan.seed)?;
-    let report = fracbit::quantize(&weights, &inventory, &plan, out, &options, &context.progress)?;
+    let report = fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?;
     context.progress.finish();
     if args.json {
         return context.out.json(&report);
@@ -189,18 +221,31 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     Ok(())
 }
 
-/// Fails now rather than after the work when OUT cannot be written.
-fn probe(out: &Path, force: bool) -> Result<(), Failure> {
-    let overwrite = if force { Overwrite::Yes } else { Overwrite::No };
-    // Dropping it removes the temporary directory.
-    OutputDir::create(out, overwrite).map(drop)?;
-    Ok(())
+/// The directory to write, new or continued; `None` when an earlier run had finished it.
+fn begin(
+    out: &Path,
+    args: &QuantizeArgs,
+    source: &Source,
+    calibration: Option<&Calibration>,
+    context: &Context,
+) -> Result<Option<OutputDir>, Failure> {
+    let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
+    let key = json!({
+        "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(), "source": source.hash(),
+        "calibration": calibration.map(Calibration::digest),
+    });
+    files::begin(out, overwrite, &key.to_string(), args.resume, context)
 }
 
-fn resolve(recipe: &Recipe<'_>, source: &Source, context: &Context) -> Result<(Inventory, Plan), Failure> {
+fn resolve(
+    recipe: &Recipe<'_>,
+    source: &Source,
+    aids: &Aids<'_>,
+    context: &Context,
+) -> Result<(Inventory, Plan), Failure> {
     match recipe {
         Recipe::Make(options, sensitivity) => {
-            let (inventory, _, plan) = planning::make(source, sensitivity, options, context)?;
+            let (inventory, _, plan) = planning::make(source, sensitivity, options, aids, context)?;
             Ok((inventory, plan))
         }
         Recipe::Read(path) => {
@@ -253,6 +298,10 @@ mod tests {
                 "fracbit quantize M --scheme tcq-fast-2 --rotation fold --sensitivity prior --seed 0",
             ),
             ("M -o B --plan p.json", "fracbit quantize M --plan p.json"),
+            (
+                "M -o B --plan p.json --calibration C --sequential --resume --max-memory 1GB",
+                "fracbit quantize M --plan p.json --calibration C --sequential",
+            ),
             (
                 "M -o B --latency 2ms --bits 3 --profile m.json --pin layers.0.*=tcq-4 --exclude lm_head",
                 "fracbit quantize M --bits 3 --latency 2000us --palette all --code fine --rotation fold --sensitivity quick \

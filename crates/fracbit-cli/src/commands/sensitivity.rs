@@ -1,7 +1,7 @@
 //! `fracbit sensitivity`.
 
 use crate::{
-    args::{self, RotationName},
+    args::{self, CodeName, PaletteName, RotationName},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -9,10 +9,16 @@ use crate::{
     table::Table,
 };
 use clap::Args;
-use fracbit::{Progress, Protocol, Sensitivities, sensitivity};
+use fracbit::{
+    Calibration, EvalOptions, Progress, Protocol, Sensitivities,
+    losses::{self, LossOptions},
+    sensitivity::{self, Text},
+};
+use fracbit_base::{Palette, Scheme};
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// Rows of the table of the most sensitive matrices.
@@ -24,13 +30,16 @@ rotation, tokens, levels and seed), the rest is measured; another measurement is
 
 Examples:
   fracbit sensitivity Llama-3.2-1B -o a.json
-  fracbit sensitivity Llama-3.2-1B -o a.json --tokens 1024 --levels 4";
+  fracbit sensitivity Llama-3.2-1B -o a.json --tokens 1024 --levels 4
+  fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt
+  fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt --actual tcq-3 --calibration stats";
 
 /// Measure how much each matrix matters to the model.
 ///
 /// Adds noise of known size to one matrix at a time, measures how far the model's predictions move on text that it wrote
-/// itself (Kullback-Leibler divergence), and fits a line: its slope is the sensitivity that `plan` and
-/// `quantize` take with `--sensitivity FILE`. It can be stopped at any time and continued by the same command.
+/// itself or that is given (Kullback-Leibler divergence), and fits a line: its slope is the sensitivity that `plan` and
+/// `quantize` take with `--sensitivity FILE`. With `--actual SCHEME` no noise is added: the model is quantized with that scheme, and
+/// every matrix in turn with every other one of the palette. It can be stopped at any time and continued by the same command.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct SensitivityArgs {
@@ -45,6 +54,30 @@ pub(crate) struct SensitivityArgs {
     /// Noise levels per matrix.
     #[arg(long, value_name = "N", default_value_t = Protocol::FULL.levels, value_parser = args::count)]
     levels: usize,
+    /// UTF-8 text to measure on; `-` reads standard input [default: the model writes one].
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Text that divides documents; sequences do not cross it.
+    #[arg(long, value_name = "S", requires = "text")]
+    separator: Option<String>,
+    /// Leave out the space that Llama tokenizers put before a text.
+    #[arg(long, requires = "text")]
+    no_prefix_space: bool,
+    /// Put the BOS token before every sequence [default: as the tokenizer does].
+    #[arg(long, requires = "text")]
+    bos: bool,
+    /// Measure what every scheme of the palette costs in place of this one.
+    #[arg(long, value_name = "SCHEME", requires = "text", conflicts_with = "levels")]
+    actual: Option<Scheme>,
+    /// Schemes that --actual measures.
+    #[arg(long, value_enum, default_value_t = PaletteName::Tcq, requires = "actual")]
+    palette: PaletteName,
+    /// Code of the trellis schemes that --actual measures.
+    #[arg(long, value_enum, default_value_t = CodeName::Fine, requires = "actual")]
+    code: CodeName,
+    /// Input moments of `fracbit calibrate` that --actual rounds for.
+    #[arg(long, value_name = "DIR", requires = "actual")]
+    calibration: Option<PathBuf>,
     /// Rotation under which to measure; the one to quantize with.
     #[arg(long, value_enum, default_value_t = RotationName::Fold)]
     rotation: RotationName,
@@ -62,9 +95,34 @@ pub(crate) struct SensitivityArgs {
 pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), Failure> {
     let protocol = Protocol { levels: args.levels, tokens: args.tokens, seed: args.seed };
     let source = Source::open(&args.model)?;
+    let text = args.text.as_ref().map(|path| {
+        let options = EvalOptions {
+            bos: args.bos.then_some(true),
+            drop_prefix_space: args.no_prefix_space,
+            separator: args.separator.clone(),
+            ..EvalOptions::default()
+        };
+        let read = files::read_text(path)?;
+        Ok::<_, Failure>(Text::read(&source.opened, &read, path, args.tokens, &options)?)
+    });
+    let text = text.transpose()?;
+    let losses = args.actual.map(|default| {
+        let calibration =
+            args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
+        if let Some(calibration) = &calibration {
+            calibration.require_source(source.hash())?;
+        }
+        let schemes = Palette::from(args.palette).schemes(args.code.into());
+        Ok::<_, Failure>(LossOptions { default, schemes, calibration })
+    });
+    let losses = losses.transpose()?;
+    let described = match (&losses, &text) {
+        (Some(losses), Some(text)) => losses::describe(losses, text, args.seed),
+        _ => sensitivity::describe(protocol, text.as_ref()),
+    };
     let done = if args.force || !args.out.exists() { None } else { Some(Sensitivities::read(&args.out)?) };
     if let Some(done) = &done {
-        if !done.continues(protocol, source.hash(), args.rotation.into()) {
+        if !done.continues(&described, source.hash(), args.rotation.into()) {
             return Err(taken(&args.out));
         }
         context.progress.note(&format!(
@@ -80,14 +138,20 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
 
     let weights = source.opened.source(args.rotation.into(), args.seed)?;
     let mut failure = None;
-    let measured =
-        sensitivity::measure(&weights, source.hash(), protocol, done, &context.progress, &mut |so_far| {
-            save(&args.out, so_far).map_err(|found| {
-                failure = Some(found);
-                let origin = args.out.display().to_string();
-                fracbit::Error::Sensitivity { origin, rule: "should be saved".to_owned() }
-            })
-        });
+    let mut keep = |so_far: &Sensitivities| {
+        save(&args.out, so_far).map_err(|found| {
+            failure = Some(found);
+            let origin = args.out.display().to_string();
+            fracbit::Error::Sensitivity { origin, rule: "should be saved".to_owned() }
+        })
+    };
+    let (hash, progress) = (source.hash(), &context.progress);
+    let measured = match (&losses, &text) {
+        (Some(options), Some(text)) => {
+            losses::measure(&weights, hash, options, text, done, progress, &mut keep)
+        }
+        _ => sensitivity::measure_on(&weights, hash, protocol, text.as_ref(), done, progress, &mut keep),
+    };
     let measured = match (measured, failure) {
         (Err(_), Some(failure)) => return Err(failure),
         (measured, _) => measured?,

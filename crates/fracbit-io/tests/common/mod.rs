@@ -56,7 +56,7 @@ pub(crate) fn write_model(path: &Path, max_shard: u64, overwrite: Overwrite) -> 
     let list = tensors();
     let specs = list.iter().map(|(s, _)| s.clone()).collect();
     let mut w = ShardWriter::new(&mut out, specs, max_shard, &metadata).expect("a sane list");
-    w.check_space().expect("a kilobyte is free");
+    w.check_space(0).expect("a kilobyte is free");
     for (s, data) in &list {
         w.write(&s.name, data).expect("in order");
     }

@@ -1,0 +1,135 @@
+//! Sums of `x x^T` over many rows.
+
+use crate::hessian::multiply;
+use fracbit_base::ShapeError;
+use rayon::prelude::*;
+
+/// Rows that one single-precision product sums up; products are added in double precision.
+const ROWS: usize = 256;
+/// Columns of a panel of the lower triangle.
+const PANEL: usize = 128;
+
+/// Second moments being collected: the lower triangle of `sum x x^T`.
+///
+/// Rows are summed 256 at a time in f32 and these sums in f64, so that the relative error stays near 256 units of f32's last
+/// place whatever the number of rows. The result depends on the order of rows and on how calls cut them, not on threads.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    n: usize,
+    rows: u64,
+    sums: Vec<f64>, // (n, n); only the lower triangle is meaningful
+}
+
+impl Moments {
+    /// Nothing yet, of `n` channels.
+    #[must_use]
+    pub fn new(n: usize) -> Self {
+        Self { n, rows: 0, sums: vec![0.0; n * n] }
+    }
+
+    /// Bytes that moments of `n` channels take while they are collected.
+    #[must_use]
+    pub fn memory(n: usize) -> u64 {
+        8 * (n as u64).pow(2)
+    }
+
+    /// Rows added so far.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Adds rows, (rows, n).
+    ///
+    /// # Errors
+    /// When the length is not whole rows.
+    pub fn add(&mut self, x: &[f32]) -> Result<(), ShapeError> {
+        let n = self.n;
+        let rows = x.len() / n.max(1);
+        ShapeError::check_len("moments", "rows", rows * n, x.len())?;
+        for x in x.chunks(ROWS * n.max(1)) {
+            let rows = x.len() / n;
+            self.sums.par_chunks_mut(PANEL * n).enumerate().for_each(|(panel, sums)| {
+                let first = panel * PANEL;
+                let width = sums.len() / n;
+                let columns = first + width;
+                let mut transposed = vec![0.0; width * rows];
+                for (r, row) in x.chunks(n).enumerate() {
+                    row[first..columns].iter().enumerate().for_each(|(c, &v)| transposed[c * rows + r] = v);
+                }
+                let mut product = vec![0.0; width * columns];
+                multiply(1.0, &transposed, rows, x, n, (width, rows, columns), 0.0, &mut product, columns);
+                for (sums, product) in sums.chunks_mut(n).zip(product.chunks(columns)) {
+                    sums.iter_mut().zip(product).for_each(|(s, &p)| *s += f64::from(p));
+                }
+            });
+        }
+        self.rows += rows as u64;
+        Ok(())
+    }
+
+    /// The means, as the lower triangle row by row: n (n + 1) / 2 entries; zeros when there were no rows.
+    #[must_use]
+    pub fn triangle(&self) -> Vec<f32> {
+        #[expect(clippy::cast_precision_loss, reason = "row counts are far below 2^53")]
+        let count = self.rows.max(1) as f64;
+        let mut out = Vec::with_capacity(self.n * (self.n + 1) / 2);
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        for (i, row) in self.sums.chunks(self.n.max(1)).enumerate() {
+            out.extend(row[..=i].iter().map(|s| (s / count) as f32));
+        }
+        out
+    }
+}
+
+/// The square matrix of a lower triangle of n (n + 1) / 2 entries.
+///
+/// # Errors
+/// When the length is another.
+pub fn square(n: usize, triangle: &[f32]) -> Result<Vec<f32>, ShapeError> {
+    ShapeError::check_len("moments", "triangle", n * (n + 1) / 2, triangle.len())?;
+    let at = |i: usize, j: usize| triangle[i * (i + 1) / 2 + j];
+    let mut out = vec![0.0; n * n];
+    out.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| {
+        row.iter_mut().enumerate().for_each(|(j, v)| *v = at(i.max(j), i.min(j)));
+    });
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    #[test]
+    fn sums_are_those_of_the_definition() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for (n, rows) in [(1, 3), (7, 1000), (200, 300)] {
+            let x: Vec<f32> = (0..n * rows).map(|_| rng.random_range(-1.0..2.0)).collect();
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    let mut moments = Moments::new(n);
+                    moments.add(&x[..n * (rows / 3)]).unwrap();
+                    moments.add(&x[n * (rows / 3)..]).unwrap();
+                    assert_eq!(moments.rows(), rows as u64);
+                    moments.triangle()
+                })
+            };
+            let triangle = run(1);
+            assert_eq!(triangle, run(3));
+            let full = square(n, &triangle).unwrap();
+            for i in 0..n {
+                for j in 0..n {
+                    let want: f64 =
+                        x.chunks(n).map(|r| f64::from(r[i]) * f64::from(r[j])).sum::<f64>() / rows as f64;
+                    assert!((f64::from(full[i * n + j]) - want).abs() < 1e-5, "({i}, {j})");
+                }
+            }
+        }
+        assert_eq!(Moments::new(2).triangle(), [0.0; 3]);
+        assert!(Moments::new(2).add(&[1.0; 3]).is_err());
+        assert!(square(2, &[1.0; 4]).is_err());
+    }
+}

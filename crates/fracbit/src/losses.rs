@@ -1,0 +1,169 @@
+//! What each scheme really costs in each matrix: the `actual` loss term of Q-Palette (appendix E).
+//!
+//! The whole model is quantized with one default scheme. Then one matrix at a time is quantized with every scheme of a palette,
+//! put in the place of its default, and the divergence from the original model is measured on a text; the term is its
+//! difference to that of the default. Unlike coefficients this sees what calibration wins in a matrix, and
+//! interactions with the error of the others. It costs a quantization of the model per scheme.
+
+use crate::{
+    Calibration, Error, Progress,
+    plan::grouping,
+    sensitivity::{Probe, Sensitivities, Text},
+};
+use fracbit_base::Scheme;
+use fracbit_kernels::{Kernels, PackedMatrix};
+use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, WeightSource};
+use fracbit_quant::{Grouping, Hessian, sensitivity::fit};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct LossOptions {
+    /// Scheme of all matrices but the one under test.
+    pub default: Scheme,
+    /// Schemes to measure in every matrix.
+    pub schemes: Vec<Scheme>,
+    /// Round by these moments, if the plan is to be used with them.
+    pub calibration: Option<Arc<Calibration>>,
+}
+
+/// The protocol in words, as documents record it.
+#[must_use]
+pub fn describe(options: &LossOptions, text: &Text, seed: u64) -> String {
+    let calibration = options
+        .calibration
+        .as_ref()
+        .map_or("no calibration".to_owned(), |c| format!("calibration {}", c.digest()));
+    let schemes: Vec<String> = options.schemes.iter().map(ToString::to_string).collect();
+    format!(
+        "actual: KL divergence with one matrix replaced, the others {}, {} tokens of {}, {calibration}, seed {seed}, schemes {}",
+        options.default,
+        text.sequences.tokens(),
+        text.origin,
+        schemes.join(" ")
+    )
+}
+
+/// Measures every matrix of `source` in every scheme. `done` and `checkpoint` serve to continue, as in
+/// [`crate::sensitivity::measure`]; they hold whole matrices.
+///
+/// # Errors
+/// When a matrix cannot be quantized or the model cannot be run.
+pub fn measure(
+    source: &WeightSource,
+    content_hash: &str,
+    options: &LossOptions,
+    text: &Text,
+    done: Option<Sensitivities>,
+    progress: &dyn Progress,
+    checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
+) -> Result<Sensitivities, Error> {
+    let mut result = Sensitivities {
+        protocol: describe(options, text, source.sites().seed()),
+        source_hash: content_hash.to_owned(),
+        rotation: source.sites().mode(),
+        tokens: text.sequences.tokens(),
+        layers: BTreeMap::new(),
+        actual: BTreeMap::new(),
+    };
+    if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, result.rotation)) {
+        (result.layers, result.actual) = (done.layers, done.actual);
+    }
+    let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
+    let weights = |id: LinearId| id.shape(source.config()).len() as u64;
+    let all: u64 = ids.iter().map(|&id| weights(id)).sum();
+    progress.stage("measuring losses", all * (1 + options.schemes.len() as u64));
+    let kernels = crate::kernels()?;
+    let plain =
+        WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
+    let probe = {
+        let original = Model::from_source(&plain)?;
+        Probe::of(&original, text.sequences.iter().map(<[u32]>::to_vec).collect())?
+    };
+    let grouping = grouping(source.sites().mode());
+    let mut work = Work { source, options, grouping, kernels, progress, moments: None };
+    let mut builder = ModelBuilder::new(source.config().clone(), source.sites().clone())?;
+    for &id in &ids {
+        builder.set(id, work.linear(id, options.default)?.0)?;
+    }
+    for id in NormId::all(source.config()) {
+        builder.set_norm(id, source.norm(id)?)?;
+    }
+    let mut model = builder.build()?;
+    let base = probe.divergence(&model)?;
+    for id in ids {
+        let name = id.to_string();
+        if result.actual.contains_key(&name) {
+            progress.advance(weights(id) * options.schemes.len() as u64);
+            continue;
+        }
+        let mut losses = BTreeMap::new();
+        let mut points = Vec::new();
+        let mut original = None;
+        for &scheme in &options.schemes {
+            let (linear, error) = work.linear(id, scheme)?;
+            let replaced = model.replace(id, linear)?;
+            original.get_or_insert(replaced);
+            let loss = probe.divergence(&model)? - base;
+            losses.insert(scheme.to_string(), loss);
+            points.push((error.sqrt(), loss));
+        }
+        if let Some(original) = original {
+            model.replace(id, original)?;
+        }
+        // A coefficient for whoever asks for one: losses over the best scheme's, by error.
+        let best = losses.values().copied().fold(f64::INFINITY, f64::min);
+        points.iter_mut().for_each(|(_, loss)| *loss -= best);
+        let fitted = fit(&points).ok_or_else(|| Error::Sensitivity {
+            origin: name.clone(),
+            rule: "the divergence should be finite with some scheme".to_owned(),
+        })?;
+        result.layers.insert(name.clone(), fitted);
+        result.actual.insert(name, losses);
+        checkpoint(&result)?;
+    }
+    Ok(result)
+}
+
+struct Work<'a> {
+    source: &'a WeightSource,
+    options: &'a LossOptions,
+    grouping: Grouping,
+    kernels: Kernels,
+    progress: &'a dyn Progress,
+    /// Moments of the matrix that was quantized last.
+    moments: Option<(LinearId, Option<Hessian>)>,
+}
+
+impl Work<'_> {
+    /// A matrix in a scheme, and its relative squared error.
+    fn linear(&mut self, id: LinearId, scheme: Scheme) -> Result<(Linear, f64), Error> {
+        if self.moments.as_ref().is_none_or(|(of, _)| *of != id) {
+            self.moments = None;
+            let found = match &self.options.calibration {
+                Some(calibration) => calibration.moments(self.source, id)?,
+                None => None,
+            };
+            self.moments = Some((id, found));
+        }
+        let moments = self.moments.as_ref().and_then(|(_, m)| m.as_ref());
+        let matrix = self.source.linear(id)?;
+        let advance = |weights: usize| self.progress.advance(weights as u64);
+        let packed = fracbit_quant::quantize_with(
+            &matrix.data,
+            matrix.shape,
+            scheme,
+            self.grouping,
+            moments,
+            &advance,
+        )
+        .map_err(|source| Error::Tensor {
+            tensor: id.weight_name(),
+            shape: matrix.shape,
+            scheme,
+            source,
+        })?;
+        let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);
+        Ok((linear.map_err(fracbit_model::Error::from)?, packed.relative_error))
+    }
+}

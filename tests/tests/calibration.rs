@@ -1,0 +1,126 @@
+//! What calibration promises on real models: output errors fall, divergence falls, and files of others are refused.
+
+use fracbit::{
+    CalibrateOptions, Calibration, EvalOptions, Evaluation, Opened, PlanOptions, QuantizeOptions, Quiet,
+    Target, calibrate, evaluate, quantize,
+};
+use fracbit_model::{LinearId, RotationMode};
+use fracbit_quant::{Quantized, quantize_with};
+use fracbit_tests::{Source, demo_model, files, scheme, shared, stories};
+use std::{fs, path::Path, sync::Arc};
+
+fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, out: &Path) -> Calibration {
+    let opened = Opened::new(model).expect("a model");
+    let options =
+        CalibrateOptions { length: Some(256), text: options.clone(), ..CalibrateOptions::new(tokens) };
+    calibrate(&opened, Some((text, Path::new("text"))), out, &options, &Quiet).expect("a good text");
+    Calibration::open(out).expect("it was just written")
+}
+
+/// `tr(E H E^T)` of matrices in 2-bit trellis codes with feedback over that without, their geometric mean.
+fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
+    let scheme = scheme("tcq-2");
+    let mut logs = 0.0;
+    for &id in ids {
+        let h = calibration.moments(&source.weights, id).expect("good moments").expect("it reads something");
+        let w = source.weights.linear(id).expect("a good matrix");
+        let loss = |q: &Quantized| {
+            let error: Vec<f32> = w.data.iter().zip(q.view().dequantize()).map(|(w, q)| w - q).collect();
+            h.loss(&error)
+        };
+        let grouping = fracbit::plan::grouping(source.rotation());
+        let round = |moments| quantize_with(&w.data, w.shape, scheme, grouping, moments, &|_| ());
+        let plain = loss(&round(None).expect("a good matrix"));
+        let fed = loss(&round(Some(&h)).expect("a good matrix"));
+        assert!(fed < plain, "{id}: {fed} after {plain}");
+        logs += (fed / plain).ln();
+    }
+    (logs / ids.len() as f64).exp()
+}
+
+/// All matrices of two blocks.
+fn two_blocks(last: usize) -> Vec<LinearId> {
+    let of = |block| fracbit_model::LayerLinear::ALL.map(|linear| LinearId::Layer(block, linear));
+    [of(0), of(last)].concat()
+}
+
+#[test]
+fn output_errors_fall_by_a_quarter_at_two_bits() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (text, _) = stories();
+    let demo = calibrated(&demo_model(), &text, &EvalOptions::default(), 4096, &place.path().join("demo"));
+    let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model is good");
+    let found = ratio(&source, &demo, &two_blocks(5));
+    assert!(found < 0.75, "demo: {found}");
+    // Other rotations: some matrices are enough.
+    for rotation in [RotationMode::Online, RotationMode::None] {
+        let source = Source::open(&demo_model(), rotation, 3).expect("the embedded model is good");
+        let found = ratio(&source, &demo, &two_blocks(5)[3..5]);
+        assert!(found < 0.85, "demo, {rotation}: {found}");
+    }
+    let (Some(model), Some(text)) = (shared("models/TinyStories-656K"), shared("text/tinystories-train.txt"))
+    else {
+        return;
+    };
+    let options = EvalOptions {
+        bos: Some(true),
+        drop_prefix_space: true,
+        separator: Some("<|endoftext|>".to_owned()),
+        ..EvalOptions::default()
+    };
+    let text = fs::read_to_string(text).expect("a readable text");
+    let published = calibrated(&model, &text, &options, 8192, &place.path().join("published"));
+    let source = Source::open(&model, RotationMode::Fold, 0).expect("a good model");
+    let found = ratio(&source, &published, &two_blocks(1));
+    assert!(found < 0.75, "TinyStories-656K: {found}");
+}
+
+#[test]
+fn calibrated_models_diverge_less_and_strangers_are_refused() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let opened = Opened::new(&demo_model()).expect("the embedded model is good");
+    // Written by the model itself: the stories are for evaluation.
+    let options = CalibrateOptions { length: Some(128), ..CalibrateOptions::new(2048) };
+    let stats = place.path().join("stats");
+    let info = calibrate(&opened, None, &stats, &options, &Quiet).expect("it can write");
+    assert!(info.tokens == 2048 && info.inputs.len() == 4 * 6 + 1, "{info:?}");
+    assert!(info.inputs.values().all(|i| i.dead == 0 && i.rank == i.channels), "{info:?}");
+    let again = place.path().join("again");
+    calibrate(&opened, None, &again, &options, &Quiet).expect("it can write");
+    assert!(files(&stats) == files(&again), "the same command, the same bytes");
+
+    let calibration = Arc::new(Calibration::open(&stats).expect("it was just written"));
+    let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model is good");
+    let hash = source.opened.checkpoint.content_hash();
+    let plan =
+        source.plan(&PlanOptions { ..source.options(Target::Uniform(scheme("nuq-3"))) }).expect("a plan");
+    let (text, path) = stories();
+    let made = |calibration: Option<&Arc<Calibration>>, sequential| -> Evaluation {
+        let out = place.path().join("out");
+        let options = QuantizeOptions {
+            force: true,
+            source_hash: hash.clone(),
+            calibration: calibration.cloned(),
+            sequential,
+            ..QuantizeOptions::default()
+        };
+        quantize(&source.weights, &source.inventory, &plan, &out, &options, &Quiet).expect("a good plan");
+        let eval = EvalOptions { ctx: Some(256), ..EvalOptions::default() };
+        let model = Opened::new(&out).expect("a directory we wrote");
+        evaluate(&model, Some(&opened), &text, &path, &eval, &Quiet).expect("a good text")
+    };
+    let kl = |e: Evaluation| e.kl.expect("there is a baseline");
+    let (plain, fed) = (kl(made(None, false)), kl(made(Some(&calibration), false)));
+    let sequential = kl(made(Some(&calibration), true));
+    assert!(fed < 0.8 * plain && sequential < 0.8 * plain, "{plain} {fed} {sequential}");
+
+    let error = calibration.require_source("another").expect_err("another model").to_string();
+    assert!(error.contains("another") && error.contains(&hash), "{error}");
+    let shard = stats.join("model.safetensors");
+    let mut bytes = fs::read(&shard).expect("it was just written");
+    *bytes.last_mut().expect("not empty") ^= 1;
+    fs::write(&shard, bytes).expect("writable");
+    let damaged = Calibration::open(&stats).expect("headers are whole");
+    assert!(damaged.moments(&source.weights, LinearId::Embed).is_err(), "the last tensor is the head's");
+    assert!(Calibration::open(&demo_model()).is_err(), "a model is no calibration");
+}
