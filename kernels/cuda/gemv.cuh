@@ -19,13 +19,13 @@ struct Segment {
     Book book;
     uint32_t octets, first_col, end_col;
     uint32_t splits, per_split;  // ranges, and octets of a range
-    float factor;                // gain and step
+    float factor;                // step
 };
 
 /// A packed matrix.
 struct Matrix {
     Segment segments[2];
-    const uint16_t* scales;  // f16 (rows, groups)
+    const float* scales;     // (rows, groups), gain included
     const float* bias;       // (rows) or null
     uint32_t rows, cols, group, groups, pairs;
 };
@@ -40,7 +40,7 @@ struct GemvArgs {
 };
 
 // The host makes these structures (fracbit-kernels-cuda, `args`).
-static_assert(sizeof(Segment) == 56 && sizeof(Matrix) == 152 && sizeof(GemvArgs) == 200, "layout of arguments");
+static_assert(sizeof(Book) == 24 && sizeof(Segment) == 56 && sizeof(Matrix) == 152 && sizeof(GemvArgs) == 200, "layout of arguments");
 
 constexpr int STAGES = 4;
 
@@ -138,8 +138,8 @@ template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint
         FB_UNROLL
         for (uint32_t i = 0; i < 8; i++) {
             const uint32_t strip = i / 4, r = row + strip * 16 + i % 4 / 2;
-            const uint16_t scale = r < a.w.rows ? ldg(a.w.scales + (size_t)r * a.w.groups + group) : (uint16_t)0;
-            total[strip][i % 4] += acc[strip][i % 4] * (from_half(scale) * s.factor);
+            const float scale = r < a.w.rows ? ldg(a.w.scales + (size_t)r * a.w.groups + group) : 0.f;
+            total[strip][i % 4] += acc[strip][i % 4] * (scale * s.factor);
             acc[strip][i % 4] = 0.f;
         }
     };
@@ -264,8 +264,8 @@ template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
                 const uint32_t row = pair * 32 + strip * 16 + 2 * g + (uint32_t)(i % 8 / 4);
                 const uint32_t col = s.first_col + octet * 128 + ((uint32_t)q * 4 + c) * 16 + (uint32_t)(i % 4) * 4;
                 if (row >= a.w.rows) continue;
-                const uint16_t scale = ldg(a.w.scales + (size_t)row * a.w.groups + (a.w.groups == 1 ? 0 : col / a.w.group));
-                const float factor = mul_rn(from_half(scale), s.factor);
+                const float scale = ldg(a.w.scales + (size_t)row * a.w.groups + (a.w.groups == 1 ? 0 : col / a.w.group));
+                const float factor = mul_rn(scale, s.factor);
                 FB_UNROLL
                 for (uint32_t j = 0; j < 4; j++) {
                     const uint32_t word = E::WORDS == 4 ? words[j % E::WORDS] : words[j / 2 % E::WORDS] >> (16 * (j % 2));

@@ -81,7 +81,7 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     if !bodies.keys().map(String::as_str).eq(BTreeSet::from(CUDA_UNITS)) {
         return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
     }
-    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n";
+    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"gemv.cuh\"\n";
     let text = |lines: &BTreeSet<(u32, String)>| {
         lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     };

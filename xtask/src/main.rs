@@ -6,6 +6,8 @@
 
 mod arm;
 mod codegen;
+mod gpu;
+mod kernels;
 mod setup;
 mod tidy;
 
@@ -30,6 +32,8 @@ Usage: cargo xtask COMMAND
                      compile the kernels for aarch64 and compare every body with the scalar reference under qemu
   count --target aarch64
                      count the instructions of the aarch64 kernels under qemu and compare them with their budgets
+  kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
+  gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
   quality            measure docs/quality.md anew (needs ../shared; takes a while)
 ";
@@ -46,6 +50,9 @@ fn main() -> ExitCode {
         ["parity", "--target", "aarch64"] => arm::parity(false),
         ["parity", "--target", "aarch64", "--require"] => arm::parity(true),
         ["count", "--target", "aarch64"] => arm::count(),
+        ["gpu"] => gpu::run(false),
+        ["gpu", "--pack"] => gpu::run(true),
+        ["kernels"] => kernels::run(),
         ["tidy"] => tidy::run(),
         ["quality"] => quality(),
         ["help" | "--help" | "-h"] | [] => {

@@ -11,7 +11,7 @@ use std::{
 const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
-const LAYERS: [(&str, u8); 15] = [
+const LAYERS: [(&str, u8); 16] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -25,6 +25,7 @@ const LAYERS: [(&str, u8); 15] = [
     ("fracbit-kernels-neon", 3),
     ("fracbit-io", 3),
     ("fracbit-model", 4),
+    ("fracbit-model-cuda", 4),
     ("fracbit", 5),
     ("fracbit-cli", 6),
 ];
@@ -114,7 +115,11 @@ fn files() -> Result<Vec<PathBuf>, Failure> {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
-                if !name.starts_with("target") && !name.starts_with(".git") && name != ".venv" {
+                if !name.starts_with("target")
+                    && !name.starts_with(".git")
+                    && !name.starts_with(".venv")
+                    && name != "out"
+                {
                     walk(&path, found)?;
                 }
             } else if [".rs", ".md", ".toml", ".py", ".cuh", ".cu", ".hpp", ".cpp"]

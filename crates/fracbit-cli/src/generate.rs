@@ -33,10 +33,10 @@ pub(crate) struct Written {
 /// Time per phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Speed {
-    prompt: usize,
-    prefill: Duration,
-    steps: usize,
-    decode: Duration,
+    pub(crate) prompt: usize,
+    pub(crate) prefill: Duration,
+    pub(crate) steps: usize,
+    pub(crate) decode: Duration,
 }
 
 impl Writer {

@@ -12,6 +12,7 @@ mod context;
 mod failure;
 mod files;
 mod generate;
+mod gpu;
 mod logging;
 mod planning;
 mod progress;

@@ -1,7 +1,21 @@
 #![doc = include_str!("../README.md")]
 
+mod args;
 mod book;
+mod device;
+mod encode;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod matrix;
+pub mod ops;
 mod plan;
+pub mod shim;
 
+pub use args::Address;
 pub use book::Book;
+pub use device::{Buffer, Device, DeviceError, Grid};
+pub use encode::TrellisEncoder;
+#[cfg(feature = "cuda")]
+pub use gpu::{Gpu, Graph};
+pub use matrix::{DeviceMatrix, LoadError, Workspace};
 pub use plan::{Launch, Limits, MatrixPlan, OCTET, SegmentPlan, Unsupported};

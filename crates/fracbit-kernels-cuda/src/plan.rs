@@ -43,7 +43,7 @@ pub struct SegmentPlan {
     pub first_col: usize,
     /// One past the last column.
     pub end_col: usize,
-    /// Gain and step: what turns an integer times its row's scale into a weight.
+    /// The step: what turns an integer times its row's scale and the gain into a weight.
     pub factor: f32,
     /// The table.
     pub book: Book,
@@ -138,7 +138,7 @@ impl MatrixPlan {
                 octets: (segment.end - segment.start).div_ceil(OCTET),
                 first_col,
                 end_col: shape.cols.min(segment.end * TILE_COLS),
-                factor: view.gain() * codebook.step(),
+                factor: codebook.step(),
                 book: Book::new(codebook),
             });
         }

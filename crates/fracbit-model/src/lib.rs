@@ -45,6 +45,7 @@ pub use id::{LayerLinear, LinearId, NormId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch};
 pub use model::{Model, ModelBuilder};
+pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
 pub use sites::{RotationMode, Sites};
 pub use source::{Matrix, WeightSource};

@@ -42,6 +42,18 @@ impl Rope {
     }
 }
 
+/// Cosines and sines of the first `positions` positions, (position, head_dim): half of each row cosines, half sines.
+#[must_use]
+pub fn turns(config: &ModelConfig, positions: usize) -> Vec<f32> {
+    let rope = Rope::new(config);
+    let mut out = vec![0.0; positions * config.head_dim];
+    for (position, row) in out.chunks_exact_mut(config.head_dim.max(1)).enumerate() {
+        let (cos, sin) = row.split_at_mut(config.head_dim / 2);
+        rope.fill(position, 1, cos, sin);
+    }
+    out
+}
+
 /// Rotates one head by one row of the tables.
 pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (a, b) = head.split_at_mut(cos.len());

@@ -90,16 +90,21 @@ pub(crate) fn site(layer: usize, site: Site) -> u64 {
 
 /// The rotations a block applies to activations.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LayerSites {
-    pub(crate) attention_in: Option<Rotation>,
-    pub(crate) output_in: Option<Rotation>,
-    pub(crate) mlp_in: Option<Rotation>,
-    pub(crate) down_in: Option<Rotation>,
+pub struct LayerSites {
+    /// The input of q, k and v.
+    pub attention_in: Option<Rotation>,
+    /// The input of o.
+    pub output_in: Option<Rotation>,
+    /// The input of gate and up.
+    pub mlp_in: Option<Rotation>,
+    /// The input of down.
+    pub down_in: Option<Rotation>,
 }
 
 /// What happens between the final norm and the head.
 #[derive(Clone, Debug)]
-pub(crate) enum HeadSite {
+pub enum HeadSite {
+    /// Nothing.
     Plain,
     /// Rotate.
     Rotate(Rotation),
@@ -149,6 +154,27 @@ impl Sites {
             RotationMode::Online => (Some(rotation(h, RESIDUAL)?), HeadSite::Rotate(rotation(h, RESIDUAL)?)),
         };
         Ok(Self { mode, seed, embed_out, layers, head })
+    }
+
+    /// The rotations of a block's activations, for runtimes other than this crate's.
+    ///
+    /// # Panics
+    /// When there is no such block.
+    #[must_use]
+    pub fn layer(&self, index: usize) -> &LayerSites {
+        &self.layers[index]
+    }
+
+    /// What happens between the final norm and the head.
+    #[must_use]
+    pub fn head(&self) -> &HeadSite {
+        &self.head
+    }
+
+    /// What turns embedding rows back, applied inverted.
+    #[must_use]
+    pub fn embed_out(&self) -> Option<&Rotation> {
+        self.embed_out.as_ref()
     }
 
     /// How the weights are rotated.

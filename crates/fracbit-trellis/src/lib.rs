@@ -17,4 +17,4 @@ pub mod train;
 pub use books::builtin;
 pub use effort::Effort;
 pub use isa::Isa;
-pub use rounder::{TrellisRounder, rounder};
+pub use rounder::{SearchParts, TrellisRounder, rounder};

@@ -33,6 +33,19 @@ pub struct TrellisRounder {
     pool: Mutex<Vec<(Scratch, CellScratch)>>,
 }
 
+/// The exact search as numbers: see the crate's README.
+#[derive(Clone, Debug)]
+pub struct SearchParts {
+    /// Weights of a step.
+    pub weights: usize,
+    /// Doublings of a difference before it is squared.
+    pub doublings: u32,
+    /// Steps on either side of the seam that the free pass looks at.
+    pub reach: usize,
+    /// Grid values of all states, (weights, states).
+    pub values: Vec<i16>,
+}
+
 /// The rounder of a trellis scheme with its built-in codebook; `None` for every family but `tcq`.
 #[must_use]
 pub fn rounder(scheme: Scheme, effort: Effort) -> Option<TrellisRounder> {
@@ -75,6 +88,28 @@ impl TrellisRounder {
         });
         let search = Search::new(isa, metric, steps.weights, shifts, &values, REACH / steps.weights);
         Self { codebook, steps, metric, search, pruned, pool: Mutex::default() }
+    }
+
+    /// What a search on another device needs to find the bytes of [`Effort::Exact`].
+    #[must_use]
+    pub fn parts(&self) -> SearchParts {
+        let code = self.codebook.scheme().code().expect("a trellis scheme has a code");
+        let weights = self.steps.weights;
+        let mut values = vec![0; STATES * weights];
+        for state in 0..=u16::MAX {
+            let integers = trellis::state_values(code, weights, self.codebook.entries(), state);
+            for (i, &v) in integers[..weights].iter().enumerate() {
+                values[i * STATES + usize::from(state)] =
+                    self.metric.grid(f32::from(v) * self.codebook.step());
+            }
+        }
+        SearchParts { weights, doublings: self.metric.doublings, reach: REACH / weights, values }
+    }
+
+    /// Weights as the search sees them: integers of the grid of [`SearchParts::values`].
+    #[must_use]
+    pub fn grid(&self, tile: &[f32; TILE]) -> [i16; TILE] {
+        tile.map(|w| self.metric.grid(w))
     }
 
     fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], (exact, pruned): &mut (Scratch, CellScratch)) {

@@ -13,6 +13,9 @@ pub enum Error {
     /// The model cannot be built or run.
     #[error(transparent)]
     Model(#[from] fracbit_model::Error),
+    /// The GPU refused, or the model does not run on it.
+    #[error(transparent)]
+    Device(#[from] fracbit_model_cuda::Error),
     /// The solver refused.
     #[error(transparent)]
     Alloc(#[from] fracbit_alloc::AllocError),

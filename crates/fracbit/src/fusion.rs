@@ -2,7 +2,7 @@
 //!
 //! Matrices that read the same input can be (queries, keys and values; gate and up). They share a scheme, and every
 //! one but the last has a multiple of 16 rows, so that the tiles of the whole are the tiles of its members in order. A
-//! directory stores them apart; who loads it joins them ([`stack`]). Codes, scales and with them all results are
+//! directory stores them apart; who loads it joins them (`stack`). Codes, scales and with them all results are
 //! those of separate matrices, bit for bit.
 
 use crate::plan::{Matrix, Storage};

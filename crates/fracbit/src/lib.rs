@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod calibrate;
+pub mod cuda;
 pub mod directory;
 pub mod distortion;
 mod error;

@@ -167,17 +167,17 @@ impl Opened {
 }
 
 /// Reads tensors of a quantized directory.
-struct Reader<'a> {
-    checkpoint: &'a Checkpoint,
-    verify: bool,
+pub(crate) struct Reader<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) verify: bool,
 }
 
 impl<'a> Reader<'a> {
-    fn bad(&self, tensor: &str, rule: String) -> Error {
+    pub(crate) fn bad(&self, tensor: &str, rule: String) -> Error {
         Error::Packed { path: self.checkpoint.dir().to_path_buf(), tensor: tensor.to_owned(), rule }
     }
 
-    fn tensor(&self, name: &str, dtype: Dtype) -> Result<TensorView<'a>, Error> {
+    pub(crate) fn tensor(&self, name: &str, dtype: Dtype) -> Result<TensorView<'a>, Error> {
         let view = self.checkpoint.tensor(name)?;
         if view.dtype != dtype {
             return Err(
@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
         Ok(view)
     }
 
-    fn f32s(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+    pub(crate) fn f32s(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let view = self.tensor(name, Dtype::F32)?;
         if view.bytes.len() != 4 * len {
             return Err(self.bad(name, format!("should hold {len} numbers, got {}", view.bytes.len() / 4)));
@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn codebook(&self, scheme: Scheme) -> Result<Codebook, Error> {
+    pub(crate) fn codebook(&self, scheme: Scheme) -> Result<Codebook, Error> {
         let [entries_name, step_name] = codebook_names(scheme);
         let view = self.tensor(&entries_name, Dtype::I16)?;
         let entries = view.bytes.as_chunks::<2>().0.iter().map(|&b| i16::from_le_bytes(b)).collect();
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
             .map_err(|e| self.bad(&codes_name, e.to_string()))
     }
 
-    fn parts(&self, id: LinearId) -> Result<Parts<'a>, Error> {
+    pub(crate) fn parts(&self, id: LinearId) -> Result<Parts<'a>, Error> {
         let [codes_name, scales_name, gain_name] = packed_names(id);
         let codes = self.tensor(&codes_name, Dtype::U8)?.bytes;
         let scales = self.tensor(&scales_name, Dtype::F16)?;

@@ -1,6 +1,9 @@
 // The same unit for the host: instances register themselves by name.
 #include "registry.hpp"
 
-#define FB_GEMV(name, Lo, Hi) static const bool name##_known = add(#name, +[](const GemvArgs& a) { gemv<Lo, Hi>(a); });
-#define FB_DEQUANT(name, E) static const bool name##_known = add(#name, +[](const DequantArgs& a) { dequant<E>(a); });
+#define FB_RUN(name, threads, Args, call)                                     \
+    static void name##_body(const Args& args) { call; }                      \
+    static const bool name##_known = add(#name, threads, sizeof(Args),       \
+                                         +[](const void* args) { name##_body(*(const Args*)args); });
+#include "../instances.inc"
 #include FB_UNIT

@@ -1,6 +1,13 @@
 //! `fracbit eval`.
 
-use crate::{args, context::Context, failure::Failure, files, table::Table};
+use crate::{
+    args,
+    context::Context,
+    failure::Failure,
+    files,
+    gpu::{self, DeviceName},
+    table::Table,
+};
 use clap::Args;
 use fracbit::{EvalOptions, Evaluation};
 use std::{io::Write, path::PathBuf};
@@ -47,6 +54,9 @@ pub(crate) struct EvalArgs {
     /// Leave out the space that Llama tokenizers put before a text.
     #[arg(long)]
     no_prefix_space: bool,
+    /// Where the model runs.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "baseline")]
+    device: DeviceName,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -73,8 +83,13 @@ pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure>
     let model = files::open(&args.model)?;
     let baseline = args.baseline.as_deref().map(files::open).transpose()?;
     let text = files::read_text(&args.text)?;
-    let result =
-        fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &args.options(), &context.progress)?;
+    let options = args.options();
+    let result = match args.device {
+        DeviceName::Cpu => {
+            fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, &context.progress)?
+        }
+        DeviceName::Cuda => gpu::evaluate(&model, &text, &args.text, &options, context)?,
+    };
     context.progress.finish();
     if args.json {
         return context.out.json(&result);

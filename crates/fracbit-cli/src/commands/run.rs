@@ -5,7 +5,8 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Writer, stop_name},
+    generate::{Writer, Written, stop_name},
+    gpu::{self, DeviceName},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -53,6 +54,9 @@ pub(crate) struct RunArgs {
     chat: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
+    /// Where the model runs. On a GPU the same seed gives the same text, another one than on the processor.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
@@ -66,16 +70,25 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         (None, Some(path)) => files::read_text(path)?,
         (None, None) => String::new(),
     };
-    let writer = Writer::load(&opened)?;
+    let tokenizer = opened.tokenizer()?;
     let tokens = if args.chat {
-        conversation(&writer.tokenizer, &[Message::new("user", prompt)])?
+        conversation(&tokenizer, &[Message::new("user", prompt)])?
     } else {
-        writer.tokenizer.encode(&prompt, EncodeOptions::default())?
+        tokenizer.encode(&prompt, EncodeOptions::default())?
     };
     if tokens.is_empty() {
         let rule = "the prompt should have at least one token, and this model needs no token to begin a text";
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
     }
+    if args.device == DeviceName::Cuda {
+        let mut sink = |context: &mut Context, piece: &str| {
+            if args.json { Ok(()) } else { context.out.stream(piece) }
+        };
+        let sampling = args.sampling.config();
+        let written = gpu::write(&opened, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
+        return finish(args, &written, tokens.len(), context);
+    }
+    let writer = Writer::load(&opened)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
     let mut state = writer.model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
@@ -83,11 +96,16 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let written = writer.write(&mut state, &mut sampler, &tokens, Some(args.max_tokens), &mut |piece| {
         if args.json { Ok(()) } else { out.stream(piece) }
     })?;
+    finish(args, &written, tokens.len(), context)
+}
+
+/// Prints what remains to be said after the text.
+fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Context) -> Result<(), Failure> {
     if args.json {
         return context.out.json(&json!({
             "text": written.text,
             "tokens": written.tokens,
-            "prompt_tokens": tokens.len(),
+            "prompt_tokens": prompt,
             "stop": stop_name(written.stop),
             "prefill_tokens_per_second": written.speed.prefill_rate(),
             "decode_tokens_per_second": written.speed.decode_rate(),

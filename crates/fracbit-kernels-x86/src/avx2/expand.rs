@@ -183,6 +183,130 @@ fn right(x: __m256i, count: u8) -> __m256i {
     _mm256_srl_epi16(x, _mm_cvtsi32_si128(count.into()))
 }
 
+/// Looks bytes up among `16 BANKS` entries (1, 2, 4, 8 or 16 banks): a tree of `pshufb` and blends.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn lookup<const BANKS: usize>(table: &[Line], index: __m256i) -> __m256i {
+    let low = _mm256_and_si256(index, _mm256_set1_epi8(15));
+    let one = |bank: usize| {
+        let bytes = &table[bank / 4].0[16 * (bank % 4)..][..16];
+        // SAFETY: the slice is 16 bytes.
+        let bank = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bank), low)
+    };
+    // The blend looks at the top of a byte: bits 4, 5, 6 and 7 of the index are moved there. Spelled out, because the
+    // same as a loop over an array goes through memory.
+    let bits =
+        [_mm256_slli_epi16::<3>(index), _mm256_slli_epi16::<2>(index), _mm256_slli_epi16::<1>(index), index];
+    let two = |i: usize| _mm256_blendv_epi8(one(2 * i), one(2 * i + 1), bits[0]);
+    let four = |i: usize| _mm256_blendv_epi8(two(2 * i), two(2 * i + 1), bits[1]);
+    let eight = |i: usize| _mm256_blendv_epi8(four(2 * i), four(2 * i + 1), bits[2]);
+    match BANKS {
+        1 => one(0),
+        2 => two(0),
+        4 => four(0),
+        8 => eight(0),
+        _ => _mm256_blendv_epi8(eight(0), eight(1), bits[3]),
+    }
+}
+
+/// One weight per index: scalar tables, and the trellis of one weight a step (`HASH`).
+pub(super) struct One<const BANKS: usize, const HASH: bool>;
+
+impl<const BANKS: usize, const HASH: bool> Expand for One<BANKS, HASH> {
+    const WIDE: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn tile(windows: &Windows<'_>, code: *const u8, out: &mut [__m256i]) {
+        let mask = _mm256_set1_epi16((1 << windows.bits()) - 1);
+        // SAFETY: promised by the caller.
+        let tape = unsafe { Tape::new(windows, code, HASH) };
+        for (i, out) in out.iter_mut().enumerate() {
+            let q = i / 2;
+            // SAFETY: the tape is of this tile.
+            let stretches = unsafe { windows.stretches(&tape, q, i % 2) };
+            let mut a = windows.words([stretches[0], stretches[1]], 4 * q, 4 * q + 2);
+            let mut b = windows.words([stretches[0], stretches[1]], 4 * q + 1, 4 * q + 3);
+            let mut sign = mask;
+            if HASH {
+                (a, b) = (hash(a, trellis::FINE_ADD), hash(b, trellis::FINE_ADD));
+                let high = _mm256_and_si256(b, _mm256_set1_epi16(-256));
+                sign = _mm256_or_si256(_mm256_srli_epi16::<8>(a), high);
+                (a, b) = (right(a, windows.shift()), right(b, windows.shift()));
+            }
+            let (a, b) = (_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+            let value = lookup::<BANKS>(windows.table(), _mm256_or_si256(a, _mm256_slli_epi16::<8>(b)));
+            *out = if HASH {
+                _mm256_sign_epi8(value, _mm256_or_si256(sign, _mm256_set1_epi8(1)))
+            } else {
+                value
+            };
+        }
+    }
+}
+
+/// Two weights per index: vector tables of up to 256 pairs.
+pub(super) struct Two<const BANKS: usize>;
+
+impl<const BANKS: usize> Expand for Two<BANKS> {
+    const WIDE: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn tile(windows: &Windows<'_>, code: *const u8, out: &mut [__m256i]) {
+        let mask = _mm256_set1_epi16((1 << windows.bits()) - 1);
+        // SAFETY: promised by the caller.
+        let tape = unsafe { Tape::new(windows, code, false) };
+        let tables = windows.table().split_at(BANKS.div_ceil(4));
+        for (i, out) in out.iter_mut().enumerate() {
+            let q = i / 2;
+            // SAFETY: the tape is of this tile.
+            let stretches = unsafe { windows.stretches(&tape, q, i % 2) };
+            let index = _mm256_and_si256(windows.words(stretches, 2 * q, 2 * q + 1), mask);
+            let index = _mm256_or_si256(index, _mm256_slli_epi16::<8>(index));
+            let (even, odd) = (lookup::<BANKS>(tables.0, index), lookup::<BANKS>(tables.1, index));
+            *out = _mm256_blendv_epi8(even, odd, _mm256_set1_epi16(i16::MIN));
+        }
+    }
+}
+
+/// The `fast` trellis codes of `V` weights a step: every byte of the hash is a weight.
+pub(super) struct Fast<const BANKS: usize, const V: usize>;
+
+impl<const BANKS: usize, const V: usize> Expand for Fast<BANKS, V> {
+    const WIDE: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn tile(windows: &Windows<'_>, code: *const u8, out: &mut [__m256i]) {
+        let [(a0, b0), (a1, b1)] = trellis::FAST_MUL;
+        let both = |low: u16, high: u16| {
+            let high = if V == 4 { high } else { low };
+            _mm256_set1_epi32((u32::from(low) | u32::from(high) << 16).cast_signed())
+        };
+        let (a, b) = (both(a0, a1), both(b0, b1));
+        let mask = _mm256_set1_epi16((1 << windows.bits()) - 1);
+        let mask = _mm256_or_si256(mask, _mm256_slli_epi16::<8>(mask));
+        // SAFETY: promised by the caller.
+        let tape = unsafe { Tape::new(windows, code, true) };
+        for (i, out) in out.iter_mut().enumerate() {
+            let q = i / 2;
+            // SAFETY: the tape is of this tile.
+            let stretches = unsafe { windows.stretches(&tape, q, i % 2) };
+            let state = if V == 4 {
+                let window = windows.dwords(stretches[0], 2 * q);
+                _mm256_blend_epi16::<0b1010_1010>(window, _mm256_slli_epi32::<16>(window))
+            } else {
+                windows.words(stretches, 2 * q, 2 * q + 1)
+            };
+            let hash = _mm256_add_epi16(_mm256_mullo_epi16(state, a), _mm256_mulhrs_epi16(state, b));
+            let value = lookup::<BANKS>(windows.table(), _mm256_and_si256(hash, mask));
+            *out = _mm256_sign_epi8(value, _mm256_or_si256(hash, _mm256_set1_epi8(1)));
+        }
+    }
+}
+
 /// What [`Gather`] looks up.
 pub(super) mod kind {
     /// Pairs of 16-bit integers.

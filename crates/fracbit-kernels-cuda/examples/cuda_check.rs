@@ -1,0 +1,147 @@
+//! Parity and speed of the packed products on the GPU of this machine: what `cargo xtask gpu` runs.
+//!
+//! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against the scalar reference.
+//! `cuda_check speed DENSE.json [ONLY]` times the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph that walks
+//! over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense half-precision products of the same
+//! shapes, one `"ROWSxCOLS bBATCH": microseconds` a line, measured on the same machine.
+#![expect(clippy::print_stdout, reason = "a command-line tool")]
+
+#[path = "../tests/common/mod.rs"]
+mod parity;
+
+use fracbit_base::{Family, Scheme, Shape};
+use fracbit_kernels::cases::{self, Packed};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Gpu, Workspace};
+use std::{collections::BTreeMap, error::Error, fs, time::Instant};
+
+/// Outputs by inputs: q and o, k and v, fused qkv, gate and up, fused, down; of 8B, then of 70B.
+const SHAPES: [(usize, usize); 11] = [
+    (4096, 4096),
+    (1024, 4096),
+    (6144, 4096),
+    (14336, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (8192, 8192),
+    (10240, 8192),
+    (28672, 8192),
+    (57344, 8192),
+    (8192, 28672),
+];
+/// Schemes timed at every shape; at the target shape all are.
+const SCHEMES: [&str; 9] =
+    ["nuq-4", "vq-2", "vq-4", "tcq-fast-2", "tcq-2", "tcq-3", "tcq-4", "tcq-hyb-2", "half-tcq-2.25"];
+const TARGET: (usize, usize) = (4096, 14336);
+/// Bytes of weights that a timed graph walks over.
+const COLD: usize = 2 << 30;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let start = Instant::now();
+    let gpu = Gpu::open()?;
+    println!("{}: {:?}, kernels loaded in {:.1} s", gpu.name(), gpu.limits(), start.elapsed().as_secs_f64());
+    match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["parity", schemes @ ..] => check(&gpu, schemes),
+        ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
+        _ => return Err("usage: cuda_check parity [SCHEME]... | cuda_check speed DENSE.json [SCHEME]".into()),
+    }
+    println!("{:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn check(gpu: &Gpu, schemes: &[&str]) {
+    let mut found = parity::Found::default();
+    // Some: the small shapes alone, for tools that slow every access.
+    let some = |scheme: Scheme| schemes.contains(&scheme.to_string().as_str());
+    let chosen =
+        |scheme, case: &parity::Case| schemes.is_empty() || (some(scheme) && case.multiprocessors > 1);
+    parity::check_all(gpu, chosen, &mut found);
+    println!(
+        "parity: {} instances, {} cases, worst error {:.3} of its bound",
+        found.names.len(),
+        found.cases,
+        found.worst
+    );
+}
+
+/// Microseconds by "ROWSxCOLS bBATCH".
+fn dense_times(path: &str) -> Result<BTreeMap<String, f64>, Box<dyn Error>> {
+    let mut times = BTreeMap::new();
+    for line in fs::read_to_string(path)?.lines().filter(|l| l.contains(':')) {
+        let (name, time) = line.rsplit_once(':').ok_or("a name and a time")?;
+        times.insert(name.trim().trim_matches('"').to_owned(), time.trim().trim_end_matches(',').parse()?);
+    }
+    Ok(times)
+}
+
+/// Bytes per second of a device-to-device copy as PyTorch measured it, both directions counted.
+fn copy_rate(dense: &BTreeMap<String, f64>) -> f64 {
+    dense.get("copy GB/s").copied().unwrap_or(f64::NAN) * 1e9
+}
+
+fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result<(), Box<dyn Error>> {
+    println!("| scheme | shape | batch | µs | TB/s of codes | share of copy | dense µs | speed-up |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for shape in SHAPES {
+        for scheme in Scheme::all() {
+            let name = scheme.to_string();
+            let wanted = match only {
+                Some(only) => name == only,
+                None => SCHEMES.contains(&name.as_str()) || shape == TARGET,
+            };
+            if !wanted {
+                continue;
+            }
+            let (rows, cols) = shape;
+            let most = if scheme.family() == Family::Nuq { 100 } else { 90 };
+            let packed =
+                Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, most), cols, 1);
+            let view = packed.view()?;
+            let bytes = view.codes().len();
+            let copies = (COLD / bytes).clamp(2, 400);
+            let first = DeviceMatrix::new(gpu, &view, None)?;
+            let mut matrices = vec![first];
+            while matrices.len() < copies {
+                matrices.push(matrices[0].copy()?);
+            }
+            let work = Workspace::new(gpu, [&matrices[0]])?;
+            let batches: &[usize] =
+                if only.is_some() || SCHEMES.contains(&name.as_str()) { &[1, 2, 4, 8] } else { &[1, 8] };
+            for &batch in batches {
+                let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
+                let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
+                let graph = gpu
+                    .record(&mut || matrices.iter().try_for_each(|m| m.apply(&x, &y, batch, false, &work)))?;
+                gpu.replay(&graph)?;
+                gpu.wait()?;
+                let mut times = Vec::new();
+                for _ in 0..5 {
+                    times.push(gpu.time(|| gpu.replay(&graph))?);
+                }
+                times.sort_by(f32::total_cmp);
+                report(dense, &name, shape, batch, f64::from(times[2]) * 1e3 / matrices.len() as f64, bytes);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn report(
+    dense: &BTreeMap<String, f64>,
+    name: &str,
+    shape: (usize, usize),
+    batch: usize,
+    us: f64,
+    bytes: usize,
+) {
+    let rate = bytes as f64 / us * 1e6;
+    let other = dense.get(&format!("{}x{} b{batch}", shape.0, shape.1)).copied().unwrap_or(f64::NAN);
+    println!(
+        "| {name} | {}x{} | {batch} | {us:.2} | {:.2} | {:.0} % | {other:.2} | {:.2} |",
+        shape.0,
+        shape.1,
+        rate / 1e12,
+        100.0 * rate / copy_rate(dense),
+        other / us
+    );
+}

@@ -1,0 +1,89 @@
+//! Arguments of the kernels, as `kernels/cuda` declares them.
+
+use bytemuck::{Pod, Zeroable};
+
+/// A device address.
+pub type Address = u64;
+
+/// `Book` of `codes.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct BookArgs {
+    pub(crate) rows: Address,
+    pub(crate) log_rows: u32,
+    pub(crate) log_stride: u32,
+    pub(crate) log_copies: u32,
+    pub(crate) pad: u32,
+}
+
+/// `Segment` of `gemv.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct SegmentArgs {
+    pub(crate) codes: Address,
+    pub(crate) book: BookArgs,
+    pub(crate) octets: u32,
+    pub(crate) first_col: u32,
+    pub(crate) end_col: u32,
+    pub(crate) splits: u32,
+    pub(crate) per_split: u32,
+    pub(crate) factor: f32,
+}
+
+/// `Matrix` of `gemv.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct MatrixArgs {
+    pub(crate) segments: [SegmentArgs; 2],
+    pub(crate) scales: Address,
+    pub(crate) bias: Address,
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) group: u32,
+    pub(crate) groups: u32,
+    pub(crate) pairs: u32,
+    pub(crate) pad: u32,
+}
+
+/// `GemvArgs` of `gemv.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct GemvArgs {
+    pub(crate) w: MatrixArgs,
+    pub(crate) x: Address,
+    pub(crate) y: Address,
+    pub(crate) partial: Address,
+    pub(crate) counters: Address,
+    pub(crate) batch: u32,
+    pub(crate) x_stride: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+}
+
+/// `DequantArgs` of `gemv.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct DequantArgs {
+    pub(crate) w: MatrixArgs,
+    pub(crate) out: Address,
+    pub(crate) segment: u32,
+    pub(crate) raw: u32,
+}
+
+/// `RepackArgs` of `repack.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct RepackArgs {
+    pub(crate) from: Address,
+    pub(crate) to: Address,
+    pub(crate) half_bits: u32,
+    pub(crate) row_bytes: u32,
+    pub(crate) offset: u32,
+    pub(crate) strips: u32,
+    pub(crate) tiles: u32,
+    pub(crate) pairs: u32,
+    pub(crate) octets: u32,
+    pub(crate) pad: u32,
+}
+
+const _: () = assert!(size_of::<GemvArgs>() == 200 && size_of::<MatrixArgs>() == 152, "as gemv.cuh asserts");

@@ -1,0 +1,220 @@
+//! What kernels run on: a GPU, or in tests the host shim.
+
+use crate::{Address, Limits};
+use bytemuck::Pod;
+use std::fmt;
+
+/// A device refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// No driver library, or no device behind it.
+    #[error("cuda: no NVIDIA driver or GPU found ({0})")]
+    Missing(String),
+    /// The driver is older than the embedded code.
+    #[error(
+        "cuda: the driver supports CUDA {got}, this program needs {want}: update the NVIDIA driver (580 or later)"
+    )]
+    OldDriver {
+        /// What is needed.
+        want: String,
+        /// What is there.
+        got: String,
+    },
+    /// The device is older than the kernels.
+    #[error("cuda: {name} has compute capability {major}.{minor}, the kernels need 8.0 or later")]
+    Architecture {
+        /// Name of the device.
+        name: String,
+        /// Its compute capability.
+        major: i32,
+        /// Its compute capability.
+        minor: i32,
+    },
+    /// Not enough memory.
+    #[error("cuda: out of memory: {what} needs {bytes} bytes, {free} of {total} are free")]
+    Memory {
+        /// What was to be allocated.
+        what: String,
+        /// Its size.
+        bytes: usize,
+        /// Bytes free.
+        free: usize,
+        /// Bytes of the device.
+        total: usize,
+    },
+    /// This program was built without device code.
+    #[error(
+        "cuda: this program holds no kernels ({0}): run `cargo xtask kernels` and build again with feature `cuda`"
+    )]
+    NoKernels(String),
+    /// Anything else that a call of the driver reported.
+    #[error("cuda: {call}: {message}")]
+    Call {
+        /// The call.
+        call: String,
+        /// What it reported.
+        message: String,
+    },
+}
+
+/// A launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks along x and y.
+    pub blocks: (u32, u32),
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// Memory and launches in one order (one stream).
+///
+/// Addresses in arguments are not checked here: kernels are launched by this workspace's code only, which builds arguments from
+/// [`Buffer`]s and plans.
+pub trait Device {
+    /// Launches recorded to be repeated.
+    type Graph: fmt::Debug;
+    /// What a block may use.
+    fn limits(&self) -> Limits;
+    /// Reserves `bytes`; `what` names them in a message.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError>;
+    /// Frees what [`allocate`](Self::allocate) gave.
+    fn free(&self, at: Address);
+    /// Copies to the device.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    fn write(&self, at: Address, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Copies from the device, after everything launched before.
+    ///
+    /// # Errors
+    /// When the copy, or a launch before it, failed.
+    fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Copies on the device.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        let mut held = vec![0; bytes];
+        self.read(from, &mut held)?;
+        self.write(to, &held)
+    }
+    /// Starts a kernel.
+    ///
+    /// # Errors
+    /// When there is no such kernel or the launch is refused.
+    fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError>;
+    /// Records what `body` launches, without running it.
+    ///
+    /// # Errors
+    /// What `body` returns, or when it did more than launch.
+    fn record(&self, body: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Self::Graph, DeviceError>;
+    /// Runs what was recorded.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    fn replay(&self, graph: &Self::Graph) -> Result<(), DeviceError>;
+}
+
+/// Memory on a device, freed with the value.
+pub struct Buffer<'d, D: Device> {
+    device: &'d D,
+    at: Address,
+    bytes: usize,
+}
+
+impl<D: Device> fmt::Debug for Buffer<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes at {:#x})", self.bytes, self.at)
+    }
+}
+
+impl<D: Device> Drop for Buffer<'_, D> {
+    fn drop(&mut self) {
+        self.device.free(self.at);
+    }
+}
+
+impl<'d, D: Device> Buffer<'d, D> {
+    /// `bytes` bytes of zeros.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn zeroed(device: &'d D, bytes: usize, what: &str) -> Result<Self, DeviceError> {
+        let buffer = Self { at: device.allocate(bytes.max(16), what)?, bytes, device };
+        device.write(buffer.at, &vec![0; bytes])?;
+        Ok(buffer)
+    }
+
+    /// A copy of `values`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn of<T: Pod>(device: &'d D, values: &[T], what: &str) -> Result<Self, DeviceError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let buffer = Self { at: device.allocate(bytes.len().max(16), what)?, bytes: bytes.len(), device };
+        device.write(buffer.at, bytes)?;
+        Ok(buffer)
+    }
+
+    /// A second buffer that holds the same.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn duplicate(&self) -> Result<Self, DeviceError> {
+        let at = self.device.allocate(self.bytes.max(16), "a copy")?;
+        let copy = Self { at, bytes: self.bytes, device: self.device };
+        self.device.copy(self.at, copy.at, self.bytes)?;
+        Ok(copy)
+    }
+
+    /// Whose memory it is.
+    #[must_use]
+    pub fn device(&self) -> &'d D {
+        self.device
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn at(&self) -> Address {
+        self.at
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Overwrites the beginning.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    ///
+    /// # Panics
+    /// When there are more values than fit.
+    pub fn write<T: Pod>(&self, values: &[T]) -> Result<(), DeviceError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        assert!(bytes.len() <= self.bytes, "{} bytes into a buffer of {}", bytes.len(), self.bytes);
+        self.device.write(self.at, bytes)
+    }
+
+    /// The first `n` values.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn read<T: Pod>(&self, n: usize) -> Result<Vec<T>, DeviceError> {
+        assert!(n * size_of::<T>() <= self.bytes, "{n} values of a buffer of {} bytes", self.bytes);
+        let mut out = vec![T::zeroed(); n];
+        self.device.read(self.at, bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,334 @@
+//! The NVIDIA driver, loaded when it is asked for.
+//!
+//! One binary runs with and without a driver: `cudarc` opens the library at run time. Only the driver's C interface is used, so that
+//! another crate could take its place in this file.
+#![expect(unsafe_code, reason = "the driver is a C library")]
+
+use crate::{Address, Device, DeviceError, Grid, Limits};
+use cudarc::driver::sys;
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, c_void},
+    fmt, ptr,
+    sync::{Mutex, PoisonError},
+};
+
+mod embedded {
+    include!(concat!(env!("OUT_DIR"), "/units.rs"));
+}
+
+/// The oldest driver interface that loads the embedded code, as the driver counts: 1000 major + 10 minor.
+const WANT_DRIVER: i32 = 13_000;
+
+/// The first GPU of the machine.
+pub struct Gpu {
+    name: String,
+    device: sys::CUdevice,
+    stream: sys::CUstream,
+    modules: Vec<sys::CUmodule>,
+    functions: Mutex<HashMap<String, usize>>, // CUfunction
+    limits: Limits,
+}
+
+/// Launches to be repeated as one.
+pub struct Graph(sys::CUgraphExec);
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("name", &self.name).field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graph")
+    }
+}
+
+// SAFETY: the driver's handles may be used from every thread whose current context is theirs; `enter` makes it so.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; what this type changes itself is behind a mutex.
+unsafe impl Sync for Gpu {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `record`, destroyed once.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+fn check(call: &str, result: sys::CUresult) -> Result<(), DeviceError> {
+    if result == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = ptr::null();
+    // SAFETY: the driver sets the pointer to a static text or to null.
+    let known = unsafe { sys::cuGetErrorString(result, &raw mut text) } == sys::CUresult::CUDA_SUCCESS;
+    let message = if known && !text.is_null() {
+        // SAFETY: not null, and the driver's texts end with a zero.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        format!("error {}", result as u32)
+    };
+    Err(DeviceError::Call { call: call.to_owned(), message })
+}
+
+impl Gpu {
+    /// Opens the first GPU.
+    ///
+    /// # Errors
+    /// [`DeviceError::Missing`], [`DeviceError::OldDriver`], [`DeviceError::Architecture`], [`DeviceError::NoKernels`].
+    pub fn open() -> Result<Self, DeviceError> {
+        // SAFETY: looks for the library and closes it again.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DeviceError::Missing("libcuda.so.1 could not be opened".to_owned()));
+        }
+        let missing = |e: DeviceError| DeviceError::Missing(e.to_string());
+        // SAFETY: the first call of the driver, with the only flags there are.
+        check("cuInit", unsafe { sys::cuInit(0) }).map_err(missing)?;
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+        let words = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        if version < WANT_DRIVER {
+            return Err(DeviceError::OldDriver { want: words(WANT_DRIVER), got: words(version) });
+        }
+        let mut device = 0;
+        // SAFETY: writes one device handle.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, 0) }).map_err(missing)?;
+        let mut name = [0; 256];
+        // SAFETY: the buffer has the length that is given.
+        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, device) })?;
+        // SAFETY: the driver ends the name with a zero inside the buffer.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let attribute = |which| -> Result<i32, DeviceError> {
+            let mut value = 0;
+            // SAFETY: writes one integer.
+            check("cuDeviceGetAttribute", unsafe {
+                sys::cuDeviceGetAttribute(&raw mut value, which, device)
+            })?;
+            Ok(value)
+        };
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            return Err(DeviceError::Architecture { name, major, minor });
+        }
+        if !embedded::MISSING.is_empty() {
+            return Err(DeviceError::NoKernels(embedded::MISSING.to_owned()));
+        }
+        let size = |value: i32| usize::try_from(value).unwrap_or_default();
+        let limits = Limits {
+            multiprocessors: size(attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
+            shared: size(attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?),
+        };
+        let mut context = ptr::null_mut();
+        // SAFETY: writes one handle; released in `drop`.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&raw mut context, device)
+        })?;
+        // SAFETY: a context that was just retained.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })?;
+        let mut stream = ptr::null_mut();
+        // SAFETY: writes one handle; destroyed in `drop`.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, 1) })?;
+        let mut gpu = Self { name, device, stream, modules: Vec::new(), functions: Mutex::default(), limits };
+        for (unit, image) in embedded::UNITS {
+            // The driver reads words.
+            let mut aligned = vec![0u64; image.len().div_ceil(8)];
+            bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
+            let mut module = ptr::null_mut();
+            let image = aligned.as_ptr().cast::<c_void>();
+            // SAFETY: a whole fat binary, which knows its own length; the driver copies what it needs.
+            check(&format!("loading kernels `{unit}`"), unsafe {
+                sys::cuModuleLoadData(&raw mut module, image)
+            })?;
+            gpu.modules.push(module);
+        }
+        Ok(gpu)
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Free and total bytes of memory.
+    #[must_use]
+    pub fn memory(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two integers.
+        let result = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        if check("cuMemGetInfo", result).is_ok() { (free, total) } else { (0, 0) }
+    }
+
+    /// Waits for everything launched.
+    ///
+    /// # Errors
+    /// When a launch failed.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: this value's own stream.
+        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Milliseconds that the device spends on what `body` launches.
+    ///
+    /// # Errors
+    /// What `body` returns, or when a launch failed.
+    pub fn time(&self, body: impl FnOnce() -> Result<(), DeviceError>) -> Result<f32, DeviceError> {
+        let mut events = [ptr::null_mut(); 2];
+        for event in &mut events {
+            // SAFETY: writes one handle. Events are few and live as long as the program.
+            check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut *event, 0) })?;
+        }
+        // SAFETY: a handle made above, this value's stream.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(events[0], self.stream) })?;
+        body()?;
+        // SAFETY: as above.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(events[1], self.stream) })?;
+        self.wait()?;
+        let mut ms = 0.0;
+        // SAFETY: both events were recorded and have passed.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime_v2(&raw mut ms, events[0], events[1])
+        })?;
+        for event in events {
+            // SAFETY: made above, destroyed once.
+            check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event) })?;
+        }
+        Ok(ms)
+    }
+
+    fn function(&self, kernel: &str) -> Result<sys::CUfunction, DeviceError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&known) = functions.get(kernel) {
+            return Ok(known as sys::CUfunction);
+        }
+        let name = CString::new(kernel)
+            .map_err(|e| DeviceError::Call { call: kernel.to_owned(), message: e.to_string() })?;
+        let mut function = ptr::null_mut();
+        let found = self.modules.iter().any(|&module| {
+            // SAFETY: a loaded module and a text that ends with a zero.
+            let result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
+            result == sys::CUresult::CUDA_SUCCESS
+        });
+        if !found {
+            return Err(DeviceError::NoKernels(format!("no kernel `{kernel}`")));
+        }
+        let most = i32::try_from(self.limits.shared).unwrap_or(i32::MAX);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: a function of a loaded module.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, most) })?;
+        functions.insert(kernel.to_owned(), function as usize);
+        Ok(function)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        for &module in &self.modules {
+            // SAFETY: loaded by `open`, unloaded once.
+            let _ = unsafe { sys::cuModuleUnload(module) };
+        }
+        // SAFETY: made by `open`, destroyed once.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        // SAFETY: retained by `open`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl Device for Gpu {
+    type Graph = Graph;
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
+        let mut at = 0;
+        // SAFETY: writes one address.
+        let result = unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) };
+        if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = self.memory();
+            return Err(DeviceError::Memory { what: what.to_owned(), bytes, free, total });
+        }
+        check("cuMemAlloc", result)?;
+        Ok(at)
+    }
+
+    fn free(&self, at: Address) {
+        // SAFETY: an address that `allocate` gave, freed once by the buffer that owns it; the call waits for launches that use it.
+        let _ = unsafe { sys::cuMemFree_v2(at) };
+    }
+
+    fn write(&self, at: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        let from = bytes.as_ptr().cast::<c_void>();
+        // SAFETY: `Buffer` checked the length against the allocation; pageable memory is read before the call returns.
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, bytes.len(), self.stream) })?;
+        self.wait()
+    }
+
+    fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let to = bytes.as_mut_ptr().cast::<c_void>();
+        // SAFETY: `Buffer` checked the length against the allocation; the wait below ends the copy.
+        check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, bytes.len(), self.stream) })?;
+        self.wait()
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: `Buffer` owns both ranges.
+        check("cuMemcpyDtoD", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
+    }
+
+    fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError> {
+        let function = self.function(kernel)?;
+        let mut copy = vec![0u64; args.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut copy)[..args.len()].copy_from_slice(args);
+        let mut params = [copy.as_mut_ptr().cast::<c_void>()];
+        let ((x, y), stream) = (grid.blocks, self.stream);
+        // SAFETY: every kernel takes one structure, which the driver copies; this crate built it for this kernel.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                function,
+                x,
+                y,
+                1,
+                grid.threads,
+                1,
+                1,
+                grid.shared,
+                stream,
+                params.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check(kernel, result)
+    }
+
+    fn record(&self, body: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: this value's stream.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        let outcome = body();
+        let mut graph = ptr::null_mut();
+        // SAFETY: ends the capture begun above, whatever became of the body.
+        let ended =
+            check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) });
+        outcome?;
+        ended?;
+        let mut exec = ptr::null_mut();
+        // SAFETY: the graph made above.
+        let made =
+            check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) });
+        // SAFETY: made above; what was instantiated lives on.
+        let _ = unsafe { sys::cuGraphDestroy(graph) };
+        made.map(|()| Graph(exec))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
+        // SAFETY: a graph of this value; its addresses live as long as the buffers of whoever recorded it.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.stream) })
+    }
+}

@@ -1,0 +1,307 @@
+//! A packed matrix on a device.
+
+use crate::{
+    Address, Buffer, Device, DeviceError, Grid, MatrixPlan, Unsupported,
+    args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
+};
+use fracbit_base::Shape;
+use fracbit_format::PackedView;
+
+/// A matrix that cannot be brought to the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The kernels do not run it.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A packed matrix in device layout, with what its products need.
+#[derive(Debug)]
+pub struct DeviceMatrix<'d, D: Device> {
+    device: &'d D,
+    plan: MatrixPlan,
+    args: MatrixArgs,
+    /// Codes and tables of the segments, scales, bias: owned by `args`' addresses.
+    held: Vec<Buffer<'d, D>>,
+}
+
+/// Workspace of split sums, shared by all products of one stream.
+#[derive(Debug)]
+pub struct Workspace<'d, D: Device> {
+    partial: Buffer<'d, D>,
+    counters: Buffer<'d, D>,
+}
+
+impl<'d, D: Device> Workspace<'d, D> {
+    /// Room for products with any of `matrices`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn new<'m>(
+        device: &'d D,
+        matrices: impl IntoIterator<Item = &'m DeviceMatrix<'d, D>>,
+    ) -> Result<Self, DeviceError>
+    where
+        D: 'm,
+        'd: 'm,
+    {
+        let limits = device.limits();
+        let (mut partial, mut blocks) = (0, 1);
+        for matrix in matrices {
+            for batch in 1..=8 {
+                let launch = matrix.plan.launch(batch, &limits);
+                partial = partial.max(launch.partial);
+                blocks = blocks.max(launch.blocks);
+            }
+        }
+        Ok(Self {
+            partial: Buffer::zeroed(device, 4 * partial, "sums of products")?,
+            counters: Buffer::zeroed(device, 4 * blocks, "counters of products")?,
+        })
+    }
+}
+
+fn u32_of(n: usize) -> u32 {
+    u32::try_from(n).expect("sizes of matrices fit 32 bits")
+}
+
+impl<'d, D: Device> DeviceMatrix<'d, D> {
+    /// Copies a matrix to the device and brings it into the kernels' order there.
+    ///
+    /// # Errors
+    /// When its scales are grouped in a way the kernels do not run, or memory is short.
+    ///
+    /// # Panics
+    /// When `bias` has another length than the rows.
+    pub fn new(device: &'d D, view: &PackedView<'_>, bias: Option<&[f32]>) -> Result<Self, LoadError> {
+        Self::stacked(device, &[view], bias)
+    }
+
+    /// Whether [`stacked`](Self::stacked) takes these matrices: one scheme, width, grouping and set of tables; whole tiles but for the last.
+    #[must_use]
+    pub fn stackable(views: &[&PackedView<'_>]) -> bool {
+        views.windows(2).all(|pair| {
+            let [a, b] = [pair[0], pair[1]];
+            a.layout().scheme() == b.layout().scheme()
+                && a.shape().cols == b.shape().cols
+                && a.group() == b.group()
+                && a.codebooks() == b.codebooks()
+                && a.shape().rows.is_multiple_of(16)
+        })
+    }
+
+    /// One matrix of several with the same input, the first on top: one launch instead of several.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// When they are not [`stackable`](Self::stackable), or `bias` has another length than the rows.
+    pub fn stacked(
+        device: &'d D,
+        views: &[&PackedView<'_>],
+        bias: Option<&[f32]>,
+    ) -> Result<Self, LoadError> {
+        assert!(!views.is_empty() && Self::stackable(views), "matrices of one kind");
+        let (first, mut codes, mut rows) = (views[0], Vec::new(), 0);
+        let (mut halves, mut scales) = (Vec::new(), Vec::new());
+        for view in views {
+            codes.extend_from_slice(view.codes());
+            halves.extend_from_slice(view.scales());
+            // The gain is a power of two: the product is exact.
+            scales.extend(view.scales().iter().map(|s| view.gain() * s.to_f32()));
+            rows += view.shape().rows;
+        }
+        let (scheme, shape) = (first.layout().scheme(), Shape::new(rows, first.shape().cols));
+        let whole = PackedView::new(scheme, shape, first.codebooks(), &codes, &halves, first.group(), 1.0);
+        let plan = MatrixPlan::new(&whole.expect("parts of views fit together"))?;
+        let mut held = Vec::new();
+        let canonical = Buffer::of(device, &codes, "codes")?;
+        let mut args = MatrixArgs {
+            rows: u32_of(plan.shape.rows),
+            cols: u32_of(plan.shape.cols),
+            group: u32_of(plan.group),
+            groups: u32_of(plan.groups),
+            pairs: u32_of(plan.pairs),
+            ..MatrixArgs::default()
+        };
+        for (segment, slot) in plan.segments.iter().zip(&mut args.segments) {
+            let codes = Buffer::zeroed(device, plan.code_bytes(segment), "codes")?;
+            let rows = Buffer::of(device, &segment.book.rows, "table")?;
+            let repack = RepackArgs {
+                from: canonical.at(),
+                to: codes.at(),
+                half_bits: u32_of(segment.half_bits),
+                row_bytes: u32_of(plan.row_bytes),
+                offset: u32_of(segment.offset),
+                strips: u32_of(plan.shape.rows.div_ceil(16)),
+                tiles: u32_of(segment.tiles),
+                pairs: args.pairs,
+                octets: u32_of(segment.octets),
+                pad: 0,
+            };
+            let blocks = u32_of(plan.code_bytes(segment).div_ceil(16 << 10).clamp(1, 4096));
+            device.launch(
+                "fb_repack",
+                Grid { blocks: (blocks, 1), threads: 256, shared: 0 },
+                bytemuck::bytes_of(&repack),
+            )?;
+            *slot = SegmentArgs {
+                codes: codes.at(),
+                book: BookArgs {
+                    rows: rows.at(),
+                    log_rows: segment.book.log_rows(),
+                    log_stride: segment.book.log_stride,
+                    log_copies: segment.book.log_copies,
+                    pad: 0,
+                },
+                octets: u32_of(segment.octets),
+                first_col: u32_of(segment.first_col),
+                end_col: u32_of(segment.end_col),
+                splits: 0,
+                per_split: 0,
+                factor: segment.factor,
+            };
+            held.extend([codes, rows]);
+        }
+        let scales = Buffer::of(device, &scales, "scales")?;
+        args.scales = scales.at();
+        held.push(scales);
+        if let Some(bias) = bias {
+            assert_eq!(bias.len(), plan.shape.rows, "a bias for every row");
+            let bias = Buffer::of(device, bias, "bias")?;
+            args.bias = bias.at();
+            held.push(bias);
+        }
+        Ok(Self { device, plan, args, held })
+    }
+
+    /// A second copy in memory of its own, for measurements that must not hit a cache.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn copy(&self) -> Result<Self, DeviceError> {
+        let mut args = self.args;
+        let held: Vec<_> = self.held.iter().map(Buffer::duplicate).collect::<Result<_, _>>()?;
+        let moved = |at: &mut Address| {
+            if let Some((_, copy)) = self.held.iter().zip(&held).find(|(old, _)| old.at() == *at) {
+                *at = copy.at();
+            }
+        };
+        for slot in &mut args.segments {
+            moved(&mut slot.codes);
+            moved(&mut slot.book.rows);
+        }
+        moved(&mut args.scales);
+        moved(&mut args.bias);
+        Ok(Self { device: self.device, plan: self.plan.clone(), args, held })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &MatrixPlan {
+        &self.plan
+    }
+
+    /// Shape without padding.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.plan.shape
+    }
+
+    /// Bytes on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.held.iter().map(Buffer::bytes).sum()
+    }
+
+    /// `y = W x + b` for `batch` (1 to 8) tokens, or `y += W x + b`: `x` is (batch, cols), `y` (batch, rows), f32.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short.
+    pub fn apply(
+        &self,
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        batch: usize,
+        accumulate: bool,
+        work: &Workspace<'_, D>,
+    ) -> Result<(), DeviceError> {
+        self.apply_at(x, y, (0, self.plan.shape.rows), batch, accumulate, work)
+    }
+
+    /// As [`apply`](Self::apply), with row `n` of the result at float `offset + n stride` of `y`.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short.
+    pub fn apply_at(
+        &self,
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        (offset, stride): (usize, usize),
+        batch: usize,
+        accumulate: bool,
+        work: &Workspace<'_, D>,
+    ) -> Result<(), DeviceError> {
+        let Shape { rows, cols } = self.plan.shape;
+        let floats = (batch - 1) * stride + offset + rows;
+        assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
+        assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
+        let launch = self.plan.launch(batch, &self.device.limits());
+        let mut args = GemvArgs {
+            w: self.args,
+            x: x.at(),
+            y: y.at() + 4 * offset as u64,
+            partial: work.partial.at(),
+            counters: work.counters.at(),
+            batch: u32_of(batch),
+            x_stride: self.args.cols,
+            y_stride: u32_of(stride),
+            accumulate: u32::from(accumulate),
+        };
+        assert!(4 * launch.partial <= work.partial.bytes(), "workspace made for this matrix");
+        assert!(4 * launch.blocks <= work.counters.bytes(), "workspace made for this matrix");
+        for (slot, (per_split, splits)) in args.w.segments.iter_mut().zip(&launch.ranges) {
+            (slot.per_split, slot.splits) = (u32_of(*per_split), u32_of(*splits));
+        }
+        let grid = Grid {
+            blocks: (u32_of(launch.blocks), u32_of(launch.splits())),
+            threads: u32_of(32 * launch.warps),
+            shared: u32_of(launch.shared),
+        };
+        self.device.launch(&self.plan.gemv, grid, bytemuck::bytes_of(&args))
+    }
+
+    /// Expands to f16 (rows, cols): weights, or with `raw` the integers of the codes.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    ///
+    /// # Panics
+    /// When `out` is too short.
+    pub fn expand(&self, out: &Buffer<'_, D>, raw: bool) -> Result<(), DeviceError> {
+        const WARPS: usize = 4;
+        assert!(out.bytes() >= 2 * self.plan.shape.len(), "{} bytes for {}", out.bytes(), self.plan.shape);
+        for (i, segment) in self.plan.segments.iter().enumerate() {
+            let args = DequantArgs { w: self.args, out: out.at(), segment: u32_of(i), raw: u32::from(raw) };
+            let items = self.plan.pairs * segment.octets;
+            let blocks = items.div_ceil(WARPS).min(4 * self.device.limits().multiprocessors);
+            let grid = Grid {
+                blocks: (u32_of(blocks.max(1)), 1),
+                threads: 32 * WARPS as u32,
+                shared: u32_of(segment.dequant_shared(WARPS)),
+            };
+            self.device.launch(&segment.dequant, grid, bytemuck::bytes_of(&args))?;
+        }
+        Ok(())
+    }
+}

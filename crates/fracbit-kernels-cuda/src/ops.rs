@@ -1,0 +1,587 @@
+//! Everything but packed products: the kernels of `kernels/cuda/model.cuh` with checked buffers.
+//!
+//! Rows are tokens, at most eight; widths are in floats. Every function launches one kernel on the device of its buffers.
+
+use crate::{Address, Buffer, Device, DeviceError, Grid};
+use bytemuck::{Pod, Zeroable};
+
+/// `Step` of `model.cuh`: what changes from token to token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable, PartialEq, Eq)]
+pub struct Step {
+    /// Tokens in the cache.
+    pub position: u32,
+    /// Tokens drawn.
+    pub drawn: u32,
+    /// Tokens to be run.
+    pub tokens: [u32; 8],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct EmbedArgs {
+    step: Address,
+    table: Address,
+    x: Address,
+    width: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct NormArgs {
+    x: Address,
+    gain: Address,
+    out: Address,
+    width: u32,
+    eps: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct GainArgs {
+    x: Address,
+    gain: Address,
+    width: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct RotateArgs {
+    x: Address,
+    out: Address,
+    signs: Address,
+    factors: [Address; 2],
+    orders: [u32; 2],
+    n: u32,
+    walsh: u32,
+    inverse: u32,
+    gated: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct HeadsArgs {
+    step: Address,
+    qkv: Address,
+    query_norm: Address,
+    key_norm: Address,
+    turns: Address,
+    keys: Address,
+    values: Address,
+    heads: u32,
+    kv_heads: u32,
+    d: u32,
+    capacity: u32,
+    eps: f32,
+    scale: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct AttendArgs {
+    step: Address,
+    qkv: Address,
+    keys: Address,
+    values: Address,
+    out: Address,
+    heads: u32,
+    kv_heads: u32,
+    d: u32,
+    capacity: u32,
+    window: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct DenseArgs {
+    w: Address,
+    bias: Address,
+    x: Address,
+    y: Address,
+    rows: u32,
+    cols: u32,
+    batch: u32,
+    y_stride: u32,
+    accumulate: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct SampleArgs {
+    step: Address,
+    logits: Address,
+    out: Address,
+    uniforms: Address,
+    seen: Address,
+    vocabulary: u32,
+    top_k: u32,
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    penalty: f32,
+}
+
+fn u32_of(n: usize) -> u32 {
+    u32::try_from(n).expect("sizes of models fit 32 bits")
+}
+
+fn holds<D: Device>(buffer: &Buffer<'_, D>, floats: usize, what: &str) {
+    assert!(buffer.bytes() >= 4 * floats, "{what}: {floats} floats in a buffer of {} bytes", buffer.bytes());
+}
+
+/// A block no larger than its work: whole warps.
+fn threads_for(work: usize, most: u32) -> u32 {
+    u32_of(work).next_multiple_of(32).clamp(32, most)
+}
+
+fn at<D: Device>(buffer: Option<&Buffer<'_, D>>) -> Address {
+    buffer.map_or(0, Buffer::at)
+}
+
+/// `x[row] = table[token of row]`: `table` is f16 (vocabulary, width).
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When `x` is too short.
+pub fn embed<D: Device>(
+    device: &D,
+    step: &Buffer<'_, D>,
+    table: &Buffer<'_, D>,
+    x: &Buffer<'_, D>,
+    rows: usize,
+    width: usize,
+) -> Result<(), DeviceError> {
+    holds(x, rows * width, "embed");
+    let args = EmbedArgs { step: step.at(), table: table.at(), x: x.at(), width: u32_of(width), pad: 0 };
+    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 256), shared: 0 };
+    device.launch("fb_embed", grid, bytemuck::bytes_of(&args))
+}
+
+/// `out = x / rms(x) gain` for every row.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn norm<D: Device>(
+    device: &D,
+    x: &Buffer<'_, D>,
+    gain: Option<&Buffer<'_, D>>,
+    out: &Buffer<'_, D>,
+    (rows, width): (usize, usize),
+    eps: f32,
+) -> Result<(), DeviceError> {
+    holds(x, rows * width, "norm");
+    holds(out, rows * width, "norm");
+    let args = NormArgs { x: x.at(), gain: at(gain), out: out.at(), width: u32_of(width), eps };
+    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 512), shared: 132 };
+    device.launch("fb_norm", grid, bytemuck::bytes_of(&args))
+}
+
+/// `x *= gain` for every row.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn gain<D: Device>(
+    device: &D,
+    x: &Buffer<'_, D>,
+    gain: &Buffer<'_, D>,
+    (rows, width): (usize, usize),
+) -> Result<(), DeviceError> {
+    holds(x, rows * width, "gain");
+    holds(gain, width, "gain");
+    let args = GainArgs { x: x.at(), gain: gain.at(), width: u32_of(width), pad: 0 };
+    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 256), shared: 0 };
+    device.launch("fb_gain", grid, bytemuck::bytes_of(&args))
+}
+
+/// `out = silu(gate) up` for rows (gate, up) of twice `width`.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn swiglu<D: Device>(
+    device: &D,
+    gate_up: &Buffer<'_, D>,
+    out: &Buffer<'_, D>,
+    (rows, width): (usize, usize),
+) -> Result<(), DeviceError> {
+    holds(gate_up, 2 * rows * width, "swiglu");
+    holds(out, rows * width, "swiglu");
+    let args = GainArgs { x: gate_up.at(), gain: out.at(), width: u32_of(width), pad: 0 };
+    let grid = Grid { blocks: (u32_of(rows), u32_of(width.div_ceil(256).min(64))), threads: 256, shared: 0 };
+    device.launch("fb_swiglu", grid, bytemuck::bytes_of(&args))
+}
+
+/// A rotation's parts on the device: what `rotate` takes.
+#[derive(Debug)]
+pub struct RotationTables<'d, D: Device> {
+    n: usize,
+    walsh: usize,
+    orders: [usize; 2],
+    signs: Buffer<'d, D>,
+    forward: Vec<Buffer<'d, D>>,
+    backward: Vec<Buffer<'d, D>>,
+}
+
+impl<'d, D: Device> RotationTables<'d, D> {
+    /// `signs` are (n), scaled; `factors` at most two dense matrices (order, order), slowest first; the rest of `n` is a Walsh matrix.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    ///
+    /// # Panics
+    /// When the sizes do not make a rotation.
+    pub fn new(device: &'d D, signs: &[f32], factors: &[(usize, Vec<f32>)]) -> Result<Self, DeviceError> {
+        assert!(factors.len() <= 2, "at most two factors beside the Walsh matrix");
+        let (mut orders, mut forward, mut backward) = ([0; 2], Vec::new(), Vec::new());
+        for ((order, matrix), slot) in factors.iter().zip(&mut orders) {
+            assert_eq!(matrix.len(), order * order, "a square factor");
+            *slot = *order;
+            forward.push(Buffer::of(device, matrix, "rotation")?);
+            let transposed: Vec<f32> =
+                (0..matrix.len()).map(|i| matrix[i % order * order + i / order]).collect();
+            backward.push(Buffer::of(device, &transposed, "rotation")?);
+        }
+        let walsh = signs.len() / orders.iter().map(|&o| o.max(1)).product::<usize>();
+        assert!(walsh.is_power_of_two(), "a Walsh matrix of order {walsh}");
+        Ok(Self {
+            n: signs.len(),
+            walsh,
+            orders,
+            signs: Buffer::of(device, signs, "signs")?,
+            forward,
+            backward,
+        })
+    }
+
+    /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gated` rows of `x` are (gate, up) and `silu(gate) up` is rotated.
+    ///
+    /// # Errors
+    /// When the launch is refused: a row takes `4 n` bytes of shared memory.
+    ///
+    /// # Panics
+    /// When a buffer is too short, or both are the same.
+    pub fn rotate(
+        &self,
+        device: &D,
+        x: &Buffer<'_, D>,
+        out: &Buffer<'_, D>,
+        rows: usize,
+        inverse: bool,
+        gated: bool,
+    ) -> Result<(), DeviceError> {
+        holds(x, rows * self.n * (1 + usize::from(gated)), "rotate");
+        holds(out, rows * self.n, "rotate");
+        assert_ne!(x.at(), out.at(), "a rotation does not run in place");
+        let matrices = if inverse { &self.backward } else { &self.forward };
+        let mut args = RotateArgs {
+            x: x.at(),
+            out: out.at(),
+            signs: self.signs.at(),
+            orders: self.orders.map(u32_of),
+            n: u32_of(self.n),
+            walsh: u32_of(self.walsh),
+            inverse: u32::from(inverse),
+            gated: u32::from(gated),
+            ..RotateArgs::default()
+        };
+        args.factors.iter_mut().zip(matrices).for_each(|(slot, m)| *slot = m.at());
+        let grid = Grid {
+            blocks: (u32_of(rows), 1),
+            threads: threads_for(self.n / 2, 1024),
+            shared: u32_of(4 * self.n),
+        };
+        device.launch("fb_rotate", grid, bytemuck::bytes_of(&args))
+    }
+}
+
+/// Shape of attention.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head, at most 256.
+    pub d: usize,
+    /// Positions of the cache.
+    pub capacity: usize,
+}
+
+impl AttentionShape {
+    /// Floats of a row of queries, keys and values.
+    #[must_use]
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.d
+    }
+}
+
+/// Keys and values of one layer, f16 (kv_heads, capacity, d).
+#[derive(Debug)]
+pub struct Cache<'d, D: Device> {
+    /// Keys.
+    pub keys: Buffer<'d, D>,
+    /// Values.
+    pub values: Buffer<'d, D>,
+}
+
+impl<'d, D: Device> Cache<'d, D> {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn new(device: &'d D, shape: &AttentionShape) -> Result<Self, DeviceError> {
+        let bytes = 2 * shape.kv_heads * shape.capacity * shape.d;
+        Ok(Self {
+            keys: Buffer::zeroed(device, bytes, "KV cache")?,
+            values: Buffer::zeroed(device, bytes, "KV cache")?,
+        })
+    }
+}
+
+/// What is done to heads before attention.
+#[derive(Debug)]
+pub struct HeadOptions<'a, 'd, D: Device> {
+    /// Gain of the queries' norm.
+    pub query_norm: Option<&'a Buffer<'d, D>>,
+    /// Gain of the keys' norm.
+    pub key_norm: Option<&'a Buffer<'d, D>>,
+    /// Cosines and sines (capacity, d); none: no rotation.
+    pub turns: Option<&'a Buffer<'d, D>>,
+    /// Of the norms.
+    pub eps: f32,
+    /// Sliding window; 0: none.
+    pub window: usize,
+}
+
+/// Norms, rotary embedding and attention: `qkv` is (rows, heads + 2 kv_heads, d), `out` (rows, heads, d).
+///
+/// # Errors
+/// When a launch is refused.
+///
+/// # Panics
+/// When a buffer is too short or a head too wide.
+pub fn attention<D: Device>(
+    step: &Buffer<'_, D>,
+    qkv: &Buffer<'_, D>,
+    cache: &Cache<'_, D>,
+    out: &Buffer<'_, D>,
+    rows: usize,
+    shape: &AttentionShape,
+    options: &HeadOptions<'_, '_, D>,
+) -> Result<(), DeviceError> {
+    const WARPS: usize = 8;
+    let device = step.device();
+    let &AttentionShape { heads, kv_heads, d, capacity } = shape;
+    assert!(d <= 256, "heads of at most 256, got {d}");
+    holds(qkv, rows * shape.row(), "attention");
+    holds(out, rows * heads * d, "attention");
+    assert!(cache.keys.bytes() >= 2 * kv_heads * capacity * d, "a cache of this shape");
+    if let Some(turns) = options.turns {
+        holds(turns, capacity * d, "attention");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+    let args = HeadsArgs {
+        step: step.at(),
+        qkv: qkv.at(),
+        query_norm: at(options.query_norm),
+        key_norm: at(options.key_norm),
+        turns: at(options.turns),
+        keys: cache.keys.at(),
+        values: cache.values.at(),
+        heads: u32_of(heads),
+        kv_heads: u32_of(kv_heads),
+        d: u32_of(d),
+        capacity: u32_of(capacity),
+        eps: options.eps,
+        scale: 1.0 / (d as f32).sqrt(),
+    };
+    let grid = Grid {
+        blocks: (u32_of(heads + 2 * kv_heads), u32_of(rows)),
+        threads: 128,
+        shared: u32_of(256 + 4 * d),
+    };
+    device.launch("fb_heads", grid, bytemuck::bytes_of(&args))?;
+    let args = AttendArgs {
+        step: step.at(),
+        qkv: qkv.at(),
+        keys: cache.keys.at(),
+        values: cache.values.at(),
+        out: out.at(),
+        heads: u32_of(heads),
+        kv_heads: u32_of(kv_heads),
+        d: u32_of(d),
+        capacity: u32_of(capacity),
+        window: u32_of(options.window),
+        pad: 0,
+    };
+    let grid = Grid {
+        blocks: (u32_of(heads), u32_of(rows)),
+        threads: 32 * WARPS as u32,
+        shared: u32_of(WARPS * (d + 2) * 4),
+    };
+    device.launch("fb_attend", grid, bytemuck::bytes_of(&args))
+}
+
+/// A dense half-precision matrix on the device.
+#[derive(Debug)]
+pub struct DenseMatrix<'d, D: Device> {
+    w: Buffer<'d, D>,
+    bias: Option<Buffer<'d, D>>,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'d, D: Device> DenseMatrix<'d, D> {
+    /// Copies f16 bits (rows, cols).
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn new(
+        device: &'d D,
+        (rows, cols): (usize, usize),
+        weights: &[u16],
+        bias: Option<&[f32]>,
+    ) -> Result<Self, DeviceError> {
+        assert_eq!(weights.len(), rows * cols, "weights of {rows} x {cols}");
+        let bias = bias.map(|b| Buffer::of(device, b, "bias")).transpose()?;
+        Ok(Self { w: Buffer::of(device, weights, "dense weights")?, bias, rows, cols })
+    }
+
+    /// Takes over f16 weights (rows, cols) that are on the device.
+    ///
+    /// # Panics
+    /// When the buffer is too short.
+    pub fn of_buffer(w: Buffer<'d, D>, rows: usize, cols: usize) -> Self {
+        assert!(w.bytes() >= 2 * rows * cols, "weights of {rows} x {cols}");
+        Self { w, bias: None, rows, cols }
+    }
+
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The weights.
+    #[must_use]
+    pub fn weights(&self) -> &Buffer<'d, D> {
+        &self.w
+    }
+
+    /// As [`DeviceMatrix::apply_at`](crate::DeviceMatrix::apply_at).
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short.
+    pub fn apply_at(
+        &self,
+        device: &D,
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        (offset, stride): (usize, usize),
+        batch: usize,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        holds(x, batch * self.cols, "dense");
+        holds(y, (batch - 1) * stride + offset + self.rows, "dense");
+        let args = DenseArgs {
+            w: self.w.at(),
+            bias: at(self.bias.as_ref()),
+            x: x.at(),
+            y: y.at() + 4 * offset as u64,
+            rows: u32_of(self.rows),
+            cols: u32_of(self.cols),
+            batch: u32_of(batch),
+            y_stride: u32_of(stride),
+            accumulate: u32::from(accumulate),
+            pad: 0,
+        };
+        let blocks = self.rows.div_ceil(8).min(32 * device.limits().multiprocessors);
+        let grid = Grid { blocks: (u32_of(blocks), 1), threads: 256, shared: 0 };
+        device.launch("fb_dense", grid, bytemuck::bytes_of(&args))
+    }
+}
+
+/// How a token is drawn; see `sample` in `model.cuh`.
+#[derive(Clone, Copy, Debug)]
+pub struct Draw {
+    /// 0: the largest logit.
+    pub temperature: f32,
+    /// 0: all.
+    pub top_k: usize,
+    /// 1: all.
+    pub top_p: f32,
+    /// 0: all.
+    pub min_p: f32,
+    /// 1: none.
+    pub penalty: f32,
+}
+
+/// Draws a token from `logits` (vocabulary) into `out`, and advances `step`. `uniforms` holds a number in 0..1 for every draw, `seen` a byte
+/// for every token.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn sample<D: Device>(
+    step: &Buffer<'_, D>,
+    logits: &Buffer<'_, D>,
+    out: &Buffer<'_, D>,
+    uniforms: &Buffer<'_, D>,
+    seen: &Buffer<'_, D>,
+    vocabulary: usize,
+    draw: &Draw,
+) -> Result<(), DeviceError> {
+    let device = step.device();
+    holds(logits, vocabulary, "sample");
+    assert!(
+        seen.bytes() >= vocabulary && uniforms.bytes() >= out.bytes(),
+        "sample: a byte a token, a number a draw"
+    );
+    let args = SampleArgs {
+        step: step.at(),
+        logits: logits.at(),
+        out: out.at(),
+        uniforms: uniforms.at(),
+        seen: if draw.penalty == 1.0 { 0 } else { seen.at() },
+        vocabulary: u32_of(vocabulary),
+        top_k: u32_of(draw.top_k.min(vocabulary)),
+        temperature: draw.temperature,
+        top_p: draw.top_p,
+        min_p: draw.min_p,
+        penalty: draw.penalty,
+    };
+    let grid = Grid { blocks: (1, 1), threads: threads_for(vocabulary / 4, 1024), shared: 1024 + 4096 };
+    device.launch("fb_sample", grid, bytemuck::bytes_of(&args))
+}
+
+const _: () = assert!(
+    size_of::<Step>() == 40
+        && size_of::<RotateArgs>() == 64
+        && size_of::<HeadsArgs>() == 80
+        && size_of::<AttendArgs>() == 64
+        && size_of::<DenseArgs>() == 56
+        && size_of::<SampleArgs>() == 64,
+    "as model.cuh asserts"
+);

@@ -1,0 +1,202 @@
+//! Parity of packed products on any device: what `tests/host.rs` runs on the shim and `examples/cuda_check.rs` on a GPU.
+
+use fracbit_base::{Code, Scheme, Shape};
+use fracbit_format::PackedView;
+use fracbit_kernels::cases::{self, Packed};
+use fracbit_kernels_cuda::{
+    Buffer, Device, DeviceError, DeviceMatrix, Limits, LoadError, MatrixPlan, Workspace,
+};
+use half::f16;
+use std::collections::BTreeSet;
+
+/// One shape.
+#[derive(Debug)]
+pub(crate) struct Case {
+    rows: usize,
+    cols: usize,
+    group: usize, // 0: the row
+    batch: usize,
+    /// Multiprocessors that the shim pretends to have.
+    pub(crate) multiprocessors: usize,
+    bias: bool,
+    why: &'static str,
+}
+
+const CASES: [Case; 4] = [
+    Case { rows: 16, cols: 16, group: 0, batch: 1, multiprocessors: 1, bias: false, why: "one tile" },
+    Case {
+        rows: 41,
+        cols: 400,
+        group: 0,
+        batch: 3,
+        multiprocessors: 2,
+        bias: true,
+        why: "padded edges, split sums",
+    },
+    Case {
+        rows: 70,
+        cols: 1280,
+        group: 128,
+        batch: 8,
+        multiprocessors: 2,
+        bias: false,
+        why: "grouped scales",
+    },
+    Case {
+        rows: 300,
+        cols: 256,
+        group: 0,
+        batch: 2,
+        multiprocessors: 1,
+        bias: false,
+        why: "several blocks of rows",
+    },
+];
+
+struct Answer {
+    raw: Vec<f32>,
+    weights: Vec<f32>,
+    y: Vec<f32>,
+}
+
+struct Prepared {
+    packed: Packed,
+    x: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    start: Vec<f32>,
+}
+
+fn prepare(scheme: Scheme, number: usize, case: &Case) -> Prepared {
+    let shape = Shape::new(case.rows, case.cols);
+    let group = if case.group == 0 { case.cols.next_multiple_of(16) } else { case.group };
+    // Full range of the table words, and every allowed length in turn.
+    let most = if scheme.code() == Some(Code::Hyb) { 32_000 } else { 127 };
+    let packed =
+        Packed::random(scheme, shape, cases::codebooks(scheme, number, most), group, number as u64 + 9);
+    let x = cases::activations(case.batch * case.cols, 31 + number as u64);
+    let bias = case.bias.then(|| cases::activations(case.rows, 5));
+    Prepared { packed, x, bias, start: cases::activations(case.batch * case.rows, 6) }
+}
+
+fn run<D: Device>(device: &D, case: &Case, p: &Prepared) -> Result<(Answer, MatrixPlan), LoadError> {
+    let matrix = DeviceMatrix::new(device, &p.packed.view().expect("parts that fit"), p.bias.as_deref())?;
+    let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
+    let expanded = Buffer::zeroed(device, 2 * case.rows * case.cols, "weights")?;
+    let read = || -> Result<Vec<f32>, DeviceError> {
+        let halves: Vec<u16> = expanded.read(case.rows * case.cols)?;
+        Ok(halves.into_iter().map(|h| f16::from_bits(h).to_f32()).collect())
+    };
+    matrix.expand(&expanded, true)?;
+    let raw = read()?;
+    matrix.expand(&expanded, false)?;
+    let weights = read()?;
+    let work = Workspace::new(device, [&matrix])?;
+    // Twice, since the first run must leave the counters as it found them.
+    matrix.apply(&x, &y, case.batch, case.bias, &work)?;
+    let once: Vec<f32> = y.read(case.batch * case.rows)?;
+    y.write(&p.start)?;
+    matrix.apply(&x, &y, case.batch, case.bias, &work)?;
+    let y = y.read(case.batch * case.rows)?;
+    assert_eq!(once, y, "a launch repeats itself");
+    Ok((Answer { raw, weights, y }, matrix.plan().clone()))
+}
+
+/// The integer grid as the device holds it.
+fn device_integers(view: &PackedView<'_>) -> Vec<f32> {
+    let Shape { rows, cols } = view.shape();
+    let mut out = vec![0.0; rows * cols];
+    let mut tile = [0; 256];
+    for down in 0..view.layout().tiles_down() {
+        for across in 0..view.layout().tiles_across() {
+            view.expand_tile(down, across, &mut tile);
+            for (i, &v) in tile.iter().enumerate() {
+                let (r, c) = (down * 16 + i / 16, across * 16 + i % 16);
+                if r < rows && c < cols {
+                    out[r * cols + c] = f16::from_f32(f32::from(v)).to_f32();
+                }
+            }
+        }
+    }
+    out
+}
+
+fn check(scheme: Scheme, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan, splits: usize) -> f64 {
+    let what =
+        format!("{scheme} ({}) {}x{} batch {}: {}", plan.gemv, case.rows, case.cols, case.batch, case.why);
+    let view = p.packed.view().expect("parts that fit");
+    let integers = device_integers(&view);
+    let weight = |r: usize, c: usize| {
+        let scale = view.gain() * view.scales()[r * view.groups() + c / view.group()].to_f32();
+        let segment = plan.segments.iter().find(|s| c < s.end_col).expect("a column of the matrix");
+        (integers[r * case.cols + c], scale * segment.factor)
+    };
+    let Answer { raw, weights, y } = got;
+    for r in 0..case.rows {
+        for c in 0..case.cols {
+            let (integer, factor) = weight(r, c);
+            assert_eq!(raw[r * case.cols + c], integer, "{what}: integer ({r}, {c})");
+            let want = f16::from_f32(integer * factor).to_f32();
+            assert_eq!(weights[r * case.cols + c], want, "{what}: weight ({r}, {c})");
+        }
+    }
+    // Error of a product: of the activation's halves (relative 2^-11 for one, 2^-21 for two, 2^-25 where they are subnormal),
+    // of f32 sums (2^-24 of the sum of magnitudes for each addition, two terms a column, then scale and ranges).
+    let single = !plan.segments[0].dequant.contains("pair") && !plan.segments[0].dequant.contains("hyb");
+    let input = if single { 2f64.powi(-21) } else { 2f64.powi(-11) };
+    let additions = (2 * case.cols + 4 * splits + 8) as f64;
+    let mut worst = 0f64;
+    for n in 0..case.batch {
+        for r in 0..case.rows {
+            let (mut want, mut bound) = (f64::from(p.start[n * case.rows + r]), 1e-6);
+            if case.bias {
+                want += f64::from(p.bias.as_ref().expect("a bias")[r]);
+            } else {
+                want = 0.0;
+            }
+            for c in 0..case.cols {
+                let (integer, factor) = weight(r, c);
+                let w = f64::from(integer) * f64::from(factor);
+                let x = f64::from(p.x[n * case.cols + c]);
+                want += w * x;
+                bound += (w * x).abs() * (input + additions * 2f64.powi(-24)) + w.abs() * 2f64.powi(-25);
+            }
+            let got = f64::from(y[n * case.rows + r]);
+            assert!(
+                (got - want).abs() <= bound,
+                "{what}: output {r} of token {n}: {got}, want {want} within {bound:e}"
+            );
+            worst = worst.max((got - want).abs() / bound);
+        }
+    }
+    worst
+}
+
+/// What a run of the whole matrix found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Kernels that ran.
+    pub(crate) names: BTreeSet<String>,
+    /// Cases that held.
+    pub(crate) cases: usize,
+    /// Largest error of a product as a share of its bound.
+    pub(crate) worst: f64,
+}
+
+/// Runs every scheme on every case that `chosen` takes.
+///
+/// # Panics
+/// When one does not hold.
+pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
+    let limits: Limits = device.limits();
+    for (at, scheme) in Scheme::all().enumerate() {
+        for (number, case) in CASES.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
+            let p = prepare(scheme, at + number, case);
+            let (got, plan) = run(device, case, &p).unwrap_or_else(|e| panic!("{scheme}, {}: {e}", case.why));
+            let splits = plan.launch(case.batch, &limits).splits();
+            found.worst = found.worst.max(check(scheme, case, &p, &got, &plan, splits));
+            found.names.extend(plan.segments.iter().map(|s| s.dequant.clone()));
+            found.names.insert(plan.gemv);
+            found.cases += 1;
+        }
+    }
+}

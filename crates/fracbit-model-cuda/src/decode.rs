@@ -1,0 +1,119 @@
+//! Token by token: one recorded step, one wait for each token.
+
+use crate::model::u32_of;
+use crate::{DeviceModel, DeviceState, Error};
+use fracbit_kernels_cuda::{
+    Buffer, Device,
+    ops::{self, Draw, Step},
+};
+use fracbit_model::SampleConfig;
+
+/// Draws tokens after a prompt.
+///
+/// Random numbers are those of a `SplitMix64` of the seed, one per draw: the same seed gives the same text on the device, not the text that
+/// `fracbit_model::Sampler` gives (which orders candidates by probability before it draws).
+#[derive(Debug)]
+pub struct Decoder<'m, 'd, D: Device> {
+    model: &'m DeviceModel<'d, D>,
+    state: &'m mut DeviceState<'d, D>,
+    graph: D::Graph,
+    out: Buffer<'d, D>,
+    /// Held by the recorded step.
+    _draws: [Buffer<'d, D>; 2],
+    drawn: usize,
+    most: usize,
+}
+
+impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
+    /// Runs `prompt` but for its last token and records the step that draws up to `most` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Token`], [`Error::ContextFull`]; [`Error::Missing`] for an empty prompt.
+    pub fn new(
+        model: &'m DeviceModel<'d, D>,
+        state: &'m mut DeviceState<'d, D>,
+        prompt: &[u32],
+        sampling: &SampleConfig,
+        most: usize,
+    ) -> Result<Self, Error> {
+        let device = model.device();
+        let (&last, before) = prompt.split_last().ok_or_else(|| Error::Missing("a prompt".to_owned()))?;
+        model.check(state, prompt)?;
+        model.run::<Error>(state, before, None)?;
+        let most = most.min(state.capacity() - state.len());
+        let vocabulary = model.config().vocab_size;
+        let mut seen = vec![0u8; vocabulary];
+        prompt.iter().for_each(|&t| seen[t as usize] = 1);
+        let seen = Buffer::of(device, &seen, "tokens seen")?;
+        let uniforms = Buffer::of(device, &uniforms(sampling.seed, most.max(1)), "random numbers")?;
+        let out = Buffer::zeroed(device, 4 * most.max(1), "tokens")?;
+        let mut step = Step { position: u32_of(state.len()), ..Step::default() };
+        step.tokens[0] = last;
+        state.step.write(&[step])?;
+        let draw = Draw {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            penalty: sampling.repetition_penalty,
+        };
+        let graph = {
+            let state = &*state;
+            device.record(&mut || {
+                model.blocks(state, 1)?;
+                model.head(state, 1)?;
+                ops::sample(&state.step, &state.logits, &out, &uniforms, &seen, vocabulary, &draw)
+            })?
+        };
+        Ok(Self { model, state, graph, out, _draws: [uniforms, seen], drawn: 0, most })
+    }
+
+    /// The next token, or `None` when all were drawn or the context is full.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn next_token(&mut self) -> Result<Option<u32>, Error> {
+        if self.drawn == self.most {
+            return Ok(None);
+        }
+        self.model.device().replay(&self.graph)?;
+        self.drawn += 1;
+        self.state.len += 1;
+        // The one wait: the newest token is the last of those drawn.
+        let step: Vec<Step> = self.state.step.read(1)?;
+        Ok(Some(step[0].tokens[0]))
+    }
+
+    /// All tokens drawn so far, read from the device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn tokens(&self) -> Result<Vec<u32>, Error> {
+        Ok(self.out.read(self.drawn)?)
+    }
+
+    /// Logits that the last token was drawn from.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn logits(&self) -> Result<Vec<f32>, Error> {
+        Ok(self.state.logits.read(self.model.config().vocab_size)?)
+    }
+}
+
+/// `n` numbers in 0..1 (Steele, Lea, Flood 2014: `SplitMix64`).
+fn uniforms(seed: u64, n: usize) -> Vec<f32> {
+    let mut x = seed;
+    (0..n)
+        .map(|_| {
+            x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = x;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            #[expect(clippy::cast_precision_loss, reason = "24 bits fit")]
+            {
+                ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,544 @@
+//! Weights on the device and the graph over them.
+
+use fracbit_format::PackedView;
+use fracbit_io::ModelConfig;
+use fracbit_kernels_cuda::{
+    Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
+    ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, RotationTables, Step},
+};
+use fracbit_model::{LayerLinear, LinearId, NormId, Sites, sites::HeadSite};
+use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
+use half::f16;
+use std::collections::BTreeMap;
+
+/// Tokens that run together.
+pub const MAX_ROWS: usize = 8;
+
+/// A model that does not come to the device, or a step that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A matrix that the kernels do not run, or memory that is short.
+    #[error("{id}: {source}")]
+    Matrix {
+        /// Which matrix.
+        id: LinearId,
+        /// Why.
+        source: LoadError,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A part was not given.
+    #[error("model: {0} is missing")]
+    Missing(String),
+    /// More tokens than the state holds.
+    #[error("the context of {capacity} tokens is full: {len} are held, {got} more were given")]
+    ContextFull {
+        /// Most tokens.
+        capacity: usize,
+        /// Tokens held.
+        len: usize,
+        /// Tokens given.
+        got: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocabulary}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocabulary: usize,
+    },
+}
+
+#[derive(Debug)]
+enum Linear<'d, D: Device> {
+    Packed(Box<DeviceMatrix<'d, D>>),
+    Dense(DenseMatrix<'d, D>),
+}
+
+/// Matrices that read one input, each writing its own rows of one output.
+#[derive(Debug)]
+struct Group<'d, D: Device> {
+    parts: Vec<(usize, Linear<'d, D>)>, // first output row
+    rows: usize,
+}
+
+#[derive(Debug)]
+struct Layer<'d, D: Device> {
+    qkv: Group<'d, D>,
+    output: Group<'d, D>,
+    gate_up: Group<'d, D>,
+    down: Group<'d, D>,
+    attention_norm: Buffer<'d, D>,
+    mlp_norm: Buffer<'d, D>,
+    query_norm: Option<Buffer<'d, D>>,
+    key_norm: Option<Buffer<'d, D>>,
+    attention_in: Option<RotationTables<'d, D>>,
+    output_in: Option<RotationTables<'d, D>>,
+    mlp_in: Option<RotationTables<'d, D>>,
+    down_in: Option<RotationTables<'d, D>>,
+}
+
+/// What comes between the final norm and the head.
+#[derive(Debug)]
+enum HeadTurn<'d, D: Device> {
+    Plain,
+    Rotate(RotationTables<'d, D>),
+    Regain(RotationTables<'d, D>),
+}
+
+/// A decoder on a device.
+#[derive(Debug)]
+pub struct DeviceModel<'d, D: Device> {
+    device: &'d D,
+    config: ModelConfig,
+    embed: DenseMatrix<'d, D>,
+    embed_out: Option<RotationTables<'d, D>>,
+    head: Option<Group<'d, D>>, // None: the embedding
+    head_turn: HeadTurn<'d, D>,
+    final_norm: Buffer<'d, D>,
+    layers: Vec<Layer<'d, D>>,
+    work: Workspace<'d, D>,
+    eps: f32,
+}
+
+/// Takes logits (tokens, vocabulary).
+pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
+
+/// One sequence.
+#[derive(Debug)]
+pub struct DeviceState<'d, D: Device> {
+    pub(crate) step: Buffer<'d, D>,
+    pub(crate) logits: Buffer<'d, D>, // (MAX_ROWS, vocabulary)
+    x: Buffer<'d, D>,                 // (MAX_ROWS, hidden)
+    n: Buffer<'d, D>,                 // (MAX_ROWS, widest input)
+    turned: Buffer<'d, D>,            // (MAX_ROWS, widest input)
+    wide: Buffer<'d, D>,              // (MAX_ROWS, q + k + v or gate + up)
+    caches: Vec<Cache<'d, D>>,
+    turns: Buffer<'d, D>,
+    shape: AttentionShape,
+    pub(crate) len: usize,
+}
+
+impl<D: Device> DeviceState<'_, D> {
+    /// Tokens held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Most tokens.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.shape.capacity
+    }
+
+    /// Forgets all tokens but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+}
+
+/// Weights as they were read.
+enum Part {
+    Packed(PackedParts),
+    Dense(Vec<u16>),
+}
+
+/// A packed view's owner.
+struct PackedParts {
+    scheme: fracbit_base::Scheme,
+    books: Vec<fracbit_format::Codebook>,
+    codes: Vec<u8>,
+    scales: Vec<f16>,
+    group: usize,
+    gain: f32,
+}
+
+/// Collects the parts of a [`DeviceModel`]; matrices stay in main memory until [`Builder::build`] or until their group is whole.
+pub struct Builder<'d, D: Device> {
+    device: &'d D,
+    config: ModelConfig,
+    sites: Sites,
+    parts: BTreeMap<LinearId, (Part, Option<Vec<f32>>)>,
+    norms: Vec<(NormId, Vec<f32>)>,
+}
+
+impl<D: Device> std::fmt::Debug for Builder<'_, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder").field("parts", &self.parts.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'d, D: Device> Builder<'d, D> {
+    /// An empty model whose weights are rotated as `sites` says.
+    #[must_use]
+    pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Self {
+        Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() }
+    }
+
+    /// Sets a packed matrix.
+    pub fn packed(&mut self, id: LinearId, view: &PackedView<'_>, bias: Option<Vec<f32>>) {
+        let parts = PackedParts {
+            scheme: view.layout().scheme(),
+            books: view.codebooks().iter().map(|&b| b.clone()).collect(),
+            codes: view.codes().to_vec(),
+            scales: view.scales().to_vec(),
+            group: view.group(),
+            gain: view.gain(),
+        };
+        self.parts.insert(id, (Part::Packed(parts), bias));
+    }
+
+    /// Sets a dense matrix, rounded to half precision.
+    pub fn dense(&mut self, id: LinearId, weights: &[f32], bias: Option<Vec<f32>>) {
+        let halves = weights.iter().map(|&w| f16::from_f32(w).to_bits()).collect();
+        self.parts.insert(id, (Part::Dense(halves), bias));
+    }
+
+    /// Sets a norm's gain.
+    pub fn norm(&mut self, id: NormId, gain: Vec<f32>) {
+        self.norms.push((id, gain));
+    }
+
+    fn gain(&self, id: NormId) -> Result<Buffer<'d, D>, Error> {
+        let found = self.norms.iter().find(|(other, _)| *other == id);
+        let (_, gain) = found.ok_or_else(|| Error::Missing(format!("{id:?}")))?;
+        Ok(Buffer::of(self.device, gain, "norms")?)
+    }
+
+    /// Brings matrices that read one input to the device, as one where they share a scheme.
+    fn group(&mut self, ids: &[LinearId]) -> Result<Group<'d, D>, Error> {
+        let device = self.device;
+        let mut taken = Vec::new();
+        for &id in ids {
+            let (part, bias) = self.parts.remove(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
+            taken.push((id, id.shape(&self.config), part, bias));
+        }
+        let views: Option<Vec<PackedView<'_>>> = taken
+            .iter()
+            .map(|(_, shape, part, _)| match part {
+                Part::Packed(p) => {
+                    let books: Vec<_> = p.books.iter().collect();
+                    let view =
+                        PackedView::new(p.scheme, *shape, &books, &p.codes, &p.scales, p.group, p.gain);
+                    Some(view.expect("parts of a view"))
+                }
+                Part::Dense(_) => None,
+            })
+            .collect();
+        let bad = |id: LinearId| move |source: LoadError| Error::Matrix { id, source };
+        let rows = taken.iter().map(|(_, shape, ..)| shape.rows).sum();
+        if let Some(views) = &views {
+            let all: Vec<&PackedView<'_>> = views.iter().collect();
+            if DeviceMatrix::<D>::stackable(&all) {
+                let bias = taken.iter().any(|(.., bias)| bias.is_some()).then(|| {
+                    let zeros = |n: usize| vec![0.0; n];
+                    taken.iter().flat_map(|(_, s, _, b)| b.clone().unwrap_or_else(|| zeros(s.rows))).collect()
+                });
+                let bias: Option<Vec<f32>> = bias;
+                let matrix = DeviceMatrix::stacked(device, &all, bias.as_deref()).map_err(bad(ids[0]))?;
+                return Ok(Group { parts: vec![(0, Linear::Packed(Box::new(matrix)))], rows });
+            }
+        }
+        let (mut parts, mut first) = (Vec::new(), 0);
+        for (id, shape, part, bias) in &taken {
+            let linear = match part {
+                Part::Packed(p) => {
+                    let books: Vec<_> = p.books.iter().collect();
+                    let view =
+                        PackedView::new(p.scheme, *shape, &books, &p.codes, &p.scales, p.group, p.gain)
+                            .expect("parts of a view");
+                    Linear::Packed(Box::new(
+                        DeviceMatrix::new(device, &view, bias.as_deref()).map_err(bad(*id))?,
+                    ))
+                }
+                Part::Dense(weights) => {
+                    let dense = DenseMatrix::new(device, (shape.rows, shape.cols), weights, bias.as_deref());
+                    Linear::Dense(dense?)
+                }
+            };
+            parts.push((first, linear));
+            first += shape.rows;
+        }
+        Ok(Group { parts, rows })
+    }
+
+    /// The model.
+    ///
+    /// # Errors
+    /// When a part is missing or does not fit on the device.
+    pub fn build(mut self) -> Result<DeviceModel<'d, D>, Error> {
+        let (device, config) = (self.device, self.config.clone());
+        let rotation = |r: &Option<Rotation>| r.as_ref().map(|r| tables(device, r)).transpose();
+        let mut layers = Vec::new();
+        for i in 0..config.num_hidden_layers() {
+            let id = |which| LinearId::Layer(i, which);
+            let qkv = self.group(&[id(LayerLinear::Q), id(LayerLinear::K), id(LayerLinear::V)])?;
+            let output = self.group(&[id(LayerLinear::O)])?;
+            let gate_up = self.group(&[id(LayerLinear::Gate), id(LayerLinear::Up)])?;
+            let down = self.group(&[id(LayerLinear::Down)])?;
+            let sites = self.sites.layer(i);
+            layers.push(Layer {
+                qkv,
+                output,
+                gate_up,
+                down,
+                attention_norm: self.gain(NormId::Attention(i))?,
+                mlp_norm: self.gain(NormId::Mlp(i))?,
+                query_norm: config.qk_norm.then(|| self.gain(NormId::Query(i))).transpose()?,
+                key_norm: config.qk_norm.then(|| self.gain(NormId::Key(i))).transpose()?,
+                attention_in: rotation(&sites.attention_in)?,
+                output_in: rotation(&sites.output_in)?,
+                mlp_in: rotation(&sites.mlp_in)?,
+                down_in: rotation(&sites.down_in)?,
+            });
+        }
+        // The embedding is read by rows: a packed one is expanded. Tied, the packed form serves the head.
+        let shape = LinearId::Embed.shape(&config);
+        let group = self.group(&[LinearId::Embed])?;
+        let mut tied_head = None;
+        let embed = match group.parts.into_iter().next() {
+            Some((_, Linear::Dense(dense))) => dense,
+            Some((_, Linear::Packed(matrix))) => {
+                let table = Buffer::zeroed(device, 2 * shape.len(), "embedding")?;
+                matrix.expand(&table, false)?;
+                let rows = shape.rows;
+                tied_head = Some(Group { parts: vec![(0, Linear::Packed(matrix))], rows });
+                DenseMatrix::of_buffer(table, shape.rows, shape.cols)
+            }
+            None => return Err(Error::Missing(LinearId::Embed.to_string())),
+        };
+        let head = if config.tie_word_embeddings { tied_head } else { Some(self.group(&[LinearId::Head])?) };
+        let head_turn = match self.sites.head() {
+            HeadSite::Plain => HeadTurn::Plain,
+            HeadSite::Rotate(r) => HeadTurn::Rotate(tables(device, r)?),
+            HeadSite::Regain(r) => HeadTurn::Regain(tables(device, r)?),
+        };
+        let embed_out = self.sites.embed_out().map(|r| tables(device, r)).transpose()?;
+        let final_norm = self.gain(NormId::Final)?;
+        let work = {
+            let groups = layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]).chain(&head);
+            let packed = groups.flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
+                Linear::Packed(matrix) => Some(&**matrix),
+                Linear::Dense(_) => None,
+            });
+            Workspace::new(device, packed)?
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        let eps = config.rms_norm_eps as f32;
+        Ok(DeviceModel { device, embed, embed_out, head, head_turn, final_norm, layers, work, eps, config })
+    }
+}
+
+/// A rotation's tables on the device.
+fn tables<'d, D: Device>(device: &'d D, rotation: &Rotation) -> Result<RotationTables<'d, D>, DeviceError> {
+    let n = rotation.width();
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "the scale is a float")]
+    let scale = (1.0 / (n as f64).sqrt()) as f32;
+    let signs: Vec<f32> = rotation.signs().map(|s| s * scale).collect();
+    let dense = |factor: &Factor| match *factor {
+        Factor::Walsh(_) => None,
+        Factor::Hadamard(order) => {
+            let h = HadamardMatrix::new(order).expect("the rule picks orders that have a matrix");
+            let entries = (0..order * order).map(|i| f32::from(h.entry(i / order, i % order)));
+            Some((order, entries.collect()))
+        }
+        Factor::Hartley(order) => {
+            #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "angles")]
+            let cas = |i: usize| {
+                let angle = std::f64::consts::TAU * (i % order) as f64 / order as f64;
+                (angle.cos() + angle.sin()) as f32
+            };
+            Some((order, (0..order * order).map(|i| cas(i / order * (i % order))).collect()))
+        }
+    };
+    let factors: Vec<(usize, Vec<f32>)> = rotation.hadamard().factors().iter().filter_map(dense).collect();
+    RotationTables::new(device, &signs, &factors)
+}
+
+impl<'d, D: Device> Group<'d, D> {
+    fn apply(
+        &self,
+        model: &DeviceModel<'d, D>,
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        batch: usize,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        self.parts.iter().try_for_each(|(offset, linear)| match linear {
+            Linear::Packed(m) => m.apply_at(x, y, (*offset, self.rows), batch, accumulate, &model.work),
+            Linear::Dense(m) => m.apply_at(model.device, x, y, (*offset, self.rows), batch, accumulate),
+        })
+    }
+}
+
+impl<'d, D: Device> DeviceModel<'d, D> {
+    /// What the model is.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub(crate) fn device(&self) -> &'d D {
+        self.device
+    }
+
+    /// Launches that one step of the packed products takes: fewer where matrices share a scheme.
+    #[must_use]
+    pub fn products(&self) -> usize {
+        let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        groups.map(|g| g.parts.len()).sum()
+    }
+
+    /// An empty sequence of at most `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn state(&self, capacity: usize) -> Result<DeviceState<'d, D>, Error> {
+        let (config, device) = (&self.config, self.device);
+        let shape = AttentionShape {
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            d: config.head_dim,
+            capacity,
+        };
+        let widest = config.hidden_size.max(config.q_dim()).max(config.intermediate_size);
+        let rows = |width: usize| Buffer::zeroed(device, 4 * MAX_ROWS * width, "activations");
+        let caches =
+            (0..config.num_hidden_layers()).map(|_| Cache::new(device, &shape)).collect::<Result<_, _>>()?;
+        Ok(DeviceState {
+            step: Buffer::of(device, &[Step::default()], "step")?,
+            logits: rows(config.vocab_size)?,
+            x: rows(config.hidden_size)?,
+            n: rows(widest)?,
+            turned: rows(widest)?,
+            wide: rows(shape.row().max(2 * config.intermediate_size))?,
+            caches,
+            turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
+            shape,
+            len: 0,
+        })
+    }
+
+    /// Checks that `tokens` may follow what `state` holds.
+    pub(crate) fn check(&self, state: &DeviceState<'d, D>, tokens: &[u32]) -> Result<(), Error> {
+        let vocabulary = self.config.vocab_size;
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocabulary) {
+            return Err(Error::Token { token, vocabulary });
+        }
+        let (capacity, len, got) = (state.capacity(), state.len, tokens.len());
+        if len + got > capacity {
+            return Err(Error::ContextFull { capacity, len, got });
+        }
+        Ok(())
+    }
+
+    /// Runs `tokens` after those in `state`; `each` gets the logits (tokens, vocabulary) of some of them at a time, in order.
+    ///
+    /// # Errors
+    /// [`Error::Token`], [`Error::ContextFull`], or what `each` returns.
+    pub fn run<E: From<Error>>(
+        &self,
+        state: &mut DeviceState<'d, D>,
+        tokens: &[u32],
+        mut each: Option<&mut Each<'_, E>>,
+    ) -> Result<(), E> {
+        self.check(state, tokens)?;
+        for chunk in tokens.chunks(MAX_ROWS) {
+            let mut step = Step { position: u32_of(state.len), ..Step::default() };
+            step.tokens[..chunk.len()].copy_from_slice(chunk);
+            state.step.write(&[step]).map_err(Error::Device)?;
+            self.blocks(state, chunk.len()).map_err(Error::Device)?;
+            state.len += chunk.len();
+            if let Some(each) = each.as_mut() {
+                self.head(state, chunk.len()).map_err(Error::Device)?;
+                let logits =
+                    state.logits.read(chunk.len() * self.config.vocab_size).map_err(Error::Device)?;
+                each(&logits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches embedding and blocks for the tokens of the step.
+    pub(crate) fn blocks(&self, s: &DeviceState<'d, D>, rows: usize) -> Result<(), DeviceError> {
+        let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
+        let turn = |tables: &Option<RotationTables<'d, D>>| -> Result<bool, DeviceError> {
+            let Some(tables) = tables else { return Ok(false) };
+            tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
+            Ok(true)
+        };
+        match &self.embed_out {
+            None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
+            Some(tables) => {
+                ops::embed(device, &s.step, self.embed.weights(), &s.n, rows, width)?;
+                tables.rotate(device, &s.n, &s.x, rows, true, false)?;
+            }
+        }
+        for ((i, layer), cache) in self.layers.iter().enumerate().zip(&s.caches) {
+            ops::norm(device, &s.x, Some(&layer.attention_norm), &s.n, (rows, width), self.eps)?;
+            let input = if turn(&layer.attention_in)? { &s.turned } else { &s.n };
+            layer.qkv.apply(self, input, &s.wide, rows, false)?;
+            let options = HeadOptions {
+                query_norm: layer.query_norm.as_ref(),
+                key_norm: layer.key_norm.as_ref(),
+                turns: config.layers[i].rope.then_some(&s.turns),
+                eps: self.eps,
+                window: config.layers[i].sliding_window.unwrap_or(0),
+            };
+            ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
+            let input = if turn(&layer.output_in)? { &s.turned } else { &s.n };
+            layer.output.apply(self, input, &s.x, rows, true)?;
+
+            ops::norm(device, &s.x, Some(&layer.mlp_norm), &s.n, (rows, width), self.eps)?;
+            let input = if turn(&layer.mlp_in)? { &s.turned } else { &s.n };
+            layer.gate_up.apply(self, input, &s.wide, rows, false)?;
+            match &layer.down_in {
+                Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
+                None => ops::swiglu(device, &s.wide, &s.turned, (rows, config.intermediate_size))?,
+            }
+            layer.down.apply(self, &s.turned, &s.x, rows, true)?;
+        }
+        Ok(())
+    }
+
+    /// Launches final norm and head for the rows of the residual stream.
+    pub(crate) fn head(&self, s: &DeviceState<'d, D>, rows: usize) -> Result<(), DeviceError> {
+        let (device, size) = (self.device, (rows, self.config.hidden_size));
+        let input = match &self.head_turn {
+            HeadTurn::Plain => {
+                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, size, self.eps)?;
+                &s.n
+            }
+            HeadTurn::Rotate(tables) => {
+                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, size, self.eps)?;
+                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
+                &s.turned
+            }
+            HeadTurn::Regain(tables) => {
+                ops::norm(device, &s.x, None, &s.n, size, self.eps)?;
+                tables.rotate(device, &s.n, &s.turned, rows, true, false)?;
+                ops::gain(device, &s.turned, &self.final_norm, size)?;
+                tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
+                &s.n
+            }
+        };
+        match &self.head {
+            Some(group) => group.apply(self, input, &s.logits, rows, false),
+            None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false),
+        }
+    }
+}
+
+pub(crate) fn u32_of(n: usize) -> u32 {
+    u32::try_from(n).expect("token numbers fit 32 bits")
+}

@@ -1,0 +1,174 @@
+//! The decoder on the host shim against logits computed in float64, for every architecture and rotation mode.
+#![expect(clippy::print_stderr, reason = "skips are said aloud")]
+
+#[path = "../../fracbit-model/tests/common/mod.rs"]
+#[allow(clippy::unwrap_used, reason = "shared with the tests of fracbit-model")]
+mod common;
+
+use common::{Reference, references, relative};
+use fracbit_base::{Scheme, Shape};
+use fracbit_format::{Codebook, Layout, PackedView};
+use fracbit_kernels::cases::{self, Packed};
+use fracbit_kernels_cuda::{Limits, shim::Shim};
+use fracbit_model::{
+    LayerLinear, Linear, LinearId, ModelBuilder, NormId, RotationMode, SampleConfig, WeightSource,
+};
+use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error};
+use std::path::Path;
+
+fn device() -> Shim {
+    let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
+    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
+}
+
+fn dense<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
+    let config = source.config();
+    let mut builder = Builder::new(device, config.clone(), source.sites().clone());
+    for id in LinearId::all(config) {
+        let matrix = source.linear(id).expect("a matrix of the checkpoint");
+        builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
+    }
+    for id in NormId::all(config) {
+        builder.norm(id, source.norm(id).expect("a norm of the checkpoint"));
+    }
+    builder.build().expect("a whole model")
+}
+
+fn logits(model: &DeviceModel<'_, Shim>, tokens: &[u32]) -> Vec<f32> {
+    let mut state = model.state(64).expect("memory");
+    let mut all = Vec::new();
+    let mut each = |logits: &[f32]| -> Result<(), Error> {
+        all.extend_from_slice(logits);
+        Ok(())
+    };
+    model.run(&mut state, tokens, Some(&mut each)).expect("a run");
+    all
+}
+
+/// Half-precision weights and cache: 2^-11 a factor, some tens of factors deep.
+const HALF: f64 = 5e-3;
+
+#[test]
+fn every_architecture_gives_the_reference_logits() {
+    let Some(references) = references() else { return };
+    let device = device();
+    for r in &references {
+        let mode = match r.name {
+            "llama2" | "llama-tied" | "qwen3" => RotationMode::Fold,
+            "llama3" | "smollm2" => RotationMode::Online,
+            _ => RotationMode::None,
+        };
+        let model = dense(&device, &r.source(mode, 42));
+        let error = relative(&logits(&model, &r.tokens), &r.logits);
+        assert!(error < HALF, "{} ({mode}): {error}", r.name);
+        eprintln!("{} ({mode}): {error:.1e}", r.name);
+    }
+}
+
+#[test]
+fn greedy_decoding_follows_the_reference_and_repeats_itself() {
+    let Some(references) = references() else { return };
+    let device = device();
+    let r: &Reference = references.iter().find(|r| r.name == "mistral").expect("a reference");
+    let model = dense(&device, &r.source(RotationMode::None, 0));
+    let mut state = model.state(64).expect("memory");
+    let greedy = SampleConfig::default();
+    let mut decoder = Decoder::new(&model, &mut state, &r.tokens, &greedy, 4).expect("a decoder");
+    let mut got = Vec::new();
+    while let Some(token) = decoder.next_token().expect("a token") {
+        got.push(token);
+    }
+    assert_eq!(got, decoder.tokens().expect("tokens"));
+    // The reference's list may begin with the prompt's continuation only.
+    assert_eq!(got, r.greedy[..4.min(r.greedy.len())]);
+    // A draw: the same seed gives the same text, another seed and a high temperature another.
+    let draw = |seed, top_k| {
+        let config = SampleConfig { temperature: 3.0, top_k, seed, ..SampleConfig::default() };
+        let mut state = model.state(64).expect("memory");
+        let mut decoder = Decoder::new(&model, &mut state, &r.tokens[..3], &config, 6).expect("a decoder");
+        while decoder.next_token().expect("a token").is_some() {}
+        decoder.tokens().expect("tokens")
+    };
+    assert_eq!(draw(1, 0), draw(1, 0));
+    assert_ne!(draw(1, 0), draw(2, 0));
+    assert_eq!(draw(1, 1), draw(2, 1), "one candidate leaves no choice");
+}
+
+#[test]
+fn packed_matrices_in_fused_and_single_launches() {
+    let Some(references) = references() else { return };
+    let device = device();
+    // Rows of whole tiles fuse: q, k and v. Others, here with biases, do not.
+    for (name, launches) in [("llama3", 5), ("qwen2", 7)] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        packed(&device, r, launches);
+    }
+}
+
+fn packed(device: &Shim, r: &Reference, launches: usize) {
+    let source = r.source(RotationMode::None, 0);
+    let config = source.config();
+    let mut builder = Builder::new(device, config.clone(), source.sites().clone());
+    let mut plain = ModelBuilder::new(config.clone(), source.sites().clone()).expect("a builder");
+    for id in LinearId::all(config) {
+        let shape = id.shape(config);
+        let bias = source.bias(id).expect("its bias");
+        // q, k and v share a scheme and become one launch; gate and up do not.
+        let scheme: Scheme = match id {
+            LinearId::Layer(_, LayerLinear::Gate) => "tcq-fast-2",
+            LinearId::Layer(_, LayerLinear::Up) => "nuq-4",
+            LinearId::Layer(_, LayerLinear::Down) => "half-tcq-2.25",
+            LinearId::Embed | LinearId::Head => "vq-3",
+            LinearId::Layer(..) => "tcq-3",
+        }
+        .parse()
+        .expect("a scheme");
+        let group = shape.cols.next_multiple_of(16);
+        let mut packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 100), group, 3);
+        // Weights of the size of the checkpoint's.
+        packed.codebooks = packed.codebooks.iter().map(small).collect();
+        let view: PackedView<'_> = packed.view().expect("parts that fit");
+        assert_eq!(view.codes().len(), Layout::new(scheme, shape).len());
+        let weights = view.dequantize();
+        plain.set(id, Linear::dense(shape, weights, bias.clone()).expect("a matrix")).expect("a shape");
+        builder.packed(id, &view, bias);
+    }
+    for id in NormId::all(config) {
+        let gain = source.norm(id).expect("a norm");
+        plain.set_norm(id, gain.clone()).expect("a norm");
+        builder.norm(id, gain);
+    }
+    let model = builder.build().expect("a whole model");
+    assert_eq!(model.products(), config.num_hidden_layers() * launches, "{}: gate and up apart", r.name);
+    let plain = plain.build().expect("a whole model");
+    let mut state = plain.state(&common::F32);
+    let want = common::logits(&plain, &mut state, &r.tokens);
+    let error = relative(&logits(&model, &r.tokens), &want);
+    assert!(error < 2.0 * HALF, "{}: {error}", r.name);
+}
+
+fn small(book: &Codebook) -> Codebook {
+    Codebook::new(book.scheme(), book.entries().to_vec(), 0.002).expect("a step")
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let Some(references) = references() else { return };
+    let r = &references[0];
+    let device = device();
+    let model = dense(&device, &r.source(RotationMode::None, 0));
+    let mut state = model.state(4).expect("memory");
+    let tokens = [1, 2, 3, 4, 5];
+    assert!(matches!(
+        model.run::<Error>(&mut state, &tokens, None),
+        Err(Error::ContextFull { capacity: 4, len: 0, got: 5 })
+    ));
+    let far = [u32::MAX];
+    assert!(matches!(model.run::<Error>(&mut state, &far, None), Err(Error::Token { .. })));
+    assert!(state.is_empty());
+    assert!(matches!(
+        Decoder::new(&model, &mut state, &[], &SampleConfig::default(), 1),
+        Err(Error::Missing(_))
+    ));
+    let _: Shape = LinearId::Embed.shape(model.config());
+}

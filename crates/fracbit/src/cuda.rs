@@ -1,0 +1,138 @@
+//! Models on a GPU: the same directories, another runtime.
+//!
+//! Everything here is generic over the device, so that it is tested without one; feature `cuda` adds `Gpu`.
+
+use crate::{
+    Error, Evaluation, Opened, Progress, directory::packed_names, fusion::Parts, load::Reader, plan::Storage,
+};
+use fracbit_format::{Codebook, Layout, PackedView, TILE_COLS};
+use fracbit_io::Dtype;
+#[cfg(feature = "cuda")]
+pub use fracbit_kernels_cuda::Gpu;
+use fracbit_kernels_cuda::{Device, DeviceError};
+use fracbit_model::{LinearId, NormId, RotationMode, Sites};
+use fracbit_model_cuda::Builder;
+pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
+use half::f16;
+use std::{collections::BTreeMap, collections::btree_map::Entry};
+
+impl Opened {
+    /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized directory is checked first.
+    ///
+    /// # Errors
+    /// When a tensor is missing or damaged, or the device lacks memory.
+    pub fn on_device<'d, D: Device>(&self, device: &'d D, verify: bool) -> Result<DeviceModel<'d, D>, Error> {
+        match &self.quantization {
+            None => self.plain_on_device(device),
+            Some(_) => self.quantized_on_device(device, verify),
+        }
+    }
+
+    fn plain_on_device<'d, D: Device>(&self, device: &'d D) -> Result<DeviceModel<'d, D>, Error> {
+        let source = self.source(RotationMode::None, 0)?;
+        let mut builder = Builder::new(device, self.config.clone(), source.sites().clone());
+        for id in LinearId::all(&self.config) {
+            builder.dense(id, &source.linear(id)?.data, source.bias(id)?);
+        }
+        for id in NormId::all(&self.config) {
+            builder.norm(id, source.norm(id)?);
+        }
+        Ok(builder.build()?)
+    }
+
+    fn quantized_on_device<'d, D: Device>(
+        &self,
+        device: &'d D,
+        verify: bool,
+    ) -> Result<DeviceModel<'d, D>, Error> {
+        let Some(block) = &self.quantization else { return self.plain_on_device(device) };
+        let reader = Reader { checkpoint: &self.checkpoint, verify };
+        let sites = Sites::new(&self.config, block.rotation, block.seed)?;
+        let mut builder = Builder::new(device, self.config.clone(), sites);
+        let mut books = BTreeMap::new();
+        for id in LinearId::all(&self.config) {
+            let shape = id.shape(&self.config);
+            let bias =
+                id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), shape.rows)).transpose()?;
+            match block.storage(id, self.checkpoint.dir())? {
+                Storage::F16 => {
+                    self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
+                    let bytes = reader.tensor(&id.weight_name(), Dtype::F16)?.bytes;
+                    let halves = bytes.as_chunks::<2>().0.iter();
+                    let weights: Vec<f32> = halves.map(|&b| f16::from_le_bytes(b).to_f32()).collect();
+                    builder.dense(id, &weights, bias);
+                }
+                Storage::Packed(scheme) => {
+                    for half in scheme.halves() {
+                        if let Entry::Vacant(book) = books.entry(half) {
+                            book.insert(reader.codebook(half)?);
+                        }
+                    }
+                    let group =
+                        if block.group == 0 { shape.cols.next_multiple_of(TILE_COLS) } else { block.group };
+                    let Parts { codes, scales, gain } = reader.parts(id)?;
+                    let layout = Layout::new(scheme, shape);
+                    let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
+                    let view = PackedView::new(scheme, shape, &used, codes, &scales, group, gain)
+                        .map_err(|e| reader.bad(&packed_names(id)[0], e.to_string()))?;
+                    builder.packed(id, &view, bias);
+                }
+            }
+        }
+        for id in NormId::all(&self.config) {
+            let width = id.width(&self.config);
+            let folded = id.folded(&self.config, block.rotation);
+            builder.norm(id, if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? });
+        }
+        Ok(builder.build()?)
+    }
+}
+
+/// Negative log-likelihood of windows of tokens on a device: every token but the last of a window predicts the next.
+///
+/// # Errors
+/// When the device fails or a window does not fit the model.
+pub fn score<D: Device>(
+    model: &DeviceModel<'_, D>,
+    windows: &[Vec<u32>],
+    bits_per_weight: f64,
+    progress: &dyn Progress,
+) -> Result<Evaluation, Error> {
+    let predictions: usize = windows.iter().map(|w| w.len().saturating_sub(1)).sum();
+    progress.stage("evaluating", predictions as u64);
+    let longest = windows.iter().map(Vec::len).max().unwrap_or(1);
+    let mut state: DeviceState<'_, D> = model.state(longest)?;
+    let vocabulary = model.config().vocab_size;
+    let (mut nats, mut tokens) = (0f64, 0u64);
+    for window in windows {
+        state.truncate(0);
+        let mut next = window.iter().skip(1);
+        let mut each = |logits: &[f32]| -> Result<(), Error> {
+            for (row, &target) in logits.chunks_exact(vocabulary).zip(next.by_ref()) {
+                let top = row.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+                let sum: f64 = row.iter().map(|&l| f64::from(l - top).exp()).sum();
+                nats += sum.ln() - f64::from(row[target as usize] - top);
+                tokens += 1;
+                progress.advance(1);
+            }
+            Ok(())
+        };
+        model.run(&mut state, &window[..window.len().saturating_sub(1)], Some(&mut each))?;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+    let nats_per_token = nats / tokens as f64;
+    Ok(Evaluation {
+        nats_per_token,
+        perplexity: nats_per_token.exp(),
+        tokens,
+        bits_per_weight,
+        kl: None,
+        top1_agreement: None,
+    })
+}
+
+impl From<DeviceError> for Error {
+    fn from(source: DeviceError) -> Self {
+        Self::Device(source.into())
+    }
+}

@@ -1,0 +1,419 @@
+// What a decoder does beside packed products: dense products, norms, rotations, rotary embedding, cache, attention, sampling.
+//
+// A row is a token; up to eight run together. Whatever changes from token to token (position, token, random numbers) is read from
+// device memory, so that a recorded step repeats without the host.
+#pragma once
+#include "device.cuh"
+
+/// State of a sequence: read and advanced by the kernels of a step.
+struct Step {
+    uint32_t position;  // tokens in the cache
+    uint32_t drawn;     // tokens drawn
+    uint32_t tokens[8]; // to be run
+};
+
+/// Sums `v` over the block; every thread gets the result. Uses 132 bytes of shared memory at `at`.
+FB_DEVICE float sum_block(float v, uint32_t at) {
+    const uint32_t warp = thread_x() / 32, warps = threads_x() / 32;
+    v = sum_lanes(v);
+    sync_block();
+    if (thread_x() % 32 == 0) sts<float>(at + 4 * warp, v);
+    sync_block();
+    float total = 0.f;
+    for (uint32_t i = 0; i < warps; i++) total += lds<float>(at + 4 * i);
+    return total;
+}
+
+struct EmbedArgs {
+    const Step* step;
+    const uint16_t* table;  // f16 (vocabulary, width)
+    float* x;               // (rows, width)
+    uint32_t width, pad;
+};
+FB_DEVICE void embed(const EmbedArgs& a) {
+    const uint32_t token = ldg(&a.step->tokens[block_x()]);
+    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) {
+        stg(a.x + (size_t)block_x() * a.width + i, from_half(ldg(a.table + (size_t)token * a.width + i)));
+    }
+}
+
+struct NormArgs {
+    const float* x;     // (rows, width)
+    const float* gain;  // (width) or null
+    float* out;         // (rows, width)
+    uint32_t width;
+    float eps;
+};
+FB_DEVICE void norm(const NormArgs& a) {
+    const float* x = a.x + (size_t)block_x() * a.width;
+    float v = 0.f;
+    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) v += ldg(x + i) * ldg(x + i);
+    const float scale = 1.f / root(sum_block(v, 0) / (float)a.width + a.eps);
+    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) {
+        const float w = a.gain ? ldg(a.gain + i) : 1.f;
+        stg(a.out + (size_t)block_x() * a.width + i, ldg(x + i) * scale * w);
+    }
+}
+
+struct GainArgs {
+    float* x;           // (rows, width)
+    const float* gain;  // (width)
+    uint32_t width, pad;
+};
+FB_DEVICE void gain(const GainArgs& a) {
+    float* x = a.x + (size_t)block_x() * a.width;
+    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) stg(x + i, ldg(x + i) * ldg(a.gain + i));
+}
+
+/// SwiGLU where no rotation follows: out = silu(gate) up.
+struct SwigluArgs {
+    const float* gate_up;  // (rows, 2 width)
+    float* out;            // (rows, width)
+    uint32_t width, pad;
+};
+FB_DEVICE float swiglu_of(float gate, float up) { return gate / (1.f + fast_exp(-gate)) * up; }
+FB_DEVICE void swiglu(const SwigluArgs& a) {
+    const float* from = a.gate_up + (size_t)block_x() * 2 * a.width;
+    for (uint32_t i = block_y() * threads_x() + thread_x(); i < a.width; i += blocks_y() * threads_x()) {
+        stg(a.out + (size_t)block_x() * a.width + i, swiglu_of(ldg(from + i), ldg(from + a.width + i)));
+    }
+}
+
+/// Rotation of a row: signs, then the Kronecker product of dense factors and a Walsh matrix (fracbit-rotation), or its inverse.
+struct RotateArgs {
+    const float* x;           // (rows, n), or gate and up (rows, 2n) when `gated`
+    float* out;               // (rows, n), not x
+    const float* signs;       // (n), scaled by 1/sqrt(n)
+    const float* factors[2];  // dense (order, order), slowest first; transposed for the inverse
+    uint32_t orders[2];       // 0: absent
+    uint32_t n, walsh, inverse, gated;
+};
+
+/// out[j] = sum_k M[j][k] x[k] along one axis of the row in shared memory; through global memory, so that one copy of the row suffices.
+FB_DEVICE void across(const RotateArgs& a, const float* m, uint32_t order, uint32_t stride, float* out) {
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
+        const uint32_t j = i / stride % order, base = i - j * stride;
+        float v = 0.f;
+        for (uint32_t k = 0; k < order; k++) v += ldg(m + j * order + k) * lds<float>(4 * (base + k * stride));
+        stg(out + i, v);
+    }
+    fence();
+    sync_block();
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) sts<float>(4 * i, ld_fresh(out + i));
+    sync_block();
+}
+FB_DEVICE void butterflies(const RotateArgs& a) {
+    for (uint32_t h = 1; h < a.walsh; h *= 2) {
+        for (uint32_t i = thread_x(); i < a.n / 2; i += threads_x()) {
+            const uint32_t low = i / h * 2 * h + i % h;
+            const float p = lds<float>(4 * low), q = lds<float>(4 * (low + h));
+            sts<float>(4 * low, p + q);
+            sts<float>(4 * (low + h), p - q);
+        }
+        sync_block();
+    }
+}
+FB_DEVICE void rotate(const RotateArgs& a) {
+    const float* x = a.x + (size_t)block_x() * a.n * (a.gated ? 2 : 1);
+    float* out = a.out + (size_t)block_x() * a.n;
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
+        const float v = a.gated ? swiglu_of(ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
+        sts<float>(4 * i, a.inverse ? v : v * ldg(a.signs + i));
+    }
+    sync_block();
+    // Strides: the first factor is the slowest index, the Walsh matrix the fastest.
+    const uint32_t inner = a.orders[1] > 0 ? a.walsh * a.orders[1] : a.walsh;
+    if (!a.inverse) {
+        butterflies(a);
+        if (a.orders[1] > 0) across(a, a.factors[1], a.orders[1], a.walsh, out);
+        if (a.orders[0] > 0) across(a, a.factors[0], a.orders[0], inner, out);
+    } else {
+        if (a.orders[0] > 0) across(a, a.factors[0], a.orders[0], inner, out);
+        if (a.orders[1] > 0) across(a, a.factors[1], a.orders[1], a.walsh, out);
+        butterflies(a);
+    }
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
+        stg(out + i, lds<float>(4 * i) * (a.inverse ? ldg(a.signs + i) : 1.f));
+    }
+}
+
+/// Norm and rotary embedding of every head of queries, keys, values (rows, heads + 2 kv_heads, d); keys and values go to the cache.
+struct HeadsArgs {
+    const Step* step;
+    float* qkv;
+    const float* query_norm;  // (d) or null
+    const float* key_norm;    // (d) or null
+    const float* turns;       // (positions, d) cosines, then sines of d/2 planes; null: no rotation
+    uint16_t* keys;           // f16 (kv_heads, capacity, d)
+    uint16_t* values;
+    uint32_t heads, kv_heads, d, capacity;
+    float eps, scale;  // scale of the queries
+};
+FB_DEVICE void heads(const HeadsArgs& a) {
+    const uint32_t head = block_x(), row = block_y(), position = ldg(&a.step->position) + row;
+    const uint32_t all = a.heads + 2 * a.kv_heads, half = a.d / 2;
+    float* x = a.qkv + ((size_t)row * all + head) * a.d;
+    const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
+    const float* norm = value ? nullptr : query ? a.query_norm : a.key_norm;
+    float square = 0.f;
+    for (uint32_t i = thread_x(); i < a.d; i += threads_x()) {
+        const float v = ldg(x + i);
+        sts<float>(256 + 4 * i, v);
+        square += v * v;
+    }
+    const float norm_scale = norm ? 1.f / root(sum_block(square, 0) / (float)a.d + a.eps) : 1.f;
+    sync_block();
+    const auto normed = [&](uint32_t i) {
+        return lds<float>(256 + 4 * i) * (norm ? norm_scale * ldg(norm + i) : 1.f);
+    };
+    for (uint32_t i = thread_x(); i < a.d; i += threads_x()) {
+        float v = normed(i);
+        if (a.turns && !value) {
+            const uint32_t plane = i % half;
+            const float c = ldg(a.turns + (size_t)position * a.d + plane), s = ldg(a.turns + (size_t)position * a.d + half + plane);
+            v = i < half ? v * c - normed(i + half) * s : v * c + normed(i - half) * s;
+        }
+        if (query) {
+            stg(x + i, v * a.scale);
+        } else {
+            const uint32_t kv = (head - a.heads) % a.kv_heads;
+            uint16_t* cache = value ? a.values : a.keys;
+            stg(cache + ((size_t)kv * a.capacity + position) * a.d + i, to_half(v));
+        }
+    }
+}
+
+/// Attention of one head and row over the cache: a warp takes every eighth position with sums of its own, joined at the end.
+struct AttendArgs {
+    const Step* step;
+    const float* qkv;        // (rows, heads + 2 kv_heads, d)
+    const uint16_t* keys;    // f16 (kv_heads, capacity, d)
+    const uint16_t* values;
+    float* out;              // (rows, heads, d)
+    uint32_t heads, kv_heads, d, capacity, window;  // window 0: all positions
+    uint32_t pad;
+};
+constexpr int MAX_SLICE = 8;  // head dimensions up to 256
+FB_DEVICE void attend(const AttendArgs& a) {
+    const uint32_t head = block_x(), row = block_y(), last = ldg(&a.step->position) + row;
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
+    const uint32_t kv = head / (a.heads / a.kv_heads);
+    const uint32_t first = a.window > 0 && last + 1 > a.window ? last + 1 - a.window : 0;
+    const float* q = a.qkv + ((size_t)row * (a.heads + 2 * a.kv_heads) + head) * a.d;
+    float query[MAX_SLICE], sum[MAX_SLICE];
+    FB_UNROLL
+    for (int t = 0; t < MAX_SLICE; t++) {
+        const uint32_t i = lane + 32 * (uint32_t)t;
+        query[t] = i < a.d ? ldg(q + i) : 0.f;
+        sum[t] = 0.f;
+    }
+    float most = -INFINITY, weight = 0.f;
+    for (uint32_t p = first + warp; p <= last; p += warps) {
+        const uint16_t* k = a.keys + ((size_t)kv * a.capacity + p) * a.d;
+        const uint16_t* v = a.values + ((size_t)kv * a.capacity + p) * a.d;
+        float score = 0.f;
+        FB_UNROLL
+        for (int t = 0; t < MAX_SLICE; t++) {
+            const uint32_t i = lane + 32 * (uint32_t)t;
+            if (i < a.d) score += query[t] * from_half(ldg(k + i));
+        }
+        score = sum_lanes(score);
+        const float higher = score > most ? score : most;
+        const float old = fast_exp(most - higher), fresh = fast_exp(score - higher);
+        weight = weight * old + fresh;
+        FB_UNROLL
+        for (int t = 0; t < MAX_SLICE; t++) {
+            const uint32_t i = lane + 32 * (uint32_t)t;
+            if (i < a.d) sum[t] = sum[t] * old + fresh * from_half(ldg(v + i));
+        }
+        most = higher;
+    }
+    // Per warp: most, weight, sums.
+    const uint32_t slot = warp * (a.d + 2) * 4;
+    if (lane == 0) {
+        sts<float>(slot, most);
+        sts<float>(slot + 4, weight);
+    }
+    FB_UNROLL
+    for (int t = 0; t < MAX_SLICE; t++) {
+        const uint32_t i = lane + 32 * (uint32_t)t;
+        if (i < a.d) sts<float>(slot + 8 + 4 * i, sum[t]);
+    }
+    sync_block();
+    float top = -INFINITY;
+    for (uint32_t w = 0; w < warps; w++) {
+        const float m = lds<float>(w * (a.d + 2) * 4);
+        top = m > top ? m : top;
+    }
+    float total = 0.f;
+    for (uint32_t w = 0; w < warps; w++) {
+        total += lds<float>(w * (a.d + 2) * 4 + 4) * fast_exp(lds<float>(w * (a.d + 2) * 4) - top);
+    }
+    for (uint32_t i = thread_x(); i < a.d; i += threads_x()) {
+        float v = 0.f;
+        for (uint32_t w = 0; w < warps; w++) {
+            v += lds<float>(w * (a.d + 2) * 4 + 8 + 4 * i) * fast_exp(lds<float>(w * (a.d + 2) * 4) - top);
+        }
+        stg(a.out + ((size_t)row * a.heads + head) * a.d + i, v / total);
+    }
+}
+
+/// y = W x + b for dense half-precision W and up to 8 rows of x: a warp takes a row of W at a time.
+struct DenseArgs {
+    const uint16_t* w;  // f16 (rows, cols)
+    const float* bias;  // (rows) or null
+    const float* x;     // (batch, cols)
+    float* y;           // (batch, y_stride)
+    uint32_t rows, cols, batch, y_stride, accumulate, pad;
+};
+FB_DEVICE void dense(const DenseArgs& a) {
+    const uint32_t lane = thread_x() % 32, warps = threads_x() / 32;
+    for (uint32_t row = block_x() * warps + thread_x() / 32; row < a.rows; row += blocks_x() * warps) {
+        const uint16_t* w = a.w + (size_t)row * a.cols;
+        float sum[8] = {};
+        if (a.cols % 8 == 0) {
+            for (uint32_t i = lane * 8; i < a.cols; i += 256) {
+                const Words4 words = ldg((const Words4*)(w + i));
+                FB_UNROLL
+                for (uint32_t n = 0; n < 8; n++) {
+                    if (n >= a.batch) break;
+                    const float* x = a.x + (size_t)n * a.cols + i;
+                    FB_UNROLL
+                    for (uint32_t j = 0; j < 8; j++) {
+                        sum[n] += from_half((uint16_t)(words.w[j / 2] >> (16 * (j % 2)))) * ldg(x + j);
+                    }
+                }
+            }
+        } else {
+            for (uint32_t i = lane; i < a.cols; i += 32) {
+                const float v = from_half(ldg(w + i));
+                FB_UNROLL
+                for (uint32_t n = 0; n < 8; n++) {
+                    if (n < a.batch) sum[n] += v * ldg(a.x + (size_t)n * a.cols + i);
+                }
+            }
+        }
+        FB_UNROLL
+        for (uint32_t n = 0; n < 8; n++) {
+            if (n >= a.batch) break;
+            float v = sum_lanes(sum[n]);
+            if (lane == 0) {
+                if (a.bias) v += ldg(a.bias + row);
+                float* y = a.y + (size_t)n * a.y_stride + row;
+                stg(y, a.accumulate ? ldg(y) + v : v);
+            }
+        }
+    }
+}
+
+/// Draws a token from one row of logits, advances the sequence. One block.
+///
+/// Temperature 0 takes the largest logit, of equal ones the lowest token. Otherwise weights exp((l - max) / temperature) pass
+/// top-k, top-p and min-p as thresholds on the weight (found by bisection of its bits; equal weights stay together), and the draw runs
+/// over the survivors in the order of tokens.
+struct SampleArgs {
+    Step* step;
+    float* logits;          // (vocabulary)
+    uint32_t* out;          // tokens drawn so far
+    const float* uniforms;  // one for every draw
+    unsigned char* seen;    // (vocabulary), for the repetition penalty; null: none
+    uint32_t vocabulary, top_k;
+    float temperature, top_p, min_p, penalty;
+};
+FB_DEVICE void sample(const SampleArgs& a) {
+    const uint32_t n = a.vocabulary;
+    if (a.seen) {
+        for (uint32_t i = thread_x(); i < n; i += threads_x()) {
+            const float l = ldg(a.logits + i);
+            if (ldg(a.seen + i)) stg(a.logits + i, l > 0.f ? l / a.penalty : l * a.penalty);
+        }
+        fence();
+        sync_block();
+    }
+    // The largest logit and its first token: lanes, then warps.
+    float top = -INFINITY;
+    uint32_t token = 0;
+    for (uint32_t i = thread_x(); i < n; i += threads_x()) {
+        const float l = ldg(a.logits + i);
+        if (l > top) top = l, token = i;
+    }
+    const auto better = [&](float l, uint32_t t) {
+        if (l > top || (l == top && t < token)) top = l, token = t;
+    };
+    FB_UNROLL
+    for (uint32_t m = 16; m > 0; m /= 2) {
+        const float l = float_of(shfl_xor(bits_of(top), m));
+        better(l, shfl_xor(token, m));
+    }
+    const uint32_t warps = threads_x() / 32;
+    if (thread_x() % 32 == 0) {
+        sts<float>(256 + 8 * (thread_x() / 32), top);
+        sts<uint32_t>(260 + 8 * (thread_x() / 32), token);
+    }
+    sync_block();
+    for (uint32_t w = 0; w < warps; w++) better(lds<float>(256 + 8 * w), lds<uint32_t>(260 + 8 * w));
+    if (a.temperature > 0.f) {
+        const auto weight = [&](uint32_t i) { return fast_exp((ldg(a.logits + i) - top) / a.temperature); };
+        float least = a.min_p;
+        // The largest threshold whose survivors are still `want` in number, or in weight.
+        const auto bisect = [&](bool count, float want) {
+            uint32_t low = bits_of(least), high = bits_of(1.f);
+            while (low < high) {
+                const uint32_t middle = high - (high - low) / 2;
+                float v = 0.f;
+                for (uint32_t i = thread_x(); i < n; i += threads_x()) {
+                    const float w = weight(i);
+                    if (bits_of(w) >= middle) v += count ? 1.f : w;
+                }
+                if (sum_block(v, 0) >= want) {
+                    low = middle;
+                } else {
+                    high = middle - 1;
+                }
+            }
+            least = float_of(low);
+        };
+        if (a.top_k > 0 && a.top_k < n) bisect(true, (float)a.top_k);
+        float total = 0.f;
+        for (uint32_t i = thread_x(); i < n; i += threads_x()) total += weight(i) >= least ? weight(i) : 0.f;
+        total = sum_block(total, 0);
+        if (a.top_p < 1.f) {
+            bisect(false, a.top_p * total);
+            total = 0.f;
+            for (uint32_t i = thread_x(); i < n; i += threads_x()) total += weight(i) >= least ? weight(i) : 0.f;
+            total = sum_block(total, 0);
+        }
+        // The draw: each thread sums a run of tokens, one thread finds the run, then the token.
+        const uint32_t run = (n + threads_x() - 1) / threads_x();
+        float v = 0.f;
+        for (uint32_t i = thread_x() * run; i < n && i < (thread_x() + 1) * run; i++) v += weight(i) >= least ? weight(i) : 0.f;
+        sync_block();
+        sts<float>(1024 + 4 * thread_x(), v);
+        sync_block();
+        if (thread_x() == 0) {
+            float left = ldg(a.uniforms + ldg(&a.step->drawn)) * total;
+            uint32_t found = token, r = 0;
+            while (r + 1 < threads_x() && left >= lds<float>(1024 + 4 * r)) left -= lds<float>(1024 + 4 * r++);
+            for (uint32_t i = r * run; i < n && i < (r + 1) * run; i++) {
+                const float w = weight(i);
+                if (w < least) continue;
+                found = i;
+                if (left < w) break;
+                left -= w;
+            }
+            token = found;
+        }
+    }
+    if (thread_x() == 0) {
+        const uint32_t drawn = ldg(&a.step->drawn);
+        stg(a.out + drawn, token);
+        stg(&a.step->drawn, drawn + 1);
+        stg(&a.step->tokens[0], token);
+        stg(&a.step->position, ldg(&a.step->position) + 1);
+        if (a.seen) stg(a.seen + token, (unsigned char)1);
+    }
+}
+
+static_assert(sizeof(Step) == 40 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
+static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 64 && sizeof(HeadsArgs) == 80, "arguments");
+static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56 && sizeof(SampleArgs) == 64, "arguments");

@@ -1,0 +1,33 @@
+// Shared by `xtask` and the build script of `fracbit-kernels-cuda` (both include this file): what the device code is made of.
+
+/// Units of device code, each one module: a name and the instances it includes.
+pub(crate) const UNITS: [(&str, &str); 9] = [
+    ("model", "model.inc"),
+    ("encode", "encode.inc"),
+    ("pair", "gen/pair.inc"),
+    ("fine", "gen/fine.inc"),
+    ("fast", "gen/fast.inc"),
+    ("hyb", "gen/hyb.inc"),
+    ("half_fine", "gen/half_fine.inc"),
+    ("half_fast", "gen/half_fast.inc"),
+    ("half_hyb", "gen/half_hyb.inc"),
+];
+
+/// The headers that the units include, by unit: `gen` stands for all generated ones.
+pub(crate) const HEADERS: [(&str, &[&str]); 3] = [
+    ("model", &["model.cuh", "repack.cuh"]),
+    ("encode", &["encode.cuh"]),
+    ("gen", &["codes.cuh", "gemv.cuh"]),
+];
+
+/// FNV-1a of names and contents of what a unit is made of: artefacts carry it, and do not fit other sources.
+pub(crate) fn unit_hash(folder: &std::path::Path, unit: &str, instances: &str) -> std::io::Result<u64> {
+    let headers = HEADERS.iter().find(|(name, _)| *name == unit).unwrap_or(&HEADERS[HEADERS.len() - 1]).1;
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for name in ["device.cuh", "instances.cu", "instances.inc", instances].iter().chain(headers) {
+        for byte in name.bytes().chain(std::fs::read(folder.join(name))?) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(hash)
+}
