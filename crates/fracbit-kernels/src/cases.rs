@@ -69,6 +69,10 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
         .expect("at most `most` in magnitude");
     entries[0] = most;
     entries[length - 1] = -most;
+    if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
+        // Tables of magnitudes. Those with negative entries are legal, and a body may leave them to the reference.
+        entries.iter_mut().for_each(|e| *e = e.abs());
+    }
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }
 

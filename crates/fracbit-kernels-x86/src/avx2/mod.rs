@@ -1,12 +1,10 @@
 //! AVX2 bodies.
 //!
-//! A 256-bit vector holds 8 rows of a strip in its 32-bit lanes, as AVX-512 holds 16, but there is no byte shuffle
-//! across lanes and no unaligned cut. So a stretch of each row comes to its lane by a gather of the codes, shifts cut
-//! 16-bit windows (two columns or pairs to a lane), and tables of more than 16 entries are a tree of `pshufb` and
-//! blends. Tables too large for that are gathered.
+//! [`narrow`] has the bodies of codebooks on the int8 grid, [`expand`] and [`strips`] those that gather from tables in
+//! memory: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
 //!
-//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned: it gets `|x|` and `w` with the sign of `x`, and
-//! `2 * 127 * 127 = 32258` fits.
+//! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies too: their byte shuffles
+//! and 8-bit products are no wider than these.
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
@@ -14,6 +12,8 @@ use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
 mod expand;
+mod narrow;
+mod products;
 mod strips;
 mod tables;
 

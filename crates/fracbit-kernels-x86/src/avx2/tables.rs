@@ -1,89 +1,97 @@
 //! Which expander runs a codebook, and the constants it reads.
 
 use super::{
-    expand::{Fast, Gather, One, Two, kind},
-    strips::strips,
+    expand::{Gather, kind},
+    narrow::{Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
+    products::strips,
+    strips::strips as gathers,
     *,
 };
-use fracbit_format::{TILE_COLS, trellis::Steps};
+use fracbit_format::TILE_COLS;
 
 /// The constants and the function for `codebook`, if there are.
 pub(super) fn choose(codebook: &Codebook, _proof: Avx2) -> Option<(Vec<Line>, StripFn)> {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
+    // Trellis tables hold magnitudes; one with negative entries is legal, and none is in use.
+    let magnitudes = narrow && codebook.entries().iter().all(|&e| e >= 0);
     match (scheme.family(), scheme.code()) {
         (Family::Nuq, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
-        (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
-        (Family::Tcq, Some(Code::Fast)) if narrow => Some(fast(codebook)),
+        (Family::Tcq, Some(Code::Fine)) if magnitudes => Some(fine(codebook)),
+        (Family::Tcq, Some(Code::Fast)) if magnitudes => Some(fast(codebook)),
         (Family::Tcq, Some(Code::Hyb)) => Some(gather(codebook)),
         _ => None,
     }
 }
 
-fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
-    let bits = usize::from(codebook.scheme().quarters() / 4);
-    let mut table = windows(1, |c| c * bits, bits, 0);
-    table.extend(byte_table(codebook, 1, 0));
-    let run = match bits {
-        2..=4 => strips::<One<1, false>> as StripFn,
-        5 => strips::<One<2, false>>,
-        6 => strips::<One<4, false>>,
-        7 => strips::<One<8, false>>,
-        _ => strips::<One<16, false>>,
+/// The body of a type for each rate `R` in quarters of a bit.
+macro_rules! rates {
+    ($quarters:expr, [$($rate:literal)*], $body:ty) => {
+        match $quarters {
+            $($rate => {
+                const R: usize = $rate;
+                strips::<$body> as StripFn
+            })*
+            other => unreachable!("{other} quarters of a bit"),
+        }
     };
-    (table, run)
+}
+
+fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let run = match codebook.scheme().quarters() {
+        8 => strips::<Scalar4> as StripFn,
+        12 => strips::<Scalar<12, 1>>,
+        16 => strips::<Scalar16>,
+        20 => strips::<Scalar<20, 2>>,
+        24 => strips::<Scalar<24, 4>>,
+        28 => strips::<Scalar<28, 8>>,
+        _ => strips::<Scalar<32, 16>>,
+    };
+    (byte_table(codebook, 1, 0), run)
 }
 
 fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {
-    let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
-    let q = codebook.entries().len().trailing_zeros() as usize;
-    let mut table = windows(1, |c| steps.position(c), q, 15 - q);
-    table.extend(byte_table(codebook, 1, 0));
-    let run = match q {
-        6 => strips::<One<4, true>> as StripFn,
-        7 => strips::<One<8, true>>,
-        _ => strips::<One<16, true>>,
+    let quarters = codebook.scheme().quarters();
+    let run = match codebook.entries().len() {
+        64 => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 4>),
+        128 => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 8>),
+        _ => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 16>),
     };
-    (table, run)
+    (byte_table(codebook, 1, 0), run)
 }
 
 fn pairs(codebook: &Codebook) -> (Vec<Line>, StripFn) {
-    let bits = usize::from(codebook.scheme().quarters() / 2);
-    let mut table = windows(2, |p| p * bits, bits, 0);
-    (0..2).for_each(|k| table.extend(byte_table(codebook, 2, k)));
-    let run = match bits {
-        3 | 4 => strips::<Two<1>> as StripFn,
-        5 => strips::<Two<2>>,
-        6 => strips::<Two<4>>,
-        7 => strips::<Two<8>>,
-        _ => strips::<Two<16>>,
+    let run = match codebook.scheme().quarters() {
+        6 => strips::<Pairs<6, 1>> as StripFn,
+        8 => strips::<Pairs16>,
+        10 => strips::<Pairs<10, 2>>,
+        12 => strips::<Pairs<12, 4>>,
+        14 => strips::<Pairs<14, 8>>,
+        _ => strips::<Pairs256>,
     };
+    let mut table = byte_table(codebook, 2, 0);
+    table.extend(byte_table(codebook, 2, 1));
     (table, run)
 }
 
 fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
-    let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
-    let bits = codebook.entries().len().trailing_zeros() as usize;
-    // Of four weights a step there is one window to a quad; it counts as the first of two pairs.
-    let position = |p: usize| steps.position(if steps.weights == 4 { p / 2 } else { p });
-    let mut table = windows(2, position, bits, 0);
-    table.extend(byte_table(codebook, 1, 0));
-    let run = match (steps.weights, bits) {
-        (4, 6) => strips::<Fast<4, 4>> as StripFn,
-        (4, _) => strips::<Fast<8, 4>>,
-        (_, 6) => strips::<Fast<4, 2>>,
-        _ => strips::<Fast<8, 2>>,
+    let quarters = codebook.scheme().quarters();
+    let run = match (quarters, codebook.entries().len()) {
+        (..=8, 64) => rates!(quarters, [4 6 8], Fast<R, 4, 4>),
+        (..=8, _) => rates!(quarters, [4 6 8], Fast<R, 4, 8>),
+        (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 4>),
+        _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 8>),
     };
-    (table, run)
+    (byte_table(codebook, 1, 0), run)
 }
 
 fn wide(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     let bits = usize::from(codebook.scheme().quarters() / 4);
     let mut table = windows(1, |c| c * bits, bits, 0);
     table.extend(dword_table(1 << bits, |i| codebook.entries()[i].cast_unsigned().into()));
-    (table, strips::<Gather<{ kind::WIDE_ONE }, false>>)
+    (table, gathers::<Gather<{ kind::WIDE_ONE }, false>>)
 }
 
 fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
@@ -106,10 +114,10 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         }
     }));
     let run = match (narrow, hash) {
-        (true, true) => strips::<Gather<{ kind::PAIRS }, true>> as StripFn,
-        (true, false) => strips::<Gather<{ kind::PAIRS }, false>>,
-        (false, true) => strips::<Gather<{ kind::WIDE_PAIRS }, true>>,
-        (false, false) => strips::<Gather<{ kind::WIDE_PAIRS }, false>>,
+        (true, true) => gathers::<Gather<{ kind::PAIRS }, true>> as StripFn,
+        (true, false) => gathers::<Gather<{ kind::PAIRS }, false>>,
+        (false, true) => gathers::<Gather<{ kind::WIDE_PAIRS }, true>>,
+        (false, false) => gathers::<Gather<{ kind::WIDE_PAIRS }, false>>,
     };
     (table, run)
 }

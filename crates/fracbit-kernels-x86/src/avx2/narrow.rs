@@ -1,0 +1,631 @@
+//! Bodies of codebooks on the int8 grid.
+//!
+//! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that spares shuffles). There is no
+//! byte shuffle across lanes and no unaligned cut, so everything that depends on the rate is a constant of the type:
+//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries are a tree of `pshufb` and
+//! blends. One token meets the weights in registers, several through a buffer of expanded tiles.
+//!
+//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of a weight, 0 to 127, and the
+//! activation, -127 to 127, with the weight's sign: two products are at most 2 * 127 * 127 = 32258 in magnitude, below
+//! 32767, so it never saturates. `vpmaddwd` by ones widens their sum to 32 bits, where a block's sum fits by the ranges
+//! at `BLOCK_TILES`.
+
+use super::*;
+
+/// One coded tile to eight vectors.
+pub(super) trait Narrow: Copy {
+    /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
+    const GROUPS: usize;
+    /// Bytes behind the tile are those at its start.
+    const TAPE: bool = false;
+    /// Indices are made a tile ahead. Not where they are as good as there.
+    const AHEAD: bool = true;
+    /// Bytes of a tile.
+    const TILE_BYTES: usize;
+    /// First bytes of the stretches of a row that its vectors want, two for each quad of columns.
+    const STARTS: [[usize; 2]; 4] = [[0; 2]; 4];
+    /// Controls of byte shuffles that fetch them.
+    const CONTROLS: &'static [[[[u8; 32]; 2]; 2]; 4] = &controls(Self::TILE_BYTES / TILE_ROWS, Self::STARTS);
+
+    /// Loads the constants that `tables` laid out.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn new(table: &[Line]) -> Self;
+
+    /// First half of the work on vector `I = piece * GROUPS + group`: indices (and, for the largest trellis tables, signs).
+    /// A body does it for a tile ahead: two short chains of dependent instructions side by side fill the units of the
+    /// processor better than a long one.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`]; `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes
+    /// behind it; `last` is [`last_row`] of it.
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2];
+
+    /// Second half: magnitudes, and bytes that have the signs and are zero for zero magnitudes only.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> (__m256i, __m256i);
+
+    /// The activations that meet piece `p`, of the 16 at `x`.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`]; 16 bytes at `x`.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        _mm256_set1_epi32(unsafe { x.add(4 * p).cast::<i32>().read_unaligned() })
+    }
+}
+
+/// 16 activations, twice, in the order of `order`.
+///
+/// # Safety
+/// The features of [`Avx2`]; 16 bytes at `x`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn reordered(x: *const i8, order: [i8; 8]) -> __m256i {
+    // SAFETY: promised by the caller.
+    let both = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(x.cast()) });
+    _mm256_shuffle_epi8(both, _mm256_set1_epi64x(i64::from_le_bytes(order.map(i8::cast_unsigned))))
+}
+
+/// Even (`p` = 0) or odd columns, eight in every 64-bit lane.
+///
+/// # Safety
+/// As [`reordered`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn every_second(x: *const i8, p: usize) -> __m256i {
+    // SAFETY: promised by the caller.
+    unsafe { reordered(x, if p == 0 { [0, 2, 4, 6, 8, 10, 12, 14] } else { [1, 3, 5, 7, 9, 11, 13, 15] }) }
+}
+
+/// Columns `p`, `p + 4`, `p + 8` and `p + 12`.
+///
+/// # Safety
+/// As [`reordered`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn every_fourth(x: *const i8, p: usize) -> __m256i {
+    let p = if p < 4 { p as i8 } else { 0 };
+    // SAFETY: promised by the caller.
+    unsafe { reordered(x, [p, p + 4, p + 8, p + 12, p, p + 4, p + 8, p + 12]) }
+}
+
+/// Row 15 and what follows it on the circular tape.
+///
+/// # Safety
+/// As [`Narrow::vector`].
+#[inline]
+pub(super) unsafe fn last_row<E: Narrow>(code: *const u8) -> u128 {
+    if !E::TAPE {
+        return 0;
+    }
+    let bytes = E::TILE_BYTES / TILE_ROWS;
+    // SAFETY: a tile of a trellis has at most 160 bytes; the loads end at most 16 behind it.
+    let (row, first) = unsafe {
+        (code.add(15 * bytes).cast::<u128>().read_unaligned(), code.cast::<u64>().read_unaligned())
+    };
+    row & ((1 << (8 * bytes)) - 1) | u128::from(first) << (8 * bytes)
+}
+
+/// Where loads for a stretch start: up to 8 bytes a row, neighbouring stretches share them.
+const fn base(row: usize, start: usize) -> usize {
+    let base = start / 4 * 4;
+    if row <= 8 && row + start - base + 4 <= 16 { base } else { start }
+}
+
+/// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit lane, and of the rows 0, 1
+/// to the last two.
+const fn controls(row: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4] {
+    let mut all = [[[[0x80; 32]; 2]; 2]; 4];
+    let mut i = 0;
+    while i < 4 * 2 * 2 * 32 {
+        let (q, k, second, b) = (i / 128, i / 64 % 2, i / 32 % 2, i % 32);
+        let (lane, start) = (b % 16 / 4, starts[q][k]);
+        let at = if row < 4 { 0 } else { start - base(row, start) } + b % 4;
+        let r = if second == 1 { lane.wrapping_sub(2) } else { lane };
+        let wanted = if row < 4 { second == 0 } else { row <= 12 && r < 2 };
+        if wanted {
+            all[q][k][second][b] = (r * row + at) as u8;
+        }
+        i += 1;
+    }
+    all
+}
+
+/// Bytes `STARTS[q][k]` and the next three of the eight rows of a half, a row to a 32-bit lane.
+///
+/// # Safety
+/// As [`Narrow::vector`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, half: usize) -> __m256i {
+    let (row, start) = (E::TILE_BYTES / TILE_ROWS, E::STARTS[q][k]);
+    let two = |low: *const u8, high: *const u8| {
+        // SAFETY: the farthest row starts inside the tile, and 32 bytes behind it are readable.
+        let (low, high) = unsafe { (_mm_loadu_si128(low.cast()), _mm_loadu_si128(high.cast())) };
+        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+    };
+    let pick = |v: __m256i, second: usize| {
+        // SAFETY: 32 bytes.
+        let control = unsafe { _mm256_loadu_si256(E::CONTROLS[q][k][second].as_ptr().cast()) };
+        _mm256_shuffle_epi8(v, control)
+    };
+    // SAFETY: rows of this half; loads as said above.
+    let rows = unsafe {
+        let first = code.add(8 * half * row);
+        if row == 4 {
+            _mm256_loadu_si256(first.add(start).cast())
+        } else if row < 4 {
+            pick(two(first.add(start), first.add(start + 4 * row)), 0)
+        } else if row <= 12 {
+            let first = first.add(base(row, start));
+            let (a, b) = (two(first, first.add(4 * row)), two(first.add(2 * row), first.add(6 * row)));
+            _mm256_or_si256(pick(a, 0), pick(b, 1))
+        } else {
+            let one = |r: usize| first.add(r * row + start).cast::<i32>().read_unaligned();
+            _mm256_setr_epi32(one(0), one(1), one(2), one(3), one(4), one(5), one(6), one(7))
+        }
+    };
+    if E::TAPE && half == 1 && start + 4 > row {
+        let last = _mm256_set1_epi32((last >> (8 * start)) as u32 as i32);
+        return _mm256_blend_epi32::<0x80>(rows, last);
+    }
+    rows
+}
+
+/// `v >> count` in 32-bit lanes; with a constant count one instruction or none.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn right(v: __m256i, count: usize) -> __m256i {
+    _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32))
+}
+
+/// Words of the windows from bits `low` of `a` and `high` of `b`, in the low and high words of 32-bit lanes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn words(a: __m256i, low: usize, b: __m256i, high: usize) -> __m256i {
+    let b = _mm256_sll_epi32(b, _mm_cvtsi32_si128(16 - high as i32));
+    _mm256_blend_epi16::<0b1010_1010>(right(a, low), b)
+}
+
+/// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * halves / 2`: one for a quad where
+/// all of them fit it.
+const fn starts(halves: usize) -> [[usize; 2]; 4] {
+    let mut all = [[0; 2]; 4];
+    let mut q = 0;
+    while q < 4 {
+        let first = 4 * q * halves / 2 / 8;
+        let fits = (4 * q + 3) * halves / 2 - 8 * first <= 16;
+        all[q] = [first, if fits { first } else { (4 * q + 2) * halves / 2 / 8 }];
+        q += 1;
+    }
+    all
+}
+
+/// Windows from bits `c * halves / 2` of columns 0, 2 and of columns 1, 3 of quad `q`.
+///
+/// # Safety
+/// As [`Narrow::vector`]; `E::STARTS` is `starts(halves)`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn windows<E: Narrow>(
+    code: *const u8,
+    last: u128,
+    q: usize,
+    half: usize,
+    halves: usize,
+) -> [__m256i; 2] {
+    let [s0, s1] = E::STARTS[q];
+    let p = |i: usize| (4 * q + i) * halves / 2;
+    // SAFETY: promised by the caller.
+    let a = unsafe { stretch::<E>(code, last, q, 0, half) };
+    // SAFETY: the same.
+    let b = if s1 == s0 { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
+    if s1 == s0 {
+        [words(a, p(0) - 8 * s0, a, p(2) - 8 * s0), words(a, p(1) - 8 * s0, a, p(3) - 8 * s0)]
+    } else {
+        [words(a, p(0) - 8 * s0, b, p(2) - 8 * s1), words(a, p(1) - 8 * s0, b, p(3) - 8 * s1)]
+    }
+}
+
+/// Low bytes of words from `a`, high bytes from `b`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn join(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, _mm256_set1_epi16(-256)))
+}
+
+/// `16 N` entries in banks of 16, each twice.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn banks<const N: usize>(table: &[Line]) -> [__m256i; N] {
+    let mut out = [_mm256_setzero_si256(); N];
+    for (bank, out) in out.iter_mut().enumerate() {
+        let bytes = &table[bank / 4].0[16 * (bank % 4)..][..16];
+        // SAFETY: the slice is 16 bytes.
+        *out = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) });
+    }
+    out
+}
+
+/// Looks up bytes among `16 N` entries: `low` has the lowest four bits of the index, no others but bits 4 to 6, `index`
+/// has all.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn lookup<const N: usize>(t: &[__m256i; N], low: __m256i, index: __m256i) -> __m256i {
+    // A blend looks at bit 7 of a byte: bits 4, 5, 6 of the index are moved there.
+    let (b4, b5) = (_mm256_slli_epi16::<3>(index), _mm256_slli_epi16::<2>(index));
+    let b6 = _mm256_slli_epi16::<1>(index);
+    let one = |i: usize| _mm256_shuffle_epi8(t[i % N], low);
+    let two = |i: usize| _mm256_blendv_epi8(one(2 * i), one(2 * i + 1), b4);
+    let four = |i: usize| _mm256_blendv_epi8(two(2 * i), two(2 * i + 1), b5);
+    let eight = |i: usize| _mm256_blendv_epi8(four(2 * i), four(2 * i + 1), b6);
+    match N {
+        1 => one(0),
+        2 => two(0),
+        4 => four(0),
+        8 => eight(0),
+        _ => _mm256_blendv_epi8(eight(0), eight(1), index),
+    }
+}
+
+/// Magnitudes and signs of weights.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn apart(w: __m256i) -> (__m256i, __m256i) {
+    (_mm256_abs_epi8(w), w)
+}
+
+/// The low four bits of every byte.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn nibbles(v: __m256i) -> __m256i {
+    _mm256_and_si256(v, _mm256_set1_epi8(15))
+}
+
+/// Trellis, one weight a step, at `R4` quarter bits a weight, `16 N` magnitudes.
+#[derive(Clone, Copy)]
+pub(super) struct Fine<const R4: usize, const N: usize>([__m256i; N]);
+
+impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
+    const GROUPS: usize = 2;
+    const TAPE: bool = true;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        Self(banks(table))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        // SAFETY: promised by the caller.
+        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4 / 2) };
+        let hash = |x: __m256i| {
+            let c = _mm256_set1_epi16(trellis::FINE_ADD.cast_signed());
+            _mm256_mullo_epi16(x, _mm256_add_epi16(x, c))
+        };
+        let (a, b) = (hash(a), hash(b));
+        let top = join(a, b);
+        let all = if N == 16 { join(_mm256_slli_epi16::<1>(a), _mm256_slli_epi16::<1>(b)) } else { top };
+        [top, all]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> (__m256i, __m256i) {
+        let (low, index) = match N {
+            4 => {
+                let index = _mm256_srli_epi16::<1>(top);
+                (nibbles(index), index)
+            }
+            8 => (_mm256_and_si256(top, _mm256_set1_epi8(0x7F)), top),
+            _ => (nibbles(all), all),
+        };
+        // Never zero, with the sign of the top bit.
+        (lookup(&self.0, low, index), _mm256_or_si256(top, _mm256_set1_epi8(1)))
+    }
+}
+
+/// Where the stretches of quads of `2 bits` half bits start.
+const fn quads(bits: usize) -> [[usize; 2]; 4] {
+    let mut all = [[0; 2]; 4];
+    let mut q = 0;
+    while q < 4 {
+        all[q] = [q * bits / 2 / 8; 2];
+        q += 1;
+    }
+    all
+}
+
+/// The `fast` trellis codes of `V` weights a step: every byte of the hash is a weight.
+#[derive(Clone, Copy)]
+pub(super) struct Fast<const R4: usize, const V: usize, const N: usize>([__m256i; N]);
+
+impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> {
+    const GROUPS: usize = 2;
+    const TAPE: bool = true;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: [[usize; 2]; 4] = quads(2 * R4);
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        Self(banks(table))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        let (q, half) = (I / 2, I % 2);
+        let position = |step: usize| step * V * (R4 / 2) / 2;
+        // The two words of a quad: one state for both, or one each.
+        let (p0, p1) =
+            if V == 4 { (position(q), position(q)) } else { (position(2 * q), position(2 * q + 1)) };
+        let start = Self::STARTS[q][0];
+        // SAFETY: promised by the caller.
+        let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
+        let state = words(row, p0 - 8 * start, row, p1 - 8 * start);
+        let [(a0, b0), (a1, b1)] = trellis::FAST_MUL;
+        let both = |low: u16, high: u16| {
+            let high = if V == 4 { high } else { low };
+            _mm256_set1_epi32((u32::from(low) | u32::from(high) << 16).cast_signed())
+        };
+        let hash = _mm256_add_epi16(
+            _mm256_mullo_epi16(state, both(a0, a1)),
+            _mm256_mulhrs_epi16(state, both(b0, b1)),
+        );
+        [hash, hash]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        let low = _mm256_and_si256(hash, _mm256_set1_epi8(0x7F));
+        (lookup(&self.0, low, hash), _mm256_or_si256(hash, _mm256_set1_epi8(1)))
+    }
+}
+
+/// Scalar tables of `16 N` entries at `R4` quarter bits a weight.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar<const R4: usize, const N: usize>([__m256i; N]);
+
+impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
+    const GROUPS: usize = 2;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        Self(banks(table))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        // SAFETY: promised by the caller.
+        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4 / 2) };
+        let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);
+        let b = _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask));
+        let index = _mm256_or_si256(_mm256_and_si256(a, mask), b);
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(lookup(&self.0, nibbles(index), index))
+    }
+}
+
+/// `nuq-2`: a byte holds a row's columns `4 k` to `4 k + 3`.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar4(__m256i);
+
+impl Narrow for Scalar4 {
+    const GROUPS: usize = 2;
+    const AHEAD: bool = false;
+    const TILE_BYTES: usize = 64;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        let [table] = banks(table);
+        Self(table)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        // SAFETY: a tile has 64 bytes.
+        let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
+        // The table is repeated: the upper two bits do not matter.
+        let index = nibbles(right(rows, I / 2 * 2));
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(_mm256_shuffle_epi8(self.0, index))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { every_fourth(x, p) }
+    }
+}
+
+/// `nuq-4`: a byte holds a row's columns `2 k` and `2 k + 1`.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar16(__m256i);
+
+impl Narrow for Scalar16 {
+    const GROUPS: usize = 4;
+    const AHEAD: bool = false;
+    const TILE_BYTES: usize = 128;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        let [table] = banks(table);
+        Self(table)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        // SAFETY: a tile has 128 bytes.
+        let rows = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
+        let index = nibbles(right(rows, I / 4 * 4));
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(_mm256_shuffle_epi8(self.0, index))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { every_second(x, p) }
+    }
+}
+
+/// `vq-2`: a byte holds a row's pairs of columns `4 k` and `4 k + 2`.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs16([__m256i; 2]);
+
+impl Narrow for Pairs16 {
+    const GROUPS: usize = 2;
+    const AHEAD: bool = false;
+    const TILE_BYTES: usize = 64;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        let ([first], [second]) = (banks(table), banks(&table[1..]));
+        Self([first, second])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        // SAFETY: a tile has 64 bytes.
+        let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
+        let index = nibbles(right(rows, I / 4 * 4));
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(_mm256_shuffle_epi8(self.0[I / 2 % 2], index))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { every_fourth(x, p) }
+    }
+}
+
+/// `vq-4`: the codes are bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs256([[__m256i; 16]; 2]);
+
+impl Narrow for Pairs256 {
+    const GROUPS: usize = 4;
+    const AHEAD: bool = false;
+    const TILE_BYTES: usize = 128;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        Self([banks(table), banks(&table[4..])])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        // SAFETY: a tile has 128 bytes.
+        let index = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(lookup(&self.0[I / 4], nibbles(index), index))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { every_second(x, p) }
+    }
+}
+
+/// Tables of `16 N` pairs at `R4` quarter bits a weight. Indices of two quads share a vector: a lookup makes the first (second)
+/// weights of four pairs of eight columns.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
+
+impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
+    const GROUPS: usize = 2;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: [[usize; 2]; 4] = quads(2 * R4);
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        Self([banks(table), banks(&table[N.div_ceil(4)..])])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        let (piece, half) = (I / 2, I % 2);
+        let mask = _mm256_set1_epi16((1 << (R4 / 2)) - 1);
+        let quad = |q: usize| {
+            let (p0, p1) = (2 * q * (R4 / 2), (2 * q + 1) * (R4 / 2));
+            // SAFETY: promised by the caller.
+            let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
+            _mm256_and_si256(words(row, p0 % 8, row, p1 - p0 / 8 * 8), mask)
+        };
+        let (even, odd) = (quad(piece / 2 * 2), quad(piece / 2 * 2 + 1));
+        let index = _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd));
+        [index, index]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
+        apart(lookup(&self.0[I / 2 % 2], nibbles(index), index))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        const ORDER: [[i8; 4]; 4] = [[0, 4, 2, 6], [1, 5, 3, 7], [8, 12, 10, 14], [9, 13, 11, 15]];
+        let [a, b, c, d] = ORDER[p % 4];
+        // SAFETY: promised by the caller.
+        unsafe { reordered(x, [a, b, c, d, a, b, c, d]) }
+    }
+}
