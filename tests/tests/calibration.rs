@@ -5,7 +5,7 @@ use fracbit::{
     Target, calibrate, evaluate, quantize,
 };
 use fracbit_model::{LinearId, RotationMode};
-use fracbit_quant::{Quantized, quantize_with};
+use fracbit_quant::{Quantized, Rounding, quantize_with};
 use fracbit_tests::{Source, demo_model, files, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
 
@@ -29,7 +29,10 @@ fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
             h.loss(&error)
         };
         let grouping = fracbit::plan::grouping(source.rotation());
-        let round = |moments| quantize_with(&w.data, w.shape, scheme, grouping, moments, &|_| ());
+        let round = |moments| {
+            let rounding = Rounding { moments, ..Rounding::default() };
+            quantize_with(&w.data, w.shape, scheme, grouping, rounding, &|_| ())
+        };
         let plain = loss(&round(None).expect("a good matrix"));
         let fed = loss(&round(Some(&h)).expect("a good matrix"));
         assert!(fed < plain, "{id}: {fed} after {plain}");

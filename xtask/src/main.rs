@@ -114,5 +114,6 @@ fn test() -> Outcome {
 
 fn quality() -> Outcome {
     setup::run()?;
-    run("cargo", &["run", "--release", "--package", "fracbit", "--example", "quality"], &[])
+    run("cargo", &["run", "--release", "--package", "fracbit", "--example", "quality"], &[])?;
+    run("cargo", &["run", "--release", "--package", "fracbit", "--example", "calibrated"], &[])
 }

@@ -8,6 +8,6 @@ mod rounders;
 pub mod sensitivity;
 
 pub use hessian::Hessian;
-pub use matrix::{Grouping, QuantError, Quantized, quantize, quantize_with};
+pub use matrix::{Grouping, QuantError, Quantized, Rounding, quantize, quantize_with};
 pub use moments::Moments;
 pub use rounders::{Effort, codebook, rounder, rounder_at};

@@ -12,7 +12,7 @@
 use crate::{
     feedback::Strip,
     hessian::{Hessian, STRIP},
-    rounders,
+    rounders::{self, Effort},
 };
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_codebook::Rounder;
@@ -143,22 +143,31 @@ pub fn quantize(
     grouping: Grouping,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
-    quantize_with(weights, shape, scheme, grouping, None, progress)
+    quantize_with(weights, shape, scheme, grouping, Rounding::default(), progress)
 }
 
-/// [`quantize`] for inputs of known second moments: least error of the layer's output instead of its weights.
+/// How codes are chosen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rounding<'a> {
+    /// Second moments of the inputs, if known: least error of the layer's output instead of its weights.
+    pub moments: Option<&'a Hessian>,
+    /// How thoroughly to search.
+    pub effort: Effort,
+}
+
+/// [`quantize`] with moments of the inputs or another effort.
 ///
-/// With the identity as moments the result is that of [`quantize`], bit for bit. Moments, like weights, are those
-/// after rotation. Takes the memory of `moments` three times while it factors them, and keeps one factor.
+/// With the identity as moments the result is that of none, bit for bit. Moments, like weights, are those
+/// after rotation. Takes the memory of moments three times while it factors them, and keeps one factor.
 ///
 /// # Errors
-/// As for [`quantize`]; also when `moments` are not of `shape.cols` channels or cannot be factored.
+/// As for [`quantize`]; also when the moments are not of `shape.cols` channels or cannot be factored.
 pub fn quantize_with(
     weights: &[f32],
     shape: Shape,
     scheme: Scheme,
     grouping: Grouping,
-    moments: Option<&Hessian>,
+    rounding: Rounding<'_>,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
     const OP: &str = "quantize";
@@ -177,10 +186,12 @@ pub fn quantize_with(
     let coders: Vec<(Segment, &dyn Rounder)> = layout
         .segments()
         .iter()
-        .map(|&s| Ok((s, rounders::rounder(s.scheme).ok_or(QuantError::NoCodebook(s.scheme))?)))
+        .map(|&s| {
+            Ok((s, rounders::rounder_at(s.scheme, rounding.effort).ok_or(QuantError::NoCodebook(s.scheme))?))
+        })
         .collect::<Result<_, QuantError>>()?;
 
-    let feedback = match moments {
+    let feedback = match rounding.moments {
         Some(moments) => {
             ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
             Some((moments, moments.feedback(rounders::block(scheme))?))

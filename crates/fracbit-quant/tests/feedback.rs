@@ -1,7 +1,7 @@
 //! Error feedback against what its algebra promises.
 
 use fracbit_base::{Scheme, Shape};
-use fracbit_quant::{Grouping, Hessian, Quantized, codebook, hessian, quantize, quantize_with};
+use fracbit_quant::{Grouping, Hessian, Quantized, Rounding, codebook, hessian, quantize, quantize_with};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -9,6 +9,10 @@ use rand_distr::StandardNormal;
 fn gaussian(count: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| rng.sample::<f32, _>(StandardNormal)).collect()
+}
+
+fn under(moments: &Hessian) -> Rounding<'_> {
+    Rounding { moments: Some(moments), ..Rounding::default() }
 }
 
 fn scheme(name: &str) -> Scheme {
@@ -79,7 +83,7 @@ fn identity_moments_change_no_bit() {
         let h = Hessian::new(cols, identity).unwrap();
         for grouping in [Grouping::Row, Grouping::Columns(64)] {
             let plain = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
-            let fed = quantize_with(&weights, shape, scheme(name), grouping, Some(&h), &|_| ()).unwrap();
+            let fed = quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap();
             assert!(plain == fed, "{name} {grouping:?}");
         }
     }
@@ -94,7 +98,7 @@ fn scalar_feedback_follows_the_recurrence() {
     let h = autoregressive(cols, 0.6);
     let moments = Hessian::new(cols, h.clone()).unwrap();
     let packed =
-        quantize_with(&weights, shape, scheme("nuq-3"), Grouping::Row, Some(&moments), &|_| ()).unwrap();
+        quantize_with(&weights, shape, scheme("nuq-3"), Grouping::Row, under(&moments), &|_| ()).unwrap();
     // L of the damped matrix: column by column elimination.
     let mut a: Vec<f64> = h.iter().map(|&v| f64::from(v)).collect();
     (0..cols).for_each(|i| a[i * cols + i] += hessian::DAMPING);
@@ -153,7 +157,8 @@ fn the_loss_falls_as_derived() {
             let left = h.left(block).unwrap() * (1.0 + hessian::DAMPING);
             assert!((left / promised - 1.0).abs() < 1e-3, "{name}, {what}: {left} {promised}");
             let plain = quantize(&weights, shape, scheme(name), Grouping::Row, &|_| ()).unwrap();
-            let fed = quantize_with(&weights, shape, scheme(name), Grouping::Row, Some(&h), &|_| ()).unwrap();
+            let fed =
+                quantize_with(&weights, shape, scheme(name), Grouping::Row, under(&h), &|_| ()).unwrap();
             let ratio = loss(&h, &weights, &fed) / loss(&h, &weights, &plain);
             // Feedback widens the targets, which costs a little; re-fitted scales win a little back.
             assert!(
@@ -177,16 +182,16 @@ fn deficient_and_dead_inputs_are_rounded_all_the_same() {
     assert_eq!(h.dead(), 27);
     for name in ["nuq-2", "vq-2", "tcq-2"] {
         let plain = quantize(&weights, shape, scheme(name), Grouping::Row, &|_| ()).unwrap();
-        let fed = quantize_with(&weights, shape, scheme(name), Grouping::Row, Some(&h), &|_| ()).unwrap();
+        let fed = quantize_with(&weights, shape, scheme(name), Grouping::Row, under(&h), &|_| ()).unwrap();
         assert!(loss(&h, &weights, &fed) < 0.3 * loss(&h, &weights, &plain), "{name}");
         assert!(fed.relative_error < 0.8, "{name}: {}", fed.relative_error);
     }
     let none = Hessian::new(n, vec![0.0; n * n]).unwrap();
     let plain = quantize(&weights, shape, scheme("tcq-2"), Grouping::Row, &|_| ()).unwrap();
-    let fed = quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, Some(&none), &|_| ()).unwrap();
+    let fed = quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, under(&none), &|_| ()).unwrap();
     assert_eq!(plain.codes, fed.codes);
     let wrong = Hessian::new(3, vec![1.0; 9]).unwrap();
-    assert!(quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, Some(&wrong), &|_| ()).is_err());
+    assert!(quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, under(&wrong), &|_| ()).is_err());
 }
 
 #[test]
@@ -198,7 +203,8 @@ fn same_bytes_at_any_thread_count() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let h = Hessian::new(n, decaying(n, 0.98, 1)).unwrap();
-            quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Columns(64), Some(&h), &|_| ()).unwrap()
+            quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Columns(64), under(&h), &|_| ())
+                .unwrap()
         })
     };
     assert!(run(1) == run(3));

@@ -26,6 +26,7 @@ pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::Error;
 pub use evaluate::{EvalOptions, Evaluation, evaluate};
 pub use explain::{Explanation, explain};
+pub use fracbit_quant::Effort;
 pub use inspect::{Inspection, inspect};
 pub use joint::{PlannedSpeed, Prices, Speed};
 pub use load::{Opened, kernels};

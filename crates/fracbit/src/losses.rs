@@ -13,7 +13,7 @@ use crate::{
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, WeightSource};
-use fracbit_quant::{Grouping, Hessian, sensitivity::fit};
+use fracbit_quant::{Effort, Grouping, Hessian, Rounding, sensitivity::fit};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// What to measure.
@@ -25,6 +25,8 @@ pub struct LossOptions {
     pub schemes: Vec<Scheme>,
     /// Round by these moments, if the plan is to be used with them.
     pub calibration: Option<Arc<Calibration>>,
+    /// How thoroughly to search for codes.
+    pub effort: Effort,
 }
 
 /// The protocol in words, as documents record it.
@@ -36,10 +38,11 @@ pub fn describe(options: &LossOptions, text: &Text, seed: u64) -> String {
         .map_or("no calibration".to_owned(), |c| format!("calibration {}", c.digest()));
     let schemes: Vec<String> = options.schemes.iter().map(ToString::to_string).collect();
     format!(
-        "actual: KL divergence with one matrix replaced, the others {}, {} tokens of {}, {calibration}, seed {seed}, schemes {}",
+        "actual: KL divergence with one matrix replaced, the others {}, {} tokens of {}, {calibration}, seed {seed}, {} search, schemes {}",
         options.default,
         text.sequences.tokens(),
         text.origin,
+        options.effort,
         schemes.join(" ")
     )
 }
@@ -154,7 +157,7 @@ impl Work<'_> {
             matrix.shape,
             scheme,
             self.grouping,
-            moments,
+            Rounding { moments, effort: self.options.effort },
             &advance,
         )
         .map_err(|source| Error::Tensor {

@@ -16,7 +16,7 @@ use fracbit_base::{Bytes, Shape};
 use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{Block, BlockInput, Linear, LinearId, WeightSource, block::head_input};
-use fracbit_quant::{Hessian, Moments, moments};
+use fracbit_quant::{Effort, Hessian, Moments, Rounding, moments};
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -55,6 +55,8 @@ pub struct QuantizeOptions {
     pub sequential: bool,
     /// Most memory to use beside the memory-mapped checkpoint.
     pub max_memory: Option<Bytes>,
+    /// How thoroughly to search for codes.
+    pub effort: Effort,
 }
 
 /// What one matrix became.
@@ -209,7 +211,8 @@ pub fn quantize_in(
         |count: usize| inventory.matrices[..count].iter().map(|m| m.shape.len() as u64).sum::<u64>();
     progress.stage("quantizing", weights(inventory.matrices.len()));
     progress.advance(weights(layers.len()));
-    let mut matrices = Matrices { source, plan: &plan, writer, progress, moments: None };
+    let mut matrices =
+        Matrices { source, plan: &plan, writer, progress, effort: options.effort, moments: None };
     let todo: Vec<(LinearId, PlannedLayer)> =
         inventory.matrices.iter().map(|m| m.id).zip(plan.layers.iter().cloned()).collect();
     match &options.calibration {
@@ -257,6 +260,7 @@ pub fn quantize_in(
         "seed": plan.seed,
         "calibration": options.calibration.as_ref().map(|c| json!({ "text": c.info.text, "tokens": c.info.tokens, "digest": c.digest() })),
         "sequential": options.sequential,
+        "effort": options.effort.name(),
     }))?;
     dir.commit()?;
     Ok(report)
@@ -301,6 +305,7 @@ struct Matrices<'a> {
     plan: &'a Plan,
     writer: ShardWriter<'a>,
     progress: &'a dyn Progress,
+    effort: Effort,
     /// Moments of the next matrix's input, and the first matrix that reads it.
     moments: Option<(LinearId, Hessian)>,
 }
@@ -344,7 +349,7 @@ impl Matrices<'_> {
                     matrix.shape,
                     scheme,
                     grouping,
-                    moments,
+                    Rounding { moments, effort: self.effort },
                     &advance,
                 )
                 .map_err(|source| Error::Tensor {

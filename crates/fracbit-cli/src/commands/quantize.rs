@@ -8,7 +8,9 @@ use crate::{
     planning::{self, Aids, Shown, Source},
 };
 use clap::Args;
-use fracbit::{Calibration, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory};
+use fracbit::{
+    Calibration, Effort, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory,
+};
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
 use serde_json::json;
@@ -64,6 +66,9 @@ pub(crate) struct QuantizeArgs {
     /// Calibrate every block anew, on the outputs of the blocks that are quantized already.
     #[arg(long, requires = "calibration")]
     sequential: bool,
+    /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact`.
+    #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact)]
+    effort: Effort,
     /// Refuse to start when more memory than this is needed beside the mapped file.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
@@ -105,8 +110,12 @@ impl QuantizeArgs {
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
             format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
         });
+        let effort = match self.effort {
+            Effort::Exact => String::new(),
+            other => format!(" --effort {other}"),
+        };
         if let Some(path) = &self.plan {
-            return format!("fracbit quantize {model} --plan {}{calibration}", path.display());
+            return format!("fracbit quantize {model} --plan {}{calibration}{effort}", path.display());
         }
         let mut line = format!("fracbit quantize {model} {}", self.target.recorded());
         let timed = self.target.limit_us(self.speed.batch).is_some();
@@ -127,7 +136,7 @@ impl QuantizeArgs {
             line += &format!(" --profile {} --context {context} --batch {batch}", path.display());
             line += if *no_fusion { " --no-fusion" } else { "" };
         }
-        line + &self.shape.recorded() + &calibration
+        line + &self.shape.recorded() + &calibration + &effort
     }
 }
 
@@ -202,6 +211,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         calibration,
         sequential: args.sequential,
         max_memory: args.max_memory,
+        effort: args.effort,
     };
     let weights = source.opened.source(plan.rotation, plan.seed)?;
     let report = fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?;

@@ -10,7 +10,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, EvalOptions, Progress, Protocol, Sensitivities,
+    Calibration, Effort, EvalOptions, Progress, Protocol, Sensitivities,
     losses::{self, LossOptions},
     sensitivity::{self, Text},
 };
@@ -78,6 +78,9 @@ pub(crate) struct SensitivityArgs {
     /// Input moments of `fracbit calibrate` that --actual rounds for.
     #[arg(long, value_name = "DIR", requires = "actual")]
     calibration: Option<PathBuf>,
+    /// How thoroughly --actual searches for trellis codes: `fast`, `balanced` or `exact`.
+    #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact, requires = "actual")]
+    effort: Effort,
     /// Rotation under which to measure; the one to quantize with.
     #[arg(long, value_enum, default_value_t = RotationName::Fold)]
     rotation: RotationName,
@@ -113,7 +116,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
             calibration.require_source(source.hash())?;
         }
         let schemes = Palette::from(args.palette).schemes(args.code.into());
-        Ok::<_, Failure>(LossOptions { default, schemes, calibration })
+        Ok::<_, Failure>(LossOptions { default, schemes, calibration, effort: args.effort })
     });
     let losses = losses.transpose()?;
     let described = match (&losses, &text) {

@@ -1,0 +1,142 @@
+//! Measures the tables of `docs/quality.md` on calibration anew: `cargo xtask quality` runs it last (from the workspace root).
+//!
+//! Needs the models and texts of `../shared` beside the workspace. Arguments, in any order: names of models (default: all),
+//! an effort of the search (default: exact), rates (default: all).
+#![expect(clippy::print_stdout, reason = "an example")]
+
+use fracbit::{
+    CalibrateOptions, Calibration, Effort, EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol,
+    QuantizeOptions, Quiet, Sensitivities, Target, calibrate, directory, evaluate, plan, quantize,
+    sensitivity::{self, Text},
+};
+use fracbit_base::{Bytes, Scheme};
+use fracbit_model::RotationMode;
+use std::{fmt::Write as _, fs, path::Path, sync::Arc};
+
+type Any<T> = Result<T, Box<dyn std::error::Error>>;
+
+const MODELS: &str = "../shared/models";
+const TRAIN: &str = "../shared/text/tinystories-train.txt";
+const EVAL: &str = "../shared/text/tinystories-eval.txt";
+const PAGE: &str = "docs/quality.md";
+const NAMES: [&str; 2] = ["demo", "TinyStories-656K"];
+const RATES: [&str; 6] = ["half-tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
+/// Tokens to calibrate on.
+const TOKENS: usize = 32_768;
+
+fn main() -> Any<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let effort = args.iter().find_map(|a| a.parse().ok()).unwrap_or(Effort::Exact);
+    let chosen = |all: &[&'static str]| -> Vec<&'static str> {
+        let some: Vec<_> = all.iter().copied().filter(|n| args.iter().any(|a| a == n)).collect();
+        if some.is_empty() { all.to_vec() } else { some }
+    };
+    for name in chosen(&NAMES) {
+        let table = model(name, effort, &chosen(&RATES))?;
+        replace_section(&format!("calibrated {name}"), &table)?;
+    }
+    Ok(())
+}
+
+fn replace_section(name: &str, text: &str) -> Any<()> {
+    let page = fs::read_to_string(PAGE)?;
+    let (start, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
+    let from = page.find(&start).ok_or(format!("{PAGE} lacks `{start}`"))? + start.len();
+    let to = page[from..].find(&end).ok_or(format!("{PAGE} lacks `{end}`"))? + from;
+    fs::write(PAGE, format!("{}\n{text}\n{}", &page[..from], &page[to..]))?;
+    Ok(())
+}
+
+/// How a model wants its text.
+fn text_options(name: &str) -> EvalOptions {
+    let story = name != "demo";
+    EvalOptions {
+        ctx: Some(256),
+        windows: Some(24),
+        bos: story.then_some(true),
+        drop_prefix_space: story,
+        separator: story.then(|| "<|endoftext|>".to_owned()),
+        ..EvalOptions::default()
+    }
+}
+
+fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
+    let dir = Path::new(MODELS).join(name);
+    let opened = Opened::new(&dir)?;
+    let (train, text) = (fs::read_to_string(TRAIN)?, fs::read_to_string(EVAL)?);
+    let (scratch, hash) = (tempfile::tempdir()?, opened.checkpoint.content_hash());
+    let options = text_options(name);
+    let reading =
+        EvalOptions { windows: None, separator: Some("<|endoftext|>".to_owned()), ..options.clone() };
+    let stats = scratch.path().join("stats");
+    let calibrating =
+        CalibrateOptions { length: Some(256), text: reading.clone(), ..CalibrateOptions::new(TOKENS) };
+    calibrate(&opened, Some((&train, Path::new(TRAIN))), &stats, &calibrating, &Quiet)?;
+    let calibration = Arc::new(Calibration::open(&stats)?);
+
+    let source = opened.source(RotationMode::Fold, 0)?;
+    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let protocol = Protocol { levels: 4, tokens: 1024, seed: 0 };
+    let free = sensitivity::measure(&source, &hash, protocol, None, &Quiet, &mut |_| Ok(()))?;
+    let read = Text::read(&opened, &train, Path::new(TRAIN), protocol.tokens, &reading)?;
+    let linear =
+        sensitivity::measure_on(&source, &hash, protocol, Some(&read), None, &Quiet, &mut |_| Ok(()))?;
+    let aware = calibration.sensitivities(&linear, &source, &Quiet)?;
+
+    let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(EVAL), &options, &Quiet);
+    let build = |plan: &Plan, calibrated: bool, sequential: bool| -> Any<Evaluation> {
+        let out = scratch.path().join("out");
+        let options = QuantizeOptions {
+            force: true,
+            command: "cargo xtask quality".to_owned(),
+            source: name.to_owned(),
+            source_hash: hash.clone(),
+            calibration: calibrated.then(|| Arc::clone(&calibration)),
+            sequential,
+            effort,
+            ..QuantizeOptions::default()
+        };
+        quantize(&source, &inventory, plan, &out, &options, &Quiet)?;
+        Ok(score(&Opened::new(&out)?, Some(&opened))?)
+    };
+    let mut table = String::from(
+        "| bits per weight | plan | calibrated | perplexity | KL divergence | of the first | top-1 agreement |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    let dense = score(&opened, None)?;
+    let _ = writeln!(table, "| 16 or 32 | the original | - | {:.3} | 0 | - | 100 % |", dense.perplexity);
+    for rate in rates {
+        let scheme: Scheme = rate.parse()?;
+        let make = |sensitivities: &Sensitivities, target| {
+            plan(&inventory, sensitivities, &PlanOptions::new(target))
+        };
+        let uniform = make(&free, Target::Uniform(scheme))?;
+        // The same bytes for the others.
+        let size = Target::Size(Bytes(uniform.bytes));
+        let mut rows = vec![
+            (uniform.clone(), format!("{rate} everywhere"), "no", false, false),
+            (make(&free, size)?, "mixed".to_owned(), "no", false, false),
+            (uniform, format!("{rate} everywhere"), "yes", true, false),
+            (make(&aware, size)?, "mixed".to_owned(), "yes", true, false),
+        ];
+        if *rate == "tcq-2" {
+            rows.push((make(&aware, size)?, "mixed".to_owned(), "sequentially", true, true));
+        }
+        let mut first = None;
+        for (plan, what, how, calibrated, sequential) in rows {
+            let e = build(&plan, calibrated, sequential)?;
+            let kl = e.kl.unwrap_or_default();
+            let first = *first.get_or_insert(kl);
+            let row = format!(
+                "| {:.3} | {what} | {how} | {:.3} | {kl:.5} | {:.2} | {:.1} % |",
+                e.bits_per_weight,
+                e.perplexity,
+                kl / first,
+                100.0 * e.top1_agreement.unwrap_or_default()
+            );
+            println!("{name} {row}");
+            let _ = writeln!(table, "{row}");
+        }
+    }
+    Ok(table)
+}
