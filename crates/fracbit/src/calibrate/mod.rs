@@ -34,6 +34,8 @@ use std::{
 pub const CALIBRATION_VERSION: u32 = 1;
 /// The document within a calibration directory.
 pub const CALIBRATION_FILE: &str = "calibration.json";
+/// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on TinyStories-656K (`docs/quality.md`).
+const TIED_DAMPING: f64 = 6.0;
 /// Tensor of the calibration text's tokens, all sequences in a row.
 const TOKENS: &str = "tokens";
 /// Tensor of the lengths of the sequences.
@@ -425,7 +427,10 @@ impl Calibration {
         let triangle = self.checkpoint.to_f32(&name)?;
         let mut square = moments::square(n, &triangle).map_err(fracbit_model::Error::from)?;
         source.rotate_moments(id, &mut square)?;
-        Ok(Some(hessian(id, n, square)?))
+        let moments = hessian(id, n, square)?;
+        // The head's half of a tied embedding; the other half is read a row at a time, where every error counts alike.
+        let tied = id == LinearId::Embed;
+        Ok(Some(if tied { moments.with_damping(TIED_DAMPING) } else { moments }))
     }
 
     /// Sensitivities for a plan that is rounded with this calibration: every coefficient times what feedback leaves of the error of
