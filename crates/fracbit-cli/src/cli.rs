@@ -96,15 +96,16 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 45] = [
+    const GOOD: [&str; 47] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
         "calibrate M -o C --tokens 4096 --ctx 256 --no-bos --separator <s> --max-memory 1GB --force --resume --json",
         "quantize M -o O --bits 2 --calibration C --sequential --resume --max-memory 2GB",
         "quantize M -o O --bits 3.25",
+        "quantize M -o O --bits 3.25 --effort exact",
         "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
-        "quantize M -o O --scheme half-tcq-3.25 --json",
+        "quantize M -o O --scheme half-tcq-3.25 --effort fast --json",
         "quantize M -o O --plan plan.json",
         "quantize M --bits 3 --dry-run",
         "quantize M -o O --bits 3 --sensitivity prior -q --threads 2",
@@ -136,6 +137,7 @@ mod tests {
         "synth --shape tiny -o D --vocab 512 --layers 1 --seed 9 --force",
         "bench limits --bytes 64MiB --threads 1,2 --rounds 3 --json",
         "bench kernels --scheme tcq-2 --shape 512x512 --batch 1,2,4,8 --threads 1",
+        "bench encode --scheme tcq-2 --effort fast,exact --weights 4096 --threads 1,2 --rounds 3 --json",
         "bench model M --prompt 128,512 --generate 8 --context 64",
         "bench model --shape llama-3.2-1b --bits 2 --vocab 32000 --layers 2 --threads 1,2",
         "demo",

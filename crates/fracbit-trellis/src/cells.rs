@@ -4,7 +4,7 @@
 //! sorted, signed table. Only cells near the weight matter: three of them lose nothing that can be measured, two
 //! lose 4 to 5 %. Which of the continuations lie in those cells depends on the overlap; a byte shuffle fetches their
 //! costs-to-go, and another one the cost of the branch from the 32 levels of a cell. Costs are 8-bit with saturation.
-//! A vector of 64 overlaps so takes 7 instructions for each of the 2 or 3 cells, whatever the rate; the exact search
+//! A vector of 64 overlaps so takes 5 (with VBMI) or 7 instructions for each of the 2 or 3 cells, whatever the rate; the exact search
 //! with its 16-bit costs takes 10 for each of the `2^k` branches.
 //!
 //! Layout: lanes of 16 bytes. The cost-to-go of overlap `u` and new bits `n` is `after[n << (16 - k - k') | u >> k']`.
@@ -39,9 +39,11 @@ const HIGH: u8 = 200;
 /// How much is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pruning {
-    /// Cells that are looked at in every step, 2 to [`MOST`].
-    pub(crate) cells: usize,
-    /// Weights beyond the seam.
+    /// A third cell is looked at in every how many steps ...
+    pub(crate) thirds: usize,
+    /// ... and in all with at least this many new bits.
+    pub(crate) always: u32,
+    /// Bits of tape beyond the seam.
     pub(crate) reach: usize,
 }
 
@@ -159,9 +161,9 @@ impl Kind {
         for &block in &blocks {
             for overlap in block..block + LANE {
                 picks.push(byte(index(overlap, 0) << up));
-                // The second half of the levels has bit 7 set.
+                // The second half of the levels has bits 4 and 7 set.
                 let level = usize::from(self.level_of[overlap]);
-                levels.push(byte((level % LANE) | ((level / LANE) << 7)));
+                levels.push(byte(level | ((level / LANE) << 7)));
             }
         }
         // `x (x + c)` turns the cells of all overlaps with the same low bits by the same step for each new bit.
@@ -264,7 +266,6 @@ impl CellSearch {
     ) -> Self {
         assert_eq!(values.len(), STATES, "values of every state");
         assert!(isa.is_supported(), "{} is not available here", isa.name());
-        assert!((2..=MOST).contains(&pruning.cells), "2 to {MOST} cells");
         let steps = shifts.len();
         let mut pairs: Vec<_> = (0..steps).map(|t| (shifts[(t + steps - 1) % steps], shifts[t])).collect();
         pairs.sort_unstable();
@@ -284,6 +285,12 @@ impl CellSearch {
         self.shifts.len()
     }
 
+    /// Steps beyond the seam.
+    fn reach(&self) -> usize {
+        let bits: u32 = self.shifts.iter().sum();
+        (self.pruning.reach * self.steps()).div_ceil(bits as usize)
+    }
+
     fn kind(&self, t: usize) -> &Kind {
         let steps = self.steps();
         let (new_bits, shift) = (self.shifts[(t + steps - 1) % steps], self.shifts[t % steps]);
@@ -298,11 +305,12 @@ impl CellSearch {
         assert_eq!(x.len(), steps, "one tile");
         scratch.near.clear();
         scratch.near.extend(x.iter().enumerate().map(|(t, &x)| self.near(self.kind(t), x)));
-        let overlaps = STATES >> self.kind(0).new_bits;
-        let mut start = vec![0; overlaps];
-        if !self.backward(scratch, steps + self.pruning.reach, &start) {
+        let from = steps + self.reach();
+        let mut start = vec![0; STATES >> self.kind(from).new_bits];
+        if !self.backward(scratch, from, &start) {
             return false;
         }
+        let overlaps = STATES >> self.kind(0).new_bits;
         let first = &scratch.costs[0].bytes()[..overlaps];
         let least = first.iter().min().expect("costs are not empty");
         let best = first.iter().position(|c| c == least).expect("the least is one of them");
@@ -314,7 +322,8 @@ impl CellSearch {
             }
             seam = end;
         }
-        start.fill(u8::MAX);
+        start.clear();
+        start.resize(overlaps, u8::MAX);
         start[usize::from(seam)] = 0;
         self.backward(scratch, steps, &start) && self.trace(scratch, seam, states) == seam
     }
@@ -355,10 +364,12 @@ impl CellSearch {
     }
 
     /// The cells of a step that are looked at.
-    fn cells<'a>(&self, near: &'a Near, kind: &Kind) -> &'a [(u8, [u8; LEVELS])] {
-        // A step that takes in more bits than the next one is pruned less: it costs 7 % at 2.5 bits, more at 4.5.
-        let cells = self.pruning.cells + usize::from(kind.new_bits > kind.shift);
-        &near[..cells.min(MOST).min(1 << kind.new_bits)]
+    fn cells<'a>(&self, t: usize, near: &'a Near, kind: &Kind) -> &'a [(u8, [u8; LEVELS])] {
+        // A step that takes in more bits than the next one always needs a third cell: without, 2.5 bits lose 9 %.
+        let Pruning { thirds, always, .. } = self.pruning;
+        let third = kind.new_bits > kind.shift || kind.new_bits >= always || t.is_multiple_of(thirds);
+        let cells = if third { MOST } else { 2 };
+        &near[..cells.min(1 << kind.new_bits)]
     }
 
     /// Bound `i` of the trace is step `i * GROUP`, the last one the end of the circle.
@@ -371,6 +382,7 @@ impl CellSearch {
         let steps = self.steps();
         let most = STATES >> self.shifts.iter().min().expect("a trellis has steps");
         let bounds = self.bounds();
+        assert_eq!(start.len(), STATES >> self.kind(from).new_bits, "a cost for every overlap");
         let CellScratch { near, costs, between, .. } = scratch;
         costs.resize_with(bounds, Aligned::default);
         costs.iter_mut().chain(between.iter_mut()).for_each(|c| c.reserve(most));
@@ -388,7 +400,7 @@ impl CellSearch {
         for t in (0..from).rev() {
             let target = bound(t);
             let kind = self.kind(t);
-            let step = CellStep { kind, base, cells: self.cells(&near[t % steps], kind) };
+            let step = CellStep { kind, base, cells: self.cells(t % steps, &near[t % steps], kind) };
             let [first, second] = &mut *between;
             base = match (current, target) {
                 (Some(a), Some(b)) => {
@@ -426,7 +438,7 @@ impl CellSearch {
                 for path in &*paths {
                     let u = usize::from(path.overlap);
                     let level = usize::from(kind.level_of[u]);
-                    for (cell, costs) in self.cells(near, kind) {
+                    for (cell, costs) in self.cells(t, near, kind) {
                         let new = kind.leads[(u << kind.new_bits) | usize::from(*cell)];
                         let state = u16::from(new) << (STATE_BITS - kind.new_bits) | path.overlap;
                         let mut path = *path;
@@ -453,6 +465,10 @@ fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8
     assert!(after.len() >= STATES >> kind.shift, "costs after the step");
     assert!(before.len() >= STATES >> kind.new_bits, "costs before the step");
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if is_x86_feature_detected!("avx512vbmi") => {
+            crate::cells_simd::step_avx512_vbmi(step, after, before)
+        }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => crate::cells_simd::step_avx512(step, after, before),
         #[cfg(target_arch = "x86_64")]

@@ -4,7 +4,7 @@
     reason = "vector loads and stores through pointers; calls of target-feature functions"
 )]
 
-use crate::cells::{CellStep, LANE};
+use crate::cells::{CellStep, LANE, LEVELS};
 use fracbit_format::trellis::STATES;
 use std::arch::x86_64::*;
 
@@ -12,25 +12,35 @@ macro_rules! dispatch {
     ($body:ident, $step:expr, $after:expr, $before:expr) => {{
         let (step, after, before) = ($step, $after, $before);
         let two = step.kind.new_bits > step.kind.rows_log();
+        let shares = 1 << (step.kind.shift - step.kind.rows_log());
         // SAFETY: `CellSearch::new` checked that this machine has the instructions; `step_on`, the only caller,
         // checked all lengths.
         unsafe {
-            match (step.kind.rows_log(), two, step.cells.len()) {
-                (1, false, _) => $body::<2, 2, false>(step, after, before),
-                (1, true, ..=2) => $body::<2, 2, true>(step, after, before),
-                (1, true, _) => $body::<2, 3, true>(step, after, before),
-                (2, false, ..=2) => $body::<4, 2, false>(step, after, before),
-                (2, true, ..=2) => $body::<4, 2, true>(step, after, before),
-                (2, false, _) => $body::<4, 3, false>(step, after, before),
-                (2, true, _) => $body::<4, 3, true>(step, after, before),
-                (3, false, ..=2) => $body::<8, 2, false>(step, after, before),
-                (3, true, ..=2) => $body::<8, 2, true>(step, after, before),
-                (3, false, _) => $body::<8, 3, false>(step, after, before),
-                (3, true, _) => $body::<8, 3, true>(step, after, before),
-                (_, false, ..=2) => $body::<16, 2, false>(step, after, before),
-                (_, true, ..=2) => $body::<16, 2, true>(step, after, before),
-                (_, false, _) => $body::<16, 3, false>(step, after, before),
-                (_, true, _) => $body::<16, 3, true>(step, after, before),
+            match (step.kind.rows_log(), two, shares, step.cells.len()) {
+                (1, false, 1, _) => $body::<2, 2, false, 1>(step, after, before),
+                (1, false, _, _) => $body::<2, 2, false, 2>(step, after, before),
+                (1, true, _, ..=2) => $body::<2, 2, true, 1>(step, after, before),
+                (1, true, _, _) => $body::<2, 3, true, 1>(step, after, before),
+                (2, false, 1, ..=2) => $body::<4, 2, false, 1>(step, after, before),
+                (2, false, 1, _) => $body::<4, 3, false, 1>(step, after, before),
+                (2, false, _, ..=2) => $body::<4, 2, false, 2>(step, after, before),
+                (2, false, _, _) => $body::<4, 3, false, 2>(step, after, before),
+                (2, true, _, ..=2) => $body::<4, 2, true, 1>(step, after, before),
+                (2, true, _, _) => $body::<4, 3, true, 1>(step, after, before),
+                (3, false, 1, ..=2) => $body::<8, 2, false, 1>(step, after, before),
+                (3, false, 1, _) => $body::<8, 3, false, 1>(step, after, before),
+                (3, false, _, ..=2) => $body::<8, 2, false, 2>(step, after, before),
+                (3, false, _, _) => $body::<8, 3, false, 2>(step, after, before),
+                (3, true, _, ..=2) => $body::<8, 2, true, 1>(step, after, before),
+                (3, true, _, _) => $body::<8, 3, true, 1>(step, after, before),
+                (_, false, 1, ..=2) => $body::<16, 2, false, 1>(step, after, before),
+                (_, false, 1, _) => $body::<16, 3, false, 1>(step, after, before),
+                (_, false, _, ..=2) => $body::<16, 2, false, 2>(step, after, before),
+                (_, false, _, _) => $body::<16, 3, false, 2>(step, after, before),
+                (_, true, 1, ..=2) => $body::<16, 2, true, 1>(step, after, before),
+                (_, true, 1, _) => $body::<16, 3, true, 1>(step, after, before),
+                (_, true, _, ..=2) => $body::<16, 2, true, 2>(step, after, before),
+                (_, true, _, _) => $body::<16, 3, true, 2>(step, after, before),
             }
         }
     }};
@@ -40,6 +50,10 @@ pub(crate) fn step_avx512(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) 
     dispatch!(avx512, step, after, before)
 }
 
+pub(crate) fn step_avx512_vbmi(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
+    dispatch!(avx512_vbmi, step, after, before)
+}
+
 pub(crate) fn step_avx2(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     dispatch!(avx2, step, after, before)
 }
@@ -47,13 +61,15 @@ pub(crate) fn step_avx2(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) ->
 macro_rules! body {
     (
         $name:ident, $features:literal, $vector:ty, $lanes:literal,
-        $set1:ident, $load:ident, $spread:ident, $subs:ident, $adds:ident, $min:ident, $shuffle:ident, $xor:ident,
-        $or:ident, $zero:ident, $add:ident, $shift:ident, $either:ident, $unpack:ident, $store:ident, $reduce:ident
+        $set1:ident, $load:ident, $spread:ident, $subs:ident, $adds:ident, $min:ident, $shuffle:ident,
+        $zero:ident, $add:ident,
+        $shift:ident, $either:ident, $levels:ident, $level:ident, $unpack:ident, $turn:ident, $store:ident,
+        $scatter:ident, $reduce:ident
     ) => {
         /// # Safety
         /// The lengths are those that `step_on` checks, and the step's kind was arranged for this width.
         #[target_feature(enable = $features)]
-        unsafe fn $name<const ROWS: usize, const CELLS: usize, const TWO: bool>(
+        unsafe fn $name<const ROWS: usize, const CELLS: usize, const TWO: bool, const SHARES: usize>(
             step: &CellStep<'_>,
             after: &[u8],
             before: &mut [u8],
@@ -62,14 +78,12 @@ macro_rules! body {
             let CellStep { kind, base, cells } = *step;
             let rows_log = kind.rows_log();
             let stride = STATES >> (kind.new_bits + kind.shift);
-            let shares = 1usize << (kind.shift - rows_log);
+            debug_assert_eq!(SHARES, 1 << (kind.shift - rows_log), "vectors that share a table");
             let base = $set1(base.cast_signed());
-            let flip = $set1(i8::MIN);
-            let mut costs = [[$zero(); 2]; CELLS];
+            let mut costs = [$levels(&[0; LEVELS]); CELLS];
             let mut turns = [$zero(); CELLS];
             for ((cost, turn), (cell, levels)) in costs.iter_mut().zip(&mut turns).zip(cells) {
-                let (halves, _) = levels.as_chunks();
-                *cost = [$spread(&halves[0]), $spread(&halves[1])];
+                *cost = $levels(levels);
                 *turn = $spread(&kind.turns[usize::from(*cell)]);
             }
             let (picks, levels) = (kind.picks.bytes().as_ptr(), kind.levels.bytes().as_ptr());
@@ -93,32 +107,44 @@ macro_rules! body {
                     }
                     $unpack(&mut others);
                 }
-                for (part, (table, other)) in tables.iter().zip(&others).enumerate() {
-                    for share in 0..shares {
+                // Groups of results whose lanes can be written in whole vectors, where there are as many.
+                let group = $lanes.min(ROWS * SHARES);
+                for group_at in (0..ROWS * SHARES).step_by(group) {
+                    let mut results = [$zero(); $lanes];
+                    for (block, result) in (group_at..).zip(&mut results).take(group) {
+                        let (table, other) = (tables[block / SHARES], others[block / SHARES]);
                         // SAFETY: there is a byte for every overlap, and the loops walk through them once.
                         let pick = unsafe { $load(picks.add(at).cast()) };
                         // SAFETY: as above.
                         let level = unsafe { $load(levels.add(at).cast()) };
-                        let flipped = $xor(level, flip);
                         let mut best = $set1(-1);
                         for (cost, turn) in costs.iter().zip(&turns) {
                             let pick = $add(pick, *turn);
                             let next = if TWO {
                                 // Bits 3 to 7: the low bits are zero, so that nothing crosses bytes.
-                                $either(pick, $shift(pick), *table, *other)
+                                $either(pick, $shift(pick), table, other)
                             } else {
-                                $shuffle(*table, pick)
+                                $shuffle(table, pick)
                             };
-                            let cost = $or($shuffle(cost[0], level), $shuffle(cost[1], flipped));
-                            best = $min(best, $adds(next, cost));
+                            best = $min(best, $adds(next, $level(cost, level)));
                         }
                         least = $min(least, best);
-                        let column = first + part * (LANE / ROWS);
-                        let overlap = (column << kind.shift) + share * LANE;
-                        // SAFETY: the table's lanes hold the columns from `column` on in strides of 16, and each column
-                        // `1 << shift` overlaps, all below `overlaps`.
-                        unsafe { $store(before.as_mut_ptr().add(overlap), LANE << kind.shift, best) };
+                        *result = best;
                         at += WIDTH;
+                    }
+                    // Lane `l` of the tables holds columns from `first + 16 l` on, and each column `1 << shift` overlaps.
+                    let (overlap, between) = ((first << kind.shift) + group_at * LANE, LANE << kind.shift);
+                    if group == $lanes {
+                        $turn(&mut results);
+                        for (lane, v) in results.into_iter().enumerate() {
+                            // SAFETY: all these are below the number of overlaps.
+                            unsafe { $store(before.as_mut_ptr().add(overlap + lane * between).cast(), v) };
+                        }
+                    } else {
+                        for (block, v) in results.into_iter().enumerate().take(group) {
+                            // SAFETY: as above.
+                            unsafe { $scatter(before.as_mut_ptr().add(overlap + block * LANE), between, v) };
+                        }
                     }
                 }
             }
@@ -139,14 +165,40 @@ body!(
     _mm512_adds_epu8,
     _mm512_min_epu8,
     _mm512_shuffle_epi8,
-    _mm512_xor_si512,
-    _mm512_or_si512,
     _mm512_setzero_si512,
     _mm512_add_epi8,
     shift_512,
     either_512,
+    levels_512,
+    level_512,
     unpack_512,
-    store_512,
+    turn_512,
+    _mm512_storeu_si512,
+    scatter_512,
+    reduce_512
+);
+body!(
+    avx512_vbmi,
+    "avx512f,avx512bw,avx512vbmi",
+    __m512i,
+    4,
+    _mm512_set1_epi8,
+    _mm512_loadu_si512,
+    spread_512,
+    _mm512_subs_epu8,
+    _mm512_adds_epu8,
+    _mm512_min_epu8,
+    _mm512_shuffle_epi8,
+    _mm512_setzero_si512,
+    _mm512_add_epi8,
+    shift_512,
+    either_512,
+    levels_vbmi,
+    level_vbmi,
+    unpack_512,
+    turn_512,
+    _mm512_storeu_si512,
+    scatter_512,
     reduce_512
 );
 body!(
@@ -161,47 +213,50 @@ body!(
     _mm256_adds_epu8,
     _mm256_min_epu8,
     _mm256_shuffle_epi8,
-    _mm256_xor_si256,
-    _mm256_or_si256,
     _mm256_setzero_si256,
     _mm256_add_epi8,
     shift_256,
     either_256,
+    levels_256,
+    level_256,
     unpack_256,
-    store_256,
+    turn_256,
+    _mm256_storeu_si256,
+    scatter_256,
     reduce_256
 );
 
 macro_rules! helpers {
     (
-        $features:literal, $vector:ty, $unpack:ident, $zero:ident,
+        $features:literal, $vector:ty, $unpack:ident,
         $lo8:ident, $hi8:ident, $lo16:ident, $hi16:ident, $lo32:ident, $hi32:ident, $lo64:ident, $hi64:ident
     ) => {
         /// Transposes, in every lane, `ROWS` rows of `ROWS` elements of `16 / ROWS` bytes.
         #[target_feature(enable = $features)]
         #[inline]
         fn $unpack<const ROWS: usize>(rows: &mut [$vector; ROWS]) {
-            let mut bytes = LANE / ROWS;
-            // `groups` of rows are interleaved already; row `g * parts + i` holds part `i` of group `g`.
-            let mut parts = 1;
-            while bytes < LANE {
-                let old = *rows;
-                for group in 0..ROWS / (2 * parts) {
-                    for part in 0..parts {
-                        let a = old[2 * group * parts + part];
-                        let b = old[(2 * group + 1) * parts + part];
-                        let (low, high) = match bytes {
-                            1 => ($lo8(a, b), $hi8(a, b)),
-                            2 => ($lo16(a, b), $hi16(a, b)),
-                            4 => ($lo32(a, b), $hi32(a, b)),
-                            _ => ($lo64(a, b), $hi64(a, b)),
-                        };
-                        rows[2 * group * parts + 2 * part] = low;
-                        rows[2 * group * parts + 2 * part + 1] = high;
+            // `parts` rows make up a group that is interleaved already; row `g * parts + i` holds part `i` of group `g`.
+            macro_rules! round {
+                ($parts:expr, $low:ident, $high:ident) => {
+                    let (old, parts) = (*rows, $parts);
+                    for pair in 0..ROWS / 2 {
+                        let (group, part) = (pair / parts, pair % parts);
+                        let (a, b) = (old[2 * group * parts + part], old[(2 * group + 1) * parts + part]);
+                        rows[2 * pair] = $low(a, b);
+                        rows[2 * pair + 1] = $high(a, b);
                     }
-                }
-                (bytes, parts) = (2 * bytes, 2 * parts);
+                };
             }
+            if ROWS == 16 {
+                round!(1, $lo8, $hi8);
+            }
+            if ROWS >= 8 {
+                round!(ROWS / 8, $lo16, $hi16);
+            }
+            if ROWS >= 4 {
+                round!(ROWS / 4, $lo32, $hi32);
+            }
+            round!(ROWS / 2, $lo64, $hi64);
         }
     };
 }
@@ -210,7 +265,6 @@ helpers!(
     "avx512f,avx512bw",
     __m512i,
     unpack_512,
-    _mm512_setzero_si512,
     _mm512_unpacklo_epi8,
     _mm512_unpackhi_epi8,
     _mm512_unpacklo_epi16,
@@ -224,7 +278,6 @@ helpers!(
     "avx2",
     __m256i,
     unpack_256,
-    _mm256_setzero_si256,
     _mm256_unpacklo_epi8,
     _mm256_unpackhi_epi8,
     _mm256_unpacklo_epi16,
@@ -261,6 +314,76 @@ fn either_256(which: __m256i, pick: __m256i, a: __m256i, b: __m256i) -> __m256i 
     _mm256_blendv_epi8(_mm256_shuffle_epi8(a, pick), _mm256_shuffle_epi8(b, pick), which)
 }
 
+/// The costs of 16 and another 16 levels.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn levels_512(levels: &[u8; LEVELS]) -> [__m512i; 2] {
+    let (halves, _) = levels.as_chunks();
+    [spread_512(&halves[0]), spread_512(&halves[1])]
+}
+
+/// As [`levels_512`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn levels_256(levels: &[u8; LEVELS]) -> [__m256i; 2] {
+    let (halves, _) = levels.as_chunks();
+    [spread_256(&halves[0]), spread_256(&halves[1])]
+}
+
+/// The costs of 32 levels.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn levels_vbmi(levels: &[u8; LEVELS]) -> __m512i {
+    // SAFETY: `levels` is 32 bytes.
+    _mm512_castsi256_si512(unsafe { _mm256_loadu_si256(levels.as_ptr().cast()) })
+}
+
+/// The cost of a level, which has bits 4 and 7 set in the second half.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn level_512(costs: &[__m512i; 2], level: __m512i) -> __m512i {
+    let other = _mm512_xor_si512(level, _mm512_set1_epi8(i8::MIN));
+    _mm512_or_si512(_mm512_shuffle_epi8(costs[0], level), _mm512_shuffle_epi8(costs[1], other))
+}
+
+/// As [`level_512`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn level_256(costs: &[__m256i; 2], level: __m256i) -> __m256i {
+    let other = _mm256_xor_si256(level, _mm256_set1_epi8(i8::MIN));
+    _mm256_or_si256(_mm256_shuffle_epi8(costs[0], level), _mm256_shuffle_epi8(costs[1], other))
+}
+
+/// As [`level_512`], of which only the low six bits count here.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn level_vbmi(costs: &__m512i, level: __m512i) -> __m512i {
+    _mm512_permutexvar_epi8(level, *costs)
+}
+
+/// Transposes lanes.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn turn_512(v: &mut [__m512i; 4]) {
+    let a = _mm512_shuffle_i32x4::<0b01_00_01_00>(v[0], v[1]); // 00 01 10 11
+    let b = _mm512_shuffle_i32x4::<0b11_10_11_10>(v[0], v[1]); // 02 03 12 13
+    let c = _mm512_shuffle_i32x4::<0b01_00_01_00>(v[2], v[3]);
+    let d = _mm512_shuffle_i32x4::<0b11_10_11_10>(v[2], v[3]);
+    *v = [
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(a, c),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(a, c),
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(b, d),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(b, d),
+    ];
+}
+
+/// As [`turn_512`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn turn_256(v: &mut [__m256i; 2]) {
+    *v = [_mm256_permute2x128_si256::<0x20>(v[0], v[1]), _mm256_permute2x128_si256::<0x31>(v[0], v[1])];
+}
+
 fn lane(bytes: &[u8; LANE]) -> __m128i {
     // SAFETY: every x86-64 has SSE2, and `bytes` is 16 bytes.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
@@ -282,7 +405,7 @@ fn spread_256(bytes: &[u8; LANE]) -> __m256i {
 /// 16 bytes can be written to `to` and to three more places in strides of `stride` bytes.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-unsafe fn store_512(to: *mut u8, stride: usize, v: __m512i) {
+unsafe fn scatter_512(to: *mut u8, stride: usize, v: __m512i) {
     // SAFETY: the function's contract.
     unsafe {
         _mm_storeu_si128(to.cast(), _mm512_castsi512_si128(v));
@@ -296,7 +419,7 @@ unsafe fn store_512(to: *mut u8, stride: usize, v: __m512i) {
 /// 16 bytes can be written to `to` and to `to + stride`.
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn store_256(to: *mut u8, stride: usize, v: __m256i) {
+unsafe fn scatter_256(to: *mut u8, stride: usize, v: __m256i) {
     // SAFETY: the function's contract.
     unsafe {
         _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(v));

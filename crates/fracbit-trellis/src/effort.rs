@@ -8,9 +8,9 @@ use std::{fmt, str::FromStr};
 /// The pruned searches are for the `fine` code; `fast` and `hyb` codes are searched exactly at every effort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effort {
-    /// The pruned search with two cells of branches: up to 6 % more error.
+    /// The pruned search with two cells of branches: 2 to 6 % more error.
     Fast,
-    /// The pruned search with three cells: up to 1 % more error, 2.5 % at 1.5 bits.
+    /// The pruned search with two or three cells: up to 2.5 % more error.
     Balanced,
     /// Every branch, 16-bit costs, two passes.
     #[default]
@@ -34,8 +34,8 @@ impl Effort {
     /// What the pruned search leaves out; `None` for the exact one.
     pub(crate) fn pruning(self) -> Option<Pruning> {
         match self {
-            Self::Fast => Some(Pruning { cells: 2, reach: 16 }),
-            Self::Balanced => Some(Pruning { cells: 3, reach: 32 }),
+            Self::Fast => Some(Pruning { thirds: 8, always: u32::MAX, reach: 64 }),
+            Self::Balanced => Some(Pruning { thirds: 2, always: 3, reach: 64 }),
             Self::Exact => None,
         }
     }

@@ -12,10 +12,10 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use fracbit::{
-    MachineProfile, Preset,
+    Effort, MachineProfile, Preset,
     bench::{
-        self, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed,
-        Spread, Subject, TargetOptions, TargetSpeed,
+        self, EncodeOptions, EncodeSpeed, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits,
+        ModelOptions, ModelSpeed, Spread, Subject, TargetOptions, TargetSpeed,
     },
     synth::PRESETS,
 };
@@ -53,6 +53,12 @@ Examples:
   fracbit bench model small --threads 1
   fracbit bench model --shape llama-3.2-1b --vocab 32000 --scheme tcq-fast-2 --prompt 128,512";
 
+const AFTER_ENCODE: &str = "\
+JSON fields: scheme, code, bits, effort, threads, kweights_per_s, spread ([least, most]), nmse.
+
+Example:
+  fracbit bench encode --scheme tcq-2 --effort fast,exact --threads 1,2";
+
 const AFTER_TARGETS: &str = "\
 JSON fields: target_us, predicted_us, measured_us, spread, ratio (measured over predicted), bits_per_weight, groups, loss, \
 loss_unfused, uniform, uniform_loss.
@@ -77,6 +83,7 @@ enum What {
     Kernels(KernelArgs),
     Model(ModelArgs),
     Targets(TargetArgs),
+    Encode(EncodeArgs),
 }
 
 /// What every bench takes.
@@ -257,6 +264,43 @@ fn targets_table(rows: &[TargetSpeed]) -> Table {
     table
 }
 
+/// Measure the search for codes.
+///
+/// Weights of one call stay in cache, as in quantizing. The error is measured on Gaussian weights, the same for all.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_ENCODE)]
+struct EncodeArgs {
+    /// A scheme to measure, such as tcq-3; may be repeated [default: tcq-1.5, 2, 2.5, 3, 4 and 5].
+    #[arg(long, value_name = "SCHEME")]
+    scheme: Vec<Scheme>,
+    /// Efforts of the trellis search: fast, balanced, exact [default: all].
+    #[arg(long, value_name = "EFFORT,..", value_delimiter = ',')]
+    effort: Vec<Effort>,
+    /// Gaussian weights to measure the error on.
+    #[arg(long, value_name = "N", default_value_t = 1 << 16, value_parser = args::count)]
+    weights: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl EncodeArgs {
+    fn options(&self) -> Result<EncodeOptions, Failure> {
+        const CHOICE: [&str; 6] = ["tcq-1.5", "tcq-2", "tcq-2.5", "tcq-3", "tcq-4", "tcq-5"];
+        let schemes = match self.scheme.as_slice() {
+            [] => CHOICE.iter().map(|s| s.parse().map_err(fracbit::Error::from)).collect::<Result<_, _>>()?,
+            some => some.to_vec(),
+        };
+        let default = EncodeOptions::new(schemes);
+        Ok(EncodeOptions {
+            efforts: if self.effort.is_empty() { default.efforts.clone() } else { self.effort.clone() },
+            threads: self.common.threads(),
+            weights: self.weights,
+            rounds: self.common.rounds.unwrap_or(default.rounds),
+            ..default
+        })
+    }
+}
+
 /// Schemes of `bench kernels` without flags.
 const CHOICE: [&str; 14] = [
     "tcq-fast-2",
@@ -352,6 +396,15 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
                 show(&mut context.out, &limits_table(&rows))
             }
         }
+        What::Encode(args) => {
+            let rows = bench::encode(&args.options()?, &context.progress)?;
+            context.progress.finish();
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                show(&mut context.out, &encode_table(&rows))
+            }
+        }
         What::Kernels(args) => {
             let rows = bench::kernels(&args.options()?, &fracbit::kernels()?, &context.progress)?;
             context.progress.finish();
@@ -441,6 +494,22 @@ fn kernels_table(rows: &[KernelSpeed]) -> Table {
             format!("{:.2}", row.gb_per_s),
             percent(row.read_share),
             percent(row.int8_share),
+        ]);
+    }
+    table
+}
+
+fn encode_table(rows: &[EncodeSpeed]) -> Table {
+    let header = ["scheme", "effort", "threads", "kweights/s", "least-most", "error"];
+    let mut table = Table::new(header, &[1]);
+    for row in rows {
+        table.row([
+            name(&row.scheme, row.code.as_deref(), row.bits),
+            row.effort.to_owned(),
+            row.threads.to_string(),
+            format!("{:.0}", row.kweights_per_s),
+            format!("{:.0}-{:.0}", row.spread.min, row.spread.max),
+            format!("{:.6}", row.nmse),
         ]);
     }
     table
@@ -576,6 +645,8 @@ mod tests {
         for line in [
             "fracbit bench limits --bytes 1MB --threads 1 --rounds 1",
             "fracbit bench kernels --scheme nuq-2 --shape 16x32 --bytes 100kB --threads 1 --rounds 1 --json",
+            "fracbit bench encode --scheme nuq-2 --weights 256 --threads 1 --rounds 1",
+            "fracbit bench encode --scheme tcq-4 --effort fast --weights 256 --threads 1 --rounds 1 --json",
             "fracbit bench model --shape tiny --layers 1 --prompt 4 --generate 2 --context 3 --bytes 1MB --threads 1 --rounds 1",
         ] {
             let Command::Bench(args) = parse(line).command else { panic!("{line}") };

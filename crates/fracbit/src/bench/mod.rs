@@ -1,4 +1,5 @@
-//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]) and of whole models ([`model`]).
+//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`]) and of the search for
+//! codes ([`encode()`]).
 //!
 //! A number of tokens per second says as much about the machine as about the program, so every bench measures the
 //! machine's limits in the same run: the bandwidth of reads from memory and the rate of int8 products, with one thread
@@ -12,6 +13,7 @@
 //! Weights are pseudo-random codes, made at once and not by encoding: every bit pattern is a valid code, and no kernel
 //! branches on one. Scales keep activations at their size from layer to layer. Every bench checks its result.
 
+mod encode;
 mod kernels;
 mod limits;
 mod model;
@@ -19,6 +21,7 @@ mod profile;
 mod random;
 mod targets;
 
+pub use encode::{EncodeOptions, EncodeSpeed, encode};
 pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};
 pub use model::{ModelOptions, ModelSpeed, Subject, model};
