@@ -1,6 +1,6 @@
 //! The dispatch table: which body runs a codebook.
 
-use crate::{Args, Isa, Line, reference};
+use crate::{Args, Isa, Line, Vectors, reference};
 use fracbit_format::{Codebook, TILE_ROWS};
 
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
@@ -87,6 +87,7 @@ impl Body {
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
     providers: Vec<Provider>,
+    vectors: Vectors,
 }
 
 impl Kernels {
@@ -99,6 +100,17 @@ impl Kernels {
     /// Adds a backend's bodies; they win over all installed before.
     pub fn install(&mut self, provider: Provider) {
         self.providers.push(provider);
+    }
+
+    /// Sets the operations beside the matrices; they replace those installed before.
+    pub fn install_vectors(&mut self, vectors: Vectors) {
+        self.vectors = vectors;
+    }
+
+    /// The operations beside the matrices.
+    #[must_use]
+    pub const fn vectors(&self) -> Vectors {
+        self.vectors
     }
 
     /// The body that runs `codebook`.

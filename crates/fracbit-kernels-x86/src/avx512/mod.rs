@@ -20,6 +20,7 @@ use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
 use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
+mod attend;
 mod expand;
 mod spread;
 mod strips;
@@ -42,6 +43,8 @@ impl Avx512 {
         .then_some(Self(()))
     }
 }
+
+pub(crate) use attend::vectors;
 
 /// The order of rows in the 32-bit lanes of a regrouped vector.
 const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
