@@ -131,7 +131,8 @@ fn rounded_activations() {
                 let scheme = scheme.parse().expect("a scheme");
                 let shape = fracbit_base::Shape::new(16, cols);
                 let group = cols.next_multiple_of(16);
-                let packed = cases::Packed::random(scheme, shape, cases::codebooks(scheme, 0, most), group, 1);
+                let packed =
+                    cases::Packed::random(scheme, shape, cases::codebooks(scheme, 0, most), group, 1);
                 for seed in 0..6 {
                     let product = |kernels: &Kernels| {
                         let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));

@@ -1,11 +1,12 @@
 //! Activations and their integer forms.
 
 use crate::{
-    Crew,
+    Crew, Panel,
+    args::{PANEL_TOKENS, panel_groups},
     vectors::{Rounded, Vectors, plain::GROUP},
 };
 use fracbit_base::ShapeError;
-use fracbit_format::TILE_COLS;
+use fracbit_format::{Grid, TILE_COLS};
 
 /// Tokens from which on their rounding is dealt to threads.
 const PARALLEL: usize = 16;
@@ -34,6 +35,8 @@ pub struct Activations {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Form<T> {
     ready: bool,
+    packed: bool,
+    panel: Vec<i32>, // (group of tokens, piece, token of the group); see `Panel`
     pub(crate) ints: Vec<T>,     // (batch, stride)
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
@@ -92,6 +95,49 @@ impl Activations {
         self.cols.div_ceil(GROUP)
     }
 
+    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+        let (values, cols) = (&self.values, self.cols);
+        let token = |t: usize| &values[t * cols..][..cols];
+        self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
+        if panel {
+            self.narrow.pack(cols, self.batch, crew);
+        }
+    }
+
+    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+        let (values, cols) = (&self.values, self.cols);
+        let token = |t: usize| &values[t * cols..][..cols];
+        self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
+        if panel {
+            self.wide.pack(cols, self.batch, crew);
+        }
+    }
+
+    /// The panel of a call whose first token is `token`, for the segment from tile `start` on.
+    pub(crate) fn panel(&self, grid: Grid, start: usize, token: usize) -> Panel<'_> {
+        let (all, per_tile) = match grid {
+            Grid::I8 => (&self.narrow.panel, TILE_COLS / 4),
+            Grid::I16 => (&self.wide.panel, TILE_COLS / 2),
+        };
+        let stride = self.tiles() * per_tile;
+        Panel { pieces: &all[token * stride..], stride, first: start * per_tile }
+    }
+}
+
+const fn stride(&self) -> usize {
+        stride(self.cols)
+    }
+
+    /// Tiles of columns, the last padded with zeros.
+    pub(crate) const fn tiles(&self) -> usize {
+        self.cols.div_ceil(TILE_COLS)
+    }
+
+    /// Activation scales of a token.
+    pub(crate) const fn groups(&self) -> usize {
+        self.cols.div_ceil(GROUP)
+    }
+
     pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
         let (values, cols) = (&self.values, self.cols);
         let token = |t: usize| &values[t * cols..][..cols];
@@ -109,7 +155,7 @@ const fn stride(cols: usize) -> usize {
     (cols.div_ceil(64) | 1) * 64
 }
 
-impl<T: Copy + Default> Form<T> {
+impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
     /// Makes room for all tokens and calls `round(token, ...)` with the part of each.
     fn make(
         &mut self,
@@ -142,6 +188,30 @@ impl<T: Copy + Default> Form<T> {
             crew.chunks(&mut parts, 1, |token, to| round(token, to[0].take().expect("taken once")));
         }
         self.ready = true;
+        self.packed = false;
+    }
+
+    /// Lays the integers out as a panel.
+    fn pack(&mut self, cols: usize, batch: usize, crew: &Crew<'_>) {
+        if self.packed {
+            return;
+        }
+        let tiles = cols.div_ceil(TILE_COLS) * TILE_COLS;
+        let (pieces, stride) = (tiles * size_of::<T>() / 4, stride(cols));
+        self.panel.resize(batch * pieces, 0);
+        let ints = &self.ints;
+        let row = |token: usize| bytemuck::cast_slice::<T, [u8; 4]>(&ints[token * stride..][..tiles]);
+        crew.chunks(&mut self.panel, PANEL_TOKENS * pieces, |group, panel| {
+            let first = group * PANEL_TOKENS;
+            panel_groups(panel.len() / pieces, |from, size| {
+                let panel = &mut panel[from * pieces..][..size * pieces];
+                for t in 0..size {
+                    let to = panel[t..].iter_mut().step_by(size);
+                    to.zip(row(first + from + t)).for_each(|(to, piece)| *to = i32::from_ne_bytes(*piece));
+                }
+            });
+        });
+        self.packed = true;
     }
 }
 
@@ -155,8 +225,8 @@ mod tests {
         let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
         let mut a = Activations::new();
         a.set(&x, cols).unwrap();
-        a.make_narrow(&Vectors::scalar(), &Crew::alone());
-        a.make_wide(&Vectors::scalar(), &Crew::alone());
+        a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
+        a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
         assert_eq!(a.narrow.ints.len(), 2 * 320, "padded");
         let mut extremes = 0;
         for token in 0..2 {
@@ -197,8 +267,8 @@ mod tests {
             let mut x = [0.0; 16];
             x[3] = bad;
             a.set(&x, 16).unwrap();
-            a.make_narrow(&Vectors::scalar(), &Crew::alone());
-            a.make_wide(&Vectors::scalar(), &Crew::alone());
+            a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
+            a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
             assert!(
                 check(a.narrow.scales[0]) && check(a.wide.scales[0]),
                 "{bad}: scale {}",

@@ -12,7 +12,10 @@
 //! even and waits until nobody is busy. Both sides write one variable and then read the other, sequentially
 //! consistent: either the helper sees the closed epoch and stays out, or the leader sees that it is busy.
 
-#![expect(unsafe_code, reason = "a borrowed closure is called by threads that outlive the borrow, never after it")]
+#![expect(
+    unsafe_code,
+    reason = "a borrowed closure is called by threads that outlive the borrow, never after it"
+)]
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -312,9 +315,11 @@ mod tests {
                 });
                 total.into_inner()
             };
-            let sums: Vec<usize> = rayon::iter::ParallelIterator::collect(
-                rayon::iter::ParallelIterator::map(rayon::iter::IntoParallelIterator::into_par_iter(0..20), sum),
-            );
+            let sums: Vec<usize> =
+                rayon::iter::ParallelIterator::collect(rayon::iter::ParallelIterator::map(
+                    rayon::iter::IntoParallelIterator::into_par_iter(0..20),
+                    sum,
+                ));
             assert_eq!(sums, [4500; 20]);
         });
     }

@@ -26,6 +26,7 @@ pub struct Body {
     lanes: [u8; TILE_ROWS],
     run: StripFn,
     packing: Option<Packing>,
+    panels: bool,
 }
 
 impl Body {
@@ -44,7 +45,7 @@ impl Body {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
         assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
-        Self { isa, table, lanes, run, packing: None }
+        Self { isa, table, lanes, run, packing: None, panels: false }
     }
 
     /// The body reads tiles packed by `packing` instead of canonical ones.
@@ -52,6 +53,17 @@ impl Body {
     pub const fn with_packing(mut self, packing: Packing) -> Self {
         self.packing = Some(packing);
         self
+    }
+
+    /// The same body, which takes activations of many tokens as [panels](crate::Panel).
+    #[must_use]
+    pub const fn with_panels(mut self) -> Self {
+        self.panels = true;
+        self
+    }
+
+    pub(crate) const fn panels(&self) -> bool {
+        self.panels
     }
 
     /// The instruction set.

@@ -1,8 +1,8 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Args, Crew, Ints, PackedMatrix,
-    args::{BLOCK_TILES, MAX_STRIPS, MAX_TOKENS},
+    Activations, Args, Block, Crew, Ints, PackedMatrix,
+    args::{BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_FROM},
     crew::with_crew,
     matrix::Part,
 };
@@ -63,11 +63,13 @@ fn task_strips(strips: usize, threads: usize) -> usize {
     strips.div_ceil(tasks).next_multiple_of(MAX_STRIPS)
 }
 
-/// Makes the integer form that `part` wants and appends the factors of its blocks, `(token, block)`.
+/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
+/// `(block, token)` for each call's tokens.
 fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) {
+    let panels = takes_panels(part, x);
     match part.codebook.grid() {
-        Grid::I8 => x.make_narrow(w.vectors(), crew),
-        Grid::I16 => x.make_wide(w.vectors(), crew),
+        Grid::I8 => x.make_narrow(w.vectors(), crew, panels),
+        Grid::I16 => x.make_wide(w.vectors(), crew, panels),
     }
     let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
     let (scales, sums) = match part.codebook.grid() {
@@ -75,15 +77,24 @@ fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) 
         Grid::I16 => (&x.wide.scales, &x.wide.sums),
     };
     let factor = w.gain() * part.codebook.step();
-    for token in 0..batch {
-        let scales = &scales[token * groups..][..groups];
-        let sums = &sums[token * tiles..][..tiles];
-        for block in &part.blocks {
-            let first = part.segment.start + block.start;
-            x.block_scales.push(scales[first / BLOCK_TILES] * factor);
-            x.block_sums.push(sums[first..first + block.tiles].iter().sum());
+    let (block_scales, block_sums) = (&mut x.block_scales, &mut x.block_sums);
+    let mut push = |token: usize, block: &Block| {
+        let first = part.segment.start + block.start;
+        block_scales.push(scales[token * groups + first / BLOCK_TILES] * factor);
+        block_sums.push(sums[token * tiles + first..][..block.tiles].iter().sum());
+    };
+    if panels {
+        for first in (0..batch).step_by(MAX_TOKENS) {
+            let tokens = first..batch.min(first + MAX_TOKENS);
+            part.blocks.iter().for_each(|block| tokens.clone().for_each(|token| push(token, block)));
         }
+    } else {
+        (0..batch).for_each(|token| part.blocks.iter().for_each(|block| push(token, block)));
     }
+}
+
+fn takes_panels(part: &Part, x: &Activations) -> bool {
+    part.body.panels() && x.batch() >= PANEL_FROM
 }
 
 /// One task: `strips`, all segments, all tokens.
@@ -127,6 +138,7 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
                         Grid::I16 => Ints::I16(&x.wide.ints[first..]),
                     },
                     x_stride,
+                    panel: takes_panels(part, x).then(|| x.panel(part.codebook.grid(), part.segment.start, token)),
                     block_scales: &x.block_scales[factors.clone()],
                     block_sums: &x.block_sums[factors],
                 };

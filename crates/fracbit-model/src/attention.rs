@@ -108,7 +108,9 @@ impl<'a> Attention<'a> {
         crew.chunks(out, self.group * d, |pair, out| {
             for (q, out) in out.chunks_exact_mut(d).enumerate() {
                 let mut total = [f32::NEG_INFINITY, 0.0];
-                for (nth, records) in work[pair * most * len..].chunks(len).enumerate().take(chunks(pair % rows).len()) {
+                for (nth, records) in
+                    work[pair * most * len..].chunks(len).enumerate().take(chunks(pair % rows).len())
+                {
                     let (stats, values) = records.split_at(2 * self.group);
                     let (stat, values) = (stats.as_chunks().0[q], &values[q * d..][..d]);
                     if nth == 0 {
@@ -275,7 +277,8 @@ mod tests {
                     for window in [None, Some(1), Some(8), Some(33), Some(1000)] {
                         let queries = noise(kv_heads * rows * group * d, 3);
                         let mut out = vec![f32::NAN; queries.len()];
-                        let attention = Attention { states: &states, layer: 0, group, window, vectors: &vectors };
+                        let attention =
+                            Attention { states: &states, layer: 0, group, window, vectors: &vectors };
                         attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
                         for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
                             let (kv_head, index) = (n / (rows * group), n % (rows * group));

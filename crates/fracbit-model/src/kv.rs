@@ -156,9 +156,8 @@ impl KvLayer {
         let rows = |all: &'_ [f32], head: usize, f: &mut dyn FnMut(usize, &[f32])| {
             all.chunks_exact(heads * d).enumerate().for_each(|(row, x)| f(first + row, &x[head * d..][..d]));
         };
-        let place = |position: usize, i: usize| {
-            (position / KEY_BLOCK * d + i) * KEY_BLOCK + position % KEY_BLOCK
-        };
+        let place =
+            |position: usize, i: usize| (position / KEY_BLOCK * d + i) * KEY_BLOCK + position % KEY_BLOCK;
         match &mut self.keys {
             Store::F16(to) => crew.chunks(to, run, |head, to| {
                 let mut halves = [f16::ZERO; crate::attention::MAX_HEAD_DIM];

@@ -21,6 +21,7 @@ use fracbit_base::ShapeError;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
 
+use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::Linear;
@@ -28,7 +29,6 @@ use crate::rope::Rope;
 use crate::sites::{self, HeadSite, RotationMode, Sites};
 use crate::source::WeightSource;
 use crate::state::{Scratch, State, StateOptions};
-use crate::Error;
 
 /// A decoder ready to run. Immutable in use: many threads may run it, each with its own [`State`].
 ///

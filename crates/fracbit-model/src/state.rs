@@ -21,7 +21,7 @@ pub struct StateOptions {
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::F16, chunk: 256 }
+        Self { context: None, kv: KvType::F16, chunk: 512 }
     }
 }
 

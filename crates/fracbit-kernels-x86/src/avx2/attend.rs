@@ -44,7 +44,13 @@ unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
     let (mut query, mut left) = (args.queries.as_ptr(), count);
     let mut to = out.as_mut_ptr();
     while left > 0 {
-        let step = if left >= 4 { 4 } else if left >= 2 { 2 } else { 1 };
+        let step = if left >= 4 {
+            4
+        } else if left >= 2 {
+            2
+        } else {
+            1
+        };
         // SAFETY: `left` queries from `query` on, and as many rows of scores from `to` on.
         unsafe {
             match (args.keys, step) {
@@ -134,14 +140,22 @@ unsafe fn weigh_of<T: Element>(args: &Weigh<'_>, values: *const T, positions: us
             let part = Part { args, values, positions, query: q, at };
             // SAFETY: `step` queries from `q` on, 16 dimensions from `at` on.
             unsafe {
-                if step == 4 { part.run::<4, 2>(out.as_mut_ptr()) } else { part.run::<1, 2>(out.as_mut_ptr()) }
+                if step == 4 {
+                    part.run::<4, 2>(out.as_mut_ptr())
+                } else {
+                    part.run::<1, 2>(out.as_mut_ptr())
+                }
             }
         }
         for at in (wide..whole).step_by(LANES) {
             let part = Part { args, values, positions, query: q, at };
             // SAFETY: as above, with 8 dimensions.
             unsafe {
-                if step == 4 { part.run::<4, 1>(out.as_mut_ptr()) } else { part.run::<1, 1>(out.as_mut_ptr()) }
+                if step == 4 {
+                    part.run::<4, 1>(out.as_mut_ptr())
+                } else {
+                    part.run::<1, 1>(out.as_mut_ptr())
+                }
             }
         }
         if whole < dim {

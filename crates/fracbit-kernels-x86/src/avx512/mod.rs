@@ -22,6 +22,7 @@ use std::arch::x86_64::*;
 
 mod attend;
 mod expand;
+mod panel;
 mod spread;
 mod strips;
 mod tables;
@@ -55,7 +56,7 @@ pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     let (table, run) = tables::choose(codebook, proof)?;
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
     // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
-    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) })
+    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels())
 }
 
 /// A line of constants.

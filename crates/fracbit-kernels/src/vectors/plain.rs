@@ -303,7 +303,10 @@ mod tests {
             assert_eq!(f64::from(got_top), top);
             let total: f64 = want.iter().map(|s| (s - top).exp()).sum();
             assert!((f64::from(sum) - total).abs() < 1e-5 * total, "length {n}");
-            scores.iter().zip(&want).for_each(|(s, w)| assert!((f64::from(*s) - (w - top).exp()).abs() < 1e-6));
+            scores
+                .iter()
+                .zip(&want)
+                .for_each(|(s, w)| assert!((f64::from(*s) - (w - top).exp()).abs() < 1e-6));
         }
         assert!(softmax(&mut [1.0, f32::NAN, 2.0]).1.is_nan());
     }

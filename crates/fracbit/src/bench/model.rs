@@ -240,7 +240,7 @@ fn random(preset: Preset, scheme: Scheme, kernels: &Kernels) -> Result<Model, Er
     for id in NormId::all(&config) {
         builder.set_norm(id, vec![1.0; id.width(&config)])?;
     }
-    Ok(builder.build()?)
+    Ok(builder.build()?.with_kernels(kernels))
 }
 
 /// Some rows of each kind of matrix against the products of their dequantized weights.
