@@ -36,7 +36,7 @@ pub struct Activations {
 pub(crate) struct Form<T> {
     ready: bool,
     packed: bool,
-    panel: Vec<i32>, // (group of tokens, piece, token of the group); see `Panel`
+    panel: Vec<i32>,             // (group of tokens, piece, token of the group); see `Panel`
     pub(crate) ints: Vec<T>,     // (batch, stride)
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
@@ -121,33 +121,6 @@ impl Activations {
         };
         let stride = self.tiles() * per_tile;
         Panel { pieces: &all[token * stride..], stride, first: start * per_tile }
-    }
-}
-
-const fn stride(&self) -> usize {
-        stride(self.cols)
-    }
-
-    /// Tiles of columns, the last padded with zeros.
-    pub(crate) const fn tiles(&self) -> usize {
-        self.cols.div_ceil(TILE_COLS)
-    }
-
-    /// Activation scales of a token.
-    pub(crate) const fn groups(&self) -> usize {
-        self.cols.div_ceil(GROUP)
-    }
-
-    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
-        let (values, cols) = (&self.values, self.cols);
-        let token = |t: usize| &values[t * cols..][..cols];
-        self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
-    }
-
-    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
-        let (values, cols) = (&self.values, self.cols);
-        let token = |t: usize| &values[t * cols..][..cols];
-        self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
     }
 }
 

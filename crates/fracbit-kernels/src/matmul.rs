@@ -138,7 +138,8 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
                         Grid::I16 => Ints::I16(&x.wide.ints[first..]),
                     },
                     x_stride,
-                    panel: takes_panels(part, x).then(|| x.panel(part.codebook.grid(), part.segment.start, token)),
+                    panel: takes_panels(part, x)
+                        .then(|| x.panel(part.codebook.grid(), part.segment.start, token)),
                     block_scales: &x.block_scales[factors.clone()],
                     block_sums: &x.block_sums[factors],
                 };

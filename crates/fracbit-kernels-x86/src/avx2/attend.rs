@@ -1,6 +1,8 @@
 //! Attention, as the AVX-512 bodies do it with half the lanes: a block of keys takes two passes, and up to four queries
 //! share a vector of keys or values, for there are sixteen registers.
 
+#![expect(clippy::needless_range_loop, reason = "queries and vectors index several arrays at once")]
+
 use super::Avx2;
 use crate::vectors::table;
 use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};

@@ -4,6 +4,8 @@
 //! converted from half precision once for up to eight queries. Additions of different queries (and of even and odd
 //! dimensions) are independent: they hide each other's latency.
 
+#![expect(clippy::needless_range_loop, reason = "queries and vectors index several arrays at once")]
+
 use super::Avx512;
 use crate::vectors::table;
 use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};

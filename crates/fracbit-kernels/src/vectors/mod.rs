@@ -95,6 +95,9 @@ pub struct Vectors {
     slots: Slots,
 }
 
+/// Input, weight, epsilon, output.
+pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
+
 /// Bodies. Their arguments have been checked by the methods of [`Vectors`] with the same names.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "documented at the methods")]
@@ -102,7 +105,7 @@ pub struct Slots {
     pub scores: unsafe fn(&Scores<'_>, &mut [f32]),
     pub weigh: unsafe fn(&Weigh<'_>, &mut [f32]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
-    pub rms_norm: unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]),
+    pub rms_norm: NormFn,
     pub silu_mul: unsafe fn(&mut [f32], &[f32]),
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
