@@ -162,7 +162,10 @@ impl Opened {
             let gain = if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? };
             builder.set_norm(id, gain)?;
         }
-        Ok(builder.build()?.with_kernels(kernels))
+        let model = builder.build()?.with_kernels(kernels);
+        // Packed matrices are copies in the kernels' own memory: without this the files would count a second time.
+        self.checkpoint.release();
+        Ok(model)
     }
 }
 

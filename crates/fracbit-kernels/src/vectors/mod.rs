@@ -11,7 +11,7 @@
 pub mod plain;
 
 use crate::Isa;
-use half::f16;
+use half::{f16, slice::HalfFloatSliceExt};
 
 /// Neighbouring positions that a block of keys interleaves; the lanes of [`Vectors::scores`].
 pub const KEY_BLOCK: usize = 16;
@@ -47,6 +47,14 @@ impl Floats<'_> {
         match self {
             Self::F16(x) => x[i].to_f32(),
             Self::F32(x) => x[i],
+        }
+    }
+
+    /// The elements from `at` on in single precision.
+    pub(crate) fn copy(&self, at: usize, to: &mut [f32]) {
+        match self {
+            Self::F16(x) => x[at..at + to.len()].convert_to_f32_slice(to),
+            Self::F32(x) => to.copy_from_slice(&x[at..at + to.len()]),
         }
     }
 }

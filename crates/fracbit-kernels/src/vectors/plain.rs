@@ -85,14 +85,21 @@ pub fn exp(x: f32) -> f32 {
 #[inline(always)]
 pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
     let Scores { queries, dim, keys, stride } = *args;
-    for (query, out) in queries.chunks_exact(dim).zip(out.chunks_mut(stride)) {
-        for (j, out) in out[..keys.len() / dim].iter_mut().enumerate() {
-            let (block, lane) = (j / KEY_BLOCK, j % KEY_BLOCK);
-            let mut sums = [0.0; 2];
-            for (i, q) in query.iter().enumerate() {
-                sums[i % 2] += keys.get((block * dim + i) * KEY_BLOCK + lane) * q;
+    let positions = keys.len() / dim;
+    for (queries, out) in queries.chunks(TOGETHER * dim).zip(out.chunks_mut(TOGETHER * stride)) {
+        for block in 0..positions / KEY_BLOCK {
+            let mut sums = [[[0.0; KEY_BLOCK]; 2]; TOGETHER];
+            for i in 0..dim {
+                let mut key = [0.0; KEY_BLOCK];
+                keys.copy((block * dim + i) * KEY_BLOCK, &mut key);
+                for (sums, query) in sums.iter_mut().zip(queries.chunks_exact(dim)) {
+                    sums[i % 2].iter_mut().zip(&key).for_each(|(sum, k)| *sum += k * query[i]);
+                }
             }
-            *out = sums[0] + sums[1];
+            for (sums, out) in sums.iter().zip(out.chunks_mut(stride)).take(queries.len() / dim) {
+                let out = &mut out[block * KEY_BLOCK..][..KEY_BLOCK];
+                out.iter_mut().zip(sums[0].iter().zip(&sums[1])).for_each(|(o, (a, b))| *o = a + b);
+            }
         }
     }
 }
@@ -101,10 +108,24 @@ pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
 #[inline(always)]
 pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
     let Weigh { weights, stride, values, dim } = *args;
-    for (q, out) in out.chunks_exact_mut(dim).enumerate() {
-        weigh_columns(&weights[q * stride..], values, dim, 0, out);
+    for first in (0..dim).step_by(COLUMNS) {
+        let columns = first..dim.min(first + COLUMNS);
+        for j in 0..values.len() / dim {
+            let mut value = [0.0; COLUMNS];
+            let value = &mut value[..columns.len()];
+            values.copy(j * dim + first, value);
+            for (q, out) in out.chunks_exact_mut(dim).enumerate() {
+                let weight = weights[q * stride + j];
+                out[columns.clone()].iter_mut().zip(&*value).for_each(|(o, v)| *o += weight * v);
+            }
+        }
     }
 }
+
+/// Queries that share a converted block of keys.
+const TOGETHER: usize = 8;
+/// Columns of a value converted at a time.
+const COLUMNS: usize = 64;
 
 /// The columns of one query's output from `first` on.
 #[inline(always)]
