@@ -183,6 +183,11 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Gives the mapped pages back after the tensors have been copied; see [`FileBytes::release`].
+    pub fn release(&self) {
+        self.shards.iter().for_each(|shard| shard.bytes.release());
+    }
+
     fn add_shard(
         &mut self,
         path: &Path,

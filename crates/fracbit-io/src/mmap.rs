@@ -55,6 +55,19 @@ impl FileBytes {
         Ok(Self(Inner::Owned(std::fs::read(path).io("reading", path)?)))
     }
 
+    /// Tells the system that nobody needs the mapped pages for now: they stop counting as memory of this process, and come in
+    /// again when touched. Does nothing for bytes in memory or where the system has no such call.
+    pub fn release(&self) {
+        #[cfg(target_os = "linux")]
+        if let Inner::Mapped(map) = &self.0 {
+            // SAFETY: the mapping is of a file and read-only: a page that is dropped comes back with the file's bytes, which
+            // do not change by the condition of `map`.
+            let result = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            // Advice: a system that refuses keeps the pages.
+            drop(result);
+        }
+    }
+
     /// Wraps bytes that are already in memory.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {

@@ -11,6 +11,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod limits;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 
 /// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
 ///
@@ -26,12 +28,18 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     let mut best = Isa::Scalar;
     #[cfg(target_arch = "x86_64")]
     {
-        if most >= Isa::Avx2 && avx2::Avx2::detect().is_some() {
+        if most >= Isa::Avx2
+            && let Some(proof) = avx2::Avx2::detect()
+        {
             kernels.install(avx2::body);
+            kernels.install_vectors(avx2::vectors(proof));
             best = Isa::Avx2;
         }
-        if most >= Isa::Avx512 && avx512::Avx512::detect().is_some() {
+        if most >= Isa::Avx512
+            && let Some(proof) = avx512::Avx512::detect()
+        {
             kernels.install(avx512::body);
+            kernels.install_vectors(avx512::vectors(proof));
             best = Isa::Avx512;
         }
     }

@@ -1,11 +1,15 @@
 //! Activations and their integer forms.
 
-use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
+use crate::{
+    Crew, Panel,
+    args::{PANEL_TOKENS, panel_groups},
+    vectors::{Rounded, Vectors, plain::GROUP},
+};
 use fracbit_base::ShapeError;
-use fracbit_format::TILE_COLS;
+use fracbit_format::{Grid, TILE_COLS};
 
-/// Columns that share an activation scale.
-const GROUP: usize = BLOCK_TILES * TILE_COLS;
+/// Tokens from which on their rounding is dealt to threads.
+const PARALLEL: usize = 16;
 
 /// A batch of activation vectors and their integer forms.
 ///
@@ -31,6 +35,8 @@ pub struct Activations {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Form<T> {
     ready: bool,
+    packed: bool,
+    panel: Vec<i32>,             // (group of tokens, piece, token of the group); see `Panel`
     pub(crate) ints: Vec<T>,     // (batch, stride)
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
@@ -89,12 +95,32 @@ impl Activations {
         self.cols.div_ceil(GROUP)
     }
 
-    pub(crate) fn make_narrow(&mut self) {
-        self.narrow.make(&self.values, self.cols, MAX_INT8, |v| v as i8, i32::from);
+    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+        let (values, cols) = (&self.values, self.cols);
+        let token = |t: usize| &values[t * cols..][..cols];
+        self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
+        if panel {
+            self.narrow.pack(cols, self.batch, crew);
+        }
     }
 
-    pub(crate) fn make_wide(&mut self) {
-        self.wide.make(&self.values, self.cols, MAX_INT16, |v| v as i16, i32::from);
+    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+        let (values, cols) = (&self.values, self.cols);
+        let token = |t: usize| &values[t * cols..][..cols];
+        self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
+        if panel {
+            self.wide.pack(cols, self.batch, crew);
+        }
+    }
+
+    /// The panel of a call whose first token is `token`, for the segment from tile `start` on.
+    pub(crate) fn panel(&self, grid: Grid, start: usize, token: usize) -> Panel<'_> {
+        let (all, per_tile) = match grid {
+            Grid::I8 => (&self.narrow.panel, TILE_COLS / 4),
+            Grid::I16 => (&self.wide.panel, TILE_COLS / 2),
+        };
+        let stride = self.tiles() * per_tile;
+        Panel { pieces: &all[token * stride..], stride, first: start * per_tile }
     }
 }
 
@@ -102,40 +128,63 @@ const fn stride(cols: usize) -> usize {
     (cols.div_ceil(64) | 1) * 64
 }
 
-impl<T: Copy + Default> Form<T> {
-    fn make(&mut self, values: &[f32], cols: usize, most: i32, cast: fn(f32) -> T, widen: fn(T) -> i32) {
+impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
+    /// Makes room for all tokens and calls `round(token, ...)` with the part of each.
+    fn make(
+        &mut self,
+        cols: usize,
+        batch: usize,
+        crew: &Crew<'_>,
+        round: impl Fn(usize, Rounded<'_, T>) + Sync,
+    ) where
+        T: Send,
+    {
         if self.ready {
             return;
         }
-        let batch = values.len() / cols;
-        let (tiles, groups) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP));
-        self.ints.clear();
-        self.ints.resize(batch * stride(cols), T::default());
+        let (tiles, groups, stride) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP), stride(cols));
+        self.ints.resize(batch * stride, T::default());
         self.scales.resize(batch * groups, 0.0);
         self.sums.resize(batch * tiles, 0);
-        #[expect(clippy::cast_precision_loss, reason = "127 or 1023")]
-        let most = most as f32;
-        for (token, values) in values.chunks_exact(cols).enumerate() {
-            let ints = &mut self.ints[token * stride(cols)..][..tiles * TILE_COLS];
-            for (group, (ints, values)) in ints.chunks_mut(GROUP).zip(values.chunks(GROUP)).enumerate() {
-                // The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
-                let top = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
-                let top = f32::from_bits(top);
-                let tiny = top < 1e-30;
-                let inverse = if tiny { 0.0 } else { most / top };
-                self.scales[token * groups + group] = if tiny { 0.0 } else { top / most };
-                // |v| inverse <= most (1 + 2^-23) rounds to at most `most`; adding and taking away 1.5 * 2^23 rounds
-                // to the nearest integer, ties to even, and unlike `round_ties_even` in vectors on every machine.
-                // NaN (0 * infinity as well) casts to 0.
-                const MAGIC: f32 = 12_582_912.0;
-                ints.iter_mut().zip(values).for_each(|(i, v)| *i = cast((v * inverse + MAGIC) - MAGIC));
-            }
-            let sums = &mut self.sums[token * tiles..][..tiles];
-            for (sum, tile) in sums.iter_mut().zip(ints.as_chunks::<TILE_COLS>().0) {
-                *sum = tile.iter().map(|&i| widen(i)).sum();
-            }
+        let mut parts: Vec<_>;
+        let tokens = self.ints.chunks_exact_mut(stride);
+        let tokens = tokens.zip(self.scales.chunks_exact_mut(groups)).zip(self.sums.chunks_exact_mut(tiles));
+        let tokens = tokens.map(|((ints, scales), sums)| {
+            let (ints, behind) = ints.split_at_mut(tiles * TILE_COLS);
+            behind.fill(T::default());
+            Rounded { ints, scales, sums }
+        });
+        if batch < PARALLEL || crew.threads() == 1 {
+            tokens.enumerate().for_each(|(token, to)| round(token, to));
+        } else {
+            parts = tokens.map(Some).collect();
+            crew.chunks(&mut parts, 1, |token, to| round(token, to[0].take().expect("taken once")));
         }
         self.ready = true;
+        self.packed = false;
+    }
+
+    /// Lays the integers out as a panel.
+    fn pack(&mut self, cols: usize, batch: usize, crew: &Crew<'_>) {
+        if self.packed {
+            return;
+        }
+        let tiles = cols.div_ceil(TILE_COLS) * TILE_COLS;
+        let (pieces, stride) = (tiles * size_of::<T>() / 4, stride(cols));
+        self.panel.resize(batch * pieces, 0);
+        let ints = &self.ints;
+        let row = |token: usize| bytemuck::cast_slice::<T, [u8; 4]>(&ints[token * stride..][..tiles]);
+        crew.chunks(&mut self.panel, PANEL_TOKENS * pieces, |group, panel| {
+            let first = group * PANEL_TOKENS;
+            panel_groups(panel.len() / pieces, |from, size| {
+                let panel = &mut panel[from * pieces..][..size * pieces];
+                for t in 0..size {
+                    let to = panel[t..].iter_mut().step_by(size);
+                    to.zip(row(first + from + t)).for_each(|(to, piece)| *to = i32::from_ne_bytes(*piece));
+                }
+            });
+        });
+        self.packed = true;
     }
 }
 
@@ -149,8 +198,8 @@ mod tests {
         let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
         let mut a = Activations::new();
         a.set(&x, cols).unwrap();
-        a.make_narrow();
-        a.make_wide();
+        a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
+        a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
         assert_eq!(a.narrow.ints.len(), 2 * 320, "padded");
         let mut extremes = 0;
         for token in 0..2 {
@@ -191,8 +240,8 @@ mod tests {
             let mut x = [0.0; 16];
             x[3] = bad;
             a.set(&x, 16).unwrap();
-            a.make_narrow();
-            a.make_wide();
+            a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
+            a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
             assert!(
                 check(a.narrow.scales[0]) && check(a.wide.scales[0]),
                 "{bad}: scale {}",

@@ -6,8 +6,12 @@ use half::f16;
 
 /// Bytes behind the last tile that a body may read (and must not depend on).
 pub const OVERREAD: usize = 256;
-/// Most tokens of one call of a body.
-pub const MAX_TOKENS: usize = 256;
+/// Most tokens of one call of a body; a multiple of [`PANEL_TOKENS`].
+pub const MAX_TOKENS: usize = 512;
+/// Tokens that a panel interleaves.
+pub const PANEL_TOKENS: usize = 8;
+/// Tokens from which on activations come as panels, to bodies that take them.
+pub const PANEL_FROM: usize = 9;
 /// Most strips of one call of a body.
 pub const MAX_STRIPS: usize = 2;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
@@ -78,11 +82,39 @@ pub struct Args<'a> {
     pub x: Ints<'a>,
     /// Elements from a token to the next.
     pub x_stride: usize,
+    /// The same activations as panels; with them, `block_scales` and `block_sums` are `(block, token)`.
+    pub panel: Option<Panel<'a>>,
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
     /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
     /// dot instructions that want one operand unsigned.
     pub block_sums: &'a [i32],
+}
+
+/// Activations of several tokens side by side, so that a body reads them as one stream.
+///
+/// A *piece* is four neighbouring bytes of a token: four activations on the int8 grid, two on the int16 grid. Tokens
+/// come in groups of [`PANEL_TOKENS`], the last ones in groups of 4, 2 and 1; a group is `(piece, token)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel<'a> {
+    /// Pieces of the call's tokens, all columns.
+    pub pieces: &'a [i32],
+    /// Pieces of one token in all segments together: the group that begins with token `t` of the call is
+    /// `t * stride` pieces behind the first.
+    pub stride: usize,
+    /// The first column of the segment, in pieces: the pieces of a group of `n` tokens begin `n * first` behind the group.
+    pub first: usize,
+}
+
+/// Splits `tokens` into the groups of a panel: calls `f` with the first token and the number of each.
+pub(crate) fn panel_groups(tokens: usize, mut f: impl FnMut(usize, usize)) {
+    let mut first = 0;
+    for size in [PANEL_TOKENS, 4, 2, 1] {
+        while first + size <= tokens {
+            f(first, size);
+            first += size;
+        }
+    }
 }
 
 /// Integer activations.
@@ -115,6 +147,11 @@ impl Args<'_> {
         };
         debug_assert!(len >= (self.tokens - 1) * self.x_stride + self.tiles * TILE_COLS, "activations");
         debug_assert_eq!(self.codebook.grid(), grid, "activations of the codebook's grid");
+        if let Some(panel) = self.panel {
+            let piece = if grid == Grid::I8 { TILE_COLS / 4 } else { TILE_COLS / 2 };
+            debug_assert!(panel.first + self.tiles * piece <= panel.stride, "pieces of the segment");
+            debug_assert!(panel.pieces.len() >= self.tokens * panel.stride, "pieces of all tokens");
+        }
         debug_assert!(
             self.blocks.iter().all(|b| b.tiles <= most && b.group < self.groups),
             "blocks of the grid"

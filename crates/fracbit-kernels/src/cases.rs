@@ -39,7 +39,7 @@ pub const CASES: &[Case] = &[
     Case { rows: 48, cols: 600, batch: 5, group: 80, why: "scales that cross activation scales" },
     Case { rows: 64, cols: 304, batch: 9, group: 128, why: "just past the decode path" },
     Case { rows: 50, cols: 336, batch: 21, group: 512, why: "token remainder of the prefill path" },
-    Case { rows: 18, cols: 80, batch: 259, group: 64, why: "more tokens than one call takes" },
+    Case { rows: 18, cols: 80, batch: 523, group: 64, why: "more tokens than one call takes" },
 ];
 
 /// Table lengths that a scheme's codebook may have (half-TCQ has none of its own).

@@ -1,6 +1,6 @@
 //! The dispatch table: which body runs a codebook.
 
-use crate::{Args, Isa, Line, reference};
+use crate::{Args, Isa, Line, Vectors, reference};
 use fracbit_format::{Codebook, TILE_ROWS};
 
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
@@ -26,6 +26,7 @@ pub struct Body {
     lanes: [u8; TILE_ROWS],
     run: StripFn,
     packing: Option<Packing>,
+    panels: bool,
 }
 
 impl Body {
@@ -44,7 +45,7 @@ impl Body {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
         assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
-        Self { isa, table, lanes, run, packing: None }
+        Self { isa, table, lanes, run, packing: None, panels: false }
     }
 
     /// The body reads tiles packed by `packing` instead of canonical ones.
@@ -52,6 +53,17 @@ impl Body {
     pub const fn with_packing(mut self, packing: Packing) -> Self {
         self.packing = Some(packing);
         self
+    }
+
+    /// The same body, which takes activations of many tokens as [panels](crate::Panel).
+    #[must_use]
+    pub const fn with_panels(mut self) -> Self {
+        self.panels = true;
+        self
+    }
+
+    pub(crate) const fn panels(&self) -> bool {
+        self.panels
     }
 
     /// The instruction set.
@@ -87,6 +99,7 @@ impl Body {
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
     providers: Vec<Provider>,
+    vectors: Vectors,
 }
 
 impl Kernels {
@@ -99,6 +112,17 @@ impl Kernels {
     /// Adds a backend's bodies; they win over all installed before.
     pub fn install(&mut self, provider: Provider) {
         self.providers.push(provider);
+    }
+
+    /// Sets the operations beside the matrices; they replace those installed before.
+    pub fn install_vectors(&mut self, vectors: Vectors) {
+        self.vectors = vectors;
+    }
+
+    /// The operations beside the matrices.
+    #[must_use]
+    pub const fn vectors(&self) -> Vectors {
+        self.vectors
     }
 
     /// The body that runs `codebook`.

@@ -3,19 +3,24 @@
 mod activations;
 mod args;
 pub mod cases;
+mod crew;
 mod isa;
 mod kernels;
 mod lines;
 mod matmul;
 mod matrix;
 mod reference;
+pub mod vectors;
 
 pub use activations::Activations;
 pub use args::{
-    Args, BLOCK_TILES, Block, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS, OVERREAD, WIDE_BLOCK_TILES,
+    Args, BLOCK_TILES, Block, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS, OVERREAD, PANEL_FROM,
+    PANEL_TOKENS, Panel, WIDE_BLOCK_TILES,
 };
+pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
 pub use lines::{Buffer, Line};
-pub use matmul::matmul;
+pub use matmul::{matmul, matmul_with};
 pub use matrix::PackedMatrix;
+pub use vectors::Vectors;

@@ -1,27 +1,39 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Args, Ints, PackedMatrix,
-    args::{BLOCK_TILES, MAX_STRIPS, MAX_TOKENS},
+    Activations, Args, Block, Crew, Ints, PackedMatrix,
+    args::{BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_FROM},
+    crew::with_crew,
     matrix::Part,
 };
 use fracbit_base::{Shape, ShapeError};
 use fracbit_format::{Grid, TILE_COLS, TILE_ROWS};
-use rayon::prelude::*;
 use std::marker::PhantomData;
 
-/// Work of a task, in weights decoded or four products made: some 10 microseconds, so that the hand-over to
-/// another thread does not count.
-const TASK: usize = 1 << 18;
+/// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
+const TASKS: usize = 16;
 
 /// `y = x W^T`: `x` is `(batch, cols)`, `y` is `(batch, rows)` row-major.
 ///
-/// Rows are dealt to the threads of the current rayon pool in fixed pieces; every sum is made by one thread in a
-/// fixed order, so the result is the same at any number of threads and on every instruction set.
+/// Rows are dealt to the threads of the current rayon pool; every sum is made by one thread in a fixed order, so the
+/// result is the same at any number of threads and on every instruction set.
 ///
 /// # Errors
 /// When `x` has another width than `w`, or `y` another size than `batch x rows`.
 pub fn matmul(w: &PackedMatrix, x: &mut Activations, y: &mut [f32]) -> Result<(), ShapeError> {
+    with_crew(|crew| matmul_with(crew, w, x, y))
+}
+
+/// As [`matmul`], on the threads of a crew.
+///
+/// # Errors
+/// As there.
+pub fn matmul_with(
+    crew: &Crew<'_>,
+    w: &PackedMatrix,
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
     const OP: &str = "matmul";
     let Shape { rows, cols } = w.shape();
     if x.cols() != cols {
@@ -36,46 +48,53 @@ pub fn matmul(w: &PackedMatrix, x: &mut Activations, y: &mut [f32]) -> Result<()
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
     x.block_sums.clear();
-    w.parts().iter().for_each(|part| prepare(part, w.gain(), x));
+    w.parts().iter().for_each(|part| prepare(part, w, x, crew));
     let x = &*x;
-    let each = task_strips(cols, x.batch());
-    let task = |task: usize| run(w, x, task * each..w.strips().min((task + 1) * each), &out);
-    let tasks = w.strips().div_ceil(each);
-    if tasks == 1 || rayon::current_num_threads() == 1 {
-        (0..tasks).for_each(task);
-    } else {
-        (0..tasks).into_par_iter().for_each(task);
-    }
+    let each = task_strips(w.strips(), crew.threads());
+    crew.for_each(w.strips().div_ceil(each), |task| {
+        run(w, x, task * each..w.strips().min((task + 1) * each), &out);
+    });
     Ok(())
 }
 
 /// Strips of a task; even, so that only the last call of a body may have a single strip.
-fn task_strips(cols: usize, batch: usize) -> usize {
-    let cost = TILE_ROWS * cols * batch.div_ceil(4).max(1);
-    (TASK / cost).max(1).next_multiple_of(MAX_STRIPS)
+fn task_strips(strips: usize, threads: usize) -> usize {
+    let tasks = if threads == 1 { 1 } else { TASKS * threads };
+    strips.div_ceil(tasks).next_multiple_of(MAX_STRIPS)
 }
 
-/// Makes the integer form that `part` wants and appends the factors of its blocks, `(token, block)`.
-fn prepare(part: &Part, gain: f32, x: &mut Activations) {
+/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
+/// `(block, token)` for each call's tokens.
+fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) {
+    let panels = takes_panels(part, x);
     match part.codebook.grid() {
-        Grid::I8 => x.make_narrow(),
-        Grid::I16 => x.make_wide(),
+        Grid::I8 => x.make_narrow(w.vectors(), crew, panels),
+        Grid::I16 => x.make_wide(w.vectors(), crew, panels),
     }
     let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
     let (scales, sums) = match part.codebook.grid() {
         Grid::I8 => (&x.narrow.scales, &x.narrow.sums),
         Grid::I16 => (&x.wide.scales, &x.wide.sums),
     };
-    let factor = gain * part.codebook.step();
-    for token in 0..batch {
-        let scales = &scales[token * groups..][..groups];
-        let sums = &sums[token * tiles..][..tiles];
-        for block in &part.blocks {
-            let first = part.segment.start + block.start;
-            x.block_scales.push(scales[first / BLOCK_TILES] * factor);
-            x.block_sums.push(sums[first..first + block.tiles].iter().sum());
+    let factor = w.gain() * part.codebook.step();
+    let (block_scales, block_sums) = (&mut x.block_scales, &mut x.block_sums);
+    let mut push = |token: usize, block: &Block| {
+        let first = part.segment.start + block.start;
+        block_scales.push(scales[token * groups + first / BLOCK_TILES] * factor);
+        block_sums.push(sums[token * tiles + first..][..block.tiles].iter().sum());
+    };
+    if panels {
+        for first in (0..batch).step_by(MAX_TOKENS) {
+            let tokens = first..batch.min(first + MAX_TOKENS);
+            part.blocks.iter().for_each(|block| tokens.clone().for_each(|token| push(token, block)));
         }
+    } else {
+        (0..batch).for_each(|token| part.blocks.iter().for_each(|block| push(token, block)));
     }
+}
+
+fn takes_panels(part: &Part, x: &Activations) -> bool {
+    part.body.panels() && x.batch() >= PANEL_FROM
 }
 
 /// One task: `strips`, all segments, all tokens.
@@ -119,6 +138,8 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
                         Grid::I16 => Ints::I16(&x.wide.ints[first..]),
                     },
                     x_stride,
+                    panel: takes_panels(part, x)
+                        .then(|| x.panel(part.codebook.grid(), part.segment.start, token)),
                     block_scales: &x.block_scales[factors.clone()],
                     block_sums: &x.block_sums[factors],
                 };

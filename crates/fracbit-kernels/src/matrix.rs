@@ -1,7 +1,7 @@
 //! A packed matrix in memory.
 
 use crate::{
-    Isa, Kernels,
+    Isa, Kernels, Vectors,
     args::{BLOCK_TILES, Block, OVERREAD, WIDE_BLOCK_TILES},
     kernels::Body,
     lines::{self, Buffer},
@@ -24,6 +24,7 @@ pub struct PackedMatrix {
     codes: Buffer,
     group: usize,
     gain: f32,
+    vectors: Vectors,
     parts: Vec<Part>,
 }
 
@@ -68,7 +69,7 @@ impl PackedMatrix {
                 }
             }
         }
-        Self { layout, codes, group: view.group(), gain: view.gain(), parts }
+        Self { layout, codes, group: view.group(), gain: view.gain(), vectors: kernels.vectors(), parts }
     }
 
     /// The shape without padding.
@@ -133,6 +134,10 @@ impl PackedMatrix {
 
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
+    }
+
+    pub(crate) const fn vectors(&self) -> &Vectors {
+        &self.vectors
     }
 
     pub(crate) const fn gain(&self) -> f32 {

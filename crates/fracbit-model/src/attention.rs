@@ -1,159 +1,263 @@
-//! Causal grouped-query attention over the cache, in f32.
+//! Causal grouped-query attention over the cache.
 //!
 //! For each query q_i at position i, `sum_j softmax_j(q_i · k_j / sqrt(d)) v_j` over j <= i and, with a
-//! sliding window w, i - j < w. The softmax runs online (Milakov and Gimelshein 2018, arXiv 1805.02867):
-//! positions come in chunks of [`CHUNK`]; each keeps the largest score m so far, the sum l of exp(s - m) and
-//! the weighted values, all rescaled when m grows. So no score matrix exists, and memory does not depend on
-//! the context.
+//! sliding window w, i - j < w. Positions come in chunks of [`CHUNK`]. Each chunk gives a query its largest score m, the
+//! sum l of exp(s - m) and the values weighted by exp(s - m); two such results merge into one of both (Milakov and
+//! Gimelshein 2018, arXiv 1805.02867; over chunks: Dao et al. 2023, "Flash-Decoding"). So no score matrix exists, and
+//! prefill's memory does not depend on the context.
 //!
-//! Work is cut into tasks of up to [`QUERIES`] queries of one key/value head, whatever rows and query heads
-//! they belong to. Converted keys and values of a chunk serve the whole task: in decoding all query heads of
-//! the group, in prefill several rows. Each query's arithmetic does not depend on its task, so results do not
-//! depend on the cut or on threads.
-//!
-//! Loses when a model has one key/value head and decodes: then there is one task, on one thread.
+//! Prefill cuts the work into tasks of up to [`QUERIES`] queries of one key/value head, which go through the chunks
+//! together: a chunk of keys and values comes from memory once for all of them. Decoding has few queries, so
+//! there each chunk is a task of its own: threads share heads and the sequence. Either way the queries of a group share
+//! every vector of keys and values that is loaded and converted, chunks begin at multiples of their size and are merged
+//! in order: a query's result depends neither on its batch nor on the cut or the threads.
 
-use rayon::prelude::*;
+use std::ops::Range;
+
+use fracbit_kernels::vectors::{KEY_BLOCK, Scores, Vectors, Weigh};
+use fracbit_kernels::{Crew, vectors::plain::exp};
 
 use crate::kv::KvLayer;
-use crate::math::{axpy, dot, exp};
+use crate::state::State;
 
 /// Widest head: sizes the buffers on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
-const CHUNK: usize = 32;
+/// Positions of a chunk: keys and values of a head of 64 in f16 are then 128 KiB, part of a second-level cache.
+const CHUNK: usize = 512;
+/// Queries of a task of prefill.
 const QUERIES: usize = 32;
+/// Queries that meet a chunk at once.
+const TOGETHER: usize = 8;
+/// Rows up to which chunks are tasks of their own.
+const FEW: usize = 8;
 
 /// What all tasks share.
 #[derive(Clone, Copy)]
 pub(crate) struct Attention<'a> {
-    pub(crate) cache: &'a KvLayer,
+    /// The sequences; each has as many rows as the others, and holds the positions before them.
+    pub(crate) states: &'a [State],
+    pub(crate) layer: usize,
     /// Query heads per key/value head.
     pub(crate) group: usize,
-    /// Position of the first row.
-    pub(crate) first: usize,
     pub(crate) window: Option<usize>,
+    pub(crate) vectors: &'a Vectors,
 }
 
-impl Attention<'_> {
+/// Floats of [`Attention::run`]'s work space.
+pub(crate) fn work_len(rows: usize, heads: usize, head_dim: usize, capacity: usize) -> usize {
+    if rows > FEW { 0 } else { rows * heads * (capacity.div_ceil(CHUNK) + 1) * record(head_dim) }
+}
+
+/// Numbers of a query's result from a chunk: its [`Stat`] and the weighted values.
+const fn record(head_dim: usize) -> usize {
+    2 + head_dim
+}
+
+/// Largest score, and the sum of the exponentials of all relative to it.
+type Stat = [f32; 2];
+
+impl<'a> Attention<'a> {
+    fn dim(self) -> usize {
+        self.states[0].layers[self.layer].head_dim
+    }
+
     /// Attends with `queries`, already scaled by 1/sqrt(d), both (kv head, row, query head of the group,
-    /// head_dim).
-    pub(crate) fn run(self, rows: usize, queries: &[f32], out: &mut [f32]) {
-        let d = self.cache.head_dim;
+    /// head_dim); `work` has [`work_len`].
+    pub(crate) fn run(
+        self,
+        crew: &Crew<'_>,
+        rows: usize,
+        queries: &[f32],
+        out: &mut [f32],
+        work: &mut [f32],
+    ) {
+        let d = self.dim();
         let per_head = rows * self.group * d;
-        let task = |(kv_head, at): (usize, usize), out: &mut [f32]| {
-            let from = kv_head * per_head + at * d;
-            self.task(kv_head, at, &queries[from..from + out.len()], out);
+        let chunks = |row: usize| {
+            let (_, sees) = self.row(rows, row);
+            sees.start / CHUNK..sees.end.div_ceil(CHUNK)
         };
-        out.par_chunks_mut(per_head).enumerate().for_each(|(kv_head, out)| {
-            out.par_chunks_mut(QUERIES * d)
-                .enumerate()
-                .for_each(|(i, out)| task((kv_head, i * QUERIES), out));
+        let most = if rows > FEW { 1 } else { (0..rows).map(|row| chunks(row).len()).max().unwrap_or(1) };
+        if crew.threads() == 1 || most == 1 {
+            crew.blocks(out, per_head, QUERIES * d, |kv_head, at, out| {
+                let queries = &queries[kv_head * per_head + at..][..out.len()];
+                self.task(rows, kv_head, at / d, queries, out);
+            });
+            return;
+        }
+        // (kv head, row, chunk): the records of a group, first their statistics.
+        let len = self.group * record(d);
+        let pairs = queries.len() / (self.group * d);
+        let work = &mut work[..pairs * most * len];
+        crew.chunks(work, len, |task, records| {
+            let (pair, nth) = (task / most, task % most);
+            let (kv_head, row) = (pair / rows, pair % rows);
+            let (cache, sees) = self.row(rows, row);
+            let Some(part) = chunks(row).nth(nth).map(|chunk| part(chunk, &sees)) else { return };
+            let queries = &queries[pair * self.group * d..][..self.group * d];
+            let (stats, values) = records.split_at_mut(2 * self.group);
+            let (stats, _) = stats.as_chunks_mut();
+            let each = TOGETHER * d;
+            for ((queries, stats), values) in
+                queries.chunks(each).zip(stats.chunks_mut(TOGETHER)).zip(values.chunks_mut(each))
+            {
+                self.chunk(cache, kv_head, part.clone(), queries, stats, values);
+            }
+        });
+        let work = &*work;
+        crew.chunks(out, self.group * d, |pair, out| {
+            for (q, out) in out.chunks_exact_mut(d).enumerate() {
+                let mut total = [f32::NEG_INFINITY, 0.0];
+                for (nth, records) in
+                    work[pair * most * len..].chunks(len).enumerate().take(chunks(pair % rows).len())
+                {
+                    let (stats, values) = records.split_at(2 * self.group);
+                    let (stat, values) = (stats.as_chunks().0[q], &values[q * d..][..d]);
+                    if nth == 0 {
+                        total = stat;
+                        out.copy_from_slice(values);
+                    } else {
+                        merge(&mut total, out, stat, values);
+                    }
+                }
+                out.iter_mut().for_each(|o| *o /= total[1]);
+            }
         });
     }
 
-    /// Positions that query `index` of a head sees.
-    fn sees(self, index: usize) -> std::ops::Range<usize> {
-        let end = self.first + index / self.group + 1;
-        self.window.map_or(0, |w| end.saturating_sub(w))..end
+    /// The cache of a row and the positions that it sees.
+    fn row(self, rows: usize, row: usize) -> (&'a KvLayer, Range<usize>) {
+        let each = rows / self.states.len();
+        let state = &self.states[row / each];
+        let end = state.len() + row % each + 1;
+        (&state.layers[self.layer], self.window.map_or(0, |w| end.saturating_sub(w))..end)
     }
 
-    /// Queries `at..` of one head.
-    fn task(self, kv_head: usize, at: usize, queries: &[f32], out: &mut [f32]) {
-        let d = self.cache.head_dim;
+    /// Queries `at..` of one head, through all chunks.
+    fn task(self, rows: usize, kv_head: usize, at: usize, queries: &[f32], out: &mut [f32]) {
+        let d = self.dim();
         let count = queries.len() / d;
-        // Later queries see later positions: the first one's start and the last one's end bound all.
-        let (start, end) = (self.sees(at).start, self.sees(at + count - 1).end);
-        let mut key_buffer = [0.0; CHUNK * MAX_HEAD_DIM];
-        let mut value_buffer = [0.0; CHUNK * MAX_HEAD_DIM];
-        let mut largest = [f32::NEG_INFINITY; QUERIES];
-        let mut sums = [0.0; QUERIES];
-        out.fill(0.0);
-        // Chunks begin at multiples of their size, so that a query meets the same chunks whatever the task's
-        // start.
-        let mut chunk = start / CHUNK * CHUNK;
-        while chunk < end {
-            let from = chunk.max(start);
-            let to = (chunk + CHUNK).min(end);
-            let place = self.cache.at(kv_head, from);
-            let keys = self.cache.keys.read(place, (to - from) * d, &mut key_buffer);
-            let values = self.cache.values.read(place, (to - from) * d, &mut value_buffer);
-            for (i, (query, out)) in queries.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
-                let sees = self.sees(at + i);
-                let (lo, hi) = (sees.start.max(from), sees.end.min(to));
-                if lo >= hi {
+        let row_of = |i: usize| (at + i) / self.group;
+        let ranges = (row_of(0)..=row_of(count - 1)).map(|row| self.row(rows, row).1);
+        let (start, end) = ranges.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
+        let mut totals = [[f32::NEG_INFINITY, 0.0]; QUERIES];
+        let mut new = [0.0; TOGETHER * MAX_HEAD_DIM];
+        for chunk in start / CHUNK..end.div_ceil(CHUNK) {
+            let mut i = 0;
+            while i < count {
+                // Queries of one row only: they see the same positions.
+                let row = row_of(i);
+                let some = TOGETHER.min(count - i).min((row + 1) * self.group - (at + i));
+                let (cache, sees) = self.row(rows, row);
+                let part = part(chunk, &sees);
+                let queries = &queries[i * d..][..some * d];
+                let (totals, out) = (&mut totals[i..i + some], &mut out[i * d..][..some * d]);
+                i += some;
+                if part.is_empty() {
                     continue;
                 }
-                let span = (lo - from) * d..(hi - from) * d;
-                let (keys, values) = (&keys[span.clone()], &values[span]);
-                accumulate(query, keys, values, &mut largest[i], &mut sums[i], out);
+                if part.start == sees.start {
+                    self.chunk(cache, kv_head, part, queries, totals, out);
+                } else {
+                    let mut stats = [[0.0; 2]; TOGETHER];
+                    let new = &mut new[..some * d];
+                    self.chunk(cache, kv_head, part, queries, &mut stats[..some], new);
+                    let all = totals.iter_mut().zip(out.chunks_exact_mut(d));
+                    for ((total, out), (stat, new)) in all.zip(stats.into_iter().zip(new.chunks_exact(d))) {
+                        merge(total, out, stat, new);
+                    }
+                }
             }
-            chunk += CHUNK;
         }
-        for (out, sum) in out.chunks_exact_mut(d).zip(&sums) {
-            out.iter_mut().for_each(|o| *o /= sum);
+        for (total, out) in totals.iter().zip(out.chunks_exact_mut(d)) {
+            out.iter_mut().for_each(|o| *o /= total[1]);
         }
+    }
+
+    /// What up to [`TOGETHER`] queries get from some positions of one chunk.
+    fn chunk(
+        self,
+        cache: &KvLayer,
+        kv_head: usize,
+        part: Range<usize>,
+        queries: &[f32],
+        stats: &mut [Stat],
+        out: &mut [f32],
+    ) {
+        let d = cache.head_dim;
+        let mut scores = [0.0; TOGETHER * CHUNK];
+        let from = part.start / KEY_BLOCK * KEY_BLOCK;
+        let skip = part.start - from;
+        let keys = cache.keys(kv_head, from, part.end);
+        self.vectors.scores(&Scores { queries, dim: d, keys, stride: CHUNK }, &mut scores);
+        for (stat, scores) in stats.iter_mut().zip(scores.chunks_exact_mut(CHUNK)) {
+            let (top, sum) = self.vectors.softmax(&mut scores[skip..][..part.len()]);
+            *stat = [top, sum];
+        }
+        let values = cache.values(kv_head, part.start, part.end);
+        out.fill(0.0);
+        self.vectors.weigh(&Weigh { weights: &scores[skip..], stride: CHUNK, values, dim: d }, out);
     }
 }
 
-/// One step of the online softmax: at most [`CHUNK`] positions for one query.
-fn accumulate(
-    query: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    largest: &mut f32,
-    sum: &mut f32,
-    out: &mut [f32],
-) {
-    let d = query.len();
-    let mut scores = [0.0; CHUNK];
-    let scores = &mut scores[..keys.len() / d];
-    let mut top = *largest;
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(d)) {
-        *score = dot(query, key);
-        top = top.max(*score);
-    }
-    if top > *largest {
-        // exp(-inf) is 0: the first chunk starts from nothing.
-        let shrink = exp(*largest - top);
-        *sum *= shrink;
-        out.iter_mut().for_each(|o| *o *= shrink);
-        *largest = top;
-    }
-    for score in scores.iter_mut() {
-        *score = exp(*score - top);
-    }
-    for (score, value) in scores.iter().zip(values.chunks_exact(d)) {
-        *sum += score;
-        axpy(*score, value, out);
-    }
+/// The positions of a chunk that a query sees.
+fn part(chunk: usize, sees: &Range<usize>) -> Range<usize> {
+    (chunk * CHUNK).max(sees.start)..((chunk + 1) * CHUNK).min(sees.end)
+}
+
+/// Adds the result of later positions to that of earlier ones.
+fn merge(total: &mut Stat, out: &mut [f32], stat: Stat, new: &[f32]) {
+    let top = if stat[0] > total[0] { stat[0] } else { total[0] };
+    let (a, b) = (exp(total[0] - top), exp(stat[0] - top));
+    *total = [top, total[1] * a + stat[1] * b];
+    out.iter_mut().zip(new).for_each(|(o, n)| *o = *o * a + n * b);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kv::KvType;
+    use crate::state::StateOptions;
+    use fracbit_io::ModelConfig;
 
     fn noise(n: usize, salt: u32) -> Vec<f32> {
         let hash = |i: u32| (i.wrapping_mul(2_654_435_761) ^ salt).wrapping_mul(2_246_822_519) >> 8;
         (0..u32::try_from(n).unwrap()).map(|i| hash(i) as f32 / (1u32 << 22) as f32 - 2.0).collect()
     }
 
+    /// A state of one layer that holds `len` positions of noise and room for `more`.
+    fn state(kind: KvType, kv_heads: usize, d: usize, len: usize, more: usize) -> State {
+        let json = format!(
+            r#"{{"model_type": "llama", "hidden_size": {0}, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": {kv_heads}, "head_dim": {d}, "vocab_size": 10, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}}"#,
+            kv_heads * d
+        );
+        let config = ModelConfig::parse(json.as_bytes(), "config.json".as_ref()).unwrap();
+        let mut state = State::new(&config, &StateOptions { kv: kind, ..StateOptions::default() });
+        state.reserve(len + more).unwrap();
+        let all = (len + more) * kv_heads * d;
+        state.layers[0].write(&Crew::alone(), 0, &noise(all, 1), &noise(all, 2));
+        state.advance(len);
+        state
+    }
+
     /// The definition, in f64.
-    fn oracle(q: &[f32], cache: &KvLayer, kv_head: usize, sees: std::ops::Range<usize>) -> Vec<f64> {
+    fn oracle(q: &[f32], cache: &KvLayer, kv_head: usize, sees: Range<usize>) -> Vec<f64> {
         let d = q.len();
-        let (mut a, mut b) = (vec![0.0; d], vec![0.0; d]);
-        let mut scores = Vec::new();
-        for j in sees.clone() {
-            let key = cache.keys.read(cache.at(kv_head, j), d, &mut a);
-            scores.push(q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>());
-        }
+        let key = |j: usize, i: usize| {
+            let block = j / KEY_BLOCK * KEY_BLOCK;
+            f64::from(cache.keys(kv_head, block, j + 1).get(i * KEY_BLOCK + j % KEY_BLOCK))
+        };
+        let score = |j| q.iter().enumerate().map(|(i, q)| f64::from(*q) * key(j, i)).sum::<f64>();
+        let scores: Vec<f64> = sees.clone().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
         let mut out = vec![0.0; d];
         for (j, s) in sees.zip(&scores) {
-            let value = cache.values.read(cache.at(kv_head, j), d, &mut b);
-            for (o, v) in out.iter_mut().zip(value) {
-                *o += (s - top).exp() / total * f64::from(*v);
+            let values = cache.values(kv_head, j, j + 1);
+            for (i, o) in out.iter_mut().enumerate() {
+                *o += (s - top).exp() / total * f64::from(values.get(i));
             }
         }
         out
@@ -161,28 +265,30 @@ mod tests {
 
     #[test]
     fn matches_the_definition_at_every_edge() {
-        let (d, kv_heads, capacity) = (6, 2, 80);
+        let (d, kv_heads) = (6, 2);
+        let vectors = Vectors::scalar();
         for kind in [KvType::F32, KvType::F16] {
-            let mut cache = KvLayer::new(kind, kv_heads, d);
-            cache.grow(capacity).unwrap();
-            cache.keys.write(0, &noise(kv_heads * capacity * d, 1));
-            cache.values.write(0, &noise(kv_heads * capacity * d, 2));
-            for group in [1, 3, 40] {
-                for (first, rows) in [(0, 1), (0, 33), (31, 1), (32, 1), (63, 2), (40, 40)] {
+            for (first, rows) in [(0, 1), (0, 33), (31, 1), (40, 40), (511, 2), (1030, 1), (1500, 9)] {
+                let states = [state(kind, kv_heads, d, first, rows)];
+                for group in [1, 3, 40] {
+                    if rows * group > 200 && first > 100 {
+                        continue;
+                    }
                     for window in [None, Some(1), Some(8), Some(33), Some(1000)] {
                         let queries = noise(kv_heads * rows * group * d, 3);
                         let mut out = vec![f32::NAN; queries.len()];
-                        let attention = Attention { cache: &cache, group, first, window };
-                        attention.run(rows, &queries, &mut out);
+                        let attention =
+                            Attention { states: &states, layer: 0, group, window, vectors: &vectors };
+                        attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
                         for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
                             let (kv_head, index) = (n / (rows * group), n % (rows * group));
                             let i = first + index / group;
                             let start = window.map_or(0, |w| (i + 1).saturating_sub(w));
-                            let want = oracle(q, &cache, kv_head, start..i + 1);
+                            let want = oracle(q, &states[0].layers[0], kv_head, start..i + 1);
                             for (o, w) in o.iter().zip(&want) {
                                 let error = (f64::from(*o) - w).abs();
                                 assert!(
-                                    error < 2e-6,
+                                    error < 4e-6,
                                     "{kind:?} group {group} first {first} rows {rows} {window:?}: {error:e}"
                                 );
                             }
@@ -194,22 +300,48 @@ mod tests {
     }
 
     #[test]
-    fn rows_do_not_depend_on_their_batch() {
-        let (d, group, rows) = (8, 2, 70);
-        let mut cache = KvLayer::new(KvType::F16, 1, d);
-        cache.grow(rows).unwrap();
-        cache.keys.write(0, &noise(rows * d, 1));
-        cache.values.write(0, &noise(rows * d, 2));
-        let queries = noise(rows * group * d, 3);
-        for window in [None, Some(5)] {
-            let mut whole = vec![0.0; queries.len()];
-            Attention { cache: &cache, group, first: 0, window }.run(rows, &queries, &mut whole);
-            for row in 0..rows {
-                let span = row * group * d..(row + 1) * group * d;
-                let mut one = vec![0.0; group * d];
-                let attention = Attention { cache: &cache, group, first: row, window };
-                attention.run(1, &queries[span.clone()], &mut one);
-                assert_eq!(one, whole[span], "row {row}, window {window:?}");
+    fn rows_do_not_depend_on_batch_threads_or_sequences() {
+        let (d, kv_heads, group, rows) = (8, 2, 3, 70);
+        let vectors = Vectors::scalar();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        for (first, window) in [(0, None), (0, Some(5)), (1000, None), (1000, Some(600))] {
+            let whole_state = [state(KvType::F16, kv_heads, d, first, rows)];
+            let per_head = rows * group * d;
+            let queries = noise(kv_heads * per_head, 3);
+            let with = |states: &[State], rows: usize, queries: &[f32], threads: bool| {
+                let mut out = vec![0.0; queries.len()];
+                let mut work = vec![f32::NAN; work_len(rows, kv_heads * group, d, first + 70)];
+                let attention = Attention { states, layer: 0, group, window, vectors: &vectors };
+                if threads {
+                    let run = |crew: &Crew<'_>| attention.run(crew, rows, queries, &mut out, &mut work);
+                    pool.install(|| fracbit_kernels::with_crew(run));
+                } else {
+                    attention.run(&Crew::alone(), rows, queries, &mut out, &mut work);
+                }
+                out
+            };
+            let whole = with(&whole_state, rows, &queries, false);
+            assert_eq!(whole, with(&whole_state, rows, &queries, true), "threads");
+            let pick = |all: &[f32], row: usize| -> Vec<f32> {
+                let of = |head: usize| &all[head * per_head + row * group * d..][..group * d];
+                (0..kv_heads).flat_map(|head| of(head).to_vec()).collect()
+            };
+            for row in [0, 1, 33, 69] {
+                let states = [state(KvType::F16, kv_heads, d, first + row, rows - row)];
+                for threads in [false, true] {
+                    let one = with(&states, 1, &pick(&queries, row), threads);
+                    assert_eq!(one, pick(&whole, row), "row {row}, window {window:?}, {threads}");
+                }
+            }
+            // Two sequences side by side, of different lengths.
+            let states = [2, 40].map(|row| state(KvType::F16, kv_heads, d, first + row, rows - row));
+            let join = |all: &[f32]| -> Vec<f32> {
+                let (a, b) = (pick(all, 2), pick(all, 40));
+                let parts = a.chunks(group * d).zip(b.chunks(group * d));
+                parts.flat_map(|(a, b)| [a, b].concat()).collect()
+            };
+            for threads in [false, true] {
+                assert_eq!(with(&states, 2, &join(&queries), threads), join(&whole), "{threads}");
             }
         }
     }

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use fracbit_base::Shape;
+use fracbit_kernels::vectors::plain::rms_norm;
 
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::{Linear, Observer};
-use crate::math::rms_norm_inplace;
 use crate::sites::{HeadSite, RotationMode, Sites};
 use crate::state::{State, StateOptions};
 use crate::{Error, Model, ModelBuilder, WeightSource};
@@ -157,6 +157,10 @@ pub fn head_input(source: &WeightSource, x: &mut [f32]) -> Result<(), Error> {
     source.unrotate_residual(x);
     #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
     let eps = source.config().rms_norm_eps as f32;
-    x.chunks_exact_mut(gain.len()).for_each(|row| rms_norm_inplace(row, &gain, eps));
+    let mut before = vec![0.0; gain.len()];
+    for row in x.chunks_exact_mut(gain.len()) {
+        before.copy_from_slice(row);
+        rms_norm(&before, Some(&gain), eps, row);
+    }
     Ok(())
 }

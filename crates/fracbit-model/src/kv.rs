@@ -1,13 +1,17 @@
 //! Keys and values of the tokens seen so far.
 //!
-//! Each layer keeps two buffers ordered (kv head, position, head_dim): attention reads the positions of one
-//! head as one stream. They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens
+//! Each layer keeps two buffers: values as (kv head, position, head_dim), keys as (kv head, block, head_dim, 16 positions),
+//! so that attention reads the positions of one head as one stream and multiplies sixteen keys side by side.
+//! They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens
 //! costs what it has seen; [`crate::State::reserve`] makes room ahead, and then decoding does not allocate. A
 //! layer with a sliding window keeps all positions too: simpler to truncate, and the window bounds what
 //! attention reads; a ring buffer would save memory only beyond the window.
 
 use std::collections::TryReserveError;
+use std::ops::Range;
 
+use fracbit_kernels::Crew;
+use fracbit_kernels::vectors::{Floats, KEY_BLOCK};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
@@ -38,8 +42,8 @@ impl KvType {
 /// One buffer of a layer: keys or values.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
-    F16(Vec<f16>), // (kv head, position, head_dim)
-    F32(Vec<f32>), // (kv head, position, head_dim)
+    F16(Vec<f16>),
+    F32(Vec<f32>),
 }
 
 impl Store {
@@ -66,24 +70,10 @@ impl Store {
         }
     }
 
-    /// Writes `values` from element `at` on.
-    pub(crate) fn write(&mut self, at: usize, values: &[f32]) {
+    fn floats(&self, range: Range<usize>) -> Floats<'_> {
         match self {
-            Self::F16(halves) => {
-                halves[at..at + values.len()].convert_from_f32_slice(values);
-            }
-            Self::F32(out) => out[at..at + values.len()].copy_from_slice(values),
-        }
-    }
-
-    /// `len` elements from `at` on, through `buffer` where they need conversion.
-    pub(crate) fn read<'a>(&'a self, at: usize, len: usize, buffer: &'a mut [f32]) -> &'a [f32] {
-        match self {
-            Self::F16(halves) => {
-                halves[at..at + len].convert_to_f32_slice(&mut buffer[..len]);
-                &buffer[..len]
-            }
-            Self::F32(values) => &values[at..at + len],
+            Self::F16(x) => Floats::F16(&x[range]),
+            Self::F32(x) => Floats::F32(&x[range]),
         }
     }
 }
@@ -112,9 +102,9 @@ fn shrink<T: Copy>(old: &mut Vec<T>, heads: usize, to: usize) {
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayer {
-    pub(crate) keys: Store,
-    pub(crate) values: Store,
-    /// Positions there is room for.
+    keys: Store,   // (kv head, block, head_dim, KEY_BLOCK)
+    values: Store, // (kv head, position, head_dim)
+    /// Positions there is room for, whole blocks.
     pub(crate) capacity: usize,
     pub(crate) head_dim: usize,
     kv_heads: usize,
@@ -125,8 +115,9 @@ impl KvLayer {
         Self { keys: Store::new(kind), values: Store::new(kind), capacity: 0, head_dim, kv_heads }
     }
 
-    /// Makes room for `capacity` positions, keeping those held.
+    /// Makes room for at least `capacity` positions, keeping those held.
     pub(crate) fn grow(&mut self, capacity: usize) -> Result<(), TryReserveError> {
+        let capacity = capacity.div_ceil(KEY_BLOCK).saturating_mul(KEY_BLOCK);
         if capacity > self.capacity {
             let to = capacity.saturating_mul(self.head_dim);
             self.keys.grow(self.kv_heads, to)?;
@@ -141,10 +132,54 @@ impl KvLayer {
         Ok(())
     }
 
-    /// Element at which a position of a head begins.
-    pub(crate) fn at(&self, kv_head: usize, position: usize) -> usize {
-        debug_assert!(position < self.capacity, "position inside the cache");
-        (kv_head * self.capacity + position) * self.head_dim
+    /// The blocks of keys that hold the positions from `from`, the first of a block, to `to`.
+    pub(crate) fn keys(&self, kv_head: usize, from: usize, to: usize) -> Floats<'_> {
+        debug_assert!(from.is_multiple_of(KEY_BLOCK) && to <= self.capacity, "positions inside the cache");
+        self.keys.floats(self.span(kv_head, from, to.next_multiple_of(KEY_BLOCK)))
+    }
+
+    /// The values of some positions.
+    pub(crate) fn values(&self, kv_head: usize, from: usize, to: usize) -> Floats<'_> {
+        debug_assert!(to <= self.capacity, "positions inside the cache");
+        self.values.floats(self.span(kv_head, from, to))
+    }
+
+    fn span(&self, kv_head: usize, from: usize, to: usize) -> Range<usize> {
+        let head = kv_head * self.capacity;
+        (head + from) * self.head_dim..(head + to) * self.head_dim
+    }
+
+    /// Writes keys and values, (rows, kv head, head_dim), of the positions from `first` on.
+    pub(crate) fn write(&mut self, crew: &Crew<'_>, first: usize, keys: &[f32], values: &[f32]) {
+        let (d, heads) = (self.head_dim, self.kv_heads);
+        let run = self.capacity * d;
+        let rows = |all: &'_ [f32], head: usize, f: &mut dyn FnMut(usize, &[f32])| {
+            all.chunks_exact(heads * d).enumerate().for_each(|(row, x)| f(first + row, &x[head * d..][..d]));
+        };
+        let place =
+            |position: usize, i: usize| (position / KEY_BLOCK * d + i) * KEY_BLOCK + position % KEY_BLOCK;
+        match &mut self.keys {
+            Store::F16(to) => crew.chunks(to, run, |head, to| {
+                let mut halves = [f16::ZERO; crate::attention::MAX_HEAD_DIM];
+                rows(keys, head, &mut |position, x| {
+                    halves[..d].convert_from_f32_slice(x);
+                    halves[..d].iter().enumerate().for_each(|(i, &h)| to[place(position, i)] = h);
+                });
+            }),
+            Store::F32(to) => crew.chunks(to, run, |head, to| {
+                rows(keys, head, &mut |position, x| {
+                    x.iter().enumerate().for_each(|(i, &v)| to[place(position, i)] = v);
+                });
+            }),
+        }
+        match &mut self.values {
+            Store::F16(to) => crew.chunks(to, run, |head, to| {
+                rows(values, head, &mut |position, x| to[position * d..][..d].convert_from_f32_slice(x));
+            }),
+            Store::F32(to) => crew.chunks(to, run, |head, to| {
+                rows(values, head, &mut |position, x| to[position * d..][..d].copy_from_slice(x));
+            }),
+        }
     }
 }
 
@@ -152,48 +187,53 @@ impl KvLayer {
 mod tests {
     use super::*;
 
+    /// One number of a key and of a value.
+    fn at(layer: &KvLayer, head: usize, position: usize, i: usize) -> (f32, f32) {
+        let block = position / KEY_BLOCK * KEY_BLOCK;
+        let key = layer.keys(head, block, position + 1).get(i * KEY_BLOCK + position % KEY_BLOCK);
+        (key, layer.values(head, position, position + 1).get(i))
+    }
+
     #[test]
     fn halves_round_to_nearest_and_f32_is_exact() {
         let values = [1.0, -0.333_333_34, 70_000.0, 1e-9];
         for kind in [KvType::F16, KvType::F32] {
-            let mut layer = KvLayer::new(kind, 2, 4);
+            let mut layer = KvLayer::new(kind, 1, 4);
             layer.grow(3).unwrap();
-            let at = layer.at(1, 2);
-            assert_eq!(at, 20);
-            layer.keys.write(at, &values);
-            let mut buffer = [9.0; 4];
-            let got = layer.keys.read(at, 4, &mut buffer);
+            assert_eq!(layer.capacity, 16);
+            layer.write(&Crew::alone(), 2, &values, &values.map(|v| -v));
             let want = match kind {
                 KvType::F16 => values.map(|v| f16::from_f32(v).to_f32()),
                 KvType::F32 => values,
             };
-            assert_eq!(got, want);
+            for (i, want) in want.into_iter().enumerate() {
+                assert_eq!(at(&layer, 0, 2, i), (want, -want));
+            }
         }
     }
 
     #[test]
     fn growing_keeps_what_is_held() {
+        let (heads, d, count) = (3, 2, 37);
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let all: Vec<f32> = (0..count * heads * d).map(|i| i as f32).collect();
+        let negative: Vec<f32> = all.iter().map(|v| -v).collect();
         for kind in [KvType::F16, KvType::F32] {
-            let mut layer = KvLayer::new(kind, 3, 2);
-            layer.grow(2).unwrap();
-            let value = |head: usize, position: usize| [head as f32, position as f32];
-            for (head, position) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
-                layer.keys.write(layer.at(head, position), &value(head, position));
-                layer.values.write(layer.at(head, position), &value(position, head));
-            }
+            let mut layer = KvLayer::new(kind, heads, d);
+            layer.grow(count).unwrap();
+            layer.write(&Crew::alone(), 0, &all, &negative);
             layer.grow(1).unwrap();
-            assert_eq!(layer.capacity, 2);
-            layer.grow(5).unwrap();
+            assert_eq!(layer.capacity, 48);
+            layer.grow(100).unwrap();
             // What a failure half-way would do, and then success.
-            layer.keys.grow(3, 7 * 2).unwrap();
-            layer.keys.shrink(3, 5 * 2);
-            for (head, position) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
-                let (at, mut buffer) = (layer.at(head, position), [0.0; 2]);
-                assert_eq!(layer.keys.read(at, 2, &mut buffer), value(head, position));
-                assert_eq!(layer.values.read(at, 2, &mut buffer), value(position, head));
+            layer.keys.grow(heads, 200 * d).unwrap();
+            layer.keys.shrink(heads, layer.capacity * d);
+            for (n, want) in all.iter().enumerate() {
+                let (position, head, i) = (n / (heads * d), n / d % heads, n % d);
+                assert_eq!(at(&layer, head, position, i), (*want, -want), "{position} {head} {i}");
             }
             assert!(layer.grow(usize::MAX / 8).is_err());
-            assert_eq!(layer.capacity, 5);
+            assert_eq!(layer.capacity, 112);
         }
     }
 }

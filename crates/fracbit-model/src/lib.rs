@@ -29,7 +29,6 @@ pub mod generate;
 mod id;
 mod kv;
 pub mod linear;
-mod math;
 pub mod model;
 mod rope;
 pub mod sample;

@@ -26,7 +26,8 @@ use std::sync::Arc;
 
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::{Checkpoint, Dtype};
-use fracbit_kernels::{Activations, PackedMatrix, matmul};
+use fracbit_kernels::vectors::plain::{LANES, accumulate, add, dot, finish};
+use fracbit_kernels::{Activations, Crew, PackedMatrix, matmul_with, with_crew};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
@@ -34,7 +35,6 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 use crate::Error;
-use crate::math::{LANES, accumulate, add, dot, finish};
 
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
 /// block: with 64 that was 41 % of a small model's time.
@@ -296,12 +296,14 @@ impl Linear {
     /// When a length does not fit.
     pub fn apply(&self, x: &[f32], scratch: &mut LinearScratch, out: &mut [f32]) -> Result<(), ShapeError> {
         scratch.new_input();
-        self.apply_shared(x, scratch, out)
+        with_crew(|crew| self.apply_with(crew, x, scratch, out))
     }
 
-    /// As [`Linear::apply`], keeping the integer form of `x` since the last [`LinearScratch::new_input`].
-    pub(crate) fn apply_shared(
+    /// As [`Linear::apply`], on the threads of a crew, keeping the integer form of `x` since the last
+    /// [`LinearScratch::new_input`].
+    pub(crate) fn apply_with(
         &self,
+        crew: &Crew<'_>,
         x: &[f32],
         scratch: &mut LinearScratch,
         out: &mut [f32],
@@ -318,16 +320,16 @@ impl Linear {
         }
         match &self.weights {
             Weights::Dense(_, weights) if batch == 1 => {
-                vector_product(shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
+                vector_product(crew, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
             }
-            Weights::Stored(stored) if batch == 1 => stored.vector_product(x, out),
-            Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(x, out),
+            Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, x, out),
+            Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
-                matmul(matrix, &mut scratch.activations, out)?;
+                matmul_with(crew, matrix, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
-                part.product(x, scratch)?;
+                part.product(crew, x, scratch)?;
                 part.take(&scratch.fused, out);
             }
         }
@@ -341,8 +343,9 @@ impl Linear {
         }
     }
 
-    /// [`Linear::apply_shared`] of several layers with one input; those that share a matrix, in one product.
+    /// [`Linear::apply_with`] of several layers with one input; those that share a matrix, in one product.
     pub(crate) fn apply_together<const N: usize>(
+        crew: &Crew<'_>,
         layers: [&Self; N],
         x: &[f32],
         scratch: &mut LinearScratch,
@@ -350,13 +353,13 @@ impl Linear {
     ) -> Result<(), ShapeError> {
         for i in 0..N {
             let Weights::Fused(part) = &layers[i].weights else {
-                layers[i].apply_shared(x, scratch, outs[i])?;
+                layers[i].apply_with(crew, x, scratch, outs[i])?;
                 continue;
             };
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
-            part.product(x, scratch)?;
+            part.product(crew, x, scratch)?;
             for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
                 if let Weights::Fused(other) = &layer.weights
                     && Arc::ptr_eq(&other.whole, &part.whole)
@@ -372,19 +375,25 @@ impl Linear {
     }
 
     /// `out = x W^T`, block by block of W's rows.
-    fn matrix_product(&self, x: &[f32], out: &mut [f32]) {
+    fn matrix_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
         let shape = self.shape();
         let batch = x.len() / shape.cols;
         let x = ArrayView2::from_shape((batch, shape.cols), x).expect("length checked by the caller");
         let mut out =
             ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked by the caller");
-        let parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), BLOCK).collect();
-        parts.into_par_iter().enumerate().for_each_init(Vec::new, |buffer, (i, mut out)| {
-            let rows = i * BLOCK..i * BLOCK + out.ncols();
-            let weights = self.weights.block(rows.clone(), buffer);
-            let weights =
-                ArrayView2::from_shape((rows.len(), shape.cols), weights).expect("one block of rows");
-            general_mat_mul(1.0, &x, &weights.t(), 0.0, &mut out);
+        let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), BLOCK).collect();
+        // Several blocks a task: they share a buffer.
+        let each = parts.len().div_ceil(8 * crew.threads());
+        crew.chunks(&mut parts, each, |task, parts| {
+            let mut buffer = Vec::new();
+            for (i, out) in parts.iter_mut().enumerate() {
+                let first = (task * each + i) * BLOCK;
+                let rows = first..first + out.ncols();
+                let weights = self.weights.block(rows.clone(), &mut buffer);
+                let weights =
+                    ArrayView2::from_shape((rows.len(), shape.cols), weights).expect("one block of rows");
+                general_mat_mul(1.0, &x, &weights.t(), 0.0, out);
+            }
         });
     }
 }
@@ -408,14 +417,14 @@ impl Weights {
 
 impl Fused {
     /// All rows of the shared matrix times `x`, into `scratch.fused`.
-    fn product(&self, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
+    fn product(&self, crew: &Crew<'_>, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
         let shape = self.whole.shape();
         scratch.quantize(x, shape.cols)?;
         let len = x.len() / shape.cols * shape.rows;
         if scratch.fused.len() < len {
             scratch.fused.resize(len, 0.0);
         }
-        matmul(&self.whole, &mut scratch.activations, &mut scratch.fused[..len])
+        matmul_with(crew, &self.whole, &mut scratch.activations, &mut scratch.fused[..len])
     }
 
     /// This layer's rows of a product, (batch, rows of the shared matrix).
@@ -441,13 +450,13 @@ impl Stored {
         convert(self.dtype, self.row_bytes(row), out);
     }
 
-    fn vector_product(&self, x: &[f32], out: &mut [f32]) {
+    fn vector_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
         let size = self.shape.cols * self.dtype.size();
         let bytes = self.bytes();
         let row_bytes = |row: usize| &bytes[row * size..(row + 1) * size];
         match self.dtype {
-            Dtype::Bf16 => vector_product(self.shape, out, |row| dot_bf16(row_bytes(row), x)),
-            dtype => vector_product(self.shape, out, |row| {
+            Dtype::Bf16 => vector_product(crew, self.shape, out, |row| dot_bf16(row_bytes(row), x)),
+            dtype => vector_product(crew, self.shape, out, |row| {
                 let mut buffer = [0.0; CONVERT];
                 let mut sums = [0.0; LANES];
                 let mut rest = 0..0;
@@ -465,15 +474,9 @@ impl Stored {
 }
 
 /// `out[r] = product(r)`, rows shared among threads where there are enough.
-fn vector_product(shape: Shape, out: &mut [f32], product: impl Fn(usize) -> f32 + Sync) {
-    if shape.len() <= SERIAL {
-        for (row, out) in out.iter_mut().enumerate() {
-            *out = product(row);
-        }
-        return;
-    }
+fn vector_product(crew: &Crew<'_>, shape: Shape, out: &mut [f32], product: impl Fn(usize) -> f32 + Sync) {
     let rows = (SERIAL / shape.cols).max(1);
-    out.par_chunks_mut(rows).enumerate().for_each(|(chunk, out)| {
+    crew.chunks(out, rows, |chunk, out| {
         for (i, out) in out.iter_mut().enumerate() {
             *out = product(chunk * rows + i);
         }

@@ -19,17 +19,16 @@ use std::sync::Arc;
 
 use fracbit_base::ShapeError;
 use fracbit_io::ModelConfig;
-use rayon::prelude::*;
+use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
 
+use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::Linear;
-use crate::math::{add, rms_norm, rms_norm_inplace, silu_mul};
-use crate::rope::{Rope, rotate};
+use crate::rope::Rope;
 use crate::sites::{self, HeadSite, RotationMode, Sites};
 use crate::source::WeightSource;
 use crate::state::{Scratch, State, StateOptions};
-use crate::{Error, kv::KvLayer};
 
 /// A decoder ready to run. Immutable in use: many threads may run it, each with its own [`State`].
 ///
@@ -41,6 +40,7 @@ pub struct Model {
     sites: Sites,
     rope: Rope,
     eps: f32,
+    vectors: Vectors,
     rotation_scratch: usize,
     embed: Arc<Linear>,
     head: Option<Arc<Linear>>, // None: the embedding
@@ -154,6 +154,7 @@ impl ModelBuilder {
             rotation_scratch,
             rope: Rope::new(&config),
             eps,
+            vectors: Vectors::scalar(),
             config,
             sites,
             embed,
@@ -204,6 +205,13 @@ impl Model {
             builder.set_norm(id, source.norm(id)?)?;
         }
         builder.build()
+    }
+
+    /// Runs what lies between the matrices (attention, norms, gates) with these kernels; the results keep their bits. A
+    /// packed matrix keeps the body that it was packed for.
+    #[must_use]
+    pub fn with_kernels(self, kernels: &Kernels) -> Self {
+        Self { vectors: kernels.vectors(), ..self }
     }
 
     /// What the model is.
@@ -280,14 +288,32 @@ impl Model {
         state.reserve(tokens.len())?;
         hidden.resize(tokens.len() * width, 0.0);
         let chunk = state.chunk();
-        for (tokens, hidden) in tokens.chunks(chunk).zip(hidden.chunks_mut(chunk * width)) {
-            self.forward_chunk(state, tokens)?;
-            // A tied folded model applies the gain at the head: see `sites`.
-            let gain =
-                if matches!(self.sites.head, HeadSite::Regain(_)) { None } else { Some(&*self.final_norm) };
-            rows2(&state.scratch.x[..hidden.len()], hidden, width, |x, out| rms_norm(x, gain, self.eps, out));
+        with_crew(|crew| {
+            let states = std::slice::from_mut(state);
+            let mut parts = tokens.chunks(chunk).zip(hidden.chunks_mut(chunk * width));
+            parts.try_for_each(|(tokens, hidden)| self.forward_rows(crew, states, tokens, hidden))
+        })
+    }
+
+    /// Runs one token of each of several sequences together, so that every matrix is read once for all of them; otherwise as
+    /// [`Model::forward`], with the same bits. `hidden` gets (sequences, hidden), which [`Model::logits`] takes with any of the
+    /// states.
+    ///
+    /// # Errors
+    /// As for [`Model::forward`]; [`Error::Shape`] when there is not one token for each state, or none.
+    pub fn forward_batch(
+        &self,
+        states: &mut [State],
+        tokens: &[u32],
+        hidden: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        ShapeError::check_len("forward_batch", "tokens", states.len().max(1), tokens.len())?;
+        for (state, token) in states.iter_mut().zip(tokens) {
+            self.check(state, std::slice::from_ref(token))?;
         }
-        Ok(())
+        states.iter_mut().try_for_each(|state| state.reserve(1))?;
+        hidden.resize(tokens.len() * self.config.hidden_size, 0.0);
+        with_crew(|crew| self.forward_rows(crew, states, tokens, hidden))
     }
 
     fn check(&self, state: &State, tokens: &[u32]) -> Result<(), Error> {
@@ -303,22 +329,6 @@ impl Model {
         Ok(())
     }
 
-    /// One chunk through all blocks; leaves the residual stream in `scratch.x`.
-    fn forward_chunk(&self, state: &mut State, tokens: &[u32]) -> Result<(), Error> {
-        let rows = tokens.len();
-        let scratch = &mut state.scratch;
-        scratch.ensure(&self.config, self.rotation_scratch, rows);
-        let width = self.config.hidden_size;
-        let x = &mut scratch.x[..rows * width];
-        for (&token, x) in tokens.iter().zip(x.chunks_exact_mut(width)) {
-            self.embed.row(token as usize, x)?;
-        }
-        if let Some(rotation) = &self.sites.embed_out {
-            sites::apply_inverse(rotation, x, &mut scratch.rotation);
-        }
-        self.run_blocks(state, rows)
-    }
-
     /// Runs tokens after those in `state` through the blocks alone: `x`, the residual stream of each, (tokens, hidden), is
     /// replaced by what leaves the last block.
     pub(crate) fn forward_hidden(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
@@ -331,157 +341,52 @@ impl Model {
             return Err(Error::ContextFull { capacity, len, got: tokens });
         }
         state.reserve(tokens)?;
-        for x in x.chunks_mut(state.chunk() * width) {
-            state.scratch.ensure(&self.config, self.rotation_scratch, x.len() / width);
-            state.scratch.x[..x.len()].copy_from_slice(x);
-            self.run_blocks(state, x.len() / width)?;
-            x.copy_from_slice(&state.scratch.x[..x.len()]);
-        }
-        Ok(())
+        let chunk = state.chunk() * width;
+        with_crew(|crew| {
+            let states = std::slice::from_mut(state);
+            x.chunks_mut(chunk).try_for_each(|x| {
+                self.pass(crew, states, x.len() / width, |pass, states, s| {
+                    s.x[..x.len()].copy_from_slice(x);
+                    pass.blocks(states, s)?;
+                    x.copy_from_slice(&s.x[..x.len()]);
+                    Ok(())
+                })
+            })
+        })
     }
 
-    /// Runs the first `rows` rows of `scratch.x` through all blocks.
-    fn run_blocks(&self, state: &mut State, rows: usize) -> Result<(), Error> {
-        let first = state.len();
-        let State { layers: cache, scratch, .. } = state;
-        let half = rows * self.config.head_dim / 2;
-        self.rope.fill(first, rows, &mut scratch.cos[..half], &mut scratch.sin[..half]);
-        for (i, cache) in cache.iter_mut().enumerate() {
-            self.attention_block(i, cache, scratch, rows, first)?;
-            self.mlp_block(i, scratch, rows)?;
-        }
-        state.advance(rows);
-        Ok(())
-    }
-
-    /// x += O attend(...).
-    fn attention_block(
+    /// As many rows of each state, one state after the other, through all blocks and the final norm.
+    fn forward_rows(
         &self,
-        index: usize,
-        cache: &mut KvLayer,
-        s: &mut Scratch,
-        rows: usize,
-        first: usize,
+        crew: &Crew<'_>,
+        states: &mut [State],
+        tokens: &[u32],
+        hidden: &mut [f32],
     ) -> Result<(), Error> {
-        let (config, layer, sites) = (&self.config, &self.layers[index], &self.sites.layers[index]);
-        let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
-        let x = &mut s.x[..rows * width];
-        let n = &mut s.n[..rows * width];
-        let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
-        rows2(x, n, width, |x, n| rms_norm(x, Some(&layer.attention_norm), self.eps, n));
-        if let Some(rotation) = &sites.attention_in {
-            sites::apply(rotation, n, &mut s.rotation);
-        }
-        s.linear.new_input();
-        let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
-        Linear::apply_together(inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
-
-        let turn = config.layers[index].rope.then_some((&*s.cos, &*s.sin));
-        self.prepare_heads(k, rows, layer.key_norm.as_deref(), turn);
-        self.store(cache, k, v, rows, first);
-        self.prepare_heads(q, rows, layer.query_norm.as_deref(), turn);
-        let grouped = &mut s.grouped[..rows * q_dim];
-        self.group_queries(q, grouped, rows);
-        let attention = Attention {
-            cache,
-            group: config.num_attention_heads / config.num_key_value_heads,
-            first,
-            window: config.layers[index].sliding_window,
-        };
-        // The queries' buffer is free again: it takes the result, still in the order of groups.
-        attention.run(rows, grouped, q);
-        self.ungroup(q, grouped, rows);
-        if let Some(rotation) = &sites.output_in {
-            sites::apply(rotation, grouped, &mut s.rotation);
-        }
-        s.linear.new_input();
-        layer.linear(LayerLinear::O).apply_shared(grouped, &mut s.linear, n)?;
-        add(n, x);
-        Ok(())
+        self.pass(crew, states, tokens.len(), |pass, states, s| {
+            pass.embed(tokens, s);
+            pass.blocks(states, s)?;
+            // A tied folded model applies the gain at the head: see `sites`.
+            let regain = matches!(self.sites.head, HeadSite::Regain(_));
+            pass.norm(&s.x, (!regain).then_some(&self.final_norm), hidden);
+            Ok(())
+        })
     }
 
-    /// x += Down(silu(Gate n) ∘ Up n).
-    fn mlp_block(&self, index: usize, s: &mut Scratch, rows: usize) -> Result<(), Error> {
-        let (layer, sites) = (&self.layers[index], &self.sites.layers[index]);
-        let (width, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let x = &mut s.x[..rows * width];
-        let n = &mut s.n[..rows * width];
-        let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
-        rows2(x, n, width, |x, n| rms_norm(x, Some(&layer.mlp_norm), self.eps, n));
-        if let Some(rotation) = &sites.mlp_in {
-            sites::apply(rotation, n, &mut s.rotation);
-        }
-        s.linear.new_input();
-        let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
-        Linear::apply_together(inputs, n, &mut s.linear, [&mut *gate, &mut *up])?;
-        rows2(up, gate, inner, |up, gate| silu_mul(gate, up));
-        if let Some(rotation) = &sites.down_in {
-            sites::apply(rotation, gate, &mut s.rotation);
-        }
-        s.linear.new_input();
-        layer.linear(LayerLinear::Down).apply_shared(gate, &mut s.linear, n)?;
-        add(n, x);
-        Ok(())
-    }
-
-    /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
-    fn prepare_heads(
+    /// Runs `f` in the first state's scratch, with room for `rows` rows.
+    fn pass(
         &self,
-        x: &mut [f32],
+        crew: &Crew<'_>,
+        states: &mut [State],
         rows: usize,
-        norm: Option<&[f32]>,
-        turn: Option<(&[f32], &[f32])>,
-    ) {
-        let (d, half) = (self.config.head_dim, self.config.head_dim / 2);
-        let width = x.len() / rows;
-        each_row(x, width, |row, x| {
-            for head in x.chunks_exact_mut(d) {
-                if let Some(norm) = norm {
-                    rms_norm_inplace(head, norm, self.eps);
-                }
-                if let Some((cos, sin)) = turn {
-                    let span = row * half..(row + 1) * half;
-                    rotate(head, &cos[span.clone()], &sin[span]);
-                }
-            }
-        });
-    }
-
-    /// Keys and values, (rows, kv heads · head_dim), into the cache.
-    fn store(&self, cache: &mut KvLayer, k: &[f32], v: &[f32], rows: usize, first: usize) {
-        let d = self.config.head_dim;
-        let kv_dim = self.config.kv_dim();
-        for row in 0..rows {
-            for head in 0..self.config.num_key_value_heads {
-                let at = cache.at(head, first + row);
-                let span = row * kv_dim + head * d..row * kv_dim + (head + 1) * d;
-                cache.keys.write(at, &k[span.clone()]);
-                cache.values.write(at, &v[span]);
-            }
-        }
-    }
-
-    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim).
-    fn group_queries(&self, q: &[f32], grouped: &mut [f32], rows: usize) {
-        let kv_heads = self.config.num_key_value_heads;
-        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
-        let scale = 1.0 / (self.config.head_dim as f32).sqrt();
-        let part = q.len() / rows / kv_heads;
-        for (i, out) in grouped.chunks_exact_mut(part).enumerate() {
-            let (head, row) = (i / rows, i % rows);
-            let from = &q[(row * kv_heads + head) * part..][..part];
-            out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
-        }
-    }
-
-    /// The way back, without the scale.
-    fn ungroup(&self, grouped: &[f32], out: &mut [f32], rows: usize) {
-        let kv_heads = self.config.num_key_value_heads;
-        let part = out.len() / rows / kv_heads;
-        for (i, out) in out.chunks_exact_mut(part).enumerate() {
-            let (row, head) = (i / kv_heads, i % kv_heads);
-            out.copy_from_slice(&grouped[(head * rows + row) * part..][..part]);
-        }
+        f: impl FnOnce(Pass<'_>, &mut [State], &mut Scratch) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut scratch = std::mem::take(&mut states[0].scratch);
+        let room = states.iter().map(State::room).max().unwrap_or(0);
+        scratch.ensure(&self.config, self.rotation_scratch, rows, room);
+        let done = f(Pass { model: self, crew, rows }, states, &mut scratch);
+        states[0].scratch = scratch;
+        done
     }
 
     /// Logits of rows of [`Model::forward`]'s result: fills `out` with (rows, vocabulary).
@@ -498,44 +403,210 @@ impl Model {
         out.resize(rows * self.config.vocab_size, 0.0);
         let s = &mut state.scratch;
         s.ensure_rotation(self.rotation_scratch);
-        let input = match &self.sites.head {
-            HeadSite::Plain => hidden,
-            HeadSite::Rotate(rotation) => {
-                let n = Scratch::copy(&mut s.head, hidden);
-                sites::apply(rotation, n, &mut s.rotation);
-                n
-            }
-            HeadSite::Regain(rotation) => {
-                let n = Scratch::copy(&mut s.head, hidden);
-                sites::apply_inverse(rotation, n, &mut s.rotation);
-                for row in n.chunks_exact_mut(width) {
-                    row.iter_mut().zip(&self.final_norm).for_each(|(n, g)| *n *= g);
+        with_crew(|crew| {
+            let input = match &self.sites.head {
+                HeadSite::Plain => hidden,
+                HeadSite::Rotate(rotation) => {
+                    let n = Scratch::copy(&mut s.head, hidden);
+                    sites::apply(rotation, crew, n, &mut s.rotation);
+                    n
                 }
-                sites::apply(rotation, n, &mut s.rotation);
-                n
-            }
-        };
-        Ok(self.head_linear().apply(input, &mut s.linear, out)?)
+                HeadSite::Regain(rotation) => {
+                    let n = Scratch::copy(&mut s.head, hidden);
+                    sites::apply_inverse(rotation, crew, n, &mut s.rotation);
+                    for row in n.chunks_exact_mut(width) {
+                        row.iter_mut().zip(&self.final_norm).for_each(|(n, g)| *n *= g);
+                    }
+                    sites::apply(rotation, crew, n, &mut s.rotation);
+                    n
+                }
+            };
+            s.linear.new_input();
+            Ok(self.head_linear().apply_with(crew, input, &mut s.linear, out)?)
+        })
     }
 }
 
-/// Rows below which work stays on its thread.
+/// Rows below which loops over rows stay on the calling thread.
 const PARALLEL_ROWS: usize = 4;
 
-/// `f(x row, out row)` for every row, in parallel when there are several.
-fn rows2(x: &[f32], out: &mut [f32], width: usize, f: impl Fn(&[f32], &mut [f32]) + Sync) {
-    if out.len() < PARALLEL_ROWS * width {
-        x.chunks_exact(width).zip(out.chunks_exact_mut(width)).for_each(|(x, out)| f(x, out));
-    } else {
-        x.par_chunks_exact(width).zip(out.par_chunks_exact_mut(width)).for_each(|(x, out)| f(x, out));
-    }
+/// One forward pass: some rows, the same number of each state.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    model: &'a Model,
+    crew: &'a Crew<'a>,
+    rows: usize,
 }
 
-/// `f(row number, row)` for every row, in parallel when there are several.
-fn each_row(x: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-    if x.len() < PARALLEL_ROWS * width {
-        x.chunks_exact_mut(width).enumerate().for_each(|(i, x)| f(i, x));
-    } else {
-        x.par_chunks_exact_mut(width).enumerate().for_each(|(i, x)| f(i, x));
+impl Pass<'_> {
+    /// Rows of the embedding into `s.x`.
+    fn embed(self, tokens: &[u32], s: &mut Scratch) {
+        let Self { model, crew, rows } = self;
+        let width = model.config.hidden_size;
+        let x = &mut s.x[..rows * width];
+        crew.chunks(x, width, |row, x| {
+            model.embed.row(tokens[row] as usize, x).expect("tokens were checked");
+        });
+        if let Some(rotation) = &model.sites.embed_out {
+            sites::apply_inverse(rotation, crew, x, &mut s.rotation);
+        }
+    }
+
+    /// `s.x` through all blocks; the states then hold the rows.
+    fn blocks(self, states: &mut [State], s: &mut Scratch) -> Result<(), Error> {
+        let Self { model, rows, .. } = self;
+        let (half, each) = (model.config.head_dim / 2, rows / states.len());
+        let angles = s.cos.chunks_exact_mut(half).zip(s.sin.chunks_exact_mut(half));
+        for (row, (cos, sin)) in angles.take(rows).enumerate() {
+            model.rope.fill(states[row / each].len() + row % each, cos, sin);
+        }
+        for layer in 0..model.layers.len() {
+            self.attention(layer, states, s)?;
+            self.mlp(layer, s)?;
+        }
+        states.iter_mut().for_each(|state| state.advance(each));
+        Ok(())
+    }
+
+    /// x += O attend(...).
+    fn attention(self, index: usize, states: &mut [State], s: &mut Scratch) -> Result<(), Error> {
+        let Self { model, crew, rows } = self;
+        let (config, layer, sites) = (&model.config, &model.layers[index], &model.sites.layers[index]);
+        let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
+        let n = &mut s.n[..rows * width];
+        let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
+        self.norm(&s.x, Some(&layer.attention_norm), n);
+        if let Some(rotation) = &sites.attention_in {
+            sites::apply(rotation, crew, n, &mut s.rotation);
+        }
+        s.linear.new_input();
+        let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
+        Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
+
+        let turn = config.layers[index].rope.then_some((&*s.cos, &*s.sin));
+        self.prepare_heads(k, layer.key_norm.as_deref(), turn);
+        let each = rows / states.len();
+        let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
+        for (state, (k, v)) in states.iter_mut().zip(parts) {
+            let first = state.len();
+            let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
+            state.layers[index].write(crew, first, k, v);
+        }
+        self.prepare_heads(q, layer.query_norm.as_deref(), turn);
+        let grouped = &mut s.grouped[..rows * q_dim];
+        self.group_queries(q, grouped);
+        let attention = Attention {
+            states,
+            layer: index,
+            group: config.num_attention_heads / config.num_key_value_heads,
+            window: config.layers[index].sliding_window,
+            vectors: &model.vectors,
+        };
+        // The queries' buffer is free again: it takes the result, still in the order of groups.
+        attention.run(crew, rows, grouped, q, &mut s.work);
+        self.ungroup(q, grouped);
+        if let Some(rotation) = &sites.output_in {
+            sites::apply(rotation, crew, grouped, &mut s.rotation);
+        }
+        s.linear.new_input();
+        layer.linear(LayerLinear::O).apply_with(crew, grouped, &mut s.linear, n)?;
+        self.add(n, &mut s.x[..rows * width]);
+        Ok(())
+    }
+
+    /// x += Down(silu(Gate n) ∘ Up n).
+    fn mlp(self, index: usize, s: &mut Scratch) -> Result<(), Error> {
+        let Self { model, crew, rows } = self;
+        let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
+        let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
+        let n = &mut s.n[..rows * width];
+        let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
+        self.norm(&s.x, Some(&layer.mlp_norm), n);
+        if let Some(rotation) = &sites.mlp_in {
+            sites::apply(rotation, crew, n, &mut s.rotation);
+        }
+        s.linear.new_input();
+        let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
+        Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *gate, &mut *up])?;
+        self.each(gate, |at, gate| model.vectors.silu_mul(gate, &up[at..][..gate.len()]));
+        if let Some(rotation) = &sites.down_in {
+            sites::apply(rotation, crew, gate, &mut s.rotation);
+        }
+        s.linear.new_input();
+        layer.linear(LayerLinear::Down).apply_with(crew, gate, &mut s.linear, n)?;
+        self.add(n, &mut s.x[..rows * width]);
+        Ok(())
+    }
+
+    /// `f(place, piece)` for pieces of `x` of some thousand numbers: microseconds of work.
+    fn each(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+        const PIECE: usize = 4096;
+        self.crew.chunks(x, PIECE, |i, x| f(i * PIECE, x));
+    }
+
+    /// `f(row number, row)` for every row of `x`: in parallel when there are several.
+    fn each_row(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+        let width = x.len() / self.rows;
+        let crew = if self.rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
+        crew.chunks(x, width, f);
+    }
+
+    /// The norm of every row of `x`.
+    fn norm(self, x: &[f32], gain: Option<&Vec<f32>>, out: &mut [f32]) {
+        let model = self.model;
+        let gain = gain.map(Vec::as_slice);
+        self.each_row(out, |row, out| {
+            let x = &x[row * out.len()..][..out.len()];
+            model.vectors.rms_norm(x, gain, model.eps, out);
+        });
+    }
+
+    /// `y += x`.
+    fn add(self, x: &[f32], y: &mut [f32]) {
+        self.each(y, |at, y| self.model.vectors.add(&x[at..][..y.len()], y));
+    }
+
+    /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
+    fn prepare_heads(self, x: &mut [f32], norm: Option<&[f32]>, turn: Option<(&[f32], &[f32])>) {
+        let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
+        self.each_row(x, |row, x| {
+            if let Some(norm) = norm {
+                let mut copy = [0.0; MAX_HEAD_DIM];
+                for head in x.chunks_exact_mut(d) {
+                    copy[..d].copy_from_slice(head);
+                    model.vectors.rms_norm(&copy[..d], Some(norm), model.eps, head);
+                }
+            }
+            if let Some((cos, sin)) = turn {
+                let span = row * half..(row + 1) * half;
+                model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
+            }
+        });
+    }
+
+    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim).
+    fn group_queries(self, q: &[f32], grouped: &mut [f32]) {
+        let (rows, kv_heads) = (self.rows, self.model.config.num_key_value_heads);
+        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+        let scale = 1.0 / (self.model.config.head_dim as f32).sqrt();
+        let part = q.len() / rows / kv_heads;
+        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
+        crew.chunks(grouped, rows * part, |head, grouped| {
+            for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
+                let from = &q[(row * kv_heads + head) * part..][..part];
+                out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
+            }
+        });
+    }
+
+    /// The way back, without the scale.
+    fn ungroup(self, grouped: &[f32], out: &mut [f32]) {
+        let rows = self.rows;
+        let part = out.len() / rows / self.model.config.num_key_value_heads;
+        self.each_row(out, |row, out| {
+            for (head, out) in out.chunks_exact_mut(part).enumerate() {
+                out.copy_from_slice(&grouped[(head * rows + row) * part..][..part]);
+            }
+        });
     }
 }

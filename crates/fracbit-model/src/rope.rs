@@ -24,19 +24,15 @@ impl Rope {
         Self { frequencies: frequencies(config.head_dim, config.rope_theta, config.rope_scaling) }
     }
 
-    /// Cosines and sines of `rows` positions from `first` on, each (row, head_dim / 2).
-    pub(crate) fn fill(&self, first: usize, rows: usize, cos: &mut [f32], sin: &mut [f32]) {
-        let half = self.frequencies.len();
-        for row in 0..rows {
-            #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^53")]
-            let position = (first + row) as f64;
-            for (k, f) in self.frequencies.iter().enumerate() {
-                let (s, c) = (position * f).sin_cos();
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-                {
-                    cos[row * half + k] = c as f32;
-                    sin[row * half + k] = s as f32;
-                }
+    /// Cosines and sines of one position, (head_dim / 2) each.
+    pub(crate) fn fill(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
+        #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^53")]
+        let position = position as f64;
+        for ((f, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
+            let (s, c) = (position * f).sin_cos();
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+            {
+                (*cos, *sin) = (c as f32, s as f32);
             }
         }
     }
@@ -49,17 +45,9 @@ pub fn turns(config: &ModelConfig, positions: usize) -> Vec<f32> {
     let mut out = vec![0.0; positions * config.head_dim];
     for (position, row) in out.chunks_exact_mut(config.head_dim.max(1)).enumerate() {
         let (cos, sin) = row.split_at_mut(config.head_dim / 2);
-        rope.fill(position, 1, cos, sin);
+        rope.fill(position, cos, sin);
     }
     out
-}
-
-/// Rotates one head by one row of the tables.
-pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (a, b) = head.split_at_mut(cos.len());
-    for ((a, b), (c, s)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
-        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-    }
 }
 
 fn frequencies(head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f64> {
@@ -109,15 +97,5 @@ mod tests {
         let plain = frequencies(128, 500_000.0, RopeScaling::None);
         assert_eq!(f[63], plain[63] / 8.0, "the slowest plane is stretched in full");
         assert!(f[32] < plain[32] && f[32] > plain[32] / 8.0, "a plane between");
-    }
-
-    #[test]
-    fn rotation_keeps_length_and_relative_angle() {
-        let mut q = [1.0, 0.0];
-        rotate(&mut q, &[0.6], &[0.8]);
-        assert_eq!(q, [0.6, 0.8]);
-        let mut q = [0.0, 1.0];
-        rotate(&mut q, &[0.6], &[0.8]);
-        assert_eq!(q, [-0.8, 0.6]);
     }
 }

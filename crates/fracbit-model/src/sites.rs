@@ -23,8 +23,8 @@
 //! heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
 
 use fracbit_io::ModelConfig;
+use fracbit_kernels::Crew;
 use fracbit_rotation::Rotation;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -210,24 +210,24 @@ impl Sites {
 }
 
 /// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a single row without allocation.
-pub(crate) fn apply(rotation: &Rotation, rows: &mut [f32], scratch: &mut [f32]) {
+pub(crate) fn apply(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
     let n = rotation.width();
     if rows.len() == n {
         rotation.apply_with(rows, &mut scratch[..rotation.scratch_len()]);
     } else {
-        rows.par_chunks_mut(ROWS * n).for_each(|part| rotation.apply_rows(part));
+        crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows(part));
     }
 }
 
 /// As [`apply`], backwards.
-pub(crate) fn apply_inverse(rotation: &Rotation, rows: &mut [f32], scratch: &mut [f32]) {
+pub(crate) fn apply_inverse(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
     let n = rotation.width();
     if rows.len() == n {
         rotation.apply_inverse_with(rows, &mut scratch[..rotation.scratch_len()]);
     } else {
-        rows.par_chunks_mut(ROWS * n).for_each(|part| rotation.apply_rows_inverse(part));
+        crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows_inverse(part));
     }
 }
 
 /// Rows that a thread takes at once.
-const ROWS: usize = 16;
+const ROWS: usize = 8;

@@ -3,6 +3,7 @@
 use fracbit_io::ModelConfig;
 
 use crate::Error;
+use crate::attention::work_len;
 use crate::kv::{KvLayer, KvType};
 use crate::linear::LinearScratch;
 
@@ -20,7 +21,7 @@ pub struct StateOptions {
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::F16, chunk: 256 }
+        Self { context: None, kv: KvType::F16, chunk: 512 }
     }
 }
 
@@ -130,6 +131,11 @@ impl State {
         self.capacity
     }
 
+    /// Positions that the cache has room for now.
+    pub(crate) fn room(&self) -> usize {
+        self.layers.iter().map(|l| l.capacity).max().unwrap_or(0)
+    }
+
     /// Tokens run together in prefill.
     #[must_use]
     pub fn chunk(&self) -> usize {
@@ -174,16 +180,22 @@ pub(crate) struct Scratch {
     pub(crate) sin: Vec<f32>,      // (rows, head_dim / 2)
     pub(crate) head: Vec<f32>,     // (rows of logits, hidden)
     pub(crate) rotation: Vec<f32>, // one row's scratch
+    pub(crate) work: Vec<f32>,     // of attention
     pub(crate) linear: LinearScratch,
 }
 
 impl Scratch {
-    pub(crate) fn ensure(&mut self, config: &ModelConfig, rotation: usize, rows: usize) {
+    /// Room for `rows` rows in states of `capacity` positions.
+    pub(crate) fn ensure(&mut self, config: &ModelConfig, rotation: usize, rows: usize, capacity: usize) {
         let grow = |buffer: &mut Vec<f32>, width: usize| {
             if buffer.len() < rows * width {
                 buffer.resize(rows * width, 0.0);
             }
         };
+        let work = work_len(rows, config.num_attention_heads, config.head_dim, capacity);
+        if self.work.len() < work {
+            self.work.resize(work, 0.0);
+        }
         self.ensure_rotation(rotation);
         grow(&mut self.x, config.hidden_size);
         grow(&mut self.n, config.hidden_size);

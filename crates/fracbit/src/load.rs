@@ -105,7 +105,7 @@ impl Opened {
     /// When a tensor is missing, damaged, or does not fit its scheme.
     pub fn model(&self, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
         match &self.quantization {
-            None => Ok(Model::from_source(&self.source(RotationMode::None, 0)?)?),
+            None => Ok(Model::from_source(&self.source(RotationMode::None, 0)?)?.with_kernels(kernels)),
             Some(block) => self.quantized(block, kernels, verify),
         }
     }
@@ -162,7 +162,10 @@ impl Opened {
             let gain = if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? };
             builder.set_norm(id, gain)?;
         }
-        Ok(builder.build()?)
+        let model = builder.build()?.with_kernels(kernels);
+        // Packed matrices are copies in the kernels' own memory: without this the files would count a second time.
+        self.checkpoint.release();
+        Ok(model)
     }
 }
 

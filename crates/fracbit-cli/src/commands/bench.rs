@@ -46,7 +46,7 @@ Example:
   fracbit bench kernels --scheme tcq-3 --shape 8192x2048 --batch 1,2,4,8 --threads 1 --json";
 
 const AFTER_MODEL: &str = "\
-JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, \
+JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, batch, \
 decode_tok_s, decode_spread, decode_gb_per_s, read_share, read_gb_per_s, int8_gmac_per_s.
 
 Examples:
@@ -182,6 +182,9 @@ struct ModelArgs {
     /// Tokens in the cache when generating begins.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
     context: usize,
+    /// Sequences decoded at once; tokens per second are those of all together.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = args::count)]
+    batch: Vec<usize>,
     /// Size of the array that the read bandwidth is measured with.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     bytes: Bytes,
@@ -349,6 +352,7 @@ impl ModelArgs {
             prompts: self.prompt.clone(),
             generate: self.generate,
             context: self.context,
+            batches: self.batch.clone(),
             limit_bytes: self.bytes.0,
             rounds: self.common.rounds.unwrap_or(ModelOptions::default().rounds),
         }
@@ -525,6 +529,7 @@ fn model_table(rows: &[ModelSpeed]) -> Table {
         "prefill tok/s",
         "least-most",
         "of int8",
+        "batch",
         "decode tok/s",
         "least-most",
         "GB/s",
@@ -542,6 +547,7 @@ fn model_table(rows: &[ModelSpeed]) -> Table {
             format!("{:.1}", row.prefill_tok_s),
             range(row.prefill_spread),
             percent(row.int8_share),
+            row.batch.to_string(),
             format!("{:.2}", row.decode_tok_s),
             range(row.decode_spread),
             format!("{:.2}", row.decode_gb_per_s),

@@ -11,6 +11,7 @@ use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
 use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
+mod attend;
 mod expand;
 mod narrow;
 mod products;
@@ -28,6 +29,8 @@ impl Avx2 {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Self(()))
     }
 }
+
+pub(crate) use attend::vectors;
 
 /// The body of `codebook`, if there is one.
 pub(crate) fn body(codebook: &Codebook) -> Option<Body> {

@@ -20,7 +20,9 @@ use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
 use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
+mod attend;
 mod expand;
+mod panel;
 mod spread;
 mod strips;
 mod tables;
@@ -43,6 +45,8 @@ impl Avx512 {
     }
 }
 
+pub(crate) use attend::vectors;
+
 /// The order of rows in the 32-bit lanes of a regrouped vector.
 const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
 
@@ -52,7 +56,7 @@ pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     let (table, run) = tables::choose(codebook, proof)?;
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
     // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
-    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) })
+    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels())
 }
 
 /// A line of constants.

@@ -1,13 +1,10 @@
-//! From tiles to outputs: up to eight tokens through registers, more through a buffer of expanded tiles.
+//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`].
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
-use super::{expand::Expand, *};
-use fracbit_kernels::{Args, BLOCK_TILES, Ints, MAX_STRIPS, MAX_TOKENS};
-use std::mem::MaybeUninit;
+use super::{expand::Expand, panel::panels, *};
+use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
-/// Vectors that hold the largest block of two strips.
-const BUFFER: usize = MAX_STRIPS * BLOCK_TILES * 4;
 /// How far ahead of the tile at hand codes are asked for.
 const AHEAD: usize = 512;
 
@@ -23,13 +20,16 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     let expander = unsafe { E::new(args.table, args.tile_bytes) };
     // SAFETY: lengths are those that `Args` states.
     unsafe {
-        match args.tokens {
-            1 if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, 0, out),
-            1 => (0..args.strips).for_each(|s| one_token::<E, 1>(&expander, args, s, out)),
-            2 => few_tokens::<E, 2>(&expander, args, out),
-            3 | 4 => few_tokens::<E, 4>(&expander, args, out),
-            5..=8 => few_tokens::<E, 8>(&expander, args, out),
-            _ => many_tokens(&expander, args, out),
+        match (args.panel, args.tokens) {
+            (Some(panel), _) => panels(&expander, args, panel, out),
+            (None, 1) if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, 0, out),
+            (None, 1) => (0..args.strips).for_each(|s| one_token::<E, 1>(&expander, args, s, out)),
+            (None, 2) => few_tokens::<E, 2>(&expander, args, out),
+            (None, 3 | 4) => few_tokens::<E, 4>(&expander, args, out),
+            (None, _) => {
+                assert!(args.tokens < PANEL_FROM, "more tokens come as panels");
+                few_tokens::<E, 8>(&expander, args, out);
+            }
         }
     }
 }
@@ -43,28 +43,28 @@ fn bytes_of(x: Ints<'_>, stride: usize) -> (*const u8, usize) {
 }
 
 /// Vectors of an expanded tile, which is also the number of 4-byte pieces of its activations.
-const fn vectors<E: Expand>() -> usize {
+pub(super) const fn vectors<E: Expand>() -> usize {
     2 * E::PIECES
 }
 
 /// Four (two) products per lane added to `sum`: exact, by the ranges at `BLOCK_TILES` and `WIDE_BLOCK_TILES`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+pub(super) fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
     if WIDE { _mm512_dpwssd_epi32(sum, w, x) } else { _mm512_dpbusd_epi32(sum, w, x) }
 }
 
 /// What a block's sums start at: takes back the 128 that narrow weights carry.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn initial<const WIDE: bool>(block_sum: i32) -> __m512i {
+pub(super) fn initial<const WIDE: bool>(block_sum: i32) -> __m512i {
     if WIDE { _mm512_setzero_si512() } else { _mm512_set1_epi32(-128 * block_sum) }
 }
 
 /// `inner + sum * scale`, rounded twice as `Args` prescribes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn finish(inner: __m512, sum: __m512i, scale: f32) -> __m512 {
+pub(super) fn finish(inner: __m512, sum: __m512i, scale: f32) -> __m512 {
     _mm512_add_ps(inner, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale)))
 }
 
@@ -74,7 +74,7 @@ fn finish(inner: __m512, sum: __m512i, scale: f32) -> __m512 {
 /// `scales` and `out` point to 16 values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f32) {
+pub(super) unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f32) {
     // SAFETY: promised by the caller.
     unsafe {
         let scales = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
@@ -222,144 +222,6 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                     unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
                 }
                 inner = [_mm512_setzero_ps(); T];
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As [`strips`]; lengths as in `Args`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn many_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
-    let mut buffer = [MaybeUninit::<__m512i>::uninit(); BUFFER];
-    let mut inner = [MaybeUninit::<__m512>::uninit(); MAX_STRIPS * MAX_TOKENS];
-    let weights = buffer.as_mut_ptr().cast::<__m512i>();
-    let mut fresh = true;
-    for (index, block) in args.blocks.iter().enumerate() {
-        let each = block.tiles * vectors::<E>();
-        for strip in 0..args.strips {
-            let codes = args.codes[strip * args.stride + block.start * args.tile_bytes..].as_ptr();
-            for tile in 0..block.tiles {
-                // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8 for each strip.
-                unsafe {
-                    let expanded = e.regroup(e.begin(codes.add(tile * args.tile_bytes)));
-                    let to = weights.add(strip * each + tile * vectors::<E>());
-                    for (v, w) in expanded[..vectors::<E>()].iter().enumerate() {
-                        to.add(v).write(*w);
-                    }
-                }
-            }
-        }
-        let step = Step { args, index, each, weights, inner: inner.as_mut_ptr().cast(), fresh };
-        // SAFETY: `weights` was filled above; `inner` is written before it is read (`fresh`).
-        unsafe {
-            match (E::WIDE, args.strips) {
-                (false, 1) => step.tokens::<false, 1>(out),
-                (false, _) => step.tokens::<false, 2>(out),
-                (true, 1) => step.tokens::<true, 1>(out),
-                (true, _) => step.tokens::<true, 2>(out),
-            }
-        }
-        fresh = block.closes;
-    }
-}
-
-/// One block of expanded strips against all tokens.
-struct Step<'a> {
-    args: &'a Args<'a>,
-    index: usize,
-    /// Vectors of a strip.
-    each: usize,
-    weights: *const __m512i,
-    inner: *mut __m512, // (token, strip)
-    fresh: bool,
-}
-
-impl Step<'_> {
-    /// # Safety
-    /// `weights` holds `S` strips of the block; `inner` holds `S` vectors per token unless `fresh`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn tokens<const WIDE: bool, const S: usize>(&self, out: &mut [f32]) {
-        let (count, mut token) = (self.args.tokens, 0);
-        // SAFETY: `token..token + T` are tokens; the rest is promised by the caller.
-        unsafe {
-            while token + 8 <= count {
-                self.group::<WIDE, S, 8>(token, out);
-                token += 8;
-            }
-            if token + 4 <= count {
-                self.group::<WIDE, S, 4>(token, out);
-                token += 4;
-            }
-            if token + 2 <= count {
-                self.group::<WIDE, S, 2>(token, out);
-                token += 2;
-            }
-            if token < count {
-                self.group::<WIDE, S, 1>(token, out);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`tokens`](Self::tokens), and `token + T` is at most the number of tokens.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn group<const WIDE: bool, const S: usize, const T: usize>(&self, token: usize, out: &mut [f32]) {
-        let args = self.args;
-        let block = &args.blocks[self.index];
-        let (x, stride) = bytes_of(args.x, args.x_stride);
-        let start = token * stride + block.start * if WIDE { 32 } else { 16 };
-        let place = |t: usize| (token + t) * args.blocks.len() + self.index;
-        // Plain loops over constant bounds: they unroll, and the sums stay in registers.
-        let mut sums = [[_mm512_setzero_si512(); T]; S];
-        for t in 0..T {
-            let first = initial::<WIDE>(args.block_sums[place(t)]);
-            for sums in &mut sums {
-                sums[t] = first;
-            }
-        }
-        // SAFETY: the block's columns of `T` tokens from `token` are inside `x`.
-        let rows: [*const u8; T] = std::array::from_fn(|t| unsafe { x.add(start + t * stride) });
-        for v in 0..self.each {
-            // SAFETY: `each` vectors a strip, and as many 4-byte pieces of a token in this block.
-            unsafe {
-                let weights: [__m512i; S] =
-                    std::array::from_fn(|s| self.weights.add(s * self.each + v).read());
-                for t in 0..T {
-                    let x = _mm512_set1_epi32(rows[t].cast::<i32>().add(v).read_unaligned());
-                    for s in 0..S {
-                        sums[s][t] = dot::<WIDE>(sums[s][t], weights[s], x);
-                    }
-                }
-            }
-        }
-        // What was never written is never read: masked out, it counts as zero.
-        let known: __mmask16 = if self.fresh { 0 } else { !0 };
-        // SAFETY: places of tokens and strips of this call in `inner`, `scales` and `out`.
-        unsafe {
-            let inner = self.inner.add(token * S);
-            let mut after = [[_mm512_setzero_ps(); S]; T];
-            for t in 0..T {
-                let scale = args.block_scales[place(t)];
-                for s in 0..S {
-                    let before = _mm512_maskz_loadu_ps(known, inner.add(t * S + s).cast());
-                    after[t][s] = finish(before, sums[s][t], scale);
-                }
-            }
-            if !block.closes {
-                for t in 0..T {
-                    for s in 0..S {
-                        inner.add(t * S + s).write(after[t][s]);
-                    }
-                }
-                return;
-            }
-            for s in 0..S {
-                let scales = args.scales.as_ptr().add((s * args.groups + block.group) * TILE_ROWS);
-                for t in 0..T {
-                    let out = out.as_mut_ptr().add((s * args.tokens + token + t) * TILE_ROWS);
-                    close(after[t][s], scales, out);
-                }
             }
         }
     }

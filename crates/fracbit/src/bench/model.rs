@@ -41,6 +41,8 @@ pub struct ModelOptions {
     pub generate: usize,
     /// Tokens in the cache when decoding begins.
     pub context: usize,
+    /// Numbers of sequences decoded at once.
+    pub batches: Vec<usize>,
     /// Bytes of the array that the read bandwidth is measured with.
     pub limit_bytes: u64,
     /// Measurements of each.
@@ -54,13 +56,14 @@ impl Default for ModelOptions {
             prompts: vec![128],
             generate: 32,
             context: 128,
+            batches: vec![1],
             limit_bytes: 2 << 30,
             rounds: 5,
         }
     }
 }
 
-/// A model with some threads and a prompt.
+/// A model with some threads, a prompt and a number of sequences.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelSpeed {
     /// Directory or shape.
@@ -83,11 +86,13 @@ pub struct ModelSpeed {
     pub int8_share: f64,
     /// Tokens before the first that decoding makes.
     pub context: usize,
-    /// Tokens generated per second, picking them included.
+    /// Sequences decoded at once.
+    pub batch: usize,
+    /// Tokens generated per second in all sequences together, picking them included.
     pub decode_tok_s: f64,
     /// Its least and most.
     pub decode_spread: Spread,
-    /// Bytes of weights that a token reads, 10^9 per second.
+    /// Bytes of weights that decoding reads, 10^9 per second; a step reads them once for all sequences.
     pub decode_gb_per_s: f64,
     /// `decode_gb_per_s` over `read_gb_per_s`.
     pub read_share: f64,
@@ -115,6 +120,7 @@ pub fn model(
     positive("--prompt", &options.prompts)?;
     positive("--generate", &[options.generate])?;
     positive("--context", &[options.context])?;
+    positive("--batch", &options.batches)?;
     positive("--rounds", &[options.rounds])?;
     let pools = pools(&options.threads)?;
     progress.stage("loading", 1);
@@ -128,15 +134,16 @@ pub fn model(
     let mut memory = limits::Memory::new(options.limit_bytes)?;
     let mut runner = Runner::new(&model, options)?;
     progress.advance(1);
-    let per_pool = 3 + options.prompts.len();
+    let batches = options.batches.len();
+    let per_pool = 2 + batches + options.prompts.len();
     let cases = pools.len() * per_pool;
     progress.stage("measuring the model", ((options.rounds + 1) * cases) as u64);
     let spreads = rounds(options.rounds, cases, |case| {
         let value = pools[case / per_pool].install(|| match case % per_pool {
             0 => memory.read(),
             1 => limits::products(),
-            2 => runner.decode(options),
-            i => runner.prefill(options.prompts[i - 3]),
+            i if i < 2 + batches => runner.decode(options, options.batches[i - 2]),
+            i => runner.prefill(options.prompts[i - 2 - batches]),
         });
         progress.advance(1);
         value
@@ -144,8 +151,15 @@ pub fn model(
     let facts = Facts::new(subject, &model);
     let mut all = Vec::new();
     for (&threads, spreads) in options.threads.iter().zip(spreads.chunks_exact(per_pool)) {
-        for (&prompt, &prefill) in options.prompts.iter().zip(&spreads[3..]) {
-            all.push(facts.speed(options, threads, prompt, prefill, spreads));
+        let limits = [spreads[0].median, spreads[1].median];
+        for (&batch, &decode) in options.batches.iter().zip(&spreads[2..]) {
+            for (&prompt, &prefill) in options.prompts.iter().zip(&spreads[2 + batches..]) {
+                all.push(ModelSpeed {
+                    threads,
+                    context: options.context,
+                    ..facts.speed(limits, (prompt, prefill), (batch, decode))
+                });
+            }
         }
     }
     Ok(all)
@@ -193,29 +207,28 @@ impl Facts {
         }
     }
 
+    /// All but the number of threads and the context.
     #[expect(clippy::cast_precision_loss, reason = "counts to divide")]
     fn speed(
         &self,
-        options: &ModelOptions,
-        threads: usize,
-        prompt: usize,
-        prefill: Spread,
-        spreads: &[Spread],
+        [read, int8]: [f64; 2],
+        (prompt, prefill): (usize, Spread),
+        (batch, decode): (usize, Spread),
     ) -> ModelSpeed {
-        let (read, int8, decode) = (spreads[0].median, spreads[1].median, spreads[2]);
         let per_token = self.blocks + self.head / prompt as f64;
-        let decode_gb_per_s = decode.median * self.bytes / 1e9;
+        let decode_gb_per_s = decode.median / batch as f64 * self.bytes / 1e9;
         ModelSpeed {
             model: self.model.clone(),
             scheme: self.scheme.map(|s| s.family().name().to_owned()),
             code: self.scheme.and_then(Scheme::code).map(|c| c.name().to_owned()),
             bits: self.bits,
-            threads,
+            threads: 0,
             prompt,
             prefill_tok_s: prefill.median,
             prefill_spread: prefill,
             int8_share: prefill.median * per_token / 1e9 / int8,
-            context: options.context,
+            context: 0,
+            batch,
             decode_tok_s: decode.median,
             decode_spread: decode,
             decode_gb_per_s,
@@ -240,7 +253,7 @@ fn random(preset: Preset, scheme: Scheme, kernels: &Kernels) -> Result<Model, Er
     for id in NormId::all(&config) {
         builder.set_norm(id, vec![1.0; id.width(&config)])?;
     }
-    Ok(builder.build()?)
+    Ok(builder.build()?.with_kernels(kernels))
 }
 
 /// Some rows of each kind of matrix against the products of their dequantized weights.
@@ -275,10 +288,12 @@ fn check(model: &Model) -> Result<(), Error> {
 /// A model at work.
 struct Runner<'a> {
     model: &'a Model,
-    /// Holds `context` tokens when it rests.
-    decoding: State,
+    /// Hold `context` tokens when they rest.
+    decoding: Vec<State>,
     prefilling: State,
     sampler: Sampler,
+    /// The first token of each sequence.
+    first: Vec<u32>,
     hidden: Vec<f32>,
     logits: Vec<f32>,
 }
@@ -290,17 +305,26 @@ impl<'a> Runner<'a> {
         let longest = options.prompts.iter().copied().max().unwrap_or(1);
         let mut runner = Self {
             model,
-            decoding: state(options.context.saturating_add(options.generate)),
+            decoding: Vec::new(),
             prefilling: state(longest),
             sampler: Sampler::new(SampleConfig { temperature: 0.0, ..SampleConfig::default() })?,
+            first: Vec::new(),
             hidden: Vec::new(),
             logits: Vec::new(),
         };
-        runner.decoding.reserve(options.context.saturating_add(options.generate))?;
         runner.prefilling.reserve(longest)?;
         let tokens = runner.tokens(options.context);
-        model.forward(&mut runner.decoding, &tokens, &mut runner.hidden)?;
-        model.logits(&mut runner.decoding, &runner.hidden, &mut runner.logits)?;
+        let room = options.context.saturating_add(options.generate);
+        for _ in 0..options.batches.iter().copied().max().unwrap_or(1) {
+            let mut decoding = state(room);
+            decoding.reserve(room)?;
+            model.forward(&mut decoding, &tokens, &mut runner.hidden)?;
+            runner.decoding.push(decoding);
+            let vocab = model.config().vocab_size;
+            runner.first.push(u32::try_from((1 + 31 * runner.first.len()) % vocab).expect("below 2^32"));
+        }
+        let last = runner.hidden.len() - model.config().hidden_size;
+        model.logits(&mut runner.prefilling, &runner.hidden[last..], &mut runner.logits)?;
         assert!(runner.logits.iter().all(|l| l.is_finite()), "finite logits");
         Ok(runner)
     }
@@ -326,19 +350,24 @@ impl<'a> Runner<'a> {
         prompt as f64 / seconds
     }
 
-    /// Tokens per second of generating the most likely ones.
+    /// Tokens per second of generating the most likely ones, in `batch` sequences.
     #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
-    fn decode(&mut self, options: &ModelOptions) -> f64 {
+    fn decode(&mut self, options: &ModelOptions, batch: usize) -> f64 {
         const FITS: &str = "room was made for all tokens";
-        self.decoding.truncate(options.context);
-        let mut token = 1;
+        let vocab = self.model.config().vocab_size;
+        let states = &mut self.decoding[..batch];
+        states.iter_mut().for_each(|state| state.truncate(options.context));
+        let mut tokens = self.first.clone();
+        tokens.truncate(batch);
         let start = Instant::now();
         for _ in 0..options.generate {
-            self.model.forward(&mut self.decoding, &[token], &mut self.hidden).expect(FITS);
-            self.model.logits(&mut self.decoding, &self.hidden, &mut self.logits).expect(FITS);
-            token = self.sampler.sample(&self.logits, &[]).expect("finite logits");
+            self.model.forward_batch(states, &tokens, &mut self.hidden).expect(FITS);
+            self.model.logits(&mut states[0], &self.hidden, &mut self.logits).expect(FITS);
+            for (token, logits) in tokens.iter_mut().zip(self.logits.chunks_exact(vocab)) {
+                *token = self.sampler.sample(logits, &[]).expect("finite logits");
+            }
         }
-        options.generate as f64 / start.elapsed().as_secs_f64()
+        (batch * options.generate) as f64 / start.elapsed().as_secs_f64()
     }
 }
 
@@ -353,6 +382,7 @@ mod tests {
             prompts: vec![3, 7],
             generate: 2,
             context: 5,
+            batches: vec![1, 3],
             limit_bytes: 4096,
             rounds: 1,
         }
@@ -365,8 +395,9 @@ mod tests {
             |vocab| Subject::Random { preset, vocab, layers: Some(1), scheme: "tcq-fast-2".parse().unwrap() };
         let kernels = crate::kernels().unwrap();
         let got = model(subject(None), &small(), &kernels, &Quiet).unwrap();
-        let order: Vec<_> = got.iter().map(|m| (m.threads, m.prompt, m.context)).collect();
-        assert_eq!(order, [(1, 3, 5), (1, 7, 5), (2, 3, 5), (2, 7, 5)]);
+        let order: Vec<_> = got.iter().map(|m| (m.threads, m.batch, m.prompt, m.context)).collect();
+        let one = |threads| [(threads, 1, 3, 5), (threads, 1, 7, 5), (threads, 3, 3, 5), (threads, 3, 7, 5)];
+        assert_eq!(order, [one(1), one(2)].concat());
         assert!(got.iter().all(|m| m.prefill_tok_s > 0.0 && m.decode_tok_s > 0.0), "{got:?}");
         let value = serde_json::to_value(&got[0]).unwrap();
         for field in ["prefill_tok_s", "decode_tok_s", "threads", "bits", "prompt", "prefill_spread"] {
@@ -389,7 +420,7 @@ mod tests {
         let path = synthesize(&dir.path().join("m"), options, &Quiet).unwrap();
         let opened = Opened::new(&path).unwrap();
         let got = model(Subject::Opened(&opened), &small(), &crate::kernels().unwrap(), &Quiet).unwrap();
-        assert_eq!(got.len(), 4);
+        assert_eq!(got.len(), 8);
         assert!((got[0].bits - 16.0).abs() < 0.01 && got[0].scheme.is_none(), "{:?}", got[0]);
     }
 }

@@ -90,6 +90,6 @@ impl Arena {
         for id in NormId::all(config) {
             builder.set_norm(id, vec![1.0; id.width(config)])?;
         }
-        Ok(builder.build()?)
+        Ok(builder.build()?.with_kernels(kernels))
     }
 }

@@ -1,0 +1,219 @@
+//! Attention: lanes are positions for scores, dimensions for weighted values.
+//!
+//! Keys come interleaved, sixteen positions side by side, so that no horizontal sum is needed; a vector of keys or values is
+//! converted from half precision once for up to eight queries. Additions of different queries (and of even and odd
+//! dimensions) are independent: they hide each other's latency.
+
+#![expect(clippy::needless_range_loop, reason = "queries and vectors index several arrays at once")]
+
+use super::Avx512;
+use crate::vectors::table;
+use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
+use half::f16;
+use std::arch::x86_64::*;
+
+table!(Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", Avx512);
+
+/// Elements of a cache.
+trait Element: Copy {
+    /// Sixteen from `at` on.
+    unsafe fn load(at: *const Self) -> __m512;
+}
+
+impl Element for f16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn load(at: *const Self) -> __m512 {
+        // SAFETY: promised by the caller.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+    }
+}
+
+impl Element for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn load(at: *const Self) -> __m512 {
+        // SAFETY: promised by the caller.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+}
+
+/// # Safety
+/// The features, and lengths as `Vectors::scores` checks them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
+    let (count, blocks) = (args.queries.len() / args.dim, args.keys.len() / (args.dim * KEY_BLOCK));
+    let (mut query, mut left) = (args.queries.as_ptr(), count);
+    let mut to = out.as_mut_ptr();
+    while left > 0 {
+        let step = if left >= 8 {
+            8
+        } else if left >= 4 {
+            4
+        } else if left >= 2 {
+            2
+        } else {
+            1
+        };
+        // SAFETY: `left` queries from `query` on, and as many rows of scores from `to` on.
+        unsafe {
+            match (args.keys, step) {
+                (Floats::F16(k), 8) => some_scores::<f16, 8>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F16(k), 4) => some_scores::<f16, 4>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F16(k), 2) => some_scores::<f16, 2>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F16(k), _) => some_scores::<f16, 1>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F32(k), 8) => some_scores::<f32, 8>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F32(k), 4) => some_scores::<f32, 4>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F32(k), 2) => some_scores::<f32, 2>(args, query, k.as_ptr(), blocks, to),
+                (Floats::F32(k), _) => some_scores::<f32, 1>(args, query, k.as_ptr(), blocks, to),
+            }
+        }
+        left -= step;
+        query = query.wrapping_add(step * args.dim);
+        to = to.wrapping_add(step * args.stride);
+    }
+}
+
+/// # Safety
+/// `Q` queries at `query`, `blocks` blocks at `keys`, `Q` rows of scores at `out`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn some_scores<T: Element, const Q: usize>(
+    args: &Scores<'_>,
+    query: *const f32,
+    keys: *const T,
+    blocks: usize,
+    out: *mut f32,
+) {
+    let dim = args.dim;
+    for block in 0..blocks {
+        let mut sums = [[_mm512_setzero_ps(); 2]; Q];
+        // SAFETY: `dim` vectors of keys in the block and `dim` numbers of each query.
+        unsafe {
+            let keys = keys.add(block * dim * KEY_BLOCK);
+            let mut i = 0;
+            while i + 2 <= dim {
+                let (a, b) = (T::load(keys.add(i * KEY_BLOCK)), T::load(keys.add((i + 1) * KEY_BLOCK)));
+                for q in 0..Q {
+                    let at = query.add(q * dim + i);
+                    sums[q][0] = _mm512_add_ps(sums[q][0], _mm512_mul_ps(a, _mm512_set1_ps(*at)));
+                    sums[q][1] = _mm512_add_ps(sums[q][1], _mm512_mul_ps(b, _mm512_set1_ps(*at.add(1))));
+                }
+                i += 2;
+            }
+            if i < dim {
+                let a = T::load(keys.add(i * KEY_BLOCK));
+                for q in 0..Q {
+                    let x = _mm512_set1_ps(*query.add(q * dim + i));
+                    sums[q][0] = _mm512_add_ps(sums[q][0], _mm512_mul_ps(a, x));
+                }
+            }
+            for q in 0..Q {
+                let sum = _mm512_add_ps(sums[q][0], sums[q][1]);
+                _mm512_storeu_ps(out.add(q * args.stride + block * KEY_BLOCK), sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features, and lengths as `Vectors::weigh` checks them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+    // SAFETY: the same promises.
+    unsafe {
+        match args.values {
+            Floats::F16(v) => weigh_of(args, v.as_ptr(), v.len() / args.dim, out),
+            Floats::F32(v) => weigh_of(args, v.as_ptr(), v.len() / args.dim, out),
+        }
+    }
+}
+
+/// # Safety
+/// As [`weigh`], with `positions` values at `values`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn weigh_of<T: Element>(args: &Weigh<'_>, values: *const T, positions: usize, out: &mut [f32]) {
+    let dim = args.dim;
+    let wide = dim / 64 * 64;
+    let whole = dim / 16 * 16;
+    let count = out.len() / dim;
+    let mut q = 0;
+    while q < count {
+        let step = if q + 4 <= count { 4 } else { 1 };
+        for at in (0..wide).step_by(64) {
+            let part = Part { args, values, positions, query: q, at };
+            // SAFETY: `step` queries from `q` on, 64 dimensions from `at` on.
+            unsafe {
+                if step == 4 {
+                    part.run::<4, 4>(out.as_mut_ptr())
+                } else {
+                    part.run::<1, 4>(out.as_mut_ptr())
+                }
+            }
+        }
+        for at in (wide..whole).step_by(16) {
+            let part = Part { args, values, positions, query: q, at };
+            // SAFETY: as above, with 16 dimensions.
+            unsafe {
+                if step == 4 {
+                    part.run::<4, 1>(out.as_mut_ptr())
+                } else {
+                    part.run::<1, 1>(out.as_mut_ptr())
+                }
+            }
+        }
+        if whole < dim {
+            for q in q..q + step {
+                let out = &mut out[q * dim + whole..(q + 1) * dim];
+                plain::weigh_columns(&args.weights[q * args.stride..], args.values, dim, whole, out);
+            }
+        }
+        q += step;
+    }
+}
+
+/// Some queries and dimensions of a weighted sum.
+struct Part<'a, T> {
+    args: &'a Weigh<'a>,
+    values: *const T,
+    positions: usize,
+    query: usize,
+    at: usize,
+}
+
+impl<T: Element> Part<'_, T> {
+    /// # Safety
+    /// `Q` queries from `query` on and `16 V` dimensions from `at` on exist.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn run<const Q: usize, const V: usize>(&self, out: *mut f32) {
+        let (dim, stride) = (self.args.dim, self.args.stride);
+        let mut sums = [[_mm512_setzero_ps(); V]; Q];
+        // SAFETY: promised by the caller.
+        unsafe {
+            let out = out.add(self.query * dim + self.at);
+            for q in 0..Q {
+                for v in 0..V {
+                    sums[q][v] = _mm512_loadu_ps(out.add(q * dim + 16 * v));
+                }
+            }
+            let weights = self.args.weights.as_ptr().add(self.query * stride);
+            let values = self.values.add(self.at);
+            for j in 0..self.positions {
+                let row: [__m512; V] = std::array::from_fn(|v| T::load(values.add(j * dim + 16 * v)));
+                for q in 0..Q {
+                    let w = _mm512_set1_ps(*weights.add(q * stride + j));
+                    for v in 0..V {
+                        sums[q][v] = _mm512_add_ps(sums[q][v], _mm512_mul_ps(w, row[v]));
+                    }
+                }
+            }
+            for q in 0..Q {
+                for v in 0..V {
+                    _mm512_storeu_ps(out.add(q * dim + 16 * v), sums[q][v]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The operations beside the matrices: the reference's source compiled for each instruction set, and attention.
+
+/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of all.
+macro_rules! table {
+    ($isa:expr, $features:literal, $proof:ty) => {
+        use fracbit_kernels::{
+            Isa, Vectors,
+            vectors::{Rounded, Slots, plain},
+        };
+
+        #[target_feature(enable = $features)]
+        unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
+            plain::softmax(scores)
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
+            plain::rms_norm(x, weight, eps, out);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
+            plain::silu_mul(gate, up);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn rotate(heads: &mut [f32], cos: &[f32], sin: &[f32]) {
+            plain::rotate(heads, cos, sin);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn add(x: &[f32], y: &mut [f32]) {
+            plain::add(x, y);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn narrow(values: &[f32], to: Rounded<'_, i8>) {
+            plain::narrow(values, to);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn wide(values: &[f32], to: Rounded<'_, i16>) {
+            plain::wide(values, to);
+        }
+
+        /// The operations of this instruction set.
+        pub(crate) fn vectors(_proof: $proof) -> Vectors {
+            let slots = Slots { scores, weigh, softmax, rms_norm, silu_mul, rotate, add, narrow, wide };
+            // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
+            unsafe { Vectors::new($isa, slots) }
+        }
+    };
+}
+
+pub(crate) use table;

@@ -1,0 +1,343 @@
+//! Threads that stand by for the many short parallel loops of one forward pass.
+//!
+//! A decode step has some hundred parallel loops of 100 µs each, and a fork through a work-stealing deque costs
+//! several microseconds, more when the other thread has gone to sleep. So a pass borrows the threads of the current
+//! rayon pool once ([`with_crew`]); until it ends they spin on one cache line, and a loop costs the transfer of a few
+//! cache lines ([`Crew::for_each`]; `docs/perf.md` has both figures). Rayon stays the owner of the threads: the number of
+//! threads is that of the pool, an idle program does not spin, and a thread that is busy elsewhere is not waited for,
+//! because the calling thread can do all work itself.
+//!
+//! Protocol. The leader writes the job, then makes `epoch` odd: open. A helper that sees a new odd epoch counts itself
+//! `busy` and looks at the epoch again; if it is still the same, it takes tasks. The leader, out of tasks, makes the epoch
+//! even and waits until nobody is busy. Both sides write one variable and then read the other, sequentially
+//! consistent: either the helper sees the closed epoch and stays out, or the leader sees that it is busy.
+
+#![expect(
+    unsafe_code,
+    reason = "a borrowed closure is called by threads that outlive the borrow, never after it"
+)]
+
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Polls of the epoch before a helper offers its processor to other threads at every poll: some 50 µs.
+const POLLS: u32 = 4096;
+
+/// Threads that wait for [`for_each`](Self::for_each); made by [`with_crew`].
+///
+/// Not `Sync`: a task cannot start a loop of its own on the crew that runs it.
+#[derive(Debug)]
+pub struct Crew<'a> {
+    shared: Option<&'a Shared>,
+    threads: usize,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// What leader and helpers share; each part on a cache line (a pair of them, for the prefetcher) of its own.
+#[derive(Debug, Default)]
+struct Shared {
+    epoch: Padded<AtomicUsize>,
+    job: UnsafeCell<Job>,
+    next: Padded<AtomicUsize>,
+    busy: Padded<AtomicUsize>,
+    poisoned: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// The epoch that sends helpers home.
+const CLOSED: usize = usize::MAX;
+
+/// A borrowed `Fn(usize)` without its lifetime.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    data: *const (),
+    call: unsafe fn(*const (), usize),
+    tasks: usize,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self { data: std::ptr::null(), call: |_, _| (), tasks: 0 }
+    }
+}
+
+// SAFETY: `job` is written by the leader while the epoch is even and nobody is busy, and read by helpers that are busy
+// in an odd epoch (see the module). The closure behind it is `Sync`.
+unsafe impl Sync for Shared {}
+
+/// Runs `f` with the threads of the current rayon pool standing by, the calling one among them.
+///
+/// In a pool of one thread, `f` runs where it is called. Costs one fork of rayon, and allocates nothing when called from a
+/// thread of the pool.
+pub fn with_crew<R: Send>(f: impl FnOnce(&Crew<'_>) -> R + Send) -> R {
+    let threads = rayon::current_num_threads();
+    if threads == 1 {
+        return f(&Crew::alone());
+    }
+    let shared = Shared::default();
+    let lead = || {
+        let _close = Close(&shared);
+        f(&Crew { shared: Some(&shared), threads, not_sync: PhantomData })
+    };
+    rayon::join(lead, || shared.recruit(threads - 1)).0
+}
+
+/// Sends the helpers home, also when the leader panics: rayon waits for them.
+struct Close<'a>(&'a Shared);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        self.0.epoch.0.store(CLOSED, Ordering::SeqCst);
+    }
+}
+
+impl Crew<'_> {
+    /// The calling thread only.
+    #[must_use]
+    pub const fn alone() -> Self {
+        Self { shared: None, threads: 1, not_sync: PhantomData }
+    }
+
+    /// Threads that may take part.
+    #[must_use]
+    pub const fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Calls `task(i)` once for every `i` below `tasks`, in any order, on any of the threads.
+    ///
+    /// # Panics
+    /// When a task panics; the others may then not have run.
+    pub fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: F) {
+        let Some(shared) = self.shared.filter(|_| tasks > 1) else {
+            (0..tasks).for_each(task);
+            return;
+        };
+        /// # Safety
+        /// `data` points to a live `F`.
+        unsafe fn call<F: Fn(usize)>(data: *const (), i: usize) {
+            // SAFETY: promised by the caller.
+            unsafe { (*data.cast::<F>())(i) }
+        }
+        let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks };
+        let epoch = shared.epoch.0.load(Ordering::Relaxed);
+        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Crew` is not `Sync`), and the end
+        // of the loop before waited for both.
+        unsafe { *shared.job.get() = job };
+        shared.next.0.store(0, Ordering::Relaxed);
+        shared.epoch.0.store(epoch + 1, Ordering::SeqCst);
+        // Waits for the helpers even when a task panics here: they hold `task`.
+        let end = End { shared, epoch: epoch + 2 };
+        shared.drain(job);
+        drop(end);
+        assert!(!shared.poisoned.load(Ordering::Acquire), "a task of this loop panicked on another thread");
+    }
+
+    /// Calls `f(i, chunk)` for the chunks of `len` elements of `data` (the last may be shorter).
+    ///
+    /// # Panics
+    /// As [`for_each`](Self::for_each), and when `len` is zero.
+    pub fn chunks<T: Send>(&self, data: &mut [T], len: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        self.blocks(data, data.len().max(1), len, |_, from, chunk| f(from / len, chunk));
+    }
+
+    /// Calls `f(i, from, chunk)` for the chunks of `len` elements of every block `i` of `block` elements of `data`, with
+    /// the place of the chunk in its block; the last chunk of a block, and the last block, may be shorter.
+    ///
+    /// # Panics
+    /// As [`for_each`](Self::for_each), and when `block` or `len` is zero.
+    pub fn blocks<T: Send>(
+        &self,
+        data: &mut [T],
+        block: usize,
+        len: usize,
+        f: impl Fn(usize, usize, &mut [T]) + Sync,
+    ) {
+        assert!(block > 0 && len > 0, "Crew: `block` and `len` should be positive");
+        let start = Start(data.as_mut_ptr());
+        let (total, each) = (data.len(), block.div_ceil(len));
+        self.for_each(total.div_ceil(block) * each, |task| {
+            let start = &start;
+            let (i, from) = (task / each, task % each * len);
+            let (first, end) = (i * block + from, total.min((i + 1) * block));
+            if first < end {
+                // SAFETY: `first..end` is inside `data`, which is borrowed for the loop, and every task comes once.
+                let chunk =
+                    unsafe { std::slice::from_raw_parts_mut(start.0.add(first), len.min(end - first)) };
+                f(i, from, chunk);
+            }
+        });
+    }
+}
+
+struct Start<T>(*mut T);
+
+// SAFETY: threads make disjoint slices of `T: Send` from it (see `Crew::chunks`).
+unsafe impl<T: Send> Sync for Start<T> {}
+
+/// Ends a loop: no helper enters any more, and those inside are waited for.
+struct End<'a> {
+    shared: &'a Shared,
+    epoch: usize,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.shared.epoch.0.store(self.epoch, Ordering::SeqCst);
+        let mut polls = 0;
+        while self.shared.busy.0.load(Ordering::SeqCst) > 0 {
+            poll(&mut polls);
+        }
+    }
+}
+
+/// Counts a helper out; a helper that unwinds tells the leader.
+struct Leave<'a>(&'a Shared);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poisoned.store(true, Ordering::Release);
+        }
+        self.0.busy.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn poll(polls: &mut u32) {
+    if *polls < POLLS {
+        *polls += 1;
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+impl Shared {
+    /// Turns up to `helpers` threads of the pool into helpers until the crew is dismissed.
+    fn recruit(&self, helpers: usize) {
+        if helpers == 1 {
+            self.help();
+        } else {
+            rayon::join(|| self.help(), || self.recruit(helpers - 1));
+        }
+    }
+
+    fn help(&self) {
+        let (mut seen, mut polls) = (0, 0);
+        loop {
+            let epoch = self.epoch.0.load(Ordering::Acquire);
+            if epoch == CLOSED {
+                return;
+            }
+            if epoch % 2 == 1 && epoch != seen {
+                self.busy.0.fetch_add(1, Ordering::SeqCst);
+                let leave = Leave(self);
+                if self.epoch.0.load(Ordering::SeqCst) == epoch {
+                    // SAFETY: busy in the epoch of this job: the leader waits before it writes another.
+                    let job = unsafe { *self.job.get() };
+                    self.drain(job);
+                    seen = epoch;
+                }
+                drop(leave);
+                polls = 0;
+            }
+            poll(&mut polls);
+        }
+    }
+
+    fn drain(&self, job: Job) {
+        loop {
+            let i = self.next.0.fetch_add(1, Ordering::Relaxed);
+            if i >= job.tasks {
+                return;
+            }
+            // SAFETY: the closure lives until `for_each` returns, and that waits for all that are busy.
+            unsafe { (job.call)(job.data, i) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(threads: usize) -> rayon::ThreadPool {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
+    }
+
+    #[test]
+    fn every_task_runs_once_in_every_loop() {
+        for threads in [1, 2, 3, 7] {
+            pool(threads).install(|| {
+                with_crew(|crew| {
+                    assert_eq!(crew.threads(), threads);
+                    for round in 0..2000 {
+                        let tasks = round % 17;
+                        let mut counts = vec![0u32; tasks];
+                        crew.chunks(&mut counts, 1, |i, count| count[0] += u32::try_from(i).unwrap() + 1);
+                        let want: Vec<u32> = (1..=u32::try_from(tasks).unwrap()).collect();
+                        assert_eq!(counts, want, "{threads} threads, round {round}");
+                    }
+                });
+            });
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice_with_a_shorter_last() {
+        pool(2).install(|| {
+            let mut data = vec![0; 103];
+            with_crew(|crew| crew.chunks(&mut data, 10, |i, chunk| chunk.fill(i + chunk.len())));
+            let want: Vec<_> = (0..103).map(|at| at / 10 + if at < 100 { 10 } else { 3 }).collect();
+            assert_eq!(data, want);
+            with_crew(|crew| crew.blocks(&mut data, 40, 15, |i, from, chunk| chunk.fill(1000 * i + from)));
+            let want: Vec<_> = (0..103).map(|at| at / 40 * 1000 + at % 40 / 15 * 15).collect();
+            assert_eq!(data, want);
+        });
+    }
+
+    #[test]
+    fn crews_do_not_wait_for_each_other() {
+        // As many crews as threads, and crews within tasks of rayon: whoever finds no helper works alone.
+        pool(2).install(|| {
+            let sum = |_| {
+                let total = AtomicUsize::new(0);
+                with_crew(|crew| {
+                    for _ in 0..100 {
+                        crew.for_each(10, |i| {
+                            total.fetch_add(i, Ordering::Relaxed);
+                        });
+                    }
+                });
+                total.into_inner()
+            };
+            let sums: Vec<usize> =
+                rayon::iter::ParallelIterator::collect(rayon::iter::ParallelIterator::map(
+                    rayon::iter::IntoParallelIterator::into_par_iter(0..20),
+                    sum,
+                ));
+            assert_eq!(sums, [4500; 20]);
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let pool = pool(2);
+        for bad in [0, 5, 99] {
+            let run = || {
+                pool.install(|| {
+                    with_crew(|crew| crew.for_each(100, |i| assert!(i != bad, "task {i}")));
+                });
+            };
+            let run = std::panic::AssertUnwindSafe(run);
+            assert!(std::panic::catch_unwind(run).is_err(), "task {bad}");
+        }
+        let mut data = [1; 8];
+        pool.install(|| with_crew(|crew| crew.chunks(&mut data, 1, |_, x| x[0] += 1)));
+        assert_eq!(data, [2; 8]);
+    }
+}

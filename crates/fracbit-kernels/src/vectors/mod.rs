@@ -1,0 +1,256 @@
+//! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding of activations.
+//!
+//! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of the scalar reference:
+//! sums have a fixed number of interleaved partial sums, added in a fixed order, and no multiplication is fused with an
+//! addition. So a model's result does not depend on the machine. The price: processors that fuse do twice the
+//! arithmetic instructions they could; these operations are a few percent of a step.
+//!
+//! Operations without conversions of half-precision numbers are written once, in [`plain`], as loops that the compiler
+//! makes vectors of; a backend compiles the same source for its instruction set. Attention has bodies of its own.
+
+pub mod plain;
+
+use crate::Isa;
+use half::{f16, slice::HalfFloatSliceExt};
+
+/// Neighbouring positions that a block of keys interleaves; the lanes of [`Vectors::scores`].
+pub const KEY_BLOCK: usize = 16;
+
+/// Half- or single-precision numbers of a cache.
+#[derive(Clone, Copy, Debug)]
+pub enum Floats<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+impl Floats<'_> {
+    /// Elements.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::F16(x) => x.len(),
+            Self::F32(x) => x.len(),
+        }
+    }
+
+    /// True when there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One element in single precision.
+    #[must_use]
+    pub fn get(&self, i: usize) -> f32 {
+        match self {
+            Self::F16(x) => x[i].to_f32(),
+            Self::F32(x) => x[i],
+        }
+    }
+
+    /// The elements from `at` on in single precision.
+    pub(crate) fn copy(&self, at: usize, to: &mut [f32]) {
+        match self {
+            Self::F16(x) => x[at..at + to.len()].convert_to_f32_slice(to),
+            Self::F32(x) => to.copy_from_slice(&x[at..at + to.len()]),
+        }
+    }
+}
+
+/// Several queries against blocks of keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores<'a> {
+    /// (query, dim)
+    pub queries: &'a [f32],
+    /// Numbers of a query.
+    pub dim: usize,
+    /// (block, dim, [`KEY_BLOCK`] positions)
+    pub keys: Floats<'a>,
+    /// Elements from the scores of a query to those of the next.
+    pub stride: usize,
+}
+
+/// Weighted sums of values for several queries.
+#[derive(Clone, Copy, Debug)]
+pub struct Weigh<'a> {
+    /// (query, position), `stride` elements from a query to the next.
+    pub weights: &'a [f32],
+    /// Elements from the weights of a query to those of the next.
+    pub stride: usize,
+    /// (position, dim)
+    pub values: Floats<'a>,
+    /// Numbers of a value.
+    pub dim: usize,
+}
+
+/// What rounding of activations writes; see [`crate::Activations`].
+#[derive(Debug)]
+pub struct Rounded<'a, T> {
+    /// Integers, as many as values and then zeros.
+    pub ints: &'a mut [T],
+    /// A scale per group of columns.
+    pub scales: &'a mut [f32],
+    /// A sum per tile of columns.
+    pub sums: &'a mut [i32],
+}
+
+/// The operations for one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Vectors {
+    isa: Isa,
+    slots: Slots,
+}
+
+/// Input, weight, epsilon, output.
+pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
+
+/// Bodies. Their arguments have been checked by the methods of [`Vectors`] with the same names.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "documented at the methods")]
+pub struct Slots {
+    pub scores: unsafe fn(&Scores<'_>, &mut [f32]),
+    pub weigh: unsafe fn(&Weigh<'_>, &mut [f32]),
+    pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
+    pub rms_norm: NormFn,
+    pub silu_mul: unsafe fn(&mut [f32], &[f32]),
+    pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
+    pub add: unsafe fn(&[f32], &mut [f32]),
+    pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
+    pub wide: unsafe fn(&[f32], Rounded<'_, i16>),
+}
+
+impl Default for Vectors {
+    fn default() -> Self {
+        Self::scalar()
+    }
+}
+
+#[expect(unsafe_code, reason = "calls of bodies with target features behind the contract of `Vectors::new`")]
+impl Vectors {
+    /// The reference.
+    #[must_use]
+    pub fn scalar() -> Self {
+        let slots = Slots {
+            scores: plain::scores,
+            weigh: plain::weigh,
+            softmax: plain::softmax,
+            rms_norm: plain::rms_norm,
+            silu_mul: plain::silu_mul,
+            rotate: plain::rotate,
+            add: plain::add,
+            narrow: plain::narrow,
+            wide: plain::wide,
+        };
+        Self { isa: Isa::Scalar, slots }
+    }
+
+    /// The bodies of `isa`.
+    ///
+    /// # Safety
+    /// The processor has `isa`, and the bodies are sound for arguments that satisfy the checks of the methods below.
+    #[must_use]
+    pub const unsafe fn new(isa: Isa, slots: Slots) -> Self {
+        Self { isa, slots }
+    }
+
+    /// The instruction set.
+    #[must_use]
+    pub const fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// `out[q][j] = query_q · key_j` for all positions of the given blocks; even and odd dimensions are summed apart, each
+    /// in order, and then added.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn scores(&self, args: &Scores<'_>, out: &mut [f32]) {
+        let Scores { queries, dim, keys, stride } = *args;
+        assert!(dim > 0 && queries.len().is_multiple_of(dim), "scores: whole queries of {dim}");
+        assert!(keys.len().is_multiple_of(dim * KEY_BLOCK), "scores: whole blocks of keys");
+        let (count, positions) = (queries.len() / dim, keys.len() / dim);
+        assert!(positions <= stride, "scores: {positions} positions in rows of {stride}");
+        assert!(count == 0 || out.len() >= (count - 1) * stride + positions, "scores: room for all");
+        // SAFETY: `new` was promised soundness for arguments that passed these checks.
+        unsafe { (self.slots.scores)(args, out) }
+    }
+
+    /// `out[q] += Σ_j weights[q][j] values[j]`, in the order of positions; `out` is (query, dim).
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn weigh(&self, args: &Weigh<'_>, out: &mut [f32]) {
+        let Weigh { weights, stride, values, dim } = *args;
+        assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
+        assert!(values.len().is_multiple_of(dim), "weigh: whole values of {dim}");
+        let (count, positions) = (out.len() / dim, values.len() / dim);
+        assert!(count == 0 || weights.len() >= (count - 1) * stride + positions, "weigh: weights of all");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.weigh)(args, out) }
+    }
+
+    /// `scores[j] = e^(scores[j] - m)` with m the largest; returns m and the sum. NaN stays NaN.
+    #[must_use]
+    pub fn softmax(&self, scores: &mut [f32]) -> (f32, f32) {
+        // SAFETY: as in `scores`; any slice will do.
+        unsafe { (self.slots.softmax)(scores) }
+    }
+
+    /// `out = x / sqrt(mean(x²) + eps) ∘ weight`, or without the weight.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn rms_norm(&self, x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "rms_norm: one output per input");
+        assert!(weight.is_none_or(|w| w.len() == x.len()), "rms_norm: one weight per input");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// `gate = gate · sigmoid(gate) · up`: SwiGLU.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "silu_mul: one gate per input");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.silu_mul)(gate, up) }
+    }
+
+    /// Rotary embedding of one row of heads: in each, the pair (k, k + half) turns by the angle with `cos[k]`, `sin[k]`.
+    ///
+    /// # Panics
+    /// When `cos` and `sin` differ in length or `heads` is not whole heads of twice that.
+    pub fn rotate(&self, heads: &mut [f32], cos: &[f32], sin: &[f32]) {
+        assert_eq!(cos.len(), sin.len(), "rotate: a sine for every cosine");
+        assert!(!cos.is_empty() && heads.len().is_multiple_of(2 * cos.len()), "rotate: whole heads");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.rotate)(heads, cos, sin) }
+    }
+
+    /// `y += x`.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add(&self, x: &[f32], y: &mut [f32]) {
+        assert_eq!(x.len(), y.len(), "add: one addend each");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.add)(x, y) }
+    }
+
+    /// Rounds the activations of a token to int8.
+    pub(crate) fn narrow(&self, values: &[f32], to: Rounded<'_, i8>) {
+        plain::check_rounded(values, &to);
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.narrow)(values, to) }
+    }
+
+    /// Rounds the activations of a token to int16.
+    pub(crate) fn wide(&self, values: &[f32], to: Rounded<'_, i16>) {
+        plain::check_rounded(values, &to);
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.wide)(values, to) }
+    }
+}

@@ -1,0 +1,334 @@
+//! The scalar reference of [`Vectors`](super::Vectors): also the source that backends compile for their instruction sets.
+//!
+//! Every sum runs in sixteen interleaved partial sums that are added pairwise; Rust never contracts a multiplication
+//! and an addition by itself. `exp` is our own because libm differs between systems and a polynomial vectorizes where a
+//! library call does not. Functions are always inlined, so that they take on the target features of their caller.
+
+use super::{Floats, KEY_BLOCK, Rounded, Scores, Weigh};
+use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
+use fracbit_format::TILE_COLS;
+
+/// Partial sums.
+pub const LANES: usize = 16;
+/// Columns that share an activation scale.
+pub(crate) const GROUP: usize = BLOCK_TILES * TILE_COLS;
+
+/// The inner product of two slices of one length.
+#[inline(always)]
+#[must_use]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    debug_assert_eq!(a.len(), b.len(), "dot of two lengths");
+    let mut sums = [0.0; LANES];
+    accumulate(&mut sums, a, b);
+    finish(sums, a.as_chunks::<LANES>().1, b.as_chunks::<LANES>().1)
+}
+
+/// Adds the products of all whole groups of [`LANES`] to the partial sums; leaves the tail to [`finish`].
+#[inline(always)]
+pub fn accumulate(sums: &mut [f32; LANES], a: &[f32], b: &[f32]) {
+    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
+        for (s, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *s += a * b;
+        }
+    }
+}
+
+/// Adds the partial sums pairwise, then the tail.
+#[inline(always)]
+#[must_use]
+pub fn finish(sums: [f32; LANES], a_rest: &[f32], b_rest: &[f32]) -> f32 {
+    a_rest.iter().zip(b_rest).fold(pairwise(sums), |s, (a, b)| s + a * b)
+}
+
+/// The sum of sixteen numbers: halves are added to each other until one is left.
+#[inline(always)]
+fn pairwise(mut sums: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            sums[i] += sums[i + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// e^x within 2 units in the last place; 0 below -87.3 (no subnormals), infinite above 88.72, NaN for NaN.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor polynomial of
+/// degree 7 in r, whose truncation error 2^-1.5 · 0.347^8 / 8! is below 2^-28.
+#[inline(always)]
+#[must_use]
+pub fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest integer in the low mantissa bits
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // A NaN passes both comparisons unchanged and comes out of the polynomial as NaN.
+    let c = if x > 88.8 { 88.8 } else { x };
+    let c = if c < -87.4 { -87.4 } else { c };
+    let shifted = c * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (c - n * LN2_HIGH) - n * LN2_LOW;
+    let mut p = 1.0 / 5040.0;
+    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = p * r + coefficient;
+    }
+    // Two factors of 2^(n/2): 2^128 alone has no f32.
+    let bits = shifted.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+    let half = bits >> 1;
+    let scale = |e: i32| f32::from_bits((e.wrapping_add(127).cast_unsigned() & 0xff) << 23);
+    let y = p * scale(half) * scale(bits.wrapping_sub(half));
+    if x < -87.3 { 0.0 } else { y }
+}
+
+/// As [`Vectors::scores`](super::Vectors::scores).
+#[inline(always)]
+pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
+    let Scores { queries, dim, keys, stride } = *args;
+    let positions = keys.len() / dim;
+    for (queries, out) in queries.chunks(TOGETHER * dim).zip(out.chunks_mut(TOGETHER * stride)) {
+        for block in 0..positions / KEY_BLOCK {
+            let mut sums = [[[0.0; KEY_BLOCK]; 2]; TOGETHER];
+            for i in 0..dim {
+                let mut key = [0.0; KEY_BLOCK];
+                keys.copy((block * dim + i) * KEY_BLOCK, &mut key);
+                for (sums, query) in sums.iter_mut().zip(queries.chunks_exact(dim)) {
+                    sums[i % 2].iter_mut().zip(&key).for_each(|(sum, k)| *sum += k * query[i]);
+                }
+            }
+            for (sums, out) in sums.iter().zip(out.chunks_mut(stride)).take(queries.len() / dim) {
+                let out = &mut out[block * KEY_BLOCK..][..KEY_BLOCK];
+                out.iter_mut().zip(sums[0].iter().zip(&sums[1])).for_each(|(o, (a, b))| *o = a + b);
+            }
+        }
+    }
+}
+
+/// As [`Vectors::weigh`](super::Vectors::weigh).
+#[inline(always)]
+pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+    let Weigh { weights, stride, values, dim } = *args;
+    for first in (0..dim).step_by(COLUMNS) {
+        let columns = first..dim.min(first + COLUMNS);
+        for j in 0..values.len() / dim {
+            let mut value = [0.0; COLUMNS];
+            let value = &mut value[..columns.len()];
+            values.copy(j * dim + first, value);
+            for (q, out) in out.chunks_exact_mut(dim).enumerate() {
+                let weight = weights[q * stride + j];
+                out[columns.clone()].iter_mut().zip(&*value).for_each(|(o, v)| *o += weight * v);
+            }
+        }
+    }
+}
+
+/// Queries that share a converted block of keys.
+const TOGETHER: usize = 8;
+/// Columns of a value converted at a time.
+const COLUMNS: usize = 64;
+
+/// The columns of one query's output from `first` on.
+#[inline(always)]
+pub fn weigh_columns(weights: &[f32], values: Floats<'_>, dim: usize, first: usize, out: &mut [f32]) {
+    for (j, weight) in weights[..values.len() / dim].iter().enumerate() {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out += weight * values.get(j * dim + first + i);
+        }
+    }
+}
+
+/// As [`Vectors::softmax`](super::Vectors::softmax).
+#[inline(always)]
+pub fn softmax(scores: &mut [f32]) -> (f32, f32) {
+    let larger = |m: f32, s: f32| if s > m { s } else { m };
+    let (groups, rest) = scores.as_chunks_mut::<LANES>();
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for group in groups.iter() {
+        tops.iter_mut().zip(group).for_each(|(m, s)| *m = larger(*m, *s));
+    }
+    let top = tops.iter().chain(&*rest).fold(f32::NEG_INFINITY, |m, s| larger(m, *s));
+    let mut sums = [0.0; LANES];
+    for group in groups {
+        for (sum, s) in sums.iter_mut().zip(group) {
+            *s = exp(*s - top);
+            *sum += *s;
+        }
+    }
+    for (sum, s) in sums.iter_mut().zip(rest) {
+        *s = exp(*s - top);
+        *sum += *s;
+    }
+    (top, pairwise(sums))
+}
+
+/// As [`Vectors::rms_norm`](super::Vectors::rms_norm).
+#[inline(always)]
+pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
+    #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
+    let scale = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    match weight {
+        Some(weight) => {
+            for (o, (x, w)) in out.iter_mut().zip(x.iter().zip(weight)) {
+                *o = x * scale * w;
+            }
+        }
+        None => out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale),
+    }
+}
+
+/// As [`Vectors::silu_mul`](super::Vectors::silu_mul).
+#[inline(always)]
+pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = *g / (1.0 + exp(-*g)) * u;
+    }
+}
+
+/// As [`Vectors::rotate`](super::Vectors::rotate).
+#[inline(always)]
+pub fn rotate(heads: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for head in heads.chunks_exact_mut(2 * cos.len()) {
+        let (a, b) = head.split_at_mut(cos.len());
+        for ((a, b), (c, s)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+/// As [`Vectors::add`](super::Vectors::add).
+#[inline(always)]
+pub fn add(x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
+}
+
+pub(crate) fn check_rounded<T>(values: &[f32], to: &Rounded<'_, T>) {
+    let cols = values.len();
+    assert!(
+        to.ints.len() == cols.next_multiple_of(TILE_COLS)
+            && to.scales.len() == cols.div_ceil(GROUP)
+            && to.sums.len() == cols.div_ceil(TILE_COLS),
+        "room for the integers, scales and sums of {cols} activations"
+    );
+}
+
+/// Rounds to int8: `scale = absmax / 127` per group.
+#[inline(always)]
+pub fn narrow(values: &[f32], to: Rounded<'_, i8>) {
+    round(values, to, MAX_INT8, |v| v as i8, i32::from);
+}
+
+/// Rounds to int16: `scale = absmax / 1023` per group.
+#[inline(always)]
+pub fn wide(values: &[f32], to: Rounded<'_, i16>) {
+    round(values, to, MAX_INT16, |v| v as i16, i32::from);
+}
+
+#[inline(always)]
+fn round<T: Copy + Default>(
+    values: &[f32],
+    to: Rounded<'_, T>,
+    most: i32,
+    cast: impl Fn(i32) -> T,
+    widen: impl Fn(T) -> i32,
+) {
+    #[expect(clippy::cast_precision_loss, reason = "127 or 1023")]
+    let most = most as f32;
+    let Rounded { ints, scales, sums } = to;
+    for ((ints, values), scale) in ints.chunks_mut(GROUP).zip(values.chunks(GROUP)).zip(scales) {
+        // The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+        let top = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+        let top = f32::from_bits(top);
+        let tiny = top < 1e-30;
+        let inverse = if tiny { 0.0 } else { most / top };
+        *scale = if tiny { 0.0 } else { top / most };
+        // |v| inverse <= most (1 + 2^-23) rounds to at most `most`; adding 1.5 * 2^23 rounds to the nearest integer, ties
+        // to even, and leaves it in the low bits of the mantissa. NaN (0 * infinity as well) becomes 0.
+        const MAGIC: f32 = 12_582_912.0;
+        let (used, padding) = ints.split_at_mut(values.len());
+        for (i, v) in used.iter_mut().zip(values) {
+            let scaled = v * inverse;
+            let scaled = if scaled.is_nan() { 0.0 } else { scaled };
+            *i = cast((scaled + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed());
+        }
+        padding.fill(T::default());
+    }
+    for (sum, tile) in sums.iter_mut().zip(ints.as_chunks::<TILE_COLS>().0) {
+        *sum = tile.iter().map(|&i| widen(i)).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_ulps() {
+        // Every 101st of the 2^31 finite bit patterns of both signs.
+        let mut worst = 0.0f64;
+        for bits in (0..0x42b0_0000u32).step_by(101) {
+            for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                if !(-87.3..88.72).contains(&x) {
+                    continue;
+                }
+                let want = f64::from(x).exp();
+                let got = f64::from(exp(x));
+                worst = worst.max((got - want).abs() / want);
+            }
+        }
+        assert!(worst < 2.0 * f64::from(f32::EPSILON), "relative error {worst:e}");
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-88.0), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(100.0), f32::INFINITY);
+        assert!(exp(88.7).is_finite());
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn dot_matches_f64_at_every_tail() {
+        for n in 0..70 {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let a: Vec<f32> = (0..n).map(|i| (i as f32 * 0.7).sin()).collect();
+            let b: Vec<f32> = a.iter().rev().map(|v| v + 0.25).collect();
+            let want: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            assert!((f64::from(dot(&a, &b)) - want).abs() < 1e-5, "length {n}");
+        }
+    }
+
+    #[test]
+    fn silu_keeps_its_limits() {
+        let mut gate = [0.0, 1.0, -1.0, 100.0, -100.0, f32::NEG_INFINITY];
+        silu_mul(&mut gate, &[1.0; 6]);
+        assert_eq!(gate[0], 0.0);
+        assert!((gate[1] - 0.731_058_6).abs() < 1e-6 && (gate[2] + 0.268_941_4).abs() < 1e-6);
+        assert_eq!(gate[3], 100.0);
+        assert_eq!(gate[4], 0.0);
+        assert!(gate[5].is_nan() || gate[5] == 0.0, "-inf · 0 has no better answer");
+    }
+
+    #[test]
+    fn softmax_matches_f64_at_every_tail() {
+        for n in 1..70 {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let mut scores: Vec<f32> = (0..n).map(|i| (i as f32 * 1.7).sin() * 9.0).collect();
+            let want: Vec<f64> = scores.iter().map(|s| f64::from(*s)).collect();
+            let top = want.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let (got_top, sum) = softmax(&mut scores);
+            assert_eq!(f64::from(got_top), top);
+            let total: f64 = want.iter().map(|s| (s - top).exp()).sum();
+            assert!((f64::from(sum) - total).abs() < 1e-5 * total, "length {n}");
+            scores
+                .iter()
+                .zip(&want)
+                .for_each(|(s, w)| assert!((f64::from(*s) - (w - top).exp()).abs() < 1e-6));
+        }
+        assert!(softmax(&mut [1.0, f32::NAN, 2.0]).1.is_nan());
+    }
+}

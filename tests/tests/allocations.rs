@@ -1,0 +1,117 @@
+//! The decode loop allocates nothing once it has run a few tokens.
+//!
+//! A binary of its own: it counts the allocations of all threads.
+
+#![expect(unsafe_code, reason = "a global allocator is unsafe by nature; this one counts and passes on")]
+
+use fracbit_base::Scheme;
+use fracbit_io::ModelConfig;
+use fracbit_kernels::{Isa, Kernels, PackedMatrix, cases};
+use fracbit_model::{
+    Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, SampleConfig, Sampler, Sites, StateOptions,
+};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+struct Counting;
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system allocator's; a counter changes nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: promised by the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Two blocks of random codes, with the rotation that folding leaves.
+fn model(scheme: &str, kernels: &Kernels) -> Model {
+    let json = br#"{"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
+    let config = ModelConfig::parse(json, "config.json".as_ref()).expect("a configuration");
+    let sites = Sites::new(&config, RotationMode::Fold, 0).expect("widths that can be rotated");
+    let mut builder = ModelBuilder::new(config.clone(), sites).expect("a head of 64");
+    let scheme: Scheme = scheme.parse().expect("a scheme");
+    for (seed, id) in (1..).zip(LinearId::all(&config)) {
+        let shape = id.shape(&config);
+        let books = cases::codebooks(scheme, 0, 127);
+        let packed = cases::Packed::random(scheme, shape, books, shape.cols, seed);
+        let matrix = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
+        builder.set(id, Linear::packed(matrix, None).expect("no bias")).expect("a matrix of the model");
+    }
+    for id in NormId::all(&config) {
+        builder.set_norm(id, vec![1.0; id.width(&config)]).expect("a norm of the model");
+    }
+    builder.build().expect("all parts").with_kernels(kernels)
+}
+
+#[test]
+fn decoding_allocates_nothing() {
+    let kernels = fracbit::kernels().expect("FRACBIT_ISA unset or good");
+    if kernels.vectors().isa() == Isa::Scalar {
+        fracbit_tests::skip("allocations of decoding", "the scalar reference allocates by design");
+        return;
+    }
+    let pools =
+        [1, 2, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads to start"));
+    for scheme in ["tcq-fast-2", "half-tcq-2.75"] {
+        let model = model(scheme, &kernels);
+        for pool in &pools {
+            // Chunks of positions are tasks of their own from 512 on.
+            for (context, batch) in [(5, 1), (600, 1), (600, 3)] {
+                let allocations = pool.install(|| count(&model, context, batch));
+                let threads = pool.current_num_threads();
+                assert_eq!(
+                    allocations, 0,
+                    "{scheme}, {threads} threads, context {context}, {batch} sequences"
+                );
+            }
+        }
+    }
+}
+
+/// Allocations of 30 steps, after three that do not count.
+fn count(model: &Model, context: usize, batch: usize) -> usize {
+    let options = StateOptions { context: Some(context + 40), ..StateOptions::default() };
+    let mut states: Vec<_> = (0..batch).map(|_| model.state(&options)).collect();
+    let mut sampler = Sampler::new(SampleConfig { temperature: 0.0, ..SampleConfig::default() })
+        .expect("a good configuration");
+    let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+    let prompt: Vec<u32> = (0..context as u32).map(|i| i * 7 % 400).collect();
+    for state in &mut states {
+        state.reserve(context + 40).expect("memory");
+        model.forward(state, &prompt, &mut hidden).expect("a prompt that fits");
+    }
+    let mut tokens = vec![1; batch];
+    let mut before = 0;
+    for step in 0..33 {
+        if step == 3 {
+            before = COUNT.load(Ordering::SeqCst);
+        }
+        model.forward_batch(&mut states, &tokens, &mut hidden).expect("room for all steps");
+        model.logits(&mut states[0], &hidden, &mut logits).expect("hidden states of this model");
+        for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(400)) {
+            *token = sampler.sample(logits, &[]).expect("finite logits");
+        }
+    }
+    COUNT.load(Ordering::SeqCst) - before
+}
