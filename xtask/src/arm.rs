@@ -134,17 +134,21 @@ const fn counted(
     Counted { scheme, table, group, budget }
 }
 
-const COUNTED: [Counted; 10] = [
+const COUNTED: [Counted; 14] = [
+    counted("int-4", "0", "32", Some([250.0, 95.0])),
+    counted("nuq-4", "0", "0", Some([270.0, 100.0])),
+    counted("gnuq-2", "0", "32", Some([260.0, 95.0])),
     counted("tcq-fast-2", "0", "0", Some([760.0, 112.0])),
     counted("tcq-2", "0", "0", Some([1000.0, 120.0])),
-    counted("nuq-4", "0", "0", Some([270.0, 100.0])),
-    counted("nuq-4", "0", "32", None),
+    counted("gnuq-3", "0", "32", None),
+    counted("gnuq-4", "0", "32", None),
+    counted("int-8", "0", "32", None),
     counted("nuq-2", "0", "0", None),
+    counted("nuq-8", "0", "0", None),
+    counted("vq-2", "0", "0", None),
     counted("tcq-fast-3", "0", "0", None),
     counted("tcq-3", "1", "0", None),
     counted("tcq-4", "2", "0", None),
-    counted("vq-2", "0", "0", None),
-    counted("nuq-8", "0", "0", None),
 ];
 
 /// Counts the instructions that kernels execute under qemu, and fails when a budget is passed.
@@ -153,7 +157,7 @@ pub(crate) fn count() -> Outcome {
     let folder = root().join("target/aarch64");
     let plugin = folder.join("libcount.so").display().to_string();
     let built = toolchain
-        .cargo("")
+        .cargo("qemu-aarch64")
         .args([
             "build",
             "--release",

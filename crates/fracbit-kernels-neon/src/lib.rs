@@ -14,6 +14,8 @@ mod body;
 #[cfg(target_arch = "aarch64")]
 mod expand;
 #[cfg(target_arch = "aarch64")]
+mod groups;
+#[cfg(target_arch = "aarch64")]
 mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;

@@ -13,6 +13,7 @@ use crate::{
 };
 use fracbit_format::{TILE, TILE_ROWS};
 use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints, MAX_STRIPS, MAX_TOKENS};
+use half::f16;
 use std::mem::MaybeUninit;
 
 /// Tiles of a stretch.
@@ -32,6 +33,8 @@ struct Store<const PAIRS: bool> {
 }
 
 impl<const PAIRS: bool> Sink for Store<PAIRS> {
+    const EXACT: bool = true;
+
     #[inline(always)]
     fn put<const Q: i32, const G: usize>(&mut self, w: int8x16_t) {
         let q = Q.unsigned_abs() as usize;
@@ -104,10 +107,18 @@ pub(crate) unsafe fn many_tokens<E: Expand, D: Dot, const PAIRS: bool>(
     args: &Args<'_>,
     out: &mut [f32],
 ) {
-    let expand = |code: *const u8, to: *mut i8| {
+    let expand = |code: *const u8, scales: &[f16], to: *mut i8| {
         let mut store = Store::<PAIRS> { to, held: [vdupq_n_s8(0); 4] };
-        // SAFETY: promised by the caller.
-        unsafe { e.tile(code, &mut store) };
+        let scales = scales[..TILE_ROWS].as_ptr().cast::<u16>();
+        // SAFETY: sixteen scales; the rest is promised by the caller.
+        unsafe {
+            let books = if E::BOOKS {
+                e.books(vld1q_u16(scales), vld1q_u16(scales.add(8)))
+            } else {
+                [vdupq_n_u8(0); 4]
+            };
+            e.tile(code, &books, &mut store);
+        }
     };
     let kind = match (E::WIDE, PAIRS) {
         (true, _) => Kind::Wide,
@@ -134,7 +145,7 @@ enum Kind {
 unsafe fn multiply<D: Dot>(
     kind: Kind,
     args: &Args<'_>,
-    expand: &dyn Fn(*const u8, *mut i8),
+    expand: &dyn Fn(*const u8, &[f16], *mut i8),
     out: &mut [f32],
 ) {
     let size = if kind == Kind::Wide { 2 } else { 1 };
@@ -162,7 +173,7 @@ unsafe fn multiply<D: Dot>(
 fn each_stretch(
     args: &Args<'_>,
     size: usize,
-    expand: &dyn Fn(*const u8, *mut i8),
+    expand: &dyn Fn(*const u8, &[f16], *mut i8),
     run: &mut dyn FnMut(&Stretch<'_>),
 ) {
     let mut buffer = [MaybeUninit::<int16x8_t>::uninit(); VECTORS];
@@ -174,9 +185,13 @@ fn each_stretch(
         let blocks = &args.blocks[first..first + count];
         let tiles: usize = blocks.iter().map(|b| b.tiles).sum();
         for strip in 0..args.strips {
-            for tile in 0..tiles {
-                let code = &args.codes[strip * args.stride + (start + tile) * args.tile_bytes..];
-                expand(code.as_ptr(), weights.wrapping_add((strip * tiles + tile) * TILE * size));
+            for block in blocks {
+                let scales = &args.scales[(strip * args.groups + block.group) * TILE_ROWS..];
+                for tile in block.start..block.start + block.tiles {
+                    let code = &args.codes[strip * args.stride + tile * args.tile_bytes..];
+                    let to = (strip * tiles + tile - start) * TILE * size;
+                    expand(code.as_ptr(), scales, weights.wrapping_add(to));
+                }
             }
         }
         run(&Stretch { args, first, blocks, start, tiles, weights, fresh });

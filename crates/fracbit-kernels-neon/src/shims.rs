@@ -60,3 +60,19 @@ pub(crate) fn widen(halves: uint16x8_t) -> [float32x4_t; 2] {
     }
     [low, high]
 }
+
+/// No instruction. What is computed from `later` after this call waits, as far as the compiler knows, for `sum`: it keeps
+/// the pieces of a tile apart, of which it would otherwise start all at once and run out of registers.
+#[inline(always)]
+pub(crate) fn order(sum: &mut int32x4_t, later: &mut uint16x8_t) {
+    let (mut first, mut second) = (*sum, *later);
+    // SAFETY: no instruction.
+    unsafe {
+        asm!(
+            "/* {first:v} {second:v} */",
+            first = inlateout(vreg) first, second = inlateout(vreg) second,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    (*sum, *later) = (first, second);
+}

@@ -13,7 +13,7 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     match (scheme.family(), scheme.code()) {
-        (Family::Nuq, _) if narrow => Some(scalar(codebook)),
+        (Family::Nuq | Family::Int, _) if narrow => Some(scalar(codebook)),
         (Family::Nuq, _) if scheme.quarters() >= 20 => Some(wide(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
