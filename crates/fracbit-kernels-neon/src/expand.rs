@@ -25,6 +25,10 @@ pub(crate) trait Sink {
     #[inline(always)]
     fn fence<const ODD: usize>(&mut self, _words: &mut Words, _count: usize) {}
 
+    /// Nothing behind `code` is loaded before vectors `G` so far.
+    #[inline(always)]
+    fn fence_loads<const G: usize>(&mut self, _code: &mut *const u8) {}
+
     /// Column `C` of the even (`ODD` = 0) or odd rows; only expanders on the int16 grid call it.
     fn wide<const C: usize, const ODD: usize>(&mut self, w: int16x8_t);
 }
@@ -254,6 +258,8 @@ pub(crate) struct Fields<const B: usize> {
 }
 
 impl<const B: usize> Expand for Fields<B> {
+    const GROUPED: bool = true;
+
     #[inline(always)]
     fn new(table: &[Line]) -> Self {
         let some = if B == 8 { 4 } else { 1 };

@@ -4,8 +4,8 @@
 //! for each vector of four rows, once per group; joining them with the codes costs one or two instructions for two (at 2
 //! bits: four) vectors of weights:
 //!
-//! * low nibbles: `bif` keeps four bits of the codes and takes the others from the numbers,
-//! * high nibbles: `sri` shifts the codes in below the numbers.
+//! * low nibbles: `sli` shifts the numbers in above four bits of the codes,
+//! * high nibbles: one shift more.
 //!
 //! At 2 bits an index is a number and a nibble, that is, two codes: of two tables of 64 entries one reads the lower code, the
 //! other the higher.
@@ -72,26 +72,15 @@ impl Expand for Int8 {
     }
 }
 
-/// Numbers of the codebooks of sixteen rows, shifted left by four, in every byte of a row's lane.
+/// Numbers of the codebooks of sixteen rows, in every byte of a row's lane.
 #[inline(always)]
 fn lanes(low: uint16x8_t, high: uint16x8_t, count: u8) -> Books {
     let numbers = vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
-    let numbers = vshlq_n_u8::<4>(vandq_u8(numbers, vdupq_n_u8(count - 1)));
-    let each = vreinterpretq_u8_u32(vmovl_first());
-    // Byte k of vector g is the number of lane 4 g + k / 4.
-    std::array::from_fn(|g| {
-        #[expect(clippy::cast_possible_truncation, reason = "at most 12")]
-        let first = vdupq_n_u8(4 * g as u8);
-        vqtbl1q_u8(numbers, vaddq_u8(each, first))
-    })
-}
-
-/// `0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3`.
-#[inline(always)]
-fn vmovl_first() -> uint32x4_t {
-    let words = [0u32, 0x0101_0101, 0x0202_0202, 0x0303_0303];
-    // SAFETY: four words.
-    unsafe { vld1q_u32(words.as_ptr()) }
+    let numbers = vandq_u8(numbers, vdupq_n_u8(count - 1));
+    let low = vreinterpretq_u16_u8(vzip1q_u8(numbers, numbers));
+    let high = vreinterpretq_u16_u8(vzip2q_u8(numbers, numbers));
+    [vzip1q_u16(low, low), vzip2q_u16(low, low), vzip1q_u16(high, high), vzip2q_u16(high, high)]
+        .map(vreinterpretq_u8_u16)
 }
 
 /// Group-wise codebooks of 4 bits, up to four of them (`C`).
@@ -115,7 +104,7 @@ impl<const C: usize> Expand for Books4<C> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, books: &Books, sink: &mut impl Sink) {
+    unsafe fn tile(&self, mut code: *const u8, books: &Books, sink: &mut impl Sink) {
         let look = |index| {
             vreinterpretq_s8_u8(match C {
                 2 => vqtbl2q_u8(uint8x16x2_t(self.table.0, self.table.1), index),
@@ -128,6 +117,7 @@ impl<const C: usize> Expand for Books4<C> {
             let (low, high) = nibbles(codes, books[G]);
             sink.put::<{ 2 * HALF as i32 }, G>(look(low));
             sink.put::<{ 2 * HALF as i32 + 1 }, G>(look(high));
+            sink.fence_loads::<G>(&mut code);
         }); });
     }
 }
@@ -135,7 +125,7 @@ impl<const C: usize> Expand for Books4<C> {
 /// Both nibbles of the codes, below the numbers of their codebooks.
 #[inline(always)]
 fn nibbles(codes: uint8x16_t, books: uint8x16_t) -> (uint8x16_t, uint8x16_t) {
-    (vbslq_u8(vdupq_n_u8(15), codes, books), vsriq_n_u8::<4>(books, codes))
+    (vsliq_n_u8::<4>(codes, books), vsliq_n_u8::<4>(vshrq_n_u8::<4>(codes), books))
 }
 
 /// Group-wise codebooks of 2 bits, up to four of them.
@@ -160,7 +150,7 @@ impl<const C: usize> Expand for Books2<C> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, books: &Books, sink: &mut impl Sink) {
+    unsafe fn tile(&self, mut code: *const u8, books: &Books, sink: &mut impl Sink) {
         unroll!([0 1 2 3] G => {
             // SAFETY: a tile has four vectors.
             let codes = unsafe { vld1q_u8(code.add(16 * G)) };
@@ -169,6 +159,7 @@ impl<const C: usize> Expand for Books2<C> {
             sink.put::<1, G>(vreinterpretq_s8_u8(vqtbl4q_u8(self.high, low)));
             sink.put::<2, G>(vreinterpretq_s8_u8(vqtbl4q_u8(self.low, high)));
             sink.put::<3, G>(vreinterpretq_s8_u8(vqtbl4q_u8(self.high, high)));
+            sink.fence_loads::<G>(&mut code);
         });
     }
 }
@@ -202,7 +193,7 @@ impl<const B: usize> Expand for BooksAny<B> {
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, books: &Books, sink: &mut impl Sink) {
         // SAFETY: a tile of `B` bits is `32 B` bytes.
-        let words = unsafe { if B == 2 { words::load::<4>(code) } else { words::load::<6>(code) } };
+        let mut words = unsafe { if B == 2 { words::load::<4>(code) } else { words::load::<6>(code) } };
         unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
             let pair = |t: usize| {
                 let (a, b) = (window(&words, 2 * t * B), window(&words, (2 * t + 1) * B));
@@ -211,6 +202,7 @@ impl<const B: usize> Expand for BooksAny<B> {
                 vreinterpretq_u16_u8(vqtbl4q_u8(self.table, index))
             };
             put::<{ Q as i32 }, { 2 * ODD }>(sink, pair(8 * ODD + 2 * Q), pair(8 * ODD + 2 * Q + 1));
+            sink.fence::<ODD>(&mut words, 2 * B + 1);
         }); });
     }
 }

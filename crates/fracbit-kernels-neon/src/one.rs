@@ -31,10 +31,16 @@ impl<D: Dot> Sink for Products<D> {
     }
 
     #[inline(always)]
+    fn fence_loads<const G: usize>(&mut self, code: &mut *const u8) {
+        shims::order_loads(&mut self.sums[G], code);
+    }
+
+    #[inline(always)]
     fn fence<const ODD: usize>(&mut self, words: &mut Words, count: usize) {
         unroll!([0 1 2 3 4 5 6 7 8 9 10] J => {
             if J < count {
-                shims::order(&mut self.sums[2 * ODD + 1], &mut words[J]);
+                let [a, b, c, d] = &mut self.sums;
+                shims::order(if ODD == 0 { [a, b] } else { [c, d] }, &mut words[J]);
             }
         });
     }

@@ -68,6 +68,7 @@ fn plain_error(coder: &GroupCoder, weights: &[f32], codes: &[u8], scale: f16, ga
     let book = coder.codebook();
     let entries = &book.entries()[usize::from(book.book_of(scale)) << (book.scheme().quarters() / 4)..];
     let factor = gain * scale.to_f32() * book.step();
-    let off = |(&w, &code): (&f32, &u8)| f64::from(w - f32::from(entries[usize::from(code)]) * factor).powi(2);
+    let off =
+        |(&w, &code): (&f32, &u8)| f64::from(w - f32::from(entries[usize::from(code)]) * factor).powi(2);
     weights.iter().zip(codes).map(off).sum()
 }

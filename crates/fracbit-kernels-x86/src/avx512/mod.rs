@@ -21,6 +21,7 @@ use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
 mod expand;
+mod groups;
 mod spread;
 mod strips;
 mod tables;
