@@ -65,7 +65,10 @@ fn main() {
                 let options = GroupTraining { budget, rounds: 12, ..GroupTraining::default() };
                 error(group_codebooks(scheme, &w[..1 << 17], None, options), w)
             };
-            row(&format!("`{scheme}`, {budget} bytes, trained on the source"), sources.iter().map(train).collect());
+            row(
+                &format!("`{scheme}`, {budget} bytes, trained on the source"),
+                sources.iter().map(train).collect(),
+            );
         }
     }
 }

@@ -49,7 +49,7 @@ pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
 /// Columns that a scheme rounds together: what error feedback takes as its block.
 pub(crate) fn block(scheme: Scheme) -> usize {
     match scheme.family() {
-        Family::Nuq => 1,
+        Family::Nuq | Family::Int | Family::Gnuq => 1,
         Family::Vq => 2,
         Family::Tcq | Family::HalfTcq => fracbit_format::TILE_COLS,
     }
