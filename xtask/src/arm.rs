@@ -134,26 +134,30 @@ const fn counted(
     Counted { scheme, table, group, budget }
 }
 
-const COUNTED: [Counted; 10] = [
+const COUNTED: [Counted; 14] = [
+    counted("int-4", "0", "32", Some([250.0, 95.0])),
+    counted("nuq-4", "0", "0", Some([270.0, 100.0])),
+    counted("gnuq-2", "0", "32", Some([260.0, 95.0])),
     counted("tcq-fast-2", "0", "0", Some([760.0, 112.0])),
     counted("tcq-2", "0", "0", Some([1000.0, 120.0])),
-    counted("nuq-4", "0", "0", Some([270.0, 100.0])),
-    counted("nuq-4", "0", "32", None),
+    counted("gnuq-3", "0", "32", None),
+    counted("gnuq-4", "0", "32", None),
+    counted("int-8", "0", "32", None),
     counted("nuq-2", "0", "0", None),
+    counted("nuq-8", "0", "0", None),
+    counted("vq-2", "0", "0", None),
     counted("tcq-fast-3", "0", "0", None),
     counted("tcq-3", "1", "0", None),
     counted("tcq-4", "2", "0", None),
-    counted("vq-2", "0", "0", None),
-    counted("nuq-8", "0", "0", None),
 ];
 
 /// Counts the instructions that kernels execute under qemu, and fails when a budget is passed.
 pub(crate) fn count() -> Outcome {
-    let toolchain = Toolchain::prepare(&[])?;
+    let toolchain = Toolchain::prepare(&["llvm-19"])?;
     let folder = root().join("target/aarch64");
     let plugin = folder.join("libcount.so").display().to_string();
     let built = toolchain
-        .cargo("")
+        .cargo("qemu-aarch64")
         .args([
             "build",
             "--release",
@@ -171,14 +175,20 @@ pub(crate) fn count() -> Outcome {
     }
     crate::run("cc", &["-shared", "-fPIC", "-O2", "-o", &plugin, "kernels/count_instructions.c"], &[])?;
     let program = folder.join(TARGET).join("release/examples/products").display().to_string();
+    let listing = Listing::new(&program)?;
     println!("instructions per 1000 products (a count, not a time); group 0: one scale a row\n");
     println!("| scheme | table | group | processor | 1 token | budget | 128 tokens | budget |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut loops = Vec::new();
     let mut over = Vec::new();
     for Counted { scheme, table, group, budget } in COUNTED {
         for processor in ["max", "neoverse-n1", "cortex-a53"] {
             let measure = |batch| per_thousand(&plugin, &program, processor, [scheme, table, group, batch]);
-            let (one, many) = (measure("1")?, measure("128")?);
+            let ((one, first), (many, second)) = (measure("1")?, measure("128")?);
+            if processor == "max" {
+                loops.push((scheme, "1", listing.around(first)));
+                loops.push((scheme, "128", listing.around(second)));
+            }
             let budget = budget.filter(|_| processor == "max");
             let show = |limit: Option<f64>| limit.map_or("-".to_owned(), |l| l.to_string());
             println!(
@@ -191,12 +201,97 @@ pub(crate) fn count() -> Outcome {
             }
         }
     }
+    println!(
+        "\ncycles per 1000 products of the innermost loop, as llvm-mca estimates them with all data in the first cache\n"
+    );
+    println!(
+        "| scheme | tokens | instructions | {} |\n| --- | --- | --- | --- | --- | --- |",
+        MODELS.join(" | ")
+    );
+    for (scheme, tokens, body) in loops {
+        let products = products(&body);
+        if products == 0.0 {
+            continue; // a table in memory, say: the hottest block makes no products
+        }
+        let cycles = MODELS.map(|model| estimate(&folder, model, &body));
+        let cells: Vec<String> = cycles
+            .into_iter()
+            .map(|cycles| cycles.map(|c| format!("{:.1}", c / products * 1000.0)))
+            .collect::<Result<_, _>>()?;
+        println!("| `{scheme}` | {tokens} | {} | {} |", body.len(), cells.join(" | "));
+    }
     if over.is_empty() { Ok(()) } else { Err(format!("over the budget: {}", over.join("; "))) }
 }
 
-/// Instructions per 1000 products in the steady state: what more repetitions add.
-fn per_thousand(plugin: &str, program: &str, processor: &str, arguments: [&str; 4]) -> Result<f64, String> {
-    let run = |times: &str| -> Result<(f64, f64), String> {
+/// Processors whose cycles llvm-mca estimates; the last has no `i8mm`.
+const MODELS: [&str; 3] = ["neoverse-n1", "neoverse-v2", "cortex-a76"];
+
+/// The instructions of a program by address, with the targets of branches.
+struct Listing(std::collections::BTreeMap<u64, (String, Option<u64>)>);
+
+impl Listing {
+    fn new(program: &str) -> Result<Self, String> {
+        let out = Command::new("aarch64-linux-gnu-objdump")
+            .args(["--disassemble", "--no-show-raw-insn", program])
+            .output()
+            .map_err(|error| format!("could not start aarch64-linux-gnu-objdump: {error}"))?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        let line = |line: &str| {
+            let (address, rest) = line.trim_start().split_once(":\t")?;
+            let code = rest.split("//").next()?.split(" <").next()?.trim();
+            let (head, last) = code.rsplit_once([' ', '\t']).unwrap_or((code, ""));
+            let target = rest.contains(" <").then(|| u64::from_str_radix(last, 16).ok()).flatten();
+            // Where a branch goes is of no interest to an estimate.
+            let code = if target.is_some() { format!("{head} .") } else { code.to_owned() };
+            Some((u64::from_str_radix(address, 16).ok()?, (code, target)))
+        };
+        Ok(Self(text.lines().filter_map(line).collect()))
+    }
+
+    /// The innermost loop around an address of the running program, which is loaded at a multiple of 2^32; empty when there is
+    /// none near.
+    fn around(&self, at: u64) -> Vec<String> {
+        let at = at & 0xffff_ffff;
+        let back = |(&from, (_, target)): (&u64, &(String, Option<u64>))| {
+            target.filter(|&t| t <= at).map(|t| (t, from))
+        };
+        let Some((first, last)) = self.0.range(at..).take(2000).find_map(back) else { return Vec::new() };
+        self.0.range(first..=last).map(|(_, (code, _))| code.clone()).collect()
+    }
+}
+
+/// Products that a piece of code makes.
+fn products(body: &[String]) -> f64 {
+    let of = |name: &str| body.iter().filter(|code| code.starts_with(name)).count();
+    #[expect(clippy::cast_precision_loss, reason = "some hundred instructions")]
+    {
+        (16 * of("sdot") + 32 * of("smmla")) as f64
+    }
+}
+
+/// Cycles of one pass through `body`.
+fn estimate(folder: &Path, model: &str, body: &[String]) -> Result<f64, String> {
+    let path = folder.join("loop.s");
+    let text = format!(".arch_extension dotprod\n.arch_extension i8mm\n{}\n", body.join("\n"));
+    std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let out = Command::new("llvm-mca-19")
+        .args(["-mtriple=aarch64", &format!("-mcpu={model}"), "-mattr=+dotprod,+i8mm", "-iterations=100"])
+        .arg(&path)
+        .output()
+        .map_err(|error| format!("could not start llvm-mca-19: {error}"))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    let cycles = text.lines().find_map(|line| line.strip_prefix("Total Cycles:")?.trim().parse::<f64>().ok());
+    cycles.map(|c| c / 100.0).ok_or_else(|| format!("llvm-mca-19: {}", String::from_utf8_lossy(&out.stderr)))
+}
+
+/// Instructions per 1000 products in the steady state, what more repetitions add, and the hottest block.
+fn per_thousand(
+    plugin: &str,
+    program: &str,
+    processor: &str,
+    arguments: [&str; 4],
+) -> Result<(f64, u64), String> {
+    let run = |times: &str| -> Result<(f64, f64, u64), String> {
         let out = Command::new("qemu-aarch64")
             .args(["-cpu", processor, "-plugin", plugin, "-d", "plugin", program])
             .args(arguments)
@@ -205,11 +300,15 @@ fn per_thousand(plugin: &str, program: &str, processor: &str, arguments: [&str; 
             .output()
             .map_err(|error| format!("could not start qemu-aarch64: {error}"))?;
         let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let products = text[0].split(' ').nth(1).and_then(|word| word.parse().ok());
-        let lines = || text.iter().flat_map(|t| t.lines());
-        let count = lines().find_map(|line| line.strip_prefix("instructions: ")?.trim().parse().ok());
-        products.zip(count).ok_or_else(|| format!("qemu-aarch64 {program}: {}", text.join("\n")))
+        let find = || {
+            let all = || text.iter().flat_map(|t| t.lines());
+            let products = text[0].split(' ').nth(1)?.parse().ok()?;
+            let count = all().find_map(|line| line.strip_prefix("instructions: ")?.trim().parse().ok())?;
+            let hottest = all().find_map(|line| line.strip_prefix("hottest: "))?;
+            Some((products, count, u64::from_str_radix(hottest.trim(), 16).ok()?))
+        };
+        find().ok_or_else(|| format!("qemu-aarch64 {program}: {}", text.join("\n")))
     };
-    let (few, many) = (run("2")?, run("6")?);
-    Ok((many.1 - few.1) / 4.0 / few.0 * 1000.0)
+    let (few, many) = (run("2")?, run("4")?);
+    Ok(((many.1 - few.1) / 2.0 / few.0 * 1000.0, many.2))
 }

@@ -2,7 +2,8 @@
 //!
 //! A scheme is a family, a rate and, for trellis families, a code. The palette follows Q-Palette
 //! (Table 1): scalar `nuq`, 2-D vector `vq`, trellis `tcq` and half-trellis `half-tcq`. Names are part of
-//! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-hyb-3`, `half-tcq-3.25`.
+//! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-hyb-3`, `half-tcq-3.25`. Two families
+//! want a scale for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -44,6 +45,10 @@ pub enum Family {
     Tcq,
     /// Two trellis quantizers half a bit apart, one for each half of the input dimension.
     HalfTcq,
+    /// Integers times the scale of their group: `Q4_0` and `Q8_0` of llama.cpp in bytes per block.
+    Int,
+    /// Group-wise non-uniform quantizer: each group takes the best of a few small codebooks.
+    Gnuq,
 }
 
 impl Family {
@@ -55,6 +60,8 @@ impl Family {
             Self::Vq => "vq",
             Self::Tcq => "tcq",
             Self::HalfTcq => "half-tcq",
+            Self::Int => "int",
+            Self::Gnuq => "gnuq",
         }
     }
 }
@@ -86,7 +93,7 @@ pub enum SchemeError {
 }
 
 impl Scheme {
-    /// A scheme of the given family and rate in quarter bits; `code` is ignored by `nuq` and `vq`.
+    /// A scheme of the given family and rate in quarter bits; `code` is ignored by all but the trellis families.
     ///
     /// # Errors
     /// When the family has no such rate.
@@ -98,6 +105,8 @@ impl Scheme {
             Family::HalfTcq => {
                 ((5..=19).contains(&quarters) && !quarters.is_multiple_of(2), "1.25, 1.75, ... 4.75")
             }
+            Family::Int => (matches!(quarters, 16 | 32), "4, 8"),
+            Family::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
         };
         if !ok {
             let bits = (f64::from(quarters) / 4.0).to_string();
@@ -111,6 +120,15 @@ impl Scheme {
     #[must_use]
     pub const fn family(self) -> Family {
         self.family
+    }
+
+    /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one scale a row.
+    #[must_use]
+    pub const fn group(self) -> Option<usize> {
+        match self.family {
+            Family::Int | Family::Gnuq => Some(32),
+            _ => None,
+        }
     }
 
     /// The trellis code; `None` for scalar and vector schemes.
@@ -146,11 +164,11 @@ impl Scheme {
 
     /// Every scheme there is, by family and rate, with all trellis codes.
     pub fn all() -> impl Iterator<Item = Self> {
-        let families = [Family::Nuq, Family::Vq, Family::Tcq, Family::HalfTcq];
+        let families = [Family::Nuq, Family::Vq, Family::Tcq, Family::HalfTcq, Family::Int, Family::Gnuq];
         families.into_iter().flat_map(|family| {
             let codes: &[Code] = match family {
-                Family::Nuq | Family::Vq => &Code::ALL[..1],
                 Family::Tcq | Family::HalfTcq => &Code::ALL,
+                _ => &Code::ALL[..1],
             };
             codes.iter().flat_map(move |&code| (4..=32).filter_map(move |q| Self::new(family, code, q).ok()))
         })
@@ -177,6 +195,8 @@ impl FromStr for Scheme {
         let (family, code) = match head {
             "nuq" => (Family::Nuq, Code::Fine),
             "vq" => (Family::Vq, Code::Fine),
+            "int" => (Family::Int, Code::Fine),
+            "gnuq" => (Family::Gnuq, Code::Fine),
             _ => {
                 let (family, rest) = if let Some(rest) = head.strip_prefix("half-tcq") {
                     (Family::HalfTcq, rest)
@@ -227,7 +247,7 @@ pub enum Palette {
     Vq,
     /// Scalar quantizers only.
     Nuq,
-    /// Everything with the default trellis code.
+    /// Everything made for one scale a row, with the default trellis code.
     All,
 }
 
@@ -240,11 +260,11 @@ impl Palette {
                 Self::Tcq => match s.family() {
                     Family::Tcq | Family::HalfTcq => true,
                     Family::Nuq => s.quarters() >= 24,
-                    Family::Vq => false,
+                    _ => false,
                 },
                 Self::Vq => s.family() == Family::Vq,
                 Self::Nuq => s.family() == Family::Nuq,
-                Self::All => true,
+                Self::All => s.group().is_none(),
             })
             .collect()
     }
@@ -268,7 +288,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 3 * 9 + 3 * 8);
+        assert_eq!(all.len(), 7 + 10 + 3 * 9 + 3 * 8 + 2 + 3);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -288,6 +308,8 @@ mod tests {
             "tcq-3.25",
             "tcq-nope-3",
             "nuq--4",
+            "int-3",
+            "gnuq-5",
             "nuq-1e9",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");

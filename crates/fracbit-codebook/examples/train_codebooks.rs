@@ -7,7 +7,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 use fracbit_base::{Family, Scheme};
-use fracbit_codebook::{VectorRounder, distortion, published, train};
+use fracbit_codebook::{GroupCoder, VectorRounder, distortion, group_distortion, published, train};
 use fracbit_format::Codebook;
 use std::{error::Error, fs, path::Path, time::Instant};
 
@@ -24,19 +24,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let mut errors = Vec::new();
-    for (family, file) in [(Family::Nuq, "nuq.txt"), (Family::Vq, "vq.txt")] {
+    for (family, file) in
+        [(Family::Nuq, "nuq.txt"), (Family::Vq, "vq.txt"), (Family::Gnuq, "gnuq.txt"), (Family::Int, "")]
+    {
         let mut text = String::new();
         for scheme in Scheme::all().filter(|s| s.family() == family) {
             let (book, error) = make(scheme)?;
             text += &format!("{book}\n");
             errors.push(format!("{scheme} {error:.6e}\n"));
         }
-        fs::write(data.join(file), text)?;
+        if !file.is_empty() {
+            fs::write(data.join(file), text)?; // plain integers need no file
+        }
     }
     // Lines of other families are somebody else's and stay.
     let table = data.join("nmse.txt");
     let others = fs::read_to_string(&table)?;
-    let others = others.lines().filter(|l| !l.starts_with("nuq-") && !l.starts_with("vq-"));
+    let others =
+        others.lines().filter(|l| !["nuq-", "vq-", "gnuq-", "int-"].iter().any(|name| l.starts_with(name)));
     errors.extend(others.map(|line| format!("{line}\n")));
     fs::write(table, errors.concat())?;
     Ok(())
@@ -45,12 +50,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Trains one codebook and finds its error.
 fn make(scheme: Scheme) -> Result<(Codebook, f64), Box<dyn Error>> {
     let start = Instant::now();
-    let book = train::codebook(scheme, train::SEED).ok_or("train: scheme should be nuq-* or vq-*")?;
+    let book =
+        train::codebook(scheme, train::SEED).ok_or("train: scheme should be of another family than tcq")?;
     let seconds = start.elapsed().as_secs_f64();
     let error = if scheme.family() == Family::Nuq {
         let weights: Vec<f64> =
             book.entries().iter().map(|&e| f64::from(f32::from(e) * book.step())).collect();
         train::scalar_error(&weights)
+    } else if scheme.group().is_some() {
+        group_distortion(&GroupCoder::new(book.clone()).ok_or("a group-wise codebook")?, 1 << 22, HELD_OUT.0)
     } else {
         distortion(&VectorRounder::new(book.clone())?, HELD_OUT.1, HELD_OUT.0)
     };

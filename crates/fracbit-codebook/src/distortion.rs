@@ -8,7 +8,7 @@
 //! * [`nmse`] is the committed table that allocation uses;
 //! * [`published`] is what Q-Palette's own solver uses, for comparison.
 
-use crate::Rounder;
+use crate::{GroupCoder, Rounder};
 use fracbit_base::{Family, Scheme};
 use fracbit_format::TILE;
 use rand::{Rng, SeedableRng};
@@ -60,6 +60,28 @@ pub fn distortion(rounder: &dyn Rounder, weights: usize, seed: u64) -> f64 {
     error / energy
 }
 
+/// As [`distortion`], for schemes whose groups of 32 have a scale each.
+#[must_use]
+pub fn group_distortion(coder: &GroupCoder, weights: usize, seed: u64) -> f64 {
+    let count = weights.div_ceil(TILE).max(1);
+    let sums: Vec<[f64; 2]> = (0..count.div_ceil(TILES_PER_CHUNK))
+        .into_par_iter()
+        .map(|chunk| {
+            let mut tiles = vec![[0.0; TILE]; TILES_PER_CHUNK.min(count - chunk * TILES_PER_CHUNK)];
+            gaussian_chunk(seed, chunk, &mut tiles);
+            let mut codes = [0; 32];
+            let one = |group: &[f32; 32]| {
+                let energy: f64 = group.iter().map(|&w| f64::from(w).powi(2)).sum();
+                [coder.encode(group, None, 1.0, &mut codes).error, energy]
+            };
+            let groups = tiles.as_flattened().as_chunks::<32>().0.iter().map(one);
+            groups.fold([0.0; 2], |[e, s], [error, energy]| [e + error, s + energy])
+        })
+        .collect();
+    let [error, energy] = sums.iter().fold([0.0; 2], |[e, s], [error, energy]| [e + error, s + energy]);
+    error / energy
+}
+
 static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
     let line = |line: &str| {
         let (scheme, value) = line.split_once(' ')?;
@@ -97,6 +119,7 @@ pub fn published(scheme: Scheme) -> Option<f64> {
         Family::Vq => (&VQ, (quarters - 6) / 2),
         Family::Tcq => (&TCQ, (quarters - 4) / 2),
         Family::HalfTcq => (&HALF_TCQ, (quarters - 5) / 2),
+        Family::Int | Family::Gnuq => return None,
     };
     table.get(index).copied()
 }

@@ -3,6 +3,7 @@
 mod builtin;
 mod distortion;
 mod error;
+mod groups;
 #[doc(hidden)]
 pub mod laws;
 mod rounder;
@@ -11,8 +12,9 @@ pub mod train;
 mod vector;
 
 pub use builtin::{builtin, rounder};
-pub use distortion::{distortion, nmse, published};
+pub use distortion::{distortion, group_distortion, nmse, published};
 pub use error::RounderError;
+pub use groups::{GroupCoder, Grouped};
 pub use rounder::Rounder;
 pub use scalar::ScalarRounder;
 pub use vector::VectorRounder;

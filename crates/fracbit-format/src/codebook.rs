@@ -13,6 +13,9 @@ pub enum Grid {
     I16,
 }
 
+/// Most entries of all codebooks of a group-wise scheme together: four registers of sixteen bytes.
+pub const MOST_GROUP_ENTRIES: usize = 64;
+
 /// The table of one scalar, vector or trellis scheme: integers and the step that makes them unit-variance weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Codebook {
@@ -50,6 +53,14 @@ pub enum CodebookError {
     /// -32768 has no negative and is not allowed.
     #[error("codebook of {0}: entries should lie in -32767..=32767")]
     Range(Scheme),
+    /// Plain integers are their own table.
+    #[error(
+        "codebook of {0}: entries should be the integers of the code, two's complement, the least replaced by its successor at 8 bits"
+    )]
+    Integers(Scheme),
+    /// Group-wise codebooks are made for int8 products.
+    #[error("codebook of {0}: entries should lie in -127..=127")]
+    Narrow(Scheme),
     /// A line of text that is no codebook.
     #[error("codebook: expected `scheme step entry ...`, found no {0}")]
     Text(String),
@@ -65,7 +76,10 @@ impl Codebook {
         let bits = usize::from(scheme.quarters());
         let allowed: Vec<usize> = match (scheme.family(), scheme.code()) {
             (Family::HalfTcq, _) => return Err(CodebookError::Composite(scheme)),
-            (Family::Nuq, _) => vec![1 << (bits / 4)],
+            (Family::Nuq | Family::Int, _) => vec![1 << (bits / 4)],
+            (Family::Gnuq, _) => {
+                (0..).map(|c| 1 << (bits / 4 + c)).take_while(|&n| n <= MOST_GROUP_ENTRIES).collect()
+            }
             (Family::Vq, _) => vec![2 << (bits / 2)],
             (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
             (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
@@ -82,7 +96,65 @@ impl Codebook {
             return Err(CodebookError::Range(scheme));
         }
         let narrow = entries.iter().all(|e| (-127..=127).contains(e));
+        let integers = |code: usize| Some(entries[code]) == Self::integer(scheme, code);
+        if scheme.family() == Family::Int && !(0..entries.len()).all(integers) {
+            return Err(CodebookError::Integers(scheme));
+        }
+        if scheme.family() == Family::Gnuq && !narrow {
+            return Err(CodebookError::Narrow(scheme));
+        }
         Ok(Self { scheme, entries, step, grid: if narrow { Grid::I8 } else { Grid::I16 } })
+    }
+
+    /// What code `code` of a plain integer scheme means: two's complement, with -127 for the unused -128. `None` for other
+    /// families and codes.
+    #[must_use]
+    pub fn integer(scheme: Scheme, code: usize) -> Option<i16> {
+        let bits = scheme.quarters() / 4;
+        if scheme.family() != Family::Int || code >> bits != 0 {
+            return None;
+        }
+        let code = i16::try_from(code).ok()?;
+        let value = if code >> (bits - 1) == 0 { code } else { code - (1 << bits) };
+        Some(value.max(-127))
+    }
+
+    /// Codebooks in the table of a group-wise scheme, a power of two; 1 for every other.
+    #[must_use]
+    pub fn books(&self) -> usize {
+        match self.scheme.family() {
+            Family::Gnuq => self.entries.len() >> (self.scheme.quarters() / 4),
+            _ => 1,
+        }
+    }
+
+    /// The codebook of the group that has this scale: group-wise schemes keep its number in the lowest bits of the scale,
+    /// where it costs nothing and moves the scale by at most `books / 2^11` of itself. 0 for every other scheme.
+    #[must_use]
+    pub fn book_of(&self, scale: half::f16) -> u8 {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 16 codebooks")]
+        {
+            (usize::from(scale.to_bits()) & (self.books() - 1)) as u8
+        }
+    }
+
+    /// The scale nearest to `scale` (finite) that says codebook `book`. A negative scale mirrors the codebook.
+    ///
+    /// # Panics
+    /// When there is no such codebook.
+    #[must_use]
+    pub fn scale_of(&self, scale: half::f16, book: u8) -> half::f16 {
+        let count = u16::try_from(self.books()).expect("at most 16 codebooks");
+        assert!(u16::from(book) < count, "codebook {book} of {count}");
+        let sign = scale.to_bits() & 0x8000;
+        let bits = scale.to_bits() & 0x7fff;
+        let here = bits & !(count - 1) | u16::from(book);
+        let near = [here.wrapping_sub(count), here, here + count]
+            .into_iter()
+            .filter(|&bits| half::f16::from_bits(bits).is_finite() && bits >> 15 == 0)
+            .map(|bits| half::f16::from_bits(bits | sign));
+        let off = |s: &half::f16| (s.to_f32() - scale.to_f32()).abs();
+        near.min_by(|a, b| off(a).total_cmp(&off(b))).expect("the middle one is finite")
     }
 
     /// The scheme this table belongs to.
@@ -115,31 +187,48 @@ impl Codebook {
         self.scheme.quarters() as usize * TILE / 32
     }
 
-    /// Expands one coded tile to integers, row-major: the scalar reference of every kernel.
+    /// Expands one coded tile to integers, row-major: the scalar reference of every kernel. A group-wise scheme takes its
+    /// first codebook.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
     pub fn expand_tile(&self, code: &[u8], out: &mut [i16; TILE]) {
-        self.expand(code, 0, out);
+        self.expand(code, 0, 0, out);
     }
 
-    /// Expands one row of a coded tile.
+    /// As [`expand_tile`](Self::expand_tile), with the codebook of every row (see [`book_of`](Self::book_of)); numbers that
+    /// are too large wrap.
+    ///
+    /// # Panics
+    /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
+    pub fn expand_tile_by(&self, code: &[u8], books: &[u8; TILE_ROWS], out: &mut [i16; TILE]) {
+        if self.books() == 1 {
+            return self.expand(code, 0, 0, out);
+        }
+        for (r, (row, &book)) in out.as_chunks_mut::<TILE_COLS>().0.iter_mut().zip(books).enumerate() {
+            self.expand(code, r * TILE_COLS, book, row);
+        }
+    }
+
+    /// Expands one row of a coded tile, with codebook `book`.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long or `row` is not a row of a tile.
-    pub fn expand_tile_row(&self, code: &[u8], row: usize, out: &mut [i16; TILE_COLS]) {
+    pub fn expand_tile_row(&self, code: &[u8], row: usize, book: u8, out: &mut [i16; TILE_COLS]) {
         assert!(row < TILE_ROWS, "row {row} of a tile");
-        self.expand(code, row * TILE_COLS, out);
+        self.expand(code, row * TILE_COLS, book, out);
     }
 
     /// Weights `first..first + out.len()` of a tile; both multiples of 4, so that no step or pair is cut.
-    fn expand(&self, code: &[u8], first: usize, out: &mut [i16]) {
+    fn expand(&self, code: &[u8], first: usize, book: u8, out: &mut [i16]) {
         assert_eq!(code.len(), self.tile_bytes(), "one tile of {}", self.scheme);
         match self.scheme.family() {
-            Family::Nuq => {
+            Family::Nuq | Family::Int | Family::Gnuq => {
                 let bits = u32::from(self.scheme.quarters() / 4);
+                let first_entry = (usize::from(book) & (self.books() - 1)) << bits;
                 for (i, value) in (first..).zip(out) {
-                    *value = self.entries[usize::from(read_bits(code, i * bits as usize, bits))];
+                    *value =
+                        self.entries[first_entry + usize::from(read_bits(code, i * bits as usize, bits))];
                 }
             }
             Family::Vq => {
@@ -207,18 +296,66 @@ mod tests {
     }
 
     #[test]
+    fn a_scale_carries_the_number_of_its_codebook() {
+        let book =
+            Codebook::new("gnuq-2".parse().unwrap(), (0..32).map(|i| i * 3 - 40).collect(), 0.1).unwrap();
+        assert_eq!(book.books(), 8);
+        for bits in (0..0x7c00u16).step_by(7) {
+            let scale = half::f16::from_bits(bits);
+            for number in 0..8 {
+                let marked = book.scale_of(scale, number);
+                assert_eq!(book.book_of(marked), number, "{scale}");
+                let ulp = scale.to_f32().abs() / 1024.0 + 6e-8;
+                assert!(
+                    (marked.to_f32() - scale.to_f32()).abs() <= 4.01 * ulp || bits < 8,
+                    "{scale} {marked}"
+                );
+            }
+        }
+        let (mut tile, mut row) = ([0; TILE], [0; TILE_COLS]);
+        let code: Vec<u8> = (0..64).map(|i| (i * 89 + 7) as u8).collect();
+        let books = std::array::from_fn(|r| (r * 3 % 8) as u8);
+        book.expand_tile_by(&code, &books, &mut tile);
+        for (r, &number) in books.iter().enumerate() {
+            book.expand_tile_row(&code, r, number, &mut row);
+            assert_eq!(row, tile[r * TILE_COLS..][..TILE_COLS], "row {r}");
+            for (c, &value) in row.iter().enumerate() {
+                let index = usize::from(read_bits(&code, 2 * (r * TILE_COLS + c), 2));
+                assert_eq!(value, book.entries()[4 * usize::from(number) + index], "row {r} column {c}");
+            }
+        }
+    }
+
+    #[test]
+    fn plain_integers_are_their_own_table() {
+        let table = |name: &str, n: usize| {
+            let scheme = name.parse().unwrap();
+            (0..n).map(|code| Codebook::integer(scheme, code).unwrap()).collect::<Vec<i16>>()
+        };
+        let four = table("int-4", 16);
+        assert_eq!(four, [0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1]);
+        let eight = table("int-8", 256);
+        assert_eq!(eight[127..130], [127, -127, -127]);
+        let scheme: Scheme = "int-4".parse().unwrap();
+        assert!(Codebook::new(scheme, four.clone(), 0.3).is_ok());
+        assert!(Codebook::new(scheme, four.into_iter().rev().collect(), 0.3).is_err());
+    }
+
+    #[test]
     fn a_row_equals_that_row_of_the_tile() {
         for scheme in Scheme::all().filter(|s| s.family() != Family::HalfTcq) {
             let want = [4, 16, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
             let book = want.iter().find_map(|&n| {
-                Codebook::new(scheme, (0..n).map(|i| (i * 37 % 251 - 125) as i16).collect(), 0.1).ok()
+                let entry =
+                    |i: i32| Codebook::integer(scheme, i as usize).unwrap_or((i * 37 % 251 - 125) as i16);
+                Codebook::new(scheme, (0..n).map(entry).collect(), 0.1).ok()
             });
             let book = book.expect("one of the lengths fits");
             let code: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
             let (mut tile, mut row) = ([0; TILE], [0; TILE_COLS]);
             book.expand_tile(&code, &mut tile);
             for r in 0..TILE_ROWS {
-                book.expand_tile_row(&code, r, &mut row);
+                book.expand_tile_row(&code, r, 0, &mut row);
                 assert_eq!(row, tile[r * TILE_COLS..][..TILE_COLS], "{scheme} row {r}");
             }
         }

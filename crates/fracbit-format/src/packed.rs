@@ -127,15 +127,23 @@ impl<'a> PackedView<'a> {
 
     /// Integers of tile (`down`, `across`), row-major.
     pub fn expand_tile(&self, down: usize, across: usize, out: &mut [i16; TILE]) {
-        let index = self.segment_of(across);
-        self.codebooks[index].expand_tile(&self.codes[self.layout.tile(down, across)], out);
+        let codebook = self.codebooks[self.segment_of(across)];
+        // Padded rows have no scale; their integers mean nothing.
+        let books = std::array::from_fn(|r| {
+            let row = (down * TILE_ROWS + r).min(self.shape().rows - 1);
+            codebook.book_of(self.scale(row, across * TILE_COLS))
+        });
+        codebook.expand_tile_by(&self.codes[self.layout.tile(down, across)], &books, out);
+    }
+
+    fn scale(&self, row: usize, col: usize) -> f16 {
+        self.scales[row * self.groups() + col / self.group]
     }
 
     /// The factor that turns an integer at (`row`, `col`) into a weight.
     #[must_use]
     pub fn factor(&self, row: usize, col: usize) -> f32 {
-        let scale = self.scales[row * self.groups() + col / self.group].to_f32();
-        self.gain * scale * self.codebooks[self.segment_of(col / TILE_COLS)].step()
+        self.gain * self.scale(row, col).to_f32() * self.codebooks[self.segment_of(col / TILE_COLS)].step()
     }
 
     /// Weights of one row.
@@ -147,7 +155,9 @@ impl<'a> PackedView<'a> {
         let mut integers = [0; TILE_COLS];
         for (across, values) in out.chunks_mut(TILE_COLS).enumerate() {
             let code = &self.codes[self.layout.tile(row / TILE_ROWS, across)];
-            self.codebooks[self.segment_of(across)].expand_tile_row(code, row % TILE_ROWS, &mut integers);
+            let codebook = self.codebooks[self.segment_of(across)];
+            let book = codebook.book_of(self.scale(row, across * TILE_COLS));
+            codebook.expand_tile_row(code, row % TILE_ROWS, book, &mut integers);
             let factor = self.factor(row, across * TILE_COLS);
             values.iter_mut().zip(&integers).for_each(|(v, &i)| *v = f32::from(i) * factor);
         }

@@ -120,7 +120,9 @@ impl MatrixPlan {
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
         let unsupported = Unsupported { group: view.group(), scheme: layout.scheme(), shape };
-        if groups > 1 && !view.group().is_multiple_of(OCTET_COLS) {
+        // Schemes made for a scale in every few columns have no expander here.
+        let grouped = layout.scheme().group().is_some();
+        if grouped || (groups > 1 && !view.group().is_multiple_of(OCTET_COLS)) {
             return Err(unsupported);
         }
         let mut segments = Vec::with_capacity(2);

@@ -7,7 +7,7 @@
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul};
 
-const ROWS: usize = 64;
+const ROWS: usize = 512;
 const COLS: usize = 4096;
 
 fn main() {

@@ -15,37 +15,64 @@ use fracbit_kernels::Line;
 
 /// Takes the vectors of a tile.
 pub(crate) trait Sink {
+    /// False where weights may come as multiples of `2^SHIFT` (see [`Expand::SHIFT`]).
+    const EXACT: bool;
+
     /// Columns `4 Q..4 Q + 4` of the rows in lanes `4 G..4 G + 4` of [`LANES`](crate::pack::LANES). `Q` ascends for each `G`.
     fn put<const Q: i32, const G: usize>(&mut self, w: int8x16_t);
+
+    /// The first `count` words are used again after all vectors so far.
+    #[inline(always)]
+    fn fence<const ODD: usize>(&mut self, _words: &mut Words, _count: usize) {}
+
+    /// Nothing behind `code` is loaded before vectors `G` so far.
+    #[inline(always)]
+    fn fence_loads<const G: usize>(&mut self, _code: &mut *const u8) {}
 
     /// Column `C` of the even (`ODD` = 0) or odd rows; only expanders on the int16 grid call it.
     fn wide<const C: usize, const ODD: usize>(&mut self, w: int16x8_t);
 }
+
+/// Numbers of codebooks, placed as an expander wants them.
+pub(crate) type Books = [uint8x16_t; 4];
 
 /// One coded tile to vectors.
 pub(crate) trait Expand {
     /// True for the int16 grid.
     const WIDE: bool = false;
 
+    /// A sink that is not [`EXACT`](Sink::EXACT) gets weights times two to this power.
+    const SHIFT: i32 = 0;
+    /// True for schemes with a scale for every 32 columns, which get a loop of their own.
+    const GROUPED: bool = false;
+    /// True when weights depend on the scale of their group.
+    const BOOKS: bool = false;
+
     /// Loads the constants that `tables` laid out.
     fn new(table: &[Line]) -> Self;
+
+    /// What [`tile`](Self::tile) wants to know of the sixteen scales (as bits, in the order of lanes) of the groups at hand.
+    #[inline(always)]
+    fn books(&self, _low: uint16x8_t, _high: uint16x8_t) -> Books {
+        [vdupq_n_u8(0); 4]
+    }
 
     /// Expands the tile at `code`.
     ///
     /// # Safety
     /// A tile of the expander's size is readable at `code`, and the table was laid out for it.
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink);
+    unsafe fn tile(&self, code: *const u8, books: &Books, sink: &mut impl Sink);
 }
 
 #[inline(always)]
-fn vector(table: &[Line], at: usize) -> uint8x16_t {
+pub(crate) fn vector(table: &[Line], at: usize) -> uint8x16_t {
     let bytes = &table[at / 64].0[at % 64..][..16];
     // SAFETY: the slice is 16 bytes.
     unsafe { vld1q_u8(bytes.as_ptr()) }
 }
 
 #[inline(always)]
-fn four(table: &[Line], at: usize) -> uint8x16x4_t {
+pub(crate) fn four(table: &[Line], at: usize) -> uint8x16x4_t {
     uint8x16x4_t(vector(table, at), vector(table, at + 16), vector(table, at + 32), vector(table, at + 48))
 }
 
@@ -70,17 +97,18 @@ trait Pairs {
 
 /// Zips pairs to quads and hands them over.
 #[inline(always)]
-fn quads(e: &impl Pairs, words: &Words, sink: &mut impl Sink) {
+fn quads<const H: usize>(e: &impl Pairs, mut words: Words, sink: &mut impl Sink) {
     unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
-        let a = vreinterpretq_u16_u8(e.pair(words, 8 * ODD + 2 * Q));
-        let b = vreinterpretq_u16_u8(e.pair(words, 8 * ODD + 2 * Q + 1));
+        let a = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * Q));
+        let b = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * Q + 1));
         put::<{ Q as i32 }, { 2 * ODD }>(sink, a, b);
+        sink.fence::<ODD>(&mut words, H + 1);
     }); });
 }
 
 /// Pairs of columns `4 Q`, `4 Q + 1` and of the next two, as quads.
 #[inline(always)]
-fn put<const Q: i32, const G: usize>(sink: &mut impl Sink, a: uint16x8_t, b: uint16x8_t) {
+pub(crate) fn put<const Q: i32, const G: usize>(sink: &mut impl Sink, a: uint16x8_t, b: uint16x8_t) {
     let (low, high) = (vreinterpretq_s8_u16(vzip1q_u16(a, b)), vreinterpretq_s8_u16(vzip2q_u16(a, b)));
     if G == 0 {
         sink.put::<Q, 0>(low);
@@ -131,9 +159,9 @@ impl<const H: usize, const B: usize> Expand for Fine<H, B> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        quads(self, &unsafe { words::load::<H>(code) }, sink);
+        quads::<H>(self, unsafe { words::load::<H>(code) }, sink);
     }
 }
 
@@ -171,15 +199,16 @@ impl<const H: usize, const V: usize, const B: usize> Expand for Fast<H, V, B> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        let words = unsafe { words::load::<H>(code) };
+        let mut words = unsafe { words::load::<H>(code) };
         unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
             let first = 16 * ODD + 4 * Q;
             let state = window(&words, first * H / 2);
             let a = Self::hash(state, 0);
             let b = if V == 4 { Self::hash(state, 1) } else { Self::hash(window(&words, (first + 2) * H / 2), 0) };
             put::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(a), self.look(b));
+            sink.fence::<ODD>(&mut words, H + 1);
         }); });
     }
 }
@@ -211,15 +240,15 @@ impl<const B: usize> Expand for Scalar<B> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         macro_rules! words {
             ($($bits:literal $half:literal)*) => { match B {
                 // SAFETY: a tile of `B` bits is `32 B` bytes.
-                $($bits => unsafe { words::load::<$half>(code) },)*
+                $($bits => quads::<$half>(self, unsafe { words::load::<$half>(code) }, sink),)*
                 _ => unreachable!("bits of a scalar scheme that go by words"),
             } };
         }
-        quads(self, &words!(3 6 5 10 6 12 7 14), sink);
+        words!(3 6 5 10 6 12 7 14);
     }
 }
 
@@ -229,6 +258,8 @@ pub(crate) struct Fields<const B: usize> {
 }
 
 impl<const B: usize> Expand for Fields<B> {
+    const GROUPED: bool = true;
+
     #[inline(always)]
     fn new(table: &[Line]) -> Self {
         let some = if B == 8 { 4 } else { 1 };
@@ -236,7 +267,7 @@ impl<const B: usize> Expand for Fields<B> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         // SAFETY: `m` is below `2 B`, the vectors of a tile.
         let load = |m: usize| unsafe { vld1q_u8(code.add(16 * m)) };
         let [t0, t1, t2, t3] = self.table;
@@ -295,9 +326,9 @@ impl<const H: usize> Expand for Vector<H> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        quads(self, &unsafe { words::load::<H>(code) }, sink);
+        quads::<H>(self, unsafe { words::load::<H>(code) }, sink);
     }
 }
 
@@ -365,7 +396,7 @@ impl<const K: usize> Expand for Gather<K> {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, code: *const u8, sink: &mut impl Sink) {
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         let mut pairs = [[0u32; 8]; 16];
         // SAFETY: a tile of `H` half bits is `16 H` bytes.
         unsafe { self.pairs(code, &mut pairs) };

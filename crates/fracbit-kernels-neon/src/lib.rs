@@ -14,6 +14,8 @@ mod body;
 #[cfg(target_arch = "aarch64")]
 mod expand;
 #[cfg(target_arch = "aarch64")]
+mod groups;
+#[cfg(target_arch = "aarch64")]
 mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -49,4 +51,29 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
         best = isa;
     }
     best
+}
+
+/// Features of this processor that matter to kernels, by the names of the Arm architecture; with SVE also the length of its
+/// vectors, which no body uses so far. Empty on other architectures.
+#[must_use]
+pub fn features() -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    #[cfg(target_arch = "aarch64")]
+    {
+        macro_rules! detect {
+            ($($name:tt)*) => { $(
+                if std::arch::is_aarch64_feature_detected!($name) {
+                    found.push($name.to_owned());
+                }
+            )* };
+        }
+        detect!("neon" "fp16" "dotprod" "i8mm" "bf16" "sve" "sve2");
+        if std::arch::is_aarch64_feature_detected!("sve") {
+            // SAFETY: SVE was detected.
+            found.push(format!("sve vectors of {} bits", 8 * unsafe { shims::sve_bytes() }));
+        }
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    found.clear();
+    found
 }

@@ -13,6 +13,7 @@ use crate::{
 };
 use fracbit_format::{TILE, TILE_ROWS};
 use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints, MAX_STRIPS, MAX_TOKENS};
+use half::f16;
 use std::mem::MaybeUninit;
 
 /// Tiles of a stretch.
@@ -32,6 +33,8 @@ struct Store<const PAIRS: bool> {
 }
 
 impl<const PAIRS: bool> Sink for Store<PAIRS> {
+    const EXACT: bool = true;
+
     #[inline(always)]
     fn put<const Q: i32, const G: usize>(&mut self, w: int8x16_t) {
         let q = Q.unsigned_abs() as usize;
@@ -104,10 +107,18 @@ pub(crate) unsafe fn many_tokens<E: Expand, D: Dot, const PAIRS: bool>(
     args: &Args<'_>,
     out: &mut [f32],
 ) {
-    let expand = |code: *const u8, to: *mut i8| {
+    let expand = |code: *const u8, scales: &[f16], to: *mut i8| {
         let mut store = Store::<PAIRS> { to, held: [vdupq_n_s8(0); 4] };
-        // SAFETY: promised by the caller.
-        unsafe { e.tile(code, &mut store) };
+        let scales = scales[..TILE_ROWS].as_ptr().cast::<u16>();
+        // SAFETY: sixteen scales; the rest is promised by the caller.
+        unsafe {
+            let books = if E::BOOKS {
+                e.books(vld1q_u16(scales), vld1q_u16(scales.add(8)))
+            } else {
+                [vdupq_n_u8(0); 4]
+            };
+            e.tile(code, &books, &mut store);
+        }
     };
     let kind = match (E::WIDE, PAIRS) {
         (true, _) => Kind::Wide,
@@ -134,7 +145,7 @@ enum Kind {
 unsafe fn multiply<D: Dot>(
     kind: Kind,
     args: &Args<'_>,
-    expand: &dyn Fn(*const u8, *mut i8),
+    expand: &dyn Fn(*const u8, &[f16], *mut i8),
     out: &mut [f32],
 ) {
     let size = if kind == Kind::Wide { 2 } else { 1 };
@@ -162,7 +173,7 @@ unsafe fn multiply<D: Dot>(
 fn each_stretch(
     args: &Args<'_>,
     size: usize,
-    expand: &dyn Fn(*const u8, *mut i8),
+    expand: &dyn Fn(*const u8, &[f16], *mut i8),
     run: &mut dyn FnMut(&Stretch<'_>),
 ) {
     let mut buffer = [MaybeUninit::<int16x8_t>::uninit(); VECTORS];
@@ -174,9 +185,13 @@ fn each_stretch(
         let blocks = &args.blocks[first..first + count];
         let tiles: usize = blocks.iter().map(|b| b.tiles).sum();
         for strip in 0..args.strips {
-            for tile in 0..tiles {
-                let code = &args.codes[strip * args.stride + (start + tile) * args.tile_bytes..];
-                expand(code.as_ptr(), weights.wrapping_add((strip * tiles + tile) * TILE * size));
+            for block in blocks {
+                let scales = &args.scales[(strip * args.groups + block.group) * TILE_ROWS..];
+                for tile in block.start..block.start + block.tiles {
+                    let code = &args.codes[strip * args.stride + tile * args.tile_bytes..];
+                    let to = (strip * tiles + tile - start) * TILE * size;
+                    expand(code.as_ptr(), scales, weights.wrapping_add(to));
+                }
             }
         }
         run(&Stretch { args, first, blocks, start, tiles, weights, fresh });
@@ -365,10 +380,12 @@ fn store_pairs(args: &Args<'_>, total: &[Quad], out: &mut [f32]) {
 /// What the groups of tokens of a stretch share.
 struct Shared<'a> {
     stretch: &'a Stretch<'a>,
-    /// Activations, `(group of two pairs, octet of columns, pair, 16)`; the last group may have one pair.
+    /// Every block is two tiles with a scale of their own.
+    twos: bool,
+    /// Activations, `(pair, octet of columns, 16)`.
     x: *const i8,
-    /// Activation scales, `(block, pair)`: `[t, t+1, t, t+1]`.
-    block_scales: *const float32x4_t,
+    /// Activation scales, `(block, pair)`: `[t, t + 1]`.
+    block_scales: *const f64,
     /// Weight scales, `(block, pair of rows)`: `[a, a, b, b]`.
     scales: *const float32x4_t,
 }
@@ -378,25 +395,23 @@ struct Shared<'a> {
 unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
     let pairs = s.args.tokens.div_ceil(2);
     let mut x = [MaybeUninit::<int8x16_t>::uninit(); MAX_PAIRS * STRETCH * 2];
-    let mut block_scales = [Quad::uninit(); MAX_PAIRS * STRETCH];
+    let mut block_scales = [MaybeUninit::<[f32; 2]>::uninit(); MAX_PAIRS * STRETCH];
     let mut scales = [Quad::uninit(); STRETCH * 8];
-    for pair in 0..pairs {
+    for (pair, x) in x.chunks_exact_mut(2 * s.tiles).take(pairs).enumerate() {
         let second = (2 * pair + 1).min(s.args.tokens - 1);
         let (a, b) = (s.x(2 * pair, 1), s.x(second, 1));
-        let group = if pair + 1 == pairs && pairs % 2 == 1 { 1 } else { 2 };
-        let base = pair / 2 * 4 * s.tiles + pair % 2;
-        for tile in 0..s.tiles {
+        for (tile, x) in x.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             // SAFETY: the tile's columns of both tokens are inside `x`.
             let (a, b) = unsafe { (vld1q_s8(a.add(16 * tile)), vld1q_s8(b.add(16 * tile))) };
             let (a, b) = (vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b));
-            x[base + group * 2 * tile].write(vreinterpretq_s8_s64(vzip1q_s64(a, b)));
-            x[base + group * (2 * tile + 1)].write(vreinterpretq_s8_s64(vzip2q_s64(a, b)));
+            x[0].write(vreinterpretq_s8_s64(vzip1q_s64(a, b)));
+            x[1].write(vreinterpretq_s8_s64(vzip2q_s64(a, b)));
         }
-        for i in 0..s.blocks.len() {
-            let both = [s.block_scale(2 * pair, i), s.block_scale(second, i)];
-            // SAFETY: two numbers.
-            let both = unsafe { vld1_f32(both.as_ptr()) };
-            block_scales[i * pairs + pair].write(vcombine_f32(both, both));
+        let of =
+            |token: usize| &s.args.block_scales[token * s.args.blocks.len() + s.first..][..s.blocks.len()];
+        let to = block_scales[pair..].iter_mut().step_by(pairs);
+        for ((to, &a), &b) in to.zip(of(2 * pair)).zip(of(second)) {
+            to.write([a, b]);
         }
     }
     for strip in 0..s.args.strips {
@@ -408,6 +423,7 @@ unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
         }
         let shared = Shared {
             stretch: s,
+            twos: s.fresh && s.blocks.iter().all(|b| b.tiles == 2 && b.closes),
             x: x.as_ptr().cast(),
             block_scales: block_scales.as_ptr().cast(),
             scales: scales.as_ptr().cast(),
@@ -416,12 +432,14 @@ unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
             let mut pair = 0;
             // SAFETY: everything shared was written above for all pairs, blocks and rows.
             unsafe {
-                while pair + 2 <= pairs {
-                    shared.group::<2>(strip, half, pair, inner, total);
-                    pair += 2;
+                while pair + 3 <= pairs {
+                    shared.group::<3>(strip, half, pair, inner, total);
+                    pair += 3;
                 }
-                if pair < pairs {
-                    shared.group::<1>(strip, half, pair, inner, total);
+                match pairs - pair {
+                    2 => shared.group::<2>(strip, half, pair, inner, total),
+                    1 => shared.group::<1>(strip, half, pair, inner, total),
+                    _ => {}
                 }
             }
         }
@@ -446,29 +464,48 @@ impl Shared<'_> {
         let kept = inner[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
         let to = total[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
         let pairs = s.args.tokens.div_ceil(2);
+        let each = 32 * s.tiles; // bytes of a pair's activations
         // SAFETY: places in the buffers that `paired` filled; promised by the caller for `kept` and `to`.
         unsafe {
             let mut total: [_; P] = std::array::from_fn(|p| *to.add(p));
+            let mut w = s.weights.add(strip * s.tiles * TILE + 64 * half);
+            let mut x = self.x.add(pair * each);
+            let mut scales = self.scales.add(4 * half);
+            let mut block_scales = self.block_scales.add(pair);
+            if self.twos {
+                for _ in s.blocks {
+                    let mut sums = [[vdupq_n_s32(0); 4]; P];
+                    octets::<P, 4>(&mut sums, w, x, each);
+                    for p in 0..P {
+                        let block_scale = both(block_scales.add(p));
+                        for r in 0..4 {
+                            let value = vmulq_f32(vcvtq_f32_s32(sums[p][r]), block_scale);
+                            total[p][r] = vaddq_f32(total[p][r], vmulq_f32(value, *scales.add(r)));
+                        }
+                    }
+                    (w, x) = (w.add(2 * TILE), x.add(64));
+                    (scales, block_scales) = (scales.add(8), block_scales.add(pairs));
+                }
+                (0..P).for_each(|p| to.add(p).write(total[p]));
+                return;
+            }
             let zero = [vdupq_n_f32(0.0); 4];
             let mut open: [_; P] = std::array::from_fn(|p| if s.fresh { zero } else { *kept.add(p) });
             let mut fresh = s.fresh;
-            let mut w = s.weights.add(strip * s.tiles * TILE + 64 * half);
-            let mut x = self.x.add(pair / 2 * 64 * s.tiles);
-            for (i, block) in s.blocks.iter().enumerate() {
+            for block in s.blocks {
                 let mut sums = [[vdupq_n_s32(0); 4]; P];
                 for _ in 0..block.tiles / 2 {
-                    octets::<P, 4>(&mut sums, w, x);
-                    (w, x) = (w.add(2 * TILE), x.add(64 * P));
+                    octets::<P, 4>(&mut sums, w, x, each);
+                    (w, x) = (w.add(2 * TILE), x.add(64));
                 }
                 if block.tiles % 2 == 1 {
-                    octets::<P, 2>(&mut sums, w, x);
-                    (w, x) = (w.add(TILE), x.add(32 * P));
+                    octets::<P, 2>(&mut sums, w, x, each);
+                    (w, x) = (w.add(TILE), x.add(32));
                 }
-                let scales = self.scales.add(8 * i + 4 * half);
-                let block_scales = self.block_scales.add(i * pairs + pair);
                 for p in 0..P {
+                    let block_scale = both(block_scales.add(p));
                     for r in 0..4 {
-                        let part = vmulq_f32(vcvtq_f32_s32(sums[p][r]), *block_scales.add(p));
+                        let part = vmulq_f32(vcvtq_f32_s32(sums[p][r]), block_scale);
                         // A sum that starts is not added to zero: that could only turn -0 into 0, which no total shows.
                         let value = if fresh { part } else { vaddq_f32(open[p][r], part) };
                         if block.closes {
@@ -478,6 +515,7 @@ impl Shared<'_> {
                         }
                     }
                 }
+                (scales, block_scales) = (scales.add(8), block_scales.add(pairs));
                 fresh = block.closes;
             }
             for p in 0..P {
@@ -490,18 +528,33 @@ impl Shared<'_> {
     }
 }
 
-/// `N` octets of columns.
+/// The two numbers at `at`, twice.
+///
+/// # Safety
+/// `at` points to two single-precision numbers.
+#[inline(always)]
+unsafe fn both(at: *const f64) -> float32x4_t {
+    // SAFETY: promised by the caller; the bits are not looked at.
+    vreinterpretq_f32_f64(unsafe { vld1q_dup_f64(at) })
+}
+
+/// `N` octets of columns of `P` pairs, `each` bytes from one pair's activations to the next.
 ///
 /// # Safety
 /// The processor has `i8mm`; `w` and `x` hold them.
 #[inline(always)]
-unsafe fn octets<const P: usize, const N: usize>(sums: &mut [[int32x4_t; 4]; P], w: *const i8, x: *const i8) {
+unsafe fn octets<const P: usize, const N: usize>(
+    sums: &mut [[int32x4_t; 4]; P],
+    w: *const i8,
+    x: *const i8,
+    each: usize,
+) {
     for n in 0..N {
         // SAFETY: promised by the caller.
         unsafe {
             let w: [_; 4] = std::array::from_fn(|r| vld1q_s8(w.add(128 * n + 16 * r)));
             for p in 0..P {
-                let x = vld1q_s8(x.add(16 * (P * n + p)));
+                let x = vld1q_s8(x.add(each * p + 16 * n));
                 for r in 0..4 {
                     sums[p][r] = shims::smmla(sums[p][r], w[r], x);
                 }

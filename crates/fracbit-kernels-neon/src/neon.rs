@@ -2,10 +2,10 @@
 //!
 //! Loads and stores stay unsafe, and come from `std::arch` as they are.
 
-use std::arch::aarch64::{self, float32x2_t, int8x8_t, int16x4_t, int64x2_t};
+use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t};
 pub(crate) use std::arch::aarch64::{
     float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int32x4_t, uint8x16_t, uint8x16x2_t, uint8x16x4_t,
-    uint16x8_t, vld1_f32, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s16, vst1q_s8,
+    uint16x8_t, vld1q_dup_f64, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s16, vst1q_s8,
     vst1q_s16, vst1q_u16, vst2q_f32,
 };
 
@@ -22,9 +22,15 @@ macro_rules! safe {
 safe! {
     vaddq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vaddq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vbslq_u8(a: uint8x16_t, b: uint8x16_t, c: uint8x16_t) -> uint8x16_t;
+    vcvtq_n_f32_s32[const N: i32](a: int32x4_t) -> float32x4_t;
+    vshlq_n_s8[const N: i32](a: int8x16_t) -> int8x16_t;
+    vshlq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
+    vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vzip1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vzip2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vandq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vandq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
-    vcombine_f32(a: float32x2_t, b: float32x2_t) -> float32x4_t;
     vcvtq_f32_s32(a: int32x4_t) -> float32x4_t;
     vdupq_laneq_s32[const N: i32](a: int32x4_t) -> int32x4_t;
     vdupq_n_f32(a: f32) -> float32x4_t;
@@ -55,6 +61,7 @@ safe! {
     vqtbl2q_u8(a: uint8x16x2_t, b: uint8x16_t) -> uint8x16_t;
     vqtbl4q_u8(a: uint8x16x4_t, b: uint8x16_t) -> uint8x16_t;
     vqtbx4q_u8(a: uint8x16_t, b: uint8x16x4_t, c: uint8x16_t) -> uint8x16_t;
+    vreinterpretq_f32_f64(a: float64x2_t) -> float32x4_t;
     vreinterpretq_s16_s8(a: int8x16_t) -> int16x8_t;
     vreinterpretq_s16_u16(a: uint16x8_t) -> int16x8_t;
     vreinterpretq_s32_s8(a: int8x16_t) -> int32x4_t;
@@ -72,6 +79,7 @@ safe! {
     vshrq_n_u16[const N: i32](a: uint16x8_t) -> uint16x8_t;
     vshrq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
     vsliq_n_u16[const N: i32](a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vsliq_n_u8[const N: i32](a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vsubq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vtrn1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vtrn2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;

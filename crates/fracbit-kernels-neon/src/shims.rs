@@ -60,3 +60,51 @@ pub(crate) fn widen(halves: uint16x8_t) -> [float32x4_t; 2] {
     }
     [low, high]
 }
+
+/// No instruction. What is computed from `later` after this call waits, as far as the compiler knows, for the sums: it keeps
+/// the pieces of a tile apart, of which it would otherwise start all at once and run out of registers.
+#[inline(always)]
+pub(crate) fn order(sums: [&mut int32x4_t; 2], later: &mut uint16x8_t) {
+    let [a, b] = sums;
+    let (mut first, mut second, mut third) = (*a, *b, *later);
+    // SAFETY: no instruction.
+    unsafe {
+        asm!(
+            "/* {first:v} {second:v} {third:v} */",
+            first = inlateout(vreg) first, second = inlateout(vreg) second, third = inlateout(vreg) third,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    (*a, *b, *later) = (first, second, third);
+}
+
+/// As [`order`], for what is loaded from `later`.
+#[inline(always)]
+pub(crate) fn order_loads(sum: &mut int32x4_t, later: &mut *const u8) {
+    let (mut first, mut second) = (*sum, *later);
+    // SAFETY: no instruction.
+    unsafe {
+        asm!(
+            "/* {first:v} {second:x} */",
+            first = inlateout(vreg) first, second = inlateout(reg) second,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    (*sum, *later) = (first, second);
+}
+
+/// Bytes of an SVE vector.
+///
+/// # Safety
+/// The processor has `sve`.
+pub(crate) unsafe fn sve_bytes() -> u64 {
+    let bytes: u64;
+    // SAFETY: promised by the caller; registers only.
+    unsafe {
+        asm!(
+            ".arch_extension sve", "cntb {bytes:x}",
+            bytes = lateout(reg) bytes, options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    bytes
+}

@@ -3,6 +3,7 @@
 use crate::{
     body::{Dot, strips},
     expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Vector, kind},
+    groups::{Books2, Books4, BooksAny, Int4, Int8},
     pack,
 };
 use fracbit_base::{Code, Family};
@@ -23,6 +24,11 @@ const FIELDS: Packing = Packing { pack: pack::to_fields, unpack: pack::from_fiel
 pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<Choice> {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
+    match scheme.family() {
+        Family::Int => return Some(integers::<D, PAIRS>(codebook)),
+        Family::Gnuq => return Some(group_wise::<D, PAIRS>(codebook)),
+        _ => {}
+    }
     let (table, run) = match (scheme.family(), scheme.code()) {
         (Family::Nuq, _) if narrow => return Some(scalar::<D, PAIRS>(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 12 => pairs::<D, PAIRS>(codebook),
@@ -97,6 +103,52 @@ fn scalar<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
         _ => (FIELDS, run::<Fields<8>, D, PAIRS>()),
     };
     Choice { table, packing, run }
+}
+
+fn integers<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
+    if half_bits(codebook) == 8 {
+        return Choice { table: Vec::new(), packing: FIELDS, run: run::<Int4, D, PAIRS>() };
+    }
+    // The code -128, which nothing writes, means -127.
+    let pack = |book: &Codebook, tile: &[u8], out: &mut [u8]| {
+        pack::to_fields(book, tile, out);
+        out.iter_mut().filter(|code| **code == 0x80).for_each(|code| *code = 0x81);
+    };
+    let packing = Packing { pack, unpack: pack::from_fields };
+    Choice { table: Vec::new(), packing, run: run::<Int8, D, PAIRS>() }
+}
+
+fn group_wise<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
+    let (bits, books, entries) = (half_bits(codebook) / 2, codebook.books(), codebook.entries());
+    let any = |run| {
+        let last = i16::try_from(books - 1).expect("at most 16 codebooks");
+        let table = bytes(128, |i| if i < 64 { entries[i % entries.len()] } else { last });
+        Choice { table, packing: WORDS, run }
+    };
+    match (bits, books) {
+        (2, 1..=4) => {
+            // An index is the number of the codebook and two codes, of which the two tables read one each.
+            let entry = |i: usize, code: usize| entries[(i / 16 * 4 + code) % entries.len()];
+            let table = bytes(128, |i| if i < 64 { entry(i, i % 4) } else { entry(i - 64, i / 4 % 4) });
+            let run = match books {
+                1 => run::<Books2<1>, D, PAIRS>(),
+                2 => run::<Books2<2>, D, PAIRS>(),
+                _ => run::<Books2<4>, D, PAIRS>(),
+            };
+            Choice { table, packing: FIELDS, run }
+        }
+        (2, _) => any(run::<BooksAny<2>, D, PAIRS>()),
+        (3, _) => any(run::<BooksAny<3>, D, PAIRS>()),
+        (_, 1) => Choice {
+            table: bytes(128, |i| entries[i % entries.len()]),
+            packing: FIELDS,
+            run: run::<Fields<4>, D, PAIRS>(),
+        },
+        _ => {
+            let run = if books == 2 { run::<Books4<2>, D, PAIRS>() } else { run::<Books4<4>, D, PAIRS>() };
+            Choice { table: bytes(64, |i| entries[i % entries.len()]), packing: FIELDS, run }
+        }
+    }
 }
 
 fn pairs<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {

@@ -46,3 +46,24 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     let _ = (kernels, most);
     best
 }
+
+/// Features of this processor that matter to kernels, by the names of the Rust standard library. Empty on other
+/// architectures.
+#[must_use]
+pub fn features() -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! detect {
+            ($($name:tt)*) => { $(
+                if is_x86_feature_detected!($name) {
+                    found.push($name.to_owned());
+                }
+            )* };
+        }
+        detect!("avx2" "f16c" "fma" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512vbmi2");
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    found.clear();
+    found
+}

@@ -83,8 +83,10 @@ fn every_body_gives_the_bits_of_the_reference() {
                 }
             }
             for (isa, kernels) in &have {
-                // Every palette scheme has a body of its own on every instruction set of this backend.
-                books.iter().for_each(|b| assert_eq!(kernels.isa(b), *isa, "{scheme} {lengths:?}"));
+                // Every scheme has a body of its own on every instruction set of this backend, but for group-wise
+                // codebooks, which AVX2 leaves to the reference.
+                let has = !(scheme.family() == Family::Gnuq && *isa == Isa::Avx2);
+                books.iter().for_each(|b| assert_eq!(kernels.isa(b) == *isa, has, "{scheme} {lengths:?}"));
                 let _ = write!(matrix, " {isa} ok");
             }
             skip.iter().for_each(|isa| matrix.push_str(&format!(" {isa} skip(processor lacks it)")));

@@ -70,7 +70,8 @@ pub struct Args<'a> {
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
-    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows.
+    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows. Their lowest bits number the
+    /// codebook of a group-wise scheme ([`Codebook::book_of`]).
     pub scales: &'a [f16],
     /// Weight scales of a row.
     pub groups: usize,

@@ -48,7 +48,8 @@ pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
     let quarters = usize::from(scheme.quarters());
     match (scheme.family(), scheme.code()) {
         (Family::HalfTcq, _) => Vec::new(),
-        (Family::Nuq, _) => vec![1 << (quarters / 4)],
+        (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
+        (Family::Gnuq, _) => [16, 32, 64].into_iter().chain((quarters == 8).then_some(4)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
         (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
         (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
@@ -56,7 +57,8 @@ pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
     }
 }
 
-/// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them.
+/// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them (plain integers are
+/// their own table).
 ///
 /// # Panics
 /// When `length` is not one of [`table_lengths`] or `most` is not positive.
@@ -72,6 +74,10 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
     if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
         // Tables of magnitudes. Those with negative entries are legal, and a body may leave them to the reference.
         entries.iter_mut().for_each(|e| *e = e.abs());
+    }
+    if scheme.family() == Family::Int {
+        let integer = |code| Codebook::integer(scheme, code).expect("a code of the scheme");
+        entries = (0..length).map(integer).collect();
     }
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }

@@ -120,11 +120,11 @@ impl PackedMatrix {
                         &*canonical
                     }
                 };
-                part.codebook.expand_tile_row(code, row, &mut integers);
                 let col = across * TILE_COLS;
                 let group = strip * part.groups + col / self.group - part.first_group;
-                let factor =
-                    self.gain * part.scales[group * TILE_ROWS + lane].to_f32() * part.codebook.step();
+                let scale = part.scales[group * TILE_ROWS + lane];
+                part.codebook.expand_tile_row(code, row, part.codebook.book_of(scale), &mut integers);
+                let factor = self.gain * scale.to_f32() * part.codebook.step();
                 let width = TILE_COLS.min(cols - col);
                 let values = out[col..][..width].iter_mut().zip(&integers);
                 values.for_each(|(v, &i)| *v = f32::from(i) * factor);

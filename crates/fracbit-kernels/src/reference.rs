@@ -27,9 +27,13 @@ fn strips(args: &Args<'_>, out: &mut [f32]) {
         let out = &mut out[strip * args.tokens * TILE_ROWS..][..args.tokens * TILE_ROWS];
         for (index, block) in args.blocks.iter().enumerate() {
             let codes = codes.chunks_exact(args.tile_bytes).skip(block.start).take(block.tiles);
-            tiles.iter_mut().zip(codes).for_each(|(tile, code)| args.codebook.expand_tile(code, tile));
-            let tiles = &tiles[..block.tiles];
             let scales = &scales[block.group * TILE_ROWS..][..TILE_ROWS];
+            let books = std::array::from_fn(|row| args.codebook.book_of(scales[row]));
+            tiles
+                .iter_mut()
+                .zip(codes)
+                .for_each(|(tile, code)| args.codebook.expand_tile_by(code, &books, tile));
+            let tiles = &tiles[..block.tiles];
             for (token, out) in out.as_chunks_mut::<TILE_ROWS>().0.iter_mut().enumerate() {
                 let at = token * args.blocks.len() + index;
                 let first = token * args.x_stride + block.start * TILE_COLS;

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod feedback;
+mod grouped;
 pub mod hessian;
 mod matrix;
 pub mod moments;

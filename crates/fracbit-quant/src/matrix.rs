@@ -182,6 +182,15 @@ pub fn quantize_with(
     if let Some(at) = weights.iter().position(|w| !w.is_finite()) {
         return Err(QuantError::NotFinite { row: at / shape.cols, col: at % shape.cols, value: weights[at] });
     }
+    if scheme.group().is_some() {
+        // Of the moments these take the diagonal: the importance of each column.
+        if let Some(moments) = moments {
+            ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
+        }
+        let diagonal: Option<Vec<f32>> =
+            moments.map(|m| m.entries().iter().step_by(shape.cols + 1).map(|h| h.max(0.0)).collect());
+        return crate::grouped::quantize(weights, shape, scheme, grouping, diagonal.as_deref(), progress);
+    }
     let layout = Layout::new(scheme, shape);
     let coders: Vec<(Segment, &dyn Rounder)> = layout
         .segments()
@@ -342,7 +351,7 @@ fn root_mean_square(values: &[f32]) -> f32 {
 }
 
 /// The least power of two that is not below `x`, 1 for zero; clamped to normal f32 numbers.
-fn power_of_two_at_least(x: f32) -> f32 {
+pub(crate) fn power_of_two_at_least(x: f32) -> f32 {
     if x > 0.0 { x.log2().ceil().clamp(-120.0, 120.0).exp2() } else { 1.0 }
 }
 
@@ -375,9 +384,14 @@ mod tests {
 
     #[test]
     fn reported_error_is_the_error_after_decoding() {
-        for (name, rows, cols) in
-            [("nuq-3", 33, 100), ("vq-2", 16, 64), ("tcq-2", 20, 40), ("half-tcq-2.25", 16, 96)]
-        {
+        for (name, rows, cols) in [
+            ("nuq-3", 33, 100),
+            ("vq-2", 16, 64),
+            ("tcq-2", 20, 40),
+            ("half-tcq-2.25", 16, 96),
+            ("int-4", 33, 100),
+            ("gnuq-2", 17, 70),
+        ] {
             let shape = Shape::new(rows, cols);
             let weights = gaussian(shape.len(), 0.03, 1);
             for grouping in [Grouping::Row, Grouping::Columns(32)] {

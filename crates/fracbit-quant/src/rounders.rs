@@ -16,7 +16,8 @@ static ROUNDERS: LazyLock<Mutex<Rounders>> = LazyLock::new(Mutex::default);
 type Rounders = HashMap<(Scheme, Effort), &'static dyn Rounder>;
 
 /// The rounder of a scheme; `None` for half-TCQ, which uses the rounders of its two
-/// [halves](Scheme::halves), and for a scheme without a built-in codebook.
+/// [halves](Scheme::halves), for schemes whose groups have a scale each (their scale and codes are found together), and for a
+/// scheme without a built-in codebook.
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<&'static dyn Rounder> {
     rounder_at(scheme, Effort::Exact)
@@ -32,7 +33,7 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
     let built: Box<dyn Rounder> = match scheme.family() {
         Family::Nuq | Family::Vq => fracbit_codebook::rounder(scheme)?,
         Family::Tcq => Box::new(fracbit_trellis::rounder(scheme, effort)?),
-        Family::HalfTcq => return None,
+        Family::HalfTcq | Family::Int | Family::Gnuq => return None,
     };
     let built: &'static dyn Rounder = Box::leak(built);
     rounders.insert((scheme, effort), built);
@@ -54,7 +55,7 @@ pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
 /// Columns that a scheme rounds together: what error feedback takes as its block.
 pub(crate) fn block(scheme: Scheme) -> usize {
     match scheme.family() {
-        Family::Nuq => 1,
+        Family::Nuq | Family::Int | Family::Gnuq => 1,
         Family::Vq => 2,
         Family::Tcq | Family::HalfTcq => fracbit_format::TILE_COLS,
     }

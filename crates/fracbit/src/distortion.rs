@@ -2,14 +2,14 @@
 
 use crate::{Error, Progress};
 use fracbit_base::Scheme;
-use fracbit_codebook::distortion;
+use fracbit_codebook::{GroupCoder, distortion, group_distortion};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One row of `fracbit distortion`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Distortion {
-    /// Family: `nuq`, `vq`, `tcq` or `half-tcq`.
+    /// Family: `nuq`, `vq`, `tcq`, `half-tcq`, `int` or `gnuq`.
     pub scheme: String,
     /// Trellis code: `fine`, `fast` or `hyb`; absent for the others.
     pub code: Option<String>,
@@ -39,8 +39,14 @@ pub fn measure(
     progress.stage("measuring distortion", halves.len() as u64);
     let mut errors = BTreeMap::new();
     for scheme in halves {
-        let rounder = fracbit_quant::rounder(scheme).ok_or(Error::NoErrorEntry { scheme })?;
-        errors.insert(scheme, distortion(rounder, weights, seed));
+        let missing = Error::NoErrorEntry { scheme };
+        let error = if scheme.group().is_some() {
+            let coder = fracbit_quant::codebook(scheme).cloned().and_then(GroupCoder::new).ok_or(missing)?;
+            group_distortion(&coder, weights, seed)
+        } else {
+            distortion(fracbit_quant::rounder(scheme).ok_or(missing)?, weights, seed)
+        };
+        errors.insert(scheme, error);
         progress.advance(1);
     }
     let row = |&scheme: &Scheme| {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod bench;
+mod bodies;
 pub mod calibrate;
 pub mod cuda;
 pub mod directory;
@@ -22,6 +23,7 @@ pub mod sensitivity;
 pub mod steer;
 pub mod synth;
 
+pub use bodies::{Bodies, bodies};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::Error;
 pub use evaluate::{EvalOptions, Evaluation, evaluate};

@@ -154,6 +154,18 @@ impl PlanOptions {
         }
     }
 
+    /// Columns that share a scale; 0: the whole row.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        match self.target {
+            Target::Uniform(scheme) if scheme.group().is_some() => scheme.group().unwrap_or(0),
+            _ => match grouping(self.rotation) {
+                Grouping::Row => 0,
+                Grouping::Columns(group) => group,
+            },
+        }
+    }
+
     /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a little error for speed.
     #[must_use]
     pub fn schemes(&self) -> Vec<Scheme> {
@@ -379,7 +391,7 @@ pub fn plan(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
-    let group = if let Grouping::Columns(group) = grouping(options.rotation) { group } else { 0 };
+    let group = options.group();
     let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
@@ -477,7 +489,8 @@ pub(crate) fn menus(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Vec<Vec<PlannedLayer>>, Error> {
-    let grouping = grouping(options.rotation);
+    let group = options.group();
+    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
     let palette: Vec<Storage> = options.schemes().into_iter().map(Storage::Packed).collect();
     let names = inventory.matrices.iter().map(|m| m.name.as_str());
     steer::require_matches(names, &options.pins, &options.excludes)?;

@@ -7,7 +7,8 @@ use std::{io::Write, path::PathBuf};
 const AFTER: &str = "\
 Examples:
   fracbit inspect small
-  fracbit inspect small --json | jq .storage";
+  fracbit inspect small --json | jq .storage
+  fracbit inspect --machine";
 
 /// Show what a model directory holds.
 ///
@@ -17,15 +18,27 @@ Examples:
 #[command(after_help = AFTER)]
 pub(crate) struct InspectArgs {
     /// The model, quantized or not.
-    model: PathBuf,
+    #[arg(required_unless_present = "machine", conflicts_with = "machine")]
+    model: Option<PathBuf>,
+    /// Show instead what this machine's processor offers and which kernel body each scheme gets.
+    #[arg(long)]
+    machine: bool,
     /// Print one JSON object, with the storage of every matrix.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &InspectArgs, context: &mut Context) -> Result<(), Failure> {
-    files::require_dir(&args.model)?;
-    let found = fracbit::inspect(&args.model)?;
+    let Some(model) = &args.model else {
+        let found = fracbit::bodies()?;
+        if args.json {
+            return context.out.json(&found);
+        }
+        write!(context.out, "{found}")?;
+        return Ok(());
+    };
+    files::require_dir(model)?;
+    let found = fracbit::inspect(model)?;
     if args.json {
         return context.out.json(&found);
     }

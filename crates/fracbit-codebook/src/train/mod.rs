@@ -13,10 +13,12 @@
 //! a fixed function of the code and the seed, at any thread count (up to the last bit of the system's `ln`, `sin` and
 //! `cos`, which rounding to the grid hides nearly always).
 
+mod groups;
 mod normal;
 mod pairs;
 mod scalar;
 
+pub use groups::{GroupTraining, group_codebooks, integers, mixed_groups};
 pub use pairs::{Trained, gaussian_pairs, lloyd, sunflower};
 pub use scalar::{lloyd_max, scalar_error};
 
@@ -31,12 +33,16 @@ const GRIDS: [f64; 2] = [127.0, 8191.0];
 /// Relative error that int8 may cost.
 const ALLOWANCE: f64 = 0.005;
 
-/// Trains the codebook of a scalar or vector scheme; `None` for the trellis families.
+/// Trains the codebook of a scheme; `None` for the trellis families.
 #[must_use]
 pub fn codebook(scheme: Scheme, seed: u64) -> Option<Codebook> {
     match scheme.family() {
         Family::Nuq => Some(scalar_codebook(scheme)),
         Family::Vq => Some(pair_codebook(scheme, seed)),
+        Family::Int => Some(integers(scheme)),
+        Family::Gnuq => {
+            Some(group_codebooks(scheme, &mixed_groups(1 << 13, seed), None, GroupTraining::default()))
+        }
         Family::Tcq | Family::HalfTcq => None,
     }
 }

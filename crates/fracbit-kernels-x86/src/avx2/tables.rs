@@ -16,7 +16,7 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx2) -> Option<(Vec<Line>, St
     // Trellis tables hold magnitudes; one with negative entries is legal, and none is in use.
     let magnitudes = narrow && codebook.entries().iter().all(|&e| e >= 0);
     match (scheme.family(), scheme.code()) {
-        (Family::Nuq, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
+        (Family::Nuq | Family::Int, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
         (Family::Tcq, Some(Code::Fine)) if magnitudes => Some(fine(codebook)),

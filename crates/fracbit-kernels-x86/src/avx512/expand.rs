@@ -35,21 +35,53 @@ pub(super) trait Expand: Copy {
     /// The last two pieces are meaningless for a narrow expander.
     unsafe fn end(&self, mid: Self::Mid) -> [[__m512i; 4]; 2];
 
+    /// What [`end_by`](Self::end_by) wants to know of the scales of the groups at hand, for the two halves.
+    ///
+    /// # Safety
+    /// `scales` points to sixteen.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn books(&self, _scales: *const half::f16) -> [__m512i; 2] {
+        [_mm512_setzero_si512(); 2]
+    }
+
+    /// As [`end`](Self::end), where weights depend on the scale of their group.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn end_by(&self, mid: Self::Mid, _books: [__m512i; 2]) -> [[__m512i; 4]; 2] {
+        // SAFETY: the features are here.
+        unsafe { self.end(mid) }
+    }
+
+    /// As [`regroup`](Self::regroup), where weights depend on the scale of their group.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn regroup_by(&self, mid: Self::Mid, _books: [__m512i; 2]) -> [__m512i; 8] {
+        // SAFETY: the features are here.
+        unsafe { self.regroup(mid) }
+    }
+
     /// The weights, regrouped: a vector for each 4 bytes of columns, all rows in the order [`LANES`].
     /// The last four vectors are meaningless for a narrow expander.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn regroup(&self, mid: Self::Mid) -> [__m512i; 8] {
         // SAFETY: the features are here.
-        let [low, high] = unsafe { self.end(mid) };
-        let mut out = [_mm512_setzero_si512(); 8];
-        for p in 0..Self::PIECES {
-            let (a, b) = (_mm512_castsi512_ps(low[p]), _mm512_castsi512_ps(high[p]));
-            out[2 * p] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1000_1000>(a, b));
-            out[2 * p + 1] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1101_1101>(a, b));
-        }
-        out
+        regrouped(unsafe { self.end(mid) }, Self::PIECES)
     }
+}
+
+/// A vector for each 4 bytes of columns, all rows in the order [`LANES`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) fn regrouped([low, high]: [[__m512i; 4]; 2], pieces: usize) -> [__m512i; 8] {
+    let mut out = [_mm512_setzero_si512(); 8];
+    for p in 0..pieces {
+        let (a, b) = (_mm512_castsi512_ps(low[p]), _mm512_castsi512_ps(high[p]));
+        out[2 * p] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1000_1000>(a, b));
+        out[2 * p + 1] = _mm512_castps_si512(_mm512_shuffle_ps::<0b1101_1101>(a, b));
+    }
+    out
 }
 
 /// Every second byte.

@@ -22,6 +22,7 @@ use std::arch::x86_64::*;
 
 mod attend;
 mod expand;
+mod groups;
 mod panel;
 mod spread;
 mod strips;

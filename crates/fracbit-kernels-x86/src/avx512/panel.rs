@@ -37,11 +37,14 @@ pub(super) unsafe fn panels<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>,
     for (index, block) in args.blocks.iter().enumerate() {
         for strip in 0..args.strips {
             let codes = args.codes[strip * args.stride + block.start * args.tile_bytes..].as_ptr();
+            let scales = args.scales[(strip * args.groups + block.group) * TILE_ROWS..].as_ptr();
+            // SAFETY: `Args` has 16 scales for every group.
+            let books = unsafe { e.books(scales) };
             for tile in 0..block.tiles {
                 // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8 for each strip.
                 unsafe {
                     let code = codes.add(tile * args.tile_bytes);
-                    let expanded = e.regroup(e.begin(code));
+                    let expanded = e.regroup_by(e.begin(code), books);
                     let to = weights.add(tile * vectors::<E>() * args.strips + strip);
                     for (v, w) in expanded[..vectors::<E>()].iter().enumerate() {
                         to.add(v * args.strips).write(*w);

@@ -116,6 +116,11 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: us
     for (i, block) in args.blocks.iter().enumerate() {
         // Two chains for each half, so that the latency of the dot product does not bind.
         let mut sums = [[[zero; 2]; 2]; S];
+        let scales: [_; S] = std::array::from_fn(|s| {
+            args.scales[((first + s) * args.groups + block.group) * TILE_ROWS..][..TILE_ROWS].as_ptr()
+        });
+        // SAFETY: `Args` has 16 scales for every group.
+        let books: [_; S] = std::array::from_fn(|s| unsafe { e.books(scales[s]) });
         for tile in block.start..block.start + block.tiles {
             // SAFETY: tiles of the block are inside `codes` and `x`.
             unsafe {
@@ -133,7 +138,7 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: us
                     let code = codes[s].add((tile + 1) * args.tile_bytes);
                     prefetch(code, args.tile_bytes);
                     let next = e.begin(code);
-                    let weights = e.end(mid[s]);
+                    let weights = e.end_by(mid[s], books[s]);
                     mid[s] = next;
                     for p in 0..E::PIECES {
                         for half in 0..2 {
@@ -157,10 +162,9 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: us
             let sum = _mm512_add_epi32(_mm512_add_epi32(left, right), start);
             inner[s] = finish(inner[s], sum, args.block_scales[i]);
             if block.closes {
-                let scales = args.scales[((first + s) * args.groups + block.group) * TILE_ROWS..].as_ptr();
                 let out = out[(first + s) * TILE_ROWS..].as_mut_ptr();
-                // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip.
-                unsafe { close(inner[s], scales, out) };
+                // SAFETY: 16 scales, see above, and `out` has 16 values for every strip.
+                unsafe { close(inner[s], scales[s], out) };
                 inner[s] = _mm512_setzero_ps();
             }
         }
@@ -191,13 +195,15 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                 let first = args.block_sums[place(t)];
                 sums[t] = if E::WIDE { initial::<true>(first) } else { initial::<false>(first) };
             }
+            // SAFETY: `Args` has 16 scales for every group.
+            let books = unsafe { e.books(scales.add(block.group * TILE_ROWS)) };
             for tile in block.start..block.start + block.tiles {
                 // SAFETY: tiles of the block are inside `codes` and `x`.
                 unsafe {
                     let code = codes.add((tile + 1) * args.tile_bytes);
                     prefetch(code, args.tile_bytes);
                     let next = e.begin(code);
-                    let weights = e.regroup(mid);
+                    let weights = e.regroup_by(mid, books);
                     mid = next;
                     for v in 0..vectors::<E>() {
                         for t in 0..T {

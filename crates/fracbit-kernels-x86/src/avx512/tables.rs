@@ -13,7 +13,8 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     match (scheme.family(), scheme.code()) {
-        (Family::Nuq, _) if narrow => Some(scalar(codebook)),
+        (Family::Nuq | Family::Int, _) if narrow => Some(scalar(codebook)),
+        (Family::Gnuq, _) => Some(group_wise(codebook)),
         (Family::Nuq, _) if scheme.quarters() >= 20 => Some(wide(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
@@ -77,6 +78,19 @@ fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         5 | 6 => strips::<Lookup<HALVES, 2, { kind::ONE_64 }>>,
         7 => strips::<Lookup<HALVES, 2, { kind::ONE_128 }>>,
         _ => strips::<Lookup<HALVES, 2, { kind::ONE_256 }>>,
+    };
+    (table, run)
+}
+
+fn group_wise(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    use fetch::{DIRECT, ONE, TWO};
+    let bits = usize::from(codebook.scheme().quarters() / 4);
+    let mut table = bytes_of_columns(codebook, bits, |c| c * bits);
+    table.extend(groups::lines(codebook, bits));
+    let run = match bits {
+        2 => strips::<groups::Books<ONE, 2>> as StripFn,
+        3 => strips::<groups::Books<TWO, 3>>,
+        _ => strips::<groups::Books<DIRECT, 4>>,
     };
     (table, run)
 }
@@ -292,7 +306,7 @@ mod tests {
                     let steps = Steps::of(scheme).unwrap();
                     check(&|c| steps.position(c / steps.weights), 16);
                 }
-                Family::Nuq => check(&|c| c * rate / 4, rate / 4),
+                Family::Nuq | Family::Int | Family::Gnuq => check(&|c| c * rate / 4, rate / 4),
                 _ => check(&|c| c / 2 * (rate / 2), rate / 2),
             }
         }
