@@ -10,4 +10,4 @@ pub mod sensitivity;
 pub use hessian::Hessian;
 pub use matrix::{Grouping, QuantError, Quantized, Rounding, quantize, quantize_with};
 pub use moments::Moments;
-pub use rounders::{Effort, codebook, rounder, rounder_at};
+pub use rounders::{Effort, Provider, codebook, provide, rounder, rounder_at};
