@@ -105,6 +105,9 @@ fn test() -> Outcome {
     tidy::run()?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
     run("cargo", &clippy, &[])?;
+    // The GPU's half needs neither its compiler nor a driver to be checked.
+    let cuda = ["clippy", "--package", "fracbit-cli", "--features", "cuda", "--profile", "test", "--"];
+    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &[])?;
     let warnings = [("RUSTDOCFLAGS", "--deny warnings")];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     run("cargo", &["test", "--workspace"], &[])?;

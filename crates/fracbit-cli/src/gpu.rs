@@ -78,6 +78,13 @@ mod built {
         Ok(Written { text, tokens, held: Vec::new(), stop: Some(stop), speed })
     }
 
+    /// Searches codes of trellis schemes on the GPU from now on.
+    pub(crate) fn encode_here() -> Result<(), Failure> {
+        let gpu = Gpu::open().map_err(fracbit::Error::from)?;
+        // The rounders that use it live as long as the program.
+        Ok(cuda::encode_on(Box::leak(Box::new(gpu)))?)
+    }
+
     /// Perplexity of a text.
     pub(crate) fn evaluate(
         opened: &Opened,
@@ -123,6 +130,10 @@ mod built {
         Err(absent())
     }
 
+    pub(crate) fn encode_here() -> Result<(), Failure> {
+        Err(absent())
+    }
+
     pub(crate) fn evaluate(
         _: &Opened,
         _: &str,
@@ -134,4 +145,4 @@ mod built {
     }
 }
 
-pub(crate) use built::{evaluate, write};
+pub(crate) use built::{encode_here, evaluate, write};

@@ -109,7 +109,7 @@ pub trait Device {
     /// # Errors
     /// When there is no such kernel or the launch is refused.
     fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError>;
-    /// Records what `body` launches, without running it.
+    /// Records what `body` launches, without running it. `body` may be called more than once and should only launch.
     ///
     /// # Errors
     /// What `body` returns, or when it did more than launch.

@@ -10,7 +10,10 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_void},
     fmt, ptr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 mod embedded {
@@ -24,9 +27,12 @@ const WANT_DRIVER: i32 = 13_000;
 pub struct Gpu {
     name: String,
     device: sys::CUdevice,
+    context: sys::CUcontext,
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
     functions: Mutex<HashMap<String, usize>>, // CUfunction
+    /// Launches only look their functions up: the driver may not load code while it records.
+    resolving: AtomicBool,
     limits: Limits,
 }
 
@@ -133,7 +139,16 @@ impl Gpu {
         let mut stream = ptr::null_mut();
         // SAFETY: writes one handle; destroyed in `drop`.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, 1) })?;
-        let mut gpu = Self { name, device, stream, modules: Vec::new(), functions: Mutex::default(), limits };
+        let mut gpu = Self {
+            name,
+            device,
+            context,
+            stream,
+            modules: Vec::new(),
+            functions: Mutex::default(),
+            resolving: AtomicBool::new(false),
+            limits,
+        };
         for (unit, image) in embedded::UNITS {
             // The driver reads words.
             let mut aligned = vec![0u64; image.len().div_ceil(8)];
@@ -159,6 +174,9 @@ impl Gpu {
     #[must_use]
     pub fn memory(&self) -> (usize, usize) {
         let (mut free, mut total) = (0, 0);
+        if self.enter().is_err() {
+            return (0, 0);
+        }
         // SAFETY: writes two integers.
         let result = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
         if check("cuMemGetInfo", result).is_ok() { (free, total) } else { (0, 0) }
@@ -169,6 +187,7 @@ impl Gpu {
     /// # Errors
     /// When a launch failed.
     pub fn wait(&self) -> Result<(), DeviceError> {
+        self.enter()?;
         // SAFETY: this value's own stream.
         check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
@@ -178,6 +197,7 @@ impl Gpu {
     /// # Errors
     /// What `body` returns, or when a launch failed.
     pub fn time(&self, body: impl FnOnce() -> Result<(), DeviceError>) -> Result<f32, DeviceError> {
+        self.enter()?;
         let mut events = [ptr::null_mut(); 2];
         for event in &mut events {
             // SAFETY: writes one handle. Events are few and live as long as the program.
@@ -199,6 +219,12 @@ impl Gpu {
             check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event) })?;
         }
         Ok(ms)
+    }
+
+    /// Makes the device's context that of the calling thread.
+    fn enter(&self) -> Result<(), DeviceError> {
+        // SAFETY: retained by `open`, released in `drop`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
     fn function(&self, kernel: &str) -> Result<sys::CUfunction, DeviceError> {
@@ -228,6 +254,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        // What fails here has nobody to tell.
+        let _ = self.enter();
         for &module in &self.modules {
             // SAFETY: loaded by `open`, unloaded once.
             let _ = unsafe { sys::cuModuleUnload(module) };
@@ -247,6 +275,7 @@ impl Device for Gpu {
     }
 
     fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
+        self.enter()?;
         let mut at = 0;
         // SAFETY: writes one address.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) };
@@ -259,11 +288,15 @@ impl Device for Gpu {
     }
 
     fn free(&self, at: Address) {
+        if self.enter().is_err() {
+            return; // the driver is gone, and the memory with it
+        }
         // SAFETY: an address that `allocate` gave, freed once by the buffer that owns it; the call waits for launches that use it.
         let _ = unsafe { sys::cuMemFree_v2(at) };
     }
 
     fn write(&self, at: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.enter()?;
         let from = bytes.as_ptr().cast::<c_void>();
         // SAFETY: `Buffer` checked the length against the allocation; pageable memory is read before the call returns.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, bytes.len(), self.stream) })?;
@@ -271,6 +304,7 @@ impl Device for Gpu {
     }
 
     fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.enter()?;
         let to = bytes.as_mut_ptr().cast::<c_void>();
         // SAFETY: `Buffer` checked the length against the allocation; the wait below ends the copy.
         check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, bytes.len(), self.stream) })?;
@@ -278,12 +312,17 @@ impl Device for Gpu {
     }
 
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        self.enter()?;
         // SAFETY: `Buffer` owns both ranges.
         check("cuMemcpyDtoD", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
     }
 
     fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError> {
+        self.enter()?;
         let function = self.function(kernel)?;
+        if self.resolving.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let mut copy = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut copy)[..args.len()].copy_from_slice(args);
         let mut params = [copy.as_mut_ptr().cast::<c_void>()];
@@ -308,6 +347,11 @@ impl Device for Gpu {
     }
 
     fn record(&self, body: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
+        self.enter()?;
+        self.resolving.store(true, Ordering::Relaxed);
+        let resolved = body();
+        self.resolving.store(false, Ordering::Relaxed);
+        resolved?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: this value's stream.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
@@ -328,6 +372,7 @@ impl Device for Gpu {
     }
 
     fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
+        self.enter()?;
         // SAFETY: a graph of this value; its addresses live as long as the buffers of whoever recorded it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.stream) })
     }

@@ -11,4 +11,4 @@ pub mod sensitivity;
 pub use hessian::Hessian;
 pub use matrix::{Grouping, QuantError, Quantized, Rounding, quantize, quantize_with};
 pub use moments::Moments;
-pub use rounders::{Effort, codebook, has_efforts, rounder, rounder_at};
+pub use rounders::{Effort, Provider, codebook, has_efforts, provide, rounder, rounder_at};

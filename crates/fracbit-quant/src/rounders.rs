@@ -6,7 +6,7 @@ use fracbit_format::Codebook;
 pub use fracbit_trellis::Effort;
 use std::{
     collections::HashMap,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex, OnceLock, PoisonError},
 };
 
 /// Rounders live as long as the program: a trellis rounder owns tables of a few hundred kilobytes, and at most
@@ -14,6 +14,20 @@ use std::{
 static ROUNDERS: LazyLock<Mutex<Rounders>> = LazyLock::new(Mutex::default);
 
 type Rounders = HashMap<(Scheme, Effort), &'static dyn Rounder>;
+
+/// Builds rounders elsewhere than on the processor; `None` leaves a scheme to the processor.
+pub type Provider = Box<dyn Fn(Scheme) -> Option<Box<dyn Rounder>> + Send + Sync>;
+
+static PROVIDER: OnceLock<Provider> = OnceLock::new();
+
+/// Lets `provider` build the exact rounders from now on; they should give the bytes of the processor's. Only the first call counts, and
+/// only for schemes that no one asked for before.
+///
+/// # Errors
+/// Gives `provider` back when there is one already.
+pub fn provide(provider: Provider) -> Result<(), Provider> {
+    PROVIDER.set(provider)
+}
 
 /// The rounder of a scheme; `None` for half-TCQ, which uses the rounders of its two
 /// [halves](Scheme::halves), for schemes whose groups have a scale each (their scale and codes are found together), and for a
@@ -30,10 +44,12 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
     if let Some(&found) = rounders.get(&(scheme, effort)) {
         return Some(found);
     }
-    let built: Box<dyn Rounder> = match scheme.family() {
-        Family::Nuq | Family::Vq => fracbit_codebook::rounder(scheme)?,
-        Family::Tcq => Box::new(fracbit_trellis::rounder(scheme, effort)?),
-        Family::HalfTcq | Family::Int | Family::Gnuq => return None,
+    let provided = PROVIDER.get().filter(|_| effort == Effort::Exact).and_then(|provide| provide(scheme));
+    let built: Box<dyn Rounder> = match (provided, scheme.family()) {
+        (_, Family::HalfTcq | Family::Int | Family::Gnuq) => return None,
+        (Some(provided), _) => provided,
+        (None, Family::Nuq | Family::Vq) => fracbit_codebook::rounder(scheme)?,
+        (None, Family::Tcq) => Box::new(fracbit_trellis::rounder(scheme, effort)?),
     };
     let built: &'static dyn Rounder = Box::leak(built);
     rounders.insert((scheme, effort), built);

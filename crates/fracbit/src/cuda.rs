@@ -5,14 +5,16 @@
 use crate::{
     Error, Evaluation, Opened, Progress, directory::packed_names, fusion::Parts, load::Reader, plan::Storage,
 };
+use fracbit_codebook::Rounder;
 use fracbit_format::{Codebook, Layout, PackedView, TILE_COLS};
 use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
-use fracbit_kernels_cuda::{Device, DeviceError};
+use fracbit_kernels_cuda::{Device, DeviceError, TrellisEncoder};
 use fracbit_model::{LinearId, NormId, RotationMode, Sites};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
+use fracbit_quant::Effort;
 use half::f16;
 use std::{collections::BTreeMap, collections::btree_map::Entry};
 
@@ -129,6 +131,24 @@ pub fn score<D: Device>(
         kl: None,
         top1_agreement: None,
     })
+}
+
+/// Lets `device` search the codes of trellis schemes from now on, with the bytes of the processor. A scheme that the device cannot take
+/// stays with the processor.
+///
+/// # Errors
+/// When another device was chosen before.
+pub fn encode_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Result<(), Error> {
+    let provider = move |scheme| {
+        let rounder = fracbit_trellis::rounder(scheme, Effort::Exact)?;
+        match TrellisEncoder::new(device, rounder, 0) {
+            Ok(encoder) => Some(Box::new(encoder) as Box<dyn Rounder>),
+            Err(_) => None,
+        }
+    };
+    let taken =
+        |_| Error::Option { option: "--device", rule: "the encoder's device was chosen before".to_owned() };
+    fracbit_quant::provide(Box::new(provider)).map_err(taken)
 }
 
 impl From<DeviceError> for Error {

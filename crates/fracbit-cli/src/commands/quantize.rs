@@ -5,6 +5,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
+    gpu::{self, DeviceName},
     planning::{self, Aids, Shown, Source},
 };
 use clap::Args;
@@ -81,6 +82,9 @@ pub(crate) struct QuantizeArgs {
     /// Replace OUT when it is a model directory.
     #[arg(long)]
     force: bool,
+    /// Where codes of trellis schemes are searched: the same bytes on both.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     /// Print one JSON document: the report, or with --dry-run the plan.
     #[arg(long)]
     json: bool,
@@ -169,6 +173,9 @@ fn measuring_line(bytes: Bytes) -> String {
 }
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
+    if args.device == DeviceName::Cuda {
+        gpu::encode_here()?;
+    }
     let source = Source::open(&args.model)?;
     let recipe = args.recipe(&source)?;
     let calibration =
