@@ -8,8 +8,8 @@ use crate::{
     table::Table,
 };
 use fracbit::{
-    Calibration, MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities, Speed, Target,
-    directory, plan::Inventory, sensitivity,
+    Calibration, Forecast, MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities,
+    Speed, Target, directory, plan::Inventory, sensitivity,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::RotationMode;
@@ -222,6 +222,14 @@ impl fmt::Display for Shown<'_> {
             plan.lower_bound,
             100.0 * gap
         )?;
+        if let Some(forecast) = &plan.forecast {
+            let Forecast { kl, low, high, perplexity_ratio } = forecast;
+            writeln!(
+                f,
+                "forecast         KL divergence {kl:.4} ({low:.4} to {high:.4}) nats per token, perplexity about {:.1} % up",
+                100.0 * (perplexity_ratio - 1.0)
+            )?;
+        }
         if let Some(speed) = &plan.speed {
             writeln!(
                 f,
@@ -238,7 +246,7 @@ impl fmt::Display for Shown<'_> {
             let members: usize = plan.fused.iter().map(Vec::len).sum();
             writeln!(f, "fused            {members} matrices in {} groups", plan.fused.len())?;
         }
-        writeln!(f, "sensitivities    {}", plan.objective)
+        writeln!(f, "objective        {}: {}", plan.objective_kind.name(), plan.objective)
     }
 }
 
@@ -282,6 +290,8 @@ mod tests {
             layers: vec![layer],
             fused: Vec::new(),
             prices: fracbit::Prices::default(),
+            objective_kind: fracbit::Objective::DataFree,
+            forecast: None,
             speed: None,
         }
     }

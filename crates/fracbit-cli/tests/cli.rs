@@ -363,7 +363,7 @@ fn sensitivities_are_measured_resumed_and_bound_to_their_model() {
     let (a, plan) = (place.path().join("a.json"), place.path().join("plan.json"));
     let measure = ["sensitivity", text(&model), "-o", text(&a), "--tokens", "32", "--levels", "2"];
     let whole = fracbit(&[&measure[..], &["--json"]].concat()).done().json();
-    assert_eq!(keys(&whole), ["protocol", "source_hash", "rotation", "tokens", "layers"]);
+    assert_eq!(keys(&whole)[..5], ["protocol", "source_hash", "rotation", "tokens", "layers"]);
     // What a run that was stopped leaves: the first few matrices.
     let mut part = whole.clone();
     let layers = part["layers"].as_object_mut().expect("a map");
@@ -584,4 +584,81 @@ fn quiet_is_quiet_and_help_has_examples() {
     }
     let version = fracbit(&["--version"]).done().out;
     assert_eq!(version.trim(), concat!("fracbit ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_machine_is_measured_and_plans_keep_to_it() {
+    let demo = demo();
+    let (model, place) = (text(&demo), tempfile::tempdir().expect("a temporary directory"));
+    let path = |name: &str| place.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (machine, plan, page) = (path("machine.json"), path("plan.json"), path("report.html"));
+    let measure = ["profile", model, "-o", &machine, "--threads", "1", "--rounds", "1"];
+    let schemes = ["--scheme", "nuq-2", "--scheme", "nuq-4", "--scheme", "nuq-8", "--json"];
+    let profile = fracbit(&[&measure[..], &schemes[..]].concat()).done().json();
+    assert_eq!(profile["threads"], 1);
+    assert!(profile["kernels"].as_array().expect("a list").len() > 10, "{profile}");
+    fracbit(&measure).failed(FAILED, &["machine.json", "--force"]);
+
+    let with = |extra: &[&str]| {
+        let common = ["plan", model, "--profile", &machine, "--threads", "1", "--sensitivity", "prior"];
+        fracbit(&[&common[..], extra].concat())
+    };
+    let free = with(&["--scheme", "nuq-4", "--json"]).done().json();
+    let step = free["speed"]["step_us"].as_f64().expect("a prediction");
+    // Between the speeds of 4 and of 2 bits or beyond, whatever this machine makes of them.
+    let limit = format!("{}us", 1.02 * step);
+    let report = ["--save", &plan, "--html", &page, "--explain", "--json", "--palette", "nuq"];
+    let made =
+        with(&[&["--latency", &limit, "--pin", "layers.0.*=nuq-4"][..], &report].concat()).done().json();
+    assert!(made["speed"]["step_us"].as_f64().expect("a prediction") <= 1.03 * step, "{made}");
+    for key in ["explanation", "sizes", "times", "times_unfused", "uniform", "limits"] {
+        assert!(made.get(key).is_some(), "{key}");
+    }
+    let pinned = |l: &&Value| l["name"].as_str().is_some_and(|n| n.starts_with("model.layers.0."));
+    let layers = made["layers"].as_array().expect("a list");
+    assert!(layers.iter().filter(pinned).all(|l| l["scheme"] == "nuq-4"), "{made}");
+    let html = fs::read_to_string(&page).expect("a page was written");
+    assert!(html.starts_with("<!doctype html>") && html.contains("ms per decode step"));
+
+    with(&["--latency", "1us"]).failed(OUT_OF_REACH, &["out of reach", "most of it goes to `model."]);
+    with(&["--bits", "6", "--keep-head", "--palette", "nuq"])
+        .failed(BAD_INPUT, &["f16 has no measured kernel", "hint: "]);
+    let more = fracbit(&[
+        "plan",
+        model,
+        "--bits",
+        "4",
+        "--sensitivity",
+        "prior",
+        "--profile",
+        &machine,
+        "--threads",
+        "2",
+    ]);
+    more.failed(BAD_INPUT, &["machine.json", "number of threads (1)", "measure again"]);
+
+    // By hand: a good edit, and bad ones.
+    let edit = |change: &dyn Fn(&mut Value)| {
+        let mut document: Value =
+            serde_json::from_str(&fs::read_to_string(&plan).expect("saved")).expect("a plan");
+        change(&mut document);
+        fs::write(path("edited.json"), document.to_string()).expect("a writable place");
+        fracbit(&["plan", model, "--plan", &path("edited.json"), "--profile", &machine, "--threads", "1"])
+    };
+    edit(&|_| ()).done();
+    let up = |p: &mut Value, scheme: &str| p["layers"][12]["scheme"] = scheme.into();
+    edit(&|p| {
+        p["fused"] = serde_json::json!([]);
+        up(p, "nuq-8");
+    })
+    .done();
+    edit(&|p| {
+        p["fused"] = serde_json::json!([]);
+        up(p, "nuq-3");
+    })
+    .failed(BAD_INPUT, &["nuq-3 has no measured kernel on this machine"]);
+    edit(&|p| p["layers"][12]["name"] = "model.layers.99.mlp.up_proj".into())
+        .failed(BAD_INPUT, &["should appear once"]);
+    fracbit(&["bench", "targets", "--shape", "tiny", "--profile", &machine, "--threads", "1"])
+        .failed(BAD_INPUT, &["measure this one"]);
 }

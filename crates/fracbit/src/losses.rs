@@ -68,6 +68,7 @@ pub fn measure(
         tokens: text.sequences.tokens(),
         layers: BTreeMap::new(),
         actual: BTreeMap::new(),
+        joint: Vec::new(),
     };
     if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, result.rotation)) {
         (result.layers, result.actual) = (done.layers, done.actual);

@@ -274,21 +274,36 @@ fn terms(sample: &Sample) -> [f64; 4] {
     [sample.kernels_us, layers, layers * sample.context, 1.0]
 }
 
-/// Least squares of relative errors with non-negative unknowns: every set of unknowns that are held at zero is tried.
+/// Rounds of re-weighting.
+const ROUNDS: usize = 20;
+/// Relative errors below this count the same.
+const FLOOR: f64 = 0.005;
+
+/// Least absolute relative errors (by re-weighted least squares: a model that was measured while something else ran should not
+/// pull the fit) with non-negative unknowns: every set of unknowns that are held at zero is tried.
 fn solve(samples: &[Sample]) -> [f64; 4] {
     let mut best = ([1.0, 0.0, 0.0, 0.0], f64::INFINITY);
     for free in 1..16u32 {
         let open: Vec<usize> = (0..4).filter(|i| free >> i & 1 == 1).collect();
-        let Some(found) = least_squares(samples, &open) else { continue };
         let mut full = [0.0; 4];
-        open.iter().zip(found).for_each(|(&i, v)| full[i] = v);
-        if full.iter().any(|v| !(0.0..f64::INFINITY).contains(v)) {
+        let mut weights = vec![1.0; samples.len()];
+        let misses = |full: &[f64; 4]| -> Vec<f64> {
+            let miss = |s: &Sample| full.iter().zip(terms(s)).map(|(a, b)| a * b).sum::<f64>() / s.us - 1.0;
+            samples.iter().map(miss).collect()
+        };
+        let mut solvable = true;
+        for _ in 0..ROUNDS {
+            let Some(found) = least_squares(samples, &weights, &open) else {
+                solvable = false;
+                break;
+            };
+            open.iter().zip(found).for_each(|(&i, v)| full[i] = v);
+            weights = misses(&full).iter().map(|miss| 1.0 / miss.abs().max(FLOOR)).collect();
+        }
+        if !solvable || full.iter().any(|v| !(0.0..f64::INFINITY).contains(v)) {
             continue;
         }
-        let error: f64 = samples
-            .iter()
-            .map(|s| (full.iter().zip(terms(s)).map(|(a, b)| a * b).sum::<f64>() / s.us - 1.0).powi(2))
-            .sum();
+        let error: f64 = misses(&full).iter().map(|miss| miss.abs().max(FLOOR)).sum();
         if error < best.1 {
             best = (full, error);
         }
@@ -296,18 +311,18 @@ fn solve(samples: &[Sample]) -> [f64; 4] {
     best.0
 }
 
-/// Normal equations of the unknowns `open`, by elimination; `None` when they are dependent.
-fn least_squares(samples: &[Sample], open: &[usize]) -> Option<Vec<f64>> {
+/// Weighted normal equations of the unknowns `open`, by elimination; `None` when they are dependent.
+fn least_squares(samples: &[Sample], weights: &[f64], open: &[usize]) -> Option<Vec<f64>> {
     let n = open.len();
     let mut rows = vec![vec![0.0; n + 1]; n];
-    for s in samples {
+    for (s, weight) in samples.iter().zip(weights) {
         let all = terms(s);
         let x: Vec<f64> = open.iter().map(|&i| all[i] / s.us).collect();
         for i in 0..n {
             for j in 0..n {
-                rows[i][j] += x[i] * x[j];
+                rows[i][j] += weight * x[i] * x[j];
             }
-            rows[i][n] += x[i];
+            rows[i][n] += weight * x[i];
         }
     }
     // Unknowns differ by many orders of magnitude: scale the diagonal to ones.
@@ -369,9 +384,9 @@ mod tests {
         let truth = [1.05, 40.0, 0.02, 300.0];
         let fit = Overhead::fit(1, samples(truth, 0.0)).unwrap();
         for (got, want) in [fit.factor, fit.layer_us, fit.context_us, fit.fixed_us].iter().zip(truth) {
-            assert!((got / want - 1.0).abs() < 1e-6, "{fit:?}");
+            assert!((got / want - 1.0).abs() < 1e-4, "{fit:?}");
         }
-        assert!(fit.residual < 1e-9);
+        assert!(fit.residual < 1e-4);
         let noisy = Overhead::fit(1, samples(truth, 0.01)).unwrap();
         assert!(noisy.residual > 0.001 && noisy.residual < 0.05, "{}", noisy.residual);
         assert!((noisy.rest_us(16, 128) - (16.0 * (40.0 + 0.02 * 128.0) + 300.0)).abs() < 300.0);

@@ -5,9 +5,11 @@
 //! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
 
 use crate::{
-    Error, fusion,
+    Error,
+    forecast::Forecast,
+    fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
-    sensitivity::Sensitivities,
+    sensitivity::{Objective, Sensitivities},
     steer::{self, Exclude, Pin},
 };
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
@@ -272,6 +274,12 @@ pub struct Plan {
     /// Loss saved per further unit of the budgets that bind.
     #[serde(default)]
     pub prices: Prices,
+    /// How the losses were estimated.
+    #[serde(default)]
+    pub objective_kind: Objective,
+    /// What will be measured, by a fit to whole models; absent without such measurements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
     /// The predicted speed, when a machine profile was at hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<PlannedSpeed>,
@@ -345,7 +353,7 @@ impl Plan {
         let fused = fused.iter().map(|ids| ids.iter().map(ToString::to_string).collect()).collect();
         if self.layers != layers || self.fused != fused {
             // Edited by hand: what was predicted and proven was another plan.
-            (self.speed, self.lower_bound, self.prices) = (None, 0.0, Prices::default());
+            (self.speed, self.forecast, self.lower_bound, self.prices) = (None, None, 0.0, Prices::default());
         }
         self.fused = fused;
         self.layers = layers;
@@ -391,6 +399,16 @@ pub fn plan(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
+    let mut plan = allocate(inventory, sensitivities, options)?;
+    plan.forecast = sensitivities.forecast(plan.predicted_loss);
+    Ok(plan)
+}
+
+fn allocate(
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+) -> Result<Plan, Error> {
     let group = options.group();
     let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
@@ -407,6 +425,8 @@ pub fn plan(
         lower_bound: 0.0,
         layers: Vec::new(),
         prices: Prices::default(),
+        objective_kind: sensitivities.objective(),
+        forecast: None,
         speed: None,
         fused: Vec::new(),
     };

@@ -9,6 +9,7 @@
 use crate::{
     Error, EvalOptions, Opened, Progress,
     calibrate::{Sequences, text_origin, text_sequences},
+    forecast::{self, Forecast},
     plan::{Inventory, Storage},
 };
 use fracbit_base::Bytes;
@@ -38,6 +39,46 @@ pub struct Sensitivities {
     /// scheme's error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub actual: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Noise in all matrices at once, for forecasts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joint: Vec<JointPoint>,
+}
+
+/// How the loss of a matrix in a scheme is estimated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// `a` times the scheme's error, with `a` from text that the model wrote or from a prior.
+    #[default]
+    DataFree,
+    /// `a` times the scheme's error, with `a` from a given text.
+    Linear,
+    /// Measured for every scheme, one matrix replaced at a time.
+    Actual,
+}
+
+impl Objective {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::DataFree, Self::Linear, Self::Actual];
+
+    /// The name on the command line and in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DataFree => "data-free",
+            Self::Linear => "linear",
+            Self::Actual => "actual",
+        }
+    }
+}
+
+/// Noise in all matrices at once.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JointPoint {
+    /// What the matrices lose one by one, added up.
+    pub sum: f64,
+    /// What the model loses, nats per token.
+    pub measured: f64,
 }
 
 /// Effort of a measurement.
@@ -69,15 +110,15 @@ impl Protocol {
         )
     }
 
-    /// Peak memory of a measurement beside the memory-mapped checkpoint: the matrix under test and its noisy copy, and
-    /// the logits of the probe.
+    /// Peak memory of a measurement beside the memory-mapped checkpoint: the matrix under test, its noisy copy or those of the
+    /// forecast, and the logits of the probe.
     #[must_use]
     pub fn memory(self, inventory: &Inventory) -> Bytes {
         let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
         let vocab =
             inventory.matrices.iter().find(|m| inventory.is_head(m.id)).map_or(0, |m| m.shape.rows as u64);
         let rows = (self.tokens + self.tokens.min(SEQUENCE)) as u64;
-        Bytes(2 * 4 * largest + 4 * rows * vocab)
+        Bytes(4 * largest + (4 * largest).max(forecast::memory(inventory)) + 4 * rows * vocab)
     }
 }
 
@@ -112,6 +153,7 @@ impl Sensitivities {
                 .map(|m| (m.name.clone(), Fit { a: guess(m.id), residual: 0.0 }))
                 .collect(),
             actual: BTreeMap::new(),
+            joint: Vec::new(),
         }
     }
 
@@ -127,6 +169,24 @@ impl Sensitivities {
         } else {
             Err(bad(format!("`a` of `{name}` should be finite and not negative, got {}", fit.a)))
         }
+    }
+
+    /// How this document estimates losses.
+    #[must_use]
+    pub fn objective(&self) -> Objective {
+        if !self.actual.is_empty() {
+            Objective::Actual
+        } else if self.protocol.starts_with("linear") {
+            Objective::Linear
+        } else {
+            Objective::DataFree
+        }
+    }
+
+    /// The forecast for a sum of losses; `None` where nothing was measured on the whole model.
+    #[must_use]
+    pub fn forecast(&self, predicted: f64) -> Option<Forecast> {
+        forecast::forecast(&self.joint, predicted)
     }
 
     /// Predicted loss of a matrix stored so: what was measured for the scheme, as the rise over the best scheme measured for this
@@ -265,6 +325,7 @@ pub fn measure_on(
         tokens: text.map_or(protocol.tokens, |t| t.sequences.tokens()),
         layers: BTreeMap::new(),
         actual: BTreeMap::new(),
+        joint: Vec::new(),
     };
     if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, mode)) {
         result.layers = done.layers;
@@ -316,11 +377,17 @@ pub fn measure_on(
         result.layers.insert(id.to_string(), fitted);
         checkpoint(&result)?;
     }
+    result.joint = forecast::measure(&plain, &probe, &model, &result, protocol.seed, progress)?;
+    checkpoint(&result)?;
     Ok(result)
 }
 
 /// The norm gain that `mode` folds into a matrix.
-fn folded_gain(plain: &WeightSource, id: LinearId, mode: RotationMode) -> Result<Option<Vec<f32>>, Error> {
+pub(crate) fn folded_gain(
+    plain: &WeightSource,
+    id: LinearId,
+    mode: RotationMode,
+) -> Result<Option<Vec<f32>>, Error> {
     let norm = match id {
         LinearId::Embed | LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => return Ok(None),
         LinearId::Head => NormId::Final,

@@ -211,8 +211,8 @@ struct TargetArgs {
     /// Tokens in the cache.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
     context: usize,
-    /// Measurements of each model.
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = args::count)]
+    /// Measurements of each model in each of three passes.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = args::count)]
     rounds: usize,
     /// Print a JSON list.
     #[arg(long)]

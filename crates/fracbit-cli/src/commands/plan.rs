@@ -31,8 +31,7 @@ Examples:
 ///
 /// The table gives scheme, bits, size and predicted loss of every matrix, then the totals and how far from the best
 /// possible plan this one can be at most. A saved plan is plain JSON: edit it, check it with --plan, apply it with
-/// `quantize --plan`. How much each matrix matters is measured first, by a quick protocol that holds one matrix in memory;
-/// `--sensitivity prior` measures nothing.
+/// `quantize --plan`. How much each matrix matters is measured first, by a quick protocol; `--sensitivity prior` measures nothing.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct PlanArgs {

@@ -169,7 +169,7 @@ impl Memory {
 }
 
 fn measuring_line(bytes: Bytes) -> String {
-    format!("memory: measuring takes about {bytes} for one matrix and the logits, beside the mapped file")
+    format!("memory: measuring takes about {bytes} for noisy matrices and the logits, beside the mapped file")
 }
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {

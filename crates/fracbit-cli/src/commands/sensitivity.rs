@@ -137,7 +137,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     let bytes = protocol.memory(&source.inventory(args.rotation.into()));
     context
         .progress
-        .note(&format!("memory: about {bytes} for one matrix and the logits, beside the mapped file"));
+        .note(&format!("memory: about {bytes} for noisy matrices and the logits, beside the mapped file"));
 
     let weights = source.opened.source(args.rotation.into(), args.seed)?;
     let mut failure = None;

@@ -20,14 +20,17 @@ use std::{collections::BTreeMap, fs, time::Instant};
 const MOST_WEIGHTS: usize = 1 << 26;
 /// Weights in the layers of a random model; a larger model is measured with fewer layers.
 const MODEL_WEIGHTS: usize = 1 << 30;
+/// Rows of the matrix that is multiplied before those that count.
+const WARM_ROWS: usize = 1024;
 /// Tokens in the cache when the decoding of most random models begins.
 const SHORT: usize = 16;
 /// Contexts of the random models that show what attention takes.
-const LONG: [usize; 3] = [256, 1024, 1024];
+const LONG: [usize; 4] = [512, 1024, 512, 1024];
 /// Tokens generated in one measurement.
 const STEPS: usize = 8;
-/// Times that all schemes are gone through, the even ones backwards.
-const SWEEPS: usize = 2;
+/// Times that all schemes are gone through, every other time backwards, with random models in between: a machine that changes
+/// its speed meanwhile changes that of products and models alike.
+const SWEEPS: usize = 4;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -38,11 +41,11 @@ pub struct ProfileOptions {
     pub batch: Vec<usize>,
     /// Threads.
     pub threads: usize,
-    /// Measurements of each product in each of two sweeps, and of each model.
+    /// Measurements of each product in each of four sweeps, and twice as many of each step of a model.
     pub rounds: usize,
     /// Random models beside those with long contexts.
     pub models: usize,
-    /// Bytes to read between measurements, so that weights come from memory; twice the last-level cache if absent.
+    /// Bytes to read between measurements, so that weights come from memory; eight times the last-level cache if absent.
     pub flush: Option<u64>,
     /// Seed of the random configurations.
     pub seed: u64,
@@ -55,8 +58,8 @@ impl Default for ProfileOptions {
             schemes: Scheme::all().collect(),
             batch: vec![1],
             threads: super::cores(),
-            rounds: 9,
-            models: 9,
+            rounds: 5,
+            models: 16,
             flush: None,
             seed: 0,
         }
@@ -86,7 +89,7 @@ pub fn profile(
     let start = Instant::now();
     let pool = pool(options.threads)?;
     let arena = Arena::new();
-    let mut flush = limits::Memory::new(options.flush.unwrap_or_else(|| 2 * last_cache()).max(4096))?;
+    let mut flush = limits::Memory::new(options.flush.unwrap_or_else(|| 8 * last_cache()).max(4096))?;
     let limits = pool.install(|| {
         let mut read: Vec<f64> = (0..3).map(|_| flush.read()).collect();
         let mut products: Vec<f64> = (0..3).map(|_| limits::products()).collect();
@@ -95,7 +98,7 @@ pub fn profile(
         [read[1], products[1]]
     });
     let products = Products::of(config);
-    let times = products.measure(options, kernels, &arena, &pool, &mut flush, progress)?;
+    let mut times = Times::new(options, &products);
     let mut profile = MachineProfile {
         profile_version: PROFILE_VERSION,
         fracbit: env!("CARGO_PKG_VERSION").to_owned(),
@@ -107,12 +110,29 @@ pub fn profile(
         read_gb_per_s: limits[0],
         int8_gmac_per_s: limits[1],
         seconds: 0.0,
-        kernels: times,
+        kernels: Vec::new(),
         overheads: Vec::new(),
     };
-    let samples = models(config, options, &profile, kernels, &arena, &pool, progress)?;
-    for (&batch, samples) in options.batch.iter().zip(samples) {
-        profile.overheads.push(Overhead::fit(batch, samples)?);
+    let stages = SWEEPS * options.schemes.len() + options.models + LONG.len();
+    progress.stage("measuring products and models", stages as u64);
+    let bench = Bench { options, kernels, arena: &arena, pool: &pool, progress };
+    let mut draws = Vec::new();
+    let mut steps: Vec<Vec<f64>> = Vec::new();
+    for sweep in 0..SWEEPS {
+        times.sweep(&products, sweep % 2 == 1, &bench, &mut flush)?;
+        if sweep == 0 {
+            profile.kernels = times.medians(options, &products);
+            draws = draw(config, options, &profile);
+        }
+        let done = steps.len();
+        for draw in &draws[done..draws.len() * (sweep + 1) / SWEEPS] {
+            steps.push(draw.measure(&bench)?);
+        }
+    }
+    profile.kernels = times.medians(options, &products);
+    for (at, &batch) in options.batch.iter().enumerate() {
+        let samples = draws.iter().zip(&steps).map(|(draw, us)| draw.sample(&profile, batch, us[at]));
+        profile.overheads.push(Overhead::fit(batch, samples.collect())?);
     }
     profile.seconds = start.elapsed().as_secs_f64();
     Ok(profile)
@@ -145,38 +165,54 @@ impl Products {
         all.dedup();
         Self(all)
     }
+}
 
-    fn measure(
-        &self,
-        options: &ProfileOptions,
-        kernels: &Kernels,
-        arena: &Arena,
-        pool: &ThreadPool,
+/// What measuring needs.
+struct Bench<'a> {
+    options: &'a ProfileOptions,
+    kernels: &'a Kernels,
+    arena: &'a Arena,
+    pool: &'a ThreadPool,
+    progress: &'a dyn Progress,
+}
+
+/// Microseconds of all measurements: (scheme, batch, shape).
+struct Times(Vec<Vec<Vec<Vec<f64>>>>);
+
+impl Times {
+    fn new(options: &ProfileOptions, products: &Products) -> Self {
+        Self(vec![vec![vec![Vec::new(); products.0.len()]; options.batch.len()]; options.schemes.len()])
+    }
+
+    fn sweep(
+        &mut self,
+        products: &Products,
+        backwards: bool,
+        bench: &Bench<'_>,
         flush: &mut limits::Memory,
-        progress: &dyn Progress,
-    ) -> Result<Vec<KernelTime>, Error> {
-        let (schemes, batches) = (&options.schemes, &options.batch);
-        progress.stage("measuring products", (SWEEPS * schemes.len()) as u64);
-        let mut times = vec![vec![vec![Vec::new(); self.0.len()]; batches.len()]; schemes.len()];
-        for sweep in 0..SWEEPS {
-            for at in 0..schemes.len() {
-                let at = if sweep % 2 == 0 { at } else { schemes.len() - 1 - at };
-                let set = Set::new(schemes[at], &self.0, arena, kernels)?;
-                for (&batch, times) in batches.iter().zip(&mut times[at]) {
-                    pool.install(|| set.measure(batch, options.rounds, flush, times));
-                }
-                progress.advance(1);
+    ) -> Result<(), Error> {
+        let ProfileOptions { schemes, batch, rounds, .. } = bench.options;
+        for at in 0..schemes.len() {
+            let at = if backwards { schemes.len() - 1 - at } else { at };
+            let set = Set::new(schemes[at], &products.0, bench.arena, bench.kernels)?;
+            for (&batch, times) in batch.iter().zip(&mut self.0[at]) {
+                bench.pool.install(|| set.measure(batch, *rounds, flush, times));
             }
+            bench.progress.advance(1);
         }
+        Ok(())
+    }
+
+    fn medians(&self, options: &ProfileOptions, products: &Products) -> Vec<KernelTime> {
         let mut all = Vec::new();
-        for (scheme, times) in schemes.iter().zip(times) {
-            for (&batch, times) in batches.iter().zip(times) {
-                for (shape, times) in self.0.iter().zip(times) {
-                    all.push(kernel_time(*scheme, *shape, batch, times));
+        for (scheme, times) in options.schemes.iter().zip(&self.0) {
+            for (&batch, times) in options.batch.iter().zip(times) {
+                for (shape, times) in products.0.iter().zip(times) {
+                    all.push(kernel_time(*scheme, *shape, batch, times.clone()));
                 }
             }
         }
-        Ok(all)
+        all
     }
 }
 
@@ -216,11 +252,15 @@ struct Set {
     matrices: Vec<PackedMatrix>,
     /// A strip for each number of columns, by columns.
     strips: BTreeMap<usize, PackedMatrix>,
+    /// Multiplied first, so that threads, instructions and tables are at hand as within a model.
+    first: PackedMatrix,
 }
 
 impl Set {
     fn new(scheme: Scheme, shapes: &[Shape], arena: &Arena, kernels: &Kernels) -> Result<Self, Error> {
-        let mut set = Self { matrices: Vec::new(), strips: BTreeMap::new() };
+        let narrow = shapes.iter().map(|s| s.cols).min().unwrap_or(TILE_ROWS);
+        let first = arena.matrix(scheme, Shape::new(WARM_ROWS, narrow), false, shapes.len(), kernels)?;
+        let mut set = Self { matrices: Vec::new(), strips: BTreeMap::new(), first };
         for (salt, &shape) in shapes.iter().enumerate() {
             let part = Shape::new(measured_rows(shape), shape.cols);
             set.matrices.push(arena.matrix(scheme, part, false, salt, kernels)?);
@@ -237,6 +277,10 @@ impl Set {
         let (mut x, mut y, mut strip) = (Activations::new(), Vec::new(), vec![0.0; batch * TILE_ROWS]);
         for round in 0..=rounds {
             flush.sweep();
+            let Shape { rows, cols } = self.first.shape();
+            x.set(&cases::activations(batch * cols, 1), cols).expect(FITS);
+            y.resize(batch * rows, 0.0);
+            matmul(&self.first, &mut x, &mut y).expect(FITS);
             for (matrix, times) in self.matrices.iter().zip(times.iter_mut()) {
                 let Shape { rows, cols } = matrix.shape();
                 let input = cases::activations(batch * cols, 1);
@@ -299,6 +343,26 @@ impl Draw {
         Self { config, schemes: chosen, fused, context }
     }
 
+    /// Microseconds of a step with each batch.
+    fn measure(&self, bench: &Bench<'_>) -> Result<Vec<f64>, Error> {
+        let model = bench.arena.model(&self.config, |id| self.schemes[&id], &self.fused, bench.kernels)?;
+        let step = |&batch: &usize| {
+            let rounds = 2 * bench.options.rounds;
+            let spread = bench.pool.install(|| Decoder::new(&model, self.context, batch)?.measure(rounds))?;
+            Ok(spread.median)
+        };
+        let steps = bench.options.batch.iter().map(step).collect();
+        bench.progress.advance(1);
+        steps
+    }
+
+    fn sample(&self, profile: &MachineProfile, batch: usize, us: f64) -> Sample {
+        #[expect(clippy::cast_precision_loss, reason = "tokens")]
+        let context = self.context as f64 + (batch * (STEPS - 1)) as f64 / 2.0;
+        let layers = self.config.num_hidden_layers();
+        Sample { kernels_us: self.kernels_us(profile, batch), layers, context, us }
+    }
+
     /// Microseconds of its products, by the profile.
     fn kernels_us(&self, profile: &MachineProfile, batch: usize) -> f64 {
         kernels_us(&self.config, |id| self.schemes[&id], &self.fused, profile, batch)
@@ -326,16 +390,22 @@ fn kernels_us(
     Some(sum)
 }
 
-/// Measures random models, each with every batch; samples by batch.
-fn models(
-    config: &ModelConfig,
-    options: &ProfileOptions,
-    profile: &MachineProfile,
-    kernels: &Kernels,
-    arena: &Arena,
-    pool: &ThreadPool,
-    progress: &dyn Progress,
-) -> Result<Vec<Vec<Sample>>, Error> {
+/// Schemes that a plan to a speed may well take: no other one is both much faster and no worse. Random models are made of
+/// these, lest they be dominated by kernels that no plan wants.
+fn useful(schemes: &[Scheme], profile: &MachineProfile, batch: usize) -> Vec<Scheme> {
+    let time = |s: Scheme| -> f64 {
+        profile.kernels.iter().filter(|k| k.scheme == s && k.batch == batch).map(|k| k.us).sum()
+    };
+    let facts: Vec<(Scheme, f64, f64)> =
+        schemes.iter().map(|&s| (s, time(s), fracbit_codebook::nmse(s).unwrap_or(1.0))).collect();
+    let beaten = |(_, time, error): &(Scheme, f64, f64)| {
+        facts.iter().any(|other| other.1 < 0.7 * time && other.2 <= *error)
+    };
+    facts.iter().filter(|s| !beaten(s)).map(|s| s.0).collect()
+}
+
+/// Random models: most with a short context and many layers, some with a long one and few layers.
+fn draw(config: &ModelConfig, options: &ProfileOptions, profile: &MachineProfile) -> Vec<Draw> {
     let per_layer: usize = LinearId::all(config)
         .filter(|id| matches!(id, LinearId::Layer(0, _)))
         .map(|id| id.shape(config).len())
@@ -344,34 +414,19 @@ fn models(
     let most = (MODEL_WEIGHTS / per_layer.max(1)).clamp(1, all);
     let few = most.div_ceil(4);
     let room = config.max_position_embeddings.saturating_sub(STEPS * 8).max(1);
+    let schemes = useful(&options.schemes, profile, options.batch[0]);
     let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
     let mut draws = Vec::new();
-    for i in 0..options.models {
-        let layers = [most, most.div_ceil(2), most, few][i % 4];
-        draws.push(Draw::new(config, layers, SHORT.min(room), &options.schemes, &mut rng));
-    }
-    for context in LONG {
-        draws.push(Draw::new(config, few, context.min(room), &options.schemes, &mut rng));
-    }
-    progress.stage("measuring models", draws.len() as u64);
-    let mut samples = vec![Vec::new(); options.batch.len()];
-    for draw in &draws {
-        let model = arena.model(&draw.config, |id| draw.schemes[&id], &draw.fused, kernels)?;
-        for (&batch, samples) in options.batch.iter().zip(&mut samples) {
-            let times =
-                pool.install(|| Decoder::new(&model, draw.context, batch)?.measure(options.rounds))?;
-            #[expect(clippy::cast_precision_loss, reason = "tokens")]
-            let context = draw.context as f64 + (batch * (STEPS - 1)) as f64 / 2.0;
-            samples.push(Sample {
-                kernels_us: draw.kernels_us(profile, batch),
-                layers: draw.config.num_hidden_layers(),
-                context,
-                us: times.median,
-            });
+    for i in 0..options.models.max(LONG.len()) {
+        if i < options.models {
+            let layers = [most, most.div_ceil(2), most, few][i % 4];
+            draws.push(Draw::new(config, layers, SHORT.min(room), &schemes, &mut rng));
         }
-        progress.advance(1);
+        if let Some(&context) = LONG.get(i) {
+            draws.push(Draw::new(config, few, context.min(room), &schemes, &mut rng));
+        }
     }
-    Ok(samples)
+    draws
 }
 
 /// A model that decodes.
@@ -397,29 +452,32 @@ impl<'a> Decoder<'a> {
         Ok(Self { model, state, sampler, context, batch })
     }
 
-    /// Microseconds of a step, picking the next tokens included; the first of the measurements warms up.
-    pub(super) fn measure(&mut self, rounds: usize) -> Result<Spread, Error> {
+    /// Microseconds of steps.
+    fn measure(&mut self, rounds: usize) -> Result<Spread, Error> {
+        Ok(Spread::of(self.steps(rounds)?))
+    }
+
+    /// Microseconds of each step, picking the next tokens included; the first of the measurements warms up.
+    pub(super) fn steps(&mut self, rounds: usize) -> Result<Vec<f64>, Error> {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         let vocab = self.model.config().vocab_size;
         let mut times = Vec::new();
         for round in 0..=rounds {
             self.state.truncate(self.context);
             let mut tokens = vec![1; self.batch];
-            let start = Instant::now();
             for _ in 0..STEPS {
+                let start = Instant::now();
                 self.model.forward(&mut self.state, &tokens, &mut hidden)?;
                 self.model.logits(&mut self.state, &hidden, &mut logits)?;
                 for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(vocab)) {
                     *token = self.sampler.sample(logits, &[])?;
                 }
-            }
-            #[expect(clippy::cast_precision_loss, reason = "a handful of steps")]
-            let us = start.elapsed().as_secs_f64() * 1e6 / STEPS as f64;
-            if round > 0 {
-                times.push(us);
+                if round > 0 {
+                    times.push(start.elapsed().as_secs_f64() * 1e6);
+                }
             }
         }
-        Ok(Spread::of(times))
+        Ok(times)
     }
 }
 
@@ -452,7 +510,7 @@ mod tests {
         assert!(got.kernels.iter().all(|k| k.us > 0.0 && k.spread[0] <= k.us && k.us <= k.spread[1]));
         assert_eq!(
             got.overheads.iter().map(|o| (o.batch, o.samples.len())).collect::<Vec<_>>(),
-            [(1, 6), (2, 6)]
+            [(1, 7), (2, 7)]
         );
 
         let place = tempfile::tempdir().unwrap();

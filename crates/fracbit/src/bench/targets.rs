@@ -13,6 +13,9 @@ use fracbit_model::{LinearId, RotationMode};
 use serde::Serialize;
 use std::{collections::BTreeMap, sync::Arc};
 
+/// Times that every plan's model is made and measured.
+const PASSES: usize = 3;
+
 /// What to plan for.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
@@ -20,7 +23,7 @@ pub struct TargetOptions {
     pub count: usize,
     /// Tokens in the cache.
     pub context: usize,
-    /// Measurements of each model.
+    /// Measurements of each model in each of three passes, eight steps each.
     pub rounds: usize,
 }
 
@@ -83,37 +86,49 @@ pub fn targets(
     };
     let (fastest, slowest) = (first.1, last.1);
     let (arena, pool) = (Arena::new(), pool(profile.threads)?);
-    progress.stage("planning and measuring", options.count as u64);
-    let mut rows = Vec::new();
-    for i in 1..=options.count {
-        #[expect(clippy::cast_precision_loss, reason = "a handful of targets")]
-        let target_us = fastest * (slowest / fastest).powf(i as f64 / (options.count + 1) as f64);
-        let best = planner.within(target_us, true)?;
-        let schemes = schemes(&best, config)?;
-        let fused = crate::fusion::check(&best.fused, |id| {
-            Some((schemes.get(&id).copied().map(Storage::Packed)?, id.shape(config)))
-        })
-        .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
-        let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
-        let spread = pool.install(|| Decoder::new(&model, options.context, 1)?.measure(options.rounds))?;
-        let predicted_us = best.speed.as_ref().map_or(f64::NAN, |s| s.step_us);
+    #[expect(clippy::cast_precision_loss, reason = "a handful of targets")]
+    let share = |i: usize| i as f64 / (options.count + 1) as f64;
+    let times: Vec<f64> = (1..=options.count).map(|i| fastest * (slowest / fastest).powf(share(i))).collect();
+    progress.stage("planning", options.count as u64);
+    let mut plans = Vec::new();
+    for &target_us in &times {
+        plans.push(planner.within(target_us, true)?);
+        progress.advance(1);
+    }
+    // One model at a time is in memory, each of them several times, so that all see the machine at several moments.
+    progress.stage("measuring", (PASSES * options.count) as u64);
+    let mut steps = vec![Vec::new(); plans.len()];
+    for _ in 0..PASSES {
+        for (plan, steps) in plans.iter().zip(&mut steps) {
+            let schemes = schemes(plan, config)?;
+            let stored = |id: LinearId| Some((Storage::Packed(*schemes.get(&id)?), id.shape(config)));
+            let fused = crate::fusion::check(&plan.fused, stored)
+                .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
+            let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
+            let times = pool.install(|| Decoder::new(&model, options.context, 1)?.steps(options.rounds))?;
+            steps.extend(times);
+            progress.advance(1);
+        }
+    }
+    let row = |((&target_us, plan), steps): ((&f64, &Plan), Vec<f64>)| {
+        let spread = Spread::of(steps);
+        let predicted_us = plan.speed.as_ref().map_or(f64::NAN, |s| s.step_us);
         let single = uniform.iter().rev().find(|u| u.1 <= target_us);
-        rows.push(TargetSpeed {
+        TargetSpeed {
             target_us,
             predicted_us,
             measured_us: spread.median,
             spread,
             ratio: spread.median / predicted_us,
-            bits_per_weight: best.bits_per_weight,
-            groups: best.fused.len(),
-            loss: best.predicted_loss,
+            bits_per_weight: plan.bits_per_weight,
+            groups: plan.fused.len(),
+            loss: plan.predicted_loss,
             loss_unfused: planner.within(target_us, false).ok().map(|p| p.predicted_loss),
             uniform: single.map(|u| u.0),
             uniform_loss: single.map(|u| u.2),
-        });
-        progress.advance(1);
-    }
-    Ok(rows)
+        }
+    };
+    Ok(times.iter().zip(&plans).zip(steps).map(row).collect())
 }
 
 /// The scheme of every matrix of a plan without half-precision matrices.

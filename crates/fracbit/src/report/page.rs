@@ -17,11 +17,11 @@ const STYLE: &str = "\
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--paper:#0d1117;--line:#30363d;--panel:#161b22;--good:#3fb27f;--bad:#e5655d;--mark:#5b9dff}}\
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}\
 main{max-width:76rem;margin:0 auto;padding:1rem}h1{font-size:1.5rem;margin:.5rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2rem 0 .5rem}\
-p{margin:.4rem 0}.soft{color:var(--soft);font-size:.9rem}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.75rem}\
+p{margin:.4rem 0}.soft{color:var(--soft);font-size:.9rem}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.75rem}\
 .card{background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:.6rem .8rem}.card b{display:block;font-size:1.3rem}\
 .card span{color:var(--soft);font-size:.85rem}.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}\
 .wide{overflow-x:auto}table{border-collapse:collapse}td,th{padding:.2rem .5rem;text-align:left;font-weight:400;border-bottom:1px solid var(--line);overflow-wrap:anywhere}\
-th{color:var(--soft)}.map{width:100%;table-layout:fixed;font-size:.8rem;border-spacing:2px;border-collapse:separate}\
+th{color:var(--soft);white-space:nowrap;vertical-align:top}.map{width:100%;table-layout:fixed;font-size:.8rem;border-spacing:2px;border-collapse:separate}\
 .map td,.map th{border:0;padding:.15rem 0;text-align:center;border-radius:.2rem}.map th:first-child{width:2.4rem;text-align:right;padding-right:.4rem}\
 .map td{color:#10151a;position:relative;height:1.7rem}.map td.fused{outline:2px solid var(--ink);outline-offset:-2px}\
 .map small{position:absolute;right:.15rem;top:0;font-size:.6rem}\
@@ -59,6 +59,22 @@ fn cards(report: &Report, page: &mut String) {
     card(page, &format!("{:.3} bits", plan.bits_per_weight), "per weight, everything counted");
     card(page, &Bytes(plan.bytes).to_string(), "of tensors");
     card(page, &format!("{:.4}", plan.predicted_loss), "nats per token lost, predicted");
+    if let Some(forecast) = &plan.forecast {
+        card(
+            page,
+            &format!("{:.4}", forecast.kl),
+            &format!("KL divergence forecast, {:.4} to {:.4}", forecast.low, forecast.high),
+        );
+        card(
+            page,
+            &format!("+{:.1} %", 100.0 * (forecast.perplexity_ratio - 1.0)),
+            &format!(
+                "perplexity forecast, {:.1} to {:.1}",
+                100.0 * forecast.low.exp_m1(),
+                100.0 * forecast.high.exp_m1()
+            ),
+        );
+    }
     if let Some(speed) = &plan.speed {
         card(
             page,
@@ -269,7 +285,7 @@ fn provenance(report: &Report, page: &mut String) {
         ("command", report.command.clone()),
         ("fracbit", report.fracbit.clone()),
         ("checkpoint", plan.source_hash.clone()),
-        ("sensitivities", plan.objective.clone()),
+        ("objective", format!("{}: {}", plan.objective_kind.name(), plan.objective)),
         ("rotation", format!("{}, seed {}", plan.rotation, plan.seed)),
     ];
     if let Some(limits) = &report.limits {
