@@ -83,7 +83,7 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result
     println!("| scheme | shape | batch | µs | TB/s of codes | share of copy | dense µs | speed-up |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for shape in SHAPES {
-        for scheme in Scheme::all() {
+        for scheme in Scheme::all().filter(|s| s.group().is_none()) {
             let name = scheme.to_string();
             let wanted = match only {
                 Some(only) => name == only,

@@ -184,11 +184,12 @@ pub fn quantize_with(
     }
     if scheme.group().is_some() {
         // Of the moments these take the diagonal: the importance of each column.
-        if let Some(moments) = moments {
+        if let Some(moments) = rounding.moments {
             ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
         }
-        let diagonal: Option<Vec<f32>> =
-            moments.map(|m| m.entries().iter().step_by(shape.cols + 1).map(|h| h.max(0.0)).collect());
+        let diagonal: Option<Vec<f32>> = rounding
+            .moments
+            .map(|m| m.entries().iter().step_by(shape.cols + 1).map(|h| h.max(0.0)).collect());
         return crate::grouped::quantize(weights, shape, scheme, grouping, diagonal.as_deref(), progress);
     }
     let layout = Layout::new(scheme, shape);

@@ -2,7 +2,8 @@
 //!
 //! 1. Real-valued values of least error for N(0, 1): [`lloyd_max`] (exact) for scalars, [`lloyd`] for pairs.
 //! 2. An integer grid. Entries become `round(value / step)` with the step that costs least, in -127..=127 where that
-//!    adds at most 0.5 % to the error (an int8 dot product does twice the work of an int16 one per instruction),
+//!    adds at most 1 % to the error (int8 products take half the instructions of int16 ones, and a table of 256 pairs of
+//!    int8 fits vector registers: `vq-4` runs nine times as fast for 0.3 %),
 //!    otherwise in -8191..=8191. The second limit stays 2 bits short of int16 on purpose: a kernel can then add 2000
 //!    products with int8 activations in 32 bits before it must widen, and the finest codebook (`nuq-8`) still loses
 //!    less than 0.1 %. For pairs the codebook is also turned, which costs nothing for a circular source, to the angle
@@ -31,7 +32,7 @@ pub const SEED: u64 = 0x00c0_deb0;
 /// Largest entries of the two grids.
 const GRIDS: [f64; 2] = [127.0, 8191.0];
 /// Relative error that int8 may cost.
-const ALLOWANCE: f64 = 0.005;
+const ALLOWANCE: f64 = 0.01;
 
 /// Trains the codebook of a scheme; `None` for the trellis families.
 #[must_use]
