@@ -71,10 +71,6 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
         .expect("at most `most` in magnitude");
     entries[0] = most;
     entries[length - 1] = -most;
-    if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
-        // Tables of magnitudes. Those with negative entries are legal, and a body may leave them to the reference.
-        entries.iter_mut().for_each(|e| *e = e.abs());
-    }
     if scheme.family() == Family::Int {
         let integer = |code| Codebook::integer(scheme, code).expect("a code of the scheme");
         entries = (0..length).map(integer).collect();

@@ -209,11 +209,12 @@ impl Sites {
     }
 }
 
-/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a single row without allocation.
+/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a few rows, which are one task, without
+/// allocation.
 pub(crate) fn apply(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
     let n = rotation.width();
-    if rows.len() == n {
-        rotation.apply_with(rows, &mut scratch[..rotation.scratch_len()]);
+    if rows.len() <= ROWS * n {
+        rotation.apply_rows_with(rows, &mut scratch[..rotation.scratch_len()]);
     } else {
         crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows(part));
     }
@@ -222,8 +223,9 @@ pub(crate) fn apply(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scra
 /// As [`apply`], backwards.
 pub(crate) fn apply_inverse(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
     let n = rotation.width();
-    if rows.len() == n {
-        rotation.apply_inverse_with(rows, &mut scratch[..rotation.scratch_len()]);
+    if rows.len() <= ROWS * n {
+        let scratch = &mut scratch[..rotation.scratch_len()];
+        rows.chunks_exact_mut(n).for_each(|row| rotation.apply_inverse_with(row, scratch));
     } else {
         crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows_inverse(part));
     }

@@ -281,6 +281,14 @@ pub(super) fn apart(w: __m256i) -> (__m256i, __m256i) {
     (_mm256_abs_epi8(w), w)
 }
 
+/// Entries of a trellis table (a few are negative) and the hashes whose top bits negate them, as magnitudes and signs
+/// that are never zero.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn signed(entry: __m256i, hash: __m256i) -> (__m256i, __m256i) {
+    (_mm256_abs_epi8(entry), _mm256_or_si256(_mm256_xor_si256(hash, entry), _mm256_set1_epi8(1)))
+}
+
 /// The low four bits of every byte.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -330,8 +338,7 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
             8 => (_mm256_and_si256(top, _mm256_set1_epi8(0x7F)), top),
             _ => (nibbles(all), all),
         };
-        // Never zero, with the sign of the top bit.
-        (lookup(&self.0, low, index), _mm256_or_si256(top, _mm256_set1_epi8(1)))
+        signed(lookup(&self.0, low, index), top)
     }
 }
 
@@ -390,7 +397,7 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> (__m256i, __m256i) {
         let low = _mm256_and_si256(hash, _mm256_set1_epi8(0x7F));
-        (lookup(&self.0, low, hash), _mm256_or_si256(hash, _mm256_set1_epi8(1)))
+        signed(lookup(&self.0, low, hash), hash)
     }
 }
 

@@ -13,14 +13,12 @@ use fracbit_format::TILE_COLS;
 pub(super) fn choose(codebook: &Codebook, _proof: Avx2) -> Option<(Vec<Line>, StripFn)> {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
-    // Trellis tables hold magnitudes; one with negative entries is legal, and none is in use.
-    let magnitudes = narrow && codebook.entries().iter().all(|&e| e >= 0);
     match (scheme.family(), scheme.code()) {
         (Family::Nuq | Family::Int, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
-        (Family::Tcq, Some(Code::Fine)) if magnitudes => Some(fine(codebook)),
-        (Family::Tcq, Some(Code::Fast)) if magnitudes => Some(fast(codebook)),
+        (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
+        (Family::Tcq, Some(Code::Fast)) if narrow => Some(fast(codebook)),
         (Family::Tcq, Some(Code::Hyb)) => Some(gather(codebook)),
         _ => None,
     }

@@ -115,8 +115,9 @@ impl Step<'_> {
         let pieces = self.panel.first + block.start * per_tile;
         // Plain loops over constant bounds: they unroll, and the sums stay in registers.
         let mut sums = [[_mm512_setzero_si512(); T]; S];
+        let firsts: &[i32; T] = args.block_sums[place..].first_chunk().expect("sums of the group");
         for t in 0..T {
-            let first = initial::<WIDE>(args.block_sums[place + t]);
+            let first = initial::<WIDE>(firsts[t]);
             for sums in &mut sums {
                 sums[t] = first;
             }
@@ -142,17 +143,26 @@ impl Step<'_> {
         // SAFETY: places of tokens and strips of this call in `inner`, `scales` and `out`.
         unsafe {
             let inner = self.inner.add(token * S);
+            let factors: &[f32; T] = args.block_scales[place..].first_chunk().expect("scales of the group");
+            let mut after = [[_mm512_setzero_ps(); S]; T];
             for t in 0..T {
-                let scale = args.block_scales[place + t];
                 for s in 0..S {
                     let before = _mm512_maskz_loadu_ps(known, inner.add(t * S + s).cast());
-                    let after = finish(before, sums[s][t], scale);
-                    if block.closes {
-                        let scales = args.scales.as_ptr().add((s * args.groups + block.group) * TILE_ROWS);
-                        close(after, scales, self.out.add((s * args.tokens + token + t) * TILE_ROWS));
-                    } else {
-                        inner.add(t * S + s).write(after);
+                    after[t][s] = finish(before, sums[s][t], factors[t]);
+                }
+            }
+            if !block.closes {
+                for t in 0..T {
+                    for s in 0..S {
+                        inner.add(t * S + s).write(after[t][s]);
                     }
+                }
+                return;
+            }
+            for s in 0..S {
+                let scales = args.scales.as_ptr().add((s * args.groups + block.group) * TILE_ROWS);
+                for t in 0..T {
+                    close(after[t][s], scales, self.out.add((s * args.tokens + token + t) * TILE_ROWS));
                 }
             }
         }
