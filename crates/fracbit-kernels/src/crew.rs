@@ -3,7 +3,7 @@
 //! A decode step has some hundred parallel loops of 100 µs each, and a fork through a work-stealing deque costs
 //! several microseconds, more when the other thread has gone to sleep. So a pass borrows the threads of the current
 //! rayon pool once ([`with_crew`]); until it ends they spin on one cache line, and a loop costs the transfer of a few
-//! cache lines ([`Crew::for_each`]; `docs/perf.md` has both figures). Rayon stays the owner of the threads: the number of
+//! cache lines ([`Crew::for_each`]). Rayon stays the owner of the threads: the number of
 //! threads is that of the pool, an idle program does not spin, and a thread that is busy elsewhere is not waited for,
 //! because the calling thread can do all work itself.
 //!
