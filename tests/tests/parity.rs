@@ -8,9 +8,8 @@
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::Codebook;
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix,
-    cases::{self, CASES, Packed},
-    matmul,
+    Activations, Isa, Kernels,
+    cases::{self, CASES, Packed, assert_same, product},
 };
 use fracbit_tests::{backends, relative, skip};
 use std::fmt::Write as _;
@@ -20,13 +19,6 @@ fn shipped(scheme: Scheme) -> Vec<Codebook> {
     let book =
         |s| fracbit_quant::codebook(s).unwrap_or_else(|| panic!("{s} has a built-in codebook")).clone();
     if low == high { vec![book(low)] } else { vec![book(low), book(high)] }
-}
-
-fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
-    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
-    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
-    matmul(&w, x, &mut y).expect("shapes that fit");
-    y
 }
 
 #[test]
@@ -57,17 +49,9 @@ fn every_body_gives_the_bits_of_the_reference() {
                     continue;
                 };
                 let got = product(kernels, &packed, &mut x);
-                for (at, (want, got)) in want.iter().zip(&got).enumerate() {
-                    assert_eq!(
-                        want.to_bits(),
-                        got.to_bits(),
-                        "{scheme} {isa} {}x{} batch {} ({}): output {at} is {got}, the reference has {want}",
-                        case.rows,
-                        case.cols,
-                        case.batch,
-                        case.why
-                    );
-                }
+                let what =
+                    format!("{scheme} {isa} {}x{} batch {} ({})", case.rows, case.cols, case.batch, case.why);
+                assert_same(&want, &got, &what);
                 let body = books.iter().map(|b| kernels.isa(b)).min().unwrap_or(Isa::Scalar);
                 // A scheme without a body of its own runs a lesser one, and says which.
                 (if body == *isa { "ok" } else { body.name() }).clone_into(cell);

@@ -1,7 +1,7 @@
 //! Flags that several commands share, and the readers of their values. Nothing here touches a file.
 
 use clap::{Args, ValueEnum};
-use fracbit::{Exclude, Pin, PlanOptions, Speed, Target};
+use fracbit::{EvalOptions, Exclude, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Scheme};
 use fracbit_model::{RotationMode, SampleConfig};
 use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
@@ -86,6 +86,39 @@ pub(crate) struct SpeedArgs {
     /// Most seconds for the solver where time and size both bind.
     #[arg(long, value_name = "S", default_value_t = 20, requires = "profile", value_parser = count)]
     pub(crate) patience: usize,
+}
+
+/// How a text becomes sequences of tokens.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TextArgs {
+    /// Put the BOS token before every sequence [default: as the tokenizer does].
+    #[arg(long, conflicts_with = "no_bos")]
+    bos: bool,
+    /// Put no BOS token before sequences.
+    #[arg(long)]
+    no_bos: bool,
+    /// Text that divides documents; sequences do not cross it.
+    #[arg(long, value_name = "S")]
+    separator: Option<String>,
+    /// Leave out the space that Llama tokenizers put before a text.
+    #[arg(long)]
+    no_prefix_space: bool,
+}
+
+impl TextArgs {
+    /// The options of the library, of any length.
+    pub(crate) fn options(&self) -> EvalOptions {
+        EvalOptions {
+            bos: match (self.bos, self.no_bos) {
+                (true, _) => Some(true),
+                (_, true) => Some(false),
+                _ => None,
+            },
+            drop_prefix_space: self.no_prefix_space,
+            separator: self.separator.clone(),
+            ..EvalOptions::default()
+        }
+    }
 }
 
 /// What shapes a plan beside its budget.

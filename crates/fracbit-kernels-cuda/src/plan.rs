@@ -17,13 +17,28 @@ const MAX_BATCH: usize = 8;
 
 /// A matrix that the kernels do not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "cuda: `group` should be 0 (one scale per row) or a multiple of 128 that starts with each half, got {group} ({scheme}, {shape})"
-)]
-pub struct Unsupported {
-    group: usize,
-    scheme: Scheme,
-    shape: Shape,
+#[non_exhaustive]
+pub enum Unsupported {
+    /// The family has no kernel.
+    #[error("cuda: there is no kernel for {0}: the GPU runs nuq, vq, tcq and half-tcq")]
+    Family(Scheme),
+    /// Scales that do not go with the kernels' loop.
+    #[error(
+        "cuda: `group` should be 0 (one scale per row) or a multiple of 128 that starts with each half, got {group} ({scheme}, {shape})"
+    )]
+    Group {
+        /// Columns of a scale.
+        group: usize,
+        /// The scheme.
+        scheme: Scheme,
+        /// The shape.
+        shape: Shape,
+    },
+}
+
+/// Whether there are kernels for a scheme.
+fn runs(scheme: Scheme) -> bool {
+    matches!(scheme.family(), Family::Nuq | Family::Vq | Family::Tcq | Family::HalfTcq)
 }
 
 /// A run of tile columns in one scheme.
@@ -119,7 +134,10 @@ impl MatrixPlan {
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
-        let unsupported = Unsupported { group: view.group(), scheme: layout.scheme(), shape };
+        let unsupported = Unsupported::Group { group: view.group(), scheme: layout.scheme(), shape };
+        if !runs(layout.scheme()) {
+            return Err(Unsupported::Family(layout.scheme()));
+        }
         // Schemes made for a scale in every few columns have no expander here.
         let grouped = layout.scheme().group().is_some();
         if grouped || (groups > 1 && !view.group().is_multiple_of(OCTET_COLS)) {

@@ -4,29 +4,11 @@
 //! `cargo xtask parity` looks for.
 #![expect(clippy::print_stderr, reason = "what ran and what was skipped is the point")]
 
-use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::Codebook;
+use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix,
-    cases::{self, CASES, Case, Packed},
-    matmul,
+    cases::{self, CASES, Case, Packed, assert_same, product, tables},
 };
-
-/// Largest magnitudes of table entries to try: the whole int8 grid, and the int16 grid where schemes may use it.
-fn grids(scheme: Scheme) -> &'static [i16] {
-    match scheme.family() {
-        Family::Nuq | Family::Vq => &[127, 32_767],
-        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
-        _ => &[127],
-    }
-}
-
-/// All sets of codebooks to try for a scheme.
-fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
-    let lengths = scheme.halves().map(|s| cases::table_lengths(s).len()).into_iter().max().unwrap_or(1);
-    let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
-    all.map(|(nth, most)| cases::codebooks(scheme, nth, most)).collect()
-}
 
 /// The instruction sets beyond scalar that this machine has.
 fn backends() -> Vec<(Isa, Kernels)> {
@@ -38,21 +20,6 @@ fn backends() -> Vec<(Isa, Kernels)> {
         }
     }
     have
-}
-
-fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
-    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
-    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
-    matmul(&w, x, &mut y).expect("shapes that fit");
-    y
-}
-
-fn same(want: &[f32], got: &[f32], what: &str) {
-    assert_eq!(want.len(), got.len(), "{what}");
-    for (i, (w, g)) in want.iter().zip(got).enumerate() {
-        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
-        assert!(same, "{what}: output {i} is {g}, the reference has {w}");
-    }
 }
 
 #[test]
@@ -71,7 +38,7 @@ fn every_body_gives_the_bits_of_the_reference() {
                 for (isa, kernels) in &have {
                     let got = product(kernels, &packed, &mut x);
                     let what = format!("{scheme} {lengths:?} {isa} {rows}x{cols} batch {batch} ({why})");
-                    same(&want, &got, &what);
+                    assert_same(&want, &got, &what);
                     ran += 1;
                 }
             }
@@ -104,7 +71,7 @@ fn extremes_stay_exact() {
                         let want = product(&Kernels::scalar(), &packed, &mut x);
                         for (isa, kernels) in &have {
                             let got = product(kernels, &packed, &mut x);
-                            same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
+                            assert_same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
                         }
                     }
                 }
@@ -128,13 +95,13 @@ fn rows_are_exact_and_tokens_do_not_see_each_other() {
             for (t, token) in input.chunks(400).enumerate() {
                 x.set(token, 400).unwrap();
                 let one = product(kernels, &packed, &mut x);
-                same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
+                assert_same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
             }
             let w = PackedMatrix::new(kernels, &view);
             for r in 0..37 {
                 view.dequantize_row(r, &mut want);
                 w.row(r, &mut row);
-                same(&want, &row, &format!("{scheme} {isa} row {r}"));
+                assert_same(&want, &row, &format!("{scheme} {isa} row {r}"));
             }
         }
     }

@@ -3,31 +3,12 @@
 //! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped.
 #![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
 
-use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::Codebook;
+use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix,
-    cases::{self, CASES, Case, Packed},
-    matmul,
+    cases::{self, CASES, Case, Packed, assert_same, product, tables},
 };
 use std::fmt::Write as _;
-
-/// Largest magnitudes of table entries to try: the whole int8 grid, and the int16 grid where schemes may use it.
-fn grids(scheme: Scheme) -> &'static [i16] {
-    match scheme.family() {
-        Family::Nuq if scheme.quarters() >= 20 => &[127, 32_767],
-        Family::Vq => &[127, 32_767],
-        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
-        _ => &[127],
-    }
-}
-
-/// All sets of codebooks to try for a scheme.
-fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
-    let lengths = scheme.halves().map(|s| cases::table_lengths(s).len()).into_iter().max().unwrap_or(1);
-    let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
-    all.map(|(nth, most)| cases::codebooks(scheme, nth, most)).collect()
-}
 
 /// The instruction sets beyond scalar that this machine has, and the rest.
 fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
@@ -41,21 +22,6 @@ fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
         }
     }
     (have, skip)
-}
-
-fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
-    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
-    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
-    matmul(&w, x, &mut y).expect("shapes that fit");
-    y
-}
-
-fn same(want: &[f32], got: &[f32], what: &str) {
-    assert_eq!(want.len(), got.len(), "{what}");
-    for (i, (w, g)) in want.iter().zip(got).enumerate() {
-        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
-        assert!(same, "{what}: output {i} is {g}, the reference has {w}");
-    }
 }
 
 #[test]
@@ -75,7 +41,7 @@ fn every_body_gives_the_bits_of_the_reference() {
                 let want = product(&Kernels::scalar(), &packed, &mut x);
                 for (isa, kernels) in &have {
                     let got = product(kernels, &packed, &mut x);
-                    same(
+                    assert_same(
                         &want,
                         &got,
                         &format!("{scheme} {lengths:?} {isa} {rows}x{cols} batch {batch} ({why})"),
@@ -111,12 +77,12 @@ fn extremes_stay_exact() {
                     let want = product(&Kernels::scalar(), &packed, &mut x);
                     for (isa, kernels) in &have {
                         let got = product(kernels, &packed, &mut x);
-                        same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
+                        assert_same(&want, &got, &format!("{scheme} {isa} codes {code:#x} sign {sign}"));
                     }
                     x.set(&vec![3.7 * sign; 528], 528).unwrap();
                     let one =
                         product(&have.last().map_or(Kernels::scalar(), |h| h.1.clone()), &packed, &mut x);
-                    same(&want[..20], &one, &format!("{scheme} one token"));
+                    assert_same(&want[..20], &one, &format!("{scheme} one token"));
                 }
             }
         }
@@ -130,7 +96,7 @@ fn threads_do_not_change_bits() {
     let pool = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
     let (one, two) = (pool(1), pool(2));
     for scheme in ["tcq-2", "half-tcq-2.75", "nuq-8", "tcq-hyb-3"].map(|s| s.parse::<Scheme>().unwrap()) {
-        for most in grids(scheme) {
+        for most in cases::grids(scheme) {
             let books = cases::codebooks(scheme, 0, *most);
             let packed = Packed::random(scheme, Shape::new(1000, 512), books, 512, 9);
             for (isa, kernels) in have.iter().chain(&scalar) {
@@ -139,7 +105,7 @@ fn threads_do_not_change_bits() {
                     x.set(&cases::activations(batch * 512, 3), 512).unwrap();
                     let a = one.install(|| product(kernels, &packed, &mut x.clone()));
                     let b = two.install(|| product(kernels, &packed, &mut x.clone()));
-                    same(&a, &b, &format!("{scheme} {isa} batch {batch}: one thread and two"));
+                    assert_same(&a, &b, &format!("{scheme} {isa} batch {batch}: one thread and two"));
                 }
             }
         }
@@ -161,14 +127,14 @@ fn tokens_do_not_see_each_other_and_rows_are_exact() {
             for (t, token) in input.chunks(400).enumerate() {
                 x.set(token, 400).unwrap();
                 let one = product(kernels, &packed, &mut x);
-                same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
+                assert_same(&all[t * 37..][..37], &one, &format!("{scheme} {isa} token {t}"));
             }
             let w = PackedMatrix::new(kernels, &view);
             let (mut want, mut got) = (vec![0.0; 400], vec![0.0; 400]);
             for r in 0..37 {
                 view.dequantize_row(r, &mut want);
                 w.row(r, &mut got);
-                same(&want, &got, &format!("{scheme} {isa} row {r}"));
+                assert_same(&want, &got, &format!("{scheme} {isa} row {r}"));
             }
         }
     }

@@ -3,7 +3,7 @@
 #![expect(clippy::print_stderr, reason = "tests report what was checked and what was skipped")]
 
 use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
-use fracbit_kernels::{Activations, Isa, Kernels, PackedMatrix, Vectors, cases, matmul};
+use fracbit_kernels::{Activations, Isa, Kernels, PackedMatrix, Vectors, cases, cases::assert_same, matmul};
 use half::f16;
 
 /// The instruction sets that this processor has.
@@ -19,15 +19,6 @@ fn backends() -> Vec<Vectors> {
         }
     }
     have
-}
-
-#[track_caller]
-fn same(want: &[f32], got: &[f32], what: &str) {
-    assert_eq!(want.len(), got.len(), "{what}");
-    for (i, (w, g)) in want.iter().zip(got).enumerate() {
-        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
-        assert!(same, "{what}: number {i} is {g:e}, the reference has {w:e}");
-    }
 }
 
 /// Numbers with a few that are special.
@@ -71,12 +62,12 @@ fn attention() {
                         let (mut want, mut got) = (vec![9.0; count * 50], vec![9.0; count * 50]);
                         scalar.scores(&args, &mut want);
                         vectors.scores(&args, &mut got);
-                        same(&want, &got, &format!("scores {what}"));
+                        assert_same(&want, &got, &format!("scores {what}"));
                         let args = Weigh { weights: &weights, stride: 50, values, dim };
                         let (mut want, mut got) = (start.clone(), start.clone());
                         scalar.weigh(&args, &mut want);
                         vectors.weigh(&args, &mut got);
-                        same(&want, &got, &format!("weigh {what}"));
+                        assert_same(&want, &got, &format!("weigh {what}"));
                     }
                 }
             }
@@ -95,7 +86,7 @@ fn elementwise() {
                 let (mut want, mut got) = (x.clone(), x.clone());
                 f(&scalar, &mut want);
                 f(&vectors, &mut got);
-                same(&want, &got, &what);
+                assert_same(&want, &got, &what);
             };
             both(&|v, x| v.add(&y, x));
             both(&|v, x| v.silu_mul(x, &y));
@@ -112,7 +103,7 @@ fn elementwise() {
                 let (mut want, mut got) = ([&*x, &*y].concat(), [&*x, &*y].concat());
                 scalar.rotate(&mut want, &cos, &sin);
                 vectors.rotate(&mut got, &cos, &sin);
-                same(&want, &got, &format!("rotate {what}"));
+                assert_same(&want, &got, &format!("rotate {what}"));
             }
         }
     }
@@ -142,7 +133,7 @@ fn rounded_activations() {
                         y
                     };
                     let what = format!("{isa} {scheme} {cols} {seed}");
-                    same(&product(&Kernels::scalar()), &product(&rounding), &what);
+                    assert_same(&product(&Kernels::scalar()), &product(&rounding), &what);
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has one order of
 //! operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference bit for bit.
 
+use crate::{Activations, Kernels, PackedMatrix, matmul};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedError, PackedView};
 use half::f16;
@@ -41,6 +42,49 @@ pub const CASES: &[Case] = &[
     Case { rows: 50, cols: 336, batch: 21, group: 512, why: "token remainder of the prefill path" },
     Case { rows: 18, cols: 80, batch: 523, group: 64, why: "more tokens than one call takes" },
 ];
+
+/// The largest magnitudes of table entries to try: the int8 grid, and the int16 grid where the scheme may use it.
+#[must_use]
+pub fn grids(scheme: Scheme) -> &'static [i16] {
+    match scheme.family() {
+        Family::Nuq | Family::Vq => &[127, 32_767],
+        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
+        _ => &[127],
+    }
+}
+
+/// All sets of codebooks to try for a scheme: every grid, every length.
+#[must_use]
+pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
+    let lengths = scheme.halves().map(|s| table_lengths(s).len()).into_iter().max().unwrap_or(1);
+    let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
+    all.map(|(nth, most)| codebooks(scheme, nth, most)).collect()
+}
+
+/// The product of a packed matrix and activations, (batch, rows), on `kernels`.
+///
+/// # Panics
+/// When the parts of `packed` or the columns of `x` do not fit.
+#[must_use]
+pub fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f32> {
+    let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
+    let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
+    matmul(&w, x, &mut y).expect("shapes that fit");
+    y
+}
+
+/// Checks that results agree bit for bit; one NaN is as good as another.
+///
+/// # Panics
+/// When they do not; names `what` and the place.
+#[track_caller]
+pub fn assert_same(want: &[f32], got: &[f32], what: &str) {
+    assert_eq!(want.len(), got.len(), "{what}");
+    for (i, (w, g)) in want.iter().zip(got).enumerate() {
+        let same = w.to_bits() == g.to_bits() || (w.is_nan() && g.is_nan());
+        assert!(same, "{what}: output {i} is {g}, the reference has {w}");
+    }
+}
 
 /// Table lengths that a scheme's codebook may have (half-TCQ has none of its own).
 #[must_use]

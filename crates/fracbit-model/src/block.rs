@@ -10,7 +10,7 @@ use fracbit_kernels::vectors::plain::rms_norm;
 
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::{Linear, Observer};
-use crate::sites::{HeadSite, RotationMode, Sites};
+use crate::sites::{HeadSite, Sites};
 use crate::state::{State, StateOptions};
 use crate::{Error, Model, ModelBuilder, WeightSource};
 
@@ -76,13 +76,7 @@ impl Block {
     ) -> Result<Self, Error> {
         Self::new(source, index, |which| {
             let id = LinearId::Layer(index, which);
-            let bias = source.bias(id)?;
-            let linear = if source.sites().mode() == RotationMode::None {
-                Linear::stored(source.checkpoint().clone(), &source.weight_name(id), bias)?
-            } else {
-                let matrix = source.linear(id)?;
-                Linear::dense(matrix.shape, matrix.data, bias)?
-            };
+            let linear = Linear::from_source(source, id)?;
             let input = BlockInput::of(which);
             Ok(match observer(input) {
                 Some(observer) if input.reader() == which => linear.observed(observer),

@@ -34,7 +34,9 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
-use crate::Error;
+use crate::id::LinearId;
+use crate::sites::RotationMode;
+use crate::{Error, WeightSource};
 
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
 /// block: with 64 that was 41 % of a small model's time.
@@ -133,6 +135,20 @@ impl Linear {
     pub fn dense(shape: Shape, weights: Vec<f32>, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
         ShapeError::check_len("linear layer", "weights", shape.len(), weights.len())?;
         Self::new(Weights::Dense(shape, weights), bias)
+    }
+
+    /// A matrix of a source in full precision: without rotation it stays in the checkpoint's memory map, in its stored type;
+    /// a rotated one is f32 in memory.
+    ///
+    /// # Errors
+    /// As for [`WeightSource::linear`].
+    pub(crate) fn from_source(source: &WeightSource, id: LinearId) -> Result<Self, Error> {
+        let bias = source.bias(id)?;
+        if source.sites().mode() == RotationMode::None {
+            return Self::stored(source.checkpoint().clone(), &source.weight_name(id), bias);
+        }
+        let matrix = source.linear(id)?;
+        Ok(Self::dense(matrix.shape, matrix.data, bias)?)
     }
 
     /// A layer whose weights stay in the checkpoint. They are checked once to be finite, which reads them

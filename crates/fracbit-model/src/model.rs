@@ -26,7 +26,7 @@ use crate::attention::{Attention, MAX_HEAD_DIM};
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::Linear;
 use crate::rope::Rope;
-use crate::sites::{self, HeadSite, RotationMode, Sites};
+use crate::sites::{self, HeadSite, Sites};
 use crate::source::WeightSource;
 use crate::state::{Scratch, State, StateOptions};
 
@@ -192,14 +192,7 @@ impl Model {
         let config = source.config();
         let mut builder = ModelBuilder::new(config.clone(), source.sites().clone())?;
         for id in LinearId::all(config) {
-            let bias = source.bias(id)?;
-            let linear = if source.sites().mode() == RotationMode::None {
-                Linear::stored(source.checkpoint().clone(), &source.weight_name(id), bias)?
-            } else {
-                let matrix = source.linear(id)?;
-                Linear::dense(matrix.shape, matrix.data, bias)?
-            };
-            builder.set(id, linear)?;
+            builder.set(id, Linear::from_source(source, id)?)?;
         }
         for id in NormId::all(config) {
             builder.set_norm(id, source.norm(id)?)?;

@@ -8,10 +8,10 @@
 use crate::{
     Error,
     joint::{Joint, Prices},
-    plan::{Inventory, Plan, PlanOptions, PlannedLayer, Storage, menus},
+    plan::{Inventory, Plan, PlanOptions, PlannedLayer, Storage, choices, menus},
     sensitivity::Sensitivities,
 };
-use fracbit_alloc::{Budget, Choice, Gap, Layer, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
+use fracbit_alloc::{Budget, Gap, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
 use fracbit_base::{Family, Scheme, Shape};
 use serde::Serialize;
 
@@ -167,14 +167,7 @@ impl Asker<'_> {
             let limited = !matches!(self.options.target, crate::Target::Any);
             return Joint::new(self.inventory, &menus, speed)?.bound(limited.then_some(bytes));
         }
-        let layers = menus
-            .iter()
-            .map(|menu| Layer {
-                name: menu[0].name.clone(),
-                choices: menu.iter().map(|l| Choice::new(l.bytes, l.predicted_loss)).collect(),
-            })
-            .collect();
-        Ok(relax(&Problem::new(layers, vec![Budget::new("bytes", bytes)])?)?.bound)
+        Ok(relax(&Problem::new(choices(&menus), vec![Budget::new("bytes", bytes)])?)?.bound)
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::{
     Calibration, Error, Progress,
     plan::grouping,
+    quantize::rounded,
     sensitivity::{Probe, Sensitivities, Text},
 };
 use fracbit_base::Scheme;
@@ -153,20 +154,8 @@ impl Work<'_> {
         let moments = self.moments.as_ref().and_then(|(_, m)| m.as_ref());
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
-        let packed = fracbit_quant::quantize_with(
-            &matrix.data,
-            matrix.shape,
-            scheme,
-            self.grouping,
-            Rounding { moments, effort: self.options.effort },
-            &advance,
-        )
-        .map_err(|source| Error::Tensor {
-            tensor: id.weight_name(),
-            shape: matrix.shape,
-            scheme,
-            source,
-        })?;
+        let rounding = Rounding { moments, effort: self.options.effort };
+        let packed = rounded(id, &matrix, scheme, self.grouping, rounding, &advance)?;
         let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);
         Ok((linear.map_err(fracbit_model::Error::from)?, packed.relative_error))
     }

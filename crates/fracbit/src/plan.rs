@@ -638,17 +638,20 @@ impl Reach {
     }
 }
 
+/// What a solver sees of menus: bytes and losses.
+pub(crate) fn choices(menus: &[Vec<PlannedLayer>]) -> Vec<Layer> {
+    let choice = |l: &PlannedLayer| Choice::new(l.bytes, l.predicted_loss);
+    let layer = |menu: &Vec<PlannedLayer>| Layer {
+        name: menu[0].name.clone(),
+        choices: menu.iter().map(choice).collect(),
+    };
+    menus.iter().map(layer).collect()
+}
+
 /// Solves to proven optimality in milliseconds (HiGHS, which takes seconds, is the solver of joint budgets and the oracle of this
 /// one). `None` when nothing fits.
 fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Error> {
-    let layers = menus
-        .iter()
-        .map(|menu| Layer {
-            name: menu[0].name.clone(),
-            choices: menu.iter().map(|l| Choice::new(l.bytes, l.predicted_loss)).collect(),
-        })
-        .collect();
-    let problem = Problem::new(layers, vec![Limit::new("bytes", room)])?;
+    let problem = Problem::new(choices(menus), vec![Limit::new("bytes", room)])?;
     if room < problem.range(0).min {
         return Ok(None);
     }

@@ -12,11 +12,11 @@ use crate::{
     kernels,
     plan::{Inventory, Plan, PlannedLayer, Storage},
 };
-use fracbit_base::{Bytes, Shape};
+use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Block, BlockInput, Linear, LinearId, WeightSource, block::head_input};
-use fracbit_quant::{Effort, Hessian, Moments, Rounding, moments};
+use fracbit_model::{Block, BlockInput, Linear, LinearId, Matrix, WeightSource, block::head_input};
+use fracbit_quant::{Effort, Grouping, Hessian, Moments, Rounding, moments};
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -299,6 +299,20 @@ fn tensor_specs(source: &WeightSource, plan: &Plan) -> Result<Vec<TensorSpec>, E
     Ok(specs)
 }
 
+/// A matrix of a model in a scheme; errors name its tensor.
+pub(crate) fn rounded(
+    id: LinearId,
+    matrix: &Matrix,
+    scheme: Scheme,
+    grouping: Grouping,
+    rounding: Rounding<'_>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<fracbit_quant::Quantized, Error> {
+    let (data, shape) = (&matrix.data, matrix.shape);
+    fracbit_quant::quantize_with(data, shape, scheme, grouping, rounding, progress)
+        .map_err(|source| Error::Tensor { tensor: id.weight_name(), shape, scheme, source })
+}
+
 /// What storing matrices takes.
 struct Matrices<'a> {
     source: &'a WeightSource,
@@ -344,20 +358,8 @@ impl Matrices<'_> {
                 let advance = |weights: usize| self.progress.advance(weights as u64);
                 let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id)).map(|(_, h)| h);
                 let grouping = self.plan.grouping();
-                let packed = fracbit_quant::quantize_with(
-                    &matrix.data,
-                    matrix.shape,
-                    scheme,
-                    grouping,
-                    Rounding { moments, effort: self.effort },
-                    &advance,
-                )
-                .map_err(|source| Error::Tensor {
-                    tensor: id.weight_name(),
-                    shape: matrix.shape,
-                    scheme,
-                    source,
-                })?;
+                let rounding = Rounding { moments, effort: self.effort };
+                let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
                 let [codes, scales, gain] = packed_names(id);
                 self.writer.write(&codes, &packed.codes)?;
                 self.writer.write(&scales, &f16_bytes(&packed.scales))?;

@@ -1,9 +1,16 @@
 //! `fracbit calibrate`.
 
-use crate::{args, context::Context, failure::Failure, files, planning::Source, table::Table};
+use crate::{
+    args::{self, TextArgs},
+    context::Context,
+    failure::Failure,
+    files,
+    planning::Source,
+    table::Table,
+};
 use clap::Args;
 use fracbit::{
-    CalibrateOptions, EvalOptions, Progress,
+    CalibrateOptions, Progress,
     calibrate::{self, CalibrationInfo, TOKENS_OF_TEXT, TOKENS_WRITTEN},
 };
 use fracbit_base::Bytes;
@@ -43,18 +50,8 @@ pub(crate) struct CalibrateArgs {
     /// Tokens of a sequence [default: 2048, or the model's context when that is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
-    /// Put the BOS token before every sequence [default: as the tokenizer does].
-    #[arg(long, conflicts_with = "no_bos")]
-    bos: bool,
-    /// Put no BOS token before sequences.
-    #[arg(long)]
-    no_bos: bool,
-    /// Text that divides documents; sequences do not cross it.
-    #[arg(long, value_name = "S")]
-    separator: Option<String>,
-    /// Leave out the space that Llama tokenizers put before a text.
-    #[arg(long)]
-    no_prefix_space: bool,
+    #[command(flatten)]
+    how: TextArgs,
     /// Seed of the text that the model writes.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -78,16 +75,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
     let default = if text.is_some() { TOKENS_OF_TEXT } else { TOKENS_WRITTEN };
     let options = CalibrateOptions {
         length: args.ctx,
-        text: EvalOptions {
-            bos: match (args.bos, args.no_bos) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                _ => None,
-            },
-            drop_prefix_space: args.no_prefix_space,
-            separator: args.separator.clone(),
-            ..EvalOptions::default()
-        },
+        text: args.how.options(),
         seed: args.seed,
         max_memory: args.max_memory,
         force: args.force,

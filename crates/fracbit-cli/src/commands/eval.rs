@@ -1,7 +1,7 @@
 //! `fracbit eval`.
 
 use crate::{
-    args,
+    args::{self, TextArgs},
     context::Context,
     failure::Failure,
     files,
@@ -42,18 +42,8 @@ pub(crate) struct EvalArgs {
     /// Stop after this many windows.
     #[arg(long, value_name = "N", value_parser = args::count)]
     windows: Option<usize>,
-    /// Put the BOS token before every window [default: as the tokenizer does].
-    #[arg(long, conflicts_with = "no_bos")]
-    bos: bool,
-    /// Put no BOS token before windows.
-    #[arg(long)]
-    no_bos: bool,
-    /// Text that divides documents; windows do not cross it.
-    #[arg(long, value_name = "S")]
-    separator: Option<String>,
-    /// Leave out the space that Llama tokenizers put before a text.
-    #[arg(long)]
-    no_prefix_space: bool,
+    #[command(flatten)]
+    how: TextArgs,
     /// Where the model runs.
     #[arg(long, value_enum, default_value_t, conflicts_with = "baseline")]
     device: DeviceName,
@@ -64,18 +54,7 @@ pub(crate) struct EvalArgs {
 
 impl EvalArgs {
     fn options(&self) -> EvalOptions {
-        EvalOptions {
-            ctx: self.ctx,
-            windows: self.windows,
-            bos: match (self.bos, self.no_bos) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                _ => None,
-            },
-            drop_prefix_space: self.no_prefix_space,
-            separator: self.separator.clone(),
-            ..EvalOptions::default()
-        }
+        EvalOptions { ctx: self.ctx, windows: self.windows, ..self.how.options() }
     }
 }
 
