@@ -47,7 +47,8 @@ pub const CASES: &[Case] = &[
 #[must_use]
 pub fn grids(scheme: Scheme) -> &'static [i16] {
     match scheme.family() {
-        Family::Nuq | Family::Vq => &[127, 32_767],
+        Family::Nuq if scheme.quarters() >= 20 => &[127, 32_767],
+        Family::Vq => &[127, 32_767],
         _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
         _ => &[127],
     }
