@@ -29,6 +29,7 @@ pub struct Activations {
     pub(crate) wide: Form<i16>,
     pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
     pub(crate) block_sums: Vec<i32>,   // (segment, batch, block)
+    pub(crate) refined: Vec<f32>,      // (2, batch, rows), of a refined product
 }
 
 /// One integer form.
@@ -65,6 +66,39 @@ impl Activations {
         self.narrow.ready = false;
         self.wide.ready = false;
         Ok(())
+    }
+
+    /// Doubles the batch: behind the tokens come, in their order, the values that rounding them to int8 loses.
+    pub(crate) fn append_losses(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
+        self.make_narrow(vectors, crew, false);
+        let (cols, batch, groups, stride) = (self.cols, self.batch, self.groups(), self.stride());
+        self.values.resize(2 * batch * cols, 0.0);
+        let (values, losses) = self.values.split_at_mut(batch * cols);
+        for (token, (values, losses)) in
+            values.chunks_exact(cols).zip(losses.chunks_exact_mut(cols)).enumerate()
+        {
+            let ints = &self.narrow.ints[token * stride..][..cols];
+            let scales = &self.narrow.scales[token * groups..][..groups];
+            let parts = losses.chunks_mut(GROUP).zip(values.chunks(GROUP)).zip(ints.chunks(GROUP));
+            for (((losses, values), ints), scale) in parts.zip(scales) {
+                for ((loss, value), &int) in losses.iter_mut().zip(values).zip(ints) {
+                    *loss = value - f32::from(int) * scale;
+                }
+            }
+        }
+        self.resize_batch(2 * batch);
+    }
+
+    /// Drops what [`append_losses`](Self::append_losses) appended.
+    pub(crate) fn drop_losses(&mut self) {
+        self.resize_batch(self.batch / 2);
+    }
+
+    fn resize_batch(&mut self, batch: usize) {
+        self.batch = batch;
+        self.values.truncate(batch * self.cols);
+        self.narrow.ready = false;
+        self.wide.ready = false;
     }
 
     /// Tokens.

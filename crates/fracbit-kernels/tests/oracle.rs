@@ -5,7 +5,7 @@ use fracbit_format::PackedView;
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix,
     cases::{self, CASES, Packed},
-    matmul,
+    matmul, matmul_refined_with, with_crew,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
@@ -61,6 +61,19 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
                         case.why
                     );
                 }
+                // What rounding loses is below half a step, and is rounded to 127 steps again.
+                let levels = if most > 127 { 1023.0 } else { 127.0 * 254.0 };
+                y.fill(f32::NAN);
+                with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut y)).unwrap();
+                for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
+                    let error = (f64::from(got) - want).abs();
+                    assert!(
+                        error <= bound + 1e-30,
+                        "{scheme} {}, refined: output {i}: {got}, want {want}",
+                        case.why
+                    );
+                }
+                assert_eq!(x.batch(), case.batch, "the batch is as it was");
             }
         }
     }

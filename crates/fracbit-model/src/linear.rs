@@ -27,7 +27,7 @@ use std::sync::Arc;
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::{Checkpoint, Dtype};
 use fracbit_kernels::vectors::plain::{LANES, accumulate, add, dot, finish};
-use fracbit_kernels::{Activations, Crew, PackedMatrix, matmul_with, with_crew};
+use fracbit_kernels::{Activations, Crew, PackedMatrix, matmul_refined_with, matmul_with, with_crew};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
@@ -350,6 +350,28 @@ impl Linear {
             }
         }
         self.add_bias(out);
+        Ok(())
+    }
+
+    /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed matrix multiplies what the rounding of its
+    /// input loses too.
+    pub(crate) fn apply_head(
+        &self,
+        crew: &Crew<'_>,
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        scratch.new_input();
+        let Weights::Packed(matrix) = &self.weights else { return self.apply_with(crew, x, scratch, out) };
+        if let Some(Tap(observer)) = &self.tap {
+            observer(x);
+        }
+        if !out.is_empty() {
+            scratch.activations.set(x, self.shape().cols)?;
+            matmul_refined_with(crew, matrix, &mut scratch.activations, out)?;
+            self.add_bias(out);
+        }
         Ok(())
     }
 

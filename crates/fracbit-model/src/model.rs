@@ -414,8 +414,7 @@ impl Model {
                     n
                 }
             };
-            s.linear.new_input();
-            Ok(self.head_linear().apply_with(crew, input, &mut s.linear, out)?)
+            Ok(self.head_linear().apply_head(crew, input, &mut s.linear, out)?)
         })
     }
 }

@@ -25,10 +25,9 @@ fn main() {
         };
         names.iter().map(parse).collect()
     };
-    let training = Training::default();
-    let fresh = train::gaussian_tiles(training.seed + 1, 256);
+    let fresh = train::gaussian_tiles(2, 256);
     for (scheme, len) in wanted {
-        let book = train::train(scheme, len, &training);
+        let book = train::train(scheme, len, &Training::committed(scheme));
         eprintln!(
             "{scheme} {len} entries: {:.6} on 2^16 fresh weights",
             train::relative_error(&book, &fresh)

@@ -266,7 +266,7 @@ fn every_family_lives_in_one_directory() {
 #[test]
 fn the_packed_runtime_multiplies_by_the_decoded_weights() {
     // A reader of the format alone, dense arithmetic in f32, against the packed runtime: what is left is the rounding of
-    // activations to 127 steps.
+    // activations to 127 steps, of all layers but the head.
     let made = three_bits();
     let (dense, packed) =
         (fracbit_tests::parts::dense_model(&made.dir), load(&made.dir).expect("a directory we wrote"));
@@ -283,7 +283,7 @@ fn the_packed_runtime_multiplies_by_the_decoded_weights() {
     eprintln!(
         "int8 activations: logits differ by {random:.4} (random tokens), {text:.4} (text), relative L2"
     );
-    assert!(random <= 0.02 && text <= 0.02, "{random} {text}");
+    assert!(random <= 0.0055 && text <= 0.005, "{random} {text}");
     assert!(random > 1e-6, "the runtime does round activations");
 }
 

@@ -33,7 +33,8 @@ Examples:
   fracbit bench model --shape llama-3.2-1b --bits 2 --vocab 32000";
 
 const AFTER_LIMITS: &str = "\
-JSON fields: threads, bytes, read_gb_per_s, read_spread, int8_gmac_per_s, int8_spread (spreads are [least, most]).
+JSON fields: threads, bytes, read_gb_per_s, read_spread, int8_gmac_per_s, int8_spread, loop_us, loop_spread, rayon_us, \
+rayon_spread (spreads are [least, most]).
 
 Example:
   fracbit bench limits --threads 1,2 --json";
@@ -462,7 +463,16 @@ fn percent(share: f64) -> String {
 }
 
 fn limits_table(rows: &[MachineLimits]) -> Table {
-    let mut table = Table::new(["threads", "read GB/s", "least-most", "int8 GMAC/s", "least-most"], &[]);
+    let header = [
+        "threads",
+        "read GB/s",
+        "least-most",
+        "int8 GMAC/s",
+        "least-most",
+        "loop \u{b5}s",
+        "by rayon \u{b5}s",
+    ];
+    let mut table = Table::new(header, &[]);
     for row in rows {
         table.row([
             row.threads.to_string(),
@@ -470,6 +480,8 @@ fn limits_table(rows: &[MachineLimits]) -> Table {
             range(row.read_spread),
             format!("{:.0}", row.int8_gmac_per_s),
             range(row.int8_spread),
+            format!("{:.2}", row.loop_us),
+            format!("{:.2}", row.rayon_us),
         ]);
     }
     table

@@ -1,15 +1,20 @@
-//! The machine's own limits.
+//! The machine's own limits, and what it costs to start and end a parallel loop on it.
 
 use super::{Spread, pools, positive, rate, rounds};
 use crate::{Error, Progress};
-use fracbit_kernels::Buffer;
+use fracbit_kernels::{Buffer, with_crew};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Numbers that one thread reads at once: 4 MiB.
 const CHUNK: usize = 1 << 19;
 /// Rounds of products of one call: some 10 microseconds.
 const PRODUCTS: u32 = 1 << 12;
+/// Parallel loops of one call.
+const LOOPS: u32 = 64;
+/// Quantities that are measured for a number of threads.
+const KINDS: usize = 4;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -43,6 +48,15 @@ pub struct MachineLimits {
     pub int8_gmac_per_s: f64,
     /// Its least and most.
     pub int8_spread: Spread,
+    /// Start and end of a parallel loop in which every thread has one task, on the threads that stand by for a forward pass
+    /// ([`Crew`](fracbit_kernels::Crew)), microseconds.
+    pub loop_us: f64,
+    /// Its least and most.
+    pub loop_spread: Spread,
+    /// The same by rayon's fork and join, microseconds.
+    pub rayon_us: f64,
+    /// Its least and most.
+    pub rayon_spread: Spread,
 }
 
 /// Measures reads and products.
@@ -56,21 +70,25 @@ pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<Mac
     progress.stage("filling memory", options.bytes);
     let mut memory = Memory::new(options.bytes)?;
     progress.advance(options.bytes);
-    let cases = 2 * pools.len();
+    let cases = KINDS * pools.len();
     progress.stage("measuring limits", ((options.rounds + 1) * cases) as u64);
     let spreads = rounds(options.rounds, cases, |case| {
-        let pool = &pools[case / 2];
-        let value = pool.install(|| if case % 2 == 0 { memory.read() } else { products() });
+        let value = pools[case / KINDS].install(|| match case % KINDS {
+            0 => memory.read(),
+            1 => products(),
+            2 => crew_loop(),
+            _ => rayon_loop(),
+        });
         progress.advance(1);
         value
     });
-    let all = options.threads.iter().zip(spreads.chunks_exact(2));
-    Ok(all.map(|(&threads, pair)| MachineLimits::new(threads, memory.bytes(), pair)).collect())
+    let all = options.threads.iter().zip(spreads.chunks_exact(KINDS));
+    Ok(all.map(|(&threads, of)| MachineLimits::new(threads, memory.bytes(), of)).collect())
 }
 
 impl MachineLimits {
-    fn new(threads: usize, bytes: u64, pair: &[Spread]) -> Self {
-        let (read, int8) = (pair[0], pair[1]);
+    fn new(threads: usize, bytes: u64, of: &[Spread]) -> Self {
+        let (read, int8, crew, rayon) = (of[0], of[1], of[2], of[3]);
         Self {
             threads,
             bytes,
@@ -78,6 +96,10 @@ impl MachineLimits {
             read_spread: read,
             int8_gmac_per_s: int8.median,
             int8_spread: int8,
+            loop_us: crew.median,
+            loop_spread: crew,
+            rayon_us: rayon.median,
+            rayon_spread: rayon,
         }
     }
 }
@@ -149,6 +171,47 @@ pub(super) fn products() -> f64 {
     each.into_iter().sum::<f64>() / 1e9
 }
 
+/// Counts a thread in and waits for the others of its loop: no thread can take the tasks of two.
+fn meet(arrived: &AtomicUsize, all: usize) {
+    arrived.fetch_add(1, Ordering::AcqRel);
+    while arrived.load(Ordering::Acquire) < all {
+        std::hint::spin_loop();
+    }
+}
+
+/// Microseconds of a loop on the threads of the current pool, standing by.
+fn crew_loop() -> f64 {
+    let threads = rayon::current_num_threads();
+    1e6 / with_crew(|crew| {
+        rate(|| {
+            for _ in 0..LOOPS {
+                let arrived = AtomicUsize::new(0);
+                crew.for_each(threads, |_| meet(&arrived, threads));
+            }
+            f64::from(LOOPS)
+        })
+    })
+}
+
+/// Microseconds of a loop on the threads of the current pool, by fork and join.
+fn rayon_loop() -> f64 {
+    fn fork(threads: usize, task: &(impl Fn() + Sync)) {
+        if threads == 1 {
+            task();
+        } else {
+            rayon::join(|| fork(threads / 2, task), || fork(threads - threads / 2, task));
+        }
+    }
+    let threads = rayon::current_num_threads();
+    1e6 / rate(|| {
+        for _ in 0..LOOPS {
+            let arrived = AtomicUsize::new(0);
+            fork(threads, &|| meet(&arrived, threads));
+        }
+        f64::from(LOOPS)
+    })
+}
+
 #[cfg(target_arch = "x86_64")]
 use fracbit_kernels_x86::limits::{int8_peak, read_sum as sum};
 
@@ -184,6 +247,7 @@ mod tests {
             assert_eq!(l.bytes, 1 << 20);
             assert!(l.read_gb_per_s.is_finite() && l.read_gb_per_s > 0.0, "{l:?}");
             assert!(l.int8_gmac_per_s.is_finite() && l.int8_gmac_per_s > 0.0, "{l:?}");
+            assert!(l.loop_us.is_finite() && l.loop_us > 0.0 && l.rayon_us.is_finite(), "{l:?}");
         }
         for bytes in [0, 4095, u64::MAX] {
             let options = LimitOptions { bytes, ..LimitOptions::default() };
