@@ -1,12 +1,15 @@
 //! What an instruction set contributes, and the body that every scheme runs.
 
 use crate::{expand::Expand, many::many_tokens, neon::*, one::one_token, pack::LANES, shims, tables};
-use fracbit_format::{Codebook, TILE_ROWS};
-use fracbit_kernels::{Args, Body, Ints, Isa, Provider};
+use fracbit_format::{Codebook, Grid, TILE_ROWS};
+use fracbit_kernels::{Args, Body, Interleave, Ints, Isa, Provider};
 use std::arch::is_aarch64_feature_detected;
 
 /// The dot product of an instruction set.
 pub(crate) trait Dot {
+    /// True when the instruction set includes `dotprod`.
+    const SDOT: bool;
+
     /// Lane `i` of `sum` plus bytes `4 i..4 i + 4` of `w` times bytes `4 LANE..4 LANE + 4` of `x`: exact, by the range at
     /// [`BLOCK_TILES`](fracbit_kernels::BLOCK_TILES).
     ///
@@ -19,6 +22,8 @@ pub(crate) trait Dot {
 pub(crate) struct Base;
 
 impl Dot for Base {
+    const SDOT: bool = false;
+
     #[inline(always)]
     unsafe fn dot<const LANE: i32>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         let x = vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(x)));
@@ -32,6 +37,8 @@ impl Dot for Base {
 pub(crate) struct Dotprod;
 
 impl Dot for Dotprod {
+    const SDOT: bool = true;
+
     #[inline(always)]
     unsafe fn dot<const LANE: i32>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         // SAFETY: promised by the caller.
@@ -69,14 +76,17 @@ fn provide<D: Dot, const PAIRS: bool>(isa: Isa, codebook: &Codebook) -> Option<B
     // SAFETY: `providers` hands out the provider of an instruction set only where it was detected; `choose` built the table
     // for the function and this codebook, and expanders read whole tiles only.
     let body = unsafe { Body::new(isa, choice.table, LANES, choice.run) };
-    Some(body.with_packing(choice.packing))
+    let body = body.with_packing(choice.packing);
+    Some(if PAIRS && codebook.grid() == Grid::I8 { body.with_panels(Interleave::Pairs) } else { body })
 }
 
-/// The activations as bytes.
-pub(crate) fn bytes_of(x: Ints<'_>) -> *const i8 {
-    match x {
-        Ints::I8(x) => x.as_ptr(),
-        Ints::I16(x) => x.as_ptr().cast(),
+/// The activations of the first token as bytes.
+pub(crate) fn bytes_of(args: &Args<'_>) -> *const i8 {
+    match (args.x, args.panel) {
+        // A token alone is not interleaved.
+        (Ints::I8(_), Some(panel)) => panel.pieces[panel.first..].as_ptr().cast(),
+        (Ints::I8(x), None) => x.as_ptr(),
+        (Ints::I16(x), _) => x.as_ptr().cast(),
     }
 }
 

@@ -9,6 +9,7 @@
 //!    that `sdot` sums sixteen rows side by side in four accumulators and no horizontal sum is ever needed.
 
 use crate::neon::*;
+use crate::shims::Blocks;
 use crate::words::{self, Words, unroll, window};
 use fracbit_format::trellis::{FAST_MUL, FINE_ADD};
 use fracbit_kernels::Line;
@@ -55,6 +56,15 @@ pub(crate) trait Expand {
     #[inline(always)]
     fn books(&self, _low: uint16x8_t, _high: uint16x8_t) -> Books {
         [vdupq_n_u8(0); 4]
+    }
+
+    /// Adds one token's blocks of two tiles each, with a scale of their own, to the totals; false when there is no such loop.
+    ///
+    /// # Safety
+    /// The processor has `dotprod`; the blocks are readable.
+    #[inline(always)]
+    unsafe fn twos(&self, _totals: &mut [float32x4_t; 4], _blocks: Blocks) -> bool {
+        false
     }
 
     /// Expands the tile at `code`.

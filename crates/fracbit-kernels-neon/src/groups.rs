@@ -13,6 +13,7 @@
 use crate::{
     expand::{Books, Expand, Sink, four, put, vector},
     neon::*,
+    shims::{self, Blocks},
     words::{self, unroll, window},
 };
 use fracbit_kernels::Line;
@@ -147,6 +148,16 @@ impl<const C: usize> Expand for Books2<C> {
     fn books(&self, low: uint16x8_t, high: uint16x8_t) -> Books {
         #[expect(clippy::cast_possible_truncation, reason = "at most 4")]
         lanes(low, high, C as u8)
+    }
+
+    #[inline(always)]
+    unsafe fn twos(&self, totals: &mut [float32x4_t; 4], blocks: Blocks) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 4")]
+        // SAFETY: promised by the caller.
+        unsafe {
+            shims::books_of_two_bits(self.low, self.high, C as u8 - 1, totals, blocks);
+        }
+        true
     }
 
     #[inline(always)]

@@ -10,6 +10,8 @@
 use fracbit_kernels::{Isa, IsaError, Kernels};
 
 #[cfg(target_arch = "aarch64")]
+mod attend;
+#[cfg(target_arch = "aarch64")]
 mod body;
 #[cfg(target_arch = "aarch64")]
 mod expand;
@@ -45,6 +47,10 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     let offered = body::providers();
     #[cfg(not(target_arch = "aarch64"))]
     let offered = std::iter::empty::<(Isa, fracbit_kernels::Provider)>();
+    #[cfg(target_arch = "aarch64")]
+    if most >= Isa::Neon {
+        kernels.install_vectors(attend::vectors());
+    }
     let mut best = Isa::Scalar;
     for (isa, provider) in offered.filter(|&(isa, _)| isa <= most) {
         kernels.install(provider);

@@ -2,7 +2,7 @@
 //!
 //! Without the matrix product, a vector of weights (four rows, four columns) meets a lane of a token, as for one token.
 //! With it (`i8mm`), `smmla` multiplies two rows of eight columns by two tokens: weights are zipped to row pairs as they
-//! are expanded, tokens are interleaved in pairs once per stretch, and sums stay in 2 x 2 blocks until the last column.
+//! are expanded, activations come rounded in pairs of tokens, and sums stay in 2 x 2 blocks until the last column.
 
 use crate::{
     body::{Dot, bytes_of},
@@ -16,8 +16,9 @@ use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints, MAX_STRIPS, MAX_TOKENS};
 use half::f16;
 use std::mem::MaybeUninit;
 
-/// Tiles of a stretch.
-const STRETCH: usize = BLOCK_TILES;
+/// Tiles of a stretch: one strip of it, 16 KiB, and the activations of six tokens stay in the first cache.
+const STRETCH: usize = 64;
+const _: () = assert!(STRETCH >= BLOCK_TILES, "a block fits a stretch");
 /// Vectors of an expanded stretch of two strips, of 16-bit weights.
 const VECTORS: usize = MAX_STRIPS * STRETCH * TILE / 8;
 /// Pairs of tokens.
@@ -48,11 +49,11 @@ impl<const PAIRS: bool> Sink for Store<PAIRS> {
         }
         let (even, odd) = (vreinterpretq_s32_s8(self.held[G]), vreinterpretq_s32_s8(w));
         let (low, high) = (vzip1q_s32(even, odd), vzip2q_s32(even, odd));
-        // SAFETY: two octets of columns of eight pairs of rows.
+        // SAFETY: eight pairs of rows of two octets of columns.
         unsafe {
-            let to = self.to.add(16 * (8 * (q / 2) + 2 * G));
+            let to = self.to.add(16 * (4 * G + q / 2));
             vst1q_s8(to, vreinterpretq_s8_s32(low));
-            vst1q_s8(to.add(16), vreinterpretq_s8_s32(high));
+            vst1q_s8(to.add(32), vreinterpretq_s8_s32(high));
         }
     }
 
@@ -88,7 +89,7 @@ impl Stretch<'_> {
     /// First activation of `token`.
     #[inline(always)]
     fn x(&self, token: usize, size: usize) -> *const i8 {
-        bytes_of(self.args.x).wrapping_add((token * self.args.x_stride + 16 * self.start) * size)
+        bytes_of(self.args).wrapping_add((token * self.args.x_stride + 16 * self.start) * size)
     }
 
     /// Scales of a strip in a block, in the order of lanes.
@@ -107,9 +108,9 @@ pub(crate) unsafe fn many_tokens<E: Expand, D: Dot, const PAIRS: bool>(
     args: &Args<'_>,
     out: &mut [f32],
 ) {
-    let expand = |code: *const u8, scales: &[f16], to: *mut i8| {
-        let mut store = Store::<PAIRS> { to, held: [vdupq_n_s8(0); 4] };
+    let expand = |code: *const u8, tiles: usize, scales: &[f16], to: *mut i8| {
         let scales = scales[..TILE_ROWS].as_ptr().cast::<u16>();
+        let each = if E::WIDE { 2 * TILE } else { TILE };
         // SAFETY: sixteen scales; the rest is promised by the caller.
         unsafe {
             let books = if E::BOOKS {
@@ -117,7 +118,10 @@ pub(crate) unsafe fn many_tokens<E: Expand, D: Dot, const PAIRS: bool>(
             } else {
                 [vdupq_n_u8(0); 4]
             };
-            e.tile(code, &books, &mut store);
+            for tile in 0..tiles {
+                let mut store = Store::<PAIRS> { to: to.add(tile * each), held: [vdupq_n_s8(0); 4] };
+                e.tile(code.add(tile * args.tile_bytes), &books, &mut store);
+            }
         }
     };
     let kind = match (E::WIDE, PAIRS) {
@@ -145,7 +149,7 @@ enum Kind {
 unsafe fn multiply<D: Dot>(
     kind: Kind,
     args: &Args<'_>,
-    expand: &dyn Fn(*const u8, &[f16], *mut i8),
+    expand: &dyn Fn(*const u8, usize, &[f16], *mut i8),
     out: &mut [f32],
 ) {
     let size = if kind == Kind::Wide { 2 } else { 1 };
@@ -173,7 +177,7 @@ unsafe fn multiply<D: Dot>(
 fn each_stretch(
     args: &Args<'_>,
     size: usize,
-    expand: &dyn Fn(*const u8, &[f16], *mut i8),
+    expand: &dyn Fn(*const u8, usize, &[f16], *mut i8),
     run: &mut dyn FnMut(&Stretch<'_>),
 ) {
     let mut buffer = [MaybeUninit::<int16x8_t>::uninit(); VECTORS];
@@ -187,11 +191,9 @@ fn each_stretch(
         for strip in 0..args.strips {
             for block in blocks {
                 let scales = &args.scales[(strip * args.groups + block.group) * TILE_ROWS..];
-                for tile in block.start..block.start + block.tiles {
-                    let code = &args.codes[strip * args.stride + tile * args.tile_bytes..];
-                    let to = (strip * tiles + tile - start) * TILE * size;
-                    expand(code.as_ptr(), scales, weights.wrapping_add(to));
-                }
+                let code = &args.codes[strip * args.stride + block.start * args.tile_bytes..];
+                let to = (strip * tiles + block.start - start) * TILE * size;
+                expand(code.as_ptr(), block.tiles, scales, weights.wrapping_add(to));
             }
         }
         run(&Stretch { args, first, blocks, start, tiles, weights, fresh });
@@ -377,44 +379,61 @@ fn store_pairs(args: &Args<'_>, total: &[Quad], out: &mut [f32]) {
     }
 }
 
-/// What the groups of tokens of a stretch share.
+/// What the groups of tokens of a strip's stretch share.
 struct Shared<'a> {
     stretch: &'a Stretch<'a>,
     /// Every block is two tiles with a scale of their own.
     twos: bool,
-    /// Activations, `(pair, octet of columns, 16)`.
-    x: *const i8,
-    /// Activation scales, `(block, pair)`: `[t, t + 1]`.
-    block_scales: *const f64,
     /// Weight scales, `(block, pair of rows)`: `[a, a, b, b]`.
     scales: *const float32x4_t,
 }
 
+/// A pair of tokens, and those behind it.
+#[derive(Clone, Copy)]
+struct Tokens {
+    /// Number of the pair.
+    pair: usize,
+    /// Activations, `(octet of columns, 16)`.
+    x: *const i8,
+    /// Bytes to the activations of the next pair.
+    each: usize,
+    /// Activation scales, `[t, t + 1]`; those of the next pair follow.
+    block_scales: *const f32,
+    /// Scales from a block to the next.
+    step: usize,
+}
+
 /// # Safety
-/// The processor has `i8mm`; `total` was filled by [`load_pairs`] and `inner` by the stretch before unless this one is fresh.
+/// The processor has `i8mm`; the activations are a panel of pairs; `total` was filled by [`load_pairs`] and `inner` by the
+/// stretch before unless this one is fresh.
 unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
-    let pairs = s.args.tokens.div_ceil(2);
-    let mut x = [MaybeUninit::<int8x16_t>::uninit(); MAX_PAIRS * STRETCH * 2];
-    let mut block_scales = [MaybeUninit::<[f32; 2]>::uninit(); MAX_PAIRS * STRETCH];
-    let mut scales = [Quad::uninit(); STRETCH * 8];
-    for (pair, x) in x.chunks_exact_mut(2 * s.tiles).take(pairs).enumerate() {
-        let second = (2 * pair + 1).min(s.args.tokens - 1);
-        let (a, b) = (s.x(2 * pair, 1), s.x(second, 1));
-        for (tile, x) in x.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            // SAFETY: the tile's columns of both tokens are inside `x`.
-            let (a, b) = unsafe { (vld1q_s8(a.add(16 * tile)), vld1q_s8(b.add(16 * tile))) };
-            let (a, b) = (vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b));
-            x[0].write(vreinterpretq_s8_s64(vzip1q_s64(a, b)));
-            x[1].write(vreinterpretq_s8_s64(vzip2q_s64(a, b)));
+    let (args, panel) = (s.args, s.args.panel.expect("activations in pairs"));
+    let pairs = args.tokens / 2;
+    let (mut last_x, mut last_scales) = ([vdupq_n_s8(0); 2 * STRETCH], [[0.0; 2]; STRETCH]);
+    if args.tokens % 2 == 1 {
+        // A token alone is a pair with itself.
+        let token = args.tokens - 1;
+        let x = &panel.pieces[token * panel.stride + panel.first + 4 * s.start..][..4 * s.tiles];
+        for (i, to) in last_x[..2 * s.tiles].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            // SAFETY: a tile is sixteen bytes, or four pieces.
+            let x = vreinterpretq_s64_s8(unsafe { vld1q_s8(x.as_ptr().add(4 * i).cast()) });
+            *to = [vzip1q_s64(x, x), vzip2q_s64(x, x)].map(vreinterpretq_s8_s64);
         }
-        let of =
-            |token: usize| &s.args.block_scales[token * s.args.blocks.len() + s.first..][..s.blocks.len()];
-        let to = block_scales[pair..].iter_mut().step_by(pairs);
-        for ((to, &a), &b) in to.zip(of(2 * pair)).zip(of(second)) {
-            to.write([a, b]);
-        }
+        let scales = args.block_scales[s.first * args.tokens + token..].iter().step_by(args.tokens);
+        last_scales.iter_mut().zip(scales).take(s.blocks.len()).for_each(|(to, &scale)| *to = [scale; 2]);
     }
-    for strip in 0..s.args.strips {
+    let pieces = panel.pieces.as_ptr().wrapping_add(2 * (panel.first + 4 * s.start));
+    let tokens_at = |pair: usize| {
+        if pair == pairs {
+            let x = last_x.as_ptr().cast();
+            return Tokens { pair, x, each: 0, block_scales: last_scales.as_ptr().cast(), step: 2 };
+        }
+        let x = pieces.wrapping_add(2 * pair * panel.stride).cast();
+        let block_scales = args.block_scales[s.first * args.tokens + 2 * pair..].as_ptr();
+        Tokens { pair, x, each: 8 * panel.stride, block_scales, step: args.tokens }
+    };
+    let mut scales = [Quad::uninit(); STRETCH * 8];
+    for strip in 0..args.strips {
         for (i, block) in s.blocks.iter().enumerate() {
             for (g, scale) in s.scales(strip, block).into_iter().enumerate() {
                 scales[8 * i + 2 * g].write(vzip1q_f32(scale, scale));
@@ -424,22 +443,23 @@ unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
         let shared = Shared {
             stretch: s,
             twos: s.fresh && s.blocks.iter().all(|b| b.tiles == 2 && b.closes),
-            x: x.as_ptr().cast(),
-            block_scales: block_scales.as_ptr().cast(),
             scales: scales.as_ptr().cast(),
         };
         for half in 0..2 {
             let mut pair = 0;
-            // SAFETY: everything shared was written above for all pairs, blocks and rows.
+            // SAFETY: pairs of the panel and, last, the pair made above; the scales of all blocks and rows were written.
             unsafe {
                 while pair + 3 <= pairs {
-                    shared.group::<3>(strip, half, pair, inner, total);
+                    shared.group::<3>(strip, half, tokens_at(pair), inner, total);
                     pair += 3;
                 }
-                match pairs - pair {
-                    2 => shared.group::<2>(strip, half, pair, inner, total),
-                    1 => shared.group::<1>(strip, half, pair, inner, total),
-                    _ => {}
+                if pair + 2 <= pairs {
+                    shared.group::<2>(strip, half, tokens_at(pair), inner, total);
+                    pair += 2;
+                }
+                while 2 * pair < args.tokens {
+                    shared.group::<1>(strip, half, tokens_at(pair), inner, total);
+                    pair += 1;
                 }
             }
         }
@@ -447,46 +467,36 @@ unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
 }
 
 impl Shared<'_> {
-    /// `P` pairs of tokens from `pair` against eight rows.
+    /// `P` pairs of tokens against eight rows.
     ///
     /// # Safety
-    /// The processor has `i8mm`; `inner` and `total` hold the values of this place (`inner`: unless the stretch is fresh).
+    /// The processor has `i8mm`; there are `P` such pairs; `inner` and `total` hold the values of this place (`inner`: unless
+    /// the stretch is fresh).
     unsafe fn group<const P: usize>(
         &self,
         strip: usize,
         half: usize,
-        pair: usize,
+        tokens: Tokens,
         inner: &mut [Quad],
         total: &mut [Quad],
     ) {
         let s = self.stretch;
+        let Tokens { pair, mut x, each, mut block_scales, step } = tokens;
         let at = place(strip, half, pair);
         let kept = inner[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
         let to = total[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
-        let pairs = s.args.tokens.div_ceil(2);
-        let each = 32 * s.tiles; // bytes of a pair's activations
         // SAFETY: places in the buffers that `paired` filled; promised by the caller for `kept` and `to`.
         unsafe {
             let mut total: [_; P] = std::array::from_fn(|p| *to.add(p));
-            let mut w = s.weights.add(strip * s.tiles * TILE + 64 * half);
-            let mut x = self.x.add(pair * each);
+            let mut w = s.weights.add(strip * s.tiles * TILE + 128 * half);
             let mut scales = self.scales.add(4 * half);
-            let mut block_scales = self.block_scales.add(pair);
-            if self.twos {
-                for _ in s.blocks {
-                    let mut sums = [[vdupq_n_s32(0); 4]; P];
-                    octets::<P, 4>(&mut sums, w, x, each);
-                    for p in 0..P {
-                        let block_scale = both(block_scales.add(p));
-                        for r in 0..4 {
-                            let value = vmulq_f32(vcvtq_f32_s32(sums[p][r]), block_scale);
-                            total[p][r] = vaddq_f32(total[p][r], vmulq_f32(value, *scales.add(r)));
-                        }
-                    }
-                    (w, x) = (w.add(2 * TILE), x.add(64));
-                    (scales, block_scales) = (scales.add(8), block_scales.add(pairs));
-                }
-                (0..P).for_each(|p| to.add(p).write(total[p]));
+            if self.twos && P == 3 {
+                let total = (&raw mut total).cast::<[[float32x4_t; 4]; 3]>();
+                shims::twos(
+                    &mut *total,
+                    shims::Twos { w, x, each, scales, block_scales, step, count: s.blocks.len() },
+                );
+                (0..P).for_each(|p| to.add(p).write((*total)[p]));
                 return;
             }
             let zero = [vdupq_n_f32(0.0); 4];
@@ -494,16 +504,12 @@ impl Shared<'_> {
             let mut fresh = s.fresh;
             for block in s.blocks {
                 let mut sums = [[vdupq_n_s32(0); 4]; P];
-                for _ in 0..block.tiles / 2 {
-                    octets::<P, 4>(&mut sums, w, x, each);
-                    (w, x) = (w.add(2 * TILE), x.add(64));
-                }
-                if block.tiles % 2 == 1 {
-                    octets::<P, 2>(&mut sums, w, x, each);
+                for _ in 0..block.tiles {
+                    octets::<P>(&mut sums, w, x, each);
                     (w, x) = (w.add(TILE), x.add(32));
                 }
                 for p in 0..P {
-                    let block_scale = both(block_scales.add(p));
+                    let block_scale = both(block_scales.add(2 * p));
                     for r in 0..4 {
                         let part = vmulq_f32(vcvtq_f32_s32(sums[p][r]), block_scale);
                         // A sum that starts is not added to zero: that could only turn -0 into 0, which no total shows.
@@ -515,7 +521,7 @@ impl Shared<'_> {
                         }
                     }
                 }
-                (scales, block_scales) = (scales.add(8), block_scales.add(pairs));
+                (scales, block_scales) = (scales.add(8), block_scales.add(step));
                 fresh = block.closes;
             }
             for p in 0..P {
@@ -533,31 +539,24 @@ impl Shared<'_> {
 /// # Safety
 /// `at` points to two single-precision numbers.
 #[inline(always)]
-unsafe fn both(at: *const f64) -> float32x4_t {
+unsafe fn both(at: *const f32) -> float32x4_t {
     // SAFETY: promised by the caller; the bits are not looked at.
-    vreinterpretq_f32_f64(unsafe { vld1q_dup_f64(at) })
+    vreinterpretq_f32_f64(unsafe { vld1q_dup_f64(at.cast()) })
 }
 
-/// `N` octets of columns of `P` pairs, `each` bytes from one pair's activations to the next.
+/// A tile against `P` pairs of tokens, `each` bytes from one pair's activations to the next.
 ///
 /// # Safety
 /// The processor has `i8mm`; `w` and `x` hold them.
 #[inline(always)]
-unsafe fn octets<const P: usize, const N: usize>(
-    sums: &mut [[int32x4_t; 4]; P],
-    w: *const i8,
-    x: *const i8,
-    each: usize,
-) {
-    for n in 0..N {
-        // SAFETY: promised by the caller.
-        unsafe {
-            let w: [_; 4] = std::array::from_fn(|r| vld1q_s8(w.add(128 * n + 16 * r)));
+unsafe fn octets<const P: usize>(sums: &mut [[int32x4_t; 4]; P], w: *const i8, x: *const i8, each: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let x: [_; P] = std::array::from_fn(|p| [0, 16].map(|octet| vld1q_s8(x.add(each * p + octet))));
+        for r in 0..4 {
+            let w = [0, 16].map(|octet| vld1q_s8(w.add(32 * r + octet)));
             for p in 0..P {
-                let x = vld1q_s8(x.add(each * p + 16 * n));
-                for r in 0..4 {
-                    sums[p][r] = shims::smmla(sums[p][r], w[r], x);
-                }
+                sums[p][r] = shims::smmla(shims::smmla(sums[p][r], w[0], x[p][0]), w[1], x[p][1]);
             }
         }
     }

@@ -5,8 +5,8 @@
 use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t};
 pub(crate) use std::arch::aarch64::{
     float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int32x4_t, uint8x16_t, uint8x16x2_t, uint8x16x4_t,
-    uint16x8_t, vld1q_dup_f64, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s16, vst1q_s8,
-    vst1q_s16, vst1q_u16, vst2q_f32,
+    uint16x8_t, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s16,
+    vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
 };
 
 macro_rules! safe {

@@ -4,7 +4,7 @@ use crate::{
     body::{Dot, bytes_of},
     expand::{Books, Expand, Sink},
     neon::*,
-    shims::{self, widen},
+    shims::{self, Blocks, widen},
     words::{Words, unroll},
 };
 use fracbit_format::TILE_ROWS;
@@ -152,9 +152,16 @@ unsafe fn twos_of<E: Expand, D: Dot>(
     strip: usize,
     mut total: [float32x4_t; 4],
 ) -> [float32x4_t; 4] {
-    let mut x = bytes_of(args.x);
+    let mut x = bytes_of(args);
     let mut code = args.codes[strip * args.stride..].as_ptr();
     let mut scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
+    if D::SDOT {
+        let (block_scales, count) = (args.block_scales.as_ptr(), args.blocks.len());
+        // SAFETY: promised by the caller.
+        if unsafe { e.twos(&mut total, Blocks { code, x, scales, block_scales, count }) } {
+            return total;
+        }
+    }
     for &block_scale in args.block_scales {
         // SAFETY: two tiles, 32 activations and sixteen scales for every block.
         unsafe {
@@ -184,7 +191,7 @@ unsafe fn blocks_of<E: Expand, D: Dot>(
     strip: usize,
     mut total: [float32x4_t; 4],
 ) -> [float32x4_t; 4] {
-    let x = bytes_of(args.x);
+    let x = bytes_of(args);
     let tile_x = if E::WIDE { 32 } else { 16 };
     let codes = args.codes[strip * args.stride..].as_ptr();
     let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();

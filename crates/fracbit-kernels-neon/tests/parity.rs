@@ -56,6 +56,14 @@ fn every_body_gives_the_bits_of_the_reference() {
 }
 
 #[test]
+fn operations_beside_the_matrices_give_the_bits_of_the_reference() {
+    for (isa, kernels) in backends() {
+        assert_eq!(kernels.vectors().isa(), Isa::Neon, "{isa}: attention has one body");
+        cases::vectors::check(&kernels.vectors());
+    }
+}
+
+#[test]
 fn extremes_stay_exact() {
     // All codes 0x00 or 0xFF, all activations at an end of the range: the largest sums there are.
     let have = backends();

@@ -39,13 +39,19 @@ macro_rules! table {
         }
 
         #[target_feature(enable = $features)]
+        unsafe fn narrow_pair(values: &[f32], to: Rounded<'_, i8>) {
+            plain::narrow_pair(values, to);
+        }
+
+        #[target_feature(enable = $features)]
         unsafe fn wide(values: &[f32], to: Rounded<'_, i16>) {
             plain::wide(values, to);
         }
 
         /// The operations of this instruction set.
         pub(crate) fn vectors(_proof: $proof) -> Vectors {
-            let slots = Slots { scores, weigh, softmax, rms_norm, silu_mul, rotate, add, narrow, wide };
+            let slots =
+                Slots { scores, weigh, softmax, rms_norm, silu_mul, rotate, add, narrow, narrow_pair, wide };
             // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
             unsafe { Vectors::new($isa, slots) }
         }

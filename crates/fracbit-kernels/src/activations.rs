@@ -1,9 +1,12 @@
 //! Activations and their integer forms.
 
 use crate::{
-    Crew, Panel,
+    Crew, Interleave, Panel,
     args::{PANEL_TOKENS, panel_groups},
-    vectors::{Rounded, Vectors, plain::GROUP},
+    vectors::{
+        Rounded, Vectors,
+        plain::{GROUP, PIECE},
+    },
 };
 use fracbit_base::ShapeError;
 use fracbit_format::{Grid, TILE_COLS};
@@ -36,7 +39,7 @@ pub struct Activations {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Form<T> {
     ready: bool,
-    packed: bool,
+    packed: Option<Interleave>,
     panel: Vec<i32>,             // (group of tokens, piece, token of the group); see `Panel`
     pub(crate) ints: Vec<T>,     // (batch, stride)
     pub(crate) scales: Vec<f32>, // (batch, groups)
@@ -63,14 +66,19 @@ impl Activations {
         self.batch = x.len() / cols;
         self.values.clear();
         self.values.extend_from_slice(x);
-        self.narrow.ready = false;
-        self.wide.ready = false;
+        self.forget();
         Ok(())
+    }
+
+    /// No form is that of the values any more.
+    fn forget(&mut self) {
+        (self.narrow.ready, self.narrow.packed) = (false, None);
+        (self.wide.ready, self.wide.packed) = (false, None);
     }
 
     /// Doubles the batch: behind the tokens come, in their order, the values that rounding them to int8 loses.
     pub(crate) fn append_losses(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
-        self.make_narrow(vectors, crew, false);
+        self.make_narrow(vectors, crew, None);
         let (cols, batch, groups, stride) = (self.cols, self.batch, self.groups(), self.stride());
         self.values.resize(2 * batch * cols, 0.0);
         let (values, losses) = self.values.split_at_mut(batch * cols);
@@ -97,8 +105,7 @@ impl Activations {
     fn resize_batch(&mut self, batch: usize) {
         self.batch = batch;
         self.values.truncate(batch * self.cols);
-        self.narrow.ready = false;
-        self.wide.ready = false;
+        self.forget();
     }
 
     /// Tokens.
@@ -129,20 +136,24 @@ impl Activations {
         self.cols.div_ceil(GROUP)
     }
 
-    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: Option<Interleave>) {
         let (values, cols) = (&self.values, self.cols);
         let token = |t: usize| &values[t * cols..][..cols];
+        if panel == Some(Interleave::Pairs) {
+            return self.narrow.make_pairs(vectors, cols, self.batch, crew, token);
+        }
         self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
-        if panel {
+        if panel.is_some() {
             self.narrow.pack(cols, self.batch, crew);
         }
     }
 
-    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: bool) {
+    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: Option<Interleave>) {
+        debug_assert!(panel != Some(Interleave::Pairs), "pairs are of the int8 grid");
         let (values, cols) = (&self.values, self.cols);
         let token = |t: usize| &values[t * cols..][..cols];
         self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
-        if panel {
+        if panel.is_some() {
             self.wide.pack(cols, self.batch, crew);
         }
     }
@@ -195,12 +206,11 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
             crew.chunks(&mut parts, 1, |token, to| round(token, to[0].take().expect("taken once")));
         }
         self.ready = true;
-        self.packed = false;
     }
 
-    /// Lays the integers out as a panel.
+    /// Lays the integers out as a panel of eights.
     fn pack(&mut self, cols: usize, batch: usize, crew: &Crew<'_>) {
-        if self.packed {
+        if self.packed == Some(Interleave::Eights) {
             return;
         }
         let tiles = cols.div_ceil(TILE_COLS) * TILE_COLS;
@@ -218,7 +228,53 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
                 }
             });
         });
-        self.packed = true;
+        self.packed = Some(Interleave::Eights);
+    }
+}
+
+impl Form<i8> {
+    /// Rounds all tokens straight into a panel of pairs: the integers exist nowhere else.
+    fn make_pairs<'a>(
+        &mut self,
+        vectors: &Vectors,
+        cols: usize,
+        batch: usize,
+        crew: &Crew<'_>,
+        token: impl Fn(usize) -> &'a [f32] + Sync,
+    ) {
+        if self.packed == Some(Interleave::Pairs) {
+            return;
+        }
+        let (tiles, groups) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP));
+        let room = tiles * TILE_COLS;
+        self.panel.resize(batch * room / 4, 0);
+        self.scales.resize(batch * groups, 0.0);
+        self.sums.resize(batch * tiles, 0);
+        let panel = bytemuck::cast_slice_mut::<i32, i8>(&mut self.panel).chunks_mut(2 * room);
+        let pairs = panel.zip(self.scales.chunks_mut(2 * groups)).zip(self.sums.chunks_mut(2 * tiles));
+        let round = |pair: usize, panel: &mut [i8], scales: &mut [f32], sums: &mut [i32]| {
+            let of = scales.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(tiles)).enumerate();
+            let alone = panel.len() == room;
+            for (t, (scales, sums)) in of {
+                let values = token(2 * pair + t);
+                if alone {
+                    vectors.narrow(values, Rounded { ints: &mut *panel, scales, sums });
+                } else {
+                    let ints = &mut panel[t * PIECE..][..2 * room - PIECE];
+                    vectors.narrow_pair(values, Rounded { ints, scales, sums });
+                }
+            }
+        };
+        if batch < PARALLEL || crew.threads() == 1 {
+            pairs.enumerate().for_each(|(pair, ((panel, scales), sums))| round(pair, panel, scales, sums));
+        } else {
+            let mut parts: Vec<_> = pairs.collect();
+            crew.chunks(&mut parts, 1, |pair, to| {
+                let ((panel, scales), sums) = &mut to[0];
+                round(pair, panel, scales, sums);
+            });
+        }
+        self.packed = Some(Interleave::Pairs);
     }
 }
 
@@ -232,8 +288,8 @@ mod tests {
         let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
         let mut a = Activations::new();
         a.set(&x, cols).unwrap();
-        a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
-        a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
+        a.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+        a.make_wide(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
         assert_eq!(a.narrow.ints.len(), 2 * 320, "padded");
         let mut extremes = 0;
         for token in 0..2 {
@@ -262,6 +318,41 @@ mod tests {
     }
 
     #[test]
+    fn pairs_hold_the_same_integers() {
+        for cols in [1, 8, 9, 16, 255, 256, 300, 1000] {
+            for batch in [2, 3, 5, 17] {
+                let mut x: Vec<f32> =
+                    (0..batch * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
+                x[cols / 2] = f32::NAN;
+                let (mut a, mut b) = (Activations::new(), Activations::new());
+                a.set(&x, cols).unwrap();
+                b.set(&x, cols).unwrap();
+                // What was there before does not show.
+                b.narrow.panel.resize(10_000, 77);
+                a.make_narrow(&Vectors::scalar(), &Crew::alone(), None);
+                b.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
+                assert_eq!(a.narrow.sums, b.narrow.sums, "sums");
+                assert!(
+                    a.narrow.scales.iter().zip(&b.narrow.scales).all(|(a, b)| a.to_bits() == b.to_bits())
+                );
+                let (room, ints) = (a.tiles() * TILE_COLS, &a.narrow.ints);
+                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.panel);
+                for token in 0..batch {
+                    for c in 0..room {
+                        let group = token / 2 * 2;
+                        let size = 2.min(batch - group);
+                        let at = group * room + (c / PIECE * size + token - group) * PIECE + c % PIECE;
+                        assert_eq!(panel[at], ints[token * a.stride() + c], "{cols} {batch} {token} {c}");
+                    }
+                }
+                assert!(!b.narrow.ready, "no second copy");
+                b.make_narrow(&Vectors::scalar(), &Crew::alone(), None);
+                assert_eq!(a.narrow.ints, b.narrow.ints, "made when wanted");
+            }
+        }
+    }
+
+    #[test]
     fn absurd_values_have_a_defined_meaning() {
         let mut a = Activations::new();
         for (bad, check) in [
@@ -274,8 +365,8 @@ mod tests {
             let mut x = [0.0; 16];
             x[3] = bad;
             a.set(&x, 16).unwrap();
-            a.make_narrow(&Vectors::scalar(), &Crew::alone(), true);
-            a.make_wide(&Vectors::scalar(), &Crew::alone(), true);
+            a.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+            a.make_wide(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
             assert!(
                 check(a.narrow.scales[0]) && check(a.wide.scales[0]),
                 "{bad}: scale {}",

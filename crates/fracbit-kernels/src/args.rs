@@ -8,9 +8,9 @@ use half::f16;
 pub const OVERREAD: usize = 256;
 /// Most tokens of one call of a body; a multiple of [`PANEL_TOKENS`].
 pub const MAX_TOKENS: usize = 512;
-/// Tokens that a panel interleaves.
+/// Tokens that a panel of [`Interleave::Eights`] interleaves.
 pub const PANEL_TOKENS: usize = 8;
-/// Tokens from which on activations come as panels, to bodies that take them.
+/// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take them.
 pub const PANEL_FROM: usize = 8;
 /// Most strips of one call of a body.
 pub const MAX_STRIPS: usize = 2;
@@ -79,7 +79,8 @@ pub struct Args<'a> {
     pub blocks: &'a [Block],
     /// Tokens, 1 to [`MAX_TOKENS`].
     pub tokens: usize,
-    /// The activations of the segment's columns; `x_stride` elements from a token to the next.
+    /// The activations of the segment's columns; `x_stride` elements from a token to the next. Nothing is said of them where a
+    /// panel of [`Interleave::Pairs`] comes.
     pub x: Ints<'a>,
     /// Elements from a token to the next.
     pub x_stride: usize,
@@ -92,18 +93,38 @@ pub struct Args<'a> {
     pub block_sums: &'a [i32],
 }
 
+/// How many tokens a [`Panel`] lays side by side, and how finely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interleave {
+    /// Pieces of four bytes (four activations on the int8 grid, two on the int16 grid) of [`PANEL_TOKENS`] tokens; the last
+    /// tokens come in groups of 4, 2 and 1.
+    Eights,
+    /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the last of an odd number is a
+    /// group of its own. Only on the int8 grid.
+    Pairs,
+}
+
+impl Interleave {
+    /// Tokens from which on activations come as panels, to bodies that take them.
+    pub(crate) const fn from(self) -> usize {
+        match self {
+            Self::Eights => PANEL_FROM,
+            Self::Pairs => 2,
+        }
+    }
+}
+
 /// Activations of several tokens side by side, so that a body reads them as one stream.
 ///
-/// A *piece* is four neighbouring bytes of a token: four activations on the int8 grid, two on the int16 grid. Tokens
-/// come in groups of [`PANEL_TOKENS`], the last ones in groups of 4, 2 and 1; a group is `(piece, token)`.
+/// Tokens come in groups (see [`Interleave`]); a group is `(piece, token)`. Lengths count units of four bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel<'a> {
     /// Pieces of the call's tokens, all columns.
     pub pieces: &'a [i32],
-    /// Pieces of one token in all segments together: the group that begins with token `t` of the call is
-    /// `t * stride` pieces behind the first.
+    /// Units of one token in all segments together: the group that begins with token `t` of the call is
+    /// `t * stride` units behind the first.
     pub stride: usize,
-    /// The first column of the segment, in pieces: the pieces of a group of `n` tokens begin `n * first` behind the group.
+    /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n * first` behind the group.
     pub first: usize,
 }
 
@@ -146,7 +167,10 @@ impl Args<'_> {
             Ints::I8(x) => (x.len(), Grid::I8, BLOCK_TILES),
             Ints::I16(x) => (x.len(), Grid::I16, WIDE_BLOCK_TILES),
         };
-        debug_assert!(len >= (self.tokens - 1) * self.x_stride + self.tiles * TILE_COLS, "activations");
+        debug_assert!(
+            self.panel.is_some() || len >= (self.tokens - 1) * self.x_stride + self.tiles * TILE_COLS,
+            "activations"
+        );
         debug_assert_eq!(self.codebook.grid(), grid, "activations of the codebook's grid");
         if let Some(panel) = self.panel {
             let piece = if grid == Grid::I8 { TILE_COLS / 4 } else { TILE_COLS / 2 };

@@ -4,6 +4,8 @@
 //! operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference bit for bit.
 
 use crate::{Activations, Kernels, PackedMatrix, matmul};
+pub mod vectors;
+
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedError, PackedView};
 use half::f16;
@@ -40,6 +42,14 @@ pub const CASES: &[Case] = &[
     Case { rows: 48, cols: 600, batch: 5, group: 80, why: "scales that cross activation scales" },
     Case { rows: 64, cols: 304, batch: 9, group: 128, why: "just past the decode path" },
     Case { rows: 50, cols: 336, batch: 21, group: 512, why: "token remainder of the prefill path" },
+    Case { rows: 40, cols: 320, batch: 1, group: 32, why: "scales of two tiles" },
+    Case {
+        rows: 33,
+        cols: 1088,
+        batch: 17,
+        group: 32,
+        why: "scales of two tiles, many blocks, an odd token",
+    },
     Case { rows: 18, cols: 80, batch: 523, group: 64, why: "more tokens than one call takes" },
 ];
 

@@ -1,6 +1,6 @@
 //! The dispatch table: which body runs a codebook.
 
-use crate::{Args, Isa, Line, Vectors, reference};
+use crate::{Args, Interleave, Isa, Line, Vectors, reference};
 use fracbit_format::{Codebook, TILE_ROWS};
 
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
@@ -26,7 +26,7 @@ pub struct Body {
     lanes: [u8; TILE_ROWS],
     run: StripFn,
     packing: Option<Packing>,
-    panels: bool,
+    panels: Option<Interleave>,
 }
 
 impl Body {
@@ -45,7 +45,7 @@ impl Body {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
         assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
-        Self { isa, table, lanes, run, packing: None, panels: false }
+        Self { isa, table, lanes, run, packing: None, panels: None }
     }
 
     /// The body reads tiles packed by `packing` instead of canonical ones.
@@ -57,12 +57,12 @@ impl Body {
 
     /// The same body, which takes activations of many tokens as [panels](crate::Panel).
     #[must_use]
-    pub const fn with_panels(mut self) -> Self {
-        self.panels = true;
+    pub const fn with_panels(mut self, interleave: Interleave) -> Self {
+        self.panels = Some(interleave);
         self
     }
 
-    pub(crate) const fn panels(&self) -> bool {
+    pub(crate) const fn panels(&self) -> Option<Interleave> {
         self.panels
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Activations, Args, Block, Crew, Ints, PackedMatrix,
-    args::{BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_FROM, PANEL_TOKENS},
+    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, PANEL_FROM, PANEL_TOKENS},
     crew::with_crew,
     matrix::Part,
 };
@@ -115,23 +115,29 @@ fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) 
     };
     let factor = w.gain() * part.codebook.step();
     let (block_scales, block_sums) = (&mut x.block_scales, &mut x.block_sums);
-    let mut push = |token: usize, block: &Block| {
-        let first = part.segment.start + block.start;
-        block_scales.push(scales[token * groups + first / BLOCK_TILES] * factor);
-        block_sums.push(sums[token * tiles + first..][..block.tiles].iter().sum());
-    };
-    if panels {
-        for first in (0..batch).step_by(MAX_TOKENS) {
-            let tokens = first..batch.min(first + MAX_TOKENS);
-            part.blocks.iter().for_each(|block| tokens.clone().for_each(|token| push(token, block)));
+    let first = |block: &Block| part.segment.start + block.start;
+    let scale = |token: usize, block: &Block| scales[token * groups + first(block) / BLOCK_TILES] * factor;
+    let sum =
+        |token: usize, block: &Block| sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>();
+    let blocks = &part.blocks;
+    if panels.is_some() {
+        for start in (0..batch).step_by(MAX_TOKENS) {
+            let tokens = start..batch.min(start + MAX_TOKENS);
+            for block in blocks {
+                block_scales.extend(tokens.clone().map(|token| scale(token, block)));
+                block_sums.extend(tokens.clone().map(|token| sum(token, block)));
+            }
         }
     } else {
-        (0..batch).for_each(|token| part.blocks.iter().for_each(|block| push(token, block)));
+        for token in 0..batch {
+            block_scales.extend(blocks.iter().map(|block| scale(token, block)));
+            block_sums.extend(blocks.iter().map(|block| sum(token, block)));
+        }
     }
 }
 
-fn takes_panels(part: &Part, x: &Activations) -> bool {
-    part.body.panels() && x.batch() >= PANEL_FROM
+fn takes_panels(part: &Part, x: &Activations) -> Option<Interleave> {
+    part.body.panels().filter(|interleave| x.batch() >= interleave.from())
 }
 
 /// One task: `strips`, all segments, all tokens.
@@ -195,12 +201,12 @@ fn multiply(
             blocks: &part.blocks,
             tokens: tokens.len(),
             x: match part.codebook.grid() {
-                Grid::I8 => Ints::I8(&x.narrow.ints[first..]),
-                Grid::I16 => Ints::I16(&x.wide.ints[first..]),
+                Grid::I8 => Ints::I8(x.narrow.ints.get(first..).unwrap_or(&[])),
+                Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
             },
             x_stride: x.stride(),
             panel: takes_panels(part, x)
-                .then(|| x.panel(part.codebook.grid(), part.segment.start, tokens.start)),
+                .map(|_| x.panel(part.codebook.grid(), part.segment.start, tokens.start)),
             block_scales: &x.block_scales[factors.clone()],
             block_sums: &x.block_sums[factors],
         };

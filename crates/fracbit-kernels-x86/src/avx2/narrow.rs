@@ -48,6 +48,34 @@ pub(super) trait Narrow: Copy {
     /// The features of [`Avx2`].
     unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> (__m256i, __m256i);
 
+    /// Weights depend on the scale of their group.
+    const BOOKS: bool = false;
+
+    /// What [`weights_by`](Self::weights_by) wants to know of the scales of sixteen rows: for each half, a row to a 32-bit lane.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`]; sixteen scales at `scales`.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn books(&self, _scales: *const half::f16) -> [__m256i; 2] {
+        [_mm256_setzero_si256(); 2]
+    }
+
+    /// [`weights`](Self::weights) of a group whose scales said `books`.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights_by<const I: usize>(
+        &self,
+        index: [__m256i; 2],
+        _books: &[__m256i; 2],
+    ) -> (__m256i, __m256i) {
+        // SAFETY: the same.
+        unsafe { self.weights::<I>(index) }
+    }
+
     /// The activations that meet piece `p`, of the 16 at `x`.
     ///
     /// # Safety
@@ -431,6 +459,67 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
         apart(lookup(&self.0, nibbles(index), index))
+    }
+}
+
+/// Group-wise codebooks at `R4` quarter bits a weight, `16 N` entries in all (or fewer, repeated): an index is the number of the
+/// group's codebook, from the lowest bits of its scale, above the code.
+#[derive(Clone, Copy)]
+pub(super) struct Books<const R4: usize, const N: usize> {
+    scalar: Scalar<R4, N>,
+    /// Bits of a codebook's number.
+    numbers: __m256i,
+}
+
+impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
+    const GROUPS: usize = 2;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+    const BOOKS: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line]) -> Self {
+        let last = table.last().expect("the line with the number of codebooks").0[0];
+        // SAFETY: promised by the caller.
+        Self { scalar: unsafe { Scalar::new(table) }, numbers: _mm256_set1_epi32(last.into()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn books(&self, scales: *const half::f16) -> [__m256i; 2] {
+        [0, 8].map(|row| {
+            // SAFETY: promised by the caller.
+            let scales = unsafe { _mm_loadu_si128(scales.add(row).cast()) };
+            let number = _mm256_and_si256(_mm256_cvtepu16_epi32(scales), self.numbers);
+            _mm256_mullo_epi32(number, _mm256_set1_epi32(0x0101_0101 << (R4 / 4)))
+        })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        // SAFETY: promised by the caller.
+        unsafe { self.scalar.index::<I>(code, last) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> (__m256i, __m256i) {
+        // SAFETY: promised by the caller.
+        unsafe { self.scalar.weights::<I>(index) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights_by<const I: usize>(
+        &self,
+        [index, _]: [__m256i; 2],
+        books: &[__m256i; 2],
+    ) -> (__m256i, __m256i) {
+        let index = _mm256_or_si256(index, books[I % 2]);
+        // SAFETY: promised by the caller.
+        unsafe { self.scalar.weights::<I>([index; 2]) }
     }
 }
 

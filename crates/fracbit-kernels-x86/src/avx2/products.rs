@@ -4,7 +4,7 @@ use super::{
     narrow::{Narrow, apart, last_row},
     *,
 };
-use fracbit_kernels::{Args, BLOCK_TILES, Ints};
+use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints};
 
 /// The body of every expander.
 ///
@@ -70,6 +70,21 @@ macro_rules! vectors {
     };
 }
 
+/// Codebooks of a block's groups, where the expander wants them.
+///
+/// # Safety
+/// The processor has the features of [`Avx2`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn books_of<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, block: &Block) -> [__m256i; 2] {
+    if !E::BOOKS {
+        return [_mm256_setzero_si256(); 2];
+    }
+    let scales = &args.scales[(strip * args.groups + block.group) * TILE_ROWS..][..TILE_ROWS];
+    // SAFETY: sixteen scales.
+    unsafe { e.books(scales.as_ptr()) }
+}
+
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
@@ -87,6 +102,8 @@ unsafe fn one_token<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [
     }
     for (index, block) in args.blocks.iter().enumerate() {
         let mut sums = [_mm256_setzero_si256(); 4];
+        // SAFETY: the features are here.
+        let books = unsafe { books_of(e, args, strip, block) };
         for tile in block.start..block.start + block.tiles {
             // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
             unsafe {
@@ -94,7 +111,7 @@ unsafe fn one_token<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [
                 let (last, x) = (last_row::<E>(code), x.add(16 * tile));
                 vectors!(I => {
                     let next = e.index::<I>(code, last);
-                    let (magnitudes, signs) = e.weights::<I>(if E::AHEAD { ahead[I] } else { next });
+                    let (magnitudes, signs) = e.weights_by::<I>(if E::AHEAD { ahead[I] } else { next }, &books);
                     if E::AHEAD {
                         ahead[I] = next;
                     }
@@ -117,13 +134,15 @@ unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut
     let mut buffer = [[_mm256_setzero_si256(); 8]; BLOCK_TILES];
     let mut inner = [[_mm256_setzero_ps(); 2]; fracbit_kernels::MAX_TOKENS];
     for (index, block) in args.blocks.iter().enumerate() {
+        // SAFETY: the features are here.
+        let books = unsafe { books_of(e, args, strip, block) };
         for (i, to) in buffer[..block.tiles].iter_mut().enumerate() {
             // SAFETY: tiles of the block are inside `codes`.
             unsafe {
                 let code = codes.add((block.start + i) * E::TILE_BYTES);
                 let last = last_row::<E>(code);
                 vectors!(I => {
-                    let (magnitudes, signs) = e.weights::<I>(e.index::<I>(code, last));
+                    let (magnitudes, signs) = e.weights_by::<I>(e.index::<I>(code, last), &books);
                     to[I] = _mm256_sign_epi8(magnitudes, signs);
                 });
             }

@@ -2,7 +2,7 @@
 
 use super::{
     expand::{Gather, kind},
-    narrow::{Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
+    narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
     products::strips,
     strips::strips as gathers,
     *,
@@ -15,6 +15,7 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx2) -> Option<(Vec<Line>, St
     let narrow = codebook.grid() == Grid::I8;
     match (scheme.family(), scheme.code()) {
         (Family::Nuq | Family::Int, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
+        (Family::Gnuq, _) => Some(group_wise(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
         (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
@@ -48,6 +49,23 @@ fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         _ => strips::<Scalar<32, 16>>,
     };
     (byte_table(codebook, 1, 0), run)
+}
+
+fn group_wise(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    let run = match (codebook.scheme().quarters(), codebook.entries().len()) {
+        (8, ..=16) => strips::<Books<8, 1>> as StripFn,
+        (8, 32) => strips::<Books<8, 2>>,
+        (8, _) => strips::<Books<8, 4>>,
+        (12, ..=16) => strips::<Books<12, 1>>,
+        (12, 32) => strips::<Books<12, 2>>,
+        (12, _) => strips::<Books<12, 4>>,
+        (_, ..=16) => strips::<Books<16, 1>>,
+        (_, 32) => strips::<Books<16, 2>>,
+        (..) => strips::<Books<16, 4>>,
+    };
+    let mut table = byte_table(codebook, 1, 0);
+    table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
+    (table, run)
 }
 
 fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {

@@ -17,7 +17,7 @@
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
-use fracbit_kernels::{Body, Isa, Line, StripFn};
+use fracbit_kernels::{Body, Interleave, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
 mod attend;
@@ -57,7 +57,7 @@ pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     let (table, run) = tables::choose(codebook, proof)?;
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
     // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
-    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels())
+    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(Interleave::Eights))
 }
 
 /// A line of constants.

@@ -118,6 +118,7 @@ pub struct Slots {
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
+    pub narrow_pair: unsafe fn(&[f32], Rounded<'_, i8>),
     pub wide: unsafe fn(&[f32], Rounded<'_, i16>),
 }
 
@@ -141,6 +142,7 @@ impl Vectors {
             rotate: plain::rotate,
             add: plain::add,
             narrow: plain::narrow,
+            narrow_pair: plain::narrow_pair,
             wide: plain::wide,
         };
         Self { isa: Isa::Scalar, slots }
@@ -242,14 +244,22 @@ impl Vectors {
 
     /// Rounds the activations of a token to int8.
     pub(crate) fn narrow(&self, values: &[f32], to: Rounded<'_, i8>) {
-        plain::check_rounded(values, &to);
+        plain::check_rounded(values, &to, 1);
         // SAFETY: as in `scores`.
         unsafe { (self.slots.narrow)(values, to) }
     }
 
+    /// As [`narrow`](Self::narrow), for a token of a pair: every eight integers are followed by room for eight of the
+    /// other token, which stays as it is (and is missing behind the last eight).
+    pub(crate) fn narrow_pair(&self, values: &[f32], to: Rounded<'_, i8>) {
+        plain::check_rounded(values, &to, 2);
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.narrow_pair)(values, to) }
+    }
+
     /// Rounds the activations of a token to int16.
     pub(crate) fn wide(&self, values: &[f32], to: Rounded<'_, i16>) {
-        plain::check_rounded(values, &to);
+        plain::check_rounded(values, &to, 1);
         // SAFETY: as in `scores`.
         unsafe { (self.slots.wide)(values, to) }
     }

@@ -203,30 +203,41 @@ pub fn add(x: &[f32], y: &mut [f32]) {
     }
 }
 
-pub(crate) fn check_rounded<T>(values: &[f32], to: &Rounded<'_, T>) {
+/// `every` is 2 when the integers of a pair of tokens alternate, eight each.
+pub(crate) fn check_rounded<T>(values: &[f32], to: &Rounded<'_, T>, every: usize) {
     let cols = values.len();
+    let room = cols.next_multiple_of(TILE_COLS);
     assert!(
-        to.ints.len() == cols.next_multiple_of(TILE_COLS)
+        to.ints.len() == room * every - (every - 1) * PIECE
             && to.scales.len() == cols.div_ceil(GROUP)
             && to.sums.len() == cols.div_ceil(TILE_COLS),
         "room for the integers, scales and sums of {cols} activations"
     );
 }
 
+/// Columns of a token of a pair side by side.
+pub(crate) const PIECE: usize = 8;
+
 /// Rounds to int8: `scale = absmax / 127` per group.
 #[inline(always)]
 pub fn narrow(values: &[f32], to: Rounded<'_, i8>) {
-    round(values, to, MAX_INT8, |v| v as i8, i32::from);
+    round::<_, 1>(values, to, MAX_INT8, |v| v as i8, i32::from);
+}
+
+/// As [`narrow`]; the integers of a pair of tokens alternate, eight each.
+#[inline(always)]
+pub fn narrow_pair(values: &[f32], to: Rounded<'_, i8>) {
+    round::<_, 2>(values, to, MAX_INT8, |v| v as i8, i32::from);
 }
 
 /// Rounds to int16: `scale = absmax / 1023` per group.
 #[inline(always)]
 pub fn wide(values: &[f32], to: Rounded<'_, i16>) {
-    round(values, to, MAX_INT16, |v| v as i16, i32::from);
+    round::<_, 1>(values, to, MAX_INT16, |v| v as i16, i32::from);
 }
 
 #[inline(always)]
-fn round<T: Copy + Default>(
+fn round<T: Copy + Default, const EVERY: usize>(
     values: &[f32],
     to: Rounded<'_, T>,
     most: i32,
@@ -236,7 +247,7 @@ fn round<T: Copy + Default>(
     #[expect(clippy::cast_precision_loss, reason = "127 or 1023")]
     let most = most as f32;
     let Rounded { ints, scales, sums } = to;
-    for ((ints, values), scale) in ints.chunks_mut(GROUP).zip(values.chunks(GROUP)).zip(scales) {
+    for ((ints, values), scale) in ints.chunks_mut(EVERY * GROUP).zip(values.chunks(GROUP)).zip(scales) {
         // The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
         let top = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
         let top = f32::from_bits(top);
@@ -246,16 +257,37 @@ fn round<T: Copy + Default>(
         // |v| inverse <= most (1 + 2^-23) rounds to at most `most`; adding 1.5 * 2^23 rounds to the nearest integer, ties
         // to even, and leaves it in the low bits of the mantissa. NaN (0 * infinity as well) becomes 0.
         const MAGIC: f32 = 12_582_912.0;
-        let (used, padding) = ints.split_at_mut(values.len());
-        for (i, v) in used.iter_mut().zip(values) {
+        let nearest = |v: f32| {
             let scaled = v * inverse;
             let scaled = if scaled.is_nan() { 0.0 } else { scaled };
-            *i = cast((scaled + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed());
+            cast((scaled + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed())
+        };
+        if EVERY == 1 {
+            let (used, padding) = ints.split_at_mut(values.len());
+            used.iter_mut().zip(values).for_each(|(i, &v)| *i = nearest(v));
+            padding.fill(T::default());
+            continue;
         }
-        padding.fill(T::default());
+        let (whole, rest) = values.as_chunks::<PIECE>();
+        let mut pieces = ints.chunks_mut(EVERY * PIECE);
+        for (values, ints) in whole.iter().zip(&mut pieces) {
+            ints[..PIECE].iter_mut().zip(values).for_each(|(i, &v)| *i = nearest(v));
+        }
+        // At most the end of a tile is left.
+        let mut rest = rest.iter();
+        for ints in pieces {
+            ints[..PIECE].iter_mut().for_each(|i| *i = rest.next().map_or(T::default(), |&v| nearest(v)));
+        }
     }
-    for (sum, tile) in sums.iter_mut().zip(ints.as_chunks::<TILE_COLS>().0) {
-        *sum = tile.iter().map(|&i| widen(i)).sum();
+    if EVERY == 1 {
+        for (sum, tile) in sums.iter_mut().zip(ints.as_chunks::<TILE_COLS>().0) {
+            *sum = tile.iter().map(|&i| widen(i)).sum();
+        }
+    } else {
+        for (sum, tile) in sums.iter_mut().zip(ints.chunks(EVERY * TILE_COLS)) {
+            let of = |at: usize| tile[at..at + PIECE].iter().map(|&i| widen(i)).sum::<i32>();
+            *sum = of(0) + of(EVERY * PIECE);
+        }
     }
 }
 

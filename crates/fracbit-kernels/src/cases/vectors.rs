@@ -1,0 +1,132 @@
+//! The cases that bodies of the operations beside the matrices are checked on.
+
+use super::{activations, assert_same};
+use crate::{
+    Vectors,
+    vectors::{
+        Floats, KEY_BLOCK, Rounded, Scores, Weigh,
+        plain::{GROUP, PIECE},
+    },
+};
+use fracbit_format::TILE_COLS;
+use half::f16;
+
+/// Compares all operations with the scalar reference on all cases.
+///
+/// # Panics
+/// When a bit differs.
+pub fn check(vectors: &Vectors) {
+    attention(vectors);
+    elementwise(vectors);
+    rounding(vectors);
+}
+
+/// Numbers with a few that are special.
+fn special(len: usize, seed: u64) -> Vec<f32> {
+    let mut x = activations(len, seed);
+    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, -0.0, 88.8, -87.35, 1e30];
+    for (i, v) in odd.into_iter().enumerate() {
+        if len > 0 && seed % 3 == 1 {
+            x[(i * 7919 + 5) % len] = v;
+        }
+    }
+    x
+}
+
+fn halves(x: &[f32]) -> Vec<f16> {
+    x.iter().map(|&v| f16::from_f32(v)).collect()
+}
+
+fn attention(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    let mut seed = 0;
+    for dim in [1, 2, 6, 7, 16, 24, 64, 80, 96, 100, 128, 256] {
+        for count in [1, 2, 3, 4, 5, 7, 8, 11, 16] {
+            for positions in [0, 1, 15, 16, 17, 40] {
+                seed += 1;
+                let blocks = positions / KEY_BLOCK;
+                let (queries, keys) =
+                    (special(count * dim, seed), special(blocks * KEY_BLOCK * dim, seed + 1));
+                let (weights, values) = (special(count * 50, seed + 2), special(positions * dim, seed + 1));
+                let (key_halves, value_halves) = (halves(&keys), halves(&values));
+                let start = activations(count * dim, seed);
+                for (keys, values) in [
+                    (Floats::F32(&keys), Floats::F32(&values)),
+                    (Floats::F16(&key_halves), Floats::F16(&value_halves)),
+                ] {
+                    let what = format!("{} {dim} {count} {positions}", vectors.isa());
+                    let args = Scores { queries: &queries, dim, keys, stride: 50 };
+                    let (mut want, mut got) = (vec![9.0; count * 50], vec![9.0; count * 50]);
+                    scalar.scores(&args, &mut want);
+                    vectors.scores(&args, &mut got);
+                    assert_same(&want, &got, &format!("scores {what}"));
+                    let args = Weigh { weights: &weights, stride: 50, values, dim };
+                    let (mut want, mut got) = (start.clone(), start.clone());
+                    scalar.weigh(&args, &mut want);
+                    vectors.weigh(&args, &mut got);
+                    assert_same(&want, &got, &format!("weigh {what}"));
+                }
+            }
+        }
+    }
+}
+
+fn elementwise(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    for len in (0..70).chain([100, 128, 576, 2048, 2051]) {
+        let what = format!("{} {len}", vectors.isa());
+        let (x, y) = (special(len, len as u64), special(len, len as u64 + 1));
+        let both = |f: &dyn Fn(&Vectors, &mut [f32])| {
+            let (mut want, mut got) = (x.clone(), x.clone());
+            f(&scalar, &mut want);
+            f(vectors, &mut got);
+            assert_same(&want, &got, &what);
+        };
+        both(&|v, x| v.add(&y, x));
+        both(&|v, x| v.silu_mul(x, &y));
+        both(&|v, out| v.rms_norm(&y, Some(&x), 1e-5, out));
+        both(&|v, out| v.rms_norm(&y, None, 1e-5, out));
+        both(&|v, x| {
+            let (top, sum) = v.softmax(x);
+            if let [a, b, ..] = x {
+                (*a, *b) = (top, sum);
+            }
+        });
+        if len > 0 {
+            let (cos, sin) = (special(len, 7), special(len, 8));
+            let (mut want, mut got) = ([&*x, &*y].concat(), [&*x, &*y].concat());
+            scalar.rotate(&mut want, &cos, &sin);
+            vectors.rotate(&mut got, &cos, &sin);
+            assert_same(&want, &got, &format!("rotate {what}"));
+        }
+    }
+}
+
+fn rounding(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    for cols in [1usize, 7, 8, 9, 16, 24, 100, 255, 256, 257, 264, 300, 512, 1000] {
+        let (room, groups, tiles) =
+            (cols.next_multiple_of(TILE_COLS), cols.div_ceil(GROUP), cols.div_ceil(TILE_COLS));
+        for seed in 0..6 {
+            let x = special(cols, seed);
+            let of = |v: &Vectors| {
+                let (mut ints, mut wide, mut pair) =
+                    (vec![9; room], vec![9; room], vec![9; 2 * room - PIECE]);
+                let (mut scales, mut sums) = (vec![9.0; 3 * groups], vec![9; 3 * tiles]);
+                let mut parts = scales.chunks_mut(groups).zip(sums.chunks_mut(tiles));
+                let mut next = || parts.next().expect("three parts");
+                let (scales_of, sums_of) = next();
+                v.narrow(&x, Rounded { ints: &mut ints, scales: scales_of, sums: sums_of });
+                let (scales_of, sums_of) = next();
+                v.wide(&x, Rounded { ints: &mut wide, scales: scales_of, sums: sums_of });
+                let (scales_of, sums_of) = next();
+                v.narrow_pair(&x, Rounded { ints: &mut pair, scales: scales_of, sums: sums_of });
+                (ints, wide, pair, scales, sums)
+            };
+            let (want, got) = (of(&scalar), of(vectors));
+            let what = format!("rounding {} {cols} {seed}", vectors.isa());
+            assert_same(&want.3, &got.3, &what);
+            assert!(want.0 == got.0 && want.1 == got.1 && want.2 == got.2 && want.4 == got.4, "{what}");
+        }
+    }
+}
