@@ -4,6 +4,8 @@
 //! an effort of the search (default: exact), rates (default: all).
 #![expect(clippy::print_stdout, reason = "an example")]
 
+mod page;
+
 use fracbit::{
     CalibrateOptions, Calibration, Effort, EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol,
     QuantizeOptions, Quiet, Sensitivities, Target, calibrate, directory, evaluate, plan, quantize,
@@ -11,6 +13,7 @@ use fracbit::{
 };
 use fracbit_base::{Bytes, Scheme};
 use fracbit_model::RotationMode;
+use page::replace_section;
 use std::{fmt::Write as _, fs, path::Path, sync::Arc};
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
@@ -18,7 +21,6 @@ type Any<T> = Result<T, Box<dyn std::error::Error>>;
 const MODELS: &str = "../shared/models";
 const TRAIN: &str = "../shared/text/tinystories-train.txt";
 const EVAL: &str = "../shared/text/tinystories-eval.txt";
-const PAGE: &str = "docs/quality.md";
 const NAMES: [&str; 2] = ["demo", "TinyStories-656K"];
 const RATES: [&str; 6] = ["half-tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
 /// Tokens to calibrate on.
@@ -35,15 +37,6 @@ fn main() -> Any<()> {
         let table = model(name, effort, &chosen(&RATES))?;
         replace_section(&format!("calibrated {name}"), &table)?;
     }
-    Ok(())
-}
-
-fn replace_section(name: &str, text: &str) -> Any<()> {
-    let page = fs::read_to_string(PAGE)?;
-    let (start, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
-    let from = page.find(&start).ok_or(format!("{PAGE} lacks `{start}`"))? + start.len();
-    let to = page[from..].find(&end).ok_or(format!("{PAGE} lacks `{end}`"))? + from;
-    fs::write(PAGE, format!("{}\n{text}\n{}", &page[..from], &page[to..]))?;
     Ok(())
 }
 

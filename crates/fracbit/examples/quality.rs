@@ -3,6 +3,8 @@
 //! Needs the evaluation text `../shared/text/tinystories-eval.txt` beside the workspace; takes some ten minutes on two cores.
 #![expect(clippy::print_stdout, reason = "an example")]
 
+mod page;
+
 use fracbit::{
     EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Sensitivities,
     Target, directory,
@@ -11,6 +13,7 @@ use fracbit::{
 };
 use fracbit_base::{Code, Palette, Scheme};
 use fracbit_model::RotationMode;
+use page::replace_section;
 use plotters::{prelude::*, style::Palette as _};
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -19,7 +22,6 @@ type Any<T> = Result<T, Box<dyn std::error::Error>>;
 const MODEL: &str = "crates/fracbit-cli/demo-model";
 const TEXT: &str = "../shared/text/tinystories-eval.txt";
 const ERRORS: &str = "crates/fracbit-codebook/data/nmse.txt";
-const PAGE: &str = "docs/quality.md";
 const BITS: [f64; 7] = [5.0, 4.0, 3.25, 3.0, 2.5, 2.0, 1.75];
 
 fn main() -> Any<()> {
@@ -34,17 +36,6 @@ fn main() -> Any<()> {
     if only != "distortion" && only != "draft" {
         model()?;
     }
-    Ok(())
-}
-
-/// Puts `text` between the markers of a section of the page.
-fn replace_section(name: &str, text: &str) -> Any<()> {
-    let page = fs::read_to_string(PAGE)?;
-    let (start, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
-    let from = page.find(&start).ok_or(format!("{PAGE} lacks `{start}`"))? + start.len();
-    let to = page[from..].find(&end).ok_or(format!("{PAGE} lacks `{end}`"))? + from;
-    fs::write(PAGE, format!("{}\n{text}\n{}", &page[..from], &page[to..]))?;
-    println!("{PAGE}: {name} written");
     Ok(())
 }
 
