@@ -28,10 +28,10 @@ const BUDGETS: [f64; 8] = [1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0];
 /// drawn at random; the line is then fitted to their sums.
 const MOST_BYTES: u64 = 2 << 30;
 /// Standard deviation of `ln(measured / forecast)` beside the fit's own: the text is not what the model writes, and real rounding errors
-/// are not Gaussian noise. It is the root mean square over ten scalar and vector plans of the demo model on its stories
-/// (-0.25 to 0.36; the test of forecasts prints them): the same ten that the test checks,
-/// so that test guards against a change and is no independent evidence.
-pub const TEXT: f64 = 0.22;
+/// are not Gaussian noise. It is the root mean square over ten plans of TinyStories-656K, each on texts of four kinds; on stories as
+/// that model was trained on it is 0.10, on fairy tales 0.51 (example `forecast_bar`, `docs/quality.md`). The check is the
+/// test of forecasts: other plans of another model on another text.
+pub const TEXT: f64 = 0.32;
 
 /// What a plan will measure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
