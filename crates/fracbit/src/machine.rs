@@ -11,18 +11,20 @@
 //! so that one profile serves any context, and models that were measured with fewer layers than they have. The factor is
 //! near 1; it holds what a product in a row of products costs other than one measured alone.
 //!
-//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set, number of threads, version of
-//! this program and shape of model, and is refused elsewhere.
+//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set, number of threads, version and build of
+//! this program (kernels change within a version) and shape of model, and is refused elsewhere.
 
-use crate::Error;
-use fracbit_base::{Scheme, Shape};
+use crate::{Error, plan::Storage};
+use fracbit_base::Shape;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Version of the document.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
+/// Hash of the sources that a decode step runs through and of how they were compiled, as 16 hexadecimal digits (`build.rs`).
+pub const BUILD: &str = env!("FRACBIT_BUILD");
 
 /// The dimensions of a model that its speed depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +73,8 @@ impl std::fmt::Display for ModelShape {
 /// Time of one product.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelTime {
-    /// The scheme.
-    pub scheme: Scheme,
+    /// The scheme, or half precision.
+    pub scheme: Storage,
     /// Outputs; of all members, where several are fused.
     pub rows: usize,
     /// Inputs.
@@ -124,6 +126,8 @@ pub struct MachineProfile {
     pub profile_version: u32,
     /// Version of the program.
     pub fracbit: String,
+    /// Its build: see [`BUILD`].
+    pub build: String,
     /// Model name of the processor.
     pub cpu: String,
     /// Instruction set of the kernels.
@@ -146,6 +150,11 @@ pub struct MachineProfile {
     pub overheads: Vec<Overhead>,
 }
 
+#[derive(Deserialize)]
+struct Version {
+    profile_version: u32,
+}
+
 /// The instruction set that a profile is keyed by: that of the default trellis code at 2 bits.
 pub(crate) fn isa(kernels: &Kernels) -> String {
     let scheme = "tcq-2".parse().ok().and_then(fracbit_quant::codebook);
@@ -160,11 +169,14 @@ impl MachineProfile {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |rule: String| Error::Profile { origin: path.display().to_string(), rule };
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        let profile: Self = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
-        if profile.profile_version != PROFILE_VERSION {
-            let got = profile.profile_version;
-            return Err(bad(format!("profile_version should be {PROFILE_VERSION}, got {got}")));
+        // The version first: fields come and go with it.
+        let Version { profile_version: got } = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        if got != PROFILE_VERSION {
+            return Err(bad(format!(
+                "profile_version should be {PROFILE_VERSION}, got {got}: measure again"
+            )));
         }
+        let profile: Self = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
         let finite = profile.kernels.iter().all(|k| k.us.is_finite() && k.us > 0.0);
         let terms = |o: &Overhead| [o.factor, o.layer_us, o.context_us, o.fixed_us];
         let fits = profile.overheads.iter().flat_map(terms).all(|v| v.is_finite() && v >= 0.0);
@@ -186,6 +198,7 @@ impl MachineProfile {
             ("instruction set", &self.isa, &now),
             ("number of threads", &self.threads.to_string(), &threads.to_string()),
             ("version of fracbit", &self.fracbit, &version.to_owned()),
+            ("build of fracbit, whose kernels or compilation differ", &self.build, &BUILD.to_owned()),
         ] {
             if got != want {
                 return Err(Error::Profile {
@@ -227,7 +240,7 @@ impl MachineProfile {
 
     /// Microseconds of one product; `None` when it was not measured.
     #[must_use]
-    pub fn kernel_us(&self, scheme: Scheme, shape: Shape, batch: usize) -> Option<f64> {
+    pub fn kernel_us(&self, scheme: Storage, shape: Shape, batch: usize) -> Option<f64> {
         let same = |k: &&KernelTime| {
             k.scheme == scheme && (k.rows, k.cols) == (shape.rows, shape.cols) && k.batch == batch
         };

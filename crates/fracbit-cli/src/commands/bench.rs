@@ -212,6 +212,9 @@ struct TargetArgs {
     /// Tokens in the cache.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
     context: usize,
+    /// Sequences decoded together.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = args::batch)]
+    batch: usize,
     /// Measurements of each model in each of three passes.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = args::count)]
     rounds: usize,
@@ -225,12 +228,29 @@ impl TargetArgs {
         let (profile, kernels) = (MachineProfile::read(&self.profile)?, fracbit::kernels()?);
         let origin = self.profile.display().to_string();
         profile.require_current(&origin, &kernels, rayon::current_num_threads())?;
-        let options = TargetOptions { count: self.count, context: self.context, rounds: self.rounds };
+        let Self { count, context: tokens, batch, rounds, .. } = *self;
+        let options = TargetOptions { count, context: tokens, batch, rounds };
         let config = self.shape.model_config()?;
         let rows = bench::targets(&config, &Arc::new(profile), &options, &kernels, &context.progress)?;
         context.progress.finish();
-        if self.json { context.out.json(&rows) } else { show(&mut context.out, &targets_table(&rows)) }
+        if self.json {
+            return context.out.json(&rows);
+        }
+        show(&mut context.out, &targets_table(&rows))?;
+        Ok(writeln!(context.out, "\n{}", targets_verdict(&rows))?)
     }
+}
+
+/// What a reader would look for in the table.
+fn targets_verdict(rows: &[TargetSpeed]) -> String {
+    let miss = rows.iter().map(|r| (r.ratio - 1.0).abs()).fold(0.0, f64::max);
+    let worse: Vec<&TargetSpeed> =
+        rows.iter().filter(|r| r.uniform_loss.is_some_and(|best| r.loss > best)).collect();
+    let losses = match worse.as_slice() {
+        [] => "no plan is predicted to lose more than the best single scheme in its time".to_owned(),
+        all => format!("{} plans are predicted to lose more than a single scheme in their time", all.len()),
+    };
+    format!("measured times differ from predicted ones by at most {:.1} %; {losses}", 100.0 * miss)
 }
 
 fn targets_table(rows: &[TargetSpeed]) -> Table {

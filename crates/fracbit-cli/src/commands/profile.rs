@@ -15,7 +15,7 @@ use fracbit_io::ModelConfig;
 use std::{io::Write, path::PathBuf};
 
 const AFTER: &str = "\
-The document holds for this processor, instruction set, number of threads, version of fracbit and shape of model; \
+The document holds for this processor, instruction set, number of threads, version and build of fracbit and shape of model; \
 elsewhere it is refused. Let nothing else run meanwhile.
 
 Examples:
@@ -27,7 +27,7 @@ Examples:
 ///
 /// Times the product of every scheme with every shape of matrix that the model has, fused ones included, with the weights coming
 /// from memory; then decodes with whole models of random schemes and fits what a step takes beside its products. Weights are
-/// random codes, only the shape of the model counts. Takes a minute or two.
+/// random codes, only the shape of the model counts. Takes a minute or two for each number of sequences.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER, group = ArgGroup::new("subject").required(true).args(["model", "shape"]))]
 pub(crate) struct ProfileArgs {
@@ -39,7 +39,7 @@ pub(crate) struct ProfileArgs {
     /// File to write.
     #[arg(short, long)]
     out: PathBuf,
-    /// Tokens of a decode step.
+    /// Sequences decoded together, each 1 to 8; several numbers are measured one by one.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = args::batch)]
     batch: Vec<usize>,
     /// A scheme to measure; may be repeated [default: all].

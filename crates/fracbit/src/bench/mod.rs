@@ -13,6 +13,7 @@
 //! Weights are pseudo-random codes, made at once and not by encoding: every bit pattern is a valid code, and no kernel
 //! branches on one. Scales keep activations at their size from layer to layer. Every bench checks its result.
 
+mod dense;
 mod encode;
 mod kernels;
 mod limits;

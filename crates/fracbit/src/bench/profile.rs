@@ -1,10 +1,15 @@
 //! The machine profile: every product that a model of some shape may consist of, and what a decode step takes beside them.
 
-use super::{Machine, Spread, limits, pool, positive, random::Arena};
+use super::{
+    Machine, Spread,
+    dense::{self, Dense},
+    limits, pool, positive,
+    random::Arena,
+};
 use crate::{
     Error, Progress, fusion,
-    machine::{KernelTime, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Sample, isa},
-    plan::Matrix,
+    machine::{BUILD, KernelTime, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Sample, isa},
+    plan::{Matrix, Storage},
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::TILE_ROWS;
@@ -98,10 +103,12 @@ pub fn profile(
         [read[1], products[1]]
     });
     let products = Products::of(config);
+    let dense = Dense::new(&products.single, &arena)?;
     let mut times = Times::new(options, &products);
     let mut profile = MachineProfile {
         profile_version: PROFILE_VERSION,
         fracbit: env!("CARGO_PKG_VERSION").to_owned(),
+        build: BUILD.to_owned(),
         cpu: Machine::now().cpu,
         isa: isa(kernels),
         threads: options.threads,
@@ -119,7 +126,7 @@ pub fn profile(
     let mut draws = Vec::new();
     let mut steps: Vec<Vec<f64>> = Vec::new();
     for sweep in 0..SWEEPS {
-        times.sweep(&products, sweep % 2 == 1, &bench, &mut flush)?;
+        times.sweep(&products, &dense, sweep % 2 == 1, &bench, &mut flush)?;
         if sweep == 0 {
             profile.kernels = times.medians(options, &products);
             draws = draw(config, options, &profile);
@@ -148,8 +155,13 @@ fn last_cache() -> u64 {
     (0..8).filter_map(size).max().map_or(64 << 20, |kib| kib << 10)
 }
 
-/// The distinct shapes of a model's products, fused ones included.
-struct Products(Vec<Shape>);
+/// The distinct shapes of a model's products.
+struct Products {
+    /// Of single matrices, which half precision knows alone.
+    single: Vec<Shape>,
+    /// Fused ones included.
+    all: Vec<Shape>,
+}
 
 impl Products {
     fn of(config: &ModelConfig) -> Self {
@@ -160,10 +172,14 @@ impl Products {
             let rows = group.iter().map(|&m| matrices[m].shape.rows).sum();
             Shape::new(rows, matrices[group[0]].shape.cols)
         });
-        let mut all: Vec<Shape> = one.chain(fused).collect();
-        all.sort_by_key(|s| (s.cols, s.rows));
-        all.dedup();
-        Self(all)
+        let distinct = |mut shapes: Vec<Shape>| {
+            shapes.sort_by_key(|s| (s.cols, s.rows));
+            shapes.dedup();
+            shapes
+        };
+        let single: Vec<Shape> = one.collect();
+        let all = single.iter().copied().chain(fused).collect();
+        Self { single: distinct(single), all: distinct(all) }
     }
 }
 
@@ -176,17 +192,27 @@ struct Bench<'a> {
     progress: &'a dyn Progress,
 }
 
-/// Microseconds of all measurements: (scheme, batch, shape).
-struct Times(Vec<Vec<Vec<Vec<f64>>>>);
+/// Microseconds of all measurements.
+struct Times {
+    /// (scheme, batch, shape).
+    packed: Vec<Vec<Vec<Vec<f64>>>>,
+    /// (batch, shape) of half precision.
+    dense: Vec<Vec<Vec<f64>>>,
+}
 
 impl Times {
     fn new(options: &ProfileOptions, products: &Products) -> Self {
-        Self(vec![vec![vec![Vec::new(); products.0.len()]; options.batch.len()]; options.schemes.len()])
+        let per_batch = |shapes: &[Shape]| vec![vec![Vec::new(); shapes.len()]; options.batch.len()];
+        Self {
+            packed: vec![per_batch(&products.all); options.schemes.len()],
+            dense: per_batch(&products.single),
+        }
     }
 
     fn sweep(
         &mut self,
         products: &Products,
+        dense: &Dense,
         backwards: bool,
         bench: &Bench<'_>,
         flush: &mut limits::Memory,
@@ -194,24 +220,31 @@ impl Times {
         let ProfileOptions { schemes, batch, rounds, .. } = bench.options;
         for at in 0..schemes.len() {
             let at = if backwards { schemes.len() - 1 - at } else { at };
-            let set = Set::new(schemes[at], &products.0, bench.arena, bench.kernels)?;
-            for (&batch, times) in batch.iter().zip(&mut self.0[at]) {
+            let set = Set::new(schemes[at], &products.all, bench.arena, bench.kernels)?;
+            for (&batch, times) in batch.iter().zip(&mut self.packed[at]) {
                 bench.pool.install(|| set.measure(batch, *rounds, flush, times));
             }
             bench.progress.advance(1);
+        }
+        for (&batch, times) in batch.iter().zip(&mut self.dense) {
+            bench.pool.install(|| dense.measure(batch, *rounds, flush, times));
         }
         Ok(())
     }
 
     fn medians(&self, options: &ProfileOptions, products: &Products) -> Vec<KernelTime> {
         let mut all = Vec::new();
-        for (scheme, times) in options.schemes.iter().zip(&self.0) {
+        let mut add = |scheme: Storage, shapes: &[Shape], times: &[Vec<Vec<f64>>]| {
             for (&batch, times) in options.batch.iter().zip(times) {
-                for (shape, times) in products.0.iter().zip(times) {
-                    all.push(kernel_time(*scheme, *shape, batch, times.clone()));
+                for (&shape, times) in shapes.iter().zip(times) {
+                    all.push(kernel_time(scheme, shape, batch, times.clone()));
                 }
             }
+        };
+        for (&scheme, times) in options.schemes.iter().zip(&self.packed) {
+            add(Storage::Packed(scheme), &products.all, times);
         }
+        add(Storage::F16, &products.single, &self.dense);
         all
     }
 }
@@ -233,9 +266,10 @@ fn measured_rows(shape: Shape) -> usize {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio of rows")]
-fn kernel_time(scheme: Scheme, shape: Shape, batch: usize, mut times: Vec<f64>) -> KernelTime {
+fn kernel_time(scheme: Storage, shape: Shape, batch: usize, mut times: Vec<f64>) -> KernelTime {
     times.sort_by(f64::total_cmp);
-    let scale = shape.rows as f64 / measured_rows(shape) as f64;
+    let measured = if scheme == Storage::F16 { dense::measured_rows(shape) } else { measured_rows(shape) };
+    let scale = shape.rows as f64 / measured as f64;
     let (last, scaled) = (times.len() - 1, |us: f64| us * scale);
     KernelTime {
         scheme,
@@ -358,7 +392,7 @@ impl Draw {
 
     fn sample(&self, profile: &MachineProfile, batch: usize, us: f64) -> Sample {
         #[expect(clippy::cast_precision_loss, reason = "tokens")]
-        let context = self.context as f64 + (batch * (STEPS - 1)) as f64 / 2.0;
+        let context = self.context as f64 + (STEPS - 1) as f64 / 2.0;
         let layers = self.config.num_hidden_layers();
         Sample { kernels_us: self.kernels_us(profile, batch), layers, context, us }
     }
@@ -384,7 +418,8 @@ fn kernels_us(
         let group = fused.iter().find(|g| g.contains(&id)).map_or(&alone[..], Vec::as_slice);
         if group[0] == id {
             let rows = group.iter().map(|id| id.shape(config).rows).sum();
-            sum += profile.kernel_us(scheme(id), Shape::new(rows, id.shape(config).cols), batch)?;
+            let scheme = Storage::Packed(scheme(id));
+            sum += profile.kernel_us(scheme, Shape::new(rows, id.shape(config).cols), batch)?;
         }
     }
     Some(sum)
@@ -394,7 +429,12 @@ fn kernels_us(
 /// these, lest they be dominated by kernels that no plan wants.
 fn useful(schemes: &[Scheme], profile: &MachineProfile, batch: usize) -> Vec<Scheme> {
     let time = |s: Scheme| -> f64 {
-        profile.kernels.iter().filter(|k| k.scheme == s && k.batch == batch).map(|k| k.us).sum()
+        profile
+            .kernels
+            .iter()
+            .filter(|k| k.scheme == Storage::Packed(s) && k.batch == batch)
+            .map(|k| k.us)
+            .sum()
     };
     let facts: Vec<(Scheme, f64, f64)> =
         schemes.iter().map(|&s| (s, time(s), fracbit_codebook::nmse(s).unwrap_or(1.0))).collect();
@@ -429,27 +469,31 @@ fn draw(config: &ModelConfig, options: &ProfileOptions, profile: &MachineProfile
     draws
 }
 
-/// A model that decodes.
+/// A model that decodes several sequences together.
 pub(super) struct Decoder<'a> {
     model: &'a Model,
-    state: State,
+    states: Vec<State>,
     sampler: Sampler,
     context: usize,
-    batch: usize,
 }
 
 impl<'a> Decoder<'a> {
-    /// With `context` tokens in its cache.
+    /// With `context` tokens in the cache of each of `batch` sequences.
     pub(super) fn new(model: &'a Model, context: usize, batch: usize) -> Result<Self, Error> {
-        let room = context + batch * STEPS;
-        let mut state = model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
-        state.reserve(room)?;
+        let room = context + STEPS;
         let vocab = model.config().vocab_size;
         let token = |i: usize| u32::try_from(i * 7919 % vocab).expect("vocabularies are below 2^32");
+        let prompt: Vec<u32> = (0..context).map(token).collect();
         let mut hidden = Vec::new();
-        model.forward(&mut state, &(0..context).map(token).collect::<Vec<_>>(), &mut hidden)?;
+        let mut states = Vec::with_capacity(batch);
+        for _ in 0..batch {
+            let mut state = model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
+            state.reserve(room)?;
+            model.forward(&mut state, &prompt, &mut hidden)?;
+            states.push(state);
+        }
         let sampler = Sampler::new(SampleConfig { temperature: 0.0, ..SampleConfig::default() })?;
-        Ok(Self { model, state, sampler, context, batch })
+        Ok(Self { model, states, sampler, context })
     }
 
     /// Microseconds of steps.
@@ -463,12 +507,12 @@ impl<'a> Decoder<'a> {
         let vocab = self.model.config().vocab_size;
         let mut times = Vec::new();
         for round in 0..=rounds {
-            self.state.truncate(self.context);
-            let mut tokens = vec![1; self.batch];
+            self.states.iter_mut().for_each(|state| state.truncate(self.context));
+            let mut tokens = vec![1; self.states.len()];
             for _ in 0..STEPS {
                 let start = Instant::now();
-                self.model.forward(&mut self.state, &tokens, &mut hidden)?;
-                self.model.logits(&mut self.state, &hidden, &mut logits)?;
+                self.model.forward_batch(&mut self.states, &tokens, &mut hidden)?;
+                self.model.logits(&mut self.states[0], &hidden, &mut logits)?;
                 for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(vocab)) {
                     *token = self.sampler.sample(logits, &[])?;
                 }
@@ -506,7 +550,11 @@ mod tests {
         let kernels = crate::kernels().unwrap();
         let got = profile("tiny", &tiny(), &options, &kernels, &Quiet).unwrap();
         // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own rows.
-        assert_eq!(got.kernels.len(), 2 * 2 * Products::of(&tiny()).0.len());
+        let products = Products::of(&tiny());
+        assert_eq!(got.kernels.len(), 2 * 2 * products.all.len() + 2 * products.single.len());
+        for &shape in &products.single {
+            assert!(got.kernel_us(Storage::F16, shape, 2).is_some(), "{shape}");
+        }
         assert!(got.kernels.iter().all(|k| k.us > 0.0 && k.spread[0] <= k.us && k.us <= k.spread[1]));
         assert_eq!(
             got.overheads.iter().map(|o| (o.batch, o.samples.len())).collect::<Vec<_>>(),
@@ -532,10 +580,12 @@ mod tests {
         assert!(stale(|p| p.isa = "none".to_owned()).contains("instruction set"));
         assert!(stale(|p| p.threads = 9).contains("threads (9)"));
         assert!(stale(|p| p.fracbit = "0.0.0".to_owned()).contains("version"));
+        let kernels_changed = stale(|p| p.build = "0123456789abcdef".to_owned());
+        assert!(kernels_changed.contains("kernels") && kernels_changed.contains(BUILD), "{kernels_changed}");
         let other = Preset::named("tiny").unwrap().resized(Some(400), None).unwrap().config_text();
         let other = ModelConfig::parse(other.as_bytes(), Path::new("config.json")).unwrap();
         assert!(message(read.require_shape("m", &other).unwrap_err()).contains("vocabulary 400"));
-        for bad in ["", "{}", "{\"profile_version\":2}"] {
+        for bad in ["", "{}", "{\"profile_version\":1}", "{\"profile_version\":2}"] {
             fs::write(&path, bad).unwrap();
             assert!(matches!(MachineProfile::read(&path), Err(Error::Profile { .. })), "{bad}");
         }
@@ -545,7 +595,8 @@ mod tests {
     fn shapes_of_a_llama() {
         let text = Preset::named("llama-3.2-1b").unwrap().config_text();
         let config = ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap();
-        let shapes: Vec<(usize, usize)> = Products::of(&config).0.iter().map(|s| (s.rows, s.cols)).collect();
+        let shapes: Vec<(usize, usize)> =
+            Products::of(&config).all.iter().map(|s| (s.rows, s.cols)).collect();
         let wide = [512, 1024, 2048, 2560, 3072, 8192, 16384, 128_256].map(|rows| (rows, 2048));
         assert_eq!(shapes, [&wide[..], &[(2048, 8192)]].concat());
         assert_eq!(measured_rows(Shape::new(128_256, 2048)), 32768);

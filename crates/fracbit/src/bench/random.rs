@@ -29,7 +29,7 @@ impl Arena {
     }
 
     /// `len` bytes; `salt` says from where.
-    fn codes(&self, len: usize, salt: usize) -> Vec<u8> {
+    pub(super) fn codes(&self, len: usize, salt: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len);
         let mut at = salt.wrapping_mul(0x9e37_79b9) % (Self::BYTES / 2);
         while out.len() < len {

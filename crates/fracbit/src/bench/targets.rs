@@ -21,8 +21,10 @@ const PASSES: usize = 3;
 pub struct TargetOptions {
     /// Number of times, spread evenly in ratio between the fastest and the slowest useful uniform plan.
     pub count: usize,
-    /// Tokens in the cache.
+    /// Tokens in the cache of each sequence.
     pub context: usize,
+    /// Sequences decoded together.
+    pub batch: usize,
     /// Measurements of each model in each of three passes, eight steps each.
     pub rounds: usize,
 }
@@ -71,7 +73,7 @@ pub fn targets(
     super::positive("--rounds", &[options.rounds])?;
     profile.require_shape("profile", config)?;
     let inventory = directory::inventory_of(config, RotationMode::Fold, String::new());
-    let planner = Planner { inventory: &inventory, profile, context: options.context };
+    let planner = Planner { inventory: &inventory, profile, context: options.context, batch: options.batch };
     let mut uniform = planner.uniform()?;
     // Useful: no other one is both faster and better.
     uniform.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -105,7 +107,8 @@ pub fn targets(
             let fused = crate::fusion::check(&plan.fused, stored)
                 .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
             let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
-            let times = pool.install(|| Decoder::new(&model, options.context, 1)?.steps(options.rounds))?;
+            let times =
+                pool.install(|| Decoder::new(&model, options.context, options.batch)?.steps(options.rounds))?;
             steps.extend(times);
             progress.advance(1);
         }
@@ -148,11 +151,13 @@ struct Planner<'a> {
     inventory: &'a Inventory,
     profile: &'a Arc<MachineProfile>,
     context: usize,
+    batch: usize,
 }
 
 impl Planner<'_> {
     fn options(&self, target: Target, limit_us: Option<f64>, fuse: bool) -> PlanOptions {
-        let speed = Speed { limit_us, fuse, context: self.context, ..Speed::new(Arc::clone(self.profile)) };
+        let (context, batch) = (self.context, self.batch);
+        let speed = Speed { limit_us, fuse, context, batch, ..Speed::new(Arc::clone(self.profile)) };
         PlanOptions { palette: Palette::All, speed: Some(speed), ..PlanOptions::new(target) }
     }
 
@@ -167,7 +172,7 @@ impl Planner<'_> {
     /// Every scheme of the palette everywhere: time and loss.
     fn uniform(&self) -> Result<Vec<(Scheme, f64, f64)>, Error> {
         let palette = self.options(Target::Any, Some(1.0), true).schemes();
-        let measured = |s: &Scheme| self.profile.kernels.iter().any(|k| k.scheme == *s);
+        let measured = |s: &Scheme| self.profile.kernels.iter().any(|k| k.scheme == Storage::Packed(*s));
         let one = |scheme: Scheme| {
             let plan = self.plan(&self.options(Target::Uniform(scheme), None, true))?;
             Ok((scheme, plan.speed.map_or(f64::NAN, |s| s.step_us), plan.predicted_loss))
