@@ -1,27 +1,27 @@
 //! Flags that several commands share, and the readers of their values. Nothing here touches a file.
 
 use clap::{Args, ValueEnum};
-use fracbit::{EvalOptions, Exclude, Pin, PlanOptions, Speed, Target};
+use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Scheme};
 use fracbit_model::{RotationMode, SampleConfig};
 use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
-/// What the quantized model may take: one of these or several, but a scheme stands alone.
+/// What the quantized model may take: bits, bytes and time, one of these or several; a scheme stands alone.
 #[derive(Clone, Debug, Args)]
 #[group(id = "target", required = true, multiple = true)]
 #[command(next_help_heading = "Budget (one or several)")]
 pub(crate) struct TargetArgs {
-    /// Stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
+    /// Most stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
     #[arg(long, value_name = "B", value_parser = bits)]
     pub(crate) bits: Option<f64>,
-    /// Size of all stored tensors, such as 900MB or 1.5GiB.
+    /// Most bytes of all stored tensors, such as 900MB or 1.5GiB.
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Bytes>,
-    /// Time of a decode step on this machine, such as 20ms; needs --profile.
-    #[arg(long, value_name = "TIME", value_parser = microseconds, requires = "profile")]
+    /// Most time of a decode step on this machine, such as 20ms; needs --profile.
+    #[arg(long, value_name = "TIME", value_parser = microseconds)]
     pub(crate) latency: Option<f64>,
-    /// Tokens generated per second on this machine, all sequences of a batch together; needs --profile.
-    #[arg(long, value_name = "N", value_parser = rate, requires = "profile", conflicts_with = "latency")]
+    /// Least tokens generated per second on this machine, all sequences of a batch together; needs --profile.
+    #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "latency")]
     pub(crate) tokens_per_second: Option<f64>,
     /// One scheme for every matrix, such as tcq-3, half-tcq-3.25, vq-2.5 or nuq-4.
     #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "palette", "code"])]
@@ -71,13 +71,13 @@ impl TargetArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speed")]
 pub(crate) struct SpeedArgs {
-    /// A document of `fracbit profile`, taken on this machine for this model.
+    /// What this machine makes of this model, measured by `fracbit profile`; with it and without a time, the speed is predicted.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
-    /// Tokens in the cache that the time is meant for.
+    /// Tokens in the cache of each sequence that the time is meant for.
     #[arg(long, value_name = "N", default_value_t = 128, requires = "profile", value_parser = count)]
     pub(crate) context: usize,
-    /// Tokens of a decode step.
+    /// Sequences decoded together, 1 to 8: a step makes a token of each.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "profile", value_parser = batch)]
     pub(crate) batch: usize,
     /// One kernel call per matrix: fuse nothing.
@@ -173,6 +173,41 @@ impl ShapeArgs {
     pub(crate) fn recorded(&self) -> String {
         let pins = self.pin.iter().map(|p| format!(" --pin '{p}'"));
         pins.chain(self.exclude.iter().map(|e| format!(" --exclude '{e}'"))).collect()
+    }
+}
+
+/// How losses are estimated.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Losses")]
+pub(crate) struct LossArgs {
+    /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure 512 tokens now, or `prior` to measure nothing
+    /// [default: quick; with --scheme prior].
+    #[arg(long, value_name = "FILE|quick|prior")]
+    pub(crate) sensitivity: Option<SensitivitySource>,
+    /// Which estimate FILE should hold; another one is refused [default: whichever it holds].
+    #[arg(long, value_enum)]
+    pub(crate) objective: Option<ObjectiveName>,
+}
+
+/// An estimate of losses by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectiveName {
+    /// Sensitivity times error, measured on text that the model writes (what `quick` does), or from a prior.
+    #[value(alias = "error")]
+    DataFree,
+    /// Sensitivity times error, measured on your text: `fracbit sensitivity --text FILE`.
+    Linear,
+    /// Every scheme tried in every matrix on your text: `fracbit sensitivity --text FILE --actual SCHEME`.
+    Actual,
+}
+
+impl From<ObjectiveName> for Objective {
+    fn from(name: ObjectiveName) -> Self {
+        match name {
+            ObjectiveName::DataFree => Self::DataFree,
+            ObjectiveName::Linear => Self::Linear,
+            ObjectiveName::Actual => Self::Actual,
+        }
     }
 }
 

@@ -23,8 +23,8 @@ Example:
 
 /// Make large language models small at any number of bits per weight, and run them on the CPU.
 ///
-/// fracbit gives every weight matrix the precision that serves the model best within a budget of bits or bytes, writes
-/// the result as a model directory, measures what was lost, and generates text from it.
+/// fracbit gives every weight matrix the precision that serves the model best within a budget of bits, bytes or time per token
+/// on this machine, writes the result as a model directory, measures what was lost, and generates text from it.
 #[derive(Debug, Parser)]
 #[command(name = "fracbit", version, after_help = AFTER, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 47] = [
+    const GOOD: [&str; 50] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
@@ -112,6 +112,9 @@ mod tests {
         "plan M --bits 3.25 --save plan.json --json",
         "plan M --scheme tcq-hyb-2 --sensitivity a.json",
         "plan M --plan p.json --profile m.json",
+        "plan M --bits 3 --objective actual --sensitivity a.json",
+        "quantize M -o O --latency 20ms --objective error",
+        "bench targets --shape tiny --profile m --count 2 --context 64 --batch 4 --rounds 1 --json",
         "plan M --bits 3 --explain --html r.html --json",
         "plan M --latency 20ms --size 1GB --bits 3 --profile m.json --context 1024 --batch 4 --no-fusion",
         "quantize M -o O --tokens-per-second 50 --profile m --pin layers.0.*=tcq-4 --pin lm_head=f16 --exclude *=vq-*",
@@ -147,12 +150,13 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 47] = [
+    const BAD: [(&str, &str); 48] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
         ("quantize M --bits 3", "--out"),
-        ("quantize M -o O --latency 20ms", "--profile"),
+        ("plan M --bits 3 --objective perplexity", "data-free"),
+        ("plan M --plan p --objective linear", "cannot be used with"),
         ("quantize M -o O --latency 20 --profile m", "20ms"),
         ("plan M --latency 20ms --tokens-per-second 9 --profile m", "cannot be used with"),
         ("plan M --bits 3 --pin layers.0", "LAYERS=SCHEME"),

@@ -1,15 +1,15 @@
 //! From a model and a budget to a plan. Shared by `plan`, `quantize` and `demo`.
 
 use crate::{
-    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
+    args::{LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
     table::Table,
 };
 use fracbit::{
-    Calibration, Forecast, MachineProfile, Opened, Plan, PlanOptions, Progress, Protocol, Sensitivities,
-    Speed, Target, directory, plan::Inventory, sensitivity,
+    Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
+    Sensitivities, Speed, Target, directory, plan::Inventory, sensitivity,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::RotationMode;
@@ -50,13 +50,13 @@ impl Source {
     pub(crate) fn sensitivities(
         &self,
         inventory: &Inventory,
-        wanted: &SensitivitySource,
+        losses: &Losses,
         rotation: RotationMode,
         seed: u64,
         kept: Option<&Path>,
         context: &Context,
     ) -> Result<Sensitivities, Failure> {
-        match wanted {
+        match &losses.source {
             SensitivitySource::Prior => {
                 context
                     .progress
@@ -65,6 +65,7 @@ impl Source {
             }
             SensitivitySource::File(path) => {
                 let found = Sensitivities::read(path)?;
+                losses.check(&found, path)?;
                 found.require_source(self.hash())?;
                 context.progress.note(&format!("sensitivities: {} ({})", path.display(), found.protocol));
                 if found.rotation != rotation {
@@ -113,6 +114,12 @@ pub(crate) fn options(
     let limit_us = target.limit_us(speed.batch);
     let size = target.target(source.opened.params());
     let size = size.ok_or_else(|| Failure::new(Exit::Usage, anyhow::Error::msg("a budget is needed")))?;
+    if limit_us.is_some() && speed.profile.is_none() {
+        let rule = "a time is one of this machine, which has to be measured first: --profile FILE is missing";
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)).hint(
+            "measure it once: `fracbit profile MODEL -o machine.json`, then add --profile machine.json",
+        ));
+    }
     let speed = self::speed(source, speed)?.map(|s| Speed { limit_us, ..s });
     Ok(shape.options(size, speed))
 }
@@ -133,14 +140,49 @@ pub(crate) fn speed(source: &Source, args: &SpeedArgs) -> Result<Option<Speed>, 
     }))
 }
 
-/// Where sensitivities come from unless told: one scheme everywhere leaves nothing to decide, so nothing is worth measuring.
-pub(crate) fn sensitivity_source(
-    told: Option<&SensitivitySource>,
-    options: &PlanOptions,
-) -> SensitivitySource {
-    let uniform = matches!(options.target, Target::Uniform(_));
-    let default = if uniform { SensitivitySource::Prior } else { SensitivitySource::Quick };
-    told.cloned().unwrap_or(default)
+/// How losses are to be estimated.
+pub(crate) struct Losses {
+    /// Where the estimates come from.
+    pub(crate) source: SensitivitySource,
+    /// What a file has to hold.
+    pub(crate) objective: Option<Objective>,
+}
+
+impl Losses {
+    /// As asked for. Unless told: one scheme everywhere leaves nothing to decide, so nothing is worth measuring.
+    pub(crate) fn new(args: &LossArgs, options: &PlanOptions) -> Result<Self, Failure> {
+        let uniform = matches!(options.target, Target::Uniform(_));
+        let default = if uniform { SensitivitySource::Prior } else { SensitivitySource::Quick };
+        let source = args.sensitivity.clone().unwrap_or(default);
+        let objective = args.objective.map(Objective::from);
+        match (&source, objective) {
+            (SensitivitySource::File(_), _) | (_, None | Some(Objective::DataFree)) => {
+                Ok(Self { source, objective })
+            }
+            (_, Some(wanted)) => {
+                let rule =
+                    format!("--objective {wanted} needs a table, measured on a text: --sensitivity FILE");
+                Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)).hint(how_to_measure(wanted)))
+            }
+        }
+    }
+
+    /// Refuses what holds another estimate than the one asked for.
+    fn check(&self, found: &Sensitivities, path: &Path) -> Result<(), Failure> {
+        let Some(wanted) = self.objective else { return Ok(()) };
+        let checked = found.require_objective(&path.display().to_string(), wanted);
+        checked.map_err(|e| Failure::new(Exit::BadInput, e.into()).hint(how_to_measure(wanted)))
+    }
+}
+
+fn how_to_measure(objective: Objective) -> &'static str {
+    match objective {
+        Objective::DataFree => "measure it: `fracbit sensitivity MODEL -o a.json`",
+        Objective::Linear => "measure it: `fracbit sensitivity MODEL -o linear.json --text FILE`",
+        Objective::Actual => {
+            "measure it: `fracbit sensitivity MODEL -o actual.json --text FILE --actual tcq-3`"
+        }
+    }
 }
 
 /// What `quantize` and `plan` measure by default.
@@ -160,7 +202,7 @@ pub(crate) struct Aids<'a> {
 /// Sensitivities and the plan that follows from them.
 pub(crate) fn make(
     source: &Source,
-    wanted: &SensitivitySource,
+    losses: &Losses,
     options: &PlanOptions,
     aids: &Aids<'_>,
     context: &Context,
@@ -173,13 +215,16 @@ pub(crate) fn make(
             false => error.into(),
         })
     };
-    if *wanted == SensitivitySource::Quick {
+    if losses.source == SensitivitySource::Quick {
         // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
         solve(&Sensitivities::prior(&inventory, options.rotation))?;
     }
     let mut sensitivities =
-        source.sensitivities(&inventory, wanted, options.rotation, options.seed, aids.kept, context)?;
-    if let (Some(calibration), false) = (aids.calibration, matches!(options.target, Target::Uniform(_))) {
+        source.sensitivities(&inventory, losses, options.rotation, options.seed, aids.kept, context)?;
+    // Actual losses were measured with the calibration that they are meant for.
+    let settled =
+        matches!(options.target, Target::Uniform(_)) || sensitivities.objective() == Objective::Actual;
+    if let (Some(calibration), false) = (aids.calibration, settled) {
         let weights = source.opened.source(options.rotation, options.seed)?;
         sensitivities = calibration.sensitivities(&sensitivities, &weights, &context.progress)?;
     }
@@ -191,6 +236,24 @@ pub(crate) fn make(
         "planned"
     );
     Ok((inventory, sensitivities, plan))
+}
+
+/// A plan of a file, checked against the model.
+pub(crate) fn read(path: &Path, source: &Source) -> Result<(Plan, Inventory), Failure> {
+    let mut plan = Plan::parse(&files::read_text(path)?, &path.display().to_string())?;
+    let inventory = source.inventory(plan.rotation);
+    plan.fit_to(&inventory).map_err(|e| named(e, path))?;
+    Ok((plan, inventory))
+}
+
+/// What is wrong with a plan, with the file that holds it.
+pub(crate) fn named(error: fracbit::Error, path: &Path) -> fracbit::Error {
+    match error {
+        fracbit::Error::Plan { rule, .. } => {
+            fracbit::Error::Plan { origin: path.display().to_string(), rule }
+        }
+        other => other,
+    }
 }
 
 /// A plan as a table with its totals.

@@ -381,6 +381,42 @@ fn sensitivities_are_measured_resumed_and_bound_to_their_model() {
 }
 
 #[test]
+fn objectives_are_three_and_a_plan_says_which() {
+    let Some(model) = tiny("llama2") else { return };
+    let (model, stories) = (text(&model), stories());
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| place.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (free, linear, actual) = (path("free.json"), path("linear.json"), path("actual.json"));
+    let measure = |out: &str, extra: &[&str]| {
+        let common = ["sensitivity", model, "-o", out, "--tokens", "48", "--json"];
+        fracbit(&[&common[..], extra].concat()).done().json()
+    };
+    let on_text = ["--text", text(&stories)];
+    measure(&free, &["--levels", "1"]);
+    measure(&linear, &[&on_text[..], &["--levels", "1"]].concat());
+    let table = measure(&actual, &[&on_text[..], &["--actual", "nuq-4", "--palette", "nuq"]].concat());
+    let whole = table["joint"].as_array().expect("whole models of one scheme");
+    assert_eq!(whole.len(), 6, "of seven schemes");
+    assert!(whole[0]["sum"].as_f64() > whole[5]["sum"].as_f64(), "from 2 bits to 8: {whole:?}");
+
+    let plan = |objective: &str, file: &str| {
+        let budget = ["plan", model, "--bits", "6", "--palette", "nuq", "--json"];
+        fracbit(&[&budget[..], &["--objective", objective, "--sensitivity", file]].concat())
+    };
+    for (kind, file) in [("data-free", &free), ("linear", &linear), ("actual", &actual)] {
+        let made = plan(kind, file).done().json();
+        assert_eq!(made["objective_kind"], kind);
+        assert!(made["forecast"]["kl"].as_f64().is_some_and(|kl| kl > 0.0), "{kind}: {}", made["forecast"]);
+    }
+    plan("linear", &free).failed(BAD_INPUT, &["free.json", "data-free, not linear", "hint: ", "--text FILE"]);
+    plan("actual", &linear).failed(BAD_INPUT, &["linear, not actual", "--actual"]);
+    plan("error", &actual).failed(BAD_INPUT, &["actual, not data-free"]);
+    plan("actual", "quick").failed(USAGE, &["--objective actual needs a table", "--sensitivity FILE", "hint: "]);
+    let quick = fracbit(&["plan", model, "--bits", "6", "--objective", "data-free", "--json"]).done().json();
+    assert_eq!(quick["objective_kind"], "data-free");
+}
+
+#[test]
 fn synthetic_checkpoints_are_checkpoints() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let (synth, out) = (place.path().join("synth"), place.path().join("out"));
@@ -491,6 +527,10 @@ fn budgets_names_and_options_have_their_codes() {
         .failed(FAILED, &["/proc/nothing"]);
     fracbit(&["quantize", model, "-o", out, "--scheme", "tcq-9"]).failed(USAGE, &["tcq comes at"]);
     fracbit(&["quantize", model, "-o", out]).failed(USAGE, &["--bits"]);
+    for time in [["--latency", "20ms"], ["--tokens-per-second", "50"]] {
+        fracbit(&["quantize", model, "-o", out, time[0], time[1]])
+            .failed(USAGE, &["--profile FILE is missing", "hint: ", "fracbit profile MODEL -o machine.json"]);
+    }
     fracbit(&["quantise"]).failed(USAGE, &["quantise"]);
     fracbit(&["eval", small, "--text", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     fracbit(&["eval", small, "--text", "/dev/null"]).failed(BAD_INPUT, &["/dev/null", "two tokens"]);
@@ -620,9 +660,10 @@ fn a_machine_is_measured_and_plans_keep_to_it() {
     let html = fs::read_to_string(&page).expect("a page was written");
     assert!(html.starts_with("<!doctype html>") && html.contains("ms per decode step"));
 
-    with(&["--latency", "1us"]).failed(OUT_OF_REACH, &["out of reach", "most of it goes to `model."]);
-    with(&["--bits", "6", "--keep-head", "--palette", "nuq"])
-        .failed(BAD_INPUT, &["f16 has no measured kernel", "hint: "]);
+    with(&["--latency", "1us"]).failed(OUT_OF_REACH, &["out of reach", "the layer that binds is `model."]);
+    // A head at 16 bits was measured, too: the step takes longer than with all of it packed.
+    let kept = with(&["--scheme", "nuq-4", "--keep-head", "--json"]).done().json();
+    assert!(kept["speed"]["step_us"].as_f64().expect("a prediction") > step, "{kept}");
     let more = fracbit(&[
         "plan",
         model,
@@ -658,7 +699,8 @@ fn a_machine_is_measured_and_plans_keep_to_it() {
     })
     .failed(BAD_INPUT, &["nuq-3 has no measured kernel on this machine"]);
     edit(&|p| p["layers"][12]["name"] = "model.layers.99.mlp.up_proj".into())
-        .failed(BAD_INPUT, &["should appear once"]);
+        .failed(BAD_INPUT, &["edited.json: layer `model.layers.99.mlp.up_proj` is not in the model"]);
+    edit(&|p| p["layers"][12]["shceme"] = "nuq-8".into()).failed(BAD_INPUT, &["unknown field `shceme`"]);
     fracbit(&["bench", "targets", "--shape", "tiny", "--profile", &machine, "--threads", "1"])
         .failed(BAD_INPUT, &["measure this one"]);
 }

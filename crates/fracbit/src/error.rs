@@ -58,7 +58,7 @@ pub enum Error {
     /// The budget is outside what the palette reaches.
     #[error(
         "budget {asked} ({asked_bits:.3} bits per weight) is out of reach: this palette stores the model in {min} \
-         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3}); most of the least is {binds}"
+         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3}); the layer that binds is {binds}"
     )]
     Budget {
         /// Bytes asked for.

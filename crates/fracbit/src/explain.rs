@@ -12,7 +12,7 @@ use crate::{
     sensitivity::Sensitivities,
 };
 use fracbit_alloc::{Budget, Gap, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
-use fracbit_base::{Family, Scheme, Shape};
+use fracbit_base::{Code, Family, Scheme, Shape};
 use serde::Serialize;
 
 /// What one more way to store matrices would save.
@@ -37,7 +37,7 @@ pub struct Explanation {
     pub prices: Prices,
     /// What one more scheme would buy, the most first.
     pub schemes: Vec<Gain>,
-    /// What one more bit-width would buy, the most first; empty where time is limited, since nobody measured its speed.
+    /// What one more bit-width would buy, the most first; as fast as the mean of its neighbours, where time is limited.
     pub widths: Vec<Gain>,
 }
 
@@ -87,10 +87,8 @@ pub fn explain(
         }
     }
     let mut widths = Vec::new();
-    if !asker.timed() {
-        for width in between(&have) {
-            widths.push(gain(width.name.clone(), asker.bound(&[], Some(&width))?));
-        }
+    for width in between(&have) {
+        widths.push(gain(width.name.clone(), asker.bound(&[], Some(&width))?));
     }
     for list in [&mut schemes, &mut widths] {
         list.retain(|g: &Gain| g.share > 1e-6);
@@ -102,23 +100,27 @@ pub fn explain(
 /// A bit-width that does not exist.
 struct Width {
     name: String,
+    neighbours: (Storage, Storage),
     bits: f64,
     error: f64,
 }
 
-/// The widths halfway between neighbouring rates of trellis codes, with the error between theirs.
+/// The widths halfway between neighbouring rates of each trellis code, with the error between theirs.
 fn between(schemes: &[Scheme]) -> Vec<Width> {
     let mut trellis: Vec<&Scheme> =
         schemes.iter().filter(|s| matches!(s.family(), Family::Tcq | Family::HalfTcq)).collect();
-    trellis.sort_by_key(|s| s.quarters());
+    let code = |s: &Scheme| s.code().map(Code::name);
+    trellis.sort_by_key(|s| (code(s), s.quarters()));
     let error = |s: &Scheme| Storage::Packed(*s).error().ok();
     trellis
         .windows(2)
-        .filter(|pair| pair[0].quarters() < pair[1].quarters())
+        .filter(|pair| code(pair[0]) == code(pair[1]))
         .filter_map(|pair| {
             let bits = f64::from(pair[0].quarters() + pair[1].quarters()) / 8.0;
             let error = (error(pair[0])? * error(pair[1])?).sqrt();
-            Some(Width { name: format!("{bits} bits, between {} and {}", pair[0], pair[1]), bits, error })
+            let name = format!("{bits} bits, between {} and {}", pair[0], pair[1]);
+            let neighbours = (Storage::Packed(*pair[0]), Storage::Packed(*pair[1]));
+            Some(Width { name, neighbours, bits, error })
         })
         .collect()
 }
@@ -131,13 +133,9 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
-    fn timed(&self) -> bool {
-        self.options.speed.as_ref().is_some_and(|s| s.limit_us.is_some())
-    }
-
     fn measured(&self, scheme: Scheme) -> bool {
         let speed = self.options.speed.as_ref().filter(|s| s.limit_us.is_some());
-        speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == scheme))
+        speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == Storage::Packed(scheme)))
     }
 
     /// Least loss of the relaxed problem at the plan's own size and time, with some more choices.
@@ -145,6 +143,12 @@ impl Asker<'_> {
         let mut options = self.options.clone();
         options.also.extend(more);
         let mut menus = menus(self.inventory, self.sensitivities, &options)?;
+        let bytes: u64 = self.plan.layers.iter().map(|l| l.bytes).sum();
+        if let Some(speed) = options.speed.as_ref().filter(|s| s.limit_us.is_some()) {
+            let limited = !matches!(self.options.target, crate::Target::Any);
+            let neighbours = width.map(|w| w.neighbours);
+            return Joint::new(self.inventory, &menus, speed)?.bound(limited.then_some(bytes), neighbours);
+        }
         if let Some(width) = width {
             for menu in menus.iter_mut().filter(|m| m.len() > 1) {
                 let mut layer = menu[0].clone();
@@ -161,11 +165,6 @@ impl Asker<'_> {
                 layer.predicted_loss = layer.sensitivity * width.error;
                 menu.push(layer);
             }
-        }
-        let bytes: u64 = self.plan.layers.iter().map(|l| l.bytes).sum();
-        if let Some(speed) = options.speed.as_ref().filter(|s| s.limit_us.is_some()) {
-            let limited = !matches!(self.options.target, crate::Target::Any);
-            return Joint::new(self.inventory, &menus, speed)?.bound(limited.then_some(bytes));
         }
         Ok(relax(&Problem::new(choices(&menus), vec![Budget::new("bytes", bytes)])?)?.bound)
     }

@@ -108,6 +108,13 @@ pub(crate) struct Joined {
     pub(crate) kernels_us: f64,
 }
 
+impl Joined {
+    /// Predicted loss of what was picked.
+    pub(crate) fn loss(&self, menus: &[Vec<PlannedLayer>]) -> f64 {
+        menus.iter().zip(&self.picks).map(|(menu, &pick)| menu[pick].predicted_loss).sum()
+    }
+}
+
 /// What is to be least.
 #[derive(Clone, Copy, PartialEq)]
 enum Goal {
@@ -164,11 +171,14 @@ impl<'a> Joint<'a> {
         if first.id == LinearId::Embed && !self.inventory.tied {
             return Some(0); // one row of it is read
         }
-        let Storage::Packed(scheme) = storage else { return None };
         let rows = members.iter().map(|&m| self.inventory.matrices[m].shape.rows).sum();
         let us =
-            self.speed.profile.kernel_us(scheme, Shape::new(rows, first.shape.cols), self.speed.batch)?;
+            self.speed.profile.kernel_us(storage, Shape::new(rows, first.shape.cols), self.speed.batch)?;
         Some((1000.0 * us * self.overhead.factor).ceil() as u64)
+    }
+
+    pub(crate) fn speed(&self) -> &'a Speed {
+        self.speed
     }
 
     fn rest_us(&self) -> f64 {
@@ -185,7 +195,14 @@ impl<'a> Joint<'a> {
         entry.members.iter().zip(&way.picks).map(|(&m, &pick)| self.menus[m][pick].bytes).sum()
     }
 
-    fn problem(&self, goal: Goal, bytes: Option<u64>, ns: Option<u64>) -> Result<FusionProblem, Error> {
+    /// `between` two schemes: as large and as slow as their mean, with the error between theirs.
+    fn problem(
+        &self,
+        goal: Goal,
+        bytes: Option<u64>,
+        ns: Option<u64>,
+        between: Option<(Storage, Storage)>,
+    ) -> Result<FusionProblem, Error> {
         let mut budgets = Vec::new();
         budgets.extend(ns.map(|limit| Budget::new("nanoseconds", limit)));
         budgets.extend(bytes.map(|limit| Budget::new("bytes", limit)));
@@ -209,23 +226,38 @@ impl<'a> Joint<'a> {
             }
             Choice { cost, loss }
         };
+        let middle = |entry: &Entry, (low, high): (Storage, Storage)| {
+            let of = |storage| {
+                entry.options.iter().find(|w| self.menus[entry.members[0]][w.picks[0]].scheme == storage)
+            };
+            let (low, high) = (of(low)?, of(high)?);
+            let cost = choice(entry, low).cost.into_iter().zip(choice(entry, high).cost);
+            let loss = |way: &Way, at: usize| self.menus[entry.members[at]][way.picks[at]].predicted_loss;
+            let losses = (0..entry.members.len()).map(|at| (loss(low, at) * loss(high, at)).max(0.0).sqrt());
+            Some(Choice { cost: cost.map(|(a, b)| u64::midpoint(a, b)).collect(), loss: losses.sum() })
+        };
         let groups = self.groups.iter().map(|entry| Group {
             members: entry.members.clone(),
-            choices: entry.options.iter().map(|way| choice(entry, way)).collect(),
+            choices: entry
+                .options
+                .iter()
+                .map(|way| choice(entry, way))
+                .chain(between.and_then(|pair| middle(entry, pair)))
+                .collect(),
         });
         let names = self.inventory.matrices.iter().map(|m| m.name.clone()).collect();
         Ok(FusionProblem::new(names, groups.collect(), budgets)?)
     }
 
-    /// The least loss within `bytes` and the time.
+    /// The least loss within `bytes` of matrices, those of a budget of `size`, and the time.
     ///
     /// # Errors
     /// [`Error::Latency`] with what can be reached.
-    pub(crate) fn solve(&self, bytes: Option<u64>) -> Result<Joined, Error> {
-        let problem = self.problem(Goal::Loss, bytes, self.room_ns())?;
+    pub(crate) fn solve(&self, bytes: Option<u64>, size: Option<Bytes>) -> Result<Joined, Error> {
+        let problem = self.problem(Goal::Loss, bytes, self.room_ns(), None)?;
         let solution = match self.solved(&problem) {
             Err(Error::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. })) => {
-                return Err(self.refuse(bytes)?);
+                return Err(self.refuse(bytes, size)?);
             }
             other => other?,
         };
@@ -233,15 +265,19 @@ impl<'a> Joint<'a> {
         Ok(self.joined(&solution, solution.lower_bound, prices))
     }
 
-    /// Loss of the relaxed problem within the time and `bytes`.
-    pub(crate) fn bound(&self, bytes: Option<u64>) -> Result<f64, Error> {
-        let sites = self.problem(Goal::Loss, bytes, self.room_ns())?.expand()?;
+    /// Loss of the relaxed problem within the time and `bytes`, with one more choice where there is a scheme `between` two.
+    pub(crate) fn bound(
+        &self,
+        bytes: Option<u64>,
+        between: Option<(Storage, Storage)>,
+    ) -> Result<f64, Error> {
+        let sites = self.problem(Goal::Loss, bytes, self.room_ns(), between)?.expand()?;
         Ok(fracbit_alloc::relax(&sites.problem)?.bound)
     }
 
     /// The fastest way to run one storage per matrix: which of them to fuse.
     pub(crate) fn fastest(&self) -> Result<Joined, Error> {
-        let solution = self.solved(&self.problem(Goal::Time, None, None)?)?;
+        let solution = self.solved(&self.problem(Goal::Time, None, None, None)?)?;
         Ok(self.joined(&solution, 0.0, Prices::default()))
     }
 
@@ -335,10 +371,10 @@ impl<'a> Joint<'a> {
     }
 
     /// Why nothing fits: the least time within the bytes, the least bytes within the time, and the matrix that takes most.
-    fn refuse(&self, bytes: Option<u64>) -> Result<Error, Error> {
+    fn refuse(&self, bytes: Option<u64>, size: Option<Bytes>) -> Result<Error, Error> {
         let limit_us = self.speed.limit_us.unwrap_or(f64::INFINITY);
         let fastest = |bytes| -> Result<Option<Joined>, Error> {
-            match self.solved(&self.problem(Goal::Time, bytes, None)?) {
+            match self.solved(&self.problem(Goal::Time, bytes, None, None)?) {
                 Ok(found) => Ok(Some(self.joined(&found, 0.0, Prices::default()))),
                 Err(Error::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. })) => {
                     Ok(None)
@@ -356,18 +392,17 @@ impl<'a> Joint<'a> {
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds")]
         let most_us = time(most) as f64 / 1000.0;
         let mut rule = format!(
-            "{} is out of reach: the least {} is {}; most of it goes to `{}`, {} as {}, and {} is not kernels",
+            "a decode step of {} is out of reach: the least {} is {}, of which {} is not products; the layer that binds is `{}`, {} as {}",
             show(limit_us),
-            bytes
-                .map_or_else(|| "of this palette".to_owned(), |b| format!("within {} of matrices", Bytes(b))),
+            size.map_or_else(|| "of this palette".to_owned(), |size| format!("within {size}")),
             show(best_us),
+            show(self.rest_us()),
             self.inventory.matrices[most].name,
             show(most_us),
             self.menus[most][best.picks[most]].scheme,
-            show(self.rest_us()),
         );
-        if let (Some(_), Ok(small)) = (bytes, self.solved(&self.problem(Goal::Bytes, None, self.room_ns())?))
-        {
+        let small = self.problem(Goal::Bytes, None, self.room_ns(), None)?;
+        if let (Some(_), Ok(small)) = (bytes, self.solved(&small)) {
             let joined = self.joined(&small, 0.0, Prices::default());
             let least: u64 = self.menus.iter().zip(&joined.picks).map(|(menu, &pick)| menu[pick].bytes).sum();
             rule += &format!("; within the time the matrices take at least {}", Bytes(least));
@@ -401,11 +436,12 @@ mod tests {
             let rows = group.iter().map(|&m| inventory.matrices[m].shape.rows).sum();
             let cols = inventory.matrices[group[0]].shape.cols;
             let us = 2.0 + (rows * cols) as f64 * scheme.rate().bits() / 64_000.0;
-            KernelTime { scheme, rows, cols, batch: 1, us, spread: [us, us] }
+            KernelTime { scheme: Storage::Packed(scheme), rows, cols, batch: 1, us, spread: [us, us] }
         };
         MachineProfile {
             profile_version: PROFILE_VERSION,
             fracbit: String::new(),
+            build: String::new(),
             cpu: String::new(),
             isa: String::new(),
             threads: 1,
@@ -522,7 +558,8 @@ mod tests {
         let Error::Latency { best_us, .. } = error else { panic!("{error}") };
         bench.plan(Target::Any, Some(best_us + 0.2), |_| {}).unwrap();
         let message = error.to_string();
-        for word in ["0.010 ms is out of reach", "`model.embed_tokens`", "as tcq-1", "not kernels"] {
+        for word in ["0.010 ms is out of reach", "binds is `model.embed_tokens`", "as tcq-1", "not products"]
+        {
             assert!(message.contains(word), "{word}: {message}");
         }
         let both = text(bench.plan(Target::Bits(3.0), Some(10.0), |_| {}));

@@ -3,13 +3,14 @@
 //! The whole model is quantized with one default scheme. Then one matrix at a time is quantized with every scheme of a palette,
 //! put in the place of its default, and the divergence from the original model is measured on a text; the term is its
 //! difference to that of the default. Unlike coefficients this sees what calibration wins in a matrix, and
-//! interactions with the error of the others. It costs a quantization of the model per scheme.
+//! interactions with the error of the others. It costs a quantization of the model per scheme, and a few more for forecasts: whole
+//! models of one scheme, beside the sums of what their matrices cost one by one ([`crate::forecast`]).
 
 use crate::{
     Calibration, Error, Progress,
-    plan::grouping,
+    plan::{Storage, grouping},
     quantize::rounded,
-    sensitivity::{Probe, Sensitivities, Text},
+    sensitivity::{JointPoint, Probe, Sensitivities, Text},
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
@@ -77,7 +78,8 @@ pub fn measure(
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
     let weights = |id: LinearId| id.shape(source.config()).len() as u64;
     let all: u64 = ids.iter().map(|&id| weights(id)).sum();
-    progress.stage("measuring losses", all * (1 + options.schemes.len() as u64));
+    let whole = whole(&options.schemes);
+    progress.stage("measuring losses", all * (1 + options.schemes.len() + whole.len()) as u64);
     let kernels = crate::kernels()?;
     let plain =
         WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
@@ -96,7 +98,7 @@ pub fn measure(
     }
     let mut model = builder.build()?;
     let base = probe.divergence(&model)?;
-    for id in ids {
+    for &id in &ids {
         let name = id.to_string();
         if result.actual.contains_key(&name) {
             progress.advance(weights(id) * options.schemes.len() as u64);
@@ -127,7 +129,27 @@ pub fn measure(
         result.actual.insert(name, losses);
         checkpoint(&result)?;
     }
+    for scheme in whole {
+        let mut sum = 0.0;
+        for &id in &ids {
+            sum += result.loss(&id.to_string(), Storage::Packed(scheme))?;
+            model.replace(id, work.linear(id, scheme)?.0)?;
+        }
+        result.joint.push(JointPoint { sum, measured: probe.divergence(&model)? });
+    }
+    checkpoint(&result)?;
     Ok(result)
+}
+
+/// Most whole models to measure.
+const WHOLE: usize = 6;
+
+/// Some schemes from the least to the most bits.
+fn whole(schemes: &[Scheme]) -> Vec<Scheme> {
+    let mut schemes = schemes.to_vec();
+    schemes.sort_by_key(|s| s.quarters());
+    let count = schemes.len().min(WHOLE);
+    (0..count).map(|i| schemes[i * (schemes.len() - 1) / (count - 1).max(1)]).collect()
 }
 
 struct Work<'a> {

@@ -225,6 +225,7 @@ impl Inventory {
 
 /// One matrix of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PlannedLayer {
     /// Tensor name.
     pub name: String,
@@ -246,6 +247,7 @@ pub struct PlannedLayer {
 
 /// A complete allocation: the document `plan.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Version of this document.
     pub plan_version: u32,
@@ -289,6 +291,11 @@ pub struct Plan {
     pub fused: Vec<Vec<String>>,
 }
 
+#[derive(Deserialize)]
+struct Version {
+    plan_version: u32,
+}
+
 impl Plan {
     /// How scales are grouped.
     #[must_use]
@@ -308,10 +315,12 @@ impl Plan {
     /// When the text is not a plan of this version.
     pub fn parse(text: &str, origin: &str) -> Result<Self, Error> {
         let bad = |rule: String| Error::Plan { origin: origin.to_owned(), rule };
-        let plan: Self = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-        if plan.plan_version != PLAN_VERSION {
-            return Err(bad(format!("plan_version should be {PLAN_VERSION}, got {}", plan.plan_version)));
+        // The version first: fields come and go with it.
+        let Version { plan_version: got } = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+        if got != PLAN_VERSION {
+            return Err(bad(format!("plan_version should be {PLAN_VERSION}, got {got}")));
         }
+        let plan: Self = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
         if !plan.group.is_multiple_of(16) {
             return Err(bad(format!("group should be 0 or a multiple of 16, got {}", plan.group)));
         }
@@ -329,21 +338,26 @@ impl Plan {
             let (want, got) = (&inventory.source_hash, &self.source_hash);
             return Err(bad(format!("it was made for a checkpoint with hash {got}, this one has {want}")));
         }
+        // Unknown names first: a misspelt layer is missing, too, and that would name another one.
+        if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
+        {
+            return Err(bad(format!("layer `{}` is not in the model", extra.name)));
+        }
         let mut layers = Vec::with_capacity(inventory.matrices.len());
         for matrix in &inventory.matrices {
-            let mut found = self.layers.iter().filter(|l| l.name == matrix.name);
-            let (Some(layer), None) = (found.next(), found.next()) else {
-                return Err(bad(format!("layer `{}` should appear once", matrix.name)));
+            let found: Vec<&PlannedLayer> = self.layers.iter().filter(|l| l.name == matrix.name).collect();
+            let [layer] = found[..] else {
+                let got = found.len();
+                return Err(bad(format!(
+                    "layer `{}` should appear once, it appears {got} times",
+                    matrix.name
+                )));
             };
             if (layer.rows, layer.cols) != (matrix.shape.rows, matrix.shape.cols) {
                 let got = Shape::new(layer.rows, layer.cols);
                 return Err(bad(format!("layer `{}` should be {}, got {got}", matrix.name, matrix.shape)));
             }
             layers.push(planned(matrix, layer.scheme, self.grouping(), layer.sensitivity)?);
-        }
-        if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
-        {
-            return Err(bad(format!("layer `{}` is not in the model", extra.name)));
         }
         let stored = |id: LinearId| {
             let at = inventory.matrices.iter().position(|m| m.id == id)?;
@@ -465,14 +479,15 @@ fn allocate(
     // best plan within the budget counts, and a last solve confined to its codebooks spends what is left.
     let most = budget.saturating_sub(4 * inventory.stored_other);
     let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
-    let mut best: Option<Plan> = None;
-    let consider =
+    // No plan loses less than one that pays for no codebook: the first solution's bound is that of all.
+    let (mut best, mut bound): (Option<Plan>, Option<f64>) = (None, None);
+    let mut consider =
         |best: &mut Option<Plan>, menus: &[Vec<PlannedLayer>], reserve: u64| -> Result<Option<u64>, Error> {
             let Some(solution) = solve(menus, most.saturating_sub(reserve))? else { return Ok(None) };
             let mut plan = plan.clone();
             plan.layers = menus.iter().zip(&solution.choice).map(|(menu, &i)| menu[i].clone()).collect();
             plan.total(inventory);
-            plan.lower_bound = solution.lower_bound;
+            plan.lower_bound = bound.get_or_insert(solution.lower_bound).min(plan.predicted_loss);
             plan.prices.byte = solution.price[0];
             let needed = codebook_bytes(&plan.codebooks());
             if plan.bytes <= budget && best.as_ref().is_none_or(|b| plan.predicted_loss < b.predicted_loss) {
@@ -539,27 +554,50 @@ impl Plan {
         joint: &Joint<'_>,
         budget: Option<u64>,
     ) -> Result<Self, Error> {
-        let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
-        let fixed = 4 * inventory.stored_other + all_books;
-        let room = match budget {
-            None => None,
-            Some(budget) => {
-                let reach = Reach::new(inventory, menus);
-                if budget < reach.min {
-                    return Err(reach.refuse(inventory, budget));
-                }
-                // Codebooks are paid in full: which ones a plan needs is known only after solving.
-                Some(budget.saturating_sub(fixed))
-            }
+        let Some(budget) = budget else {
+            let joined = joint.solve(None, None)?;
+            let bound = joined.lower_bound;
+            self.take(inventory, menus, joint, joined, bound);
+            return Ok(self);
         };
-        let Joined { picks, fused, lower_bound, prices, kernels_us } = joint.solve(room)?;
+        let reach = Reach::new(inventory, menus);
+        if budget < reach.min {
+            return Err(reach.refuse(inventory, budget));
+        }
+        // Which codebooks a plan needs is known only after solving. So all are paid first; then the schemes that were chosen share what
+        // the codebooks of the others leave. No plan loses less than one that pays for no codebook.
+        let most = budget.saturating_sub(4 * inventory.stored_other);
+        let all = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+        let joined = joint.solve(Some(most.saturating_sub(all)), Some(Bytes(budget)))?;
+        let bound = joint.bound(Some(most), None)?;
+        self.take(inventory, menus, joint, joined, bound);
+        let chosen = self.codebooks();
+        let within = |l: &&PlannedLayer| codebook_schemes(std::iter::once(l.scheme)).is_subset(&chosen);
+        let confined: Vec<Vec<_>> =
+            menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect();
+        let again = Joint::new(inventory, &confined, joint.speed())?;
+        let joined = again.solve(Some(most.saturating_sub(codebook_bytes(&chosen))), Some(Bytes(budget)))?;
+        if joined.loss(&confined) < self.predicted_loss {
+            self.take(inventory, &confined, &again, joined, bound);
+        }
+        Ok(self)
+    }
+
+    fn take(
+        &mut self,
+        inventory: &Inventory,
+        menus: &[Vec<PlannedLayer>],
+        joint: &Joint<'_>,
+        joined: Joined,
+        bound: f64,
+    ) {
+        let Joined { picks, fused, prices, kernels_us, .. } = joined;
         self.layers = menus.iter().zip(&picks).map(|(menu, &pick)| menu[pick].clone()).collect();
         self.total(inventory);
-        self.lower_bound = lower_bound.min(self.predicted_loss);
+        self.lower_bound = bound.min(self.predicted_loss);
         self.prices = prices;
         self.fused = fused;
         self.speed = Some(joint.planned(kernels_us));
-        Ok(self)
     }
 
     /// Predicts the speed, where there is a profile, and fuses what is faster fused.

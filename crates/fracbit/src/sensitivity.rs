@@ -20,7 +20,7 @@ use fracbit_model::{
 use fracbit_quant::sensitivity::{Fit, add_noise, fit, noise_levels};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
 /// Sensitivities of every matrix of a model, and where they come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub struct Sensitivities {
     /// scheme's error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub actual: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Noise in all matrices at once, for forecasts.
+    /// All matrices at once, with noise or each quantized: what forecasts are fitted to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joint: Vec<JointPoint>,
 }
@@ -72,7 +72,13 @@ impl Objective {
     }
 }
 
-/// Noise in all matrices at once.
+impl fmt::Display for Objective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A whole model beside the sum of its matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JointPoint {
     /// What the matrices lose one by one, added up.
@@ -181,6 +187,19 @@ impl Sensitivities {
         } else {
             Objective::DataFree
         }
+    }
+
+    /// Refuses a document that estimates losses in another way than the one asked for; `origin` names it.
+    ///
+    /// # Errors
+    /// With both ways.
+    pub fn require_objective(&self, origin: &str, wanted: Objective) -> Result<(), Error> {
+        let have = self.objective();
+        if have == wanted {
+            return Ok(());
+        }
+        let rule = format!("it holds losses of kind {have}, not {wanted}: {}", self.protocol);
+        Err(Error::Sensitivity { origin: origin.to_owned(), rule })
     }
 
     /// The forecast for a sum of losses; `None` where nothing was measured on the whole model.

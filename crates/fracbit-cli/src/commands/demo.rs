@@ -1,7 +1,12 @@
 //! `fracbit demo`.
 
 use crate::{
-    args::SensitivitySource, context::Context, failure::Failure, files, generate::Writer, planning::Source,
+    args::SensitivitySource,
+    context::Context,
+    failure::Failure,
+    files,
+    generate::Writer,
+    planning::{Losses, Source},
     table::Table,
 };
 use clap::Args;
@@ -131,8 +136,8 @@ fn name_of(bits: f64) -> String {
 fn quantize_all(source: &Source, home: &Path, context: &Context) -> Result<Vec<(f64, PathBuf)>, Failure> {
     let options = PlanOptions { seed: SEED, ..PlanOptions::new(Target::Bits(TELLER)) };
     let inventory = source.inventory(options.rotation);
-    let sensitivities =
-        source.sensitivities(&inventory, &SensitivitySource::Quick, options.rotation, SEED, None, context)?;
+    let losses = Losses { source: SensitivitySource::Quick, objective: None };
+    let sensitivities = source.sensitivities(&inventory, &losses, options.rotation, SEED, None, context)?;
     let weights = source.opened.source(options.rotation, SEED)?;
     let mut made = Vec::new();
     for bits in BUDGETS {

@@ -1,14 +1,14 @@
 //! `fracbit plan`.
 
 use crate::{
-    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
+    args::{LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::Failure,
     files,
-    planning::{self, Aids, Shown, Source},
+    planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
-use fracbit::{Explanation, Plan, Progress, Report};
+use fracbit::{Explanation, Plan, Prices, Progress, Report};
 use std::{
     fmt,
     io::Write,
@@ -42,16 +42,14 @@ pub(crate) struct PlanArgs {
     /// Check a plan that was edited by hand and show its totals.
     #[arg(long, value_name = "FILE", group = "target",
         conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
-            "seed", "keep_head", "pin", "exclude", "sensitivity"])]
+            "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     #[command(flatten)]
     speed: SpeedArgs,
     #[command(flatten)]
     shape: ShapeArgs,
-    /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior` [default: quick, with --scheme
-    /// prior].
-    #[arg(long, value_name = "FILE|quick|prior")]
-    sensitivity: Option<SensitivitySource>,
+    #[command(flatten)]
+    losses: LossArgs,
     /// Write the plan to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -72,9 +70,9 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         Some(path) => (edited(path, &source, args)?, None),
         None => {
             let options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
-            let wanted = planning::sensitivity_source(args.sensitivity.as_ref(), &options);
+            let losses = Losses::new(&args.losses, &options)?;
             let (inventory, sensitivities, plan) =
-                planning::make(&source, &wanted, &options, &Aids::default(), context)?;
+                planning::make(&source, &losses, &options, &Aids::default(), context)?;
             let report = (args.explain || args.html.is_some()).then(|| {
                 let names = (args.model.display().to_string(), args.recorded());
                 Report::new(names, &inventory, &sensitivities, &options, plan.clone())
@@ -89,7 +87,7 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         (_, false) => writeln!(context.out, "{}", Shown(&plan))?,
     }
     if let (Some(report), true) = (&report, args.explain && !args.json) {
-        write!(context.out, "{}", Explained(&report.explanation))?;
+        write!(context.out, "{}", Explained(&report.explanation, &plan))?;
     }
     if let (Some(report), Some(path)) = (&report, &args.html) {
         files::write_atomic(path, report.html().as_bytes()).map_err(|e| Failure::writing(path, e))?;
@@ -114,7 +112,7 @@ impl PlanArgs {
 }
 
 /// The analysis as text.
-struct Explained<'a>(&'a Explanation);
+struct Explained<'a>(&'a Explanation, &'a Plan);
 
 impl fmt::Display for Explained<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,17 +122,25 @@ impl fmt::Display for Explained<'_> {
         writeln!(f, "  total gap      {:.6}", gap.total)?;
         writeln!(f, "  distortion     {:.6}, codes above the rate-distortion bound", gap.distortion)?;
         writeln!(f, "  allocation     {:.6}, bit-widths other than the ideal ones", gap.allocation)?;
-        if prices.byte > 0.0 {
-            writeln!(f, "a byte more saves {:.3e}, a megabyte {:.6}", prices.byte, 1e6 * prices.byte)?;
+        let Prices { byte, microsecond } = *prices;
+        match byte > 0.0 {
+            true => writeln!(f, "a byte more saves {byte:.3e}, a megabyte {:.6}", 1e6 * byte)?,
+            false => writeln!(f, "a byte more saves nothing: size does not bind")?,
         }
-        if prices.microsecond > 0.0 {
-            let us = prices.microsecond;
-            writeln!(f, "a microsecond more saves {us:.3e}, a millisecond {:.6}", 1e3 * us)?;
+        let limited = self.1.speed.as_ref().is_some_and(|s| s.limit_us.is_some());
+        match microsecond > 0.0 {
+            true => {
+                let millisecond = 1e3 * microsecond;
+                writeln!(f, "a microsecond more saves {microsecond:.3e}, a millisecond {millisecond:.6}")?;
+            }
+            false if limited => writeln!(f, "a microsecond more saves nothing: time does not bind")?,
+            false => {}
         }
         for (what, list) in [("scheme", schemes), ("bit-width", widths)] {
             let best = list.iter().take(4);
-            if best.len() > 0 {
-                writeln!(f, "one more {what} would save at most")?;
+            match best.len() {
+                0 => writeln!(f, "one more {what} would save nothing")?,
+                _ => writeln!(f, "one more {what} would save at most")?,
             }
             for gain in best {
                 writeln!(f, "  {:.6} ({:.2} %)  {}", gain.saved, 100.0 * gain.share, gain.what)?;
@@ -146,10 +152,8 @@ impl fmt::Display for Explained<'_> {
 
 /// A plan of a file, checked against the model and this machine.
 fn edited(path: &Path, source: &Source, args: &PlanArgs) -> Result<Plan, Failure> {
-    let mut plan = Plan::parse(&files::read_text(path)?, &path.display().to_string())?;
-    let inventory = source.inventory(plan.rotation);
-    plan.fit_to(&inventory)?;
-    plan.require_kernels(&fracbit::kernels()?)?;
+    let (mut plan, inventory) = planning::read(path, source)?;
+    plan.require_kernels(&fracbit::kernels()?).map_err(|e| planning::named(e, path))?;
     if let Some(speed) = planning::speed(source, &args.speed)? {
         plan.predict(&inventory, &speed)?;
     }

@@ -1,12 +1,12 @@
 //! `fracbit quantize`.
 
 use crate::{
-    args::{SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
+    args::{LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
     context::Context,
     failure::Failure,
     files,
     gpu::{self, DeviceName},
-    planning::{self, Aids, Shown, Source},
+    planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
 use fracbit::{
@@ -31,10 +31,11 @@ same command with --resume continues it (at most one matrix is done again) and e
 Examples:
   fracbit quantize Llama-3.2-1B -o Llama-3.2-1B-3.25bit --bits 3.25
   fracbit quantize Llama-3.2-1B -o small --size 600MB --sensitivity a.json
+  fracbit quantize Llama-3.2-1B -o fast --latency 20ms --size 900MB --profile machine.json
   fracbit quantize Llama-3.2-1B -o better --bits 2.5 --calibration stats
   fracbit quantize Llama-3.2-1B --bits 2.5 --dry-run";
 
-/// Make a smaller model of a checkpoint, within a budget of bits or bytes.
+/// Make a smaller model of a checkpoint, within a budget of bits, bytes or time.
 ///
 /// Every weight matrix gets the scheme that costs the model least within the budget, is rotated so that its weights look
 /// Gaussian, and is rounded by that scheme. The result is a model directory with checksums, its plan and a
@@ -52,15 +53,14 @@ pub(crate) struct QuantizeArgs {
     /// Apply a plan of `fracbit plan --save`, edited or not.
     #[arg(long, value_name = "FILE", group = "target",
         conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "code",
-            "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity"])]
+            "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     #[command(flatten)]
     speed: SpeedArgs,
     #[command(flatten)]
     shape: ShapeArgs,
-    /// How much each matrix matters: a FILE of `fracbit sensitivity`, `quick` or `prior` [default: quick].
-    #[arg(long, value_name = "FILE|quick|prior")]
-    sensitivity: Option<SensitivitySource>,
+    #[command(flatten)]
+    losses: LossArgs,
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
     #[arg(long, value_name = "DIR")]
     calibration: Option<PathBuf>,
@@ -93,7 +93,7 @@ pub(crate) struct QuantizeArgs {
 /// Where the plan comes from.
 enum Recipe<'a> {
     /// It is made.
-    Make(PlanOptions, SensitivitySource),
+    Make(PlanOptions, Losses),
     /// It is read.
     Read(&'a Path),
 }
@@ -104,8 +104,8 @@ impl QuantizeArgs {
             return Ok(Recipe::Read(path));
         }
         let options = planning::options(source, &self.target, &self.shape, &self.speed)?;
-        let sensitivity = planning::sensitivity_source(self.sensitivity.as_ref(), &options);
-        Ok(Recipe::Make(options, sensitivity))
+        let losses = Losses::new(&self.losses, &options)?;
+        Ok(Recipe::Make(options, losses))
     }
 
     /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
@@ -129,7 +129,7 @@ impl QuantizeArgs {
         }
         let default =
             if self.target.scheme.is_some() { SensitivitySource::Prior } else { SensitivitySource::Quick };
-        let sensitivity = self.sensitivity.as_ref().unwrap_or(&default);
+        let sensitivity = self.losses.sensitivity.as_ref().unwrap_or(&default);
         let (rotation, seed) = (rotation_name(self.shape.rotation.into()), self.shape.seed);
         line += &format!(" --rotation {rotation} --sensitivity {sensitivity} --seed {seed}");
         if self.shape.keep_head {
@@ -191,7 +191,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         _ => None,
     };
     let measuring = match &recipe {
-        Recipe::Make(options, SensitivitySource::Quick) => {
+        Recipe::Make(options, losses) if losses.source == SensitivitySource::Quick => {
             Some(planning::quick(options.seed).memory(&source.inventory(options.rotation)))
         }
         _ => None,
@@ -261,14 +261,12 @@ fn resolve(
     context: &Context,
 ) -> Result<(Inventory, Plan), Failure> {
     match recipe {
-        Recipe::Make(options, sensitivity) => {
-            let (inventory, _, plan) = planning::make(source, sensitivity, options, aids, context)?;
+        Recipe::Make(options, losses) => {
+            let (inventory, _, plan) = planning::make(source, losses, options, aids, context)?;
             Ok((inventory, plan))
         }
         Recipe::Read(path) => {
-            let mut plan = Plan::parse(&files::read_text(path)?, &path.display().to_string())?;
-            let inventory = source.inventory(plan.rotation);
-            plan.fit_to(&inventory)?;
+            let (plan, inventory) = planning::read(path, source)?;
             Ok((inventory, plan))
         }
     }

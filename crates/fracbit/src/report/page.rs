@@ -28,7 +28,7 @@ th{color:var(--soft);white-space:nowrap;vertical-align:top}.map{width:100%;table
 svg{width:100%;height:auto;font:12px system-ui,sans-serif;background:var(--panel);border-radius:.5rem}svg text{fill:var(--soft)}svg .axis{fill:var(--ink)}\
 .grid{stroke:var(--line);fill:none}.limit{stroke:var(--ink);stroke-dasharray:4 4}polyline{fill:none;stroke-width:2.5}.best{stroke:var(--good)}.apart{stroke:var(--bad)}\
 .uniform{fill:var(--soft)}.chosen{fill:var(--mark);stroke:var(--paper);stroke-width:2}.key i{display:inline-block;width:1.4em;height:.5em;border-radius:.2em;margin-right:.4em}\
-.key span{margin-right:1.2rem;white-space:nowrap}";
+.key span{margin-right:1.2rem;white-space:nowrap}@media(max-width:40rem){svg{font-size:17px}}";
 
 pub(super) fn html(report: &Report) -> String {
     let mut page = format!(
