@@ -6,10 +6,13 @@ use fracbit_base::{Bytes, Code, Palette, Scheme};
 use fracbit_model::{RotationMode, SampleConfig};
 use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
+/// Heading of budgets.
+pub(crate) const BUDGET: &str = "Budget (one or several)";
+
 /// What the quantized model may take: bits, bytes and time, one of these or several; a scheme stands alone.
 #[derive(Clone, Debug, Args)]
 #[group(id = "target", required = true, multiple = true)]
-#[command(next_help_heading = "Budget (one or several)")]
+#[command(next_help_heading = BUDGET)]
 pub(crate) struct TargetArgs {
     /// Most stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
     #[arg(long, value_name = "B", value_parser = bits)]
@@ -123,6 +126,7 @@ impl TextArgs {
 
 /// What shapes a plan beside its budget.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Choices")]
 pub(crate) struct ShapeArgs {
     /// Schemes to choose from [default: tcq; all where time is limited].
     #[arg(long, value_enum)]

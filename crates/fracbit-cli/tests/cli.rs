@@ -411,7 +411,8 @@ fn objectives_are_three_and_a_plan_says_which() {
     plan("linear", &free).failed(BAD_INPUT, &["free.json", "data-free, not linear", "hint: ", "--text FILE"]);
     plan("actual", &linear).failed(BAD_INPUT, &["linear, not actual", "--actual"]);
     plan("error", &actual).failed(BAD_INPUT, &["actual, not data-free"]);
-    plan("actual", "quick").failed(USAGE, &["--objective actual needs a table", "--sensitivity FILE", "hint: "]);
+    plan("actual", "quick")
+        .failed(USAGE, &["--objective actual needs a table", "--sensitivity FILE", "hint: "]);
     let quick = fracbit(&["plan", model, "--bits", "6", "--objective", "data-free", "--json"]).done().json();
     assert_eq!(quick["objective_kind"], "data-free");
 }

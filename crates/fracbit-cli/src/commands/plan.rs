@@ -1,7 +1,7 @@
 //! `fracbit plan`.
 
 use crate::{
-    args::{LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
+    args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::Failure,
     files,
@@ -37,19 +37,11 @@ Examples:
 pub(crate) struct PlanArgs {
     /// The original checkpoint.
     model: PathBuf,
-    #[command(flatten)]
-    target: TargetArgs,
     /// Check a plan that was edited by hand and show its totals.
-    #[arg(long, value_name = "FILE", group = "target",
+    #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
         conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
             "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
-    #[command(flatten)]
-    speed: SpeedArgs,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    losses: LossArgs,
     /// Write the plan to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -62,6 +54,15 @@ pub(crate) struct PlanArgs {
     /// Print the plan as JSON instead of the table; with --explain or --html all that the report holds.
     #[arg(long)]
     json: bool,
+    // Last, since the heading of a group stays for what follows it.
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    speed: SpeedArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    losses: LossArgs,
 }
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {

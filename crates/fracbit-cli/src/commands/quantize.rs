@@ -1,7 +1,7 @@
 //! `fracbit quantize`.
 
 use crate::{
-    args::{LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
+    args::{BUDGET, LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
     context::Context,
     failure::Failure,
     files,
@@ -48,19 +48,11 @@ pub(crate) struct QuantizeArgs {
     /// Directory to write.
     #[arg(short, long, required_unless_present = "dry_run")]
     out: Option<PathBuf>,
-    #[command(flatten)]
-    target: TargetArgs,
     /// Apply a plan of `fracbit plan --save`, edited or not.
-    #[arg(long, value_name = "FILE", group = "target",
+    #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
         conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "code",
             "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
-    #[command(flatten)]
-    speed: SpeedArgs,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    losses: LossArgs,
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
     #[arg(long, value_name = "DIR")]
     calibration: Option<PathBuf>,
@@ -88,6 +80,15 @@ pub(crate) struct QuantizeArgs {
     /// Print one JSON document: the report, or with --dry-run the plan.
     #[arg(long)]
     json: bool,
+    // Last, since the heading of a group stays for what follows it.
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    speed: SpeedArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    losses: LossArgs,
 }
 
 /// Where the plan comes from.
