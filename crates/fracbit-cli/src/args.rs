@@ -91,6 +91,16 @@ pub(crate) struct SpeedArgs {
     pub(crate) patience: usize,
 }
 
+impl SpeedArgs {
+    /// As typed, for the record.
+    pub(crate) fn recorded(&self) -> String {
+        let Some(path) = &self.profile else { return String::new() };
+        let Self { context, batch, no_fusion, .. } = self;
+        let fusion = if *no_fusion { " --no-fusion" } else { "" };
+        format!(" --profile {} --context {context} --batch {batch}{fusion}", path.display())
+    }
+}
+
 /// How a text becomes sequences of tokens.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TextArgs {

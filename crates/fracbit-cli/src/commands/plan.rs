@@ -108,7 +108,10 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
 impl PlanArgs {
     /// The command, for the report.
     fn recorded(&self) -> String {
-        format!("fracbit plan {} {}{}", self.model.display(), self.target.recorded(), self.shape.recorded())
+        let Self { model, target, speed, shape, losses, .. } = self;
+        let losses = losses.sensitivity.as_ref().map(|s| format!(" --sensitivity {s}")).unwrap_or_default();
+        let (target, speed, shape) = (target.recorded(), speed.recorded(), shape.recorded());
+        format!("fracbit plan {} {target}{speed}{shape}{losses}", model.display())
     }
 }
 

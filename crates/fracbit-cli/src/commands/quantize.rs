@@ -136,12 +136,7 @@ impl QuantizeArgs {
         if self.shape.keep_head {
             line += " --keep-head";
         }
-        if let Some(path) = &self.speed.profile {
-            let SpeedArgs { context, batch, no_fusion, .. } = &self.speed;
-            line += &format!(" --profile {} --context {context} --batch {batch}", path.display());
-            line += if *no_fusion { " --no-fusion" } else { "" };
-        }
-        line + &self.shape.recorded() + &calibration + &effort
+        line + &self.speed.recorded() + &self.shape.recorded() + &calibration + &effort
     }
 }
 
