@@ -11,7 +11,7 @@ pub const MAX_TOKENS: usize = 512;
 /// Tokens that a panel of [`Interleave::Eights`] interleaves.
 pub const PANEL_TOKENS: usize = 8;
 /// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take them.
-pub const PANEL_FROM: usize = 8;
+pub const PANEL_FROM: usize = 9;
 /// Most strips of one call of a body.
 pub const MAX_STRIPS: usize = 2;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.

@@ -22,8 +22,8 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     unsafe {
         match (args.panel, args.tokens) {
             (Some(panel), _) => panels(&expander, args, panel, out),
-            (None, 1) if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, 0, out),
-            (None, 1) => (0..args.strips).for_each(|s| one_token::<E, 1>(&expander, args, s, out)),
+            (None, 1) if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, out),
+            (None, 1) => one_token::<E, 1>(&expander, args, out),
             (None, 2) => few_tokens::<E, 2>(&expander, args, out),
             (None, 3 | 4) => few_tokens::<E, 4>(&expander, args, out),
             (None, _) => {
@@ -98,9 +98,31 @@ fn prefetch(code: *const u8, tile_bytes: usize) {
 /// the processor.
 ///
 /// # Safety
-/// As [`strips`]; lengths as in `Args`; strips `first..first + S` exist.
+/// As [`strips`]; lengths as in `Args`; the number of strips is a multiple of `S`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: usize, out: &mut [f32]) {
+unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    // SAFETY: there is a first tile, and room for one behind the last.
+    let mut mid: [E::Mid; S] =
+        std::array::from_fn(|s| unsafe { e.begin(args.codes[s * args.stride..].as_ptr()) });
+    for first in (0..args.strips).step_by(S) {
+        // SAFETY: promised by the caller.
+        unsafe { side_by_side::<E, S>(e, args, first, &mut mid, out) };
+    }
+}
+
+/// Strips `first..first + S`, whose first tiles are begun in `mid`; leaves those of the next strips there, if there are any.
+///
+/// # Safety
+/// As [`one_token`]; strips `first..first + S` exist.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn side_by_side<E: Expand, const S: usize>(
+    e: &E,
+    args: &Args<'_>,
+    first: usize,
+    mid: &mut [E::Mid; S],
+    out: &mut [f32],
+) {
     let (x, _) = bytes_of(args.x, args.x_stride);
     let zero = _mm512_setzero_si512();
     // Even and odd bytes of 16.
@@ -110,9 +132,16 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: us
     let left = _mm512_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
     let right = _mm512_add_epi32(left, _mm512_set1_epi32(1));
     let codes: [*const u8; S] = std::array::from_fn(|s| args.codes[(first + s) * args.stride..].as_ptr());
+    // What follows a strip's last tile: the next strip's first, or the room behind the last.
+    let after: [*const u8; S] = std::array::from_fn(|s| {
+        let next = first + S + s;
+        if next < args.strips {
+            args.codes[next * args.stride..].as_ptr()
+        } else {
+            args.codes[(first + s) * args.stride + args.tiles * args.tile_bytes..].as_ptr()
+        }
+    });
     let mut inner = [_mm512_setzero_ps(); S];
-    // SAFETY: there is a first tile, and room for one behind the last.
-    let mut mid: [E::Mid; S] = std::array::from_fn(|s| unsafe { e.begin(codes[s]) });
     for (i, block) in args.blocks.iter().enumerate() {
         // Two chains for each half, so that the latency of the dot product does not bind.
         let mut sums = [[[zero; 2]; 2]; S];
@@ -135,7 +164,8 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, first: us
                     };
                 }
                 for s in 0..S {
-                    let code = codes[s].add((tile + 1) * args.tile_bytes);
+                    let last = tile + 1 == args.tiles;
+                    let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
                     prefetch(code, args.tile_bytes);
                     let next = e.begin(code);
                     let weights = e.end_by(mid[s], books[s]);
