@@ -1,9 +1,9 @@
-/* A plugin of qemu's user mode that counts the instructions that the emulated program executes, and finds the block of
- * straight-line code that executes most of them.
+/* A plugin of qemu's user mode that counts the instructions that the emulated program executes, and finds the blocks of
+ * straight-line code that execute most of them.
  *
  * Plugin interface, version 1 (qemu 5.2 to 8.2; Debian 12 has 7.2). Debian ships no header for it: the few declarations
  * needed are below, as docs/devel/tcg-plugins.rst of qemu describes them. The count is printed at exit on the stream of
- * `-d plugin`. Translated blocks are counted whole, which is exact for programs that raise no signals.
+ * `-d plugin`, and behind it the hottest blocks, the hottest first. Translated blocks are counted whole, which is exact for programs that raise no signals.
  *
  * cc -shared -fPIC -O2 -o libcount.so kernels/count_instructions.c
  * qemu-aarch64 -plugin ./libcount.so -d plugin PROGRAM
@@ -52,17 +52,23 @@ static void at_exit(qemu_plugin_id_t id, void *data)
 {
     char line[128];
     uint64_t all = 0;
-    const struct block *most = blocks;
     (void)id;
     (void)data;
-    for (const struct block *block = blocks; block; block = block->next) {
+    for (const struct block *block = blocks; block; block = block->next)
         all += block->executed;
-        if (block->executed > most->executed)
-            most = block;
-    }
-    snprintf(line, sizeof line, "instructions: %" PRIu64 "\nhottest: %" PRIx64 "\n", all,
-             most ? most->start : 0);
+    snprintf(line, sizeof line, "instructions: %" PRIu64 "\n", all);
     qemu_plugin_outs(line);
+    for (int rank = 0; rank < 32; rank++) {
+        struct block *most = blocks;
+        for (struct block *block = blocks; block; block = block->next)
+            if (block->executed > most->executed)
+                most = block;
+        if (!most || !most->executed)
+            return;
+        snprintf(line, sizeof line, "hot: %" PRIx64 "\n", most->start);
+        qemu_plugin_outs(line);
+        most->executed = 0;
+    }
 }
 
 __attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,

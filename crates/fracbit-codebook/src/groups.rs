@@ -18,6 +18,9 @@ use half::f16;
 /// Scales tried, relative to the one that just reaches the largest weight.
 const REACH: [f32; 8] = [1.06, 0.98, 0.9, 0.83, 0.76, 0.69, 0.62, 0.55];
 
+/// Weights side by side.
+const LANES: usize = 8;
+
 /// A coded group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Grouped {
@@ -62,16 +65,34 @@ impl Table {
     }
 
     /// Levels nearest to `weights / scale`: `[sum h w q, sum h q^2]`.
-    fn moments(&self, weights: &[f32], importance: &dyn Fn(usize) -> f32, scale: f32) -> [f64; 2] {
+    ///
+    /// A level is the lowest one plus the steps to all thresholds passed, which are exact integers: unlike a search for the place,
+    /// this runs on vectors of weights.
+    fn moments(&self, weights: &[f32], importance: Option<&[f32]>, scale: f32) -> [f64; 2] {
         let inverse = 1.0 / scale;
-        let mut sums = [0.0; 2];
-        for (i, &w) in weights.iter().enumerate() {
-            let level = f64::from(self.levels[self.nearest(w * inverse)]);
-            let weight = f64::from(importance(i)) * level;
-            sums[0] += weight * f64::from(w);
-            sums[1] += weight * level;
+        let mut sums = [[0.0f64; LANES]; 2];
+        for (at, weights) in (0..).step_by(LANES).zip(weights.chunks(LANES)) {
+            let mut w = [0.0; LANES];
+            w[..weights.len()].copy_from_slice(weights);
+            let mut h = [0.0; LANES];
+            match importance {
+                Some(all) => h[..weights.len()].copy_from_slice(&all[at..][..weights.len()]),
+                None => h[..weights.len()].fill(1.0),
+            }
+            let mut level = [self.levels[0]; LANES];
+            for (threshold, pair) in self.thresholds.iter().zip(self.levels.windows(2)) {
+                let step = pair[1] - pair[0];
+                for (level, w) in level.iter_mut().zip(&w) {
+                    *level += if *threshold <= w * inverse { step } else { 0.0 };
+                }
+            }
+            for i in 0..LANES {
+                let weight = f64::from(h[i]) * f64::from(level[i]);
+                sums[0][i] += weight * f64::from(w[i]);
+                sums[1][i] += weight * f64::from(level[i]);
+            }
         }
-        sums
+        sums.map(|lanes| lanes.iter().sum())
     }
 }
 
@@ -111,7 +132,7 @@ impl GroupCoder {
         assert!(importance.is_none_or(|h| h.len() == weights.len()), "an importance for each weight");
         assert!(gain > 0.0, "gain should be positive, got {gain}");
         let h = |i: usize| importance.map_or(1.0, |h| h[i]);
-        let (best, scale) = self.search(weights, &h);
+        let (best, scale) = self.search(weights, importance);
         let unit = gain * self.book.step();
         let stored = f16::from_f32((scale / unit).clamp(-65_504.0, 65_504.0));
         let stored = if scale == 0.0 {
@@ -131,7 +152,7 @@ impl GroupCoder {
     }
 
     /// The best codebook and the scale of its entries; the first codebook and zero for a group of zeros.
-    pub(crate) fn search(&self, weights: &[f32], h: &dyn Fn(usize) -> f32) -> (usize, f32) {
+    fn search(&self, weights: &[f32], importance: Option<&[f32]>) -> (usize, f32) {
         let largest = weights.iter().copied().fold(0.0f32, |m, w| if w.abs() > m.abs() { w } else { m });
         let mut best = (0, 0.0, 0.0);
         if largest == 0.0 {
@@ -149,7 +170,7 @@ impl GroupCoder {
                     let mut scale = full * reach;
                     let mut gained = 0.0;
                     for _ in 0..2 {
-                        let [cross, own] = table.moments(weights, h, scale);
+                        let [cross, own] = table.moments(weights, importance, scale);
                         if own == 0.0 || cross * f64::from(scale) <= 0.0 {
                             break;
                         }

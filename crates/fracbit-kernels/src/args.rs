@@ -89,7 +89,7 @@ pub struct Args<'a> {
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
     /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
-    /// dot instructions that want one operand unsigned.
+    /// dot instructions that want one operand unsigned. Zeros with a panel of [`Interleave::Pairs`].
     pub block_sums: &'a [i32],
 }
 

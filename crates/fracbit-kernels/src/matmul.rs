@@ -120,18 +120,29 @@ fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) 
     let sum =
         |token: usize, block: &Block| sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>();
     let blocks = &part.blocks;
-    if panels.is_some() {
-        for start in (0..batch).step_by(MAX_TOKENS) {
-            let tokens = start..batch.min(start + MAX_TOKENS);
-            for block in blocks {
-                block_scales.extend(tokens.clone().map(|token| scale(token, block)));
-                block_sums.extend(tokens.clone().map(|token| sum(token, block)));
-            }
-        }
-    } else {
+    let Some(interleave) = panels else {
         for token in 0..batch {
             block_scales.extend(blocks.iter().map(|block| scale(token, block)));
             block_sums.extend(blocks.iter().map(|block| sum(token, block)));
+        }
+        return;
+    };
+    for start in (0..batch).step_by(MAX_TOKENS) {
+        let tokens = start..batch.min(start + MAX_TOKENS);
+        let mut before = None;
+        for block in blocks {
+            let group = Some(first(block) / BLOCK_TILES);
+            if group == before {
+                block_scales.extend_from_within(block_scales.len() - tokens.len()..);
+            } else {
+                block_scales.extend(tokens.clone().map(|token| scale(token, block)));
+            }
+            before = group;
+            match interleave {
+                Interleave::Eights => block_sums.extend(tokens.clone().map(|token| sum(token, block))),
+                // Signed products need no sums.
+                Interleave::Pairs => block_sums.resize(block_sums.len() + tokens.len(), 0),
+            }
         }
     }
 }
