@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Kills per command.
-const KILLS: usize = 25;
+const KILLS: usize = 17;
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model")
@@ -54,8 +54,8 @@ fn steps(out: &Path) -> usize {
 }
 
 /// Runs `args` (with `-o OUT` added) once whole, then killed at random moments and continued, as often as it takes to
-/// end and over again until it was killed [`KILLS`] times.
-fn survives(args: &[&str], place: &Path, seed: u64) {
+/// end and over again until it was killed `enough` times.
+fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
     let whole = place.join("whole");
     let start = Instant::now();
     done(&[args, &["-o", text(&whole)]].concat());
@@ -63,7 +63,7 @@ fn survives(args: &[&str], place: &Path, seed: u64) {
     let want = contents(&whole);
     let mut random = seed;
     let (mut kills, mut rounds, mut in_vain) = (0, 0, 0);
-    while kills < KILLS {
+    while kills < enough {
         let out = place.join(format!("out-{rounds}"));
         rounds += 1;
         let line = [args, &["-o", text(&out), "--resume"]].concat();
@@ -101,28 +101,31 @@ fn survives(args: &[&str], place: &Path, seed: u64) {
 
 #[test]
 fn killed_calibration_and_quantization_continue_to_the_same_bytes() {
+    all_survive(KILLS);
+}
+
+/// The same with fifty kills of each command, for whoever has minutes: `cargo test -p fracbit-cli --test resume -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn fifty_kills_change_no_byte() {
+    all_survive(50);
+}
+
+fn all_survive(kills: usize) {
     let place = tempfile::tempdir().expect("a temporary directory");
     let (demo, stories) = (demo(), demo().join("stories.txt"));
     let stats = place.path().join("stats");
-    fs::create_dir(&stats).expect("a new directory");
-    survives(
-        &["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"],
-        &stats,
-        1,
-    );
     let models = place.path().join("models");
-    fs::create_dir(&models).expect("a new directory");
-    let calibration = stats.join("whole");
-    survives(
-        &["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration)],
-        &models,
-        2,
-    );
     let last = place.path().join("sequential");
-    let sequential =
-        ["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration), "--sequential"];
-    done(&[&sequential[..], &["-o", text(&last)]].concat());
-    assert!(contents(&last)["model.safetensors"] != contents(&models.join("whole"))["model.safetensors"]);
+    [&stats, &models, &last].map(|dir| fs::create_dir(dir).expect("a new directory"));
+    let calibrate = ["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"];
+    survives(&calibrate, &stats, 1, kills);
+    let calibration = stats.join("whole");
+    let quantize = ["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration)];
+    survives(&quantize, &models, 2, kills);
+    survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills);
+    let weights = |dir: &Path| contents(&dir.join("whole"))["model.safetensors"].clone();
+    assert!(weights(&last) != weights(&models), "the mode counts");
 }
 
 /// A file system that is too small, for real: it takes root to make one.

@@ -120,6 +120,14 @@ impl Block {
         Ok(Self { model: builder.build()?, id: index })
     }
 
+    /// Puts another layer in the place of one.
+    ///
+    /// # Errors
+    /// As for [`ModelBuilder::set`]; the block is then unchanged.
+    pub fn replace(&mut self, which: LayerLinear, linear: Linear) -> Result<(), Error> {
+        self.model.replace(LinearId::Layer(0, which), linear).map(drop)
+    }
+
     /// Which block of its model this is.
     #[must_use]
     pub fn index(&self) -> usize {

@@ -138,21 +138,24 @@ impl Hessian {
 
     fn factor(&self, block: usize) -> Result<Feedback, QuantError> {
         let n = self.n;
-        #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
-        let mean = (0..n).map(|i| f64::from(self.data[i * n + i])).sum::<f64>() / n.max(1) as f64;
-        // An input that is always zero: any positive diagonal gives L = 1.
-        let mean = if mean > 0.0 { mean } else { 1.0 };
+        let Factored { factor: a, damping, trace } = self.cholesky()?;
+        // D_KK = C_KK C_KK^T.
+        let own = |i: usize| a[i * n + i / block * block..=i * n + i].iter().map(|c| c * c).sum::<f64>();
+        let left = (0..n).map(own).sum::<f64>() / trace;
+        Ok(Feedback { lower: unit_blocks(&a, n, block), damping, left })
+    }
+
+    /// The Cholesky factor of the damped moments in units of their mean diagonal.
+    fn cholesky(&self) -> Result<Factored, QuantError> {
+        let n = self.n;
+        let mean = self.mean();
         let mut damping = self.damping;
         loop {
-            let mut a: Vec<f64> = self.data.par_iter().map(|&h| f64::from(h) / mean).collect();
-            (0..n).for_each(|i| a[i * n + i] += damping);
-            let whole: f64 = (0..n).map(|i| a[i * n + i]).sum();
-            if cholesky(&mut a, n) {
-                // D_KK = C_KK C_KK^T.
-                let own =
-                    |i: usize| a[i * n + i / block * block..=i * n + i].iter().map(|c| c * c).sum::<f64>();
-                let left = (0..n).map(own).sum::<f64>() / whole;
-                return Ok(Feedback { lower: unit_blocks(&a, n, block), damping, left });
+            let mut factor: Vec<f64> = self.data.par_iter().map(|&h| f64::from(h) / mean).collect();
+            (0..n).for_each(|i| factor[i * n + i] += damping);
+            let trace: f64 = (0..n).map(|i| factor[i * n + i]).sum();
+            if cholesky(&mut factor, n) {
+                return Ok(Factored { factor, damping, trace });
             }
             damping = (10.0 * damping).max(1e-6);
             if damping > MAX_DAMPING {
@@ -160,10 +163,70 @@ impl Hessian {
             }
         }
     }
+
+    /// Mean of the diagonal; 1 for an input that is always zero, where any positive diagonal gives L = 1.
+    fn mean(&self) -> f64 {
+        let n = self.n;
+        #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
+        let mean = (0..n).map(|i| f64::from(self.data[i * n + i])).sum::<f64>() / n.max(1) as f64;
+        if mean > 0.0 { mean } else { 1.0 }
+    }
+
+    /// `B (H + damping)^-1` of a row-major (rows, n) matrix: for B = `E[e x^T]` the weights that predict e from inputs x with least
+    /// squared error, shrunk by the damping.
+    ///
+    /// # Errors
+    /// When the length is not whole rows or the moments cannot be factored.
+    pub fn solve(&self, b: &[f32]) -> Result<Vec<f32>, QuantError> {
+        let n = self.n;
+        ShapeError::check_len("solve", "b", b.len() / n.max(1) * n, b.len())?;
+        let factor = self.cholesky()?.factor;
+        let mean = self.mean();
+        let mut out = b.to_vec();
+        // Rows go together, so that the factor is read once for all of them.
+        out.par_chunks_mut(STRIP * n.max(1)).for_each(|strip| {
+            let mut x: Vec<f64> = strip.iter().map(|&b| f64::from(b) / mean).collect();
+            for j in 0..n {
+                let c = &factor[j * n..=j * n + j];
+                for x in x.chunks_exact_mut(n) {
+                    let dot: f64 = c[..j].iter().zip(&*x).map(|(c, x)| c * x).sum();
+                    x[j] = (x[j] - dot) / c[j];
+                }
+            }
+            for j in (0..n).rev() {
+                let c = &factor[j * n..=j * n + j];
+                for x in x.chunks_exact_mut(n) {
+                    x[j] /= c[j];
+                    let last = x[j];
+                    x[..j].iter_mut().zip(c).for_each(|(x, c)| *x -= last * c);
+                }
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+            strip.iter_mut().zip(x).for_each(|(out, x)| *out = x as f32);
+        });
+        Ok(out)
+    }
+}
+
+/// A Cholesky factor, and what went into it.
+struct Factored {
+    factor: Vec<f64>, // row-major (n, n), lower triangle
+    damping: f64,
+    trace: f64, // of the damped moments
 }
 
 /// Rows that one product takes: fixed, so that results do not depend on the number of threads.
 pub(crate) const STRIP: usize = 64;
+
+/// `out += a b` for row-major a, (m, n), and b, (n, n).
+///
+/// # Panics
+/// When a length does not fit.
+pub fn add_product(a: &[f32], b: &[f32], n: usize, out: &mut [f32]) {
+    assert!(a.len() == out.len() && b.len() == n * n && a.len().is_multiple_of(n.max(1)), "shapes");
+    let strips = a.par_chunks(STRIP * n.max(1)).zip(out.par_chunks_mut(STRIP * n.max(1)));
+    strips.for_each(|(a, out)| multiply(1.0, a, n, b, n, (a.len() / n, n, n), 1.0, out, n));
+}
 
 /// `out = alpha x b + beta out` for row-major blocks of sizes (m, k) x (k, n), each with its row length.
 #[expect(clippy::too_many_arguments, reason = "the operands of one product, named at every call")]
@@ -270,6 +333,26 @@ mod tests {
         (0..n * n)
             .map(|at| if at / n >= at % n { entry(at / n, at % n) } else { entry(at % n, at / n) })
             .collect()
+    }
+
+    #[test]
+    fn solutions_give_back_the_right_hand_side() {
+        for (n, rows) in [(1, 2), (37, 3), (150, 70)] {
+            let h = Hessian::new(n, moments(n, 2 * n, 5)).unwrap();
+            let mut rng = ChaCha8Rng::seed_from_u64(9);
+            let b: Vec<f32> = (0..rows * n).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let x = h.solve(&b).unwrap();
+            let mean: f64 = (0..n).map(|i| f64::from(h.data[i * n + i])).sum::<f64>() / n as f64;
+            for (row, want) in x.chunks(n).zip(b.chunks(n)) {
+                for (j, want) in want.iter().enumerate() {
+                    let image: f64 =
+                        (0..n).map(|i| f64::from(row[i]) * f64::from(h.data[i * n + j])).sum::<f64>()
+                            + DAMPING * mean * f64::from(row[j]);
+                    assert!((image - f64::from(*want)).abs() < 1e-3, "{n} {j}: {image} {want}");
+                }
+            }
+            assert!(n == 1 || h.solve(&b[1..]).is_err());
+        }
     }
 
     #[test]

@@ -82,6 +82,62 @@ impl Moments {
     }
 }
 
+/// Cross moments being collected: `sum e x^T` of m channels with n others, summed up as [`Moments`] are.
+#[derive(Clone, Debug)]
+pub struct CrossMoments {
+    m: usize,
+    n: usize,
+    rows: u64,
+    sums: Vec<f64>, // (m, n)
+}
+
+impl CrossMoments {
+    /// Nothing yet, of `m` channels with `n` others.
+    #[must_use]
+    pub fn new(m: usize, n: usize) -> Self {
+        Self { m, n, rows: 0, sums: vec![0.0; m * n] }
+    }
+
+    /// Adds rows: `e`, (rows, m), beside `x`, (rows, n).
+    ///
+    /// # Errors
+    /// When a length is not whole rows, or they are not as many.
+    pub fn add(&mut self, e: &[f32], x: &[f32]) -> Result<(), ShapeError> {
+        let (m, n) = (self.m, self.n);
+        let rows = x.len() / n.max(1);
+        ShapeError::check_len("cross moments", "x", rows * n, x.len())?;
+        ShapeError::check_len("cross moments", "e", rows * m, e.len())?;
+        for (e, x) in e.chunks(ROWS * m.max(1)).zip(x.chunks(ROWS * n.max(1))) {
+            let rows = x.len() / n;
+            self.sums.par_chunks_mut(PANEL * n).enumerate().for_each(|(panel, sums)| {
+                let first = panel * PANEL;
+                let width = sums.len() / n;
+                let mut transposed = vec![0.0; width * rows];
+                for (r, row) in e.chunks(m).enumerate() {
+                    row[first..first + width]
+                        .iter()
+                        .enumerate()
+                        .for_each(|(c, &v)| transposed[c * rows + r] = v);
+                }
+                let mut product = vec![0.0; width * n];
+                multiply(1.0, &transposed, rows, x, n, (width, rows, n), 0.0, &mut product, n);
+                sums.iter_mut().zip(product).for_each(|(s, p)| *s += f64::from(p));
+            });
+        }
+        self.rows += rows as u64;
+        Ok(())
+    }
+
+    /// The means, row-major (m, n); zeros when there were no rows.
+    #[must_use]
+    pub fn means(&self) -> Vec<f32> {
+        #[expect(clippy::cast_precision_loss, reason = "row counts are far below 2^53")]
+        let count = self.rows.max(1) as f64;
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        self.sums.iter().map(|s| (s / count) as f32).collect()
+    }
+}
+
 /// The square matrix of a lower triangle of n (n + 1) / 2 entries.
 ///
 /// # Errors
@@ -129,6 +185,12 @@ mod tests {
             }
         }
         assert_eq!(Moments::new(2).triangle(), [0.0; 3]);
+        let (e, x) = (&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[1.0, 0.5, -1.0, 2.0]);
+        let mut cross = CrossMoments::new(3, 2);
+        cross.add(&e[..3], &x[..2]).unwrap();
+        cross.add(&e[3..], &x[2..]).unwrap();
+        assert_eq!(cross.means(), [-1.5, 4.25, -1.5, 5.5, -1.5, 6.75]);
+        assert!(cross.add(&e[..3], x).is_err());
         assert!(Moments::new(2).add(&[1.0; 3]).is_err());
         assert!(square(2, &[1.0; 4]).is_err());
     }

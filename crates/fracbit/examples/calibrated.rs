@@ -8,7 +8,9 @@ mod page;
 
 use fracbit::{
     CalibrateOptions, Calibration, Effort, EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol,
-    QuantizeOptions, Quiet, Sensitivities, Target, calibrate, directory, evaluate, plan, quantize,
+    QuantizeOptions, Quiet, Sensitivities, Target, calibrate, directory, evaluate,
+    losses::{self, LossOptions},
+    plan, quantize,
     sensitivity::{self, Text},
 };
 use fracbit_base::{Bytes, Scheme};
@@ -25,6 +27,8 @@ const NAMES: [&str; 2] = ["demo", "TinyStories-656K"];
 const RATES: [&str; 6] = ["half-tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
 /// Tokens to calibrate on.
 const TOKENS: usize = 32_768;
+/// Tokens of the same text to measure coefficients on.
+const LOSS_TOKENS: usize = 4096;
 
 fn main() -> Any<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -71,10 +75,7 @@ fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
     let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let protocol = Protocol { levels: 4, tokens: 1024, seed: 0 };
     let free = sensitivity::measure(&source, &hash, protocol, None, &Quiet, &mut |_| Ok(()))?;
-    let read = Text::read(&opened, &train, Path::new(TRAIN), protocol.tokens, &reading)?;
-    let linear =
-        sensitivity::measure_on(&source, &hash, protocol, Some(&read), None, &Quiet, &mut |_| Ok(()))?;
-    let aware = calibration.sensitivities(&linear, &source, &Quiet)?;
+    let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &reading)?;
 
     let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(EVAL), &options, &Quiet);
     let build = |plan: &Plan, calibrated: bool, sequential: bool| -> Any<Evaluation> {
@@ -104,16 +105,20 @@ fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
             plan(&inventory, sensitivities, &PlanOptions::new(target))
         };
         let uniform = make(&free, Target::Uniform(scheme))?;
+        let along =
+            LossOptions { default: scheme, schemes: vec![], calibration: Some(calibration.clone()), effort };
+        let aware = losses::measure_along(&source, &hash, &along, &read, None, &Quiet, &mut |_| Ok(()))?;
         // The same bytes for the others.
         let size = Target::Size(Bytes(uniform.bytes));
         let mut rows = vec![
             (uniform.clone(), format!("{rate} everywhere"), "no", false, false),
             (make(&free, size)?, "mixed".to_owned(), "no", false, false),
-            (uniform, format!("{rate} everywhere"), "yes", true, false),
-            (make(&aware, size)?, "mixed".to_owned(), "yes", true, false),
+            (uniform.clone(), format!("{rate} everywhere"), "sequentially", true, true),
+            (make(&aware, size)?, "mixed".to_owned(), "sequentially", true, true),
         ];
         if *rate == "tcq-2" {
-            rows.push((make(&aware, size)?, "mixed".to_owned(), "sequentially", true, true));
+            rows.push((uniform, format!("{rate} everywhere"), "at once", true, false));
+            rows.push((make(&aware, size)?, "mixed".to_owned(), "at once", true, false));
         }
         let mut first = None;
         for (plan, what, how, calibrated, sequential) in rows {

@@ -21,6 +21,7 @@ mod progress;
 pub mod quantize;
 pub mod report;
 pub mod sensitivity;
+mod sequential;
 pub mod steer;
 pub mod synth;
 

@@ -7,16 +7,16 @@
 
 use crate::{
     Error, Progress,
-    calibrate::{Calibration, Stream, collect, first_reader, hessian},
+    calibrate::{Calibration, first_reader},
     directory::{self, QuantizationConfig, codebook_names, packed_names},
-    kernels,
     plan::{Inventory, Plan, PlannedLayer, Storage},
+    sequential,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Block, BlockInput, Linear, LinearId, Matrix, WeightSource, block::head_input};
-use fracbit_quant::{Effort, Grouping, Hessian, Moments, Rounding, moments};
+use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
+use fracbit_quant::{Effort, Grouping, Hessian, Rounding};
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -50,8 +50,8 @@ pub struct QuantizeOptions {
     pub source_hash: String,
     /// Moments of the layers' inputs: round for least error of their outputs.
     pub calibration: Option<Arc<Calibration>>,
-    /// Run the calibration's text through the layers that are quantized already, and round each block for the inputs that it
-    /// will get.
+    /// Run the calibration's text through the layers that are quantized already, round each for the inputs that it will get, and let
+    /// it make up for their error.
     pub sequential: bool,
     /// Most memory to use beside the memory-mapped checkpoint.
     pub max_memory: Option<Bytes>,
@@ -96,21 +96,28 @@ pub struct MemoryEstimate {
     pub packed: Bytes,
     /// Working memory of the searches, all threads.
     pub search: Bytes,
-    /// The largest input moments, and their factor while it is made.
+    /// The largest input moments, and their factor while it is made; one after another, also those of two blocks in f32, of what
+    /// they differ by and of the corrections.
     pub moments: Bytes,
 }
 
 impl MemoryEstimate {
-    /// For a plan on this many threads, with or without a calibration.
+    /// For a plan on this many threads, with or without a calibration, and with its layers quantized one after another or each alone.
     #[must_use]
-    pub fn new(plan: &Plan, threads: usize, calibrated: bool) -> Self {
+    pub fn new(plan: &Plan, threads: usize, calibrated: bool, sequential: bool) -> Self {
         let largest = plan.layers.iter().map(|l| Shape::new(l.rows, l.cols).len() as u64).max().unwrap_or(0);
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         // A row of tiles in f32 (regularized and decoded) and the trellis tables of one search.
         let widest = plan.layers.iter().map(|l| l.cols as u64).max().unwrap_or(0);
         let search = threads as u64 * (2 * 16 * 4 * widest + (6 << 20));
         // f32 moments and factor, and f64 while factoring.
-        let moments = if calibrated { 16 * widest * widest } else { 0 };
+        let mut moments = if calibrated { 16 * widest * widest } else { 0 };
+        if sequential {
+            let blocks = plan.layers.iter().filter(|l| l.name.contains(".layers."));
+            let (count, weights) = blocks.fold((0, 0), |(n, w), l| (n + 1, w + (l.rows * l.cols) as u64));
+            let block = weights * LayerLinear::ALL.len() as u64 / count.max(1);
+            moments += 2 * 4 * block + 8 * widest * widest + 3 * 4 * largest;
+        }
         Self {
             matrix: Bytes(2 * 4 * largest),
             packed: Bytes(packed),
@@ -166,7 +173,12 @@ pub fn quantize_in(
     if let Some(calibration) = &options.calibration {
         calibration.require_source(&options.source_hash)?;
     }
-    let estimate = MemoryEstimate::new(&plan, rayon::current_num_threads(), options.calibration.is_some());
+    let estimate = MemoryEstimate::new(
+        &plan,
+        rayon::current_num_threads(),
+        options.calibration.is_some(),
+        options.sequential,
+    );
     if let Some(most) = options.max_memory.filter(|&most| most < estimate.total()) {
         let rule = format!("quantizing by this plan takes {}, allowed are {most}", estimate.total());
         return Err(Error::Option { option: "--max-memory", rule });
@@ -217,14 +229,14 @@ pub fn quantize_in(
         inventory.matrices.iter().map(|m| m.id).zip(plan.layers.iter().cloned()).collect();
     match &options.calibration {
         Some(calibration) if options.sequential => {
-            sequential(&mut matrices, calibration, &todo, &scratch, &mut layers)?;
+            sequential::quantize(&mut matrices, calibration, &todo, &scratch, &mut layers)?;
         }
         calibration => {
             for (id, layer) in &todo[layers.len()..] {
                 if let Some(calibration) = calibration {
                     matrices.calibrated(calibration, *id)?;
                 }
-                let (report, _) = matrices.write(*id, layer)?;
+                let (report, _) = matrices.write(*id, layer, None)?;
                 matrices.writer.checkpoint(json!([report]))?;
                 layers.push(report);
             }
@@ -314,25 +326,25 @@ pub(crate) fn rounded(
 }
 
 /// What storing matrices takes.
-struct Matrices<'a> {
-    source: &'a WeightSource,
+pub(crate) struct Matrices<'a> {
+    pub(crate) source: &'a WeightSource,
     plan: &'a Plan,
-    writer: ShardWriter<'a>,
+    pub(crate) writer: ShardWriter<'a>,
     progress: &'a dyn Progress,
     effort: Effort,
     /// Moments of the next matrix's input, and the first matrix that reads it.
-    moments: Option<(LinearId, Hessian)>,
+    pub(crate) moments: Option<(LinearId, Hessian)>,
 }
 
 /// A stored matrix.
-enum Stored {
+pub(crate) enum Stored {
     Half(Vec<f16>),
     Packed(fracbit_quant::Quantized),
 }
 
 impl Matrices<'_> {
     /// Takes the moments for `id` from a calibration, unless its neighbour's serve it too.
-    fn calibrated(&mut self, calibration: &Calibration, id: LinearId) -> Result<(), Error> {
+    pub(crate) fn calibrated(&mut self, calibration: &Calibration, id: LinearId) -> Result<(), Error> {
         let reader = first_reader(id);
         if self.moments.as_ref().is_none_or(|(of, _)| *of != reader) {
             self.moments = None; // first, so that only one set is in memory
@@ -341,12 +353,20 @@ impl Matrices<'_> {
         Ok(())
     }
 
-    /// Stores one matrix, rounded for the moments that were set for it if any.
-    fn write(&mut self, id: LinearId, layer: &PlannedLayer) -> Result<(LayerReport, Stored), Error> {
+    /// Stores one matrix, rounded for the moments that were set for it if any; `shift` is added to it before.
+    pub(crate) fn write(
+        &mut self,
+        id: LinearId,
+        layer: &PlannedLayer,
+        shift: Option<&[f32]>,
+    ) -> Result<(LayerReport, Stored), Error> {
         if let Some(bias) = self.source.bias(id)? {
             self.writer.write(&id.bias_name(), &f32_bytes(&bias))?;
         }
-        let matrix = self.source.linear(id)?;
+        let mut matrix = self.source.linear(id)?;
+        if let Some(shift) = shift {
+            matrix.data.iter_mut().zip(shift).for_each(|(w, s)| *w += s);
+        }
         let (relative_error, stored) = match layer.scheme {
             Storage::F16 => {
                 let (error, rounded) = halves(&matrix.data, self.source, id)?;
@@ -377,7 +397,7 @@ impl Matrices<'_> {
     }
 
     /// The layer that a stored matrix will be at run time.
-    fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
+    pub(crate) fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
         let bias = self.source.bias(id)?;
         let linear = match stored {
             Stored::Half(values) => {
@@ -405,95 +425,6 @@ fn halves(weights: &[f32], source: &WeightSource, id: LinearId) -> Result<(f64, 
     let error: f64 = weights.iter().zip(&rounded).map(|(&w, r)| square(w - r.to_f32())).sum();
     let energy: f64 = weights.iter().map(|&w| square(w)).sum();
     Ok((if energy > 0.0 { error / energy } else { 0.0 }, rounded))
-}
-
-/// Quantizes block after block, each for the inputs that the quantized blocks before it yield. A finished block is a step.
-fn sequential(
-    matrices: &mut Matrices<'_>,
-    calibration: &Calibration,
-    todo: &[(LinearId, PlannedLayer)],
-    scratch: &Path,
-    layers: &mut Vec<LayerReport>,
-) -> Result<(), Error> {
-    let (source, kernels) = (matrices.source, kernels()?);
-    let sequences = calibration.sequences()?;
-    let is_head = |id| id == LinearId::Head;
-    let done = layers.len();
-    let mut at = done.saturating_sub(1) / 7;
-    let mut stream = Stream::new(source, &sequences, scratch, at);
-    for unit in todo[done..]
-        .chunk_by(|a, b| matches!((a.0, b.0), (LinearId::Layer(i, _), LinearId::Layer(j, _)) if i == j))
-    {
-        let collected = match unit[0].0 {
-            LinearId::Layer(index, _) => collect(source, index, &mut stream, &crate::Quiet)?,
-            _ => Vec::new(),
-        };
-        let mut linears = Vec::with_capacity(unit.len());
-        let mut step = Vec::with_capacity(unit.len());
-        for (id, layer) in unit {
-            match id {
-                LinearId::Layer(_, linear) if BlockInput::of(*linear).reader() == *linear => {
-                    let found = collected.iter().find(|(input, _)| *input == BlockInput::of(*linear));
-                    let (_, moments) = found.expect("every input was collected");
-                    matrices.moments = Some((*id, square(*id, id.shape(source.config()).cols, moments)?));
-                }
-                LinearId::Layer(..) => {}
-                LinearId::Head => {
-                    let mut moments = Moments::new(source.config().hidden_size);
-                    stream.each(|x| {
-                        head_input(source, x)?;
-                        Ok(moments.add(x).map_err(fracbit_model::Error::from)?)
-                    })?;
-                    let n = source.config().hidden_size;
-                    let mut full =
-                        moments::square(n, &moments.triangle()).map_err(fracbit_model::Error::from)?;
-                    source.rotate_moments(*id, &mut full)?;
-                    matrices.moments = Some((*id, hessian(*id, n, full)?));
-                }
-                // The head comes last, so a tied embedding takes the original model's moments.
-                LinearId::Embed => matrices.calibrated(calibration, *id)?,
-            }
-            let (report, stored) = matrices.write(*id, layer)?;
-            if !is_head(*id) {
-                linears.push(Some(matrices.linear(*id, stored, &kernels)?));
-            }
-            step.push(report);
-        }
-        match unit[0].0 {
-            LinearId::Embed => {
-                let embedding = linears[0].take().expect("one matrix");
-                stream.begin(|tokens| {
-                    let width = source.config().hidden_size;
-                    let mut rows = vec![0.0; tokens.len() * width];
-                    for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(width)) {
-                        embedding.row(token as usize, row).map_err(fracbit_model::Error::from)?;
-                    }
-                    source.embedded(&mut rows);
-                    Ok(rows)
-                })?;
-            }
-            LinearId::Layer(index, _) => {
-                let block = Block::new(source, index, |which| {
-                    Ok(linears[which.index()].take().expect("a matrix of every kind, once"))
-                })?;
-                stream.through(&block, &crate::Quiet)?;
-                at += 1;
-            }
-            LinearId::Head => {}
-        }
-        matrices.writer.checkpoint(json!(step))?;
-        if matches!(unit[0].0, LinearId::Layer(..)) {
-            stream.advance()?;
-        }
-        layers.append(&mut step);
-    }
-    debug_assert!(at <= source.config().num_hidden_layers(), "one step per block");
-    Ok(())
-}
-
-/// Moments of a block's input, as feedback takes them.
-fn square(id: LinearId, n: usize, collected: &Moments) -> Result<Hessian, Error> {
-    hessian(id, n, moments::square(n, &collected.triangle()).map_err(fracbit_model::Error::from)?)
 }
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {

@@ -463,7 +463,7 @@ impl Probe {
 }
 
 /// Sequences of `length` tokens that the model writes, at least `tokens` tokens in all; `progress` is told of each token.
-pub(crate) fn write_text(
+fn write_text(
     model: &Model,
     tokens: usize,
     length: usize,

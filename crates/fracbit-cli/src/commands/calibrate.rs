@@ -11,7 +11,7 @@ use crate::{
 use clap::Args;
 use fracbit::{
     CalibrateOptions, Progress,
-    calibrate::{self, CalibrationInfo, TOKENS_OF_TEXT, TOKENS_WRITTEN},
+    calibrate::{self, CalibrationInfo, TOKENS_OF_TEXT},
 };
 use fracbit_base::Bytes;
 use fracbit_io::output;
@@ -44,7 +44,7 @@ pub(crate) struct CalibrateArgs {
     /// Directory to write.
     #[arg(short, long)]
     out: PathBuf,
-    /// Tokens at most [default: 262144, or 16384 when the model writes them].
+    /// Tokens at most [default: 262144, or 128 sequences when the model writes them].
     #[arg(long, value_name = "N", value_parser = args::count)]
     tokens: Option<usize>,
     /// Tokens of a sequence [default: 2048, or the model's context when that is shorter].
@@ -72,7 +72,8 @@ pub(crate) struct CalibrateArgs {
 pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Failure> {
     let source = Source::open(&args.model)?;
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
-    let default = if text.is_some() { TOKENS_OF_TEXT } else { TOKENS_WRITTEN };
+    let length = args.ctx.unwrap_or(2048.min(source.opened.config.max_position_embeddings));
+    let default = if text.is_some() { TOKENS_OF_TEXT } else { calibrate::tokens_written(length) };
     let options = CalibrateOptions {
         length: args.ctx,
         text: args.how.options(),
@@ -83,8 +84,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
         ..CalibrateOptions::new(args.tokens.unwrap_or(default))
     };
     let config = &source.opened.config;
-    let length = args.ctx.unwrap_or(2048.min(config.max_position_embeddings));
-    let bytes = calibrate::memory(config, length);
+    let bytes = calibrate::memory(config, length, text.is_none());
     context
         .progress
         .note(&format!("memory: about {bytes} beside the mapped file, for the moments of one block"));

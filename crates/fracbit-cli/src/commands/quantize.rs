@@ -56,7 +56,7 @@ pub(crate) struct QuantizeArgs {
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
     #[arg(long, value_name = "DIR")]
     calibration: Option<PathBuf>,
-    /// Calibrate every block anew, on the outputs of the blocks that are quantized already.
+    /// Quantize in the order of the data, each matrix so that it makes up for the error of those before it; slower, and better.
     #[arg(long, requires = "calibration")]
     sequential: bool,
     /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact`.
@@ -200,7 +200,10 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let (inventory, plan) = resolve(&recipe, &source, &aids, context)?;
     context.progress.finish();
     let threads = rayon::current_num_threads();
-    let memory = Memory { estimate: MemoryEstimate::new(&plan, threads, calibration.is_some()), measuring };
+    let memory = Memory {
+        estimate: MemoryEstimate::new(&plan, threads, calibration.is_some(), args.sequential),
+        measuring,
+    };
     let Some(dir) = dir else {
         return show(args, &plan, &memory, context);
     };

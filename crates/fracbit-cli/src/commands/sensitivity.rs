@@ -32,14 +32,15 @@ Examples:
   fracbit sensitivity Llama-3.2-1B -o a.json
   fracbit sensitivity Llama-3.2-1B -o a.json --tokens 1024 --levels 4
   fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt
+  fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt --along tcq-2 --calibration stats
   fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt --actual tcq-3 --calibration stats";
 
 /// Measure how much each matrix matters to the model.
 ///
 /// Adds noise of known size to one matrix at a time, measures how far the model's predictions move on text that it wrote
 /// itself or that is given (Kullback-Leibler divergence), and fits a line: its slope is the sensitivity that `plan` and
-/// `quantize` take with `--sensitivity FILE`. With `--actual SCHEME` no noise is added: the model is quantized with that scheme, and
-/// every matrix in turn with every other one of the palette. It can be stopped at any time and continued by the same command.
+/// `quantize` take with `--sensitivity FILE`. With `--along` or `--actual SCHEME` no noise is added: the model is quantized with that
+/// scheme, and the error of one matrix at a time is halved, or the matrix quantized with every other scheme of the palette. It can be stopped at any time and continued by the same command.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct SensitivityArgs {
@@ -66,6 +67,9 @@ pub(crate) struct SensitivityArgs {
     /// Put the BOS token before every sequence [default: as the tokenizer does].
     #[arg(long, requires = "text")]
     bos: bool,
+    /// Measure in a model quantized with this scheme, the one nearest to the bits that are planned: best with --calibration.
+    #[arg(long, value_name = "SCHEME", requires = "text", conflicts_with_all = ["levels", "actual"])]
+    along: Option<Scheme>,
     /// Measure what every scheme of the palette costs in place of this one.
     #[arg(long, value_name = "SCHEME", requires = "text", conflicts_with = "levels")]
     actual: Option<Scheme>,
@@ -75,11 +79,11 @@ pub(crate) struct SensitivityArgs {
     /// Code of the trellis schemes that --actual measures.
     #[arg(long, value_enum, default_value_t = CodeName::Fine, requires = "actual")]
     code: CodeName,
-    /// Input moments of `fracbit calibrate` that --actual rounds for.
-    #[arg(long, value_name = "DIR", requires = "actual")]
+    /// Input moments of `fracbit calibrate` that --along and --actual round for.
+    #[arg(long, value_name = "DIR", requires = "text", conflicts_with = "levels")]
     calibration: Option<PathBuf>,
-    /// How thoroughly --actual searches for trellis codes: `fast`, `balanced` or `exact`.
-    #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact, requires = "actual")]
+    /// How thoroughly --along and --actual search for trellis codes: `fast`, `balanced` or `exact`.
+    #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact, requires = "text", conflicts_with = "levels")]
     effort: Effort,
     /// Rotation under which to measure; the one to quantize with.
     #[arg(long, value_enum, default_value_t = RotationName::Fold)]
@@ -109,7 +113,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
         Ok::<_, Failure>(Text::read(&source.opened, &read, path, args.tokens, &options)?)
     });
     let text = text.transpose()?;
-    let losses = args.actual.map(|default| {
+    let losses = args.actual.or(args.along).map(|default| {
         let calibration =
             args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
         if let Some(calibration) = &calibration {
@@ -120,6 +124,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     });
     let losses = losses.transpose()?;
     let described = match (&losses, &text) {
+        (Some(losses), Some(text)) if args.along.is_some() => losses::describe_along(losses, text, args.seed),
         (Some(losses), Some(text)) => losses::describe(losses, text, args.seed),
         _ => sensitivity::describe(protocol, text.as_ref()),
     };
@@ -150,6 +155,9 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     };
     let (hash, progress) = (source.hash(), &context.progress);
     let measured = match (&losses, &text) {
+        (Some(options), Some(text)) if args.along.is_some() => {
+            losses::measure_along(&weights, hash, options, text, done, progress, &mut keep)
+        }
         (Some(options), Some(text)) => {
             losses::measure(&weights, hash, options, text, done, progress, &mut keep)
         }

@@ -8,15 +8,12 @@
 //! Every finished block is recorded: a run that was killed continues with the next one and ends with the same bytes.
 
 mod stream;
+mod written;
 
 pub use stream::Sequences;
 pub(crate) use stream::Stream;
 
-use crate::{
-    Error, EvalOptions, Opened, Progress,
-    evaluate::windows,
-    sensitivity::{Sensitivities, write_text},
-};
+use crate::{Error, EvalOptions, Opened, Progress, evaluate::windows, sensitivity::Sensitivities};
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
@@ -60,10 +57,18 @@ pub struct CalibrateOptions {
     pub resume: bool,
 }
 
-/// Tokens to calibrate on when a text is given: 128 sequences of 2048.
-pub const TOKENS_OF_TEXT: usize = 128 * 2048;
-/// Tokens to calibrate on when the model writes them.
-pub const TOKENS_WRITTEN: usize = 16 * 1024;
+/// Sequences to calibrate on, unless another number of tokens is asked for.
+const SEQUENCES: usize = 128;
+/// Tokens of a sequence, unless another is asked for or the model's context is shorter.
+const LENGTH: usize = 2048;
+/// Tokens to calibrate on at most when a text is given: 128 sequences of 2048.
+pub const TOKENS_OF_TEXT: usize = SEQUENCES * LENGTH;
+
+/// Tokens that the model writes when no text is given: 128 sequences, of 2048 tokens where the context allows.
+#[must_use]
+pub fn tokens_written(length: usize) -> usize {
+    SEQUENCES * length
+}
 
 impl CalibrateOptions {
     /// The usual ones, for this many tokens.
@@ -126,15 +131,16 @@ fn input_name(block: usize, input: BlockInput) -> String {
 const HEAD_INPUT: &str = "lm_head.moments";
 
 /// Peak memory beside the memory-mapped checkpoint and the scratch file: the moments of a block, one sequence on its way through
-/// it, and the moments on their way to the disk.
+/// it, and the moments on their way to the disk; or the caches of the sequences that the model writes before.
 #[must_use]
-pub fn memory(config: &fracbit_io::ModelConfig, length: usize) -> Bytes {
+pub fn memory(config: &fracbit_io::ModelConfig, length: usize, written: bool) -> Bytes {
     let (h, q, f) = (config.hidden_size, config.q_dim(), config.intermediate_size);
     let moments = Moments::memory(h).max(Moments::memory(h) * 2 + Moments::memory(q) + Moments::memory(f));
     let widest = h.max(q).max(f) as u64;
     let sequence =
         4 * (length as u64 * (h as u64 + 2 * config.kv_dim() as u64) + 256 * (4 * h + 2 * q + 2 * f) as u64);
-    Bytes(moments + 2 * widest * (widest + 1) + sequence)
+    let writing = if written { written::memory(config, length) } else { 0 };
+    Bytes((moments + 2 * widest * (widest + 1) + sequence).max(writing))
 }
 
 /// Collects the moments of a model's inputs into the directory `out`. `text` is the text and its name; without it the model writes one.
@@ -151,12 +157,12 @@ pub fn calibrate(
 ) -> Result<CalibrationInfo, Error> {
     let source = opened.source(RotationMode::None, 0)?;
     let limit = opened.config.max_position_embeddings;
-    let length = options.length.unwrap_or(2048.min(limit));
+    let length = options.length.unwrap_or(LENGTH.min(limit));
     if length < 2 || length > limit || options.tokens < 2 {
         let rule = format!("2 tokens at least, and sequences of at most {limit}, the model's context");
         return Err(Error::Option { option: "calibration", rule });
     }
-    let needed = memory(&opened.config, length);
+    let needed = memory(&opened.config, length, text.is_none());
     if let Some(most) = options.max_memory.filter(|&most| most < needed) {
         let rule =
             format!("calibration of this model takes {needed} ({} bytes), allowed are {most}", needed.0);
@@ -187,8 +193,7 @@ pub fn calibrate(
             None => {
                 let model = Model::from_source(&source)?;
                 progress.stage("writing a text to calibrate on", options.tokens as u64);
-                let made =
-                    Sequences::new(write_text(&model, options.tokens, length, options.seed, progress)?);
+                let made = written::write(&model, options.tokens, length, options.seed, progress)?;
                 made.save(&written)?;
                 dir.keep();
                 made
@@ -216,7 +221,7 @@ pub fn calibrate(
     let blocks = opened.config.num_hidden_layers();
     progress.stage("calibrating", (blocks * sequences.tokens()) as u64);
     progress.advance((steps.len().min(blocks) * sequences.tokens()) as u64);
-    let mut stream = Stream::new(&source, &sequences, &root, steps.len().min(blocks));
+    let mut stream = Stream::new(&source, &sequences, &root, "hidden", steps.len().min(blocks));
     if steps.is_empty() {
         stream.begin(|tokens| Ok(source.embedding(tokens)?))?;
     }
@@ -434,7 +439,7 @@ impl Calibration {
     }
 
     /// Sensitivities for a plan that is rounded with this calibration: every coefficient times what feedback leaves of the error of
-    /// its matrix in trellis codes. Measured losses, which know better, stay as they are.
+    /// its matrix in trellis codes. What was measured with this calibration knows better and stays as it is.
     ///
     /// # Errors
     /// As for [`Calibration::moments`].
@@ -445,6 +450,9 @@ impl Calibration {
         progress: &dyn Progress,
     ) -> Result<Sensitivities, Error> {
         let mut adjusted = measured.clone();
+        if !self.digest().is_empty() && measured.protocol.contains(self.digest()) {
+            return Ok(adjusted);
+        }
         let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
         progress.stage("factoring input moments", ids.len() as u64);
         let mut last: Option<(LinearId, f64)> = None;

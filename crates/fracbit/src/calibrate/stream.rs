@@ -2,7 +2,7 @@
 
 use crate::{Error, Progress};
 use fracbit_io::output::write_error;
-use fracbit_model::{Block, KvType, StateOptions, WeightSource};
+use fracbit_model::{Block, KvType, State, StateOptions, WeightSource};
 use std::{
     fs::File,
     io::{self, BufReader, BufWriter, Read, Write},
@@ -92,14 +92,21 @@ pub(crate) struct Stream<'a> {
     sequences: &'a Sequences,
     width: usize,
     dir: PathBuf,
+    name: &'static str,
     at: usize,
 }
 
 impl<'a> Stream<'a> {
     /// The stream before block `at`, in files under `dir`: at 0 what [`Stream::begin`] writes, later what
-    /// [`Stream::through`] left there.
-    pub(crate) fn new(source: &WeightSource, sequences: &'a Sequences, dir: &Path, at: usize) -> Self {
-        Self { sequences, width: source.config().hidden_size, dir: dir.to_owned(), at }
+    /// [`Stream::through`] left there. Streams of other names do not meet.
+    pub(crate) fn new(
+        source: &WeightSource,
+        sequences: &'a Sequences,
+        dir: &Path,
+        name: &'static str,
+        at: usize,
+    ) -> Self {
+        Self { sequences, width: source.config().hidden_size, dir: dir.to_owned(), name, at }
     }
 
     /// Writes the hidden states that enter the first block.
@@ -115,18 +122,17 @@ impl<'a> Stream<'a> {
     }
 
     fn file(&self, at: usize) -> PathBuf {
-        self.dir.join(format!("hidden-{at}"))
+        self.dir.join(format!("{}-{at}", self.name))
     }
 
-    fn bytes(&self) -> u64 {
+    /// Bytes of the hidden states before one block.
+    pub(crate) fn bytes(&self) -> u64 {
         4 * (self.sequences.tokens() * self.width) as u64
     }
 
     /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it beside what entered it.
     pub(crate) fn through(&mut self, block: &Block, progress: &dyn Progress) -> Result<(), Error> {
-        let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
-        let options = StateOptions { context: Some(longest), kv: KvType::F32, ..StateOptions::default() };
-        let mut state = block.state(&options);
+        let mut state = self.state(block);
         let mut out = Writer::create(self.file(self.at + 1), self.bytes())?;
         self.each(|x| {
             state.reset();
@@ -149,20 +155,61 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// A state that every sequence fits.
+    pub(crate) fn state(&self, block: &Block) -> State {
+        let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
+        block.state(&StateOptions { context: Some(longest), kv: KvType::F32, ..StateOptions::default() })
+    }
+
     /// Gives the hidden states of one sequence after the other, (tokens, hidden).
     pub(crate) fn each(&self, mut f: impl FnMut(&mut [f32]) -> Result<(), Error>) -> Result<(), Error> {
-        let path = self.file(self.at);
-        let failed = |op, source| Error::from(fracbit_io::Error::Io { op, path: path.clone(), source });
-        let mut file =
-            BufReader::with_capacity(1 << 20, File::open(&path).map_err(|e| failed("opening", e))?);
-        let mut bytes = Vec::new();
-        for tokens in self.sequences.iter() {
-            bytes.resize(4 * tokens.len() * self.width, 0);
-            file.read_exact(&mut bytes).map_err(|e| failed("reading", e))?;
-            let mut x: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            f(&mut x)?;
+        let mut reader = self.reader()?;
+        for _ in self.sequences.iter() {
+            f(&mut reader.next()?)?;
         }
         Ok(())
+    }
+
+    /// [`Stream::each`] of two streams at the same block.
+    pub(crate) fn beside(
+        &self,
+        other: &Self,
+        mut f: impl FnMut(&mut [f32], &mut [f32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (mut reader, mut others) = (self.reader()?, other.reader()?);
+        for _ in self.sequences.iter() {
+            f(&mut reader.next()?, &mut others.next()?)?;
+        }
+        Ok(())
+    }
+
+    fn reader(&self) -> Result<Reader<'_>, Error> {
+        let path = self.file(self.at);
+        let file = File::open(&path).map_err(|source| fracbit_io::Error::Io {
+            op: "opening",
+            path: path.clone(),
+            source,
+        })?;
+        let lengths = self.sequences.0.iter();
+        Ok(Reader { file: BufReader::with_capacity(1 << 20, file), path, lengths, width: self.width })
+    }
+}
+
+/// A scratch file being read, a sequence at a time.
+struct Reader<'a> {
+    file: BufReader<File>,
+    path: PathBuf,
+    lengths: std::slice::Iter<'a, Vec<u32>>,
+    width: usize,
+}
+
+impl Reader<'_> {
+    fn next(&mut self) -> Result<Vec<f32>, Error> {
+        let tokens = self.lengths.next().map_or(0, Vec::len);
+        let mut bytes = vec![0; 4 * tokens * self.width];
+        let read = self.file.read_exact(&mut bytes);
+        read.map_err(|source| fracbit_io::Error::Io { op: "reading", path: self.path.clone(), source })?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
 }
 

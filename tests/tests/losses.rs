@@ -1,0 +1,75 @@
+//! Loss terms measured in a quantized model: what they say, and that they continue.
+
+use fracbit::{
+    Effort, Error, EvalOptions, Objective, Quiet, Sensitivities,
+    losses::{self, LossOptions},
+    sensitivity::Text,
+};
+use fracbit_model::RotationMode;
+use fracbit_tests::{Source, demo_model, scheme, stories};
+
+type Measure<'a> = dyn Fn(
+        Option<Sensitivities>,
+        &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
+    ) -> Result<Sensitivities, Error>
+    + 'a;
+
+/// Measures in one go and with a stop after five matrices; both should give the same document.
+fn continued(measure: &Measure<'_>) -> Sensitivities {
+    let whole = measure(None, &mut |_| Ok(())).expect("a good text");
+    let mut kept = None;
+    let stopped = measure(None, &mut |so_far| {
+        if so_far.layers.len() < 5 {
+            return Ok(());
+        }
+        kept = Some(so_far.clone());
+        Err(Error::Option { option: "test", rule: "stops here".to_owned() })
+    });
+    assert!(stopped.is_err() && kept.as_ref().is_some_and(|k| k.layers.len() == 5));
+    let mut seen = 0;
+    let again = measure(kept, &mut |so_far| {
+        seen += 1;
+        assert!(so_far.layers.len() > 5, "nothing is measured twice");
+        Ok(())
+    });
+    assert_eq!(again.expect("a good text"), whole);
+    assert!(seen >= whole.layers.len() - 5, "the rest was measured");
+    whole
+}
+
+#[test]
+fn losses_are_those_of_the_replaced_matrix() {
+    let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model is good");
+    let hash = source.opened.checkpoint.content_hash();
+    let (text, path) = stories();
+    let text = Text::read(&source.opened, &text, &path, 128, &EvalOptions::default()).expect("a good text");
+    let (coarse, fine) = (scheme("nuq-2"), scheme("nuq-6"));
+    let options = LossOptions {
+        default: coarse,
+        schemes: vec![coarse, fine],
+        calibration: None,
+        effort: Effort::default(),
+    };
+
+    let actual =
+        continued(&|done, keep| losses::measure(&source.weights, &hash, &options, &text, done, &Quiet, keep));
+    assert_eq!(actual.objective(), Objective::Actual);
+    assert_eq!(actual.actual.len(), source.inventory.matrices.len());
+    let all = |name: &str| actual.actual.values().map(|of| of[name]).collect::<Vec<_>>();
+    assert!(all("nuq-2").iter().all(|&l| l == 0.0), "the default in its own place changes nothing");
+    let won: f64 = all("nuq-6").iter().sum();
+    assert!(won < 0.0, "finer matrices help: {won}");
+    let embedding = actual.actual["model.embed_tokens"]["nuq-6"];
+    assert!(all("nuq-6").iter().all(|&l| l >= embedding), "the tied embedding matters most: {embedding}");
+
+    let along = continued(&|done, keep| {
+        losses::measure_along(&source.weights, &hash, &options, &text, done, &Quiet, keep)
+    });
+    assert_eq!(along.objective(), Objective::Linear);
+    let most = along.layers.iter().max_by(|a, b| a.1.a.total_cmp(&b.1.a)).expect("matrices");
+    assert_eq!(most.0, "model.embed_tokens");
+    // Taking all of a matrix's error away wins about what the coefficient says of it.
+    let error = fracbit_codebook::nmse(coarse).expect("a measured scheme");
+    let said = most.1.a * error;
+    assert!((0.5..2.0).contains(&(said / -embedding)), "{said} against {embedding}");
+}
