@@ -570,7 +570,18 @@ fn a_run_that_is_killed_leaves_no_model() {
     let demo = demo();
     let place = tempfile::tempdir().expect("a temporary directory");
     let out = place.path().join("out");
-    let args = ["quantize", text(&demo), "-o", text(&out), "--scheme", "tcq-5", "--threads", "1"];
+    let args = [
+        "quantize",
+        text(&demo),
+        "-o",
+        text(&out),
+        "--scheme",
+        "tcq-5",
+        "--effort",
+        "exact",
+        "--threads",
+        "1",
+    ];
     let mut child =
         command(&args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program starts");
     // The partial directory holds a shard as soon as the first tensors are written; the rest takes many seconds.

@@ -59,9 +59,9 @@ pub(crate) struct QuantizeArgs {
     /// Quantize in the order of the data, each matrix so that it makes up for the error of those before it; slower, and better.
     #[arg(long, requires = "calibration")]
     sequential: bool,
-    /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact`.
-    #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact)]
-    effort: Effort,
+    /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default: balanced; on a GPU, which knows no other, exact].
+    #[arg(long, value_name = "EFFORT")]
+    effort: Option<Effort>,
     /// Refuse to start when more memory than this is needed beside the mapped file.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
@@ -109,16 +109,19 @@ impl QuantizeArgs {
         Ok(Recipe::Make(options, losses))
     }
 
+    /// How thoroughly to search; the default is the best of the three by divergence won per minute (`docs/quality.md`).
+    fn effort(&self) -> Effort {
+        let default = if self.device == DeviceName::Cuda { Effort::Exact } else { Effort::Balanced };
+        self.effort.unwrap_or(default)
+    }
+
     /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
     fn recorded(&self) -> String {
         let model = self.model.display();
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
             format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
         });
-        let effort = match self.effort {
-            Effort::Exact => String::new(),
-            other => format!(" --effort {other}"),
-        };
+        let effort = format!(" --effort {}", self.effort());
         if let Some(path) = &self.plan {
             return format!("fracbit quantize {model} --plan {}{calibration}{effort}", path.display());
         }
@@ -217,7 +220,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         calibration,
         sequential: args.sequential,
         max_memory: args.max_memory,
-        effort: args.effort,
+        effort: args.effort(),
     };
     let weights = source.opened.source(plan.rotation, plan.seed)?;
     let report = fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?;
