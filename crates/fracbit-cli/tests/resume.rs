@@ -117,7 +117,9 @@ fn all_survive(kills: usize) {
     let stats = place.path().join("stats");
     let models = place.path().join("models");
     let last = place.path().join("sequential");
-    [&stats, &models, &last].map(|dir| fs::create_dir(dir).expect("a new directory"));
+    for dir in [&stats, &models, &last] {
+        fs::create_dir(dir).expect("a new directory");
+    }
     let calibrate = ["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"];
     survives(&calibrate, &stats, 1, kills);
     let calibration = stats.join("whole");

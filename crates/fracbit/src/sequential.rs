@@ -5,7 +5,8 @@
 //! weights closest to `W x` are `W + W E[(x - x') x'^T] H'^-1`. (GPTAQ, Li et al. 2025, and Qronos, Zhang et al. 2025, correct targets
 //! so, column by column within the feedback; here the whole matrix is corrected before it is rounded.) The layers that write
 //! into the residual stream, O and Down, make up for the stream's error too: Down for all that their block's output is off, O
-//! for its input's. `H'` is damped as for feedback, which shrinks the correction where the text says little.
+//! for its input's. `H'` is damped as for feedback, and the correction
+//! is shrunk by the number of inputs that it was fitted to: few of them would teach it their noise.
 //!
 //! What a block cannot be given: a tied embedding comes first and has nothing to make up for; an untied head is rounded for x'
 //! and not corrected.
@@ -122,6 +123,7 @@ impl Streams<'_> {
             let (inputs, cross) = self.collect(source, &exact, &quantized, input)?;
             let n = first.shape(source.config()).cols;
             let full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
+            let trust = trust(inputs.rows(), n);
             drop(inputs);
             let inputs = hessian(first, n, full)?;
             let mut shifts = Vec::new();
@@ -130,8 +132,9 @@ impl Streams<'_> {
                     && BlockInput::of(which) == input
                 {
                     let shift = inputs.solve(&cross.of(source, *id)?);
-                    let shift =
+                    let mut shift =
                         shift.map_err(|source| Error::Moments { matrix: first.to_string(), source })?;
+                    shift.iter_mut().for_each(|s| *s *= trust);
                     shifts.push((*id, which, layer, shift));
                 }
             }
@@ -177,6 +180,16 @@ impl Streams<'_> {
         let means = |m: Option<CrossMoments>| m.map(|m| m.means());
         Ok((inputs, Cross { lost: means(lost), stream: means(stream) }))
     }
+}
+
+/// Inputs per channel at which half of a correction is believed: chosen on calibration text (`docs/quality.md`).
+const DOUBT: f32 = 10.0;
+
+/// The share of a correction fitted to `rows` inputs of `n` channels that is applied. Each row of weights is a regression on n channels,
+/// whose noise falls with the inputs per channel.
+#[expect(clippy::cast_precision_loss, reason = "a share")]
+fn trust(rows: u64, n: usize) -> f32 {
+    rows as f32 / (rows as f32 + DOUBT * n as f32)
 }
 
 fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
