@@ -29,7 +29,7 @@ const MODEL_WEIGHTS: usize = 1 << 30;
 const WARM_ROWS: usize = 1024;
 /// Tokens in the cache when the decoding of most random models begins.
 const SHORT: usize = 16;
-/// Contexts of the random models that show what attention takes.
+/// Contexts of the random models that show what attention takes; several sequences share them.
 const LONG: [usize; 4] = [512, 1024, 512, 1024];
 /// Tokens generated in one measurement.
 const STEPS: usize = 8;
@@ -382,7 +382,8 @@ impl Draw {
         let model = bench.arena.model(&self.config, |id| self.schemes[&id], &self.fused, bench.kernels)?;
         let step = |&batch: &usize| {
             let rounds = 2 * bench.options.rounds;
-            let spread = bench.pool.install(|| Decoder::new(&model, self.context, batch)?.measure(rounds))?;
+            let spread =
+                bench.pool.install(|| Decoder::new(&model, self.context(batch), batch)?.measure(rounds))?;
             Ok(spread.median)
         };
         let steps = bench.options.batch.iter().map(step).collect();
@@ -390,9 +391,14 @@ impl Draw {
         steps
     }
 
+    /// Tokens in the cache of each of `batch` sequences: about as many in all as one would have, so that filling takes no longer.
+    fn context(&self, batch: usize) -> usize {
+        (self.context / batch).max(SHORT.min(self.context))
+    }
+
     fn sample(&self, profile: &MachineProfile, batch: usize, us: f64) -> Sample {
         #[expect(clippy::cast_precision_loss, reason = "tokens")]
-        let context = self.context as f64 + (STEPS - 1) as f64 / 2.0;
+        let context = self.context(batch) as f64 + (STEPS - 1) as f64 / 2.0;
         let layers = self.config.num_hidden_layers();
         Sample { kernels_us: self.kernels_us(profile, batch), layers, context, us }
     }
