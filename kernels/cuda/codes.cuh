@@ -74,6 +74,22 @@ template <int H> struct Codes {
     }
 };
 
+/// The address of the table row that the `BITS` bits from bit `at` on select, in this lane's copy.
+template <int BITS, int LOG_STRIDE, int H> FB_DEVICE uint32_t row_address(const uint32_t (&w)[H], int at, Table t) {
+    const int s = at % 32;
+    const uint32_t low = w[at / 32];
+    if constexpr (BITS == 8 && LOG_STRIDE == 8) return prmt(low, t.lane, 0x5504u | (uint32_t)(s / 8) << 4);
+    uint32_t row;  // the index, moved to the place of a row's address in one shift
+    if (s + BITS <= 32) {
+        row = s >= LOG_STRIDE ? low >> (s - LOG_STRIDE) : low << (LOG_STRIDE - s);
+    } else if (s >= LOG_STRIDE) {
+        row = funnel(low, w[at / 32 + 1], (uint32_t)(s - LOG_STRIDE));
+    } else {
+        row = funnel(low, w[at / 32 + 1], (uint32_t)s) << LOG_STRIDE;
+    }
+    return (row & (((1u << BITS) - 1) << LOG_STRIDE)) | t.lane;
+}
+
 // The expanders. `quad` yields weights 4i .. 4i + 3 of the 32 in tile q (16 of row 2g, then 16 of row 2g + 1): two words of two
 // weights where the table holds pairs, else four words that hold one weight twice.
 
@@ -140,15 +156,7 @@ template <int H_> struct Pair {
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
-            const int at = q * 16 * H + (2 * i + j) * H, s = at % 32;
-            const uint32_t low = codes.w[at / 32];
-            uint32_t row;  // the index, moved to the place of a row's address in one shift
-            if (s + H > 32) {
-                row = funnel(low, codes.w[at / 32 + 1], (uint32_t)(s - LOG_STRIDE));
-            } else {
-                row = s >= LOG_STRIDE ? low >> (s - LOG_STRIDE) : low << (LOG_STRIDE - s);
-            }
-            out[j] = lookup((row & (((1u << H) - 1) << LOG_STRIDE)) | t.lane);
+            out[j] = lookup(row_address<H, LOG_STRIDE>(codes.w, q * 16 * H + (2 * i + j) * H, t));
         }
     }
 };
@@ -161,19 +169,7 @@ template <int H_> struct Single {
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
-            const int at = q * 16 * H + (4 * i + j) * B, s = at % 32;
-            const uint32_t low = codes.w[at / 32];
-            if constexpr (B == 8) {
-                out[j] = lookup(prmt(low, t.lane, 0x5504u | (uint32_t)(s / 8) << 4));
-            } else {
-                uint32_t row;
-                if (s + B > 32) {
-                    row = funnel(low, codes.w[at / 32 + 1], (uint32_t)(s - LOG_STRIDE));
-                } else {
-                    row = s >= LOG_STRIDE ? low >> (s - LOG_STRIDE) : low << (LOG_STRIDE - s);
-                }
-                out[j] = lookup((row & (((1u << B) - 1) << LOG_STRIDE)) | t.lane);
-            }
+            out[j] = lookup(row_address<B, LOG_STRIDE>(codes.w, q * 16 * H + (4 * i + j) * B, t));
         }
     }
 };

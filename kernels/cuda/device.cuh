@@ -73,6 +73,12 @@ FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 /// The 32 bits at bit `shift` (below 32) of `hi:lo`.
 FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) { return __funnelshift_r(lo, hi, shift); }
 
+/// c + the dot product of four signed bytes.
+FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int)a, (int)b, c); }
+/// c + the dot product of the two signed halves of `a` and the lower (upper) two signed bytes of `b`.
+FB_DEVICE int32_t dot2_low(uint32_t a, uint32_t b, int32_t c) { return __dp2a_lo((int)a, (int)b, c); }
+FB_DEVICE int32_t dot2_high(uint32_t a, uint32_t b, int32_t c) { return __dp2a_hi((int)a, (int)b, c); }
+
 /// d += a b for a 16 x 16 half matrix a and a 16 x 8 half matrix b, f32 sums (mma.m16n8k16).
 FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -96,6 +102,7 @@ FB_DEVICE float root(float v) { return sqrtf(v); }
 /// Arithmetic that the compiler may not contract.
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 FB_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 
 #else
 #include "host/shim.hpp"

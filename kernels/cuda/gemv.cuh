@@ -170,8 +170,8 @@ template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint
             for (int strip = 0; strip < 2; strip++) multiply<E>(acc[strip], codes[strip], t, b);
             x_at += E::WORDS == 4 ? 512 : 256;
             source += SLOT;
+            ahead = slot;  // free from the next turn on
             slot = slot + SLOT == end ? ring : slot + SLOT;
-            ahead = ahead + SLOT == end ? ring : ahead + SLOT;
         }
         flush(group++);
         stop += a.w.group / 128;
@@ -184,38 +184,26 @@ FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
     stg(y, a.accumulate ? ldg(y) + v : v);
 }
 
-/// The whole product: `Lo` for the first segment, `Hi` for the second (half-TCQ), otherwise the same.
-template <class Lo, class Hi> FB_DEVICE void gemv(const GemvArgs& a) {
-    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
-    const uint32_t g = lane / 4, c = lane % 4, pair = block_x() * warps + warp;
-    float total[2][4] = {};
-    const uint32_t range = block_y(), low = a.w.segments[0].splits;
-    if (range < low) {
-        walk<Lo>(a, a.w.segments[0], range, total);
+/// A row's sum over one range: the result where there is one range, else a partial sum.
+FB_DEVICE void put(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
+    if (token >= a.batch || row >= a.w.rows) return;
+    if (blocks_y() == 1) {
+        emit(a, row, token, v);
     } else {
-        walk<Hi>(a, a.w.segments[1], range - low, total);
+        stg(a.partial + ((size_t)block_y() * a.w.pairs * 32 + row) * 8 + token, v);
     }
-    const bool alone = blocks_y() == 1;
-    if (pair < a.w.pairs) {
-        FB_UNROLL
-        for (uint32_t i = 0; i < 8; i++) {
-            const uint32_t row = pair * 32 + i / 4 * 16 + 2 * g + i % 4 / 2, token = 2 * c + i % 2;
-            if (token >= a.batch || row >= a.w.rows) continue;
-            if (alone) {
-                emit(a, row, token, total[i / 4][i % 4]);
-            } else {
-                stg(a.partial + ((size_t)range * a.w.pairs * 32 + row) * 8 + token, total[i / 4][i % 4]);
-            }
-        }
-    }
-    if (alone) return;
+}
+
+/// Adds the partial sums of all ranges, in the last block of a row of blocks to come here.
+FB_DEVICE void finish(const GemvArgs& a) {
+    if (blocks_y() == 1) return;
     fence();
     sync_block();  // nobody reads the tables in shared memory any more
     if (thread_x() == 0) sts<uint32_t>(0, atomic_inc(a.counters + block_x()));
     sync_block();
     if (lds<uint32_t>(0) != blocks_y() - 1) return;
     fence();
-    const uint32_t rows = warps * 32, first = block_x() * rows;
+    const uint32_t rows = threads_x(), first = block_x() * rows;  // 32 of each warp
     for (uint32_t i = thread_x(); i < rows * a.batch; i += threads_x()) {
         const uint32_t row = first + i / a.batch, token = i % a.batch;
         if (row >= a.w.rows) break;
@@ -226,6 +214,29 @@ template <class Lo, class Hi> FB_DEVICE void gemv(const GemvArgs& a) {
         emit(a, row, token, v);
     }
     if (thread_x() == 0) stg(a.counters + block_x(), 0u);
+}
+
+template <class A, class B> struct Same { static constexpr bool yes = false; };
+template <class A> struct Same<A, A> { static constexpr bool yes = true; };
+
+/// The whole product: `Lo` for the first segment, `Hi` for the second (half-TCQ), otherwise the same.
+template <class Lo, class Hi> FB_DEVICE void gemv(const GemvArgs& a) {
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
+    const uint32_t g = lane / 4, c = lane % 4, pair = block_x() * warps + warp;
+    float total[2][4] = {};
+    const uint32_t range = block_y(), low = a.w.segments[0].splits;
+    if (Same<Lo, Hi>::yes || range < low) {
+        walk<Lo>(a, a.w.segments[0], range, total);
+    } else if constexpr (!Same<Lo, Hi>::yes) {
+        walk<Hi>(a, a.w.segments[1], range - low, total);
+    }
+    if (pair < a.w.pairs) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            put(a, pair * 32 + i / 4 * 16 + 2 * g + i % 4 / 2, 2 * c + i % 2, total[i / 4][i % 4]);
+        }
+    }
+    finish(a);
 }
 
 struct DequantArgs {

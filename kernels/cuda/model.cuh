@@ -1,15 +1,17 @@
 // What a decoder does beside packed products: dense products, norms, rotations, rotary embedding, cache, attention, sampling.
 //
-// A row is a token; up to eight run together. Whatever changes from token to token (position, token, random numbers) is read from
+// A row is a token; up to PROMPT run together. Whatever changes from token to token (position, token, random numbers) is read from
 // device memory, so that a recorded step repeats without the host.
 #pragma once
 #include "device.cuh"
 
+constexpr int PROMPT = 256;
+
 /// State of a sequence: read and advanced by the kernels of a step.
 struct Step {
-    uint32_t position;  // tokens in the cache
-    uint32_t drawn;     // tokens drawn
-    uint32_t tokens[8]; // to be run
+    uint32_t position;        // tokens in the cache
+    uint32_t drawn;           // tokens drawn
+    uint32_t tokens[PROMPT];  // to be run
 };
 
 /// Sums `v` over the block; every thread gets the result. Uses 132 bytes of shared memory at `at`.
@@ -87,6 +89,8 @@ struct RotateArgs {
     const float* factors[2];  // dense (order, order), slowest first; transposed for the inverse
     uint32_t orders[2];       // 0: absent
     uint32_t n, walsh, inverse, gated;
+    uint32_t room;            // floats of shared memory: n, or less for rows that do not fit
+    uint32_t pad;
 };
 
 /// out[j] = sum_k M[j][k] x[k] along one axis of the row in shared memory; through global memory, so that one copy of the row suffices.
@@ -102,9 +106,10 @@ FB_DEVICE void across(const RotateArgs& a, const float* m, uint32_t order, uint3
     for (uint32_t i = thread_x(); i < a.n; i += threads_x()) sts<float>(4 * i, ld_fresh(out + i));
     sync_block();
 }
-FB_DEVICE void butterflies(const RotateArgs& a) {
-    for (uint32_t h = 1; h < a.walsh; h *= 2) {
-        for (uint32_t i = thread_x(); i < a.n / 2; i += threads_x()) {
+/// Walsh matrices of order `walsh` on `count` floats in shared memory.
+FB_DEVICE void butterflies(uint32_t count, uint32_t walsh) {
+    for (uint32_t h = 1; h < walsh; h *= 2) {
+        for (uint32_t i = thread_x(); i < count / 2; i += threads_x()) {
             const uint32_t low = i / h * 2 * h + i % h;
             const float p = lds<float>(4 * low), q = lds<float>(4 * (low + h));
             sts<float>(4 * low, p + q);
@@ -113,9 +118,70 @@ FB_DEVICE void butterflies(const RotateArgs& a) {
         sync_block();
     }
 }
+
+/// As `across` and `butterflies`, on a row in global memory that is taken through shared memory in parts.
+FB_DEVICE void across_parts(const RotateArgs& a, const float* m, uint32_t order, uint32_t stride, float* out) {
+    // Columns of the dense factor: `stride` from each multiple of `order stride` on; some of them at a time.
+    const uint32_t columns = a.n / order, most = a.room / order;
+    for (uint32_t first = 0; first < columns; first += most) {
+        const uint32_t part = columns - first < most ? columns - first : most;
+        const auto place = [&](uint32_t column, uint32_t k) {
+            return column / stride * order * stride + column % stride + k * stride;
+        };
+        sync_block();
+        for (uint32_t i = thread_x(); i < part * order; i += threads_x()) {
+            sts<float>(4 * i, ldg(out + place(first + i % part, i / part)));
+        }
+        sync_block();
+        for (uint32_t i = thread_x(); i < part * order; i += threads_x()) {
+            const uint32_t j = i / part;
+            float v = 0.f;
+            for (uint32_t k = 0; k < order; k++) v += ldg(m + j * order + k) * lds<float>(4 * (k * part + i % part));
+            stg(out + place(first + i % part, j), v);
+        }
+    }
+    sync_block();
+}
+FB_DEVICE void butterflies_parts(const RotateArgs& a, float* out) {
+    uint32_t part = a.walsh;
+    while (part > a.room) part /= 2;
+    for (uint32_t first = 0; first < a.n; first += part) {
+        sync_block();
+        for (uint32_t i = thread_x(); i < part; i += threads_x()) sts<float>(4 * i, ldg(out + first + i));
+        sync_block();
+        butterflies(part, part);
+        for (uint32_t i = thread_x(); i < part; i += threads_x()) stg(out + first + i, lds<float>(4 * i));
+    }
+    for (uint32_t h = part; h < a.walsh; h *= 2) {
+        sync_block();
+        for (uint32_t i = thread_x(); i < a.n / 2; i += threads_x()) {
+            const uint32_t low = i / h * 2 * h + i % h;
+            const float p = ldg(out + low), q = ldg(out + low + h);
+            stg(out + low, p + q);
+            stg(out + low + h, p - q);
+        }
+    }
+    sync_block();
+}
+FB_DEVICE void rotate_parts(const RotateArgs& a, const float* x, float* out) {
+    const uint32_t inner = a.orders[1] > 0 ? a.walsh * a.orders[1] : a.walsh;
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
+        const float v = a.gated ? swiglu_of(ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
+        stg(out + i, a.inverse ? v : v * ldg(a.signs + i));
+    }
+    if (!a.inverse) butterflies_parts(a, out);
+    for (uint32_t f = 0; f < 2; f++) {
+        const uint32_t i = a.inverse ? f : 1 - f;
+        if (a.orders[i] > 0) across_parts(a, a.factors[i], a.orders[i], i == 0 ? inner : a.walsh, out);
+    }
+    if (!a.inverse) return;
+    butterflies_parts(a, out);
+    for (uint32_t i = thread_x(); i < a.n; i += threads_x()) stg(out + i, ldg(out + i) * ldg(a.signs + i));
+}
 FB_DEVICE void rotate(const RotateArgs& a) {
     const float* x = a.x + (size_t)block_x() * a.n * (a.gated ? 2 : 1);
     float* out = a.out + (size_t)block_x() * a.n;
+    if (a.room < a.n) return rotate_parts(a, x, out);
     for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
         const float v = a.gated ? swiglu_of(ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
         sts<float>(4 * i, a.inverse ? v : v * ldg(a.signs + i));
@@ -124,13 +190,13 @@ FB_DEVICE void rotate(const RotateArgs& a) {
     // Strides: the first factor is the slowest index, the Walsh matrix the fastest.
     const uint32_t inner = a.orders[1] > 0 ? a.walsh * a.orders[1] : a.walsh;
     if (!a.inverse) {
-        butterflies(a);
+        butterflies(a.n, a.walsh);
         if (a.orders[1] > 0) across(a, a.factors[1], a.orders[1], a.walsh, out);
         if (a.orders[0] > 0) across(a, a.factors[0], a.orders[0], inner, out);
     } else {
         if (a.orders[0] > 0) across(a, a.factors[0], a.orders[0], inner, out);
         if (a.orders[1] > 0) across(a, a.factors[1], a.orders[1], a.walsh, out);
-        butterflies(a);
+        butterflies(a.n, a.walsh);
     }
     for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
         stg(out + i, lds<float>(4 * i) * (a.inverse ? ldg(a.signs + i) : 1.f));
@@ -414,6 +480,6 @@ FB_DEVICE void sample(const SampleArgs& a) {
     }
 }
 
-static_assert(sizeof(Step) == 40 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
-static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 64 && sizeof(HeadsArgs) == 80, "arguments");
+static_assert(sizeof(Step) == 1032 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
+static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 80, "arguments");
 static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56 && sizeof(SampleArgs) == 64, "arguments");

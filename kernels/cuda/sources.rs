@@ -1,10 +1,12 @@
 // Shared by `xtask` and the build script of `fracbit-kernels-cuda` (both include this file): what the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 9] = [
+pub(crate) const UNITS: [(&str, &str); 11] = [
     ("model", "model.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
+    ("core", "gen/core.inc"),
+    ("core_wide", "gen/core_wide.inc"),
     ("fine", "gen/fine.inc"),
     ("fast", "gen/fast.inc"),
     ("hyb", "gen/hyb.inc"),
@@ -14,9 +16,11 @@ pub(crate) const UNITS: [(&str, &str); 9] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 3] = [
-    ("model", &["model.cuh", "repack.cuh"]),
+pub(crate) const HEADERS: [(&str, &[&str]); 5] = [
+    ("model", &["gemm.cuh", "model.cuh", "repack.cuh"]),
     ("encode", &["encode.cuh"]),
+    ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
+    ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh"]),
 ];
 

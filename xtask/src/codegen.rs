@@ -40,9 +40,18 @@ pub(crate) fn run(check: bool) -> Outcome {
     Ok(())
 }
 
-/// The units of CUDA instances: one for pairs and scalars, one for each trellis code, one for each half-trellis code.
-pub(crate) const CUDA_UNITS: [&str; 7] =
-    ["pair", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
+/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor cores, one for each trellis code, one for each half-trellis code.
+pub(crate) const CUDA_UNITS: [&str; 9] =
+    ["pair", "core", "core_wide", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
+
+/// Products without tensor cores: unit, name and form of `core.cuh`, rates in half bits. Built-in tables are on the int8 grid up to
+/// 4 bits and at `nuq-5`; `wide` forms are for the 16-bit grid.
+const CORES: [(&str, &str, &str, &[u32]); 4] = [
+    ("core", "quads", "Quads", &[3, 4, 5]),
+    ("core", "pairs", "Pairs", &[6, 7, 8, 10]),
+    ("core_wide", "wide", "WidePairs", &[9, 10, 11, 12]),
+    ("core_wide", "ones", "Ones", &[14, 16]),
+];
 
 /// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). `H` of an instance is its rate in half bits.
 fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
@@ -64,6 +73,12 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
                 let (name, body) = if h <= 12 { ("pair", "Pair") } else { ("single", "Single") };
                 add("pair", h, format!("FB_GEMV(gemv_{name}_{h}, {body}<{h}>, {body}<{h}>)"));
                 add("pair", h, format!("FB_DEQUANT(dequant_{name}_{h}, {body}<{h}>)"));
+                for (unit, name, body, _) in CORES.iter().filter(|(.., halves)| halves.contains(&h)) {
+                    for tokens in [1, 2, 4, 8] {
+                        let line = format!("FB_CORE(core_{name}_{h}_{tokens}, {body}<{h}>, {tokens})");
+                        add(unit, h, line);
+                    }
+                }
             }
             for code in &family.codes {
                 let body = code[..1].to_uppercase() + &code[1..];
@@ -81,13 +96,18 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     if !bodies.keys().map(String::as_str).eq(BTreeSet::from(CUDA_UNITS)) {
         return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
     }
-    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"gemv.cuh\"\n";
+    let header = |unit: &str| {
+        let include = if unit.starts_with("core") { "core" } else { "gemv" };
+        format!(
+            "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"{include}.cuh\"\n"
+        )
+    };
     let text = |lines: &BTreeSet<(u32, String)>| {
         lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     };
     Ok(bodies
         .iter()
-        .map(|(unit, lines)| (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines))))
+        .map(|(unit, lines)| (format!("kernels/cuda/gen/{unit}.inc"), format!("{}{}\n", header(unit), text(lines))))
         .collect())
 }
 

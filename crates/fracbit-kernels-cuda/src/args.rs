@@ -16,6 +16,14 @@ pub(crate) struct BookArgs {
     pub(crate) pad: u32,
 }
 
+impl BookArgs {
+    /// A table whose words lie at `rows`.
+    pub(crate) fn new(book: &crate::Book, rows: Address) -> Self {
+        let (log_rows, log_stride, log_copies) = (book.log_rows(), book.log_stride, book.log_copies);
+        Self { rows, log_rows, log_stride, log_copies, pad: 0 }
+    }
+}
+
 /// `Segment` of `gemv.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]

@@ -1,7 +1,7 @@
 //! Codebooks as the kernels' tables.
 
 use fracbit_base::{Code, Family};
-use fracbit_format::Codebook;
+use fracbit_format::{Codebook, Grid};
 use half::f16;
 
 /// The words of a table, one per row, and how a block spreads them over shared memory: row `r` starts at byte
@@ -14,6 +14,66 @@ pub struct Book {
     pub log_stride: u32,
     /// Copies of a row.
     pub log_copies: u32,
+}
+
+/// A form of the products without tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Core {
+    /// Four 8-bit weights a word, 8-bit activations.
+    Quads,
+    /// Two 16-bit weights a word, 8-bit activations.
+    Pairs,
+    /// Two 16-bit weights a word, 11-bit activations.
+    Wide,
+    /// One weight a word, 11-bit activations.
+    Ones,
+}
+
+impl Core {
+    /// The form for a codebook; `xtask codegen` lists the same instances.
+    fn of(family: Family, half_bits: u32, grid: Grid) -> Option<Self> {
+        match (family, grid, half_bits) {
+            (Family::Nuq | Family::Vq, Grid::I8, 3..=5) => Some(Self::Quads),
+            (Family::Nuq | Family::Vq, Grid::I8, 6..=8 | 10) => Some(Self::Pairs),
+            (Family::Nuq | Family::Vq, _, 9..=12) => Some(Self::Wide),
+            (Family::Nuq, _, 14 | 16) => Some(Self::Ones),
+            _ => None,
+        }
+    }
+
+    /// Bits of the merged index.
+    fn index_bits(self, half_bits: u32) -> u32 {
+        match self {
+            Self::Quads => 2 * half_bits,
+            Self::Pairs | Self::Wide => half_bits,
+            Self::Ones => half_bits / 2,
+        }
+    }
+
+    /// Name in kernels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Quads => "quads",
+            Self::Pairs => "pairs",
+            Self::Wide => "wide",
+            Self::Ones => "ones",
+        }
+    }
+
+    /// Bytes of a staged activation.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Quads | Self::Pairs => 1,
+            Self::Wide => 2,
+            Self::Ones => 4,
+        }
+    }
+
+    /// Largest magnitude of a rounded activation.
+    #[must_use]
+    pub fn most(self) -> u16 {
+        if matches!(self, Self::Quads | Self::Pairs) { 127 } else { 1023 }
+    }
 }
 
 /// Shared memory that tables of the widest codes may take.
@@ -60,6 +120,30 @@ impl Book {
                 Self { rows: (0..512).map(row).collect(), log_stride: 7, log_copies: 5 }
             }
         }
+    }
+
+    /// The table of a product without tensor cores (`kernels/cuda/core.cuh`): the form and its words, or `None` where no form takes the codebook.
+    #[must_use]
+    pub fn core(codebook: &Codebook) -> Option<(Core, Self)> {
+        let (entries, scheme) = (codebook.entries(), codebook.scheme());
+        let half_bits = u32::from(scheme.quarters()) / 2;
+        let core = Core::of(scheme.family(), half_bits, codebook.grid())?;
+        // The weights that `count` merged indices stand for, the first in the low bits.
+        let weight = |row: usize, i: usize| match scheme.family() {
+            Family::Vq => entries[2 * (row >> (i as u32 / 2 * half_bits) & (entries.len() / 2 - 1)) + i % 2],
+            _ => entries[row >> (i as u32 * half_bits / 2) & (entries.len() - 1)],
+        };
+        let word = |row: usize| match core {
+            Core::Quads => (0..4).map(|i| (weight(row, i) as u32 & 0xFF) << (8 * i)).sum(),
+            Core::Pairs | Core::Wide => weight(row, 0) as u32 & 0xFFFF | (weight(row, 1) as u32) << 16,
+            Core::Ones => i32::from(weight(row, 0)).cast_unsigned(),
+        };
+        let rows: Vec<u32> = (0..1usize << core.index_bits(half_bits)).map(word).collect();
+        let book = match core {
+            Core::Ones if half_bits == 16 => Self { rows, log_stride: 8, log_copies: 5 },
+            _ => Self::widest(rows),
+        };
+        Some((core, book))
     }
 
     /// Rows of pairs, copied over as many banks as a bounded table allows.

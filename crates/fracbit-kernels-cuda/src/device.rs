@@ -151,6 +151,14 @@ impl<'d, D: Device> Buffer<'d, D> {
         Ok(buffer)
     }
 
+    /// `bytes` bytes of anything, to be written by a kernel first.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn room(device: &'d D, bytes: usize, what: &str) -> Result<Self, DeviceError> {
+        Ok(Self { at: device.allocate(bytes.max(16), what)?, bytes, device })
+    }
+
     /// A copy of `values`.
     ///
     /// # Errors

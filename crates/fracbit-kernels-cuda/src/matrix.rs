@@ -1,9 +1,10 @@
 //! A packed matrix on a device.
 
 use crate::{
-    Address, Buffer, Device, DeviceError, Grid, MatrixPlan, Unsupported,
+    Address, Buffer, Device, DeviceError, Engine, Grid, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
+use crate::ops::{GemmArgs, gemm};
 use fracbit_base::Shape;
 use fracbit_format::PackedView;
 
@@ -24,6 +25,10 @@ pub struct DeviceMatrix<'d, D: Device> {
     device: &'d D,
     plan: MatrixPlan,
     args: MatrixArgs,
+    /// The table of the product without tensor cores.
+    core: BookArgs,
+    /// Multiplies whatever the batch, where set.
+    engine: Option<Engine>,
     /// Codes and tables of the segments, scales, bias: owned by `args`' addresses.
     held: Vec<Buffer<'d, D>>,
 }
@@ -52,9 +57,11 @@ impl<'d, D: Device> Workspace<'d, D> {
         let (mut partial, mut blocks) = (0, 1);
         for matrix in matrices {
             for batch in 1..=8 {
-                let launch = matrix.plan.launch(batch, &limits);
-                partial = partial.max(launch.partial);
-                blocks = blocks.max(launch.blocks);
+                for engine in matrix.engines() {
+                    let launch = matrix.plan.launch(engine, batch, &limits);
+                    partial = partial.max(launch.partial);
+                    blocks = blocks.max(launch.blocks);
+                }
             }
         }
         Ok(Self {
@@ -151,13 +158,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             )?;
             *slot = SegmentArgs {
                 codes: codes.at(),
-                book: BookArgs {
-                    rows: rows.at(),
-                    log_rows: segment.book.log_rows(),
-                    log_stride: segment.book.log_stride,
-                    log_copies: segment.book.log_copies,
-                    pad: 0,
-                },
+                book: BookArgs::new(&segment.book, rows.at()),
                 octets: u32_of(segment.octets),
                 first_col: u32_of(segment.first_col),
                 end_col: u32_of(segment.end_col),
@@ -166,6 +167,12 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 factor: segment.factor,
             };
             held.extend([codes, rows]);
+        }
+        let mut core = BookArgs::default();
+        if let Some(plan) = &plan.core {
+            let rows = Buffer::of(device, &plan.book.rows, "table")?;
+            core = BookArgs::new(&plan.book, rows.at());
+            held.push(rows);
         }
         let scales = Buffer::of(device, &scales, "scales")?;
         args.scales = scales.at();
@@ -176,7 +183,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             args.bias = bias.at();
             held.push(bias);
         }
-        Ok(Self { device, plan, args, held })
+        Ok(Self { device, plan, args, core, engine: None, held })
     }
 
     /// A second copy in memory of its own, for measurements that must not hit a cache.
@@ -197,7 +204,24 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         }
         moved(&mut args.scales);
         moved(&mut args.bias);
-        Ok(Self { device: self.device, plan: self.plan.clone(), args, held })
+        let mut core = self.core;
+        moved(&mut core.rows);
+        Ok(Self { device: self.device, plan: self.plan.clone(), args, core, engine: self.engine, held })
+    }
+
+    /// What can multiply by it.
+    pub fn engines(&self) -> impl Iterator<Item = Engine> + use<D> {
+        let core = self.plan.core.is_some().then_some(Engine::Core);
+        [Engine::Tensor].into_iter().chain(core)
+    }
+
+    /// Lets `engine` multiply whatever the batch; `None` leaves the choice to [`MatrixPlan::engine`].
+    ///
+    /// # Panics
+    /// When the matrix has no such product.
+    pub fn prefer(&mut self, engine: Option<Engine>) {
+        assert!(engine.is_none_or(|e| self.engines().any(|other| other == e)), "{engine:?}: no such product");
+        self.engine = engine;
     }
 
     /// The plan.
@@ -256,7 +280,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         let floats = (batch - 1) * stride + offset + rows;
         assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
-        let launch = self.plan.launch(batch, &self.device.limits());
+        let engine = self.engine.unwrap_or_else(|| self.plan.engine(batch));
+        let launch = self.plan.launch(engine, batch, &self.device.limits());
         let mut args = GemvArgs {
             w: self.args,
             x: x.at(),
@@ -273,12 +298,52 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         for (slot, (per_split, splits)) in args.w.segments.iter_mut().zip(&launch.ranges) {
             (slot.per_split, slot.splits) = (u32_of(*per_split), u32_of(*splits));
         }
+        if engine == Engine::Core {
+            args.w.segments[0].book = self.core;
+        }
         let grid = Grid {
             blocks: (u32_of(launch.blocks), u32_of(launch.splits())),
             threads: u32_of(32 * launch.warps),
             shared: u32_of(launch.shared),
         };
-        self.device.launch(&self.plan.gemv, grid, bytemuck::bytes_of(&args))
+        self.device.launch(&self.plan.kernel(engine, batch), grid, bytemuck::bytes_of(&args))
+    }
+
+    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens, cols): weights are expanded into `scratch`
+    /// (f16, as many as the matrix has) and multiplied as a dense matrix.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short or the columns are no multiple of 8.
+    pub fn apply_many(
+        &self,
+        halves: &Buffer<'_, D>,
+        scratch: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        (offset, stride): (usize, usize),
+        tokens: usize,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let Shape { rows, cols } = self.plan.shape;
+        let floats = (tokens - 1) * stride + offset + rows;
+        assert!(halves.bytes() >= 2 * tokens * cols, "inputs of {tokens} tokens");
+        assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
+        self.expand(scratch, false)?;
+        let args = GemmArgs {
+            w: scratch.at(),
+            x: halves.at(),
+            bias: self.args.bias,
+            y: y.at() + 4 * offset as u64,
+            rows: self.args.rows,
+            cols: self.args.cols,
+            tokens: u32_of(tokens),
+            y_stride: u32_of(stride),
+            accumulate: u32::from(accumulate),
+            pad: 0,
+        };
+        gemm(self.device, &args)
     }
 
     /// Expands to f16 (rows, cols): weights, or with `raw` the integers of the codes.

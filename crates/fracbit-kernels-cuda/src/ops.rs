@@ -1,20 +1,36 @@
 //! Everything but packed products: the kernels of `kernels/cuda/model.cuh` with checked buffers.
 //!
-//! Rows are tokens, at most eight; widths are in floats. Every function launches one kernel on the device of its buffers.
+//! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on the device of its buffers.
 
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
 
+/// Most tokens that run together.
+pub const PROMPT: usize = 256;
+
 /// `Step` of `model.cuh`: what changes from token to token.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable, PartialEq, Eq)]
 pub struct Step {
     /// Tokens in the cache.
     pub position: u32,
     /// Tokens drawn.
     pub drawn: u32,
     /// Tokens to be run.
-    pub tokens: [u32; 8],
+    pub tokens: [u32; PROMPT],
+}
+
+impl Step {
+    /// `tokens` (at most [`PROMPT`]) to be run after `position` others.
+    ///
+    /// # Panics
+    /// When there are more.
+    #[must_use]
+    pub fn new(position: usize, tokens: &[u32]) -> Self {
+        let mut step = Self { position: u32_of(position), ..Self::zeroed() };
+        step.tokens[..tokens.len()].copy_from_slice(tokens);
+        step
+    }
 }
 
 #[repr(C)]
@@ -58,6 +74,8 @@ struct RotateArgs {
     walsh: u32,
     inverse: u32,
     gated: u32,
+    room: u32,
+    pad: u32,
 }
 
 #[repr(C)]
@@ -107,6 +125,29 @@ struct DenseArgs {
     y_stride: u32,
     accumulate: u32,
     pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+pub(crate) struct GemmArgs {
+    pub(crate) w: Address,
+    pub(crate) x: Address,
+    pub(crate) bias: Address,
+    pub(crate) y: Address,
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) tokens: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct HalveArgs {
+    x: Address,
+    out: Address,
+    count: u64,
 }
 
 #[repr(C)]
@@ -163,7 +204,7 @@ pub fn embed<D: Device>(
     device.launch("fb_embed", grid, bytemuck::bytes_of(&args))
 }
 
-/// `out = x / rms(x) gain` for every row.
+/// `out = x / rms(x) gain` for `rows` rows of `x` from row `first` on; they become the first of `out`.
 ///
 /// # Errors
 /// When the launch is refused.
@@ -175,12 +216,12 @@ pub fn norm<D: Device>(
     x: &Buffer<'_, D>,
     gain: Option<&Buffer<'_, D>>,
     out: &Buffer<'_, D>,
-    (rows, width): (usize, usize),
+    (first, rows, width): (usize, usize, usize),
     eps: f32,
 ) -> Result<(), DeviceError> {
-    holds(x, rows * width, "norm");
+    holds(x, (first + rows) * width, "norm");
     holds(out, rows * width, "norm");
-    let args = NormArgs { x: x.at(), gain: at(gain), out: out.at(), width: u32_of(width), eps };
+    let args = NormArgs { x: x.at() + 4 * (first * width) as u64, gain: at(gain), out: out.at(), width: u32_of(width), eps };
     let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 512), shared: 132 };
     device.launch("fb_norm", grid, bytemuck::bytes_of(&args))
 }
@@ -268,9 +309,10 @@ impl<'d, D: Device> RotationTables<'d, D> {
     }
 
     /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gated` rows of `x` are (gate, up) and `silu(gate) up` is rotated.
+    /// A row of more than `4 n` bytes of shared memory goes through it in parts.
     ///
     /// # Errors
-    /// When the launch is refused: a row takes `4 n` bytes of shared memory.
+    /// When the launch is refused.
     ///
     /// # Panics
     /// When a buffer is too short, or both are the same.
@@ -287,6 +329,7 @@ impl<'d, D: Device> RotationTables<'d, D> {
         holds(out, rows * self.n, "rotate");
         assert_ne!(x.at(), out.at(), "a rotation does not run in place");
         let matrices = if inverse { &self.backward } else { &self.forward };
+        let room = self.n.min(device.limits().shared / 4);
         let mut args = RotateArgs {
             x: x.at(),
             out: out.at(),
@@ -296,13 +339,14 @@ impl<'d, D: Device> RotationTables<'d, D> {
             walsh: u32_of(self.walsh),
             inverse: u32::from(inverse),
             gated: u32::from(gated),
+            room: u32_of(room),
             ..RotateArgs::default()
         };
         args.factors.iter_mut().zip(matrices).for_each(|(slot, m)| *slot = m.at());
         let grid = Grid {
             blocks: (u32_of(rows), 1),
             threads: threads_for(self.n / 2, 1024),
-            shared: u32_of(4 * self.n),
+            shared: u32_of(4 * room),
         };
         device.launch("fb_rotate", grid, bytemuck::bytes_of(&args))
     }
@@ -479,6 +523,12 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
         self.rows
     }
 
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// The weights.
     #[must_use]
     pub fn weights(&self) -> &Buffer<'d, D> {
@@ -519,6 +569,69 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
         let grid = Grid { blocks: (u32_of(blocks), 1), threads: 256, shared: 0 };
         device.launch("fb_dense", grid, bytemuck::bytes_of(&args))
     }
+}
+
+impl<D: Device> DenseMatrix<'_, D> {
+    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens, cols), by [`halve`].
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short or the columns are no multiple of 8.
+    pub fn apply_many(
+        &self,
+        device: &D,
+        halves: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        (offset, stride): (usize, usize),
+        tokens: usize,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        assert!(halves.bytes() >= 2 * tokens * self.cols, "inputs of {tokens} tokens");
+        holds(y, (tokens - 1) * stride + offset + self.rows, "dense");
+        let args = GemmArgs {
+            w: self.w.at(),
+            x: halves.at(),
+            bias: at(self.bias.as_ref()),
+            y: y.at() + 4 * offset as u64,
+            rows: u32_of(self.rows),
+            cols: u32_of(self.cols),
+            tokens: u32_of(tokens),
+            y_stride: u32_of(stride),
+            accumulate: u32::from(accumulate),
+            pad: 0,
+        };
+        gemm(device, &args)
+    }
+}
+
+/// Launches `gemm` of `gemm.cuh`.
+pub(crate) fn gemm<D: Device>(device: &D, args: &GemmArgs) -> Result<(), DeviceError> {
+    const SHARED: u32 = 3 * (128 + 64) * 80; // stages, outputs and tokens of a block, bytes of a padded row
+    assert!(args.cols.is_multiple_of(8), "dense products of many tokens take multiples of 8 columns");
+    let blocks = (args.rows.div_ceil(128), args.tokens.div_ceil(64));
+    device.launch("fb_gemm", Grid { blocks, threads: 256, shared: SHARED }, bytemuck::bytes_of(args))
+}
+
+/// Rounds `count` floats to half precision, saturated.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn halve<D: Device>(
+    device: &D,
+    x: &Buffer<'_, D>,
+    out: &Buffer<'_, D>,
+    count: usize,
+) -> Result<(), DeviceError> {
+    holds(x, count, "halve");
+    assert!(out.bytes() >= 2 * count, "halve: {count} halves in a buffer of {} bytes", out.bytes());
+    let args = HalveArgs { x: x.at(), out: out.at(), count: count as u64 };
+    let grid = Grid { blocks: (u32_of(count.div_ceil(1024).clamp(1, 4096)), 1), threads: 256, shared: 0 };
+    device.launch("fb_halve", grid, bytemuck::bytes_of(&args))
 }
 
 /// How a token is drawn; see `sample` in `model.cuh`.
@@ -577,8 +690,9 @@ pub fn sample<D: Device>(
 }
 
 const _: () = assert!(
-    size_of::<Step>() == 40
-        && size_of::<RotateArgs>() == 64
+    size_of::<Step>() == 1032
+        && size_of::<RotateArgs>() == 72
+        && size_of::<GemmArgs>() == 56
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64
         && size_of::<DenseArgs>() == 56

@@ -1,6 +1,6 @@
 //! How a packed matrix is laid out on a device and how its kernels are launched.
 
-use crate::Book;
+use crate::{Book, Core};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Layout, PackedView, TILE_COLS, TILE_ROWS};
 
@@ -64,11 +64,31 @@ pub struct SegmentPlan {
     pub book: Book,
 }
 
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Tensor cores: every scheme, 1 to 8 tokens by one kernel.
+    Tensor,
+    /// Integer dot products: scalar and vector codes, activations rounded as on the processor.
+    Core,
+}
+
+/// The product without tensor cores.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CorePlan {
+    /// The form.
+    pub form: Core,
+    /// Its table.
+    pub book: Book,
+}
+
 /// What the device needs to know of a packed matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixPlan {
-    /// The kernel that multiplies by it.
+    /// The kernel that multiplies by it on the tensor cores.
     pub gemv: String,
+    /// The product without tensor cores, where there is one.
+    pub core: Option<CorePlan>,
     /// Shape without padding.
     pub shape: Shape,
     /// Columns that share a scale.
@@ -164,8 +184,10 @@ impl MatrixPlan {
         }
         let (name, half_bits) = layout.segments().first().map_or(("pair", 3), |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
+        let core = if segments.len() == 1 { Book::core(view.codebooks()[0]) } else { None };
         Ok(Self {
             gemv: format!("gemv_{half}{name}_{half_bits}"),
+            core: core.map(|(form, book)| CorePlan { form, book }),
             shape,
             group: view.group(),
             groups,
@@ -181,15 +203,41 @@ impl MatrixPlan {
         self.pairs * segment.octets * 2 * TILE_ROWS * OCTET_COLS * segment.half_bits / 16
     }
 
+    /// What multiplies by `batch` tokens unless told otherwise: the fewer instructions per weight (docs/cuda-kernels.md). Four weights a
+    /// lookup beat the tensor cores' two up to two tokens; everything else is theirs.
+    #[must_use]
+    pub fn engine(&self, batch: usize) -> Engine {
+        match &self.core {
+            Some(CorePlan { form: Core::Quads, .. }) if batch <= 2 => Engine::Core,
+            _ => Engine::Tensor,
+        }
+    }
+
+    /// The kernel of a product with `batch` tokens.
+    ///
+    /// # Panics
+    /// When there is none without tensor cores and one was asked for.
+    #[must_use]
+    pub fn kernel(&self, engine: Engine, batch: usize) -> String {
+        match engine {
+            Engine::Tensor => self.gemv.clone(),
+            Engine::Core => {
+                let core = self.core.as_ref().expect("a form without tensor cores");
+                let tokens = batch.next_power_of_two();
+                format!("core_{}_{}_{tokens}", core.form.name(), self.segments[0].half_bits)
+            }
+        }
+    }
+
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
     /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and blocks shrink until tables,
     /// activations and rings fit into shared memory.
     ///
     /// # Panics
-    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB).
+    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB); for an engine that the matrix lacks.
     #[must_use]
-    pub fn launch(&self, batch: usize, limits: &Limits) -> Launch {
+    pub fn launch(&self, engine: Engine, batch: usize, limits: &Limits) -> Launch {
         assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
         let octets: usize = self.segments.iter().map(|s| s.octets).sum();
         let mut warps = MAX_WARPS;
@@ -197,8 +245,17 @@ impl MatrixPlan {
             let blocks = self.pairs.div_ceil(warps);
             let splits = (2 * limits.multiprocessors).div_ceil(blocks.max(1)).max(1);
             let mut per_split = octets.div_ceil(splits).max(1);
-            let shared = |per: usize| {
-                self.segments.iter().map(|s| s.shared(batch, per, warps)).max().unwrap_or_default()
+            let shared = |per: usize| match engine {
+                Engine::Tensor => {
+                    self.segments.iter().map(|s| s.shared(batch, per, warps)).max().unwrap_or_default()
+                }
+                Engine::Core => {
+                    let core = self.core.as_ref().expect("a form without tensor cores");
+                    // Activations with 16 bytes of padding, a scale for each 256 columns that the range touches.
+                    let token = per * OCTET_COLS * core.form.bytes() + 16 + 4 * (per / 2 + 1);
+                    let rings = warps * STAGES * 256 * self.segments[0].half_bits;
+                    core.book.bytes() + (batch * token).next_multiple_of(16) + rings
+                }
             };
             while per_split > 1 && shared(per_split) > limits.shared {
                 per_split = per_split.div_ceil(2);

@@ -1,6 +1,5 @@
 //! Token by token: one recorded step, one wait for each token.
 
-use crate::model::u32_of;
 use crate::{DeviceModel, DeviceState, Error};
 use fracbit_kernels_cuda::{
     Buffer, Device,
@@ -47,9 +46,7 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         let seen = Buffer::of(device, &seen, "tokens seen")?;
         let uniforms = Buffer::of(device, &uniforms(sampling.seed, most.max(1)), "random numbers")?;
         let out = Buffer::zeroed(device, 4 * most.max(1), "tokens")?;
-        let mut step = Step { position: u32_of(state.len()), ..Step::default() };
-        step.tokens[0] = last;
-        state.step.write(&[step])?;
+        state.step.write(&[Step::new(state.len(), &[last])])?;
         let draw = Draw {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -60,8 +57,8 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         let graph = {
             let state = &*state;
             device.record(&mut || {
-                model.blocks(state, 1)?;
-                model.head(state, 1)?;
+                model.blocks(state, 1, None)?;
+                model.head(state, 0, 1)?;
                 ops::sample(&state.step, &state.logits, &out, &uniforms, &seen, vocabulary, &draw)
             })?
         };
@@ -79,9 +76,9 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         self.model.device().replay(&self.graph)?;
         self.drawn += 1;
         self.state.len += 1;
-        // The one wait: the newest token is the last of those drawn.
-        let step: Vec<Step> = self.state.step.read(1)?;
-        Ok(Some(step[0].tokens[0]))
+        // The one wait: the newest token is the next to be run, behind the position and the count.
+        let step: Vec<u32> = self.state.step.read(3)?;
+        Ok(Some(step[2]))
     }
 
     /// All tokens drawn so far, read from the device.

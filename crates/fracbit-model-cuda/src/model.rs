@@ -4,15 +4,18 @@ use fracbit_format::PackedView;
 use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
-    ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, RotationTables, Step},
+    ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, PROMPT, RotationTables, Step},
 };
 use fracbit_model::{LayerLinear, LinearId, NormId, Sites, sites::HeadSite};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
 use std::collections::BTreeMap;
 
-/// Tokens that run together.
+/// Tokens that the products of packed matrices take together.
 pub const MAX_ROWS: usize = 8;
+/// Tokens from which on weights are expanded and multiplied as dense matrices: expansion writes 16 bits for each weight, some ten times
+/// what the products read, and each product of eight tokens reads the codes again.
+pub const PROMPT_FROM: usize = 48;
 
 /// A model that does not come to the device, or a step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -112,10 +115,12 @@ pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
 pub struct DeviceState<'d, D: Device> {
     pub(crate) step: Buffer<'d, D>,
     pub(crate) logits: Buffer<'d, D>, // (MAX_ROWS, vocabulary)
-    x: Buffer<'d, D>,                 // (MAX_ROWS, hidden)
-    n: Buffer<'d, D>,                 // (MAX_ROWS, widest input)
-    turned: Buffer<'d, D>,            // (MAX_ROWS, widest input)
-    wide: Buffer<'d, D>,              // (MAX_ROWS, q + k + v or gate + up)
+    x: Buffer<'d, D>,                 // (rows, hidden)
+    n: Buffer<'d, D>,                 // (rows, widest input)
+    turned: Buffer<'d, D>,            // (rows, widest input)
+    wide: Buffer<'d, D>,              // (rows, q + k + v or gate + up)
+    /// Tokens that may run together.
+    rows: usize,
     caches: Vec<Cache<'d, D>>,
     turns: Buffer<'d, D>,
     shape: AttentionShape,
@@ -145,6 +150,13 @@ impl<D: Device> DeviceState<'_, D> {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
+}
+
+/// What long prompts take beside a state: inputs in half precision, and one expanded matrix.
+#[derive(Debug)]
+pub(crate) struct Dense<'d, D: Device> {
+    halves: Buffer<'d, D>,
+    weights: Buffer<'d, D>,
 }
 
 /// Weights as they were read.
@@ -373,7 +385,22 @@ impl<'d, D: Device> Group<'d, D> {
         y: &Buffer<'_, D>,
         batch: usize,
         accumulate: bool,
+        many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
+        if let Some(Dense { halves, weights }) = many {
+            let cols = match &self.parts[0].1 {
+                Linear::Packed(m) => m.shape().cols,
+                Linear::Dense(m) => m.cols(),
+            };
+            ops::halve(model.device, x, halves, batch * cols)?;
+            return self.parts.iter().try_for_each(|(offset, linear)| {
+                let place = (*offset, self.rows);
+                match linear {
+                    Linear::Packed(m) => m.apply_many(halves, weights, y, place, batch, accumulate),
+                    Linear::Dense(m) => m.apply_many(model.device, halves, y, place, batch, accumulate),
+                }
+            });
+        }
         self.parts.iter().try_for_each(|(offset, linear)| match linear {
             Linear::Packed(m) => m.apply_at(x, y, (*offset, self.rows), batch, accumulate, &model.work),
             Linear::Dense(m) => m.apply_at(model.device, x, y, (*offset, self.rows), batch, accumulate),
@@ -412,16 +439,18 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             capacity,
         };
         let widest = config.hidden_size.max(config.q_dim()).max(config.intermediate_size);
-        let rows = |width: usize| Buffer::zeroed(device, 4 * MAX_ROWS * width, "activations");
+        let together = if capacity < PROMPT_FROM { MAX_ROWS } else { capacity.min(PROMPT) };
+        let rows = |width: usize| Buffer::zeroed(device, 4 * together * width, "activations");
         let caches =
             (0..config.num_hidden_layers()).map(|_| Cache::new(device, &shape)).collect::<Result<_, _>>()?;
         Ok(DeviceState {
-            step: Buffer::of(device, &[Step::default()], "step")?,
-            logits: rows(config.vocab_size)?,
+            step: Buffer::of(device, &[Step::new(0, &[])], "step")?,
+            logits: Buffer::zeroed(device, 4 * MAX_ROWS * config.vocab_size, "logits")?,
             x: rows(config.hidden_size)?,
             n: rows(widest)?,
             turned: rows(widest)?,
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
+            rows: together,
             caches,
             turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
             shape,
@@ -453,24 +482,51 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         mut each: Option<&mut Each<'_, E>>,
     ) -> Result<(), E> {
         self.check(state, tokens)?;
-        for chunk in tokens.chunks(MAX_ROWS) {
-            let mut step = Step { position: u32_of(state.len), ..Step::default() };
-            step.tokens[..chunk.len()].copy_from_slice(chunk);
-            state.step.write(&[step]).map_err(Error::Device)?;
-            self.blocks(state, chunk.len()).map_err(Error::Device)?;
+        let dense = self.dense(state.rows.min(tokens.len()));
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let many = dense.as_ref().filter(|_| rest.len() >= PROMPT_FROM);
+            let (chunk, behind) =
+                rest.split_at(rest.len().min(if many.is_some() { state.rows } else { MAX_ROWS }));
+            rest = behind;
+            state.step.write(&[Step::new(state.len, chunk)]).map_err(Error::Device)?;
+            self.blocks(state, chunk.len(), many).map_err(Error::Device)?;
             state.len += chunk.len();
-            if let Some(each) = each.as_mut() {
-                self.head(state, chunk.len()).map_err(Error::Device)?;
-                let logits =
-                    state.logits.read(chunk.len() * self.config.vocab_size).map_err(Error::Device)?;
-                each(&logits)?;
+            let Some(each) = each.as_mut() else { continue };
+            for first in (0..chunk.len()).step_by(MAX_ROWS) {
+                let rows = MAX_ROWS.min(chunk.len() - first);
+                self.head(state, first, rows).map_err(Error::Device)?;
+                each(&state.logits.read(rows * self.config.vocab_size).map_err(Error::Device)?)?;
             }
         }
         Ok(())
     }
 
+    /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or memory is short: then tokens run
+    /// eight at a time.
+    fn dense(&self, rows: usize) -> Option<Dense<'d, D>> {
+        let groups = || self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let inputs = [self.config.hidden_size, self.config.q_dim(), self.config.intermediate_size];
+        if rows < PROMPT_FROM || inputs.iter().any(|cols| !cols.is_multiple_of(8)) {
+            return None;
+        }
+        let widest = inputs.into_iter().max().unwrap_or_default();
+        let largest = groups().flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
+            Linear::Packed(matrix) => Some(matrix.shape().len()),
+            Linear::Dense(_) => None,
+        });
+        let halves = Buffer::room(self.device, 2 * rows * widest, "inputs of a prompt").ok()?;
+        let weights = Buffer::room(self.device, 2 * largest.max().unwrap_or_default(), "weights of a prompt");
+        Some(Dense { halves, weights: weights.ok()? })
+    }
+
     /// Launches embedding and blocks for the tokens of the step.
-    pub(crate) fn blocks(&self, s: &DeviceState<'d, D>, rows: usize) -> Result<(), DeviceError> {
+    pub(crate) fn blocks(
+        &self,
+        s: &DeviceState<'d, D>,
+        rows: usize,
+        many: Option<&Dense<'d, D>>,
+    ) -> Result<(), DeviceError> {
         let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
         let turn = |tables: &Option<RotationTables<'d, D>>| -> Result<bool, DeviceError> {
             let Some(tables) = tables else { return Ok(false) };
@@ -485,9 +541,9 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
         }
         for ((i, layer), cache) in self.layers.iter().enumerate().zip(&s.caches) {
-            ops::norm(device, &s.x, Some(&layer.attention_norm), &s.n, (rows, width), self.eps)?;
+            ops::norm(device, &s.x, Some(&layer.attention_norm), &s.n, (0, rows, width), self.eps)?;
             let input = if turn(&layer.attention_in)? { &s.turned } else { &s.n };
-            layer.qkv.apply(self, input, &s.wide, rows, false)?;
+            layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
             let options = HeadOptions {
                 query_norm: layer.query_norm.as_ref(),
                 key_norm: layer.key_norm.as_ref(),
@@ -497,35 +553,36 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             };
             ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
             let input = if turn(&layer.output_in)? { &s.turned } else { &s.n };
-            layer.output.apply(self, input, &s.x, rows, true)?;
+            layer.output.apply(self, input, &s.x, rows, true, many)?;
 
-            ops::norm(device, &s.x, Some(&layer.mlp_norm), &s.n, (rows, width), self.eps)?;
+            ops::norm(device, &s.x, Some(&layer.mlp_norm), &s.n, (0, rows, width), self.eps)?;
             let input = if turn(&layer.mlp_in)? { &s.turned } else { &s.n };
-            layer.gate_up.apply(self, input, &s.wide, rows, false)?;
+            layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
                 None => ops::swiglu(device, &s.wide, &s.turned, (rows, config.intermediate_size))?,
             }
-            layer.down.apply(self, &s.turned, &s.x, rows, true)?;
+            layer.down.apply(self, &s.turned, &s.x, rows, true, many)?;
         }
         Ok(())
     }
 
-    /// Launches final norm and head for the rows of the residual stream.
-    pub(crate) fn head(&self, s: &DeviceState<'d, D>, rows: usize) -> Result<(), DeviceError> {
+    /// Launches final norm and head for `rows` (at most eight) rows of the residual stream from row `first` on.
+    pub(crate) fn head(&self, s: &DeviceState<'d, D>, first: usize, rows: usize) -> Result<(), DeviceError> {
         let (device, size) = (self.device, (rows, self.config.hidden_size));
+        let these = (first, rows, self.config.hidden_size);
         let input = match &self.head_turn {
             HeadTurn::Plain => {
-                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, size, self.eps)?;
+                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, these, self.eps)?;
                 &s.n
             }
             HeadTurn::Rotate(tables) => {
-                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, size, self.eps)?;
+                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, these, self.eps)?;
                 tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
                 &s.turned
             }
             HeadTurn::Regain(tables) => {
-                ops::norm(device, &s.x, None, &s.n, size, self.eps)?;
+                ops::norm(device, &s.x, None, &s.n, these, self.eps)?;
                 tables.rotate(device, &s.n, &s.turned, rows, true, false)?;
                 ops::gain(device, &s.turned, &self.final_norm, size)?;
                 tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
@@ -533,12 +590,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
         };
         match &self.head {
-            Some(group) => group.apply(self, input, &s.logits, rows, false),
+            Some(group) => group.apply(self, input, &s.logits, rows, false, None),
             None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false),
         }
     }
-}
-
-pub(crate) fn u32_of(n: usize) -> u32 {
-    u32::try_from(n).expect("token numbers fit 32 bits")
 }

@@ -289,6 +289,16 @@ FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) {
     return (uint32_t)(((uint64_t)hi << 32 | lo) >> (shift & 31));
 }
 
+FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+    for (int i = 0; i < 4; i++) c += (int32_t)(int8_t)(a >> (8 * i)) * (int32_t)(int8_t)(b >> (8 * i));
+    return c;
+}
+FB_DEVICE int32_t dot2_low(uint32_t a, uint32_t b, int32_t c) {
+    for (int i = 0; i < 2; i++) c += (int32_t)(int16_t)(a >> (16 * i)) * (int32_t)(int8_t)(b >> (8 * i));
+    return c;
+}
+FB_DEVICE int32_t dot2_high(uint32_t a, uint32_t b, int32_t c) { return dot2_low(a, b >> 16, c); }
+
 FB_DEVICE uint32_t bits_of(float v) { uint32_t b; memcpy(&b, &v, 4); return b; }
 FB_DEVICE float float_of(uint32_t b) { float v; memcpy(&v, &b, 4); return v; }
 FB_DEVICE float from_half(uint16_t h) {
@@ -312,6 +322,7 @@ FB_DEVICE float fast_exp(float v) { return expf(v); }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return a * b; }
 FB_DEVICE float add_rn(float a, float b) { return a + b; }
+FB_DEVICE float div_rn(float a, float b) { return a / b; }
 
 FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
