@@ -1,7 +1,7 @@
 //! Parity and speed on a GPU, by one command.
 //!
-//! Everything is made here and packed into `target/gpu`: the program with its kernels, the PyTorch script, the script that runs
-//! both. The folder can travel to a machine with a driver and no compiler.
+//! Everything is made here and packed into `target/gpu`: the programs with their kernels, the PyTorch script, the script that runs
+//! all. The folder can travel to a machine with a driver and no compiler.
 
 use crate::{Outcome, root};
 use std::{fs, process::Command};
@@ -11,13 +11,17 @@ pub(crate) fn run(pack_only: bool) -> Outcome {
     crate::kernels::ensure()?;
     let example = ["--package", "fracbit-kernels-cuda", "--features", "cuda", "--example", "cuda_check"];
     crate::run("cargo", &[&["build", "--release"], example.as_slice()].concat(), &[])?;
-    let built = target()?.join("release/examples/cuda_check");
+    crate::run("cargo", &["build", "--release", "--package", "fracbit-cli", "--features", "cuda"], &[])?;
+    let built = target()?.join("release");
     let pack = root().join("target/gpu");
     fs::create_dir_all(&pack).map_err(|e| format!("{}: {e}", pack.display()))?;
     let scripts = root().join("kernels/cuda/run");
-    for (from, name) in
-        [(built, "cuda_check"), (scripts.join("dense.py"), "dense.py"), (scripts.join("run.sh"), "run.sh")]
-    {
+    for (from, name) in [
+        (built.join("examples/cuda_check"), "cuda_check"),
+        (built.join("fracbit"), "fracbit"),
+        (scripts.join("dense.py"), "dense.py"),
+        (scripts.join("run.sh"), "run.sh"),
+    ] {
         fs::copy(&from, pack.join(name)).map_err(|e| format!("{}: {e}", from.display()))?;
     }
     println!("gpu: packed {}", pack.display());

@@ -21,6 +21,7 @@ mod built {
     };
     use fracbit::{
         EvalOptions, Evaluation, Opened, Progress as _,
+        bench::{self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
         cuda::{self, Decoder, Gpu},
     };
     use fracbit_model::{SampleConfig, Stop};
@@ -85,6 +86,27 @@ mod built {
         Ok(cuda::encode_on(Box::leak(Box::new(gpu)))?)
     }
 
+    /// Speed of products.
+    pub(crate) fn bench_kernels(
+        options: &KernelOptions,
+        context: &Context,
+    ) -> Result<Vec<DeviceKernelSpeed>, Failure> {
+        let gpu = Gpu::open().map_err(fracbit::Error::from)?;
+        context.progress.note(&format!("on {}", gpu.name()));
+        Ok(bench::device_kernels(&gpu, options, &context.progress)?)
+    }
+
+    /// Speed of a model.
+    pub(crate) fn bench_model(
+        subject: DeviceSubject<'_>,
+        options: &ModelOptions,
+        context: &Context,
+    ) -> Result<Vec<DeviceModelSpeed>, Failure> {
+        let gpu = Gpu::open().map_err(fracbit::Error::from)?;
+        context.progress.note(&format!("on {}", gpu.name()));
+        Ok(bench::device_model(&gpu, subject, options, &context.progress)?)
+    }
+
     /// Perplexity of a text.
     pub(crate) fn evaluate(
         opened: &Opened,
@@ -109,7 +131,10 @@ mod built {
         failure::{Exit, Failure},
         generate::Written,
     };
-    use fracbit::{EvalOptions, Evaluation, Opened};
+    use fracbit::{
+        EvalOptions, Evaluation, Opened,
+        bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
+    };
     use fracbit_model::SampleConfig;
     use std::path::Path;
 
@@ -134,6 +159,18 @@ mod built {
         Err(absent())
     }
 
+    pub(crate) fn bench_kernels(_: &KernelOptions, _: &Context) -> Result<Vec<DeviceKernelSpeed>, Failure> {
+        Err(absent())
+    }
+
+    pub(crate) fn bench_model(
+        _: DeviceSubject<'_>,
+        _: &ModelOptions,
+        _: &Context,
+    ) -> Result<Vec<DeviceModelSpeed>, Failure> {
+        Err(absent())
+    }
+
     pub(crate) fn evaluate(
         _: &Opened,
         _: &str,
@@ -145,4 +182,4 @@ mod built {
     }
 }
 
-pub(crate) use built::{encode_here, evaluate, write};
+pub(crate) use built::{bench_kernels, bench_model, encode_here, evaluate, write};

@@ -540,6 +540,37 @@ fn budgets_names_and_options_have_their_codes() {
     assert!(names(place.path()).is_empty(), "nothing was written");
 }
 
+/// Every command that takes a GPU says what is missing: the driver here, or with a plain build the kernels.
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let model = text(small());
+    let (words, code): (&[&str], i32) = if cfg!(feature = "cuda") {
+        if Path::new("/dev/nvidia0").exists() {
+            eprintln!("skipped: a GPU is here");
+            return;
+        }
+        (&["cuda: "], FAILED)
+    } else {
+        (&["without GPU support", "cargo xtask kernels"], USAGE)
+    };
+    let out = tempfile::tempdir().unwrap();
+    let to = out.path().join("out");
+    let gpu = ["--device", "cuda"];
+    for args in [
+        ["run", model, "-p", "Once"].as_slice(),
+        &["quantize", model, "-o", text(&to), "--bits", "3"],
+        &["bench", "kernels", "--scheme", "nuq-2"],
+        &["bench", "model", "--shape", "tiny"],
+        &["bench", "model", "--shape", "tiny", "--f16"],
+    ] {
+        fracbit(&[args, &gpu].concat()).failed(code, words);
+    }
+    assert!(!to.exists(), "nothing half-written");
+    let pruned = ["quantize", model, "-o", text(&to), "--bits", "3", "--effort", "fast"];
+    fracbit(&[&pruned, &gpu[..]].concat()).failed(USAGE, &["--effort", "exact"]);
+    fracbit(&["bench", "model", "--shape", "tiny", "--f16"]).failed(USAGE, &["--f16", "--device cuda"]);
+}
+
 #[test]
 fn a_disk_that_fills_up_is_explained_and_the_run_continued() {
     // A limit of the file size is a disk that ends in the middle of the shard, for any user.

@@ -1,6 +1,7 @@
 //! Parity and speed of the packed products on the GPU of this machine: what `cargo xtask gpu` runs.
 //!
 //! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against the scalar reference.
+//! `cuda_check encode` compares the searched codes of every trellis scheme with the processor's and times the search at 2 bits.
 //! `cuda_check speed DENSE.json [ONLY]` times the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph that walks
 //! over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense half-precision products of the same
 //! shapes, one `"ROWSxCOLS bBATCH": microseconds` a line, measured on the same machine.
@@ -10,18 +11,20 @@
 mod parity;
 
 use fracbit_base::{Family, Scheme, Shape};
+use fracbit_codebook::Rounder as _;
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Gpu, Workspace};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, TrellisEncoder, Workspace};
+use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
 use std::{collections::BTreeMap, error::Error, fs, time::Instant};
 
-/// Outputs by inputs: q and o, k and v, fused qkv, gate and up, fused, down; of 8B, then of 70B.
+/// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused; the same of 70B.
 const SHAPES: [(usize, usize); 11] = [
+    (4096, 14336),
     (4096, 4096),
     (1024, 4096),
     (6144, 4096),
     (14336, 4096),
     (28672, 4096),
-    (4096, 14336),
     (8192, 8192),
     (10240, 8192),
     (28672, 8192),
@@ -42,8 +45,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}: {:?}, kernels loaded in {:.1} s", gpu.name(), gpu.limits(), start.elapsed().as_secs_f64());
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["parity", schemes @ ..] => check(&gpu, schemes),
+        ["encode"] => encode(&gpu)?,
         ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
-        _ => return Err("usage: cuda_check parity [SCHEME]... | cuda_check speed DENSE.json [SCHEME]".into()),
+        _ => return Err(
+            "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check speed DENSE.json [SCHEME]"
+                .into(),
+        ),
     }
     println!("{:.0} s", start.elapsed().as_secs_f64());
     Ok(())
@@ -64,6 +71,36 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
     );
 }
 
+fn encode(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
+    let mut schemes = 0;
+    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+        let exact = || rounder(scheme, Effort::Exact).ok_or("a trellis scheme");
+        let tiles = gaussian_tiles(7, 4);
+        let mut want = vec![0; tiles.len() * exact()?.codebook().tile_bytes()];
+        exact()?.encode(&tiles, &mut want);
+        let got = match TrellisEncoder::new(gpu, exact()?, 0) {
+            Ok(encoder) => encoder.encode_tiles(&tiles)?,
+            Err(e) => {
+                println!("{scheme}: {e}");
+                continue;
+            }
+        };
+        assert_eq!(got, want, "{scheme}: codes on the GPU and on the processor");
+        schemes += 1;
+    }
+    println!("encoder: bytes of the processor for {schemes} schemes");
+    for name in ["tcq-2", "tcq-fast-2", "tcq-hyb-2", "tcq-3", "tcq-4"] {
+        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?, 0)?;
+        let tiles = gaussian_tiles(7, 1 << 13);
+        encoder.encode_tiles(&tiles)?;
+        let start = Instant::now();
+        encoder.encode_tiles(&tiles)?;
+        let weights = 256.0 * tiles.len() as f64;
+        println!("{name}: {:.1} Mweights/s", weights / start.elapsed().as_secs_f64() / 1e6);
+    }
+    Ok(())
+}
+
 /// Microseconds by "ROWSxCOLS bBATCH".
 fn dense_times(path: &str) -> Result<BTreeMap<String, f64>, Box<dyn Error>> {
     let mut times = BTreeMap::new();
@@ -80,8 +117,10 @@ fn copy_rate(dense: &BTreeMap<String, f64>) -> f64 {
 }
 
 fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result<(), Box<dyn Error>> {
-    println!("| scheme | shape | batch | µs | TB/s of codes | share of copy | dense µs | speed-up |");
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| scheme | engine | shape | batch | µs | TB/s of codes | share of copy | dense µs | speed-up |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for shape in SHAPES {
         for scheme in Scheme::all().filter(|s| s.group().is_none()) {
             let name = scheme.to_string();
@@ -98,16 +137,18 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result
                 Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, most), cols, 1);
             let view = packed.view()?;
             let bytes = view.codes().len();
-            let copies = (COLD / bytes).clamp(2, 400);
+            let copies = (COLD.div_ceil(bytes)).max(2);
             let first = DeviceMatrix::new(gpu, &view, None)?;
             let mut matrices = vec![first];
             while matrices.len() < copies {
                 matrices.push(matrices[0].copy()?);
             }
             let work = Workspace::new(gpu, [&matrices[0]])?;
+            let engines: Vec<Engine> = matrices[0].engines().collect();
             let batches: &[usize] =
                 if only.is_some() || SCHEMES.contains(&name.as_str()) { &[1, 2, 4, 8] } else { &[1, 8] };
-            for &batch in batches {
+            for (engine, &batch) in engines.into_iter().flat_map(|e| batches.iter().map(move |b| (e, b))) {
+                matrices.iter_mut().for_each(|m| m.prefer(Some(engine)));
                 let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
                 let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
                 let graph = gpu
@@ -119,7 +160,8 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result
                     times.push(gpu.time(|| gpu.replay(&graph))?);
                 }
                 times.sort_by(f32::total_cmp);
-                report(dense, &name, shape, batch, f64::from(times[2]) * 1e3 / matrices.len() as f64, bytes);
+                let us = f64::from(times[2]) * 1e3 / matrices.len() as f64;
+                report(dense, &format!("{name} | {engine:?}"), shape, batch, us, bytes);
             }
         }
     }

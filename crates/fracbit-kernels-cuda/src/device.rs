@@ -58,6 +58,43 @@ pub enum DeviceError {
     },
 }
 
+/// The oldest driver interface that loads the embedded code, as the driver counts: 1000 major + 10 minor.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) const WANT_DRIVER: i32 = 13_000;
+
+#[cfg(any(feature = "cuda", test))]
+impl DeviceError {
+    /// Refuses drivers that do not load the embedded code.
+    pub(crate) fn old_driver(version: i32) -> Result<(), Self> {
+        let words = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        if version >= WANT_DRIVER {
+            return Ok(());
+        }
+        Err(Self::OldDriver { want: words(WANT_DRIVER), got: words(version) })
+    }
+
+    /// Refuses devices that are older than the kernels.
+    pub(crate) fn architecture(name: &str, (major, minor): (i32, i32)) -> Result<(), Self> {
+        if major >= 8 {
+            return Ok(());
+        }
+        Err(Self::Architecture { name: name.to_owned(), major, minor })
+    }
+
+    /// What a result of the driver other than success means. Codes are those of `cuda.h`.
+    pub(crate) fn of_result(call: &str, code: u32, message: &str) -> Self {
+        match code {
+            // CUDA_ERROR_NO_DEVICE, SYSTEM_NOT_READY, STUB_LIBRARY: nothing behind the library.
+            100 | 802 | 34 => Self::Missing(format!("{call}: {message}")),
+            // UNSUPPORTED_PTX_VERSION, SYSTEM_DRIVER_MISMATCH: the driver is older than the code, or than its own kernel module.
+            222 | 803 => Self::OldDriver { want: "13.0".to_owned(), got: format!("too little: {message}") },
+            // NO_BINARY_FOR_GPU, INVALID_PTX on a device that no embedded code fits.
+            209 => Self::NoKernels(format!("{call}: none for this GPU: {message}")),
+            _ => Self::Call { call: call.to_owned(), message: message.to_owned() },
+        }
+    }
+}
+
 /// A launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -224,5 +261,37 @@ impl<'d, D: Device> Buffer<'d, D> {
         let mut out = vec![T::zeroed(); n];
         self.device.read(self.at, bytemuck::cast_slice_mut(&mut out))?;
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_driver_reports_becomes_words_for_a_person() {
+        assert_eq!(DeviceError::old_driver(13_000), Ok(()));
+        let old = DeviceError::old_driver(12_040).unwrap_err().to_string();
+        assert!(old.contains("CUDA 12.4") && old.contains("13.0") && old.contains("580"), "{old}");
+        assert_eq!(DeviceError::architecture("H200", (9, 0)), Ok(()));
+        let small = DeviceError::architecture("Tesla T4", (7, 5)).unwrap_err().to_string();
+        assert!(small.contains("Tesla T4") && small.contains("7.5") && small.contains("8.0"), "{small}");
+        for (code, part) in [
+            (100, "no NVIDIA driver or GPU"),
+            (34, "no NVIDIA driver or GPU"),
+            (222, "update the NVIDIA driver"),
+            (209, "none for this GPU"),
+            (700, "cuLaunchKernel: an illegal address"),
+        ] {
+            let said = DeviceError::of_result("cuLaunchKernel", code, "an illegal address").to_string();
+            assert!(said.contains(part), "{code}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_lack_of_memory_names_its_size() {
+        let (what, bytes, free, total) = ("KV cache".to_owned(), 5_000, 40, 100);
+        let said = DeviceError::Memory { what, bytes, free, total }.to_string();
+        assert_eq!(said, "cuda: out of memory: KV cache needs 5000 bytes, 40 of 100 are free");
     }
 }

@@ -20,9 +20,6 @@ mod embedded {
     include!(concat!(env!("OUT_DIR"), "/units.rs"));
 }
 
-/// The oldest driver interface that loads the embedded code, as the driver counts: 1000 major + 10 minor.
-const WANT_DRIVER: i32 = 13_000;
-
 /// The first GPU of the machine.
 pub struct Gpu {
     name: String,
@@ -76,7 +73,7 @@ fn check(call: &str, result: sys::CUresult) -> Result<(), DeviceError> {
     } else {
         format!("error {}", result as u32)
     };
-    Err(DeviceError::Call { call: call.to_owned(), message })
+    Err(DeviceError::of_result(call, result as u32, &message))
 }
 
 impl Gpu {
@@ -89,16 +86,16 @@ impl Gpu {
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::Missing("libcuda.so.1 could not be opened".to_owned()));
         }
-        let missing = |e: DeviceError| DeviceError::Missing(e.to_string());
+        let missing = |e| match e {
+            DeviceError::Call { call, message } => DeviceError::Missing(format!("{call}: {message}")),
+            other => other,
+        };
         // SAFETY: the first call of the driver, with the only flags there are.
         check("cuInit", unsafe { sys::cuInit(0) }).map_err(missing)?;
         let mut version = 0;
         // SAFETY: writes one integer.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
-        let words = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-        if version < WANT_DRIVER {
-            return Err(DeviceError::OldDriver { want: words(WANT_DRIVER), got: words(version) });
-        }
+        DeviceError::old_driver(version)?;
         let mut device = 0;
         // SAFETY: writes one device handle.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, 0) }).map_err(missing)?;
@@ -118,9 +115,7 @@ impl Gpu {
         use sys::CUdevice_attribute as A;
         let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        if major < 8 {
-            return Err(DeviceError::Architecture { name, major, minor });
-        }
+        DeviceError::architecture(&name, (major, minor))?;
         if !embedded::MISSING.is_empty() {
             return Err(DeviceError::NoKernels(embedded::MISSING.to_owned()));
         }

@@ -1,10 +1,10 @@
 //! A packed matrix on a device.
 
+use crate::ops::{GemmArgs, gemm};
 use crate::{
     Address, Buffer, Device, DeviceError, Engine, Grid, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
-use crate::ops::{GemmArgs, gemm};
 use fracbit_base::Shape;
 use fracbit_format::PackedView;
 

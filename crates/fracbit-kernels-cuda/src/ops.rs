@@ -221,7 +221,13 @@ pub fn norm<D: Device>(
 ) -> Result<(), DeviceError> {
     holds(x, (first + rows) * width, "norm");
     holds(out, rows * width, "norm");
-    let args = NormArgs { x: x.at() + 4 * (first * width) as u64, gain: at(gain), out: out.at(), width: u32_of(width), eps };
+    let args = NormArgs {
+        x: x.at() + 4 * (first * width) as u64,
+        gain: at(gain),
+        out: out.at(),
+        width: u32_of(width),
+        eps,
+    };
     let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 512), shared: 132 };
     device.launch("fb_norm", grid, bytemuck::bytes_of(&args))
 }
@@ -312,7 +318,7 @@ impl<'d, D: Device> RotationTables<'d, D> {
     /// A row of more than `4 n` bytes of shared memory goes through it in parts.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// When the launch is refused, or a dense factor's order exceeds the floats of shared memory.
     ///
     /// # Panics
     /// When a buffer is too short, or both are the same.
@@ -330,6 +336,11 @@ impl<'d, D: Device> RotationTables<'d, D> {
         assert_ne!(x.at(), out.at(), "a rotation does not run in place");
         let matrices = if inverse { &self.backward } else { &self.forward };
         let room = self.n.min(device.limits().shared / 4);
+        if let Some(&order) = self.orders.iter().find(|&&order| order > room) {
+            let (bytes, total) = (4 * order, device.limits().shared);
+            let what = format!("a rotation by a factor of order {order} in shared memory");
+            return Err(DeviceError::Memory { what, bytes, free: total, total });
+        }
         let mut args = RotateArgs {
             x: x.at(),
             out: out.at(),

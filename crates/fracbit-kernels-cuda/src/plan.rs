@@ -223,7 +223,12 @@ impl MatrixPlan {
             Engine::Tensor => self.gemv.clone(),
             Engine::Core => {
                 let core = self.core.as_ref().expect("a form without tensor cores");
-                let tokens = batch.next_power_of_two();
+                // The instances that `xtask codegen` lists.
+                let tokens = match core.form {
+                    Core::Quads => batch.next_power_of_two(),
+                    _ if batch == 1 => 1,
+                    _ => MAX_BATCH,
+                };
                 format!("core_{}_{}_{tokens}", core.form.name(), self.segments[0].half_bits)
             }
         }

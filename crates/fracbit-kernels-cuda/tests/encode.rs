@@ -1,5 +1,6 @@
 //! The encoder kernel on the host shim: the bytes of the processor's exact search.
 
+use fracbit_base::{Family, Scheme};
 use fracbit_codebook::Rounder as _;
 use fracbit_kernels_cuda::{DeviceError, Limits, TrellisEncoder, shim::Shim};
 use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
@@ -10,9 +11,9 @@ fn bytes_are_those_of_the_processor() {
     let limits = Limits { multiprocessors: 1, shared: 227 << 10 };
     let device =
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
-    // Every code, 1 to 4 weights a step, whole and half shifts, single steps of many bits, both cost resolutions.
-    for name in ["tcq-2", "tcq-3.5", "tcq-5", "tcq-fast-1.5", "tcq-fast-2", "tcq-fast-4.5", "tcq-hyb-3"] {
-        let make = || rounder(name.parse().expect("a scheme"), Effort::Exact).expect("a trellis scheme");
+    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+        let name = scheme.to_string();
+        let make = || rounder(scheme, Effort::Exact).expect("a trellis scheme");
         let tiles = gaussian_tiles(7, 1);
         let mut want = vec![0; tiles.len() * make().codebook().tile_bytes()];
         make().encode(&tiles, &mut want);

@@ -4,4 +4,4 @@ mod decode;
 mod model;
 
 pub use decode::Decoder;
-pub use model::{Builder, DeviceModel, DeviceState, Each, Error, MAX_ROWS, PROMPT_FROM};
+pub use model::{Builder, DeviceModel, DeviceState, Each, Error, MAX_ROWS, PROMPT_FROM, tables};

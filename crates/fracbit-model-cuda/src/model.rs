@@ -146,6 +146,15 @@ impl<D: Device> DeviceState<'_, D> {
         self.shape.capacity
     }
 
+    /// Waits for everything launched for it.
+    ///
+    /// # Errors
+    /// When a launch failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.step.read::<u32>(1)?;
+        Ok(())
+    }
+
     /// Forgets all tokens but the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -214,6 +223,11 @@ impl<'d, D: Device> Builder<'d, D> {
     pub fn dense(&mut self, id: LinearId, weights: &[f32], bias: Option<Vec<f32>>) {
         let halves = weights.iter().map(|&w| f16::from_f32(w).to_bits()).collect();
         self.parts.insert(id, (Part::Dense(halves), bias));
+    }
+
+    /// Sets a dense matrix of f16 bits (rows, cols).
+    pub fn halves(&mut self, id: LinearId, weights: Vec<u16>, bias: Option<Vec<f32>>) {
+        self.parts.insert(id, (Part::Dense(weights), bias));
     }
 
     /// Sets a norm's gain.
@@ -352,7 +366,16 @@ impl<'d, D: Device> Builder<'d, D> {
 }
 
 /// A rotation's tables on the device.
-fn tables<'d, D: Device>(device: &'d D, rotation: &Rotation) -> Result<RotationTables<'d, D>, DeviceError> {
+///
+/// # Errors
+/// [`DeviceError::Memory`].
+///
+/// # Panics
+/// Never: the rule that splits widths picks orders that have a matrix.
+pub fn tables<'d, D: Device>(
+    device: &'d D,
+    rotation: &Rotation,
+) -> Result<RotationTables<'d, D>, DeviceError> {
     let n = rotation.width();
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "the scale is a float")]
     let scale = (1.0 / (n as f64).sqrt()) as f32;
@@ -424,6 +447,20 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     pub fn products(&self) -> usize {
         let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
         groups.map(|g| g.parts.len()).sum()
+    }
+
+    /// Bytes of weights that a step reads.
+    #[must_use]
+    pub fn step_bytes(&self) -> usize {
+        let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let parts = groups.chain(&self.head).flat_map(|g| &g.parts);
+        let read: usize = parts
+            .map(|(_, linear)| match linear {
+                Linear::Packed(matrix) => matrix.bytes(),
+                Linear::Dense(matrix) => matrix.weights().bytes(),
+            })
+            .sum();
+        read + if self.head.is_none() { self.embed.weights().bytes() } else { 0 }
     }
 
     /// An empty sequence of at most `capacity` tokens.

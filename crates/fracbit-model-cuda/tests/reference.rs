@@ -13,7 +13,7 @@ use fracbit_kernels_cuda::{Limits, shim::Shim};
 use fracbit_model::{
     LayerLinear, Linear, LinearId, ModelBuilder, NormId, RotationMode, SampleConfig, WeightSource,
 };
-use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error};
+use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error, PROMPT_FROM};
 use std::path::Path;
 
 fn device() -> Shim {
@@ -149,6 +149,54 @@ fn packed(device: &Shim, r: &Reference, launches: usize) {
 
 fn small(book: &Codebook) -> Codebook {
     Codebook::new(book.scheme(), book.entries().to_vec(), 0.002).expect("a step")
+}
+
+/// Long prompts run as dense products of expanded weights: the same logits as eight tokens at a time, and positions go on behind them.
+#[test]
+fn long_prompts_give_the_logits_of_short_steps() {
+    let Some(references) = references() else { return };
+    let device = device();
+    let r: &Reference = references.iter().find(|r| r.name == "llama3").expect("a reference");
+    let source = r.source(RotationMode::None, 0);
+    let config = source.config();
+    let mut builder = Builder::new(&device, config.clone(), source.sites().clone());
+    for id in LinearId::all(config) {
+        if matches!(id, LinearId::Layer(_, LayerLinear::Gate | LayerLinear::O)) {
+            let shape = id.shape(config);
+            let scheme: Scheme = "half-tcq-2.25".parse().expect("a scheme");
+            let group = shape.cols.next_multiple_of(16);
+            let mut packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 100), group, 3);
+            packed.codebooks = packed.codebooks.iter().map(small).collect();
+            builder.packed(id, &packed.view().expect("parts that fit"), source.bias(id).expect("its bias"));
+        } else {
+            let matrix = source.linear(id).expect("a matrix of the checkpoint");
+            builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
+        }
+    }
+    for id in NormId::all(config) {
+        builder.norm(id, source.norm(id).expect("a norm of the checkpoint"));
+    }
+    let model = builder.build().expect("a whole model");
+    let tokens: Vec<u32> = (0..PROMPT_FROM + 5).map(|i| (i * 37 % config.vocab_size) as u32).collect();
+    let run = |step: usize| {
+        let mut state = model.state(64).expect("memory");
+        let mut all = Vec::new();
+        for some in tokens.chunks(step) {
+            let mut each = |logits: &[f32]| -> Result<(), Error> {
+                all.extend_from_slice(logits);
+                Ok(())
+            };
+            model.run(&mut state, some, Some(&mut each)).expect("a run");
+        }
+        all
+    };
+    let want = run(8);
+    let (whole, two) = (run(tokens.len()), run(PROMPT_FROM));
+    assert_eq!(whole.len(), tokens.len() * config.vocab_size);
+    for got in [whole, two] {
+        let error = relative(&got, &want);
+        assert!(error > 0.0 && error < HALF, "{error}: another way of rounding, not another result");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::{
     context::{Context, Out},
     failure::Failure,
     files,
+    gpu::{self, DeviceName},
     table::Table,
 };
 use clap::{
@@ -14,8 +15,9 @@ use clap::{
 use fracbit::{
     Effort, MachineProfile, Preset,
     bench::{
-        self, EncodeOptions, EncodeSpeed, KernelOptions, KernelSpeed, LimitOptions, Machine, MachineLimits,
-        ModelOptions, ModelSpeed, Spread, Subject, TargetOptions, TargetSpeed,
+        self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, EncodeOptions, EncodeSpeed, KernelOptions,
+        KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject,
+        TargetOptions, TargetSpeed,
     },
     synth::PRESETS,
 };
@@ -41,14 +43,16 @@ Example:
 
 const AFTER_KERNELS: &str = "\
 JSON fields: scheme, code, bits, threads, batch, gweights_per_s, gb_per_s, read_share, int8_share, spread (of \
-gweights_per_s: [least, most]), read_gb_per_s, int8_gmac_per_s, isa.
+gweights_per_s: [least, most]), read_gb_per_s, int8_gmac_per_s, isa. With --device cuda: scheme, code, bits, engine, \
+default, batch, us, gweights_per_s, gb_per_s, spread.
 
 Example:
   fracbit bench kernels --scheme tcq-3 --shape 8192x2048 --batch 1,2,4,8 --threads 1 --json";
 
 const AFTER_MODEL: &str = "\
 JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, batch, \
-decode_tok_s, decode_spread, decode_gb_per_s, read_share, read_gb_per_s, int8_gmac_per_s.
+decode_tok_s, decode_spread, decode_gb_per_s, read_share, read_gb_per_s, int8_gmac_per_s. With --device cuda: model, \
+scheme, bits, prompt, prefill_tok_s, prefill_spread, context, decode_tok_s, decode_spread, decode_gb_per_s.
 
 Examples:
   fracbit bench model small --threads 1
@@ -140,9 +144,12 @@ struct KernelArgs {
     /// Tokens multiplied at once.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = args::count)]
     batch: Vec<usize>,
-    /// Distinct codes to walk through; below 1GiB caches may help.
+    /// Distinct codes to walk through; below 1GiB (2GiB on a GPU) caches may help.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     bytes: Bytes,
+    /// Where to measure: on a GPU up to 8 tokens, and every way to multiply that a scheme has.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     #[command(flatten)]
     common: Common,
 }
@@ -189,6 +196,12 @@ struct ModelArgs {
     /// Size of the array that the read bandwidth is measured with.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     bytes: Bytes,
+    /// Where to measure: a GPU decodes one sequence at a time.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
+    /// Half-precision matrices instead of packed ones, on a GPU.
+    #[arg(long, conflicts_with_all = ["scheme", "bits", "model"])]
+    f16: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -430,6 +443,27 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
                 show(&mut context.out, &encode_table(&rows))
             }
         }
+        What::Kernels(args) if args.device == DeviceName::Cuda => {
+            let mut options = args.options()?;
+            // `--all` means all that a GPU runs.
+            options.schemes.retain(|s| !args.all || s.group().is_none());
+            let rows = gpu::bench_kernels(&options, context)?;
+            context.progress.finish();
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                write!(context.out, "{}", device_kernels_table(&rows)).map_err(Failure::from)
+            }
+        }
+        What::Model(args) if args.device == DeviceName::Cuda => {
+            let rows = device_models(args, context)?;
+            context.progress.finish();
+            if args.common.json {
+                context.out.json(&rows)
+            } else {
+                write!(context.out, "{}", device_model_table(&rows)).map_err(Failure::from)
+            }
+        }
         What::Kernels(args) => {
             let rows = bench::kernels(&args.options()?, &fracbit::kernels()?, &context.progress)?;
             context.progress.finish();
@@ -452,7 +486,63 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
     }
 }
 
+fn device_models(args: &ModelArgs, context: &Context) -> Result<Vec<DeviceModelSpeed>, Failure> {
+    let options = args.options();
+    let Some(preset) = args.shape else {
+        let Some(opened) = args.model.as_deref().map(files::open).transpose()? else { return Ok(Vec::new()) };
+        return gpu::bench_model(DeviceSubject::Opened(&opened), &options, context);
+    };
+    let schemes = if args.f16 { vec![None] } else { args.schemes()?.into_iter().map(Some).collect() };
+    let mut rows = Vec::new();
+    for scheme in schemes {
+        let subject = DeviceSubject::Random { preset, vocab: args.vocab, layers: args.layers, scheme };
+        rows.extend(gpu::bench_model(subject, &options, context)?);
+    }
+    Ok(rows)
+}
+
+fn device_kernels_table(rows: &[DeviceKernelSpeed]) -> Table {
+    let header = ["scheme", "engine", "default", "batch", "us", "Gweights/s", "least-most", "GB/s"];
+    let mut table = Table::new(header, &[1, 2]);
+    for row in rows {
+        table.row([
+            name(&row.scheme, row.code.as_deref(), row.bits),
+            row.engine.to_owned(),
+            if row.default { "yes" } else { "no" }.to_owned(),
+            row.batch.to_string(),
+            format!("{:.2}", row.us),
+            format!("{:.1}", row.gweights_per_s),
+            range(row.spread),
+            format!("{:.1}", row.gb_per_s),
+        ]);
+    }
+    table
+}
+
+fn device_model_table(rows: &[DeviceModelSpeed]) -> Table {
+    let header =
+        ["model", "scheme", "prompt", "prefill tok/s", "context", "decode tok/s", "least-most", "GB/s"];
+    let mut table = Table::new(header, &[1]);
+    for row in rows {
+        table.row([
+            row.model.clone(),
+            row.scheme.clone().unwrap_or_else(|| format!("{:.2} bits", row.bits)),
+            row.prompt.to_string(),
+            format!("{:.1}", row.prefill_tok_s),
+            row.context.to_string(),
+            format!("{:.1}", row.decode_tok_s),
+            range(row.decode_spread),
+            format!("{:.1}", row.decode_gb_per_s),
+        ]);
+    }
+    table
+}
+
 fn models(args: &ModelArgs, context: &Context) -> Result<Vec<ModelSpeed>, Failure> {
+    if args.f16 {
+        let rule = "goes with --device cuda".to_owned();
+        return Err(fracbit::Error::Option { option: "--f16", rule }.into());
+    }
     let (options, kernels) = (args.options(), fracbit::kernels()?);
     let Some(preset) = args.shape else {
         let opened = args.model.as_deref().map(files::open).transpose()?;

@@ -14,6 +14,7 @@
 //! branches on one. Scales keep activations at their size from layer to layer. Every bench checks its result.
 
 mod dense;
+mod device;
 mod encode;
 mod kernels;
 mod limits;
@@ -22,6 +23,7 @@ mod profile;
 mod random;
 mod targets;
 
+pub use device::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, device_kernels, device_model};
 pub use encode::{EncodeOptions, EncodeSpeed, encode};
 pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};

@@ -1,0 +1,126 @@
+//! What runs on a GPU, on the host shim: benches, prompts, evaluation.
+
+use fracbit::{
+    Error, Preset, Quiet,
+    bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model},
+};
+use fracbit_base::{Scheme, Shape};
+use fracbit_kernels::cases;
+use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
+use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+fn device() -> Shim {
+    let limits = Limits { multiprocessors: 1, shared: 99 << 10 };
+    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
+}
+
+#[test]
+fn kernels_are_timed_on_every_engine() {
+    let device = device();
+    let options = KernelOptions {
+        shape: Shape::new(32, 128),
+        batch: vec![1, 3],
+        bytes: 3000,
+        rounds: 1,
+        ..KernelOptions::new(["nuq-2", "tcq-fast-2"].map(|s| s.parse().unwrap()).to_vec())
+    };
+    let got = device_kernels(&device, &options, &Quiet).unwrap();
+    let order: Vec<_> = got.iter().map(|k| (k.bits, k.engine, k.batch, k.default)).collect();
+    let two = [(2.0, "tensor", 1, false), (2.0, "tensor", 3, true)];
+    assert_eq!(order[..2], two);
+    assert_eq!(order[2..4], [(2.0, "core", 1, true), (2.0, "core", 3, false)]);
+    assert_eq!(order[4..], [(2.0, "tensor", 1, true), (2.0, "tensor", 3, true)]);
+    assert!(got.iter().all(|k| k.us > 0.0 && k.gb_per_s > 0.0), "{got:?}");
+
+    let group = KernelOptions { schemes: vec!["gnuq-2".parse().unwrap()], ..options.clone() };
+    let refused = device_kernels(&device, &group, &Quiet).unwrap_err().to_string();
+    assert!(refused.contains("gnuq-2") && refused.contains("nuq, vq, tcq and half-tcq"), "{refused}");
+    let nine = KernelOptions { batch: vec![9], ..options };
+    assert!(matches!(device_kernels(&device, &nine, &Quiet), Err(Error::Option { option: "--batch", .. })));
+}
+
+#[test]
+fn models_are_timed_packed_and_dense() {
+    let device = device();
+    let options = ModelOptions {
+        prompts: vec![3],
+        generate: 3,
+        context: 2,
+        batches: vec![1],
+        rounds: 1,
+        ..ModelOptions::default()
+    };
+    let preset = Preset::named("tiny").unwrap();
+    for (scheme, label) in [(Some("tcq-fast-2".parse().unwrap()), "tcq-fast-2"), (None, "f16")] {
+        let subject = DeviceSubject::Random { preset, vocab: None, layers: Some(1), scheme };
+        let got = device_model(&device, subject, &options, &Quiet).unwrap();
+        assert_eq!(got[0].scheme.as_deref(), Some(label));
+        assert!(got[0].prefill_tok_s > 0.0 && got[0].decode_tok_s > 0.0, "{got:?}");
+        let several = ModelOptions { batches: vec![2], ..options.clone() };
+        assert!(matches!(
+            device_model(&device, subject, &several, &Quiet),
+            Err(Error::Option { option: "--batch", .. })
+        ));
+    }
+}
+
+/// The shim, counting searches.
+#[derive(Debug)]
+struct Counting {
+    shim: Shim,
+    searches: AtomicUsize,
+}
+
+impl Device for Counting {
+    type Graph = <Shim as Device>::Graph;
+
+    fn limits(&self) -> Limits {
+        self.shim.limits()
+    }
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
+        self.shim.allocate(bytes, what)
+    }
+    fn free(&self, at: Address) {
+        self.shim.free(at);
+    }
+    fn write(&self, at: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.shim.write(at, bytes)
+    }
+    fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.shim.read(at, bytes)
+    }
+    fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError> {
+        self.searches.fetch_add(usize::from(kernel == "fb_encode"), Ordering::Relaxed);
+        self.shim.launch(kernel, grid, args)
+    }
+    fn record(&self, body: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Self::Graph, DeviceError> {
+        self.shim.record(body)
+    }
+    fn replay(&self, graph: &Self::Graph) -> Result<(), DeviceError> {
+        self.shim.replay(graph)
+    }
+}
+
+#[test]
+fn quantizing_searches_on_the_device_that_was_chosen() {
+    let counting = Counting { shim: device(), searches: AtomicUsize::new(0) };
+    let counting: &'static Counting = Box::leak(Box::new(counting));
+    fracbit::cuda::encode_on(counting).unwrap();
+    assert!(matches!(fracbit::cuda::encode_on(counting), Err(Error::Option { option: "--device", .. })));
+    let (scheme, shape): (Scheme, _) = ("tcq-fast-4".parse().unwrap(), Shape::new(16, 16));
+    let weights = cases::activations(shape.len(), 8);
+    let quantize = |effort| {
+        let rounding = Rounding { moments: None, effort };
+        quantize_with(&weights, shape, scheme, Grouping::Row, rounding, &|_| ()).unwrap()
+    };
+    let got = quantize(Effort::Exact);
+    assert_eq!(counting.searches.load(Ordering::Relaxed), 1, "one launch for the one row of tiles");
+    // `fast` codes are searched exactly at every effort, and the others stay with the processor.
+    let want = quantize(Effort::Fast);
+    assert_eq!(counting.searches.load(Ordering::Relaxed), 1);
+    assert_eq!(got.view().dequantize(), want.view().dequantize(), "the same codes and scales");
+}
