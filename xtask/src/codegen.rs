@@ -44,14 +44,24 @@ pub(crate) fn run(check: bool) -> Outcome {
 pub(crate) const CUDA_UNITS: [&str; 9] =
     ["pair", "core", "core_wide", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
 
-/// Products without tensor cores: unit, name and form of `core.cuh`, rates in half bits, most tokens of the instances (the next
-/// larger one takes the batches between). Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`; `wide` forms are for the 16-bit
+/// Instances of one form of `core.cuh`.
+struct Core {
+    unit: &'static str,
+    name: &'static str,
+    form: &'static str,
+    /// Rates in half bits.
+    rates: &'static [u32],
+    /// Most tokens of an instance; the next larger one takes the batches between.
+    batches: &'static [u32],
+}
+
+/// Products without tensor cores. Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`; `wide` forms are for the 16-bit
 /// grid. Forms that the tensor cores beat at every batch have no instances between 1 and 8.
-const CORES: [(&str, &str, &str, &[u32], &[u32]); 4] = [
-    ("core", "quads", "Quads", &[3, 4, 5], &[1, 2, 4, 8]),
-    ("core", "pairs", "Pairs", &[6, 7, 8, 10], &[1, 8]),
-    ("core_wide", "wide", "WidePairs", &[9, 10, 11, 12], &[1, 8]),
-    ("core_wide", "ones", "Ones", &[14, 16], &[1, 8]),
+const CORES: [Core; 4] = [
+    Core { unit: "core", name: "quads", form: "Quads", rates: &[3, 4, 5], batches: &[1, 2, 4, 8] },
+    Core { unit: "core", name: "pairs", form: "Pairs", rates: &[6, 7, 8, 10], batches: &[1, 8] },
+    Core { unit: "core_wide", name: "wide", form: "WidePairs", rates: &[9, 10, 11, 12], batches: &[1, 8] },
+    Core { unit: "core_wide", name: "ones", form: "Ones", rates: &[14, 16], batches: &[1, 8] },
 ];
 
 /// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). `H` of an instance is its rate in half bits.
@@ -74,11 +84,9 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
                 let (name, body) = if h <= 12 { ("pair", "Pair") } else { ("single", "Single") };
                 add("pair", h, format!("FB_GEMV(gemv_{name}_{h}, {body}<{h}>, {body}<{h}>)"));
                 add("pair", h, format!("FB_DEQUANT(dequant_{name}_{h}, {body}<{h}>)"));
-                for (unit, name, body, _, batches) in
-                    CORES.iter().filter(|(_, _, _, halves, _)| halves.contains(&h))
-                {
+                for Core { unit, name, form, batches, .. } in CORES.iter().filter(|c| c.rates.contains(&h)) {
                     for tokens in *batches {
-                        let line = format!("FB_CORE(core_{name}_{h}_{tokens}, {body}<{h}>, {tokens})");
+                        let line = format!("FB_CORE(core_{name}_{h}_{tokens}, {form}<{h}>, {tokens})");
                         add(unit, h, line);
                     }
                 }
