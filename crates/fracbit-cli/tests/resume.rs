@@ -125,7 +125,8 @@ fn all_survive(kills: usize) {
     let calibration = stats.join("whole");
     let quantize = ["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration)];
     survives(&quantize, &models, 2, kills);
-    survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills);
+    // Ten passes a block: slow enough that few kills have to do in CI.
+    survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills.div_ceil(6));
     let weights = |dir: &Path| contents(&dir.join("whole"))["model.safetensors"].clone();
     assert!(weights(&last) != weights(&models), "the mode counts");
 }
