@@ -173,8 +173,8 @@ fn measuring_line(bytes: Bytes) -> String {
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
     if args.device == DeviceName::Cuda {
-        if args.effort != Effort::Exact {
-            let rule = format!("should be exact with --device cuda, got {}", args.effort);
+        if args.effort() != Effort::Exact {
+            let rule = format!("should be exact with --device cuda, got {}", args.effort());
             return Err(fracbit::Error::Option { option: "--effort", rule }.into());
         }
         gpu::encode_here()?;
