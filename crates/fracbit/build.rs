@@ -9,6 +9,7 @@ use std::{
 /// Crates whose code runs in a decode step, beside the kernels of the target.
 const CRATES: [&str; 4] = ["fracbit-codebook", "fracbit-format", "fracbit-kernels", "fracbit-model"];
 
+#[expect(clippy::disallowed_methods, reason = "cargo tells a build script in variables what it builds")]
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let var = |name: &str| env::var(name).unwrap_or_default();

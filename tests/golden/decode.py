@@ -60,6 +60,16 @@ def tile(family, code, rate, entries, tape):
     if family == "nuq":
         r = rate // 4
         return [entries[bits(tape, i * r, r)] for i in range(TILE)]
+    if family == "int":
+        # Two's complement; the lowest code of eight bits means -127.
+        r = rate // 4
+        codes = [bits(tape, i * r, r) for i in range(TILE)]
+        return [max(c - (c >> r - 1 << r), -127) for c in codes]
+    if family == "gnuq":
+        # Row i has codebook i, as far as there are so many.
+        r = rate // 4
+        books = len(entries) >> r
+        return [entries[(i // 16 % books << r) + bits(tape, i * r, r)] for i in range(TILE)]
     if family == "vq":
         r = rate // 2
         return [entries[2 * bits(tape, i // 2 * r, r) + i % 2] for i in range(TILE)]
@@ -100,7 +110,8 @@ def main():
         _, name, length, want, *first = line.split()
         family, code, rate = parse(name)
         numbers = Numbers(rate << 32 | int(length))
-        entries = [numbers.next() % 65535 - 32767 for _ in range(int(length))]
+        most = 127 if family == "gnuq" else 32767
+        entries = [numbers.next() % (2 * most + 1) - most for _ in range(int(length))]
         numbers = Numbers(1)
         tape = bytes(numbers.next() >> 24 for _ in range(8 * rate))
         got = tile(family, code, rate, entries, tape)

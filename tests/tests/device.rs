@@ -114,7 +114,7 @@ fn quantizing_searches_on_the_device_that_was_chosen() {
     let (scheme, shape): (Scheme, _) = ("tcq-fast-4".parse().unwrap(), Shape::new(16, 16));
     let weights = cases::activations(shape.len(), 8);
     let quantize = |effort| {
-        let rounding = Rounding { moments: None, effort };
+        let rounding = Rounding { effort, ..Rounding::default() };
         quantize_with(&weights, shape, scheme, Grouping::Row, rounding, &|_| ()).unwrap()
     };
     let got = quantize(Effort::Exact);

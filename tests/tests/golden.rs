@@ -32,18 +32,18 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The schemes with golden vectors: those of the first version of the format. Plain integers and group-wise codebooks are held
-/// to their documents by tests of `fracbit-format`.
-fn schemes() -> impl Iterator<Item = Scheme> {
-    Scheme::all().filter(|s| s.group().is_none())
+/// Schemes that came after the first version of the format, at the end of the file.
+fn grouped() -> impl Iterator<Item = Scheme> {
+    Scheme::all().filter(|s| s.group().is_some())
 }
 
 /// The table lengths that the format allows for a scheme, as `docs/formats.md` lists them.
 fn lengths(scheme: Scheme) -> Vec<usize> {
     let quarters = usize::from(scheme.quarters());
     match (scheme.family(), scheme.code()) {
-        (Family::HalfTcq | Family::Int | Family::Gnuq, _) => Vec::new(),
-        (Family::Nuq, _) => vec![1 << (quarters / 4)],
+        (Family::HalfTcq, _) => Vec::new(),
+        (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
+        (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
         (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
         (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
@@ -51,11 +51,16 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
     }
 }
 
-/// A table of pseudo-random 16-bit entries (-32767..=32767), step 1/1024.
+/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127), step 1/1024. Plain integers have no choice.
 fn table(scheme: Scheme, length: usize) -> Codebook {
     let mut numbers = Numbers(u64::from(scheme.quarters()) << 32 | length as u64);
-    let entry = |n: u32| i16::try_from(i64::from(n % 65_535) - 32_767).expect("in range");
-    Codebook::new(scheme, (0..length).map(|_| entry(numbers.next())).collect(), 1.0 / 1024.0)
+    let most: i16 = if scheme.family() == Family::Gnuq { 127 } else { 32_767 };
+    let range = 2 * u32::from(most.unsigned_abs()) + 1;
+    let mut entry = |code: usize| {
+        let number = i16::try_from(i64::from(numbers.next() % range) - i64::from(most)).expect("in range");
+        Codebook::integer(scheme, code).unwrap_or(number)
+    };
+    Codebook::new(scheme, (0..length).map(&mut entry).collect(), 1.0 / 1024.0)
         .expect("a table that the format allows")
 }
 
@@ -63,7 +68,11 @@ fn tile_line(out: &mut String, scheme: Scheme, length: usize) {
     let book = table(scheme, length);
     let code = Numbers(1).bytes(book.tile_bytes());
     let mut tile = [0i16; TILE];
-    book.expand_tile(&code, &mut tile);
+    // Row `i` has codebook `i`, as far as there are so many.
+    for (i, row) in tile.as_chunks_mut().0.iter_mut().enumerate() {
+        let number = u8::try_from(i % book.books()).expect("at most 16 codebooks");
+        book.expand_tile_row(&code, i, number, row);
+    }
     let hash = fnv(tile.iter().flat_map(|v| v.to_le_bytes()));
     let _ = write!(out, "tile {scheme} {length} {hash:016x}");
     tile[..16].iter().for_each(|v| {
@@ -72,12 +81,18 @@ fn tile_line(out: &mut String, scheme: Scheme, length: usize) {
     out.push('\n');
 }
 
+/// The shortest table, but for group-wise schemes the longest: several codebooks.
+fn length_of(scheme: Scheme) -> usize {
+    let lengths = lengths(scheme);
+    if scheme.family() == Family::Gnuq { lengths[lengths.len() - 1] } else { lengths[0] }
+}
+
 /// A matrix of 20 x 50 with a scale per 32 columns: edges, segments and the order of scales.
 fn matrix_line(out: &mut String, scheme: Scheme) {
     let shape = Shape::new(20, 50);
     let layout = Layout::new(scheme, shape);
     let books: Vec<Codebook> =
-        layout.segments().iter().map(|s| table(s.scheme, lengths(s.scheme)[0])).collect();
+        layout.segments().iter().map(|s| table(s.scheme, length_of(s.scheme))).collect();
     let books: Vec<&Codebook> = books.iter().collect();
     let mut numbers = Numbers(2);
     let codes = numbers.bytes(layout.len());
@@ -100,12 +115,11 @@ fn rotation_line(out: &mut String, width: usize) {
 fn render() -> String {
     let mut out =
         String::from("# Written by `cargo test -p fracbit-tests --test golden -- --ignored bless`.\n");
-    for scheme in schemes() {
+    let first = || Scheme::all().filter(|s| s.group().is_none());
+    for scheme in first() {
         lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
     }
-    for scheme in schemes() {
-        matrix_line(&mut out, scheme);
-    }
+    first().for_each(|scheme| matrix_line(&mut out, scheme));
     for (seed, site) in [(0, 0), (0, 16), (1, 0), (u64::MAX, 0x1234_5678_9abc_def0)] {
         let word = signs(seed, site).take(64).enumerate().fold(0u64, |w, (i, s)| w | u64::from(s < 0.0) << i);
         let _ = writeln!(out, "signs {seed} {site} {word:016x}");
@@ -114,6 +128,10 @@ fn render() -> String {
     for width in [2, 4, 12, 16, 20, 28, 32, 64, 96, 128, 192, 512, 896, 1536] {
         rotation_line(&mut out, width);
     }
+    for scheme in grouped() {
+        lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
+    }
+    grouped().for_each(|scheme| matrix_line(&mut out, scheme));
     out
 }
 
@@ -139,7 +157,7 @@ fn bits_mean_what_they_meant() {
 #[test]
 fn every_scheme_has_its_lines() {
     let text = fs::read_to_string(path()).expect("tests/golden/tiles.txt is committed");
-    for scheme in schemes() {
+    for scheme in Scheme::all() {
         let name = scheme.to_string();
         let lines =
             |kind: &str| text.lines().filter(|l| l.split(' ').take(2).eq([kind, name.as_str()])).count();

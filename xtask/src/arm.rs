@@ -114,6 +114,82 @@ fn tests(toolchain: &Toolchain, processor: &str) -> Result<String, String> {
     if out.status.success() { Ok(text) } else { Err(format!("{text}\naarch64 tests failed on {processor}")) }
 }
 
+/// Runs the demo here and on qemu's most capable processor, and compares: perplexities to a thousandth, and the greedy
+/// continuation of a prompt by the model that was quantized here.
+pub(crate) fn demo() -> Outcome {
+    let toolchain = Toolchain::prepare(&[])?;
+    // Without the C++ solver on both: it would want a C++ compiler for aarch64.
+    let package = ["--profile", "test", "--package", "fracbit-cli", "--no-default-features"];
+    crate::run("cargo", &[&["build"], &package[..]].concat(), &[])?;
+    let mut build = toolchain.cargo("qemu-aarch64");
+    println!("$ cargo build --target {TARGET} {}", package.join(" "));
+    let built = build.args(["build", "--target", TARGET]).args(package).status();
+    if !built.map_err(|error| format!("could not start cargo: {error}"))?.success() {
+        return Err(format!("the command line does not build for {TARGET}"));
+    }
+    let target = |folder: &str| root().join(folder).display().to_string();
+    #[expect(clippy::disallowed_methods, reason = "cargo's own variable says where it built")]
+    let here = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| target("target"));
+    let host = vec![format!("{here}/debug/fracbit")];
+    let program = target(&format!("target/aarch64/{TARGET}/debug/fracbit"));
+    let arm: Vec<String> = ["qemu-aarch64", "-cpu", "max", &program].map(str::to_owned).into();
+    let models = [target("target/aarch64/demo-here"), target("target/aarch64/demo-qemu")];
+    let mut tables = Vec::new();
+    for (command, home) in [&host, &arm].into_iter().zip(&models) {
+        // Left by an earlier run.
+        std::fs::remove_dir_all(home).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(format!("{home}: {error}")),
+        })?;
+        let text = said(command, &["demo", "--keep", home])?;
+        println!("{text}");
+        tables.push(perplexities(&text));
+    }
+    let [wanted, got] = [&tables[0], &tables[1]];
+    if wanted.len() != 4 || wanted.len() != got.len() {
+        return Err(format!("the demo prints four perplexities, not {} and {}", wanted.len(), got.len()));
+    }
+    for ((name, here), (_, there)) in wanted.iter().zip(got) {
+        if (here - there).abs() > 1e-3 * here {
+            return Err(format!("perplexity of `{name}`: {here} here, {there} under qemu"));
+        }
+    }
+    let model = format!("{}/3bit", models[0]);
+    let greedy = ["run", &model, "--prompt", "Once upon a time", "--greedy", "--max-tokens", "64"];
+    let (here, there) = (said(&host, &greedy)?, said(&arm, &greedy)?);
+    if here != there || here.trim().is_empty() {
+        return Err(format!("greedy continuation here:\n{here}\nunder qemu:\n{there}"));
+    }
+    println!("the same perplexities and the same greedy tokens:\n{here}");
+    Ok(())
+}
+
+/// What a program printed.
+fn said(command: &[String], args: &[&str]) -> Result<String, String> {
+    let start = std::time::Instant::now();
+    println!("$ {} {}", command.join(" "), args.join(" "));
+    let out = Command::new(&command[0])
+        .args(&command[1..])
+        .args(args)
+        .output()
+        .map_err(|error| format!("could not start `{}`: {error}", command[0]))?;
+    println!("  ({:.1} s)", start.elapsed().as_secs_f64());
+    if out.status.success() {
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    } else {
+        Err(String::from_utf8_lossy(&out.stderr).into_owned())
+    }
+}
+
+/// Names and perplexities of the demo's table, whose fifth column they are.
+fn perplexities(text: &str) -> Vec<(String, f64)> {
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        Some(((*cells.first()?).to_owned(), cells.get(4)?.parse().ok()?))
+    };
+    text.lines().filter_map(row).collect()
+}
+
 /// A product to be counted.
 struct Counted {
     scheme: &'static str,

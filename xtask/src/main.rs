@@ -30,6 +30,8 @@ Usage: cargo xtask COMMAND
   codegen [--check]  write the generated files from kernels/families.toml, or check that they are current
   parity --target aarch64 [--require]
                      compile the kernels for aarch64 and compare every body with the scalar reference under qemu
+  parity --target aarch64 --demo
+                     run the demo here and under qemu, and compare perplexities and greedy tokens (takes a while)
   count --target aarch64
                      count the instructions of the aarch64 kernels under qemu and compare them with their budgets
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         ["codegen", "--check"] => codegen::run(true),
         ["parity", "--target", "aarch64"] => arm::parity(false),
         ["parity", "--target", "aarch64", "--require"] => arm::parity(true),
+        ["parity", "--target", "aarch64", "--demo"] => arm::demo(),
         ["count", "--target", "aarch64"] => arm::count(),
         ["gpu"] => gpu::run(false),
         ["gpu", "--pack"] => gpu::run(true),

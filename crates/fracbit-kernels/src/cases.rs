@@ -3,9 +3,9 @@
 //! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has one order of
 //! operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference bit for bit.
 
-use crate::{Activations, Kernels, PackedMatrix, matmul};
 pub mod vectors;
 
+use crate::{Activations, Kernels, PackedMatrix, matmul};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedError, PackedView};
 use half::f16;

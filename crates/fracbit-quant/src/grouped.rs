@@ -1,6 +1,6 @@
 //! Schemes whose groups of columns have a scale each: one group at a time, no rounder.
 
-use crate::{Grouping, QuantError, Quantized, rounders};
+use crate::{Grouping, QuantError, Quantized, Rounding, rounders};
 use fracbit_base::{Scheme, Shape};
 use fracbit_codebook::GroupCoder;
 use fracbit_format::{BitWriter, Layout, TILE, TILE_COLS, TILE_ROWS};
@@ -14,10 +14,12 @@ pub(crate) fn quantize(
     shape: Shape,
     scheme: Scheme,
     grouping: Grouping,
+    rounding: &Rounding<'_>,
     importance: Option<&[f32]>,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
-    let book = rounders::codebook(scheme).ok_or(QuantError::NoCodebook(scheme))?;
+    let built_in = || rounders::codebook(scheme);
+    let book = rounding.codebook.or_else(built_in).ok_or(QuantError::NoCodebook(scheme))?;
     let coder = GroupCoder::new(book.clone()).ok_or(QuantError::NoCodebook(scheme))?;
     let group = grouping.columns(shape.cols);
     let groups = shape.cols.div_ceil(group);
@@ -60,7 +62,8 @@ pub(crate) fn quantize(
     let energy: f64 =
         weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
-    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error })
+    let codebook = rounding.codebook.cloned();
+    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error, codebook })
 }
 
 /// Squared error of a coded group, every weight counting the same.

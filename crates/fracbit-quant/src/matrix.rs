@@ -108,10 +108,12 @@ pub struct Quantized {
     pub codes: Vec<u8>,
     /// `|W - W'|^2 / |W|^2` of the result; 0 for a zero matrix.
     pub relative_error: f64,
+    /// The codebook, where it is not the built-in one.
+    pub codebook: Option<Codebook>,
 }
 
 impl Quantized {
-    /// The matrix as kernels and the reference decoder see it, with the built-in codebooks.
+    /// The matrix as kernels and the reference decoder see it.
     ///
     /// # Panics
     /// When the fields were changed so that they no longer fit together.
@@ -121,7 +123,9 @@ impl Quantized {
         let books: Vec<&Codebook> = layout
             .segments()
             .iter()
-            .map(|s| rounders::codebook(s.scheme).expect("checked by quantize"))
+            .map(|s| {
+                self.codebook.as_ref().or_else(|| rounders::codebook(s.scheme)).expect("checked by quantize")
+            })
             .collect();
         PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, self.gain)
             .expect("built by quantize")
@@ -153,6 +157,8 @@ pub struct Rounding<'a> {
     pub moments: Option<&'a Hessian>,
     /// How thoroughly to search.
     pub effort: Effort,
+    /// A table for a scheme with a scale for each small group, instead of the built-in one.
+    pub codebook: Option<&'a Codebook>,
 }
 
 /// [`quantize`] with moments of the inputs or another effort.
@@ -179,6 +185,11 @@ pub fn quantize_with(
     if group == 0 || !group.is_multiple_of(TILE_COLS) {
         return Err(ShapeError::new(OP, "group", "a positive multiple of 16", group).into());
     }
+    if let Some(book) = rounding.codebook.filter(|b| b.scheme() != scheme || scheme.group().is_none()) {
+        let want =
+            if scheme.group().is_some() { "of the scheme" } else { "none, for the scheme has no groups" };
+        return Err(ShapeError::new(OP, "codebook", want, book.scheme()).into());
+    }
     if let Some(at) = weights.iter().position(|w| !w.is_finite()) {
         return Err(QuantError::NotFinite { row: at / shape.cols, col: at % shape.cols, value: weights[at] });
     }
@@ -190,7 +201,15 @@ pub fn quantize_with(
         let diagonal: Option<Vec<f32>> = rounding
             .moments
             .map(|m| m.entries().iter().step_by(shape.cols + 1).map(|h| h.max(0.0)).collect());
-        return crate::grouped::quantize(weights, shape, scheme, grouping, diagonal.as_deref(), progress);
+        return crate::grouped::quantize(
+            weights,
+            shape,
+            scheme,
+            grouping,
+            &rounding,
+            diagonal.as_deref(),
+            progress,
+        );
     }
     let layout = Layout::new(scheme, shape);
     let coders: Vec<(Segment, &dyn Rounder)> = layout
@@ -240,7 +259,7 @@ pub fn quantize_with(
     let energy: f64 =
         weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
-    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error })
+    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error, codebook: None })
 }
 
 /// A coder for every run of tile columns.

@@ -11,6 +11,7 @@ pub mod evaluate;
 pub mod explain;
 pub mod forecast;
 pub mod fusion;
+mod groups;
 pub mod inspect;
 pub mod joint;
 pub mod load;

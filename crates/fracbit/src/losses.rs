@@ -264,7 +264,7 @@ impl<'a> Work<'a> {
         let moments = self.moments.as_ref().and_then(|(_, m)| m.as_ref());
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
-        let rounding = Rounding { moments, effort: self.options.effort };
+        let rounding = Rounding { moments, effort: self.options.effort, codebook: None };
         let packed = rounded(id, &matrix, scheme, self.grouping, rounding, &advance)?;
         let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);
         Ok((linear.map_err(fracbit_model::Error::from)?, packed.relative_error))

@@ -9,10 +9,12 @@ use crate::{
     Error, Progress,
     calibrate::{Calibration, first_reader},
     directory::{self, QuantizationConfig, codebook_names, packed_names},
+    groups,
     plan::{Inventory, Plan, PlannedLayer, Storage},
     sequential,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
+use fracbit_format::Codebook;
 use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
@@ -21,6 +23,7 @@ use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -57,6 +60,10 @@ pub struct QuantizeOptions {
     pub max_memory: Option<Bytes>,
     /// How thoroughly to search for codes.
     pub effort: Effort,
+    /// Bytes of the codebooks of a group-wise scheme, which are trained on the model: 16 (when nothing is said), 32 or 64.
+    pub codebook_bytes: Option<usize>,
+    /// Codebooks of group-wise schemes to use as they are; those of other schemes are trained.
+    pub codebooks: Vec<Codebook>,
 }
 
 /// What one matrix became.
@@ -185,7 +192,9 @@ pub fn quantize_in(
     }
 
     let scratch = dir.scratch("");
-    let specs = tensor_specs(source, &plan)?;
+    // A resumed run trains them again, to the same tables.
+    let trained = group_codebooks(source, &plan, options, progress)?;
+    let specs = tensor_specs(source, &plan, &trained)?;
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     let mut writer = ShardWriter::new(&mut dir, specs, MAX_SHARD, &metadata)?;
     let steps = writer.resume()?;
@@ -209,7 +218,7 @@ pub fn quantize_in(
     }
     if layers.is_empty() {
         for scheme in plan.codebooks() {
-            let book = fracbit_quant::codebook(scheme).ok_or(Error::NoErrorEntry { scheme })?;
+            let book = stored_codebook(&trained, scheme)?;
             let [entries, step] = codebook_names(scheme);
             let bytes: Vec<u8> = book.entries().iter().flat_map(|e| e.to_le_bytes()).collect();
             writer.write(&entries, &bytes)?;
@@ -223,8 +232,15 @@ pub fn quantize_in(
         |count: usize| inventory.matrices[..count].iter().map(|m| m.shape.len() as u64).sum::<u64>();
     progress.stage("quantizing", weights(inventory.matrices.len()));
     progress.advance(weights(layers.len()));
-    let mut matrices =
-        Matrices { source, plan: &plan, writer, progress, effort: options.effort, moments: None };
+    let mut matrices = Matrices {
+        source,
+        plan: &plan,
+        writer,
+        progress,
+        effort: options.effort,
+        codebooks: &trained,
+        moments: None,
+    };
     let todo: Vec<(LinearId, PlannedLayer)> =
         inventory.matrices.iter().map(|m| m.id).zip(plan.layers.iter().cloned()).collect();
     match &options.calibration {
@@ -256,10 +272,17 @@ pub fn quantize_in(
         }
     }
     let predicted_loss = layers.iter().map(|l| l.loss).sum();
+    // The plan counts built-in codebooks.
+    let planned =
+        |scheme: &Scheme| fracbit_quant::codebook(*scheme).map_or(0, |b| 2 * b.entries().len() as u64);
+    let bytes = trained
+        .iter()
+        .fold(plan.bytes, |bytes, (scheme, book)| bytes + 2 * book.entries().len() as u64 - planned(scheme));
     let report = QuantizeReport {
         path: out,
-        bytes: plan.bytes,
-        bits_per_weight: plan.bits_per_weight,
+        bytes,
+        #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+        bits_per_weight: plan.bits_per_weight * (bytes as f64 / plan.bytes as f64),
         predicted_loss,
         layers,
     };
@@ -278,13 +301,37 @@ pub fn quantize_in(
     Ok(report)
 }
 
+/// Tables of group-wise schemes: those given, and for the rest those trained on the model.
+fn group_codebooks(
+    source: &WeightSource,
+    plan: &Plan,
+    options: &QuantizeOptions,
+    progress: &dyn Progress,
+) -> Result<BTreeMap<Scheme, Codebook>, Error> {
+    let given: BTreeMap<Scheme, Codebook> =
+        options.codebooks.iter().map(|b| (b.scheme(), b.clone())).collect();
+    let calibration = options.calibration.as_deref();
+    let mut all =
+        groups::train(source, plan, &given, calibration, options.codebook_bytes.unwrap_or(16), progress)?;
+    all.extend(given);
+    Ok(all)
+}
+
+fn stored_codebook(codebooks: &BTreeMap<Scheme, Codebook>, scheme: Scheme) -> Result<&Codebook, Error> {
+    codebooks.get(&scheme).or_else(|| fracbit_quant::codebook(scheme)).ok_or(Error::NoErrorEntry { scheme })
+}
+
 /// Every tensor in the order in which it is written.
-fn tensor_specs(source: &WeightSource, plan: &Plan) -> Result<Vec<TensorSpec>, Error> {
+fn tensor_specs(
+    source: &WeightSource,
+    plan: &Plan,
+    codebooks: &BTreeMap<Scheme, Codebook>,
+) -> Result<Vec<TensorSpec>, Error> {
     let config = source.config();
     let spec = |name: String, dtype, shape: &[usize]| TensorSpec { name, dtype, shape: shape.to_vec() };
     let mut specs = Vec::new();
     for scheme in plan.codebooks() {
-        let book = fracbit_quant::codebook(scheme).ok_or(Error::NoErrorEntry { scheme })?;
+        let book = stored_codebook(codebooks, scheme)?;
         let [entries, step] = codebook_names(scheme);
         specs.push(spec(entries, Dtype::I16, &[book.entries().len()]));
         specs.push(spec(step, Dtype::F32, &[1]));
@@ -332,6 +379,8 @@ pub(crate) struct Matrices<'a> {
     pub(crate) writer: ShardWriter<'a>,
     progress: &'a dyn Progress,
     effort: Effort,
+    /// Tables that are not the built-in ones.
+    codebooks: &'a BTreeMap<Scheme, Codebook>,
     /// Moments of the next matrix's input, and the first matrix that reads it.
     pub(crate) moments: Option<(LinearId, Hessian)>,
 }
@@ -378,7 +427,8 @@ impl Matrices<'_> {
                 let advance = |weights: usize| self.progress.advance(weights as u64);
                 let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id)).map(|(_, h)| h);
                 let grouping = self.plan.grouping();
-                let rounding = Rounding { moments, effort: self.effort };
+                let rounding =
+                    Rounding { moments, effort: self.effort, codebook: self.codebooks.get(&scheme) };
                 let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
                 let [codes, scales, gain] = packed_names(id);
                 self.writer.write(&codes, &packed.codes)?;

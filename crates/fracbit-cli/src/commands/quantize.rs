@@ -62,6 +62,9 @@ pub(crate) struct QuantizeArgs {
     /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default: balanced; on a GPU, which knows no other, exact].
     #[arg(long, value_name = "EFFORT")]
     effort: Option<Effort>,
+    /// Bytes of the codebooks that a group-wise scheme (`gnuq-...`) gets, trained on the model: 16, 32 or 64.
+    #[arg(long, value_name = "BYTES", default_value_t = 16)]
+    codebook_bytes: usize,
     /// Refuse to start when more memory than this is needed beside the mapped file.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
@@ -121,7 +124,10 @@ impl QuantizeArgs {
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
             format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
         });
-        let effort = format!(" --effort {}", self.effort());
+        let mut effort = format!(" --effort {}", self.effort());
+        if self.codebook_bytes != 16 {
+            effort += &format!(" --codebook-bytes {}", self.codebook_bytes);
+        }
         if let Some(path) = &self.plan {
             return format!("fracbit quantize {model} --plan {}{calibration}{effort}", path.display());
         }
@@ -225,6 +231,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         sequential: args.sequential,
         max_memory: args.max_memory,
         effort: args.effort(),
+        codebook_bytes: Some(args.codebook_bytes),
+        codebooks: Vec::new(),
     };
     let weights = source.opened.source(plan.rotation, plan.seed)?;
     let report = fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?;

@@ -17,8 +17,8 @@ use tempfile::NamedTempFile;
 /// Weights that are measured of a larger matrix; the time of a row does not depend on how many there are.
 const MOST_WEIGHTS: usize = 1 << 23;
 /// Exponent bits that stay of a random half: magnitudes from 2^-7 to 1, so that sums are finite.
-const FINITE: u16 = 0b1_01111_11_1111_1111;
-const SMALLEST: u16 = 0b0_01000_00_0000_0000;
+const FINITE: u16 = 0b1011_1111_1111_1111;
+const SMALLEST: u16 = 0b0010_0000_0000_0000;
 
 /// Rows that are measured of a matrix.
 pub(super) fn measured_rows(shape: Shape) -> usize {

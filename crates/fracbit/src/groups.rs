@@ -1,0 +1,87 @@
+//! Group-wise codebooks of a model, trained on its own weights.
+//!
+//! One table serves all layers that use a scheme. It is trained on an even sample of their rows, each layer's weights scaled so that
+//! its squared errors count by its sensitivity, as in the plan; with a calibration, every column counts by the diagonal of its
+//! input's moments too. See `fracbit_codebook::train::group_codebooks` for the training itself.
+
+use crate::{Calibration, Error, Plan, Progress, plan::Storage};
+use fracbit_base::{Family, Scheme};
+use fracbit_codebook::train::{GroupTraining, group_codebooks};
+use fracbit_format::Codebook;
+use fracbit_model::{LinearId, WeightSource};
+use std::collections::BTreeMap;
+
+/// Weights to train on.
+const SAMPLE: usize = 1 << 18;
+
+/// The budgets of a table, in bytes: one, two and four registers of 128 bits.
+pub(crate) const BUDGETS: [usize; 3] = [16, 32, 64];
+
+/// Trains the codebooks of all group-wise schemes of `plan` that are not given; `budget` is the bytes that the codebooks of a scheme take together.
+///
+/// Reads every matrix of such a scheme once. A fixed function of its arguments.
+pub(crate) fn train(
+    source: &WeightSource,
+    plan: &Plan,
+    given: &BTreeMap<Scheme, Codebook>,
+    calibration: Option<&Calibration>,
+    budget: usize,
+    progress: &dyn Progress,
+) -> Result<BTreeMap<Scheme, Codebook>, Error> {
+    if !BUDGETS.contains(&budget) {
+        let rule = format!("should be 16, 32 or 64, got {budget}");
+        return Err(Error::Option { option: "--codebook-bytes", rule });
+    }
+    let of = |scheme: Scheme| {
+        let layers = LinearId::all(source.config()).zip(&plan.layers);
+        layers.filter(move |(_, layer)| layer.scheme == Storage::Packed(scheme))
+    };
+    let wanted = |s: &Scheme| s.family() == Family::Gnuq && !given.contains_key(s);
+    let schemes: Vec<Scheme> = plan.codebooks().into_iter().filter(wanted).collect();
+    let weights = |scheme| of(scheme).map(|(_, layer)| layer.rows * layer.cols).sum::<usize>();
+    if !schemes.is_empty() {
+        progress.stage("codebooks", schemes.iter().map(|&s| weights(s) as u64).sum());
+    }
+    let mut books = BTreeMap::new();
+    for scheme in schemes {
+        let every = weights(scheme).div_ceil(SAMPLE);
+        let sensitive = of(scheme).any(|(_, layer)| layer.sensitivity > 0.0);
+        let (mut sample, mut importance) = (Vec::new(), Vec::new());
+        let mut group = 0;
+        for (id, layer) in of(scheme) {
+            let matrix = source.linear(id)?;
+            let cols = matrix.shape.cols;
+            let diagonal: Option<Vec<f32>> = match calibration {
+                None => None,
+                Some(calibration) => calibration
+                    .moments(source, id)?
+                    .map(|m| m.entries().iter().step_by(cols + 1).map(|h| h.max(0.0)).collect()),
+            };
+            group = plan.grouping().columns(cols);
+            let energy: f64 = matrix
+                .data
+                .chunks(cols)
+                .flat_map(|row| row.iter().enumerate())
+                .map(|(c, &w)| f64::from(diagonal.as_ref().map_or(1.0, |d| d[c])) * f64::from(w).powi(2))
+                .sum();
+            let share = if sensitive { layer.sensitivity } else { 1.0 };
+            if energy > 0.0 && share > 0.0 {
+                #[expect(clippy::cast_possible_truncation, reason = "a scale of f32 weights")]
+                let scale = (share / energy * matrix.data.len() as f64).sqrt() as f32;
+                for row in matrix.data.chunks(cols).step_by(every) {
+                    let whole = cols / group * group;
+                    sample.extend(row[..whole].iter().map(|w| w * scale));
+                    importance.extend((0..whole).map(|c| diagonal.as_ref().map_or(1.0, |d| d[c])));
+                }
+            }
+            progress.advance(matrix.data.len() as u64);
+        }
+        if sample.is_empty() {
+            continue; // zeros, or rows shorter than a group: the built-in codebooks will do
+        }
+        let options = GroupTraining { group, budget, ..GroupTraining::default() };
+        let importance = calibration.map(|_| &*importance);
+        books.insert(scheme, group_codebooks(scheme, &sample, importance, options));
+    }
+    Ok(books)
+}
