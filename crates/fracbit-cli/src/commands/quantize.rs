@@ -320,25 +320,28 @@ mod tests {
         let table = [
             (
                 "M -o A --bits 3.25 --force",
-                "fracbit quantize M --bits 3.25 --palette tcq --code fine --rotation fold --sensitivity quick --seed 0",
+                "fracbit quantize M --bits 3.25 --palette tcq --code fine --rotation fold --sensitivity quick --seed 0 --effort balanced",
             ),
             (
                 "M -o B --scheme tcq-fast-2",
-                "fracbit quantize M --scheme tcq-fast-2 --rotation fold --sensitivity prior --seed 0",
+                "fracbit quantize M --scheme tcq-fast-2 --rotation fold --sensitivity prior --seed 0 --effort balanced",
             ),
-            ("M -o B --plan p.json", "fracbit quantize M --plan p.json"),
+            (
+                "M -o B --plan p.json --effort fast --codebook-bytes 32",
+                "fracbit quantize M --plan p.json --effort fast --codebook-bytes 32",
+            ),
             (
                 "M -o B --plan p.json --calibration C --sequential --resume --max-memory 1GB",
-                "fracbit quantize M --plan p.json --calibration C --sequential",
+                "fracbit quantize M --plan p.json --calibration C --sequential --effort balanced",
             ),
             (
                 "M -o B --latency 2ms --bits 3 --profile m.json --pin layers.0.*=tcq-4 --exclude lm_head",
                 "fracbit quantize M --bits 3 --latency 2000us --palette all --code fine --rotation fold --sensitivity quick \
-                 --seed 0 --profile m.json --context 128 --batch 1 --pin 'layers.0.*=tcq-4' --exclude 'lm_head'",
+                 --seed 0 --profile m.json --context 128 --batch 1 --pin 'layers.0.*=tcq-4' --exclude 'lm_head' --effort balanced",
             ),
             (
                 "M -o C --size 1MB --keep-head --seed 3 --palette all --rotation none --sensitivity a.json",
-                "fracbit quantize M --size 1000000 --palette all --code fine --rotation none --sensitivity a.json --seed 3 --keep-head",
+                "fracbit quantize M --size 1000000 --palette all --code fine --rotation none --sensitivity a.json --seed 3 --keep-head --effort balanced",
             ),
         ];
         for (line, want) in table {
