@@ -82,6 +82,9 @@ struct Fused {
     rows: Range<usize>,
 }
 
+/// [`matmul_with`] or [`matmul_refined_with`].
+type PackedProduct = fn(&Crew<'_>, &PackedMatrix, &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
+
 /// A matrix left in the checkpoint.
 #[derive(Debug)]
 struct Stored {
@@ -324,6 +327,31 @@ impl Linear {
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
+        self.product(crew, x, scratch, out, matmul_with)
+    }
+
+    /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed matrix multiplies what the rounding of its
+    /// input loses too.
+    pub(crate) fn apply_head(
+        &self,
+        crew: &Crew<'_>,
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        scratch.new_input();
+        self.product(crew, x, scratch, out, matmul_refined_with)
+    }
+
+    /// The layer, with `packed` as the product of packed weights.
+    fn product(
+        &self,
+        crew: &Crew<'_>,
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+        packed: PackedProduct,
+    ) -> Result<(), ShapeError> {
         let shape = self.shape();
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
@@ -342,7 +370,7 @@ impl Linear {
             Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
-                matmul_with(crew, matrix, &mut scratch.activations, out)?;
+                packed(crew, matrix, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
                 part.product(crew, x, scratch)?;
@@ -350,28 +378,6 @@ impl Linear {
             }
         }
         self.add_bias(out);
-        Ok(())
-    }
-
-    /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed matrix multiplies what the rounding of its
-    /// input loses too.
-    pub(crate) fn apply_head(
-        &self,
-        crew: &Crew<'_>,
-        x: &[f32],
-        scratch: &mut LinearScratch,
-        out: &mut [f32],
-    ) -> Result<(), ShapeError> {
-        scratch.new_input();
-        let Weights::Packed(matrix) = &self.weights else { return self.apply_with(crew, x, scratch, out) };
-        if let Some(Tap(observer)) = &self.tap {
-            observer(x);
-        }
-        if !out.is_empty() {
-            scratch.activations.set(x, self.shape().cols)?;
-            matmul_refined_with(crew, matrix, &mut scratch.activations, out)?;
-            self.add_bias(out);
-        }
         Ok(())
     }
 

@@ -66,18 +66,9 @@ pub fn measure(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
-    let mut result = Sensitivities {
-        protocol: describe(options, text, source.sites().seed()),
-        source_hash: content_hash.to_owned(),
-        rotation: source.sites().mode(),
-        tokens: text.sequences.tokens(),
-        layers: BTreeMap::new(),
-        actual: BTreeMap::new(),
-        joint: Vec::new(),
-    };
-    if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, result.rotation)) {
-        (result.layers, result.actual) = (done.layers, done.actual);
-    }
+    let protocol = describe(options, text, source.sites().seed());
+    let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
+    let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
     let weights = |id: LinearId| id.shape(source.config()).len() as u64;
     let whole = whole(&options.schemes);
     let times = 1 + options.schemes.len() + whole.len();
@@ -171,18 +162,9 @@ pub fn measure_along(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
-    let mut result = Sensitivities {
-        protocol: describe_along(options, text, source.sites().seed()),
-        source_hash: content_hash.to_owned(),
-        rotation: source.sites().mode(),
-        tokens: text.sequences.tokens(),
-        layers: BTreeMap::new(),
-        actual: BTreeMap::new(),
-        joint: Vec::new(),
-    };
-    if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, result.rotation)) {
-        result.layers = done.layers;
-    }
+    let protocol = describe_along(options, text, source.sites().seed());
+    let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
+    let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
     let typical = Storage::Packed(options.default).error()?;
     let (mut work, probe, ids) = Work::begin(source, options, text, 1, progress)?;
     let mut model = work.quantized(&ids)?;

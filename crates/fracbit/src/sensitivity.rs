@@ -242,6 +242,29 @@ impl Sensitivities {
         serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
     }
 
+    /// A measurement that begins, with what an interrupted one of the same kind has.
+    pub(crate) fn begun(
+        protocol: String,
+        content_hash: &str,
+        rotation: RotationMode,
+        tokens: usize,
+        done: Option<Self>,
+    ) -> Self {
+        let (mut layers, mut actual) = Default::default();
+        if let Some(done) = done.filter(|d| d.continues(&protocol, content_hash, rotation)) {
+            (layers, actual) = (done.layers, done.actual);
+        }
+        Self {
+            protocol,
+            source_hash: content_hash.to_owned(),
+            rotation,
+            tokens,
+            layers,
+            actual,
+            joint: Vec::new(),
+        }
+    }
+
     /// Whether a measurement of this kind may take over what this document holds already.
     #[must_use]
     pub fn continues(&self, protocol: &str, content_hash: &str, rotation: RotationMode) -> bool {
@@ -337,18 +360,8 @@ pub fn measure_on(
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
     let mode = source.sites().mode();
-    let mut result = Sensitivities {
-        protocol: describe(protocol, text),
-        source_hash: content_hash.to_owned(),
-        rotation: mode,
-        tokens: text.map_or(protocol.tokens, |t| t.sequences.tokens()),
-        layers: BTreeMap::new(),
-        actual: BTreeMap::new(),
-        joint: Vec::new(),
-    };
-    if let Some(done) = done.filter(|d| d.continues(&result.protocol, content_hash, mode)) {
-        result.layers = done.layers;
-    }
+    let tokens = text.map_or(protocol.tokens, |t| t.sequences.tokens());
+    let mut result = Sensitivities::begun(describe(protocol, text), content_hash, mode, tokens, done);
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
     progress.stage("measuring sensitivity", (ids.len() * protocol.levels) as u64);
     // White noise stays white under rotation, so the unrotated model serves every mode: its weights stay in the
