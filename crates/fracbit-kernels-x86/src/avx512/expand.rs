@@ -24,6 +24,9 @@ pub(super) trait Expand: Copy {
     /// What the first half of the work leaves.
     type Mid: Copy;
 
+    /// The vectors of `mid`.
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i];
+
     /// First half of the work on the tile at `code`: what loads and multiplies. A body starts it for the next tile before it
     /// ends the tile at hand: the chain of dependent instructions is longer than the processor looks ahead.
     ///
@@ -122,6 +125,11 @@ impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
     type Mid = [[__m512i; 4]; 2];
 
     #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
+
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
         let rest = &table[spread_lines(N)..];
@@ -202,6 +210,13 @@ pub(super) mod kind {
     pub(crate) const FAST_64: usize = 6;
     /// `fast` trellis, 128 magnitudes.
     pub(crate) const FAST_128: usize = 7;
+    /// `fast` trellis, 64 magnitudes, states that begin with a byte: the two stretches are the states of the two pieces.
+    pub(crate) const FAST_64_BYTES: usize = 8;
+
+    /// Whether a byte of an index is a hash to be made.
+    pub(crate) const fn is_fast(kind: usize) -> bool {
+        matches!(kind, FAST_64 | FAST_128 | FAST_64_BYTES)
+    }
 }
 
 /// Scalar and vector tables of bytes, and the `fast` trellis codes: one cut makes the indices of 64 weights.
@@ -214,9 +229,14 @@ pub(super) struct Lookup<const F: usize, const N: usize, const K: usize> {
 
 impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> {
     const WIDE: bool = false;
-    const STREAMS: usize = if K == kind::FAST_64 || K == kind::FAST_128 { 1 } else { 2 };
+    const STREAMS: usize = if kind::is_fast(K) { 1 } else { 2 };
     /// Indices, `[half][piece]`.
     type Mid = [[__m512i; 2]; 2];
+
+    #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -232,7 +252,7 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
-        let fast = K == kind::FAST_64 || K == kind::FAST_128;
+        let fast = kind::is_fast(K);
         // SAFETY: promised by the caller.
         let spread = unsafe {
             if fast { self.spread.spread::<true>(code) } else { self.spread.spread::<false>(code) }
@@ -241,7 +261,11 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
         for (half, out) in out.iter_mut().enumerate() {
             for (g, out) in out.iter_mut().enumerate() {
                 let stretch = spread[if N == 1 { 0 } else { g }][half];
-                let i = _mm512_multishift_epi64_epi8(self.cuts[g], stretch);
+                let i = if K == kind::FAST_64_BYTES {
+                    stretch
+                } else {
+                    _mm512_multishift_epi64_epi8(self.cuts[g], stretch)
+                };
                 *out = if fast {
                     let (low, high) =
                         (_mm512_mullo_epi16(i, self.table[2]), _mm512_mulhrs_epi16(i, self.table[3]));
@@ -274,7 +298,7 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
                     }
                     // Each byte of the hash is a weight: low bits the magnitude, bit 7 the sign.
                     _ => {
-                        let value = if K == kind::FAST_64 {
+                        let value = if K != kind::FAST_128 {
                             _mm512_permutexvar_epi8(i, t[0])
                         } else {
                             _mm512_permutex2var_epi8(t[0], i, t[1])
@@ -309,6 +333,11 @@ impl Expand for Pairs256 {
     const SPLIT: bool = true;
     /// Codes, `[half]`.
     type Mid = [__m512i; 2];
+
+    #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -370,6 +399,11 @@ impl Expand for Wide256 {
     type Mid = [[__m512i; 2]; 2];
 
     #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
+
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(table: &[Line], _tile_bytes: usize) -> Self {
         Self {
@@ -420,6 +454,11 @@ pub(super) struct Wide<const B: usize> {
 impl<const B: usize> Expand for Wide<B> {
     const WIDE: bool = true;
     type Mid = [[__m512i; 2]; 2];
+
+    #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -476,6 +515,11 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
     const WIDE: bool = WIDE;
     /// Indices.
     type Mid = [[__m512i; 4]; 2];
+
+    #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]

@@ -41,6 +41,11 @@ impl<const F: usize, const B: usize> Expand for Books<F, B> {
     type Mid = [[__m512i; 2]; 2];
 
     #[inline]
+    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
+        mid.as_flattened_mut()
+    }
+
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
         let rest = &table[spread_lines(1)..];

@@ -84,6 +84,17 @@ pub(super) unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f3
     }
 }
 
+/// Keeps the compiler from using `later` before `first` is there. No instruction: the order in which independent work of
+/// tiles is mixed decides how much of it the processor does at once.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn then(first: __m512i, later: &mut __m512i) {
+    // SAFETY: an empty statement.
+    unsafe {
+        std::arch::asm!("/* {} {} */", in(zmm_reg) first, inout(zmm_reg) *later, options(pure, nomem, nostack, preserves_flags));
+    }
+}
+
 /// Asks for the codes of a tile to come.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -216,8 +227,13 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
         let codes = args.codes[strip * args.stride..].as_ptr();
         let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
         let mut inner = [_mm512_setzero_ps(); T];
+        // SAFETY: `Args` has 16 scales for every group.
+        let books = |i: usize| unsafe { e.books(scales.add(args.blocks[i].group * TILE_ROWS)) };
+        // Three tiles are at work at once: the codes of one are fetched, those of the one before it become weights, and
+        // those of the one before that meet the tokens.
         // SAFETY: there is a first tile, and room for one behind the last.
-        let mut mid = unsafe { e.begin(codes) };
+        let (mut weights, mut mid) =
+            unsafe { (e.regroup_by(e.begin(codes), books(0)), e.begin(codes.add(args.tile_bytes))) };
         for (i, block) in args.blocks.iter().enumerate() {
             let place = |t: usize| token(t) * args.blocks.len() + i;
             let mut sums = [_mm512_setzero_si512(); T];
@@ -225,17 +241,17 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                 let first = args.block_sums[place(t)];
                 sums[t] = if E::WIDE { initial::<true>(first) } else { initial::<false>(first) };
             }
-            // SAFETY: `Args` has 16 scales for every group.
-            let books = unsafe { e.books(scales.add(block.group * TILE_ROWS)) };
-            for tile in block.start..block.start + block.tiles {
-                // SAFETY: tiles of the block are inside `codes` and `x`.
+            let mut scaled = books(i);
+            let end = block.start + block.tiles;
+            for tile in block.start..end {
+                if tile + 1 == end && i + 1 < args.blocks.len() {
+                    scaled = books(i + 1);
+                }
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
                 unsafe {
-                    let code = codes.add((tile + 1) * args.tile_bytes);
+                    let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
                     prefetch(code, args.tile_bytes);
-                    let next = e.begin(code);
-                    let weights = e.regroup_by(mid, books);
-                    mid = next;
-                    for v in 0..vectors::<E>() {
+                    let meet = |v: usize, weights: &[__m512i; 8], sums: &mut [__m512i; T]| {
                         for t in 0..T {
                             let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();
                             let x = _mm512_set1_epi32(x.read_unaligned());
@@ -245,7 +261,23 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                                 dot::<false>(sums[t], weights[v], x)
                             };
                         }
+                    };
+                    let (half, parts) = (vectors::<E>() / 2, E::parts(&mut mid));
+                    let each = parts.len() / half;
+                    for v in 0..half {
+                        meet(v, &weights, &mut sums);
+                        parts[v * each..][..each].iter_mut().for_each(|part| then(sums[0], part));
                     }
+                    let next = e.regroup_by(mid, scaled);
+                    then(next[0], &mut weights[half]);
+                    for v in half..vectors::<E>() - 1 {
+                        meet(v, &weights, &mut sums);
+                    }
+                    mid = e.begin(code);
+                    let last = vectors::<E>() - 1;
+                    then(E::parts(&mut mid)[0], &mut weights[last]);
+                    meet(last, &weights, &mut sums);
+                    weights = next;
                 }
             }
             for t in 0..T {

@@ -128,17 +128,21 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     use fetch::{DIRECT, HALVES, ONE, TWO};
     let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
     let (weights, bytes) = (steps.weights, codebook.tile_bytes());
-    // Words of a state: the two words of four columns hold the same state, or each its own of two columns.
-    let mut table = bytes_of_columns(codebook, 16, |c| steps.position(c / weights));
-    let n = stretches(bytes, steps.position(15 / weights) + 16);
     let len = codebook.entries().len();
+    // Words of a state: the two words of four columns hold the same state, or each its own of two columns.
+    let position = |c: usize| steps.position(c / weights);
+    let whole = fetch::of(bytes) == ONE && len == 64 && (0..16).all(|c| position(c) % 8 == 0);
+    let mut table =
+        if whole { bytes_of_states(bytes, position) } else { bytes_of_columns(codebook, 16, position) };
+    let n = stretches(bytes, position(15) + 16);
     table.extend(byte_table(128, |i| i32::from(codebook.entries()[i % len])));
     let factors = trellis::FAST_MUL;
     let word = |i: usize| factors[if weights == 4 { i % 2 } else { 0 }];
     table.push(words(|i| word(i).0));
     table.push(words(|i| word(i).1));
     let run = match (fetch::of(bytes), n, len) {
-        (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::FAST_64 }>> as StripFn,
+        _ if whole => strips::<Lookup<ONE, 2, { kind::FAST_64_BYTES }>> as StripFn,
+        (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::FAST_64 }>>,
         (ONE, _, _) => strips::<Lookup<ONE, 1, { kind::FAST_128 }>>,
         (TWO, 1, 64) => strips::<Lookup<TWO, 1, { kind::FAST_64 }>>,
         (TWO, 1, _) => strips::<Lookup<TWO, 1, { kind::FAST_128 }>>,
@@ -244,6 +248,19 @@ fn bytes_of_columns(codebook: &Codebook, width: usize, position: impl Fn(usize) 
         let high = |c: usize| if width == 16 { 8 * (c % 2) } else { 0 };
         table.push(qwords(|c| position(8 * k + c) - origin + high(c)));
     }
+    table
+}
+
+/// As [`bytes_of_columns`] of 16-bit windows that begin with a byte, in tiles of one load: the stretches are what would be cut
+/// from them, and the lines of cuts are empty.
+fn bytes_of_states(tile_bytes: usize, position: impl Fn(usize) -> usize) -> Vec<Line> {
+    let index = |k: usize, half: usize, b: usize| {
+        let row = (8 * half + b / 8) * tile_bytes / TILE_ROWS;
+        u8::try_from((row + position(8 * k + b % 8) / 8 + b % 2) % tile_bytes).expect("inside a vector")
+    };
+    let line = |i: usize| Line(std::array::from_fn(|b| index(i / 2, i % 2, b)));
+    let mut table: Vec<Line> = (0..4).map(line).collect();
+    table.resize(spread_lines(2) + 2, Line::ZERO);
     table
 }
 
