@@ -28,29 +28,29 @@ template <int H> FB_DEVICE uint32_t bits_at(const uint32_t (&w)[H], int p, int c
 /// A lane's codes of one octet: H = 2R words, and for trellises the windows that run past the end of each tile's rows.
 template <int H> struct Codes {
     uint32_t w[H];
-    uint32_t tail[2];
+    uint32_t next, tail[2];
 
-    /// From shared memory: whole vectors of all lanes follow each other.
+    /// From shared memory, where `at` is this lane's place: whole vectors of all lanes follow each other.
     FB_DEVICE void load(uint32_t at, uint32_t lane) {
         FB_UNROLL
         for (int i = 0; i < H / 4; i++) {
-            const Words4 v = lds<Words4>(at + (uint32_t)i * 512 + lane * 16);
+            const Words4 v = lds<Words4>(at + (uint32_t)i * 512);
             FB_UNROLL
             for (int j = 0; j < 4; j++) w[4 * i + j] = v.w[j];
         }
         constexpr int done = H / 4 * 4;
         if constexpr (H % 4 >= 2) {
-            const Words2 v = lds<Words2>(at + done * 128 + lane * 8);
+            const Words2 v = lds<Words2>(at + done * 128 - lane * 8);
             w[done] = v.w[0], w[done + 1] = v.w[1];
         }
-        if constexpr (H % 2 == 1) w[H - 1] = lds<uint32_t>(at + (H - 1) * 128 + lane * 4);
+        if constexpr (H % 2 == 1) w[H - 1] = lds<uint32_t>(at + (H - 1) * 128 - lane * 12);
     }
 
     /// Fetches the 16 bits that follow this lane's rows in either tile.
     FB_DEVICE void link(uint32_t lane) {
         constexpr bool odd = H % 2 == 1;
         const uint32_t heads = prmt(w[0], w[H / 2], odd ? 0x7610 : 0x5410);
-        const uint32_t next = shfl(heads, lane + 4);
+        next = shfl(heads, lane + 4);
         tail[0] = prmt(w[odd ? H / 2 : H / 2 - 1], next, odd ? 0x5410 : 0x5432);
         tail[1] = prmt(w[H - 1], next, 0x7632);
     }
@@ -65,12 +65,12 @@ template <int H> struct Codes {
     FB_DEVICE uint32_t signed_window(int q, int p) const {
         constexpr int unit = 16 * H;
         const bool inside = p + 16 <= unit;
-        const int at = inside ? q * unit + p : p - (unit - 16);
+        const int at = q * unit + p;
         if (at % 8 != 0) return (uint32_t)(int32_t)(int16_t)window(q, p);
-        const uint32_t low = inside ? w[at / 32] : tail[q];
-        const uint32_t high = inside && at % 32 > 16 ? w[at / 32 + 1] : low;
-        const uint32_t b = (uint32_t)(at % 32 / 8), n = at % 32 > 16 ? 4 : b + 1;
-        return prmt(low, high, b | n << 4 | (n | 8) << 8 | (n | 8) << 12);
+        // Two bytes of a pair of words, the second with its sign; the one past the lane's rows is the next lane's first.
+        const uint32_t b = (uint32_t)(at % 32 / 8), n = inside ? b + 1 : 4 + 2 * (uint32_t)q;
+        const uint32_t high = !inside ? next : at % 32 > 16 ? w[at / 32 + 1] : w[at / 32];
+        return prmt(w[at / 32], high, b | n << 4 | (n | 8) << 8 | (n | 8) << 12);
     }
 };
 
@@ -96,7 +96,7 @@ template <int BITS, int LOG_STRIDE, int H> FB_DEVICE uint32_t row_address(const 
 /// One weight per state: row = sign and index, the top bits of x (x + c).
 template <int H_> struct Fine {
     static constexpr int H = H_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
-    static constexpr bool TRELLIS = true;
+    static constexpr bool TRELLIS = true, AROUND = false;
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
@@ -112,7 +112,7 @@ template <int H_> struct Fine {
 /// The hash word x a + ((x b + 2^14) >> 15) is bits 16 to 31 of x (2b + 2^16 a) + 2^15 with x and b signed: one multiplication.
 template <int H_> struct Fast {
     static constexpr int H = H_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
-    static constexpr bool TRELLIS = true;
+    static constexpr bool TRELLIS = true, AROUND = true;
     static constexpr uint32_t factor(uint32_t a, uint32_t b) {
         return 2 * (b | (b & 0x8000 ? 0xFFFF0000 : 0)) + (a << 16);
     }
@@ -137,7 +137,7 @@ template <int H_> struct Fast {
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.
 template <int H_> struct Hyb {
     static constexpr int H = H_, WORDS = 2;
-    static constexpr bool TRELLIS = true;
+    static constexpr bool TRELLIS = true, AROUND = false;
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
@@ -151,7 +151,7 @@ template <int H_> struct Hyb {
 /// A vector code, or two scalar codes side by side: 2R bits select a row of two weights.
 template <int H_> struct Pair {
     static constexpr int H = H_, WORDS = 2;
-    static constexpr bool TRELLIS = false;
+    static constexpr bool TRELLIS = false, AROUND = false;
     static constexpr int LOG_ROWS = H, LOG_STRIDE = H <= 9 ? 7 : 16 - H, LOG_COPIES = LOG_STRIDE - 2;
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
@@ -161,11 +161,11 @@ template <int H_> struct Pair {
     }
 };
 
-/// A scalar code too wide for pairs (7 or 8 bits).
+/// A scalar code of 8 bits: too wide for pairs.
 template <int H_> struct Single {
     static constexpr int H = H_, WORDS = 4, B = H / 2;
-    static constexpr bool TRELLIS = false;
-    static constexpr int LOG_ROWS = B, LOG_STRIDE = B == 8 ? 8 : 7, LOG_COPIES = 5;
+    static constexpr bool TRELLIS = false, AROUND = true;
+    static constexpr int LOG_ROWS = B, LOG_STRIDE = 8, LOG_COPIES = 5;
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
@@ -185,9 +185,11 @@ FB_DEVICE void spread(const Book& book) {
     check_base();
     const uint32_t quads = 1u << (book.log_rows + book.log_copies) >> 2;
     for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
-        const uint32_t row = i >> (book.log_copies - 2), copy = i & ((1u << (book.log_copies - 2)) - 1);
-        const uint32_t v = ldg(book.rows + row);
-        sts(row << book.log_stride | copy << 4, Words4{{v, v, v, v}});
+        Words4 v;
+        FB_UNROLL
+        for (uint32_t j = 0; j < 4; j++) v.w[j] = ldg(book.rows + ((4 * i + j) >> book.log_copies));
+        const uint32_t row = 4 * i >> book.log_copies, copy = 4 * i & ((1u << book.log_copies) - 1);
+        sts(row << book.log_stride | copy << 2, v);
     }
 }
 FB_DEVICE Table table_of(const Book& book, uint32_t lane) {

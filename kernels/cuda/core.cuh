@@ -14,6 +14,7 @@
 
 /// Four weights of a word: two vector codes, or four scalar ones.
 template <int H_> struct Quads {
+    static constexpr bool TRELLIS = false;
     static constexpr int H = H_, WORDS = 8, BYTES = 1, PLANES = 1, MOST = 127;
     static constexpr int BITS = 2 * H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
@@ -22,6 +23,7 @@ template <int H_> struct Quads {
 };
 /// Two weights of a word, activations of 8 bits.
 template <int H_> struct Pairs {
+    static constexpr bool TRELLIS = false;
     static constexpr int H = H_, WORDS = 16, BYTES = 1, PLANES = 1, MOST = 127;
     static constexpr int BITS = H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
@@ -30,6 +32,7 @@ template <int H_> struct Pairs {
 };
 /// Two weights of a word, activations of 11 bits: a sum for each digit.
 template <int H_> struct WidePairs {
+    static constexpr bool TRELLIS = false;
     static constexpr int H = H_, WORDS = 16, BYTES = 2, PLANES = 2, MOST = 1023;
     static constexpr int BITS = H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
@@ -42,6 +45,7 @@ template <int H_> struct WidePairs {
 };
 /// One weight of a word, activations of 11 bits.
 template <int H_> struct Ones {
+    static constexpr bool TRELLIS = false;
     static constexpr int H = H_, WORDS = 32, BYTES = 4, PLANES = 1, MOST = 1023;
     static constexpr int BITS = H / 2, LOG_STRIDE = BITS == 8 ? 8 : 7;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
@@ -52,14 +56,13 @@ template <int H_> struct Ones {
 /// Bytes from one token's staged activations to the next.
 template <class E> FB_DEVICE uint32_t rounded_stride(uint32_t octets) { return octets * 128 * E::BYTES + 16; }
 
-/// Rounds the activations of `octets` octets from octet `first` on into shared memory, and their scales behind them. A warp takes
-/// one token and 256 columns at a time.
+/// Rounds the activations of `octets` octets from octet `first` on (both even) into shared memory, and their scales behind them. A warp
+/// takes one token and 256 columns at a time.
 template <class E> FB_DEVICE void round_to(uint32_t at, const GemvArgs& a, uint32_t first, uint32_t octets) {
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
-    const uint32_t stride = rounded_stride<E>(octets), group = first / 2;
-    const uint32_t groups = octets == 0 ? 0 : (first + octets + 1) / 2 - group;
+    const uint32_t stride = rounded_stride<E>(octets), groups = octets / 2;
     for (uint32_t item = warp; item < groups * a.batch; item += warps) {
-        const uint32_t n = item / groups, g = item % groups, col = (group + g) * 256 + lane * 8;
+        const uint32_t n = item / groups, g = item % groups, col = first * 128 + g * 256 + lane * 8;
         float v[8];
         uint32_t top = 0;
         FB_UNROLL
@@ -80,10 +83,7 @@ template <class E> FB_DEVICE void round_to(uint32_t at, const GemvArgs& a, uint3
         if (lane == 0) {
             sts<float>(at + a.batch * stride + 4 * (n * groups + g), tiny ? 0.f : div_rn(most, (float)E::MOST));
         }
-        // This lane's half tile, unless its octet belongs to another range.
-        const uint32_t octet = (group + g) * 2 + lane / 16;
-        if (octet < first || octet >= first + octets) continue;
-        const uint32_t tile = at + n * stride + ((octet - first) * 8 + lane % 16 / 2) * 16 * E::BYTES;
+        const uint32_t tile = at + n * stride + (g * 16 + lane / 2) * 16 * E::BYTES;  // this lane's is half of it
         int32_t i[8];
         FB_UNROLL
         for (uint32_t j = 0; j < 8; j++) {
@@ -113,9 +113,12 @@ template <class E> FB_DEVICE void round_to(uint32_t at, const GemvArgs& a, uint3
     }
 }
 
-/// Sums of one octet: four rows of a lane (strip, row 2g or 2g + 1) by N tokens.
+/// Adds the sums of one octet: four rows of a lane (strip, row 2g or 2g + 1) by N tokens.
 template <class E, int N>
-FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], const Codes<E::H> (&codes)[2], Table t, const uint32_t (&x_at)[N]) {
+FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], uint32_t at, uint32_t offset, uint32_t lane, Table t, const uint32_t (&x_at)[N]) {
+    Codes<E::H> codes[2];
+    codes[0].load(at, lane);
+    codes[1].load(at + 128 * E::H, lane);
     FB_UNROLL
     for (int q = 0; q < 2; q++) {
         uint32_t words[2][E::WORDS];
@@ -130,7 +133,7 @@ FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], const Codes<E::H> (&codes)
         for (int n = 0; n < N; n++) {
             Words4 x[E::BYTES];
             FB_UNROLL
-            for (int p = 0; p < E::BYTES; p++) x[p] = lds<Words4>(x_at[n] + (uint32_t)(q * 64 * E::BYTES + p * 16));
+            for (int p = 0; p < E::BYTES; p++) x[p] = lds<Words4>(x_at[n] + (offset + (uint32_t)(q * 64 * E::BYTES + p * 16)));
             FB_UNROLL
             for (int strip = 0; strip < 2; strip++) {
                 FB_UNROLL
@@ -144,92 +147,97 @@ FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], const Codes<E::H> (&codes)
 
 /// The product with up to N tokens.
 template <class E, int N> FB_DEVICE void core(const GemvArgs& a) {
-    constexpr uint32_t SLOT = 256 * E::H;
+    constexpr uint32_t OCTET = 256 * E::H, X_OCTET = 128 * E::BYTES;
     const Segment& s = a.w.segments[0];
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
     const uint32_t first = block_y() * s.per_split;
     const uint32_t count = first >= s.octets ? 0 : (s.octets - first < s.per_split ? s.octets - first : s.per_split);
-    const uint32_t staged = table_bytes(s.book), stride = rounded_stride<E>(count);
-    const uint32_t groups = (first + count + 1) / 2 - first / 2, most = s.per_split / 2 + 1;
-    const uint32_t ring =
-        staged + (a.batch * (rounded_stride<E>(s.per_split) + 4 * most) + 15) / 16 * 16 + warp * STAGES * SLOT;
-    const bool active = pair < a.w.pairs;
-    const unsigned char* from = s.codes + ((size_t)(active ? pair : 0) * s.octets + first) * SLOT;
-    FB_UNROLL
-    for (uint32_t i = 0; i < STAGES - 1; i++) {
-        if (active && i < count) fetch<E::H>(ring + i * SLOT, from + i * SLOT, lane);
-        cp_commit();
-    }
+    const uint32_t turns = (count + 1) / TURN;
+    const uint32_t staged = table_bytes(s.book), stride = rounded_stride<E>(turns * TURN);
+    const uint32_t rings = staged + (a.batch * (rounded_stride<E>(s.per_split) + 4 * (s.per_split / TURN)) + 15) / 16 * 16;
+    // Warps past the last pair repeat it, and keep the loops free of divergence.
+    const uint32_t mine = pair < a.w.pairs ? pair : a.w.pairs - 1;
+    Ring<E> ring;
+    ring.start(rings + warp * ring.STAGES * ring.BYTES, s.codes + ((size_t)mine * s.octets + first) * OCTET, turns, lane);
     spread(s.book);
-    round_to<E>(staged, a, first, count);
+    round_to<E>(staged, a, first, turns * TURN);
     sync_block();
-    if (active) {
-        const Table t = table_of(s.book, lane);
-        uint32_t x_at[N], scale_at[N];
+    const Table t = table_of(s.book, lane);
+    uint32_t x_at[N], scale_at[N];
+    FB_UNROLL
+    for (uint32_t n = 0; n < N; n++) {
+        const uint32_t token = n < a.batch ? n : a.batch - 1;
+        x_at[n] = staged + token * stride + c * 16 * E::BYTES;
+        scale_at[n] = staged + a.batch * stride + 4 * token * turns;
+    }
+    float sums[4][N] = {}, total[4][N] = {};
+    const uint32_t row = pair * 32 + 2 * g;
+    // Adds integer sums of columns that share a scale of activations.
+    const auto add = [&](const int32_t (&ints)[4][N][E::PLANES]) {
         FB_UNROLL
-        for (uint32_t n = 0; n < N; n++) {
-            const uint32_t token = n < a.batch ? n : a.batch - 1;
-            x_at[n] = staged + token * stride + c * 16 * E::BYTES;
-            scale_at[n] = staged + a.batch * stride + 4 * token * groups;
-        }
-        float sums[4][N] = {}, total[4][N] = {};
-        const uint32_t row = pair * 32 + 2 * g;
-        uint32_t slot = ring, ahead = ring + (STAGES - 1) * SLOT, scale_from = first % 2 * 2;
-        const uint32_t end = ring + STAGES * SLOT;
-        const unsigned char* source = from + (STAGES - 1) * SLOT;
-        uint32_t group = a.w.groups == 1 ? 0 : first * 128 / a.w.group;
-        uint32_t stop = a.w.groups == 1 ? count : (group + 1) * a.w.group / 128 - first;
-        for (uint32_t o = 0; o < count;) {
-            stop = stop < count ? stop : count;
-            FB_UNROLL_1
-            for (; o < stop; o++) {
-                cp_wait<STAGES - 2>();
-                sync_warp();
-                if (o + STAGES - 1 < count) fetch<E::H>(ahead, source, lane);
-                cp_commit();
-                Codes<E::H> codes[2];
-                codes[0].load(slot, lane);
-                codes[1].load(slot + SLOT / 2, lane);
-                int32_t ints[4][N][E::PLANES] = {};
-                dots<E, N>(ints, codes, t, x_at);
-                FB_UNROLL
-                for (int n = 0; n < N; n++) {
-                    const float scale = lds<float>(scale_at[n] + scale_from / 4 * 4);
-                    FB_UNROLL
-                    for (int r = 0; r < 4; r++) {
-                        const int32_t high = ints[r][n][0], low = ints[r][n][E::PLANES - 1];
-                        sums[r][n] += (float)(E::PLANES == 2 ? 8 * high + low : high) * scale;
-                    }
-                    x_at[n] += 128 * E::BYTES;
-                }
-                scale_from += 2;
-                source += SLOT;
-                ahead = slot;
-                slot = slot + SLOT == end ? ring : slot + SLOT;
-            }
+        for (int n = 0; n < N; n++) {
+            const float scale = lds<float>(scale_at[n]);
             FB_UNROLL
-            for (uint32_t r = 0; r < 4; r++) {
-                const uint32_t at = row + r / 2 * 16 + r % 2;
-                const float scale = at < a.w.rows ? ldg(a.w.scales + (size_t)at * a.w.groups + group) * s.factor : 0.f;
-                FB_UNROLL
-                for (int n = 0; n < N; n++) {
-                    total[r][n] += sums[r][n] * scale;
-                    sums[r][n] = 0.f;
-                }
+            for (int r = 0; r < 4; r++) {
+                const int32_t high = ints[r][n][0], low = ints[r][n][E::PLANES - 1];
+                sums[r][n] += (float)(E::PLANES == 2 ? 8 * high + low : high) * scale;
             }
-            group++;
-            stop += a.w.group / 128;
         }
+    };
+    const auto flush = [&](uint32_t group) {
         FB_UNROLL
         for (uint32_t r = 0; r < 4; r++) {
+            const uint32_t at = row + r / 2 * 16 + r % 2;
+            const float scale = at < a.w.rows ? ldg(a.w.scales + (size_t)at * a.w.groups + group) * s.factor : 0.f;
             FB_UNROLL
-            for (uint32_t n = 0; n < N; n++) {
-                float v = total[r][n];
-                v += float_of(shfl_xor(bits_of(v), 1));
-                v += float_of(shfl_xor(bits_of(v), 2));
-                if (n % 4 == c) put(a, row + r / 2 * 16 + r % 2, n, v);
+            for (int n = 0; n < N; n++) {
+                total[r][n] += sums[r][n] * scale;
+                sums[r][n] = 0.f;
             }
+        }
+    };
+    if (a.w.groups == 1) {
+        // One scale a row: the usual case. A turn is the 256 columns of one scale of activations.
+        FB_UNROLL_1
+        while (ring.left != 0) {
+            const uint32_t at = ring.turn();
+            int32_t ints[4][N][E::PLANES] = {};
+            FB_UNROLL
+            for (uint32_t i = 0; i < TURN; i++) dots<E, N>(ints, at + i * OCTET, i * X_OCTET, lane, t, x_at);
+            add(ints);
+            FB_UNROLL
+            for (int n = 0; n < N; n++) x_at[n] += TURN * X_OCTET, scale_at[n] += 4;
+        }
+        flush(0);
+    } else {
+        // One per `group` columns, a multiple of an octet.
+        uint32_t group = first * 128 / a.w.group, stop = (group + 1) * a.w.group / 128 - first;
+        FB_UNROLL_1
+        for (uint32_t o = 0; o < count;) {
+            const uint32_t at = ring.turn();
+            FB_UNROLL_1
+            for (uint32_t i = 0; i < TURN && o < count; i++, o++) {
+                int32_t ints[4][N][E::PLANES] = {};
+                dots<E, N>(ints, at + i * OCTET, 0, lane, t, x_at);
+                add(ints);
+                FB_UNROLL
+                for (int n = 0; n < N; n++) x_at[n] += X_OCTET, scale_at[n] += i * 4;
+                if (o + 1 == stop || o + 1 == count) {
+                    flush(group++);
+                    stop += a.w.group / 128;
+                }
+            }
+        }
+    }
+    FB_UNROLL
+    for (uint32_t r = 0; r < 4; r++) {
+        FB_UNROLL
+        for (uint32_t n = 0; n < N; n++) {
+            float v = total[r][n];
+            v += float_of(shfl_xor(bits_of(v), 1));
+            v += float_of(shfl_xor(bits_of(v), 2));
+            if (pair < a.w.pairs && n % 4 == c) put(a, row + r / 2 * 16 + r % 2, n, v);
         }
     }
     finish(a);

@@ -56,6 +56,9 @@ template <class T> FB_DEVICE void stg(T* p, T v) { *p = v; }
 FB_DEVICE float ld_fresh(const float* p) { return __ldcg(p); }
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return atomicAdd(p, 1u); }
 
+/// Keeps the compiler from rewriting a pointer that steps through a loop as several.
+FB_DEVICE void pin(const unsigned char*& p) { asm("" : "+l"(p)); }
+
 /// Asynchronous copy of 16 bytes from global to shared memory, past the L1 cache.
 FB_DEVICE void cp_async16(uint32_t at, const void* from) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(fb_shared + at);

@@ -1,8 +1,9 @@
 // y = W x for packed W and up to 8 tokens, on the tensor cores.
 //
-// A warp walks one pair of strips (32 rows) over a range of octets; weights are read once, straight from global memory into a
-// ring of its own in shared memory (cp.async, no block barrier in the loop), expanded in registers into the left operand
-// of mma.m16n8k16 and multiplied by activations that the block staged once. The eight columns of the right operand are the tokens; with
+// A warp walks one pair of strips (32 rows) over a range of octets, two octets a turn; weights are read once, straight from global memory
+// into a ring of its own in shared memory (cp.async, no block barrier in the loop), expanded in registers into the left operand
+// of mma.m16n8k16 and multiplied by activations that the block staged once. Ranges are even but for the last, whose missing octet meets
+// zeros. The eight columns of the right operand are the tokens; with
 // fewer, the spare columns repeat the last token and are not stored, so one instance serves every batch.
 //
 // Words of one weight: the left operand holds it twice, the right one the activation's upper and lower half, so that no instruction joins
@@ -25,9 +26,10 @@ struct Segment {
 /// A packed matrix.
 struct Matrix {
     Segment segments[2];
-    const float* scales;     // (rows, groups), gain included
+    const float* scales;     // (rows, groups), gain included; of group-wise schemes the canonical halves
     const float* bias;       // (rows) or null
     uint32_t rows, cols, group, groups, pairs;
+    float gain;              // of scales that are canonical halves
 };
 
 struct GemvArgs {
@@ -42,7 +44,8 @@ struct GemvArgs {
 // The host makes these structures (fracbit-kernels-cuda, `args`).
 static_assert(sizeof(Book) == 24 && sizeof(Segment) == 56 && sizeof(Matrix) == 152 && sizeof(GemvArgs) == 200, "layout of arguments");
 
-constexpr int STAGES = 4;
+/// Octets of a turn.
+constexpr uint32_t TURN = 2;
 
 /// Half of `v`, saturated.
 FB_DEVICE uint16_t half_of(float v) {
@@ -76,7 +79,7 @@ FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_
     }
 }
 
-/// Copies the codes of one pair and octet (contiguous) into a ring slot.
+/// Copies the codes of one pair and octet (contiguous) to shared memory.
 template <int H> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, uint32_t lane) {
     FB_UNROLL
     for (int i = 0; i < H / 2; i++) cp_async16(at + (uint32_t)i * 512 + lane * 16, from + (size_t)i * 512 + lane * 16);
@@ -84,6 +87,51 @@ template <int H> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, ui
         if (lane < 16) cp_async16(at + (H / 2) * 512 + lane * 16, from + (H / 2) * 512 + lane * 16);
     }
 }
+
+/// A warp's ring of turns in shared memory. Codes are followed by an octet of padding, so that an odd range reads no other memory.
+template <class E> struct Ring {
+    // Slots, each a turn (`stages` of the host's plan): more where a turn is few bytes and few instructions.
+    static constexpr uint32_t STAGES = !E::TRELLIS && E::H <= 5 ? 4 : 2, BYTES = TURN * 256 * E::H;
+    // Copies reach 2048 bytes to either side of a register.
+    static constexpr uint32_t BIAS = BYTES >= 4096 ? 2048 : 0;
+    uint32_t slot, first, left;
+    const unsigned char* source;
+
+    /// Begins to copy all stages but one of `turns` turns.
+    FB_DEVICE void start(uint32_t at, const unsigned char* from, uint32_t turns, uint32_t lane) {
+        slot = first = at + lane * 16, source = from + lane * 16 + BIAS - BYTES, left = turns;
+        FB_UNROLL
+        for (uint32_t i = 0; i < STAGES - 1; i++) next(first + i * BYTES, i < turns);
+    }
+    FB_DEVICE void next(uint32_t to, bool more) {
+        source += BYTES;
+        pin(source);
+        if (more) {
+            FB_UNROLL
+            for (uint32_t i = 0; i < E::H; i++) cp_async16(to + i * 512, source + (int)(i * 512 - BIAS));
+        }
+        cp_commit();
+    }
+    /// Where the codes of a turn lie, with this lane's 16 bytes of each 512 at the front; begins the copy that is furthest ahead.
+    FB_DEVICE uint32_t turn() {
+        cp_wait<(int)STAGES - 2>();
+        sync_warp();
+        left--;
+        const uint32_t at = slot;
+        // Into the slot before this one, free since the last turn.
+        next(at == first ? at + (STAGES - 1) * BYTES : at - BYTES, left >= STAGES - 1);
+        slot = at == first + (STAGES - 1) * BYTES ? first : at + BYTES;
+        return at;
+    }
+    /// The same in a loop that goes around the ring and knows the slot's number.
+    FB_DEVICE uint32_t turn(uint32_t number) {
+        cp_wait<(int)STAGES - 2>();
+        sync_warp();
+        left--;
+        next(first + (number == 0 ? STAGES - 1 : number - 1) * BYTES, left >= STAGES - 1);
+        return first + number * BYTES;
+    }
+};
 
 /// Multiplies one strip's octet by the staged activations.
 template <class E>
@@ -107,27 +155,39 @@ FB_DEVICE void multiply(float (&acc)[4], const Codes<E::H>& codes, Table t, cons
     }
 }
 
+/// One octet of both strips: `at` is this lane's place in it, `x_at` that of its activations.
+template <class E> FB_DEVICE void octet(float (&acc)[2][4], uint32_t at, uint32_t x_at, uint32_t lane, Table t) {
+    Codes<E::H> codes[2];
+    Words4 b[E::WORDS == 4 ? 8 : 4];
+    FB_UNROLL
+    for (uint32_t strip = 0; strip < 2; strip++) {
+        codes[strip].load(at + strip * 128 * E::H, lane);
+        if constexpr (E::TRELLIS) codes[strip].link(lane);
+    }
+    FB_UNROLL
+    for (uint32_t i = 0; i < (E::WORDS == 4 ? 8 : 4); i++) b[i] = lds<Words4>(x_at + i * 64);
+    FB_UNROLL
+    for (int strip = 0; strip < 2; strip++) multiply<E>(acc[strip], codes[strip], t, b);
+}
+
 /// One range of one segment; leaves scaled sums in `total`: (strip, row 2g token 2c, 2c + 1, row 2g + 1 alike).
 template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint32_t range, float (&total)[2][4]) {
-    constexpr uint32_t SLOT = 256 * E::H;
+    constexpr uint32_t OCTET = 256 * E::H, X_OCTET = E::WORDS == 4 ? 512 : 256;
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
     const uint32_t first = range * s.per_split;
     const uint32_t count = first >= s.octets ? 0 : (s.octets - first < s.per_split ? s.octets - first : s.per_split);
+    const uint32_t turns = (count + 1) / TURN;
     const uint32_t staged = table_bytes(s.book);
-    const uint32_t stride = staged_stride<E>(count);
-    const uint32_t ring = staged + (4 * a.batch * staged_stride<E>(s.per_split) + 15) / 16 * 16 + warp * STAGES * SLOT;
-    const bool active = pair < a.w.pairs;
-    const unsigned char* from = s.codes + ((size_t)(active ? pair : 0) * s.octets + first) * SLOT;
-    FB_UNROLL
-    for (uint32_t i = 0; i < STAGES - 1; i++) {
-        if (active && i < count) fetch<E::H>(ring + i * SLOT, from + i * SLOT, lane);
-        cp_commit();
-    }
+    const uint32_t stride = staged_stride<E>(turns * TURN);
+    const uint32_t rings = staged + (4 * a.batch * staged_stride<E>(s.per_split) + 15) / 16 * 16;
+    // Warps past the last pair repeat it, and keep the loops free of divergence.
+    const uint32_t mine = pair < a.w.pairs ? pair : a.w.pairs - 1;
+    Ring<E> ring;
+    ring.start(rings + warp * ring.STAGES * ring.BYTES, s.codes + ((size_t)mine * s.octets + first) * OCTET, turns, lane);
     spread(s.book);
-    stage<E>(staged, a, s.first_col + first * 128, s.end_col, count);
+    stage<E>(staged, a, s.first_col + first * 128, s.end_col, turns * TURN);
     sync_block();
-    if (!active) return;
 
     const Table t = table_of(s.book, lane);
     const uint32_t token = g < a.batch ? g : a.batch - 1;
@@ -143,38 +203,41 @@ template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint
             acc[strip][i % 4] = 0.f;
         }
     };
-    uint32_t slot = ring, ahead = ring + (STAGES - 1) * SLOT;
-    const uint32_t end = ring + STAGES * SLOT;
-    const unsigned char* source = from + (STAGES - 1) * SLOT;
-    // A row has one scale (the usual case), or one per `group` columns, a multiple of an octet.
-    uint32_t group = a.w.groups == 1 ? 0 : (s.first_col + first * 128) / a.w.group;
-    uint32_t stop = a.w.groups == 1 ? count : ((group + 1) * a.w.group - s.first_col) / 128 - first;
-    for (uint32_t o = 0; o < count;) {
-        stop = stop < count ? stop : count;
+    if (a.w.groups == 1) {
+        // One scale a row: the usual case.
+        const auto turn = [&](uint32_t at) {
+            FB_UNROLL
+            for (uint32_t i = 0; i < TURN; i++) octet<E>(acc, at + i * OCTET, x_at + i * X_OCTET, lane, t);
+            x_at += TURN * X_OCTET;
+        };
         FB_UNROLL_1
-        for (; o < stop; o++) {
-            cp_wait<STAGES - 2>();
-            sync_warp();
-            if (o + STAGES - 1 < count) fetch<E::H>(ahead, source, lane);
-            cp_commit();
-            Codes<E::H> codes[2];
-            Words4 b[E::WORDS == 4 ? 8 : 4];
-            FB_UNROLL
-            for (uint32_t strip = 0; strip < 2; strip++) {
-                codes[strip].load(slot + strip * (SLOT / 2), lane);
-                if constexpr (E::TRELLIS) codes[strip].link(lane);
+        while (ring.left != 0) {
+            if constexpr (E::AROUND) {
+                turn(ring.turn(0));
+                if (ring.left == 0) break;
+                turn(ring.turn(1));
+            } else {
+                turn(ring.turn());
             }
-            FB_UNROLL
-            for (uint32_t i = 0; i < (E::WORDS == 4 ? 8 : 4); i++) b[i] = lds<Words4>(x_at + i * 64);
-            FB_UNROLL
-            for (int strip = 0; strip < 2; strip++) multiply<E>(acc[strip], codes[strip], t, b);
-            x_at += E::WORDS == 4 ? 512 : 256;
-            source += SLOT;
-            ahead = slot;  // free from the next turn on
-            slot = slot + SLOT == end ? ring : slot + SLOT;
         }
-        flush(group++);
-        stop += a.w.group / 128;
+        flush(0);
+    } else {
+        // One per `group` columns, a multiple of an octet.
+        uint32_t group = (s.first_col + first * 128) / a.w.group;
+        uint32_t stop = ((group + 1) * a.w.group - s.first_col) / 128 - first;
+        FB_UNROLL_1
+        for (uint32_t o = 0; o < count;) {
+            const uint32_t at = ring.turn();
+            FB_UNROLL_1
+            for (uint32_t i = 0; i < TURN && o < count; i++, o++) {
+                octet<E>(acc, at + i * OCTET, x_at, lane, t);
+                x_at += X_OCTET;
+                if (o + 1 == stop || o + 1 == count) {
+                    flush(group++);
+                    stop += a.w.group / 128;
+                }
+            }
+        }
     }
 }
 
@@ -265,7 +328,7 @@ template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
         FB_UNROLL_1
         for (uint32_t strip = 0; strip < 2; strip++) {
             Codes<E::H> codes;
-            codes.load(slot + strip * (SLOT / 2), lane);
+            codes.load(slot + strip * (SLOT / 2) + lane * 16, lane);
             if constexpr (E::TRELLIS) codes.link(lane);
             FB_UNROLL
             for (int i = 0; i < 16; i++) {  // tile, row, quad

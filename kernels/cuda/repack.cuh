@@ -10,6 +10,7 @@ struct RepackArgs {
     uint32_t offset;            // of the segment inside such a row
     uint32_t strips, tiles;     // rows of tiles; tile columns of the segment
     uint32_t pairs, octets;
+    uint32_t integers;          // bytes are integers, of which -128 means -127
 };
 
 /// One thread moves two bytes at a time: a lane's share of a tile is an even number of bytes.
@@ -37,6 +38,8 @@ FB_DEVICE void repack(const RepackArgs& a) {
         if (strip < a.strips && tile < a.tiles) {
             const unsigned char* p = a.from + (size_t)strip * a.row_bytes + a.offset + (size_t)tile * tile_bytes + in_tile;
             v = (uint16_t)(p[0] | p[1] << 8);
+            if (a.integers && p[0] == 0x80) v++;
+            if (a.integers && p[1] == 0x80) v += 0x100;
         }
         stg((uint16_t*)a.to + i, v);
     }

@@ -40,9 +40,9 @@ pub(crate) fn run(check: bool) -> Outcome {
     Ok(())
 }
 
-/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor cores, one for each trellis code, one for each half-trellis code.
-pub(crate) const CUDA_UNITS: [&str; 9] =
-    ["pair", "core", "core_wide", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
+/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor cores, one for group-wise schemes, one for each trellis code, one for each half-trellis code.
+pub(crate) const CUDA_UNITS: [&str; 10] =
+    ["pair", "core", "core_wide", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
 
 /// Instances of one form of `core.cuh`.
 struct Core {
@@ -79,9 +79,17 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
             if f64::from(h) != 2.0 * low {
                 return Err(format!("rate `{rate}` of {} is no multiple of a half bit", family.name));
             }
+            if ["int", "gnuq"].contains(&family.name.as_str()) {
+                let (name, body) = if h == 16 { ("bytes", "Bytes") } else { ("books", "Books") };
+                add("grouped", h, format!("FB_DEQUANT_GROUPED(dequant_{name}_{h}, {body}<{h}>)"));
+                for tokens in [1, 8] {
+                    add("grouped", h, format!("FB_GROUPED(core_{name}_{h}_{tokens}, {body}<{h}>, {tokens})"));
+                }
+                continue;
+            }
             if family.codes.is_empty() {
                 // Two scalar codes side by side are a vector code whose table is the product of theirs.
-                let (name, body) = if h <= 12 { ("pair", "Pair") } else { ("single", "Single") };
+                let (name, body) = if h <= 14 { ("pair", "Pair") } else { ("single", "Single") };
                 add("pair", h, format!("FB_GEMV(gemv_{name}_{h}, {body}<{h}>, {body}<{h}>)"));
                 add("pair", h, format!("FB_DEQUANT(dequant_{name}_{h}, {body}<{h}>)"));
                 for Core { unit, name, form, batches, .. } in CORES.iter().filter(|c| c.rates.contains(&h)) {
@@ -108,7 +116,11 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
         return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
     }
     let header = |unit: &str| {
-        let include = if unit.starts_with("core") { "core" } else { "gemv" };
+        let include = match unit {
+            "core" | "core_wide" => "core",
+            "grouped" => "grouped",
+            _ => "gemv",
+        };
         format!(
             "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"{include}.cuh\"\n"
         )

@@ -50,7 +50,8 @@ pub(crate) struct MatrixArgs {
     pub(crate) group: u32,
     pub(crate) groups: u32,
     pub(crate) pairs: u32,
-    pub(crate) pad: u32,
+    /// Of scales that are canonical halves.
+    pub(crate) gain: f32,
 }
 
 /// `GemvArgs` of `gemv.cuh`.
@@ -91,7 +92,7 @@ pub(crate) struct RepackArgs {
     pub(crate) tiles: u32,
     pub(crate) pairs: u32,
     pub(crate) octets: u32,
-    pub(crate) pad: u32,
+    pub(crate) integers: u32,
 }
 
 const _: () = assert!(size_of::<GemvArgs>() == 200 && size_of::<MatrixArgs>() == 152, "as gemv.cuh asserts");

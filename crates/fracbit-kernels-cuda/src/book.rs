@@ -27,6 +27,10 @@ pub enum Core {
     Wide,
     /// One weight a word, 11-bit activations.
     Ones,
+    /// Two 16-bit weights a word, 8-bit activations, a codebook for each scale.
+    Books,
+    /// Integers of 8 bits without a table, 8-bit activations.
+    Bytes,
 }
 
 impl Core {
@@ -37,17 +41,26 @@ impl Core {
             (Family::Nuq | Family::Vq, Grid::I8, 6..=8 | 10) => Some(Self::Pairs),
             (Family::Nuq | Family::Vq, _, 9..=12) => Some(Self::Wide),
             (Family::Nuq, _, 14 | 16) => Some(Self::Ones),
+            (Family::Int, _, 16) => Some(Self::Bytes),
+            (Family::Int | Family::Gnuq, _, _) => Some(Self::Books),
             _ => None,
         }
     }
 
-    /// Bits of the merged index.
+    /// Bits of the merged index, without the number of a codebook.
     fn index_bits(self, half_bits: u32) -> u32 {
         match self {
             Self::Quads => 2 * half_bits,
-            Self::Pairs | Self::Wide => half_bits,
+            Self::Pairs | Self::Wide | Self::Books => half_bits,
             Self::Ones => half_bits / 2,
+            Self::Bytes => 0,
         }
+    }
+
+    /// Whether scales stand beside the sums of a few columns, not of a row.
+    #[must_use]
+    pub fn grouped(self) -> bool {
+        matches!(self, Self::Books | Self::Bytes)
     }
 
     /// Name in kernels.
@@ -57,13 +70,15 @@ impl Core {
             Self::Pairs => "pairs",
             Self::Wide => "wide",
             Self::Ones => "ones",
+            Self::Books => "books",
+            Self::Bytes => "bytes",
         }
     }
 
     /// Bytes of a staged activation.
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Self::Quads | Self::Pairs => 1,
+            Self::Quads | Self::Pairs | Self::Books | Self::Bytes => 1,
             Self::Wide => 2,
             Self::Ones => 4,
         }
@@ -72,7 +87,7 @@ impl Core {
     /// Largest magnitude of a rounded activation.
     #[must_use]
     pub fn most(self) -> u16 {
-        if matches!(self, Self::Quads | Self::Pairs) { 127 } else { 1023 }
+        if matches!(self, Self::Wide | Self::Ones) { 1023 } else { 127 }
     }
 }
 
@@ -90,15 +105,14 @@ impl Book {
         let twice = |entry: i16| pair(entry, entry);
         let signed = |entry: i16, negative: bool| if negative { -entry } else { entry };
         match (scheme.family(), scheme.code()) {
-            (Family::Nuq, _) if scheme.quarters() <= 24 => {
+            (Family::Nuq, _) if scheme.quarters() <= 28 => {
                 // Two neighbouring indices, the first in the low bits, are one index.
                 let (rows, log) = (entries.len() * entries.len(), entries.len().trailing_zeros());
                 let row = |r: usize| pair(entries[r % entries.len()], entries[r >> log]);
                 Self::widest((0..rows).map(row).collect())
             }
             (Family::Nuq, _) => {
-                let log_stride = if entries.len() == 256 { 8 } else { 7 };
-                Self { rows: entries.iter().map(|&e| twice(e)).collect(), log_stride, log_copies: 5 }
+                Self { rows: entries.iter().map(|&e| twice(e)).collect(), log_stride: 8, log_copies: 5 }
             }
             (Family::Vq, _) => {
                 Self::widest(entries.as_chunks::<2>().0.iter().map(|&[a, b]| pair(a, b)).collect())
@@ -128,19 +142,29 @@ impl Book {
         let (entries, scheme) = (codebook.entries(), codebook.scheme());
         let half_bits = u32::from(scheme.quarters()) / 2;
         let core = Core::of(scheme.family(), half_bits, codebook.grid())?;
-        // The weights that `count` merged indices stand for, the first in the low bits.
+        // The weights that merged indices stand for, the first in the low bits; above them the number of the codebook, if there are several.
+        let bits = core.index_bits(half_bits);
         let weight = |row: usize, i: usize| match scheme.family() {
             Family::Vq => entries[2 * (row >> (i as u32 / 2 * half_bits) & (entries.len() / 2 - 1)) + i % 2],
-            _ => entries[row >> (i as u32 * half_bits / 2) & (entries.len() - 1)],
+            _ => {
+                let size = entries.len() / codebook.books();
+                entries[size * (row >> bits) + (row >> (i as u32 * half_bits / 2) & (size - 1))]
+            }
         };
         let word = |row: usize| match core {
             Core::Quads => (0..4).map(|i| (weight(row, i) as u32 & 0xFF) << (8 * i)).sum(),
-            Core::Pairs | Core::Wide => weight(row, 0) as u32 & 0xFFFF | (weight(row, 1) as u32) << 16,
+            Core::Pairs | Core::Wide | Core::Books => {
+                weight(row, 0) as u32 & 0xFFFF | (weight(row, 1) as u32) << 16
+            }
             Core::Ones => i32::from(weight(row, 0)).cast_unsigned(),
+            Core::Bytes => 0,
         };
-        let rows: Vec<u32> = (0..1usize << core.index_bits(half_bits)).map(word).collect();
+        let rows: Vec<u32> = (0..codebook.books() << bits).map(word).collect();
         let book = match core {
             Core::Ones if half_bits == 16 => Self { rows, log_stride: 8, log_copies: 5 },
+            // At most four codebooks of 4 bits.
+            Core::Books if half_bits == 8 => Self { rows, log_stride: 6, log_copies: 4 },
+            Core::Bytes => Self { rows, log_stride: 4, log_copies: 2 },
             _ => Self::widest(rows),
         };
         Some((core, book))

@@ -5,7 +5,7 @@ use crate::{
     Address, Buffer, Device, DeviceError, Engine, Grid, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
-use fracbit_base::Shape;
+use fracbit_base::{Family, Shape};
 use fracbit_format::PackedView;
 
 /// A matrix that cannot be brought to the device.
@@ -96,6 +96,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 && a.shape().cols == b.shape().cols
                 && a.group() == b.group()
                 && a.codebooks() == b.codebooks()
+                // Scales of group-wise schemes stay as they are.
+                && (a.layout().scheme().group().is_none() || a.gain().to_bits() == b.gain().to_bits())
                 && a.shape().rows.is_multiple_of(16)
         })
     }
@@ -133,10 +135,12 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             group: u32_of(plan.group),
             groups: u32_of(plan.groups),
             pairs: u32_of(plan.pairs),
+            gain: first.gain(),
             ..MatrixArgs::default()
         };
         for (segment, slot) in plan.segments.iter().zip(&mut args.segments) {
-            let codes = Buffer::zeroed(device, plan.code_bytes(segment), "codes")?;
+            let padding = segment.octet_bytes();
+            let codes = Buffer::zeroed(device, plan.code_bytes(segment) + padding, "codes")?;
             let rows = Buffer::of(device, &segment.book.rows, "table")?;
             let repack = RepackArgs {
                 from: canonical.at(),
@@ -148,7 +152,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 tiles: u32_of(segment.tiles),
                 pairs: args.pairs,
                 octets: u32_of(segment.octets),
-                pad: 0,
+                integers: u32::from(scheme.family() == Family::Int && segment.half_bits == 16),
             };
             let blocks = u32_of(plan.code_bytes(segment).div_ceil(16 << 10).clamp(1, 4096));
             device.launch(
@@ -174,7 +178,12 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             core = BookArgs::new(&plan.book, rows.at());
             held.push(rows);
         }
-        let scales = Buffer::of(device, &scales, "scales")?;
+        let scales = if scheme.group().is_some() {
+            let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
+            Buffer::of(device, &bits, "scales")?
+        } else {
+            Buffer::of(device, &scales, "scales")?
+        };
         args.scales = scales.at();
         held.push(scales);
         if let Some(bias) = bias {
@@ -211,8 +220,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
 
     /// What can multiply by it.
     pub fn engines(&self) -> impl Iterator<Item = Engine> + use<D> {
-        let core = self.plan.core.is_some().then_some(Engine::Core);
-        [Engine::Tensor].into_iter().chain(core)
+        let tensor = self.plan.gemv.is_some().then_some(Engine::Tensor);
+        tensor.into_iter().chain(self.plan.core.is_some().then_some(Engine::Core))
     }
 
     /// Lets `engine` multiply whatever the batch; `None` leaves the choice to [`MatrixPlan::engine`].

@@ -8,8 +8,10 @@ use fracbit_format::{Layout, PackedView, TILE_COLS, TILE_ROWS};
 pub const OCTET: usize = 8;
 /// Columns of an octet.
 const OCTET_COLS: usize = OCTET * TILE_COLS;
-/// Ring slots of a warp (`STAGES` of `gemv.cuh`).
-const STAGES: usize = 4;
+/// Columns that share a staged scale (`SCALE_COLS` of `grouped.cuh`).
+const SCALE_COLS: usize = 32;
+/// Octets of a turn (`TURN` of `gemv.cuh`): ranges are multiples of it.
+const TURN: usize = 2;
 /// Most warps of a block (`FB_KERNEL` of `instances.cu`).
 const MAX_WARPS: usize = 8;
 /// Most tokens of a launch.
@@ -19,26 +21,20 @@ const MAX_BATCH: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unsupported {
-    /// The family has no kernel.
-    #[error("cuda: there is no kernel for {0}: the GPU runs nuq, vq, tcq and half-tcq")]
-    Family(Scheme),
     /// Scales that do not go with the kernels' loop.
     #[error(
-        "cuda: `group` should be 0 (one scale per row) or a multiple of 128 that starts with each half, got {group} ({scheme}, {shape})"
+        "cuda: `group` should be 0 (one scale per row) or a multiple of {unit} that starts with each half, got {group} ({scheme}, {shape})"
     )]
     Group {
         /// Columns of a scale.
         group: usize,
+        /// What the kernels take: 32 for group-wise schemes, else an octet.
+        unit: usize,
         /// The scheme.
         scheme: Scheme,
         /// The shape.
         shape: Shape,
     },
-}
-
-/// Whether there are kernels for a scheme.
-fn runs(scheme: Scheme) -> bool {
-    matches!(scheme.family(), Family::Nuq | Family::Vq | Family::Tcq | Family::HalfTcq)
 }
 
 /// A run of tile columns in one scheme.
@@ -85,8 +81,8 @@ pub struct CorePlan {
 /// What the device needs to know of a packed matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixPlan {
-    /// The kernel that multiplies by it on the tensor cores.
-    pub gemv: String,
+    /// The kernel that multiplies by it on the tensor cores; group-wise schemes have none.
+    pub gemv: Option<String>,
     /// The product without tensor cores, where there is one.
     pub core: Option<CorePlan>,
     /// Shape without padding.
@@ -139,8 +135,10 @@ impl Launch {
 fn expander(scheme: Scheme) -> (&'static str, usize) {
     let half_bits = usize::from(scheme.quarters()) / 2;
     let name = match (scheme.family(), scheme.code()) {
-        (Family::Nuq, _) if half_bits > 12 => "single",
+        (Family::Nuq, _) if half_bits > 14 => "single",
         (Family::Nuq | Family::Vq, _) => "pair",
+        (Family::Int, _) if half_bits == 16 => "bytes",
+        (Family::Int | Family::Gnuq, _) => "books",
         (_, code) => code.unwrap_or(Code::Fine).name(),
     };
     (name, half_bits)
@@ -154,13 +152,10 @@ impl MatrixPlan {
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
-        let unsupported = Unsupported::Group { group: view.group(), scheme: layout.scheme(), shape };
-        if !runs(layout.scheme()) {
-            return Err(Unsupported::Family(layout.scheme()));
-        }
-        // Schemes made for a scale in every few columns have no expander here.
         let grouped = layout.scheme().group().is_some();
-        if grouped || (groups > 1 && !view.group().is_multiple_of(OCTET_COLS)) {
+        let unit = if grouped { SCALE_COLS } else { OCTET_COLS };
+        let unsupported = Unsupported::Group { group: view.group(), unit, scheme: layout.scheme(), shape };
+        if groups > 1 && !view.group().is_multiple_of(unit) {
             return Err(unsupported);
         }
         let mut segments = Vec::with_capacity(2);
@@ -179,14 +174,15 @@ impl MatrixPlan {
                 first_col,
                 end_col: shape.cols.min(segment.end * TILE_COLS),
                 factor: codebook.step(),
-                book: Book::new(codebook),
+                book: if grouped { Book::core(codebook).map(|c| c.1) } else { None }
+                    .unwrap_or_else(|| Book::new(codebook)),
             });
         }
         let (name, half_bits) = layout.segments().first().map_or(("pair", 3), |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
         let core = if segments.len() == 1 { Book::core(view.codebooks()[0]) } else { None };
         Ok(Self {
-            gemv: format!("gemv_{half}{name}_{half_bits}"),
+            gemv: (!grouped).then(|| format!("gemv_{half}{name}_{half_bits}")),
             core: core.map(|(form, book)| CorePlan { form, book }),
             shape,
             group: view.group(),
@@ -197,10 +193,10 @@ impl MatrixPlan {
         })
     }
 
-    /// Bytes of one segment's codes on the device.
+    /// Bytes of one segment's codes on the device; products also read an octet of padding behind them.
     #[must_use]
     pub fn code_bytes(&self, segment: &SegmentPlan) -> usize {
-        self.pairs * segment.octets * 2 * TILE_ROWS * OCTET_COLS * segment.half_bits / 16
+        self.pairs * segment.octets * segment.octet_bytes()
     }
 
     /// What multiplies by `batch` tokens unless told otherwise: the fewer instructions per weight (docs/cuda-kernels.md). Four weights a
@@ -209,6 +205,7 @@ impl MatrixPlan {
     pub fn engine(&self, batch: usize) -> Engine {
         match &self.core {
             Some(CorePlan { form: Core::Quads, .. }) if batch <= 2 => Engine::Core,
+            _ if self.gemv.is_none() => Engine::Core,
             _ => Engine::Tensor,
         }
     }
@@ -216,11 +213,11 @@ impl MatrixPlan {
     /// The kernel of a product with `batch` tokens.
     ///
     /// # Panics
-    /// When there is none without tensor cores and one was asked for.
+    /// When there is none for the engine.
     #[must_use]
     pub fn kernel(&self, engine: Engine, batch: usize) -> String {
         match engine {
-            Engine::Tensor => self.gemv.clone(),
+            Engine::Tensor => self.gemv.clone().expect("a product on the tensor cores"),
             Engine::Core => {
                 let core = self.core.as_ref().expect("a form without tensor cores");
                 // The instances that `xtask codegen` lists.
@@ -249,28 +246,31 @@ impl MatrixPlan {
         loop {
             let blocks = self.pairs.div_ceil(warps);
             let splits = (2 * limits.multiprocessors).div_ceil(blocks.max(1)).max(1);
-            let mut per_split = octets.div_ceil(splits).max(1);
+            let mut per_split = octets.div_ceil(splits).next_multiple_of(TURN).max(TURN);
             let shared = |per: usize| match engine {
                 Engine::Tensor => {
                     self.segments.iter().map(|s| s.shared(batch, per, warps)).max().unwrap_or_default()
                 }
                 Engine::Core => {
                     let core = self.core.as_ref().expect("a form without tensor cores");
-                    // Activations with 16 bytes of padding, a scale for each 256 columns that the range touches.
-                    let token = per * OCTET_COLS * core.form.bytes() + 16 + 4 * (per / 2 + 1);
-                    let rings = warps * STAGES * 256 * self.segments[0].half_bits;
-                    core.book.bytes() + (batch * token).next_multiple_of(16) + rings
+                    // Activations with 16 bytes of padding, a scale for each 256 columns.
+                    let token = per * OCTET_COLS * core.form.bytes() + 16 + 4 * (per / TURN);
+                    // A half for each 32 columns of every row of the block, and two of padding.
+                    let scales = 32 * warps * 2 * (per * (OCTET_COLS / SCALE_COLS) + 2);
+                    let scales = if core.form.grouped() { scales } else { 0 };
+                    let fixed = core.book.bytes() + (batch * token).next_multiple_of(16);
+                    fixed + scales + warps * self.segments[0].ring()
                 }
             };
-            while per_split > 1 && shared(per_split) > limits.shared {
-                per_split = per_split.div_ceil(2);
+            while per_split > TURN && shared(per_split) > limits.shared {
+                per_split = per_split.div_ceil(2).next_multiple_of(TURN);
             }
             let shared = shared(per_split);
             if shared > limits.shared {
                 assert!(
                     warps > 1,
                     "{} needs {shared} bytes of shared memory, a block has {}",
-                    self.gemv,
+                    self.kernel(engine, batch),
                     limits.shared
                 );
                 warps /= 2;
@@ -288,12 +288,25 @@ impl MatrixPlan {
 }
 
 impl SegmentPlan {
+    /// Bytes of an octet of a pair of strips.
+    #[must_use]
+    pub fn octet_bytes(&self) -> usize {
+        2 * TILE_ROWS * OCTET_COLS * self.half_bits / 16
+    }
+
     /// Bytes of shared memory of a product: table, staged activations, rings.
     fn shared(&self, batch: usize, per_split: usize, warps: usize) -> usize {
         // One word per column where a table word holds one weight, half a word where it holds two; 16 words of padding.
         let words = if self.single() { OCTET_COLS } else { OCTET_COLS / 2 };
         let staged = (4 * batch * (per_split * words + 16)).next_multiple_of(16);
-        self.book.bytes() + staged + warps * STAGES * 256 * self.half_bits
+        self.book.bytes() + staged + warps * self.ring()
+    }
+
+    /// Bytes of a warp's ring (`Ring` of `gemv.cuh`).
+    fn ring(&self) -> usize {
+        let trellis = ["fine", "fast", "hyb"].iter().any(|code| self.dequant.contains(code));
+        let stages = if !trellis && self.half_bits <= 5 { 4 } else { 2 };
+        stages * TURN * self.octet_bytes()
     }
 
     /// Whether a word of the table holds one weight.
@@ -304,6 +317,6 @@ impl SegmentPlan {
     /// Bytes of shared memory of an expansion with `warps` warps.
     #[must_use]
     pub fn dequant_shared(&self, warps: usize) -> usize {
-        self.book.bytes() + warps * 256 * self.half_bits
+        self.book.bytes() + warps * self.octet_bytes()
     }
 }

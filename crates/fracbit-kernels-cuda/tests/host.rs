@@ -7,8 +7,10 @@
 #[path = "common/mod.rs"]
 mod parity;
 
+use fracbit_base::{Scheme, Shape};
+use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{
-    Limits,
+    Limits, MatrixPlan,
     shim::{self, Shim},
 };
 use std::{fs, path::Path};
@@ -36,6 +38,18 @@ fn every_instance_matches_the_reference() {
         found.cases,
         found.worst
     );
+}
+
+#[test]
+fn scales_that_no_kernel_takes_are_refused() {
+    for (scheme, group, unit) in [("nuq-4", 64, "128"), ("tcq-3", 192, "128"), ("gnuq-3", 16, "32")] {
+        let scheme: Scheme = scheme.parse().expect("a scheme");
+        let packed = Packed::random(scheme, Shape::new(16, 384), cases::codebooks(scheme, 0, 100), group, 1);
+        let refused =
+            MatrixPlan::new(&packed.view().expect("parts that fit")).expect_err("a group").to_string();
+        let want = [unit, &group.to_string(), &scheme.to_string(), "16 x 384"];
+        assert!(want.iter().all(|w| refused.contains(w)), "{refused}");
+    }
 }
 
 #[cfg(feature = "cuda")]

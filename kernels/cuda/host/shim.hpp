@@ -258,6 +258,7 @@ template <class T> FB_DEVICE void stg(T* p, T v) { *shim::checked(p) = v; }
 FB_DEVICE float ld_fresh(const float* p) { return *shim::checked(p); }
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return (*shim::checked(p))++; }
 
+FB_DEVICE void pin(const unsigned char*&) {}
 FB_DEVICE void cp_async16(uint32_t at, const void* from) {
     shim::Copy c;
     c.at = at;

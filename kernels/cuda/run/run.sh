@@ -1,24 +1,36 @@
 #!/bin/sh
 # Parity and speed on a machine with a GPU and no compiler; everything it needs lies beside it. Each part has a limit, together 8 minutes.
 set -u
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit 1
+part() { # NAME SECONDS COMMAND...
+    name=$1 seconds=$2
+    shift 2
+    timeout "$seconds" "$@"
+    code=$?
+    [ $code -eq 0 ] || echo "$name failed: exit $code (124: out of its $seconds s)" >&2
+    return $code
+}
 echo "## parity"
-timeout 90 ./cuda_check parity || exit 1
+part parity 90 ./cuda_check parity || exit 1
 echo "## encoder"
-timeout 45 ./cuda_check encode || echo "encoder: exit $? (124: out of time)"
+part encoder 45 ./cuda_check encode
 echo "## compute-sanitizer, one scheme of each family"
 if command -v compute-sanitizer >/dev/null; then
-    timeout 75 compute-sanitizer --error-exitcode 9 ./cuda_check parity nuq-4 vq-2.5 tcq-2 tcq-fast-2 tcq-hyb-2.5 half-tcq-2.25 ||
-        echo "compute-sanitizer: exit $? (124: out of time; an unsupported device says so above)"
+    # Where it does not support the device it says so.
+    part compute-sanitizer 75 compute-sanitizer --error-exitcode 9 \
+        ./cuda_check parity nuq-4 vq-2.5 tcq-2 tcq-fast-2 tcq-hyb-2.5 half-tcq-2.25 int-4 gnuq-3
 else
-    echo "skipped: no compute-sanitizer here"
+    echo "skipped: no compute-sanitizer on this machine"
 fi
 echo "## dense half-precision products (PyTorch)"
-timeout 60 python3 dense.py >dense.json || echo "no PyTorch here: speed-ups are missing"
+if python3 -c "import torch" 2>/dev/null; then
+    part "dense products" 60 python3 dense.py >dense.json
+else
+    : >dense.json
+    echo "skipped: no PyTorch on this machine; speed-ups and shares of the copy rate will be missing"
+fi
 echo "## speed, cold caches, graph replay"
-timeout 120 ./cuda_check speed dense.json
+part speed 120 ./cuda_check speed dense.json
 echo "## whole model, 8B shape: 2 bits, then half precision"
-for what in "--scheme tcq-fast-2" "--f16"; do
-    timeout 45 ./fracbit bench model --device cuda --shape llama-3-8b $what --prompt 128,1024 --rounds 3 ||
-        echo "model $what: exit $? (124: out of time)"
-done
+part "model at 2 bits" 45 ./fracbit bench model --device cuda --shape llama-3-8b --scheme tcq-fast-2 --prompt 128,1024 --rounds 3
+part "model at 16 bits" 45 ./fracbit bench model --device cuda --shape llama-3-8b --f16 --prompt 128,1024 --rounds 3

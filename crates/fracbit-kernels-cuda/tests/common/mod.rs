@@ -69,7 +69,8 @@ struct Prepared {
 
 fn prepare(scheme: Scheme, number: usize, case: &Case) -> Prepared {
     let shape = Shape::new(case.rows, case.cols);
-    let group = if case.group == 0 { case.cols.next_multiple_of(16) } else { case.group };
+    let row = scheme.group().unwrap_or(case.cols.next_multiple_of(16));
+    let group = if case.group == 0 { row } else { case.group };
     // Full range of the table words on the grid of the built-in tables, and every allowed length in turn.
     let wide = fracbit_codebook::builtin(scheme).is_some_and(|b| b.grid() == Grid::I16);
     let most = if wide || scheme.code() == Some(Code::Hyb) { 32_000 } else { 127 };
@@ -221,12 +222,12 @@ pub(crate) struct Found {
 /// When one does not hold.
 pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
     let limits: Limits = device.limits();
-    for (at, scheme) in Scheme::all().filter(|s| s.group().is_none()).enumerate() {
+    for (at, scheme) in Scheme::all().enumerate() {
         for (number, case) in CASES.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
             let p = prepare(scheme, at + number, case);
             let (got, plan) = run(device, case, &p).unwrap_or_else(|e| panic!("{scheme}, {}: {e}", case.why));
             let (rows, cols, batch, why) = (case.rows, case.cols, case.batch, case.why);
-            let what = format!("{scheme} ({}) {rows}x{cols} batch {batch}: {why}", plan.gemv);
+            let what = format!("{scheme} {rows}x{cols} batch {batch}: {why}");
             found.worst = found.worst.max(check(&what, case, &p, &got, &plan, &limits));
             found.names.extend(plan.segments.iter().map(|s| s.dequant.clone()));
             found.names.extend(got.products.iter().map(|&(engine, _)| plan.kernel(engine, batch)));
