@@ -47,7 +47,7 @@ fn scales_that_no_kernel_takes_are_refused() {
         let packed = Packed::random(scheme, Shape::new(16, 384), cases::codebooks(scheme, 0, 100), group, 1);
         let refused =
             MatrixPlan::new(&packed.view().expect("parts that fit")).expect_err("a group").to_string();
-        let want = [unit, &group.to_string(), &scheme.to_string(), "16 x 384"];
+        let want = [unit, &group.to_string(), &scheme.to_string(), "16x384"];
         assert!(want.iter().all(|w| refused.contains(w)), "{refused}");
     }
 }
