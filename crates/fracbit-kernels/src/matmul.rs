@@ -176,8 +176,10 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
             let tokens = MAX_TOKENS.min(x.batch() - token);
             let out = &mut buffer[..count * tokens * TILE_ROWS];
             out.fill(0.0);
-            for (pair, out) in out.chunks_mut(MAX_STRIPS * tokens * TILE_ROWS).enumerate() {
-                multiply(w, x, strip + pair * MAX_STRIPS, token..token + tokens, out);
+            // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other.
+            let each = if tokens == 1 && w.parts().len() > 1 { 1 } else { MAX_STRIPS };
+            for (call, out) in out.chunks_mut(each * tokens * TILE_ROWS).enumerate() {
+                multiply(w, x, strip + call * each, token..token + tokens, out);
             }
             y.store(strip, token, tokens, out);
         }
