@@ -1,13 +1,20 @@
 //! What runs on a GPU, on the host shim: benches, prompts, evaluation.
 
+#![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
+
 use fracbit::{
-    Error, Preset, Quiet,
+    Error, EvalOptions, Opened, Preset, Quiet,
     bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model},
+    cuda::score,
+    evaluate,
+    evaluate::windows_of_both,
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
+use fracbit_model::RotationMode;
 use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
+use fracbit_tests::{Source, demo_model, stories};
 use std::{
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},
@@ -66,6 +73,31 @@ fn models_are_timed_packed_and_dense() {
             Err(Error::Option { option: "--batch", .. })
         ));
     }
+}
+
+/// A checkpoint quantized to a scale for every 32 columns, and the checkpoint itself: the figures of the processor on the device.
+#[test]
+fn models_are_evaluated_beside_their_originals() {
+    let device = device();
+    let dir = tempfile::tempdir().unwrap();
+    let source = Source::open(&demo_model(), RotationMode::None, 0).unwrap();
+    let out = dir.path().join("int-4");
+    source.quantize(&source.uniform("int-4").unwrap(), &out, false).unwrap();
+    let (small, original) = (Opened::new(&out).unwrap(), Opened::new(&demo_model()).unwrap());
+    let (text, path) = stories();
+    let options = EvalOptions { ctx: Some(20), windows: Some(1), ..EvalOptions::default() };
+    let want = evaluate(&small, Some(&original), &text, &path, &options, &Quiet).unwrap();
+    let windows = windows_of_both(&small, Some(&original), &text, &path, &options).unwrap();
+    let model = small.on_device(&device, true).unwrap();
+    let base = original.on_device(&device, true).unwrap();
+    let got = score(&model, Some(&base), &windows, small.bits_per_weight(), &Quiet).unwrap();
+    eprintln!("{got:?}, on the processor {want:?}");
+    assert_eq!((got.tokens, got.bits_per_weight), (want.tokens, want.bits_per_weight));
+    // Activations are rounded to 8 bits on both, attention is not the same arithmetic.
+    assert!((got.nats_per_token - want.nats_per_token).abs() < 0.03, "{got:?}, want {want:?}");
+    assert!((got.kl.unwrap() - want.kl.unwrap()).abs() < 0.2 * want.kl.unwrap(), "{got:?}, want {want:?}");
+    assert!(got.top1_agreement.unwrap() > 0.8, "{got:?}");
+    assert!(score(&model, None, &windows, 4.5, &Quiet).unwrap().kl.is_none());
 }
 
 /// The shim, counting searches.

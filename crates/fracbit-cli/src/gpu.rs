@@ -107,19 +107,21 @@ mod built {
         Ok(bench::device_model(&gpu, subject, options, &context.progress)?)
     }
 
-    /// Perplexity of a text.
+    /// Perplexity of a text, beside a baseline if there is one.
     pub(crate) fn evaluate(
         opened: &Opened,
+        baseline: Option<&Opened>,
         text: &str,
         origin: &Path,
         options: &EvalOptions,
         context: &Context,
     ) -> Result<Evaluation, Failure> {
-        let windows = fracbit::evaluate::windows(opened, text, origin, options)?;
+        let windows = fracbit::evaluate::windows_of_both(opened, baseline, text, origin, options)?;
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
         let model = opened.on_device(&gpu, true)?;
+        let base = baseline.map(|b| b.on_device(&gpu, true)).transpose()?;
         context.progress.note(&format!("on {}", gpu.name()));
-        cuda::score(&model, &windows, opened.bits_per_weight(), &context.progress)
+        cuda::score(&model, base.as_ref(), &windows, opened.bits_per_weight(), &context.progress)
             .map_err(|e| Failure::new(Exit::Failed, anyhow::Error::new(e)))
     }
 }
@@ -173,6 +175,7 @@ mod built {
 
     pub(crate) fn evaluate(
         _: &Opened,
+        _: Option<&Opened>,
         _: &str,
         _: &Path,
         _: &EvalOptions,

@@ -5,7 +5,7 @@
 //! `cuda_check speed DENSE.json [ONLY]` times the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph that walks
 //! over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense half-precision products of the same
 //! shapes, one `"ROWSxCOLS bBATCH": microseconds` a line, measured on the same machine.
-#![expect(clippy::print_stdout, reason = "a command-line tool")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 #[path = "../tests/common/mod.rs"]
 mod parity;
@@ -15,7 +15,7 @@ use fracbit_codebook::Rounder as _;
 use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, TrellisEncoder, Workspace};
 use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
-use std::{collections::BTreeMap, error::Error, fs, time::Instant};
+use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused; the same of 70B.
 const SHAPES: [(usize, usize); 11] = [
@@ -38,7 +38,17 @@ const TARGET: (usize, usize) = (4096, 14336);
 /// Bytes of weights that a timed graph walks over.
 const COLD: usize = 2 << 30;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("cuda_check: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let start = Instant::now();
     let gpu = Gpu::open()?;

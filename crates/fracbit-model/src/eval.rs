@@ -244,6 +244,12 @@ fn kl(p: &[f32], q: &[f32], zp: f64, zq: f64) -> f64 {
     if sum < 0.0 { 0.0 } else { sum }
 }
 
+/// Whether two rows of logits have the same most likely token.
+#[must_use]
+pub fn same_top(p: &[f32], q: &[f32]) -> bool {
+    argmax(p) == argmax(q)
+}
+
 struct RowComparison {
     baseline_nll: f64,
     model_nll: f64,
@@ -257,7 +263,7 @@ fn compare_rows(p: &[f32], q: &[f32], target: u32) -> RowComparison {
         baseline_nll: zp - f64::from(p[target as usize]),
         model_nll: zq - f64::from(q[target as usize]),
         kl: kl(p, q, zp, zq),
-        same_top: argmax(p) == argmax(q),
+        same_top: same_top(p, q),
     }
 }
 

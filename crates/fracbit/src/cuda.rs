@@ -11,7 +11,7 @@ use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
 use fracbit_kernels_cuda::{Device, DeviceError, TrellisEncoder};
-use fracbit_model::{LinearId, NormId, RotationMode, Sites};
+use fracbit_model::{Comparison, LinearId, NormId, RotationMode, Sites, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::Effort;
@@ -90,46 +90,68 @@ impl Opened {
     }
 }
 
-/// Negative log-likelihood of windows of tokens on a device: every token but the last of a window predicts the next.
+/// Tokens that a model runs before its baseline takes its turn: their logits wait in main memory.
+const TURN: usize = 256;
+
+/// Scores windows of tokens on a device, beside a baseline there if one is given: every token but the last of a window predicts the next.
 ///
 /// # Errors
-/// When the device fails or a window does not fit the model.
+/// When the device fails, a window does not fit a model, or the two have different vocabularies.
 pub fn score<D: Device>(
     model: &DeviceModel<'_, D>,
+    baseline: Option<&DeviceModel<'_, D>>,
     windows: &[Vec<u32>],
     bits_per_weight: f64,
     progress: &dyn Progress,
 ) -> Result<Evaluation, Error> {
+    let vocabulary = model.config().vocab_size;
+    if let Some(other) = baseline.map(|b| b.config().vocab_size).filter(|&other| other != vocabulary) {
+        return Err(fracbit_model::Error::Vocabularies(other, vocabulary).into());
+    }
     let predictions: usize = windows.iter().map(|w| w.len().saturating_sub(1)).sum();
     progress.stage("evaluating", predictions as u64);
     let longest = windows.iter().map(Vec::len).max().unwrap_or(1);
     let mut state: DeviceState<'_, D> = model.state(longest)?;
-    let vocabulary = model.config().vocab_size;
-    let (mut nats, mut tokens) = (0f64, 0u64);
+    let mut beside = baseline.map(|b| b.state(longest).map(|state| (b, state))).transpose()?;
+    let (mut found, mut wanted) = (Comparison::default(), Vec::new());
     for window in windows {
         state.truncate(0);
+        if let Some((_, state)) = &mut beside {
+            state.truncate(0);
+        }
         let mut next = window.iter().skip(1);
-        let mut each = |logits: &[f32]| -> Result<(), Error> {
-            for (row, &target) in logits.chunks_exact(vocabulary).zip(next.by_ref()) {
-                let top = row.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-                let sum: f64 = row.iter().map(|&l| f64::from(l - top).exp()).sum();
-                nats += sum.ln() - f64::from(row[target as usize] - top);
-                tokens += 1;
-                progress.advance(1);
+        for tokens in window[..window.len().saturating_sub(1)].chunks(TURN) {
+            wanted.clear();
+            if let Some((baseline, state)) = &mut beside {
+                let mut each = |logits: &[f32]| -> Result<(), Error> {
+                    wanted.extend_from_slice(logits);
+                    Ok(())
+                };
+                baseline.run(state, tokens, Some(&mut each))?;
             }
-            Ok(())
-        };
-        model.run(&mut state, &window[..window.len().saturating_sub(1)], Some(&mut each))?;
+            let mut rows = wanted.chunks_exact(vocabulary);
+            let mut each = |logits: &[f32]| -> Result<(), Error> {
+                for (row, &target) in logits.chunks_exact(vocabulary).zip(next.by_ref()) {
+                    found.model.nats += eval::row_nll(row, target);
+                    found.model.tokens += 1;
+                    if let Some(base) = rows.next() {
+                        found.kl_sum += eval::row_kl(base, row);
+                        found.top1_equal += u64::from(eval::same_top(base, row));
+                    }
+                    progress.advance(1);
+                }
+                Ok(())
+            };
+            model.run(&mut state, tokens, Some(&mut each))?;
+        }
     }
-    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
-    let nats_per_token = nats / tokens as f64;
     Ok(Evaluation {
-        nats_per_token,
-        perplexity: nats_per_token.exp(),
-        tokens,
+        nats_per_token: found.model.nats_per_token(),
+        perplexity: found.model.perplexity(),
+        tokens: found.model.tokens,
         bits_per_weight,
-        kl: None,
-        top1_agreement: None,
+        kl: baseline.map(|_| found.kl()),
+        top1_agreement: baseline.map(|_| found.top1_agreement()),
     })
 }
 

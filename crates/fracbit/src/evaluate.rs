@@ -75,16 +75,7 @@ pub fn evaluate(
     let kernels = kernels()?;
     let built = model.model(&kernels, true)?;
     let base = baseline.map(|b| b.model(&kernels, true)).transpose()?;
-    let windows = windows(model, text, origin, options)?;
-    if let Some(base) = baseline {
-        let other = self::windows(base, text, origin, options)?;
-        if other != windows {
-            let rule =
-                "the model and the baseline should encode this text alike (same tokenizer, same context)"
-                    .to_owned();
-            return Err(Error::Text { path: origin.to_path_buf(), rule });
-        }
-    }
+    let windows = windows_of_both(model, baseline, text, origin, options)?;
     score(&built, base.as_ref(), &windows, options.kv, model.bits_per_weight(), progress)
 }
 
@@ -126,6 +117,27 @@ pub fn score(
         kl: beside.map(|c| c.kl()),
         top1_agreement: beside.map(|c| c.top1_agreement()),
     })
+}
+
+/// [`windows`] of a text, which a baseline must encode alike.
+///
+/// # Errors
+/// As for [`evaluate`].
+pub fn windows_of_both(
+    model: &Opened,
+    baseline: Option<&Opened>,
+    text: &str,
+    origin: &Path,
+    options: &EvalOptions,
+) -> Result<Vec<Vec<u32>>, Error> {
+    let windows = windows(model, text, origin, options)?;
+    if let Some(base) = baseline
+        && self::windows(base, text, origin, options)? != windows
+    {
+        let rule = "the model and the baseline should encode this text alike (same tokenizer, same context)";
+        return Err(Error::Text { path: origin.to_path_buf(), rule: rule.to_owned() });
+    }
+    Ok(windows)
 }
 
 /// Windows of a text, each one token longer than the number of its predictions.

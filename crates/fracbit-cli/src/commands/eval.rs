@@ -45,7 +45,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     how: TextArgs,
     /// Where the model runs.
-    #[arg(long, value_enum, default_value_t, conflicts_with = "baseline")]
+    #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON object.
     #[arg(long)]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure>
         DeviceName::Cpu => {
             fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, &context.progress)?
         }
-        DeviceName::Cuda => gpu::evaluate(&model, &text, &args.text, &options, context)?,
+        DeviceName::Cuda => gpu::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, context)?,
     };
     context.progress.finish();
     if args.json {
