@@ -224,7 +224,7 @@ const COUNTED: [Counted; 14] = [
     counted("vq-2", "0", "0", None),
     counted("tcq-fast-3", "0", "0", None),
     counted("tcq-3", "1", "0", None),
-    counted("tcq-4", "2", "0", None),
+    counted("tcq-4", "1", "0", None),
 ];
 
 /// Counts the instructions that kernels execute under qemu, and fails when a budget is passed.
