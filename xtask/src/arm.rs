@@ -83,8 +83,11 @@ pub(crate) fn parity(require: bool) -> Outcome {
             return Ok(());
         }
     };
+    // The rotations are one source for all processors.
+    tests(&toolchain, PROCESSORS[0].0, &["--package", "fracbit-rotation", "--lib", "--test", "golden"])?;
     for (processor, expected) in PROCESSORS {
-        let report = tests(&toolchain, processor)?;
+        let report =
+            tests(&toolchain, processor, &["--package", "fracbit-kernels-neon", "--test", "parity"])?;
         println!("{processor}:");
         report.lines().filter(|line| line.starts_with("parity: ")).for_each(|line| println!("  {line}"));
         for isa in expected {
@@ -101,21 +104,23 @@ pub(crate) fn parity(require: bool) -> Outcome {
     Ok(())
 }
 
-/// Runs the tests on `processor` and returns what they printed.
-fn tests(toolchain: &Toolchain, processor: &str) -> Result<String, String> {
+/// Runs the tests of `package` on `processor` and returns what they printed.
+fn tests(toolchain: &Toolchain, processor: &str, package: &[&str]) -> Result<String, String> {
     let start = std::time::Instant::now();
     let mut command = toolchain.cargo(&format!("qemu-aarch64 -cpu {processor}"));
-    command.args(["test", "--target", TARGET, "--package", "fracbit-kernels-neon", "--test", "parity"]);
-    command.args(["--", "--nocapture"]);
-    println!("$ cargo test --target {TARGET} ... # qemu-aarch64 -cpu {processor}");
+    command.args(["test", "--target", TARGET]).args(package).args(["--", "--nocapture"]);
+    println!("$ cargo test --target {TARGET} {} # qemu-aarch64 -cpu {processor}", package.join(" "));
     let out = command.output().map_err(|error| format!("could not start cargo: {error}"))?;
     println!("  ({:.1} s)", start.elapsed().as_secs_f64());
     let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
     if out.status.success() { Ok(text) } else { Err(format!("{text}\naarch64 tests failed on {processor}")) }
 }
 
-/// Runs the demo here and on qemu's most capable processor, and compares: perplexities to a thousandth, and the greedy
-/// continuation of a prompt by the model that was quantized here.
+/// The prompt of the greedy continuations.
+const GREEDY: [&str; 5] = ["--prompt", "Once upon a time", "--greedy", "--max-tokens", "64"];
+
+/// Runs the program here and under qemu and compares: the quick demo from end to end, and the models of the demo that were
+/// searched for here. Perplexities agree to a thousandth, greedy tokens are the same.
 pub(crate) fn demo() -> Outcome {
     let toolchain = Toolchain::prepare(&[])?;
     // Without the C++ solver on both: it would want a C++ compiler for aarch64.
@@ -132,36 +137,51 @@ pub(crate) fn demo() -> Outcome {
     let here = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| target("target"));
     let host = vec![format!("{here}/debug/fracbit")];
     let program = target(&format!("target/aarch64/{TARGET}/debug/fracbit"));
-    let arm: Vec<String> = ["qemu-aarch64", "-cpu", "max", &program].map(str::to_owned).into();
-    let models = [target("target/aarch64/demo-here"), target("target/aarch64/demo-qemu")];
-    let mut tables = Vec::new();
-    for (command, home) in [&host, &arm].into_iter().zip(&models) {
+    let arm = |processor: &str| -> Vec<String> {
+        ["qemu-aarch64", "-cpu", processor, &program].map(str::to_owned).into()
+    };
+    let homes = ["demo", "quick-here", "quick-qemu"].map(|name| target(&format!("target/aarch64/{name}")));
+    for home in &homes {
         // Left by an earlier run.
         std::fs::remove_dir_all(home).or_else(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Ok(()),
             _ => Err(format!("{home}: {error}")),
         })?;
-        let text = said(command, &["demo", "--keep", home])?;
-        println!("{text}");
-        tables.push(perplexities(&text));
     }
-    let [wanted, got] = [&tables[0], &tables[1]];
-    if wanted.len() != 4 || wanted.len() != got.len() {
-        return Err(format!("the demo prints four perplexities, not {} and {}", wanted.len(), got.len()));
+    let [full, quick, emulated] = &homes;
+    let wanted = perplexities(&said(&host, &["demo", "--quick", "--keep", quick])?)?;
+    let got = perplexities(&said(&arm("max"), &["demo", "--quick", "--keep", emulated])?)?;
+    for (w, g) in wanted.iter().zip(&got) {
+        compare(&format!("quick demo, {}", w.0), w.1, g.1)?;
     }
-    for ((name, here), (_, there)) in wanted.iter().zip(got) {
-        if (here - there).abs() > 1e-3 * here {
-            return Err(format!("perplexity of `{name}`: {here} here, {there} under qemu"));
+    let wanted = perplexities(&said(&host, &["demo", "--keep", full])?)?;
+    let stories = format!("{full}/stories.txt");
+    for (name, here) in &wanted {
+        let model = format!("{full}/{}", name.replace(" bits", "bit"));
+        let text = said(&arm("max"), &["eval", &model, "--text", &stories, "--bos"])?;
+        let line = text.lines().find_map(|line| line.strip_prefix("perplexity"));
+        let there =
+            line.and_then(|l| l.trim().parse().ok()).ok_or_else(|| format!("no perplexity in\n{text}"))?;
+        compare(name, *here, there)?;
+    }
+    let runs = [("max", "original"), ("max", "4bit"), ("max", "3bit"), ("max", "2bit")];
+    for (processor, name) in runs.into_iter().chain([("neoverse-n1", "3bit"), ("cortex-a53", "3bit")]) {
+        let model = format!("{full}/{name}");
+        let greedy = [&["run", &model], &GREEDY[..]].concat();
+        let (here, there) = (said(&host, &greedy)?, said(&arm(processor), &greedy)?);
+        if here != there || here.trim().is_empty() {
+            return Err(format!("{name}, greedy, here:\n{here}\nunder qemu ({processor}):\n{there}"));
         }
+        println!("{name} on {processor}: the same greedy tokens");
     }
-    let model = format!("{}/3bit", models[0]);
-    let greedy = ["run", &model, "--prompt", "Once upon a time", "--greedy", "--max-tokens", "64"];
-    let (here, there) = (said(&host, &greedy)?, said(&arm, &greedy)?);
-    if here != there || here.trim().is_empty() {
-        return Err(format!("greedy continuation here:\n{here}\nunder qemu:\n{there}"));
-    }
-    println!("the same perplexities and the same greedy tokens:\n{here}");
     Ok(())
+}
+
+/// Perplexities agree to a thousandth.
+fn compare(what: &str, here: f64, there: f64) -> Outcome {
+    println!("{what}: perplexity {here} here, {there} under qemu");
+    let close = (here - there).abs() <= 1e-3 * here;
+    if close { Ok(()) } else { Err(format!("{what}: perplexities differ by more than a thousandth")) }
 }
 
 /// What a program printed.
@@ -182,12 +202,13 @@ fn said(command: &[String], args: &[&str]) -> Result<String, String> {
 }
 
 /// Names and perplexities of the demo's table, whose fifth column they are.
-fn perplexities(text: &str) -> Vec<(String, f64)> {
+fn perplexities(text: &str) -> Result<Vec<(String, f64)>, String> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         Some(((*cells.first()?).to_owned(), cells.get(4)?.parse().ok()?))
     };
-    text.lines().filter_map(row).collect()
+    let rows: Vec<_> = text.lines().filter_map(row).collect();
+    if rows.len() == 4 { Ok(rows) } else { Err(format!("the demo prints four perplexities, not\n{text}")) }
 }
 
 /// A product to be counted.
@@ -210,7 +231,7 @@ const fn counted(
     Counted { scheme, table, group, budget }
 }
 
-const COUNTED: [Counted; 14] = [
+const COUNTED: [Counted; 18] = [
     counted("int-4", "0", "32", Some([250.0, 95.0])),
     counted("nuq-4", "0", "0", Some([270.0, 100.0])),
     counted("gnuq-2", "0", "32", Some([260.0, 95.0])),
@@ -222,9 +243,13 @@ const COUNTED: [Counted; 14] = [
     counted("nuq-2", "0", "0", None),
     counted("nuq-8", "0", "0", None),
     counted("vq-2", "0", "0", None),
+    counted("vq-4", "0", "0", None),
     counted("tcq-fast-3", "0", "0", None),
     counted("tcq-3", "1", "0", None),
     counted("tcq-4", "1", "0", None),
+    counted("tcq-5", "2", "0", None),
+    counted("tcq-hyb-2", "0", "0", None),
+    counted("half-tcq-2.75", "0", "0", None),
 ];
 
 /// Counts the instructions that kernels execute under qemu, and fails when a budget is passed.
@@ -253,56 +278,65 @@ pub(crate) fn count() -> Outcome {
     let program = folder.join(TARGET).join("release/examples/products").display().to_string();
     let listing = Listing::new(&program)?;
     // The hottest code that multiplies: a program this short may spend more on making its weights.
-    let hottest = |hot: &[u64]| hot.iter().map(|&at| listing.around(at)).find(|body| products(body) > 0.0);
+    let inner = |body: &Vec<String>| products(body) > 0.0 && body.len() < 2000;
+    let hottest = |hot: &[u64]| hot.iter().map(|&at| listing.around(at)).find(inner);
     println!("instructions per 1000 products (a count, not a time); group 0: one scale a row\n");
-    println!("| scheme | table | group | processor | 1 token | budget | 128 tokens | budget |");
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
-    let mut loops = Vec::new();
+    let tokens =
+        ["1 token, `sdot`", "budget", "base NEON", "128 tokens, `smmla`", "budget", "`sdot`", "base NEON"];
+    println!("| scheme | table | group | {} |\n{}", tokens.join(" | "), "| --- ".repeat(10) + "|");
+    let mut loops: Vec<(Vec<&str>, &str, Vec<String>)> = Vec::new();
     let mut over = Vec::new();
     for Counted { scheme, table, group, budget } in COUNTED {
-        for processor in ["max", "neoverse-n1", "cortex-a53"] {
-            let measure = |batch| per_thousand(&plugin, &program, processor, [scheme, table, group, batch]);
-            let ((one, first), (many, second)) = (measure("1")?, measure("128")?);
-            match processor {
-                "max" => {
-                    loops.push((scheme, "1, `sdot`", hottest(&first)));
-                    loops.push((scheme, "128, `smmla`", hottest(&second)));
+        let mut cells = Vec::new();
+        let mut length = String::new();
+        for (batch, processor, name) in RUNS {
+            let run = per_thousand(&plugin, &program, processor, [scheme, table, group, batch])?;
+            let body = hottest(&run.hot).ok_or_else(|| format!("no hot code of {scheme} makes products"))?;
+            match loops.iter_mut().find(|other| other.1 == name && other.2 == body) {
+                Some(same) => same.0.push(scheme),
+                None => loops.push((vec![scheme], name, body)),
+            }
+            cells.push(format!("{:.*}", usize::from(run.count < 100.0), run.count));
+            if processor == "max" {
+                let limit = budget.map(|b| b[usize::from(batch != "1")]);
+                cells.push(limit.map_or(String::new(), |l| l.to_string()));
+                if limit.is_some_and(|limit| run.count > limit) {
+                    over.push(format!("{scheme}, {name}: {:.1}", run.count));
                 }
-                "neoverse-n1" => loops.push((scheme, "128, `sdot`", hottest(&second))),
-                _ => {}
             }
-            let budget = budget.filter(|_| processor == "max");
-            let show = |limit: Option<f64>| limit.map_or("-".to_owned(), |l| l.to_string());
-            println!(
-                "| `{scheme}` | {table} | {group} | {processor} | {one:.1} | {} | {many:.1} | {} |",
-                show(budget.map(|b| b[0])),
-                show(budget.map(|b| b[1]))
-            );
-            if budget.is_some_and(|b| one > b[0] || many > b[1]) {
-                over.push(format!("{scheme} takes {one:.1} and {many:.1} instructions"));
-            }
+            length = run.table;
         }
+        println!("| `{scheme}` | {length} | {group} | {} |", cells.join(" | "));
     }
     println!(
         "\ncycles per 1000 products of the innermost loop, as llvm-mca estimates them with all data in the first cache\n"
     );
     println!(
-        "| scheme | tokens | instructions | {} |\n| --- | --- | --- | --- | --- | --- |",
-        MODELS.map(|model| model.0).join(" | ")
+        "| schemes | loop | instructions | {} |\n{}",
+        MODELS.map(|m| m.0).join(" | "),
+        "| --- ".repeat(6) + "|"
     );
-    for (scheme, tokens, body) in loops {
-        let body = body.ok_or_else(|| format!("no hot code of {scheme} makes products"))?;
+    for (schemes, name, body) in loops {
         let products = products(&body);
         let paired = body.iter().any(|code| code.starts_with("smmla"));
         let cell = |(model, i8mm): (&str, bool)| match (paired, i8mm) {
-            (true, false) => Ok("-".to_owned()), // it would run the loop above or below
+            (true, false) => Ok("-".to_owned()), // it would run another loop
             _ => estimate(&folder, model, &body).map(|cycles| format!("{:.1}", cycles / products * 1000.0)),
         };
         let cells: Vec<String> = MODELS.into_iter().map(cell).collect::<Result<_, _>>()?;
-        println!("| `{scheme}` | {tokens} | {} | {} |", body.len(), cells.join(" | "));
+        println!("| `{}` | {name} | {} | {} |", schemes.join("`, `"), body.len(), cells.join(" | "));
     }
     if over.is_empty() { Ok(()) } else { Err(format!("over the budget: {}", over.join("; "))) }
 }
+
+/// What is counted of every scheme: tokens, qemu's processor, and what multiplies there.
+const RUNS: [(&str, &str, &str); 5] = [
+    ("1", "max", "1 token, `sdot`"),
+    ("1", "cortex-a53", "1 token, `smull`"),
+    ("128", "max", "several, `smmla`"),
+    ("128", "neoverse-n1", "several, `sdot`"),
+    ("128", "cortex-a53", "several, `smull`"),
+];
 
 /// Processors whose cycles llvm-mca estimates, and whether they have `i8mm`.
 const MODELS: [(&str, bool); 3] = [("neoverse-n1", false), ("neoverse-v2", true), ("cortex-a76", false)];
@@ -343,10 +377,12 @@ impl Listing {
 
 /// Products that a piece of code makes.
 fn products(body: &[String]) -> f64 {
+    // `smlal` is of the bodies for weights of 16 bits, `smull` of those for bytes.
+    let each = [("sdot", 16), ("smmla", 32), ("smull", 8), ("smlal", 4)];
     let of = |name: &str| body.iter().filter(|code| code.starts_with(name)).count();
     #[expect(clippy::cast_precision_loss, reason = "some hundred instructions")]
     {
-        (16 * of("sdot") + 32 * of("smmla")) as f64
+        each.iter().map(|(name, count)| count * of(name)).sum::<usize>() as f64
     }
 }
 
@@ -365,32 +401,40 @@ fn estimate(folder: &Path, model: &str, body: &[String]) -> Result<f64, String> 
     cycles.map(|c| c / 100.0).ok_or_else(|| format!("llvm-mca-19: {}", String::from_utf8_lossy(&out.stderr)))
 }
 
-/// Instructions per 1000 products in the steady state, what one more repetition adds, and the hottest blocks.
-fn per_thousand(
-    plugin: &str,
-    program: &str,
-    processor: &str,
-    arguments: [&str; 4],
-) -> Result<(f64, Vec<u64>), String> {
-    let run = |times: &str| -> Result<(f64, f64, Vec<u64>), String> {
+/// A program that was counted.
+struct Run {
+    /// Instructions per 1000 products.
+    count: f64,
+    /// Where the blocks of code that execute most of them start.
+    hot: Vec<u64>,
+    /// Length of the codebook.
+    table: String,
+}
+
+/// Counts in the steady state: what more repetitions add.
+fn per_thousand(plugin: &str, program: &str, processor: &str, arguments: [&str; 4]) -> Result<Run, String> {
+    let run = |times: u8| -> Result<(f64, f64, Run), String> {
         let out = Command::new("qemu-aarch64")
             .args(["-cpu", processor, "-plugin", plugin, "-d", "plugin", program])
             .args(arguments)
-            .arg(times)
+            .arg(times.to_string())
             .env("RAYON_NUM_THREADS", "1")
             .output()
             .map_err(|error| format!("could not start qemu-aarch64: {error}"))?;
         let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let find = || {
             let all = || text.iter().flat_map(|t| t.lines());
-            let products = text[0].split(' ').nth(1)?.parse().ok()?;
-            let count = all().find_map(|line| line.strip_prefix("instructions: ")?.trim().parse().ok())?;
+            let mut words = text[0].split(' ').skip(1);
+            let (products, table) = (words.next()?.parse().ok()?, words.next()?.to_owned());
+            let executed = all().find_map(|line| line.strip_prefix("instructions: ")?.trim().parse().ok())?;
             let hot =
                 all().filter_map(|line| u64::from_str_radix(line.strip_prefix("hot: ")?.trim(), 16).ok());
-            Some((products, count, hot.collect()))
+            Some((products, executed, Run { count: 0.0, hot: hot.collect(), table }))
         };
         find().ok_or_else(|| format!("qemu-aarch64 {program}: {}", text.join("\n")))
     };
-    let (one, two) = (run("1")?, run("2")?);
-    Ok(((two.1 - one.1) / one.0 * 1000.0, two.2))
+    // One token is over so soon that what else the program does would show: more repetitions.
+    let more = if arguments[3] == "1" { 8 } else { 1 };
+    let ((products, once, _), (_, often, hot)) = (run(1)?, run(1 + more)?);
+    Ok(Run { count: (often - once) / f64::from(more) / products * 1000.0, ..hot })
 }

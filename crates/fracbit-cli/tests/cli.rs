@@ -645,6 +645,18 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
+fn the_quick_demo_tells_the_whole_story() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let home = place.path().join("kept");
+    let out = fracbit(&["demo", "--quick", "--keep", text(&home)]).done().out;
+    for line in ["original", "4 bits", "3 bits", "2 bits", "The 3-bit model, same prompt"] {
+        assert!(out.contains(line), "{line}:\n{out}");
+    }
+    let made = fracbit(&["inspect", text(&home.join("3bit"))]).done().out;
+    assert!(made.contains("fracbit demo --quick (3 bits)") && !made.contains("tcq"), "{made}");
+}
+
+#[test]
 fn quiet_is_quiet_and_help_has_examples() {
     let ran = fracbit(&["inspect", text(small()), "-q"]).done();
     assert_eq!(ran.err, "");

@@ -18,6 +18,7 @@ fn main() {
     let mut kernels = Kernels::scalar();
     fracbit_kernels_neon::install(&mut kernels).expect("FRACBIT_ISA names an instruction set");
     let books = cases::codebooks(scheme, number(1), 127);
+    let table = books[0].entries().len();
     let packed = cases::Packed::random(scheme, Shape::new(ROWS, COLS), books, group, 1);
     let w = PackedMatrix::new(&kernels, &packed.view().expect("parts that fit"));
     let batch = number(3);
@@ -27,5 +28,5 @@ fn main() {
         matmul(&w, &mut x, &mut y).expect("shapes that fit");
     }
     // The sum keeps the products alive; the macs are what the count is divided by.
-    println!("{} {} {}", w.isa(), batch * ROWS * COLS, y.iter().sum::<f32>());
+    println!("{} {} {table} {}", w.isa(), batch * ROWS * COLS, y.iter().sum::<f32>());
 }

@@ -6,7 +6,7 @@
 
 use crate::{
     hessian::{Feedback, Hessian, multiply},
-    matrix::{Band, Coders},
+    matrix::{Band, Coders, nearest_half},
 };
 use fracbit_codebook::Rounder;
 use fracbit_format::{Segment, TILE, TILE_COLS, TILE_ROWS};
@@ -155,7 +155,7 @@ impl Strip<'_> {
                 }
             }
             for (scale, fitted) in old.iter_mut().zip(fitted) {
-                let best = f16::from_f64(fitted / f64::from(gain));
+                let best = nearest_half(fitted / f64::from(gain));
                 if best.is_finite() {
                     *scale = best;
                 }

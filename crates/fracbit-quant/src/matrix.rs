@@ -375,6 +375,13 @@ pub(crate) fn power_of_two_at_least(x: f32) -> f32 {
     if x > 0.0 { x.log2().ceil().clamp(-120.0, 120.0).exp2() } else { 1.0 }
 }
 
+/// `x` in half precision, by way of single precision: `f16::from_f64` rounds twice on x86-64 and once elsewhere, and a model
+/// has the same bytes wherever it was made.
+#[expect(clippy::cast_possible_truncation, reason = "rounds")]
+pub(crate) fn nearest_half(x: f64) -> f16 {
+    f16::from_f32(x as f32)
+}
+
 /// Least-squares scale of `weights ~ gain * scale * units`, or the old one when rounding left nothing to fit.
 fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
     let (mut dot, mut square) = (0.0f64, 0.0f64);
@@ -382,7 +389,7 @@ fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
         dot += f64::from(w) * f64::from(q);
         square += f64::from(q).powi(2);
     }
-    let best = f16::from_f64(dot / square / f64::from(gain));
+    let best = nearest_half(dot / square / f64::from(gain));
     if dot > 0.0 && best.is_finite() { best } else { old }
 }
 

@@ -114,7 +114,8 @@ fn scalar_feedback_follows_the_recurrence() {
     let mut different = 0;
     for (r, row) in weights.chunks(cols).enumerate() {
         let rms = (row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>() / cols as f64).sqrt();
-        let scale = f64::from(half::f16::from_f64(rms / f64::from(packed.gain)).to_f32() * packed.gain);
+        let scale =
+            f64::from(half::f16::from_f32((rms / f64::from(packed.gain)) as f32).to_f32() * packed.gain);
         let mut error = vec![0.0; cols];
         for k in (0..cols).rev() {
             let target = f64::from(row[k]) + (k + 1..cols).map(|j| error[j] * a[j * cols + k]).sum::<f64>();

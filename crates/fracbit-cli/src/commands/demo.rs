@@ -11,7 +11,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{EvalOptions, Evaluation, Opened, PlanOptions, Progress, QuantizeOptions, Target};
-use fracbit_base::Bytes;
+use fracbit_base::{Bytes, Palette};
 use fracbit_io::EncodeOptions;
 use fracbit_model::{SampleConfig, Sampler, StateOptions};
 use std::{
@@ -43,7 +43,8 @@ const SEED: u64 = 0;
 const AFTER: &str = "\
 Examples:
   fracbit demo
-  fracbit demo --keep demo";
+  fracbit demo --keep demo
+  fracbit demo --quick";
 
 /// Show the whole story on a small embedded model, in about a minute.
 ///
@@ -56,6 +57,9 @@ pub(crate) struct DemoArgs {
     /// Keep the models and the text in this new directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    /// Measure nothing and search no trellis: vector codebooks by prior sensitivities, for slow machines. Loses more.
+    #[arg(long)]
+    quick: bool,
 }
 
 pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure> {
@@ -86,7 +90,7 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
     let mut table = Table::new(["model", "bits", "size", "ratio", "perplexity", "KL", "same top token"], &[]);
     let reference = evaluate(base, None, context)?;
     table.row(row("original", base, base, &reference));
-    for (bits, dir) in quantize_all(&source, home, context)? {
+    for (bits, dir) in quantize_all(&source, home, args.quick, context)? {
         let small = files::open(&dir)?;
         let result = evaluate(&small, Some(base), context)?;
         table.row(row(&format!("{bits} bits"), &small, base, &result));
@@ -133,10 +137,20 @@ fn name_of(bits: f64) -> String {
 }
 
 /// One measurement, then one model per budget.
-fn quantize_all(source: &Source, home: &Path, context: &Context) -> Result<Vec<(f64, PathBuf)>, Failure> {
-    let options = PlanOptions { seed: SEED, ..PlanOptions::new(Target::Bits(TELLER)) };
+fn quantize_all(
+    source: &Source,
+    home: &Path,
+    quick: bool,
+    context: &Context,
+) -> Result<Vec<(f64, PathBuf)>, Failure> {
+    let (measured, palette, flag) = if quick {
+        (SensitivitySource::Prior, Palette::Vq, " --quick")
+    } else {
+        (SensitivitySource::Quick, Palette::Tcq, "")
+    };
+    let options = PlanOptions { seed: SEED, palette, ..PlanOptions::new(Target::Bits(TELLER)) };
     let inventory = source.inventory(options.rotation);
-    let losses = Losses { source: SensitivitySource::Quick, objective: None };
+    let losses = Losses { source: measured, objective: None };
     let sensitivities = source.sensitivities(&inventory, &losses, options.rotation, SEED, None, context)?;
     let weights = source.opened.source(options.rotation, SEED)?;
     let mut made = Vec::new();
@@ -154,7 +168,7 @@ fn quantize_all(source: &Source, home: &Path, context: &Context) -> Result<Vec<(
         let out = home.join(name_of(bits));
         let record = QuantizeOptions {
             force: false,
-            command: format!("fracbit demo ({bits} bits)"),
+            command: format!("fracbit demo{flag} ({bits} bits)"),
             source: "the embedded demo model".to_owned(),
             source_hash: source.hash().to_owned(),
             ..QuantizeOptions::default()

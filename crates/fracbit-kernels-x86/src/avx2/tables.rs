@@ -52,6 +52,10 @@ fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
 }
 
 fn group_wise(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+    // A codebook alone has no number.
+    if codebook.books() == 1 && [8, 16].contains(&codebook.scheme().quarters()) {
+        return scalar(codebook);
+    }
     let run = match (codebook.scheme().quarters(), codebook.entries().len()) {
         (8, ..=16) => strips::<Books<8, 1>> as StripFn,
         (8, 32) => strips::<Books<8, 2>>,
@@ -59,7 +63,6 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         (12, ..=16) => strips::<Books<12, 1>>,
         (12, 32) => strips::<Books<12, 2>>,
         (12, _) => strips::<Books<12, 4>>,
-        (_, ..=16) => strips::<Books<16, 1>>,
         (_, 32) => strips::<Books<16, 2>>,
         (..) => strips::<Books<16, 4>>,
     };

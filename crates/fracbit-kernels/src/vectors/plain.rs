@@ -41,7 +41,10 @@ pub fn finish(sums: [f32; LANES], a_rest: &[f32], b_rest: &[f32]) -> f32 {
 }
 
 /// The sum of sixteen numbers: halves are added to each other until one is left.
-#[inline(always)]
+///
+/// Inlined on aarch64 it would make the compiler gather the sums before it in vectors of half the width.
+#[cfg_attr(target_arch = "aarch64", inline(never))]
+#[cfg_attr(not(target_arch = "aarch64"), inline(always))]
 fn pairwise(mut sums: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
