@@ -234,7 +234,7 @@ impl MatrixPlan {
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
     /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and blocks shrink until tables,
-    /// activations and rings fit into shared memory.
+    /// activations and rings fit into shared memory, and blocks until every multiprocessor has one.
     ///
     /// # Panics
     /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB); for an engine that the matrix lacks.
@@ -279,6 +279,11 @@ impl MatrixPlan {
             let ranges: Vec<_> =
                 self.segments.iter().map(|s| (per_split, s.octets.div_ceil(per_split))).collect();
             let mut launch = Launch { warps, blocks, ranges, shared, partial: 0 };
+            // A small matrix keeps more multiprocessors busy in smaller blocks.
+            if launch.blocks * launch.splits() < limits.multiprocessors && warps > 1 {
+                warps /= 2;
+                continue;
+            }
             if launch.splits() > 1 {
                 launch.partial = launch.splits() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
             }

@@ -10,7 +10,7 @@ mod parity;
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{
-    Limits, MatrixPlan,
+    Engine, Limits, MatrixPlan,
     shim::{self, Shim},
 };
 use std::{fs, path::Path};
@@ -38,6 +38,25 @@ fn every_instance_matches_the_reference() {
         found.cases,
         found.worst
     );
+}
+
+/// Blocks of layers of Llama-3.1-8B on an H200.
+#[test]
+fn launches_fill_the_device() {
+    let limits = Limits { multiprocessors: 132, shared: 227 << 10 };
+    for (rows, cols) in [(4096, 14336), (1024, 4096), (6144, 4096)] {
+        let scheme: Scheme = "tcq-fast-2".parse().expect("a scheme");
+        let packed =
+            Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, 100), cols, 1);
+        let plan = MatrixPlan::new(&packed.view().expect("parts that fit")).expect("a plan");
+        for batch in 1..=8 {
+            let launch = plan.launch(Engine::Tensor, batch, &limits);
+            let blocks = launch.blocks * launch.splits();
+            assert!((120..=400).contains(&blocks), "{rows}x{cols}, {batch} tokens: {launch:?}");
+            assert!(batch > 4 || 2 * launch.shared <= 227 << 10, "two blocks a multiprocessor: {launch:?}");
+            assert!(launch.ranges.iter().all(|(octets, _)| octets % 2 == 0), "whole turns: {launch:?}");
+        }
+    }
 }
 
 #[test]
