@@ -49,15 +49,21 @@ fn main() {
             speeds += &format!("  {effort} {:+.2} %", 100.0 * more);
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
                 let rounder = TrellisRounder::with_isa(book.clone(), effort, isa);
-                let runs = if isa == Isa::Scalar { 2 } else { 12 };
+                let runs = if isa == Isa::Scalar { 1 } else { 7 };
                 let mut codes = vec![0; timed.len() * book.tile_bytes()];
-                // The best of several runs: other load on the machine only slows a run down.
+                // The best of several runs, each long enough for a coarse clock: other load on the machine only slows a run down.
                 let seconds = (0..runs)
                     .map(|_| {
                         alone.install(|| {
-                            let start = cpu_seconds();
-                            rounder.encode(timed, &mut codes);
-                            cpu_seconds() - start
+                            let (start, mut times) = (cpu_seconds(), 0.0);
+                            loop {
+                                rounder.encode(timed, &mut codes);
+                                times += 1.0;
+                                let seconds = cpu_seconds() - start;
+                                if seconds > 0.1 || isa == Isa::Scalar {
+                                    return seconds / times;
+                                }
+                            }
                         })
                     })
                     .fold(f64::INFINITY, f64::min);

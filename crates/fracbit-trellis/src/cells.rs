@@ -39,7 +39,9 @@ const HIGH: u8 = 200;
 /// How much is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pruning {
-    /// A third cell is looked at in every how many steps ...
+    /// A third cell is looked at in every how many steps that take in more bits than the next one (in none: 2.5 bits lose 9 %), ...
+    pub(crate) falls: usize,
+    /// ... in every how many of all ...
     pub(crate) thirds: usize,
     /// ... and in all with at least this many new bits.
     pub(crate) always: u32,
@@ -232,7 +234,7 @@ pub(crate) struct CellStep<'a> {
 }
 
 /// The cells of one step, nearest first.
-type Near = [(u8, [u8; LEVELS]); MOST];
+pub(crate) type Near = [(u8, [u8; LEVELS]); MOST];
 
 /// Working memory of one search.
 #[derive(Debug, Default)]
@@ -303,8 +305,7 @@ impl CellSearch {
     pub(crate) fn run(&self, x: &[i16], scratch: &mut CellScratch, states: &mut Vec<u16>) -> bool {
         let steps = self.steps();
         assert_eq!(x.len(), steps, "one tile");
-        scratch.near.clear();
-        scratch.near.extend(x.iter().enumerate().map(|(t, &x)| self.near(self.kind(t), x)));
+        self.near(x, &mut scratch.near);
         let from = steps + self.reach();
         let mut start = vec![0; STATES >> self.kind(from).new_bits];
         if !self.backward(scratch, from, &start) {
@@ -328,48 +329,70 @@ impl CellSearch {
         self.backward(scratch, steps, &start) && self.trace(scratch, seam, states) == seam
     }
 
-    /// The nearest cells of a weight, with the costs of their levels above the least.
-    fn near(&self, kind: &Kind, x: i16) -> Near {
-        let x = f32::from(x);
-        let mut order = [(f32::INFINITY, 0u8); MOST + 1];
-        for (cell, &(low, high)) in (0u8..).zip(&kind.ranges) {
-            let outside = if x < low { low - x } else { x - high };
-            order[MOST] = (if outside < 0.0 { 0.0 } else { outside }, cell);
-            let mut at = MOST;
-            while at > 0 && order[at].0 < order[at - 1].0 {
-                order.swap(at, at - 1);
-                at -= 1;
+    /// The nearest cells of every weight, with the costs of their levels above the least; compiled again with wider vectors.
+    #[inline(always)]
+    pub(crate) fn near_scalar(&self, x: &[i16], near: &mut Vec<Near>) {
+        near.clear();
+        for (t, &x) in x.iter().enumerate() {
+            let kind = self.kind(t);
+            let (x, count) = (f32::from(x), self.count(t, kind));
+            let mut order = [(f32::INFINITY, 0u8); MOST + 1];
+            for (cell, &(low, high)) in (0u8..).zip(&kind.ranges) {
+                let outside = if x < low { low - x } else { x - high };
+                order[MOST] = (if outside < 0.0 { 0.0 } else { outside }, cell);
+                let mut at = MOST;
+                while at > 0 && order[at].0 < order[at - 1].0 {
+                    order.swap(at, at - 1);
+                    at -= 1;
+                }
             }
-        }
-        let mut costs = [[0f32; LEVELS]; MOST];
-        let mut least = f32::INFINITY;
-        let (values, _) = kind.values.as_chunks::<LEVELS>();
-        for (costs, (_, cell)) in costs.iter_mut().zip(order).take(MOST) {
-            for (cost, v) in costs.iter_mut().zip(&values[usize::from(cell)]) {
-                let d = v - x;
-                *cost = d * d * self.per_unit;
-                least = if *cost < least { *cost } else { least };
+            let mut costs = [[0f32; LEVELS]; MOST];
+            let mut least = [f32::INFINITY; LEVELS];
+            let (values, _) = kind.values.as_chunks::<LEVELS>();
+            for (costs, (_, cell)) in costs.iter_mut().zip(order).take(count) {
+                for ((cost, v), least) in costs.iter_mut().zip(&values[usize::from(cell)]).zip(&mut least) {
+                    let d = v - x;
+                    *cost = d * d * self.per_unit;
+                    *least = if *cost < *least { *cost } else { *least };
+                }
             }
+            let least = least.into_iter().fold(f32::INFINITY, |a, b| if b < a { b } else { a });
+            let mut one = [(0, [0; LEVELS]); MOST];
+            for ((to, costs), (_, cell)) in one.iter_mut().zip(costs).zip(order).take(count) {
+                to.0 = cell;
+                for (to, cost) in to.1.iter_mut().zip(costs) {
+                    // Above 2^23 the last bit of an f32 is 1: this rounds.
+                    let above = cost - least;
+                    *to = ((if above < 255.0 { above } else { 255.0 }) + 8_388_608.0).to_bits() as u8;
+                }
+            }
+            near.push(one);
         }
-        let mut near = [(0, [0; LEVELS]); MOST];
-        for ((to, costs), (_, cell)) in near.iter_mut().zip(costs).zip(order) {
-            // Above 2^23 the last bit of an f32 is 1: this rounds.
-            let round = |c: f32| {
-                let above = c - least;
-                ((if above < 255.0 { above } else { 255.0 }) + 8_388_608.0).to_bits() as u8
-            };
-            *to = (cell, costs.map(round));
+    }
+
+    fn near(&self, x: &[i16], near: &mut Vec<Near>) {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => crate::cells_simd::near_avx512(self, x, near),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => crate::cells_simd::near_avx2(self, x, near),
+            _ => self.near_scalar(x, near),
         }
-        near
+    }
+
+    /// How many cells of a step are looked at.
+    #[inline]
+    fn count(&self, t: usize, kind: &Kind) -> usize {
+        let Pruning { falls, thirds, always, .. } = self.pruning;
+        let third = kind.new_bits > kind.shift && (t / 2).is_multiple_of(falls)
+            || kind.new_bits >= always
+            || t.is_multiple_of(thirds);
+        (if third { MOST } else { 2 }).min(1 << kind.new_bits)
     }
 
     /// The cells of a step that are looked at.
     fn cells<'a>(&self, t: usize, near: &'a Near, kind: &Kind) -> &'a [(u8, [u8; LEVELS])] {
-        // A step that takes in more bits than the next one always needs a third cell: without, 2.5 bits lose 9 %.
-        let Pruning { thirds, always, .. } = self.pruning;
-        let third = kind.new_bits > kind.shift || kind.new_bits >= always || t.is_multiple_of(thirds);
-        let cells = if third { MOST } else { 2 };
-        &near[..cells.min(1 << kind.new_bits)]
+        &near[..self.count(t, kind)]
     }
 
     /// Bound `i` of the trace is step `i * GROUP`, the last one the end of the circle.

@@ -4,9 +4,27 @@
     reason = "vector loads and stores through pointers; calls of target-feature functions"
 )]
 
-use crate::cells::{CellStep, LANE, LEVELS};
+use crate::cells::{CellSearch, CellStep, LANE, LEVELS, Near};
 use fracbit_format::trellis::STATES;
 use std::arch::x86_64::*;
+
+pub(crate) fn near_avx512(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn body(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
+        search.near_scalar(x, near);
+    }
+    // SAFETY: `CellSearch::new` checked that this machine has the instructions.
+    unsafe { body(search, x, near) }
+}
+
+pub(crate) fn near_avx2(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
+    #[target_feature(enable = "avx2")]
+    fn body(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
+        search.near_scalar(x, near);
+    }
+    // SAFETY: as above.
+    unsafe { body(search, x, near) }
+}
 
 macro_rules! dispatch {
     ($body:ident, $step:expr, $after:expr, $before:expr) => {{

@@ -4,6 +4,9 @@ mod books;
 mod cells;
 #[cfg(target_arch = "x86_64")]
 mod cells_simd;
+mod classes;
+#[cfg(target_arch = "x86_64")]
+mod classes_simd;
 mod effort;
 mod isa;
 mod metric;

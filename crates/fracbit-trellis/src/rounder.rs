@@ -3,6 +3,7 @@
 use crate::{
     books,
     cells::{CellScratch, CellSearch},
+    classes::{ClassScratch, ClassSearch},
     effort::Effort,
     isa::Isa,
     metric::Metric,
@@ -29,8 +30,15 @@ pub struct TrellisRounder {
     steps: Steps,
     metric: Metric,
     search: Search,
-    pruned: Option<CellSearch>,
-    pool: Mutex<Vec<(Scratch, CellScratch)>>,
+    pruned: Option<Pruned>,
+    pool: Mutex<Vec<(Scratch, CellScratch, ClassScratch)>>,
+}
+
+/// A search that is tried before the exact one.
+#[derive(Debug)]
+enum Pruned {
+    Cells(Box<CellSearch>),
+    Classes(Box<ClassSearch>),
 }
 
 /// The exact search as numbers: see the crate's README.
@@ -82,10 +90,15 @@ impl TrellisRounder {
             );
         }
         let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();
-        let pruned = effort.pruning().filter(|_| code == Code::Fine).map(|pruning| {
-            let bound = scheme.rate().gaussian_bound();
-            CellSearch::new(isa, metric, shifts.clone(), &values, bound, pruning)
-        });
+        let bound = scheme.rate().gaussian_bound();
+        let pruned = if code == Code::Fine {
+            let cells = |pruning| CellSearch::new(isa, metric, shifts.clone(), &values, bound, pruning);
+            let classes = |classes| ClassSearch::new(isa, metric, shifts.clone(), &values, bound, classes);
+            let by_class = effort.classes(scheme).map(|some| Pruned::Classes(Box::new(classes(some))));
+            by_class.or_else(|| effort.pruning().map(|some| Pruned::Cells(Box::new(cells(some)))))
+        } else {
+            None
+        };
         let search = Search::new(isa, metric, steps.weights, shifts, &values, REACH / steps.weights);
         Self { codebook, steps, metric, search, pruned, pool: Mutex::default() }
     }
@@ -112,10 +125,20 @@ impl TrellisRounder {
         tile.map(|w| self.metric.grid(w))
     }
 
-    fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], (exact, pruned): &mut (Scratch, CellScratch)) {
+    fn encode_tile(
+        &self,
+        tile: &[f32; TILE],
+        code: &mut [u8],
+        scratch: &mut (Scratch, CellScratch, ClassScratch),
+    ) {
         debug_assert!(tile.iter().all(|w| w.is_finite()), "weights are finite by the driver's contract");
         let x = tile.map(|w| self.metric.grid(w));
-        let found = self.pruned.as_ref().is_some_and(|search| search.run(&x, pruned, &mut exact.states));
+        let (exact, cells, classes) = scratch;
+        let found = match &self.pruned {
+            Some(Pruned::Cells(search)) => search.run(&x, cells, &mut exact.states),
+            Some(Pruned::Classes(search)) => search.run(&x, classes, &mut exact.states),
+            None => false,
+        };
         if !found {
             self.search.run(&x, exact);
         }
