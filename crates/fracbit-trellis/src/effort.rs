@@ -34,7 +34,9 @@ impl Effort {
 
     /// The classes of the search by class where it is the better one, up to 2 bits; `None` elsewhere.
     pub(crate) fn classes(self, scheme: Scheme) -> Option<Classes> {
-        let classes = Classes { bits: 11, wide: 13, window: 24, reach: 20 };
+        // At 1 bit a step takes half the work and the seam loses more.
+        let window = if scheme.quarters() <= 4 { 64 } else { 24 };
+        let classes = Classes { bits: 11, wide: 13, window, reach: 20 };
         (self == Self::Fast && scheme.quarters() <= 8).then_some(classes)
     }
 
