@@ -19,7 +19,7 @@ const TILES: usize = 64;
 pub struct EncodeOptions {
     /// Schemes; half-TCQ is two others side by side and not measured by itself.
     pub schemes: Vec<Scheme>,
-    /// Efforts; for schemes with one search only the last of them counts.
+    /// Efforts; schemes with one search have the exact one.
     pub efforts: Vec<Effort>,
     /// Numbers of threads.
     pub threads: Vec<usize>,
@@ -118,7 +118,7 @@ pub fn encode(options: &EncodeOptions, progress: &dyn Progress) -> Result<Vec<En
 
 /// The searches of a scheme; one where efforts make no difference.
 fn searches(scheme: Scheme, efforts: &[Effort]) -> Result<Vec<(Effort, &'static dyn Rounder)>, Error> {
-    let efforts = if fracbit_quant::has_efforts(scheme) { efforts } else { &efforts[efforts.len() - 1..] };
+    let efforts = if fracbit_quant::has_efforts(scheme) { efforts } else { &[Effort::Exact] };
     let find = |&effort| {
         let rule = || format!("should be schemes other than half-tcq, which is two of them, got {scheme}");
         let found =
