@@ -532,6 +532,12 @@ fn budgets_names_and_options_have_their_codes() {
         fracbit(&["quantize", model, "-o", out, time[0], time[1]])
             .failed(USAGE, &["--profile FILE is missing", "hint: ", "fracbit profile MODEL -o machine.json"]);
     }
+    for command in
+        [&["quantize", model, "-o", out, "--scheme", "nuq-2"][..], &["calibrate", model, "-o", out]]
+    {
+        let capped = [command, &["--max-memory", "1MB"]].concat();
+        fracbit(&capped).failed(USAGE, &["--max-memory", "allowed are 1.00 MB"]);
+    }
     fracbit(&["quantise"]).failed(USAGE, &["quantise"]);
     fracbit(&["eval", small, "--text", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     fracbit(&["eval", small, "--text", "/dev/null"]).failed(BAD_INPUT, &["/dev/null", "two tokens"]);
