@@ -28,13 +28,13 @@ pub(crate) const LANE: usize = 16;
 /// Most cells of a step that are looked at.
 pub(crate) const MOST: usize = 3;
 /// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
-const UNITS: f64 = 3.0;
+pub(crate) const UNITS: f64 = 3.0;
 /// Paths from the seam that may end elsewhere before a pass is constrained.
 const TRACES: usize = 4;
 /// Steps that the trace decides at once.
 const GROUP: usize = 3;
 /// Least cost above which a tile is left to the exact search: too little of the range is left.
-const HIGH: u8 = 200;
+pub(crate) const HIGH: u8 = 200;
 
 /// How much is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,15 +16,15 @@
 //! descend from one path near step 0, it closes; where it does not, a second pass begins in that overlap. To leave some choice, more
 //! classes survive in the last steps.
 
-use crate::{isa::Isa, metric::Metric};
+use crate::{
+    cells::{HIGH, UNITS},
+    isa::Isa,
+    metric::Metric,
+};
 use fracbit_format::trellis::{self, STATE_BITS};
 
 /// Signed magnitudes that the leading bits of a hash pick from.
 pub(crate) const VALUES: usize = 128;
-/// Units of cost in the rate-distortion bound.
-const UNITS: f64 = 3.0;
-/// Least cost above which a tile is left to the exact search: too little of the range is left.
-const HIGH: u8 = 200;
 /// Seams that are tried.
 const TRIES: usize = 3;
 
@@ -176,6 +176,18 @@ impl ClassSearch {
         ((place % lanes) << (bits - lanes.ilog2())) | (place / lanes)
     }
 
+    /// The lowest class that has `word`: their places differ between instruction sets, the winner must not.
+    fn first(&self, words: &[u16], word: u16, bits: u32) -> usize {
+        let (chunks, _) = words.as_chunks::<16>();
+        let have = chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, chunk)| chunk.iter().fold(false, |any, &w| any | (w == word)));
+        let places =
+            have.flat_map(|(i, chunk)| (0..16).filter(move |&j| chunk[j] == word).map(move |j| 16 * i + j));
+        places.map(|place| self.class(place, bits)).min().expect("the word is one of them")
+    }
+
     fn new_bits(&self, t: usize) -> u32 {
         self.shifts[(t + self.shifts.len() - 1) % self.shifts.len()]
     }
@@ -191,8 +203,8 @@ impl ClassSearch {
         }
         let last = self.bits[self.bits.len() - 1];
         let survivors = &scratch.survivors[0][..1 << last];
-        let best = find(survivors, survivors.iter().fold(u16::MAX, |a, &b| a.min(b)));
-        self.trace(scratch, self.class(best, last), states);
+        let best = self.first(survivors, survivors.iter().fold(u16::MAX, |a, &b| a.min(b)), last);
+        self.trace(scratch, best, states);
         let mask = u16::MAX >> self.new_bits(0);
         let mut seam = states[0] & mask;
         for _ in 0..TRIES {
@@ -316,22 +328,13 @@ impl ClassSearch {
         if least >= 0xFF00 {
             return false;
         }
-        let best = find(totals, least);
-        let class = self.class(best, bits);
-        self.trace(scratch, class, states);
+        let best = self.first(totals, least, bits);
+        self.trace(scratch, best, states);
         for (t, (k, new)) in (first..).zip(forced) {
             states[t] = new | states[t - 1] >> k;
         }
         true
     }
-}
-
-/// Where the first of some words is.
-fn find(words: &[u16], word: u16) -> usize {
-    let (chunks, _) = words.as_chunks::<16>();
-    let chunk = chunks.iter().position(|chunk| chunk.iter().fold(false, |any, &w| any | (w == word)));
-    let chunk = chunk.expect("the word is one of them");
-    16 * chunk + chunks[chunk].iter().position(|&w| w == word).expect("in this chunk")
 }
 
 /// Lanes of 16 bits that `isa` has for this search.

@@ -108,3 +108,16 @@ fn refuses_a_scalar_codebook() {
     let book = fracbit_format::Codebook::new("nuq-2".parse().unwrap(), vec![-3, -1, 1, 3], 0.5).unwrap();
     let _ = TrellisRounder::new(book, Effort::Exact);
 }
+
+/// Equal costs are as rare as one tile in a hundred: a few tiles show nothing.
+#[test]
+fn ties_between_classes_have_one_winner_on_every_instruction_set() {
+    let tiles = train::gaussian_tiles(12, 200);
+    for scheme in schemes().filter(|s| s.code() == Some(Code::Fine) && [4, 8].contains(&s.quarters())) {
+        let rounder = |isa| TrellisRounder::with_isa(builtin(scheme).unwrap().clone(), Effort::Fast, isa);
+        let want = encode(&rounder(Isa::Scalar), &tiles);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            assert_eq!(encode(&rounder(isa), &tiles), want, "{scheme} on {}", isa.name());
+        }
+    }
+}
