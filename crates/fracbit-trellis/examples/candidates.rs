@@ -1,6 +1,6 @@
 //! Errors of trellis codes that might be in the palette: shift patterns, table sizes, longer states, several weights a step.
 //!
-//! `cargo run --release -p fracbit-trellis --example candidates -- [tiles [name ...]]`. Independent of the library's search: costs in f32, all
+//! `cargo run --release -p fracbit-trellis --example candidates -- [tiles [name ...]]`, names by their beginnings. Independent of the library's search: costs in f32, all
 //! `2^L` states, any circular pattern of shifts, the seam found by a free pass around it. Every table is trained by
 //! Lloyd's rounds inside the trellis, from three widths. The tiles of the measurement are the same for all candidates.
 #![expect(clippy::print_stdout, reason = "the output of a command")]
@@ -13,6 +13,7 @@
 use fracbit_format::{TILE, trellis};
 use fracbit_trellis::train::gaussian_tiles;
 use rayon::prelude::*;
+use std::time::Instant;
 
 /// A code that might be.
 #[derive(Clone, Debug)]
@@ -231,13 +232,16 @@ fn main() {
     }
     let (train, test) = (gaussian_tiles(7, count), gaussian_tiles(20_000, count));
     let energy: f64 = test.iter().flatten().map(|&x| f64::from(x).powi(2)).sum();
-    println!("| candidate | bits | error | excess bits |\n| --- | --- | --- | --- |");
+    println!("| candidate | bits | error | excess bits | ms a tile |\n| --- | --- | --- | --- | --- |");
     for c in all {
         if !(named.is_empty() || named.iter().any(|n| c.name.starts_with(n.as_str()))) {
             continue;
         }
-        let error = c.code(&c.train(&train), &test).0 / energy;
+        let table = c.train(&train);
+        let start = Instant::now();
+        let error = c.code(&table, &test).0 / energy;
+        let time = start.elapsed().as_secs_f64() * 1e3 / count as f64;
         let excess = (error.log2() + 2.0 * c.rate()) / 2.0;
-        println!("| {} | {} | {error:.5} | {excess:.4} |", c.name, c.rate());
+        println!("| {} | {} | {error:.5} | {excess:.4} | {time:.0} |", c.name, c.rate());
     }
 }
