@@ -1,6 +1,6 @@
 //! One rounder per scheme, built on first use.
 
-use fracbit_base::{Code, Family, Scheme};
+use fracbit_base::{Family, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::Codebook;
 pub use fracbit_trellis::Effort;
@@ -59,7 +59,7 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
 /// Whether the search of a scheme knows several efforts.
 #[must_use]
 pub fn has_efforts(scheme: Scheme) -> bool {
-    scheme.halves().iter().all(|s| s.family() == Family::Tcq && s.code() == Some(Code::Fine))
+    scheme.halves().iter().all(|s| s.family() == Family::Tcq)
 }
 
 /// The built-in codebook of a scheme, without building its rounder; `None` as for [`rounder`].

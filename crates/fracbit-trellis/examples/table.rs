@@ -41,9 +41,6 @@ fn main() {
         let bound = scheme.rate().gaussian_bound();
         let mut speeds = String::new();
         for effort in Effort::ALL {
-            if effort != Effort::Exact && scheme.code() != Some(Code::Fine) {
-                continue;
-            }
             let rounder = TrellisRounder::new(book.clone(), effort);
             let more = train::error_of(&rounder, &tiles) / nmse - 1.0;
             speeds += &format!("  {effort} {:+.2} %", 100.0 * more);

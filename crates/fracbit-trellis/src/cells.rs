@@ -185,7 +185,7 @@ impl Kind {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the callers' values are below 256")]
-fn byte(value: usize) -> u8 {
+pub(crate) fn byte(value: usize) -> u8 {
     value as u8
 }
 
@@ -200,14 +200,14 @@ impl Aligned {
     const LINE: usize = 64;
 
     /// Makes room for `len` bytes; those that were there may be lost.
-    fn reserve(&mut self, len: usize) {
+    pub(crate) fn reserve(&mut self, len: usize) {
         if self.all.len() < len + Self::LINE {
             self.all = vec![0; len + Self::LINE];
             self.start = self.all.as_ptr().align_offset(Self::LINE).min(Self::LINE);
         }
     }
 
-    fn from(bytes: &[u8]) -> Self {
+    pub(crate) fn from(bytes: &[u8]) -> Self {
         let mut new = Self::default();
         new.reserve(bytes.len());
         new.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -218,7 +218,7 @@ impl Aligned {
         &self.all[self.start..]
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.all[self.start..]
     }
 }

@@ -1,17 +1,17 @@
 //! How thoroughly to search.
 
-use crate::{cells::Pruning, classes::Classes};
-use fracbit_base::Scheme;
+use crate::{cells::Pruning, classes::Classes, rows::Rows};
+use fracbit_base::{Code, Scheme};
 use std::{fmt, str::FromStr};
 
 /// How thoroughly codes are searched for. Every effort gives the same bytes on every machine and thread count.
 ///
-/// The pruned searches are for the `fine` code; `fast` and `hyb` codes are searched exactly at every effort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effort {
-    /// One survivor per class up to 2 bits, the pruned search with two cells of branches above: 4 to 7 % more error.
+    /// `fine`: one survivor per class up to 2 bits, the pruned search with two cells of branches above; `fast` and `hyb`: few rows of
+    /// branches. 3 to 7 % more error.
     Fast,
-    /// The pruned search with two or three cells: up to 2.5 % more error.
+    /// The pruned searches with two or three cells, or more rows: up to 2.5 % more error.
     Balanced,
     /// Every branch, 16-bit costs, two passes.
     #[default]
@@ -38,6 +38,29 @@ impl Effort {
         let window = if scheme.quarters() <= 4 { 64 } else { 24 };
         let classes = Classes { bits: 11, wide: 13, window, reach: 20 };
         (self == Self::Fast && scheme.quarters() <= 8).then_some(classes)
+    }
+
+    /// The rows of the search for codes of several weights a step; `None` for the exact one.
+    pub(crate) fn rows(self, scheme: Scheme) -> Option<Rows> {
+        let (fast, balanced) = match (scheme.code() == Some(Code::Hyb), scheme.quarters()) {
+            (true, ..=4) => (3, 4),
+            (true, 5..=8) => (4, 5),
+            (true, 9..=12) => (4, 6),
+            (true, 13..=16) => (5, 6),
+            (true, _) => (5, 7),
+            // Four weights a step.
+            (false, ..=4) => (7, 10),
+            (false, 5..=6) => (12, 17),
+            (false, 7..=8) => (14, 24),
+            (false, _) => (7, 10),
+        };
+        match self {
+            Self::Fast => {
+                Some(Rows { count: fast, reach: 32, part: if scheme.quarters() <= 4 { 2 } else { 4 } })
+            }
+            Self::Balanced => Some(Rows { count: balanced, reach: 64, part: 1 }),
+            Self::Exact => None,
+        }
     }
 
     /// What the pruned search leaves out; `None` for the exact one.

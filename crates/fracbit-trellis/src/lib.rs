@@ -11,6 +11,9 @@ mod effort;
 mod isa;
 mod metric;
 mod rounder;
+mod rows;
+#[cfg(target_arch = "x86_64")]
+mod rows_simd;
 mod search;
 #[cfg(target_arch = "x86_64")]
 mod simd;

@@ -7,6 +7,7 @@ use crate::{
     effort::Effort,
     isa::Isa,
     metric::Metric,
+    rows::{RowScratch, RowSearch},
     search::{Scratch, Search},
 };
 use fracbit_base::{Code, Scheme};
@@ -31,7 +32,7 @@ pub struct TrellisRounder {
     metric: Metric,
     search: Search,
     pruned: Option<Pruned>,
-    pool: Mutex<Vec<(Scratch, CellScratch, ClassScratch)>>,
+    pool: Mutex<Vec<(Scratch, PrunedScratch)>>,
 }
 
 /// A search that is tried before the exact one.
@@ -39,6 +40,15 @@ pub struct TrellisRounder {
 enum Pruned {
     Cells(Box<CellSearch>),
     Classes(Box<ClassSearch>),
+    Rows(Box<RowSearch>),
+}
+
+/// Working memory of the pruned searches; that of all but one stays empty.
+#[derive(Debug, Default)]
+struct PrunedScratch {
+    cells: CellScratch,
+    classes: ClassScratch,
+    rows: RowScratch,
 }
 
 /// The exact search as numbers: see the crate's README.
@@ -97,7 +107,8 @@ impl TrellisRounder {
             let by_class = effort.classes(scheme).map(|some| Pruned::Classes(Box::new(classes(some))));
             by_class.or_else(|| effort.pruning().map(|some| Pruned::Cells(Box::new(cells(some)))))
         } else {
-            None
+            let rows = |rows| RowSearch::new(isa, metric, steps.weights, &shifts, &values, bound, rows);
+            effort.rows(scheme).map(|some| Pruned::Rows(Box::new(rows(some))))
         };
         let search = Search::new(isa, metric, steps.weights, shifts, &values, REACH / steps.weights);
         Self { codebook, steps, metric, search, pruned, pool: Mutex::default() }
@@ -125,18 +136,14 @@ impl TrellisRounder {
         tile.map(|w| self.metric.grid(w))
     }
 
-    fn encode_tile(
-        &self,
-        tile: &[f32; TILE],
-        code: &mut [u8],
-        scratch: &mut (Scratch, CellScratch, ClassScratch),
-    ) {
+    fn encode_tile(&self, tile: &[f32; TILE], code: &mut [u8], scratch: &mut (Scratch, PrunedScratch)) {
         debug_assert!(tile.iter().all(|w| w.is_finite()), "weights are finite by the driver's contract");
         let x = tile.map(|w| self.metric.grid(w));
-        let (exact, cells, classes) = scratch;
+        let (exact, pruned) = scratch;
         let found = match &self.pruned {
-            Some(Pruned::Cells(search)) => search.run(&x, cells, &mut exact.states),
-            Some(Pruned::Classes(search)) => search.run(&x, classes, &mut exact.states),
+            Some(Pruned::Cells(search)) => search.run(&x, &mut pruned.cells, &mut exact.states),
+            Some(Pruned::Classes(search)) => search.run(&x, &mut pruned.classes, &mut exact.states),
+            Some(Pruned::Rows(search)) => search.run(&x, &mut pruned.rows, &mut exact.states),
             None => false,
         };
         if !found {

@@ -61,7 +61,7 @@ fn same_bytes_on_every_instruction_set_and_thread_count() {
 #[test]
 fn efforts_lose_what_they_may() {
     let tiles = train::gaussian_tiles(13, 48);
-    for scheme in schemes().filter(|s| s.code() == Some(Code::Fine)) {
+    for scheme in schemes() {
         let book = builtin(scheme).unwrap();
         let error = |effort| train::error_of(&TrellisRounder::new(book.clone(), effort), &tiles);
         let exact = error(Effort::Exact);
@@ -114,6 +114,19 @@ fn refuses_a_scalar_codebook() {
 fn ties_between_classes_have_one_winner_on_every_instruction_set() {
     let tiles = train::gaussian_tiles(12, 200);
     for scheme in schemes().filter(|s| s.code() == Some(Code::Fine) && [4, 8].contains(&s.quarters())) {
+        let rounder = |isa| TrellisRounder::with_isa(builtin(scheme).unwrap().clone(), Effort::Fast, isa);
+        let want = encode(&rounder(Isa::Scalar), &tiles);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            assert_eq!(encode(&rounder(isa), &tiles), want, "{scheme} on {}", isa.name());
+        }
+    }
+}
+
+/// In the `hyb` code every path has another one of the same cost, that of the complements.
+#[test]
+fn ties_between_rows_have_one_winner_on_every_instruction_set() {
+    let tiles = train::gaussian_tiles(14, 200);
+    for scheme in ["tcq-hyb-3.5", "tcq-hyb-4.5", "tcq-fast-4"].map(|name| name.parse::<Scheme>().unwrap()) {
         let rounder = |isa| TrellisRounder::with_isa(builtin(scheme).unwrap().clone(), Effort::Fast, isa);
         let want = encode(&rounder(Isa::Scalar), &tiles);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
