@@ -119,6 +119,14 @@ pub(crate) struct TextArgs {
 }
 
 impl TextArgs {
+    /// As typed, for the record.
+    pub(crate) fn recorded(&self) -> String {
+        let flag = |on: bool, name: &str| if on { format!(" {name}") } else { String::new() };
+        let separator = self.separator.as_ref().map_or_else(String::new, |s| format!(" --separator {s:?}"));
+        let (bos, no_bos) = (flag(self.bos, "--bos"), flag(self.no_bos, "--no-bos"));
+        bos + &no_bos + &separator + &flag(self.no_prefix_space, "--no-prefix-space")
+    }
+
     /// The options of the library, of any length.
     pub(crate) fn options(&self) -> EvalOptions {
         EvalOptions {

@@ -96,13 +96,15 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 50] = [
+    const GOOD: [&str; 52] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
         "calibrate M -o C --tokens 4096 --ctx 256 --no-bos --separator <s> --max-memory 1GB --force --resume --json",
         "quantize M -o O --bits 2 --calibration C --sequential --resume --max-memory 2GB",
         "quantize M -o O --bits 3.25",
+        "quantize --learn M -o O --scheme tcq-2",
+        "quantize M -o O --bits 2 --learn=t.txt --tokens 9 --separator <s> --no-bos --no-prefix-space --resume",
         "quantize M -o O --bits 3.25 --effort exact",
         "quantize M -o O --size 900MB --palette all --code fast --rotation online --seed 7 --keep-head --force",
         "quantize M -o O --scheme half-tcq-3.25 --effort fast --json",

@@ -197,6 +197,8 @@ pub(crate) struct Aids<'a> {
     pub(crate) calibration: Option<&'a Calibration>,
     /// A file that saves a quick measurement from matrix to matrix.
     pub(crate) kept: Option<&'a Path>,
+    /// Sensitivities that were measured already, in place of those that were asked for.
+    pub(crate) learned: Option<&'a Sensitivities>,
 }
 
 /// Sensitivities and the plan that follows from them.
@@ -215,12 +217,16 @@ pub(crate) fn make(
             false => error.into(),
         })
     };
-    if losses.source == SensitivitySource::Quick {
+    if losses.source == SensitivitySource::Quick && aids.learned.is_none() {
         // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
         solve(&Sensitivities::prior(&inventory, options.rotation))?;
     }
-    let mut sensitivities =
-        source.sensitivities(&inventory, losses, options.rotation, options.seed, aids.kept, context)?;
+    let mut sensitivities = match aids.learned {
+        Some(learned) => learned.clone(),
+        None => {
+            source.sensitivities(&inventory, losses, options.rotation, options.seed, aids.kept, context)?
+        }
+    };
     // Actual losses were measured with the calibration that they are meant for.
     let settled =
         matches!(options.target, Target::Uniform(_)) || sensitivities.objective() == Objective::Actual;

@@ -507,6 +507,26 @@ fn damage_is_named_and_has_its_code() {
 }
 
 #[test]
+fn a_model_that_learned_loses_half() {
+    let (demo, stories) = (demo(), stories());
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let kl = |name: &str, how: &[&str]| {
+        let out = place.path().join(name);
+        let quantize = ["quantize", text(&demo), "-o", text(&out), "--bits", "2.7", "--palette", "vq"];
+        fracbit(&[&quantize[..], how].concat()).done();
+        let inspected = fracbit(&["inspect", text(&out), "--json"]).done().json();
+        assert!(inspected["bits_per_weight"].as_f64().is_some_and(|b| b <= 2.7), "{inspected}");
+        let eval =
+            ["eval", text(&out), "--text", text(&stories), "--bos", "--baseline", text(&demo), "--json"];
+        fracbit(&eval).done().json()["kl"].as_f64().expect("a divergence")
+    };
+    let free = kl("free", &["--sensitivity", "quick"]);
+    let learned = kl("learned", &["--learn", "--tokens", "2048"]);
+    assert!(learned < 0.6 * free, "{learned} after learning, {free} before");
+    assert_eq!(names(place.path()), ["free", "learned"], "nothing is left beside them");
+}
+
+#[test]
 fn budgets_names_and_options_have_their_codes() {
     let (demo, stories) = (demo(), stories());
     let (model, small) = (text(&demo), text(small()));
@@ -532,12 +552,21 @@ fn budgets_names_and_options_have_their_codes() {
         fracbit(&["quantize", model, "-o", out, time[0], time[1]])
             .failed(USAGE, &["--profile FILE is missing", "hint: ", "fracbit profile MODEL -o machine.json"]);
     }
-    for command in
-        [&["quantize", model, "-o", out, "--scheme", "nuq-2"][..], &["calibrate", model, "-o", out]]
-    {
+    for command in [
+        &["quantize", model, "-o", out, "--scheme", "nuq-2"][..],
+        &["quantize", model, "-o", out, "--bits", "3"],
+        &["quantize", model, "-o", out, "--bits", "3", "--learn"],
+        &["calibrate", model, "-o", out],
+    ] {
         let capped = [command, &["--max-memory", "1MB"]].concat();
         fracbit(&capped).failed(USAGE, &["--max-memory", "allowed are 1.00 MB"]);
     }
+    let own = ["quantize", model, "-o", out, "--bits", "3", "--learn", "--separator", "x"];
+    fracbit(&own).failed(USAGE, &["--separator", "--learn=FILE is missing"]);
+    fracbit(&["quantize", model, "-o", out, "--bits", "3", "--learn=no-such-file"])
+        .failed(BAD_INPUT, &["no-such-file"]);
+    fracbit(&["quantize", model, "-o", out, "--bits", "0.3", "--learn"])
+        .failed(OUT_OF_REACH, &["out of reach"]);
     fracbit(&["quantise"]).failed(USAGE, &["quantise"]);
     fracbit(&["eval", small, "--text", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     fracbit(&["eval", small, "--text", "/dev/null"]).failed(BAD_INPUT, &["/dev/null", "two tokens"]);

@@ -117,7 +117,8 @@ fn all_survive(kills: usize) {
     let stats = place.path().join("stats");
     let models = place.path().join("models");
     let last = place.path().join("sequential");
-    for dir in [&stats, &models, &last] {
+    let learned = place.path().join("learned");
+    for dir in [&stats, &models, &last, &learned] {
         fs::create_dir(dir).expect("a new directory");
     }
     let calibrate = ["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"];
@@ -125,8 +126,10 @@ fn all_survive(kills: usize) {
     let calibration = stats.join("whole");
     let quantize = ["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration)];
     survives(&quantize, &models, 2, kills);
-    // Ten passes a block: slow enough that few kills have to do in CI.
+    // Nine runs through a block or a part of it: slow enough that few kills have to do in CI.
     survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills.div_ceil(6));
+    let learn = ["quantize", text(&demo), "--bits", "3.1", "--palette", "nuq", "--learn", "--tokens", "512"];
+    survives(&learn, &learned, 4, kills.div_ceil(6));
     let weights = |dir: &Path| contents(&dir.join("whole"))["model.safetensors"].clone();
     assert!(weights(&last) != weights(&models), "the mode counts");
 }

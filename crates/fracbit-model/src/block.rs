@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use fracbit_base::Shape;
-use fracbit_kernels::vectors::plain::rms_norm;
+use fracbit_kernels::{Kernels, vectors::plain::rms_norm};
 
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::{Linear, Observer};
@@ -120,6 +120,12 @@ impl Block {
         Ok(Self { model: builder.build()?, id: index })
     }
 
+    /// As [`Model::with_kernels`].
+    #[must_use]
+    pub fn with_kernels(self, kernels: &Kernels) -> Self {
+        Self { model: self.model.with_kernels(kernels), ..self }
+    }
+
     /// Puts another layer in the place of one.
     ///
     /// # Errors
@@ -145,7 +151,16 @@ impl Block {
     /// # Errors
     /// [`Error::Shape`] for partial rows, [`Error::ContextFull`], [`Error::State`], [`Error::Memory`].
     pub fn forward(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
-        self.model.forward_hidden(state, x)
+        self.model.forward_hidden(state, x, None)
+    }
+
+    /// As [`Block::forward`], but stops at an input of the block's layers, which its observer sees; `x` becomes the residual stream at
+    /// that point.
+    ///
+    /// # Errors
+    /// As for [`Block::forward`].
+    pub fn forward_to(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<(), Error> {
+        self.model.forward_hidden(state, x, Some(input))
     }
 }
 

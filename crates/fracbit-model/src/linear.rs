@@ -229,6 +229,13 @@ impl Linear {
         Self { tap: Some(Tap(observer)), ..self }
     }
 
+    /// Shows rows of inputs to the observer, if there is one.
+    pub(crate) fn observe(&self, x: &[f32]) {
+        if let Some(Tap(observer)) = &self.tap {
+            observer(x);
+        }
+    }
+
     /// Outputs by inputs.
     #[must_use]
     pub fn shape(&self) -> Shape {
@@ -356,9 +363,7 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
-        if let Some(Tap(observer)) = &self.tap {
-            observer(x);
-        }
+        self.observe(x);
         if out.is_empty() {
             return Ok(());
         }

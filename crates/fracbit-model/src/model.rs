@@ -23,6 +23,7 @@ use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
+use crate::block::BlockInput;
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::linear::Linear;
 use crate::rope::Rope;
@@ -323,8 +324,14 @@ impl Model {
     }
 
     /// Runs tokens after those in `state` through the blocks alone: `x`, the residual stream of each, (tokens, hidden), is
-    /// replaced by what leaves the last block.
-    pub(crate) fn forward_hidden(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
+    /// replaced by what leaves the last block. With an input of the only block to stop at, its observer still sees it, nothing behind it
+    /// is computed, and `x` is the stream at that point.
+    pub(crate) fn forward_hidden(
+        &self,
+        state: &mut State,
+        x: &mut [f32],
+        until: Option<BlockInput>,
+    ) -> Result<(), Error> {
         let width = self.config.hidden_size;
         let tokens = x.len() / width;
         ShapeError::check_len("blocks", "x", tokens * width, x.len())?;
@@ -340,7 +347,7 @@ impl Model {
             x.chunks_mut(chunk).try_for_each(|x| {
                 self.pass(crew, states, x.len() / width, |pass, states, s| {
                     s.x[..x.len()].copy_from_slice(x);
-                    pass.blocks(states, s)?;
+                    pass.blocks(states, s, until)?;
                     x.copy_from_slice(&s.x[..x.len()]);
                     Ok(())
                 })
@@ -358,7 +365,7 @@ impl Model {
     ) -> Result<(), Error> {
         self.pass(crew, states, tokens.len(), |pass, states, s| {
             pass.embed(tokens, s);
-            pass.blocks(states, s)?;
+            pass.blocks(states, s, None)?;
             // A tied folded model applies the gain at the head: see `sites`.
             let regain = matches!(self.sites.head, HeadSite::Regain(_));
             pass.norm(&s.x, (!regain).then_some(&self.final_norm), hidden);
@@ -444,8 +451,8 @@ impl Pass<'_> {
         }
     }
 
-    /// `s.x` through all blocks; the states then hold the rows.
-    fn blocks(self, states: &mut [State], s: &mut Scratch) -> Result<(), Error> {
+    /// `s.x` through all blocks, or to an input of the first; the states then hold the rows.
+    fn blocks(self, states: &mut [State], s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
         let Self { model, rows, .. } = self;
         let (half, each) = (model.config.head_dim / 2, rows / states.len());
         let angles = s.cos.chunks_exact_mut(half).zip(s.sin.chunks_exact_mut(half));
@@ -453,15 +460,27 @@ impl Pass<'_> {
             model.rope.fill(states[row / each].len() + row % each, cos, sin);
         }
         for layer in 0..model.layers.len() {
-            self.attention(layer, states, s)?;
-            self.mlp(layer, s)?;
+            self.attention(layer, states, s, until)?;
+            if matches!(until, Some(BlockInput::Attention | BlockInput::Output)) {
+                break;
+            }
+            self.mlp(layer, s, until)?;
+            if until.is_some() {
+                break;
+            }
         }
         states.iter_mut().for_each(|state| state.advance(each));
         Ok(())
     }
 
     /// x += O attend(...).
-    fn attention(self, index: usize, states: &mut [State], s: &mut Scratch) -> Result<(), Error> {
+    fn attention(
+        self,
+        index: usize,
+        states: &mut [State],
+        s: &mut Scratch,
+        until: Option<BlockInput>,
+    ) -> Result<(), Error> {
         let Self { model, crew, rows } = self;
         let (config, layer, sites) = (&model.config, &model.layers[index], &model.sites.layers[index]);
         let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
@@ -470,6 +489,10 @@ impl Pass<'_> {
         self.norm(&s.x, Some(&layer.attention_norm), n);
         if let Some(rotation) = &sites.attention_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
+        }
+        if until == Some(BlockInput::Attention) {
+            layer.linear(LayerLinear::Q).observe(n);
+            return Ok(());
         }
         s.linear.new_input();
         let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
@@ -500,6 +523,10 @@ impl Pass<'_> {
         if let Some(rotation) = &sites.output_in {
             sites::apply(rotation, crew, grouped, &mut s.rotation);
         }
+        if until == Some(BlockInput::Output) {
+            layer.linear(LayerLinear::O).observe(grouped);
+            return Ok(());
+        }
         s.linear.new_input();
         layer.linear(LayerLinear::O).apply_with(crew, grouped, &mut s.linear, n)?;
         self.add(n, &mut s.x[..rows * width]);
@@ -507,7 +534,7 @@ impl Pass<'_> {
     }
 
     /// x += Down(silu(Gate n) ∘ Up n).
-    fn mlp(self, index: usize, s: &mut Scratch) -> Result<(), Error> {
+    fn mlp(self, index: usize, s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
         let Self { model, crew, rows } = self;
         let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
         let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
@@ -517,12 +544,20 @@ impl Pass<'_> {
         if let Some(rotation) = &sites.mlp_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
+        if until == Some(BlockInput::Mlp) {
+            layer.linear(LayerLinear::Gate).observe(n);
+            return Ok(());
+        }
         s.linear.new_input();
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
         Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *gate, &mut *up])?;
         self.each(gate, |at, gate| model.vectors.silu_mul(gate, &up[at..][..gate.len()]));
         if let Some(rotation) = &sites.down_in {
             sites::apply(rotation, crew, gate, &mut s.rotation);
+        }
+        if until == Some(BlockInput::Down) {
+            layer.linear(LayerLinear::Down).observe(gate);
+            return Ok(());
         }
         s.linear.new_input();
         layer.linear(LayerLinear::Down).apply_with(crew, gate, &mut s.linear, n)?;

@@ -166,11 +166,13 @@ pub fn measure_along(
     let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
     let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
     let typical = Storage::Packed(options.default).error()?;
-    let (mut work, probe, ids) = Work::begin(source, options, text, 1, progress)?;
+    // Once to quantize it, once to measure.
+    let (mut work, probe, ids) = Work::begin(source, options, text, 2, progress)?;
     let mut model = work.quantized(&ids)?;
     let base = probe.divergence(&model)?;
     for id in ids {
         let name = id.to_string();
+        progress.advance(id.shape(source.config()).len() as u64);
         if result.layers.contains_key(&name) {
             continue;
         }
@@ -213,10 +215,11 @@ impl<'a> Work<'a> {
         progress.stage("measuring losses", weights * times as u64);
         let config = source.config().clone();
         let plain = WeightSource::new(Arc::clone(source.checkpoint()), config, RotationMode::None, 0)?;
-        let original = Model::from_source(&plain)?;
+        let kernels = crate::kernels()?;
+        let original = Model::from_source(&plain)?.with_kernels(&kernels);
         let probe = Probe::of(&original, text.sequences.iter().map(<[u32]>::to_vec).collect())?;
         let grouping = grouping(source.sites().mode());
-        let work = Self { source, options, grouping, kernels: crate::kernels()?, progress, moments: None };
+        let work = Self { source, options, grouping, kernels, progress, moments: None };
         Ok((work, probe, ids))
     }
 
@@ -230,7 +233,7 @@ impl<'a> Work<'a> {
         for id in NormId::all(source.config()) {
             builder.set_norm(id, source.norm(id)?)?;
         }
-        Ok(builder.build()?)
+        Ok(builder.build()?.with_kernels(&self.kernels))
     }
 
     /// A matrix in a scheme, and its relative squared error.

@@ -368,7 +368,7 @@ pub fn measure_on(
     // checkpoint's memory map, and only the matrix under test is in memory.
     let plain =
         WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
-    let mut model = Model::from_source(&plain)?;
+    let mut model = Model::from_source(&plain)?.with_kernels(&crate::kernels()?);
     let probe = match text {
         Some(text) => Probe::of(&model, text.sequences.iter().map(<[u32]>::to_vec).collect())?,
         None => Probe::new(&model, protocol)?,

@@ -11,11 +11,11 @@
 //! What a block cannot be given: a tied embedding comes first and has nothing to make up for; an untied head is rounded for x'
 //! and not corrected.
 //!
-//! Cost: the blocks run ten times over the calibration text.
+//! Cost: the calibration text runs through every block three times, and six times through parts of it.
 
 use crate::{
     Error,
-    calibrate::{Calibration, Stream, hessian},
+    calibrate::{Calibration, Stream, Writer, hessian},
     kernels,
     plan::PlannedLayer,
     quantize::{LayerReport, Matrices},
@@ -145,7 +145,6 @@ impl Streams<'_> {
                 reports.push(report);
             }
         }
-        self.exact.through(&exact.block, &crate::Quiet)?;
         self.quantized.through(&quantized.block, &crate::Quiet)?;
         Ok(reports)
     }
@@ -165,10 +164,13 @@ impl Streams<'_> {
         let mut stream = matches!(input, BlockInput::Output | BlockInput::Down)
             .then(|| CrossMoments::new(config.hidden_size, n));
         let (mut state, mut other) = (self.exact.state(&exact.block), self.quantized.state(&quantized.block));
+        // The original block is as it will stay, so its last run is the one to keep.
+        let mut behind = if input == BlockInput::Down { Some(self.exact.behind()?) } else { None };
         self.exact.beside(&self.quantized, |x, y| {
             let entering = difference(x, y);
             let before = exact.run(&mut state, x, input)?;
             let after = quantized.run(&mut other, y, input)?;
+            behind.as_mut().map_or(Ok(()), |out| out.write(x))?;
             let off = if input == BlockInput::Down { difference(x, y) } else { entering };
             let mut add = || {
                 inputs.add(&after)?;
@@ -177,6 +179,7 @@ impl Streams<'_> {
             };
             Ok(add().map_err(fracbit_model::Error::from)?)
         })?;
+        behind.map_or(Ok(()), Writer::finish)?;
         let means = |m: Option<CrossMoments>| m.map(|m| m.means());
         Ok((inputs, Cross { lost: means(lost), stream: means(stream) }))
     }
@@ -232,16 +235,21 @@ impl Observed {
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 seen[input as usize].extend_from_slice(x);
             }))
-        })?;
+        })?
+        .with_kernels(&kernels()?);
         Ok(Self { block, seen })
     }
 
-    /// Runs a sequence through the block in place, and returns the rows of an input.
+    /// Runs a sequence through the block in place, as far as to an input, and returns that input's rows; for the last one through the
+    /// whole block.
     fn run(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<Vec<f32>, Error> {
         let lock = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         *lock() = Default::default();
         state.reset();
-        self.block.forward(state, x)?;
+        match input {
+            BlockInput::Down => self.block.forward(state, x)?,
+            input => self.block.forward_to(state, x, input)?,
+        }
         Ok(std::mem::take(&mut lock()[input as usize]))
     }
 }

@@ -72,7 +72,7 @@ pub(crate) struct CalibrateArgs {
 pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Failure> {
     let source = Source::open(&args.model)?;
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
-    let length = args.ctx.unwrap_or(2048.min(source.opened.config.max_position_embeddings));
+    let length = args.ctx.unwrap_or(calibrate::length(&source.opened.config));
     let default = if text.is_some() { TOKENS_OF_TEXT } else { calibrate::tokens_written(length) };
     let options = CalibrateOptions {
         length: args.ctx,

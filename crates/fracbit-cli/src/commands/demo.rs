@@ -10,7 +10,9 @@ use crate::{
     table::Table,
 };
 use clap::Args;
-use fracbit::{EvalOptions, Evaluation, Opened, PlanOptions, Progress, QuantizeOptions, Target};
+use fracbit::{
+    Effort, EvalOptions, Evaluation, LearnOptions, Opened, PlanOptions, Progress, QuantizeOptions, Target,
+};
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::EncodeOptions;
 use fracbit_model::{SampleConfig, Sampler, StateOptions};
@@ -38,6 +40,10 @@ const BUDGETS: [f64; 3] = [4.0, 3.0, 2.0];
 const TELLER: f64 = 3.0;
 const PROMPT: &str = "Once upon a time, there was a little";
 const STORY_TOKENS: usize = 90;
+/// The budget that is tried once more after learning, and the tokens to learn from.
+const LEARNED: f64 = 2.0;
+const LEARNED_TOKENS: usize = 8192;
+const LEARNED_NAME: &str = "2bit-learned";
 const SEED: u64 = 0;
 
 const AFTER: &str = "\
@@ -49,7 +55,7 @@ Examples:
 /// Show the whole story on a small embedded model, in about a minute.
 ///
 /// Quantizes a model of 2.8 million parameters, compiled into this program, at 4, 3 and 2 bits per weight, measures each
-/// against the original on text it has not seen, and lets the original and the 3-bit model tell a story with the
+/// against the original on text it has not seen, the smallest once more after learning from text that the model wrote, and lets the original and the 3-bit model tell a story with the
 /// same seed. Needs no download. Such a small model has no room to spare; larger ones lose less at the same bits.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -95,12 +101,25 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
         let result = evaluate(&small, Some(base), context)?;
         table.row(row(&format!("{bits} bits"), &small, base, &result));
     }
+    if !args.quick {
+        let dir = learn(&source, home, context)?;
+        let small = files::open(&dir)?;
+        let result = evaluate(&small, Some(base), context)?;
+        table.row(row(&format!("{LEARNED} bits, learned"), &small, base, &result));
+    }
     context.progress.finish();
     writeln!(
         context.out,
         "{table}\nBits per weight count everything stored: codes, scales, codebooks, norms, embedding. KL is the divergence from\n\
-         the original in nats per token; perplexity is of a held-out text.\n"
+         the original in nats per token; perplexity is of a held-out text."
     )?;
+    if !args.quick {
+        writeln!(
+            context.out,
+            "The last one was learned (`quantize --learn`) from {LEARNED_TOKENS} tokens that the original wrote."
+        )?;
+    }
+    writeln!(context.out)?;
     let teller = format!("The {TELLER}-bit model");
     for (name, dir) in [("The original", original), (teller.as_str(), home.join(name_of(TELLER)))] {
         writeln!(context.out, "{name}, same prompt and seed:\n")?;
@@ -177,6 +196,39 @@ fn quantize_all(
         made.push((bits, out));
     }
     Ok(made)
+}
+
+/// One budget, as `fracbit quantize --learn` does it.
+fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Failure> {
+    let options = PlanOptions { seed: SEED, ..PlanOptions::new(Target::Bits(LEARNED)) };
+    let inventory = source.inventory(options.rotation);
+    let learning = LearnOptions {
+        tokens: LEARNED_TOKENS,
+        text: EvalOptions::default(),
+        seed: SEED,
+        effort: Effort::Balanced,
+        max_memory: None,
+    };
+    let (scratch, progress) = (home.join("learning"), &context.progress);
+    fs::create_dir(&scratch).map_err(|e| Failure::writing(&scratch, e))?;
+    let learned =
+        fracbit::learn(&source.opened, &inventory, Some(&options), None, &scratch, &learning, progress)?;
+    let sensitivities = learned.sensitivities.expect("a budget leaves a choice");
+    let plan = fracbit::plan(&inventory, &sensitivities, &options)?;
+    let out = home.join(LEARNED_NAME);
+    let record = QuantizeOptions {
+        command: format!("fracbit demo ({LEARNED} bits, learned)"),
+        source: "the embedded demo model".to_owned(),
+        source_hash: source.hash().to_owned(),
+        calibration: Some(learned.calibration),
+        sequential: true,
+        effort: Effort::Balanced,
+        ..QuantizeOptions::default()
+    };
+    let weights = source.opened.source(options.rotation, SEED)?;
+    fracbit::quantize(&weights, &inventory, &plan, &out, &record, progress)?;
+    fs::remove_dir_all(&scratch).map_err(|e| Failure::writing(&scratch, e))?;
+    Ok(out)
 }
 
 fn evaluate(model: &Opened, baseline: Option<&Opened>, context: &Context) -> Result<Evaluation, Failure> {

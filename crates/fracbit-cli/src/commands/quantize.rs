@@ -1,19 +1,23 @@
 //! `fracbit quantize`.
 
 use crate::{
-    args::{BUDGET, LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, rotation_name},
+    args::{
+        self, BUDGET, LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, TextArgs, rotation_name,
+    },
     context::Context,
-    failure::Failure,
+    failure::{Exit, Failure},
     files,
     gpu::{self, DeviceName},
     planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions, plan::Inventory,
+    Calibration, Effort, LearnOptions, Learned, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions,
+    calibrate, learn, plan::Inventory,
 };
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
+use fracbit_model::RotationMode;
 use serde_json::json;
 use std::{
     io::Write,
@@ -32,7 +36,9 @@ Examples:
   fracbit quantize Llama-3.2-1B -o Llama-3.2-1B-3.25bit --bits 3.25
   fracbit quantize Llama-3.2-1B -o small --size 600MB --sensitivity a.json
   fracbit quantize Llama-3.2-1B -o fast --latency 20ms --size 900MB --profile machine.json
-  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --calibration stats
+  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --learn
+  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --learn=train.txt --tokens 65536
+  fracbit quantize Llama-3.2-1B -o same --bits 2.5 --calibration stats --sequential
   fracbit quantize Llama-3.2-1B --bits 2.5 --dry-run";
 
 /// Make a smaller model of a checkpoint, within a budget of bits, bytes or time.
@@ -59,6 +65,8 @@ pub(crate) struct QuantizeArgs {
     /// Quantize in the order of the data, each matrix so that it makes up for the error of those before it; slower, and better.
     #[arg(long, requires = "calibration")]
     sequential: bool,
+    #[command(flatten)]
+    learning: LearnArgs,
     /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default: balanced; on a GPU, which knows no other, exact].
     #[arg(long, value_name = "EFFORT")]
     effort: Option<Effort>,
@@ -94,6 +102,51 @@ pub(crate) struct QuantizeArgs {
     losses: LossArgs,
 }
 
+/// What to learn from.
+#[derive(Debug, Args)]
+pub(crate) struct LearnArgs {
+    /// Learn from a text of the kind that the model will read, or without FILE from one that the model writes: calibrate on it, measure on
+    /// it what each matrix loses, and quantize in the order of the data. Takes longest and loses least, by far at 3 bits and below.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
+        conflicts_with_all = ["calibration", "sequential", "sensitivity", "objective", "dry_run"])]
+    #[expect(clippy::option_option, reason = "a flag that may have a value")]
+    learn: Option<Option<PathBuf>>,
+    /// Tokens to learn from.
+    #[arg(long, value_name = "N", default_value_t = learn::TOKENS, value_parser = args::count, requires = "learn")]
+    tokens: usize,
+    #[command(flatten)]
+    how: TextArgs,
+}
+
+/// The text to learn from; without one the model writes it.
+struct LearnText(Option<(String, PathBuf)>);
+
+impl LearnText {
+    fn named(&self) -> Option<(&str, &Path)> {
+        self.0.as_ref().map(|(text, path)| (text.as_str(), path.as_path()))
+    }
+}
+
+impl LearnArgs {
+    /// Reads the text, if one is to be learned from.
+    fn text(&self) -> Result<Option<LearnText>, Failure> {
+        let how = self.how.recorded();
+        if !how.is_empty() && !matches!(self.learn, Some(Some(_))) {
+            let rule = format!("{} is about a text of yours: --learn=FILE is missing", how.trim());
+            return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+        }
+        let Some(path) = &self.learn else { return Ok(None) };
+        let read = |path: &PathBuf| Ok::<_, Failure>((files::read_text(path)?, path.clone()));
+        Ok(Some(LearnText(path.as_ref().map(read).transpose()?)))
+    }
+
+    fn recorded(&self) -> String {
+        let Some(text) = &self.learn else { return String::new() };
+        let from = text.as_ref().map_or_else(String::new, |path| format!("={}", path.display()));
+        format!(" --learn{from} --tokens {}{}", self.tokens, self.how.recorded())
+    }
+}
+
 /// Where the plan comes from.
 enum Recipe<'a> {
     /// It is made.
@@ -112,6 +165,65 @@ impl QuantizeArgs {
         Ok(Recipe::Make(options, losses))
     }
 
+    /// What measuring before the plan takes, refused when it is more than allowed.
+    fn measuring(
+        &self,
+        recipe: &Recipe<'_>,
+        source: &Source,
+        text: Option<&LearnText>,
+    ) -> Result<Option<Bytes>, Failure> {
+        let bytes = match (recipe, text) {
+            (Recipe::Make(options, _), Some(text)) => {
+                let inventory = source.inventory(options.rotation);
+                learn::memory(&source.opened, &inventory, Some(options), text.named().is_none())?
+            }
+            (Recipe::Read(_), Some(text)) => {
+                let inventory = source.inventory(RotationMode::None);
+                learn::memory(&source.opened, &inventory, None, text.named().is_none())?
+            }
+            (Recipe::Make(options, losses), None) if losses.source == SensitivitySource::Quick => {
+                planning::quick(options.seed).memory(&source.inventory(options.rotation))
+            }
+            _ => return Ok(None),
+        };
+        if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
+            let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
+            let refused = Failure::from(fracbit::Error::Option { option: "--max-memory", rule });
+            return Err(refused.hint("`--sensitivity prior` measures nothing and loses more"));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Learns from a text, in a directory that an interrupted run may have begun.
+    fn learn(
+        &self,
+        recipe: &Recipe<'_>,
+        source: &Source,
+        text: &LearnText,
+        scratch: &Path,
+        context: &Context,
+    ) -> Result<Learned, Failure> {
+        let planned = match recipe {
+            Recipe::Make(options, _) => Some(options),
+            Recipe::Read(_) => None,
+        };
+        let inventory = source.inventory(planned.map_or(RotationMode::None, |options| options.rotation));
+        let options = LearnOptions {
+            tokens: self.learning.tokens,
+            text: self.learning.how.options(),
+            seed: self.shape.seed,
+            effort: self.effort(),
+            max_memory: self.max_memory,
+        };
+        let text = text.named();
+        let learned =
+            fracbit::learn(&source.opened, &inventory, planned, text, scratch, &options, &context.progress)?;
+        context.progress.finish();
+        let info = &learned.calibration.info;
+        context.progress.note(&format!("learned from {} tokens, {}", info.tokens, info.text));
+        Ok(learned)
+    }
+
     /// How thoroughly to search; the default is the best of the three by divergence won per minute (`docs/quality.md`).
     fn effort(&self) -> Effort {
         let default = if self.device == DeviceName::Cuda { Effort::Exact } else { Effort::Balanced };
@@ -124,6 +236,7 @@ impl QuantizeArgs {
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
             format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
         });
+        let calibration = calibration + &self.learning.recorded();
         let mut effort = format!(" --effort {}", self.effort());
         if self.codebook_bytes != 16 {
             effort += &format!(" --codebook-bytes {}", self.codebook_bytes);
@@ -140,8 +253,12 @@ impl QuantizeArgs {
         let default =
             if self.target.scheme.is_some() { SensitivitySource::Prior } else { SensitivitySource::Quick };
         let sensitivity = self.losses.sensitivity.as_ref().unwrap_or(&default);
+        let sensitivity = match self.learning.learn {
+            Some(_) => String::new(),
+            None => format!(" --sensitivity {sensitivity}"),
+        };
         let (rotation, seed) = (rotation_name(self.shape.rotation.into()), self.shape.seed);
-        line += &format!(" --rotation {rotation} --sensitivity {sensitivity} --seed {seed}");
+        line += &format!(" --rotation {rotation}{sensitivity} --seed {seed}");
         if self.shape.keep_head {
             line += " --keep-head";
         }
@@ -187,34 +304,44 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     }
     let source = Source::open(&args.model)?;
     let recipe = args.recipe(&source)?;
-    let calibration =
-        args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
-    if let Some(calibration) = &calibration {
+    let text = args.learning.text()?;
+    let given = args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
+    if let Some(calibration) = &given {
         calibration.require_source(source.hash())?;
     }
+    let measuring = args.measuring(&recipe, &source, text.as_ref())?;
     let dir = match &args.out {
-        Some(out) if !args.dry_run => match begin(out, args, &source, calibration.as_deref(), context)? {
-            Some(dir) => Some(dir),
-            None => return Ok(()),
-        },
-        _ => None,
-    };
-    let measuring = match &recipe {
-        Recipe::Make(options, losses) if losses.source == SensitivitySource::Quick => {
-            Some(planning::quick(options.seed).memory(&source.inventory(options.rotation)))
+        Some(out) if !args.dry_run => {
+            match begin(out, args, &source, given.as_deref(), text.as_ref(), context)? {
+                Some(dir) => Some(dir),
+                None => return Ok(()),
+            }
         }
         _ => None,
     };
     if let Some(bytes) = measuring {
-        context.progress.note(&measuring_line(bytes));
+        context.progress.note(&match text {
+            Some(_) => format!("memory: learning takes about {bytes} beside the mapped file"),
+            None => measuring_line(bytes),
+        });
     }
+    let learned = match (&dir, &text) {
+        (Some(dir), Some(text)) => Some(args.learn(&recipe, &source, text, &dir.scratch(""), context)?),
+        _ => None,
+    };
+    let sequential = args.sequential || learned.is_some();
+    let calibration = learned.as_ref().map(|l| Arc::clone(&l.calibration)).or(given);
     let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
-    let aids = Aids { calibration: calibration.as_deref(), kept: kept.as_deref() };
+    let aids = Aids {
+        calibration: calibration.as_deref(),
+        kept: kept.as_deref(),
+        learned: learned.as_ref().and_then(|l| l.sensitivities.as_ref()),
+    };
     let (inventory, plan) = resolve(&recipe, &source, &aids, context)?;
     context.progress.finish();
     let threads = rayon::current_num_threads();
     let memory = Memory {
-        estimate: MemoryEstimate::new(&plan, threads, calibration.is_some(), args.sequential),
+        estimate: MemoryEstimate::new(&plan, threads, calibration.is_some(), sequential),
         measuring,
     };
     let Some(dir) = dir else {
@@ -228,7 +355,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         source: args.model.display().to_string(),
         source_hash: source.hash().to_owned(),
         calibration,
-        sequential: args.sequential,
+        sequential,
         max_memory: args.max_memory,
         effort: args.effort(),
         codebook_bytes: Some(args.codebook_bytes),
@@ -258,14 +385,21 @@ fn begin(
     args: &QuantizeArgs,
     source: &Source,
     calibration: Option<&Calibration>,
+    text: Option<&LearnText>,
     context: &Context,
 ) -> Result<Option<OutputDir>, Failure> {
     let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
     let key = json!({
         "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(), "source": source.hash(),
         "calibration": calibration.map(Calibration::digest),
+        "text": text.and_then(LearnText::named).map(|(text, path)| calibrate::text_origin(text, path)),
     });
-    files::begin(out, overwrite, &key.to_string(), args.resume, context)
+    let mut dir = files::begin(out, overwrite, &key.to_string(), args.resume, context)?;
+    if let (Some(dir), Some(_)) = (&mut dir, text) {
+        // What was learned is worth something before the first matrix is done.
+        dir.keep();
+    }
+    Ok(dir)
 }
 
 fn resolve(
@@ -333,6 +467,14 @@ mod tests {
             (
                 "M -o B --plan p.json --calibration C --sequential --resume --max-memory 1GB",
                 "fracbit quantize M --plan p.json --calibration C --sequential --effort balanced",
+            ),
+            (
+                "M -o B --bits 2 --learn=t.txt --tokens 100 --bos --resume",
+                "fracbit quantize M --bits 2 --palette tcq --code fine --rotation fold --seed 0 --learn=t.txt --tokens 100 --bos --effort balanced",
+            ),
+            (
+                "M -o B --scheme tcq-2 --learn",
+                "fracbit quantize M --scheme tcq-2 --rotation fold --seed 0 --learn --tokens 32768 --effort balanced",
             ),
             (
                 "M -o B --latency 2ms --bits 3 --profile m.json --pin layers.0.*=tcq-4 --exclude lm_head",

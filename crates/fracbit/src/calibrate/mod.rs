@@ -11,9 +11,9 @@ mod stream;
 mod written;
 
 pub use stream::Sequences;
-pub(crate) use stream::Stream;
+pub(crate) use stream::{Stream, Writer};
 
-use crate::{Error, EvalOptions, Opened, Progress, evaluate::windows, sensitivity::Sensitivities};
+use crate::{Error, EvalOptions, Opened, Progress, evaluate::windows, kernels, sensitivity::Sensitivities};
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
@@ -68,6 +68,12 @@ pub const TOKENS_OF_TEXT: usize = SEQUENCES * LENGTH;
 #[must_use]
 pub fn tokens_written(length: usize) -> usize {
     SEQUENCES * length
+}
+
+/// Tokens of a sequence, unless another number is asked for: 2048, or the model's context when that is shorter.
+#[must_use]
+pub fn length(config: &fracbit_io::ModelConfig) -> usize {
+    LENGTH.min(config.max_position_embeddings)
 }
 
 impl CalibrateOptions {
@@ -157,7 +163,7 @@ pub fn calibrate(
 ) -> Result<CalibrationInfo, Error> {
     let source = opened.source(RotationMode::None, 0)?;
     let limit = opened.config.max_position_embeddings;
-    let length = options.length.unwrap_or(LENGTH.min(limit));
+    let length = options.length.unwrap_or(self::length(&opened.config));
     if length < 2 || length > limit || options.tokens < 2 {
         let rule = format!("2 tokens at least, and sequences of at most {limit}, the model's context");
         return Err(Error::Option { option: "calibration", rule });
@@ -191,7 +197,7 @@ pub fn calibrate(
         None => match Sequences::read(&written) {
             Some(kept) => kept,
             None => {
-                let model = Model::from_source(&source)?;
+                let model = Model::from_source(&source)?.with_kernels(&kernels()?);
                 progress.stage("writing a text to calibrate on", options.tokens as u64);
                 let made = written::write(&model, options.tokens, length, options.seed, progress)?;
                 made.save(&written)?;
@@ -264,7 +270,9 @@ pub fn calibrate(
 }
 
 /// A text's name and hash, in words.
-pub(crate) fn text_origin(text: &str, path: &Path) -> String {
+/// A text in words: the name of its file, and its hash.
+#[must_use]
+pub fn text_origin(text: &str, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!("{name} (blake3 {})", blake3::hash(text.as_bytes()).to_hex())
 }
@@ -331,7 +339,8 @@ pub(crate) fn collect(
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             moments.add(x).expect("a layer reads whole rows");
         }))
-    })?;
+    })?
+    .with_kernels(&kernels()?);
     stream.through(&block, progress)?;
     drop(block);
     let taken = collected.into_iter().map(|(input, moments)| {

@@ -2,7 +2,7 @@
 
 use crate::{Error, Progress};
 use fracbit_io::output::write_error;
-use fracbit_model::{Block, KvType, State, StateOptions, WeightSource};
+use fracbit_model::{Block, State, StateOptions, WeightSource};
 use std::{
     fs::File,
     io::{self, BufReader, BufWriter, Read, Write},
@@ -133,7 +133,7 @@ impl<'a> Stream<'a> {
     /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it beside what entered it.
     pub(crate) fn through(&mut self, block: &Block, progress: &dyn Progress) -> Result<(), Error> {
         let mut state = self.state(block);
-        let mut out = Writer::create(self.file(self.at + 1), self.bytes())?;
+        let mut out = self.behind()?;
         self.each(|x| {
             state.reset();
             block.forward(&mut state, x)?;
@@ -141,6 +141,11 @@ impl<'a> Stream<'a> {
             out.write(x)
         })?;
         out.finish()
+    }
+
+    /// Takes the hidden states behind the block.
+    pub(crate) fn behind(&self) -> Result<Writer, Error> {
+        Writer::create(self.file(self.at + 1), self.bytes())
     }
 
     /// Goes on to the next block; the hidden states that entered this one are removed.
@@ -158,7 +163,7 @@ impl<'a> Stream<'a> {
     /// A state that every sequence fits.
     pub(crate) fn state(&self, block: &Block) -> State {
         let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
-        block.state(&StateOptions { context: Some(longest), kv: KvType::F32, ..StateOptions::default() })
+        block.state(&StateOptions { context: Some(longest), ..StateOptions::default() })
     }
 
     /// Gives the hidden states of one sequence after the other, (tokens, hidden).
@@ -214,7 +219,7 @@ impl Reader<'_> {
 }
 
 /// A scratch file being written.
-struct Writer {
+pub(crate) struct Writer {
     file: BufWriter<File>,
     path: PathBuf,
     left: u64,
@@ -228,14 +233,14 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, values: &[f32]) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, values: &[f32]) -> Result<(), Error> {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.file.write_all(&bytes).map_err(|e| write_error(e, "writing", &self.path, self.left))?;
         self.left = self.left.saturating_sub(bytes.len() as u64);
         Ok(())
     }
 
-    fn finish(mut self) -> Result<(), Error> {
+    pub(crate) fn finish(mut self) -> Result<(), Error> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
         Ok(synced.map_err(|e| write_error(e, "syncing", &self.path, self.left))?)
     }

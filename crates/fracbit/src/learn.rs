@@ -1,0 +1,229 @@
+//! What a text can teach before a model is quantized, in one call: the moments of every input, and what each matrix costs in a
+//! model of about the planned size that is rounded for them.
+//!
+//! The chain is that of the tables in `docs/quality.md`: [`calibrate`], [`losses::measure_along`], a plan, then a quantization in
+//! the order of the data. Everything lies in a directory of the caller, where a run that was killed finds it again.
+
+use crate::{
+    CalibrateOptions, Calibration, Effort, Error, EvalOptions, Opened, Plan, PlanOptions, Progress,
+    Sensitivities, Target, calibrate,
+    calibrate::Sequences,
+    losses::{self, LossOptions},
+    plan::{Inventory, Storage},
+    sensitivity::Text,
+};
+use fracbit_base::{Bytes, Scheme};
+use std::{fs, path::Path, sync::Arc};
+
+/// Tokens to calibrate on, unless another number is asked for: those of the tables in `docs/quality.md`.
+pub const TOKENS: usize = 32_768;
+/// Tokens among them, the first, on which losses are measured.
+const MEASURED: usize = 4096;
+/// Tokens of a sequence of those.
+const SEQUENCE: usize = 256;
+/// Names within the directory.
+const MOMENTS: &str = "moments";
+const COEFFICIENTS: &str = "coefficients.json";
+
+/// How to learn.
+#[derive(Clone, Debug)]
+pub struct LearnOptions {
+    /// Tokens to calibrate on at most.
+    pub tokens: usize,
+    /// BOS, separator and prefix space of a text.
+    pub text: EvalOptions,
+    /// Seed of the text that the model writes when none is given.
+    pub seed: u64,
+    /// How thoroughly to search for codes while losses are measured.
+    pub effort: Effort,
+    /// Most memory to use beside the memory-mapped checkpoint.
+    pub max_memory: Option<Bytes>,
+}
+
+/// What was learned.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// To round with.
+    pub calibration: Arc<Calibration>,
+    /// To plan with; absent where there is nothing to plan.
+    pub sensitivities: Option<Sensitivities>,
+}
+
+/// The scheme of the palette that comes nearest to what a plan within these options gives a weight, and the size of that plan. `None` where
+/// the plan packs nothing.
+///
+/// # Errors
+/// When the budget is out of reach.
+pub fn typical(inventory: &Inventory, options: &PlanOptions) -> Result<Option<(Scheme, Bytes)>, Error> {
+    let plan = crate::plan(inventory, &Sensitivities::prior(inventory, options.rotation), options)?;
+    Ok(nearest(&plan, &options.schemes()).map(|scheme| (scheme, Bytes(plan.bytes))))
+}
+
+/// The scheme with the bits of a packed weight of `plan`; of several the one with the least error.
+fn nearest(plan: &Plan, schemes: &[Scheme]) -> Option<Scheme> {
+    let packed = plan.layers.iter().filter(|l| matches!(l.scheme, Storage::Packed(_)));
+    let (mut bits, mut weights) = (0.0, 0.0);
+    for layer in packed {
+        #[expect(clippy::cast_precision_loss, reason = "a share")]
+        let count = (layer.rows * layer.cols) as f64;
+        bits += layer.bits * count;
+        weights += count;
+    }
+    let mean = bits / weights; // NaN where nothing is packed: no scheme is near
+    let off = |scheme: Scheme| {
+        let storage = Storage::Packed(scheme);
+        ((storage.bits() - mean).abs(), storage.error().unwrap_or(f64::INFINITY))
+    };
+    let known = schemes.iter().copied().filter(|&s| off(s).0.is_finite() && off(s).1.is_finite());
+    known.min_by(|&a, &b| off(a).0.total_cmp(&off(b).0).then(off(a).1.total_cmp(&off(b).1)))
+}
+
+/// Peak memory beside the memory-mapped checkpoint: of the calibration, or of the measurement, which holds a quantized model, some copies
+/// of the largest matrix, its moments, and the logits of the text. `written` when the model writes the text.
+///
+/// # Errors
+/// As for [`typical`].
+pub fn memory(
+    opened: &Opened,
+    inventory: &Inventory,
+    planned: Option<&PlanOptions>,
+    written: bool,
+) -> Result<Bytes, Error> {
+    let calibrating = calibrate::memory(&opened.config, calibrate::length(&opened.config), written);
+    let Some((_, model)) = to_measure(inventory, planned)? else { return Ok(calibrating) };
+    let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
+    let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
+    let logits = 4 * (MEASURED + SEQUENCE) as u64 * opened.config.vocab_size as u64;
+    Ok(calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + logits)))
+}
+
+/// The scheme to measure along and the size of the model, if anything is to be measured: one scheme everywhere leaves no choice.
+fn to_measure(
+    inventory: &Inventory,
+    planned: Option<&PlanOptions>,
+) -> Result<Option<(Scheme, Bytes)>, Error> {
+    match planned {
+        Some(options) if !matches!(options.target, Target::Uniform(_)) => typical(inventory, options),
+        _ => Ok(None),
+    }
+}
+
+/// Learns from a text and its name, or from one that the model writes. `planned` are the options of the plan to come, if there is to
+/// be one. `scratch` is a directory in which everything is kept; what it holds is taken for that of an interrupted run with the same
+/// arguments.
+///
+/// # Errors
+/// When the budget is out of reach, the memory or the disk does not suffice, the text holds no two tokens, or the model cannot be
+/// quantized or run.
+pub fn learn(
+    opened: &Opened,
+    inventory: &Inventory,
+    planned: Option<&PlanOptions>,
+    text: Option<(&str, &Path)>,
+    scratch: &Path,
+    options: &LearnOptions,
+    progress: &dyn Progress,
+) -> Result<Learned, Error> {
+    let along = to_measure(inventory, planned)?;
+    let needed = memory(opened, inventory, planned, text.is_none())?;
+    if let Some(most) = options.max_memory.filter(|&most| most < needed) {
+        let rule = format!("learning from a text takes {needed} ({} bytes), allowed are {most}", needed.0);
+        return Err(Error::Option { option: "--max-memory", rule });
+    }
+    let moments = scratch.join(MOMENTS);
+    if !moments.exists() {
+        let calibrating = CalibrateOptions {
+            text: options.text.clone(),
+            seed: options.seed,
+            resume: true,
+            ..CalibrateOptions::new(options.tokens)
+        };
+        calibrate(opened, text, &moments, &calibrating, progress)?;
+    }
+    let calibration = Arc::new(Calibration::open(&moments)?);
+    let (Some((default, _)), Some(planned)) = (along, planned) else {
+        return Ok(Learned { calibration, sensitivities: None });
+    };
+
+    let source = opened.source(planned.rotation, planned.seed)?;
+    let measured = Text { origin: calibration.info.text.clone(), sequences: head(&calibration.sequences()?) };
+    let kept = scratch.join(COEFFICIENTS);
+    let along = LossOptions {
+        default,
+        schemes: vec![],
+        calibration: Some(Arc::clone(&calibration)),
+        effort: options.effort,
+    };
+    let done = Sensitivities::read(&kept).ok();
+    let new = kept.with_extension("new");
+    let mut keep = |so_far: &Sensitivities| {
+        // Only time is lost where it cannot be kept.
+        let _ = fs::write(&new, serde_json::to_string(so_far).unwrap_or_default())
+            .and_then(|()| fs::rename(&new, &kept));
+        Ok(())
+    };
+    let hash = &calibration.info.source_hash;
+    let sensitivities = losses::measure_along(&source, hash, &along, &measured, done, progress, &mut keep)?;
+    Ok(Learned { calibration, sensitivities: Some(sensitivities) })
+}
+
+/// The tokens that losses are measured on.
+fn head(sequences: &Sequences) -> Sequences {
+    let pieces = sequences.iter().flat_map(|s| s.chunks(SEQUENCE)).filter(|s| s.len() > 1);
+    let mut left = MEASURED;
+    let cut = pieces.map_while(|piece| {
+        let piece = &piece[..piece.len().min(left)];
+        left -= piece.len();
+        (piece.len() > 1).then(|| piece.to_vec())
+    });
+    Sequences::new(cut.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Matrix, PlanOptions};
+    use fracbit_base::{Palette, Shape};
+    use fracbit_model::{LayerLinear, LinearId};
+
+    fn inventory() -> Inventory {
+        let matrix = |linear| {
+            let id = LinearId::Layer(0, linear);
+            Matrix { id, name: id.to_string(), shape: Shape::new(256, 256) }
+        };
+        Inventory {
+            source_hash: String::new(),
+            matrices: [LayerLinear::Q, LayerLinear::Up, LayerLinear::Down].map(matrix).to_vec(),
+            other_params: 0,
+            stored_other: 0,
+            tied: false,
+        }
+    }
+
+    #[test]
+    fn the_typical_scheme_has_the_bits_of_the_plan() {
+        for (bits, palette, want) in [
+            (2.2, Palette::Tcq, "tcq-2"),
+            (3.1, Palette::Tcq, "tcq-3"),
+            (4.3, Palette::Nuq, "nuq-4"),
+            (2.6, Palette::All, "tcq-2.5"),
+        ] {
+            let options = PlanOptions { palette, ..PlanOptions::new(Target::Bits(bits)) };
+            let (scheme, bytes) = typical(&inventory(), &options).unwrap().unwrap();
+            assert_eq!(scheme.to_string(), want, "{bits} bits");
+            assert!(bytes.0 > 0);
+        }
+        let impossible = PlanOptions::new(Target::Bits(0.5));
+        assert!(typical(&inventory(), &impossible).is_err());
+    }
+
+    #[test]
+    fn losses_are_measured_on_the_first_tokens() {
+        let sequences = Sequences::new(vec![(0..1000).collect(), vec![7], (0..4000).collect()]);
+        let cut = head(&sequences);
+        assert_eq!(cut.tokens(), MEASURED);
+        assert!(cut.iter().all(|s| s.len() > 1 && s.len() <= SEQUENCE));
+        assert_eq!(cut.iter().next().unwrap()[..3], [0, 1, 2]);
+        assert_eq!(head(&Sequences::new(vec![vec![1, 2, 3]])).tokens(), 3);
+    }
+}
