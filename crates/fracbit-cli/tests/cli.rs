@@ -565,6 +565,8 @@ fn budgets_names_and_options_have_their_codes() {
     fracbit(&own).failed(USAGE, &["--separator", "--learn=FILE is missing"]);
     fracbit(&["quantize", model, "-o", out, "--bits", "3", "--learn=no-such-file"])
         .failed(BAD_INPUT, &["no-such-file"]);
+    let empty = ["quantize", model, "-o", out, "--bits", "3", "--learn=/dev/null"];
+    fracbit(&empty).failed(BAD_INPUT, &["/dev/null", "two tokens"]);
     fracbit(&["quantize", model, "-o", out, "--bits", "0.3", "--learn"])
         .failed(OUT_OF_REACH, &["out of reach"]);
     fracbit(&["quantise"]).failed(USAGE, &["quantise"]);

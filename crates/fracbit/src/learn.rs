@@ -167,6 +167,13 @@ pub fn learn(
     Ok(Learned { calibration, sensitivities: Some(sensitivities) })
 }
 
+/// Whether a directory holds something that [`learn`] would go on with.
+#[must_use]
+pub fn begun(scratch: &Path) -> bool {
+    let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(MOMENTS))
+}
+
 /// The tokens that losses are measured on.
 fn head(sequences: &Sequences) -> Sequences {
     let pieces = sequences.iter().flat_map(|s| s.chunks(SEQUENCE)).filter(|s| s.len() > 1);

@@ -310,7 +310,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         calibration.require_source(source.hash())?;
     }
     let measuring = args.measuring(&recipe, &source, text.as_ref())?;
-    let dir = match &args.out {
+    let mut dir = match &args.out {
         Some(out) if !args.dry_run => {
             match begin(out, args, &source, given.as_deref(), text.as_ref(), context)? {
                 Some(dir) => Some(dir),
@@ -325,8 +325,16 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
             None => measuring_line(bytes),
         });
     }
-    let learned = match (&dir, &text) {
-        (Some(dir), Some(text)) => Some(args.learn(&recipe, &source, text, &dir.scratch(""), context)?),
+    let learned = match (&mut dir, &text) {
+        (Some(dir), Some(text)) => {
+            let scratch = dir.scratch("");
+            let learned = args.learn(&recipe, &source, text, &scratch, context);
+            // What was learned is worth something before the first matrix is done.
+            if learn::begun(&scratch) {
+                dir.keep();
+            }
+            Some(learned?)
+        }
         _ => None,
     };
     let sequential = args.sequential || learned.is_some();
@@ -394,12 +402,7 @@ fn begin(
         "calibration": calibration.map(Calibration::digest),
         "text": text.and_then(LearnText::named).map(|(text, path)| calibrate::text_origin(text, path)),
     });
-    let mut dir = files::begin(out, overwrite, &key.to_string(), args.resume, context)?;
-    if let (Some(dir), Some(_)) = (&mut dir, text) {
-        // What was learned is worth something before the first matrix is done.
-        dir.keep();
-    }
-    Ok(dir)
+    files::begin(out, overwrite, &key.to_string(), args.resume, context)
 }
 
 fn resolve(
