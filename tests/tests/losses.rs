@@ -72,4 +72,16 @@ fn losses_are_those_of_the_replaced_matrix() {
     let error = fracbit_codebook::nmse(coarse).expect("a measured scheme");
     let said = most.1.a * error;
     assert!((0.5..2.0).contains(&(said / -embedding)), "{said} against {embedding}");
+    // However small the errors are, how they meet each other does not hide what a matrix loses: only where it is hardly to be
+    // seen does a floor stand in for it.
+    let options = LossOptions { default: fine, ..options };
+    let small = losses::measure_along(&source.weights, &hash, &options, &text, None, &Quiet, &mut |_| Ok(()));
+    let (of, small) =
+        (|i: usize| source.inventory.matrices[i].shape.len() as f64, small.expect("a good text"));
+    let per_weight =
+        source.inventory.matrices.iter().enumerate().map(|(i, m)| small.layers[&m.name].a / of(i));
+    let per_weight: Vec<f64> = per_weight.collect();
+    let floor = per_weight.iter().copied().fold(f64::INFINITY, f64::min);
+    let floored = per_weight.iter().filter(|&&a| a < 1.001 * floor).count();
+    assert!(floor > 0.0 && floored <= per_weight.len() / 4, "{floored} matrices at {floor}");
 }

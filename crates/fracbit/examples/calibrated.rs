@@ -1,7 +1,7 @@
 //! Measures the tables of `docs/quality.md` on calibration anew: `cargo xtask quality` runs it last (from the workspace root).
 //!
 //! Needs the models and texts of `../shared` beside the workspace. Arguments, in any order: names of models (default: all),
-//! an effort of the search (default: exact), rates (default: all).
+//! an effort of the search (default: exact), rates (default: all; the rows of others stay).
 #![expect(clippy::print_stdout, reason = "an example")]
 
 mod page;
@@ -15,7 +15,7 @@ use fracbit::{
 };
 use fracbit_base::{Bytes, Scheme};
 use fracbit_model::RotationMode;
-use page::replace_section;
+use page::{replace_section, section_text};
 use std::{fmt::Write as _, fs, path::Path, sync::Arc};
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
@@ -38,10 +38,24 @@ fn main() -> Any<()> {
         if some.is_empty() { all.to_vec() } else { some }
     };
     for name in chosen(&NAMES) {
-        let table = model(name, effort, &chosen(&RATES))?;
-        replace_section(&format!("calibrated {name}"), &table)?;
+        let (head, measured) = model(name, effort, &chosen(&RATES))?;
+        let section = format!("calibrated {name}");
+        let kept = section_text(&section)?;
+        let rows = RATES.map(|rate| {
+            let new = measured.iter().find(|(r, _)| *r == rate).map(|(_, rows)| rows.clone());
+            new.unwrap_or_else(|| rows_of(&kept, rate))
+        });
+        replace_section(&section, &(head + &rows.concat()))?;
     }
     Ok(())
+}
+
+/// The rows of a rate in a table: from the first, which names it, to the next rate's.
+fn rows_of(table: &str, rate: &str) -> String {
+    let first = |line: &str| line.contains(" everywhere | no | ");
+    let mut rows = table.lines().skip_while(|l| !(first(l) && l.contains(&format!(" {rate} everywhere "))));
+    let head = rows.next().into_iter();
+    head.chain(rows.take_while(|l| l.starts_with('|') && !first(l))).map(|l| format!("{l}\n")).collect()
 }
 
 /// How a model wants its text.
@@ -57,7 +71,8 @@ fn text_options(name: &str) -> EvalOptions {
     }
 }
 
-fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
+/// The head of a model's table, and the rows of the rates.
+fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec<(&'static str, String)>)> {
     let dir = Path::new(MODELS).join(name);
     let opened = Opened::new(&dir)?;
     let (train, text) = (fs::read_to_string(TRAIN)?, fs::read_to_string(EVAL)?);
@@ -99,7 +114,9 @@ fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
     );
     let dense = score(&opened, None)?;
     let _ = writeln!(table, "| 16 or 32 | the original | - | {:.3} | 0 | - | 100 % |", dense.perplexity);
-    for rate in rates {
+    let mut measured = Vec::new();
+    for &rate in rates {
+        let mut lines = String::new();
         let scheme: Scheme = rate.parse()?;
         let make = |sensitivities: &Sensitivities, target| {
             plan(&inventory, sensitivities, &PlanOptions::new(target))
@@ -116,7 +133,7 @@ fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
             (uniform.clone(), format!("{rate} everywhere"), "sequentially", true, true),
             (make(&aware, size)?, "mixed".to_owned(), "sequentially", true, true),
         ];
-        if *rate == "tcq-2" {
+        if rate == "tcq-2" {
             rows.push((uniform, format!("{rate} everywhere"), "at once", true, false));
             rows.push((make(&aware, size)?, "mixed".to_owned(), "at once", true, false));
         }
@@ -133,8 +150,9 @@ fn model(name: &str, effort: Effort, rates: &[&str]) -> Any<String> {
                 100.0 * e.top1_agreement.unwrap_or_default()
             );
             println!("{name} {row}");
-            let _ = writeln!(table, "{row}");
+            let _ = writeln!(lines, "{row}");
         }
+        measured.push((rate, lines));
     }
-    Ok(table)
+    Ok((table, measured))
 }
