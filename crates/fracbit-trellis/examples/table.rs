@@ -39,31 +39,39 @@ fn main() {
         let nmse = train::relative_error(book, &tiles);
         let published = PUBLISHED[usize::from(scheme.quarters()) / 2 - 2];
         let bound = scheme.rate().gaussian_bound();
+        let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect();
+        let all: Vec<_> =
+            Effort::ALL.into_iter().flat_map(|e| isas.iter().map(move |&isa| (e, isa))).collect();
+        let rounders: Vec<_> =
+            all.iter().map(|&(e, isa)| TrellisRounder::with_isa(book.clone(), e, isa)).collect();
+        let mut codes = vec![0; timed.len() * book.tile_bytes()];
+        let mut seconds = vec![f64::INFINITY; all.len()];
+        // The best of several interleaved rounds, each run long enough for a coarse clock: other load only slows a run down.
+        for round in 0..7 {
+            for ((rounder, (_, isa)), best) in rounders.iter().zip(&all).zip(&mut seconds) {
+                if *isa == Isa::Scalar && round > 0 {
+                    continue;
+                }
+                let once = alone.install(|| {
+                    let (start, mut times) = (cpu_seconds(), 0.0);
+                    loop {
+                        rounder.encode(timed, &mut codes);
+                        times += 1.0;
+                        let seconds = cpu_seconds() - start;
+                        if seconds > 0.1 || *isa == Isa::Scalar {
+                            return seconds / times;
+                        }
+                    }
+                });
+                *best = best.min(once);
+            }
+        }
         let mut speeds = String::new();
         for effort in Effort::ALL {
             let rounder = TrellisRounder::new(book.clone(), effort);
             let more = train::error_of(&rounder, &tiles) / nmse - 1.0;
             speeds += &format!("  {effort} {:+.2} %", 100.0 * more);
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-                let rounder = TrellisRounder::with_isa(book.clone(), effort, isa);
-                let runs = if isa == Isa::Scalar { 1 } else { 7 };
-                let mut codes = vec![0; timed.len() * book.tile_bytes()];
-                // The best of several runs, each long enough for a coarse clock: other load on the machine only slows a run down.
-                let seconds = (0..runs)
-                    .map(|_| {
-                        alone.install(|| {
-                            let (start, mut times) = (cpu_seconds(), 0.0);
-                            loop {
-                                rounder.encode(timed, &mut codes);
-                                times += 1.0;
-                                let seconds = cpu_seconds() - start;
-                                if seconds > 0.1 || isa == Isa::Scalar {
-                                    return seconds / times;
-                                }
-                            }
-                        })
-                    })
-                    .fold(f64::INFINITY, f64::min);
+            for ((_, isa), seconds) in all.iter().zip(&seconds).filter(|((e, _), _)| *e == effort) {
                 #[expect(clippy::cast_precision_loss, reason = "a speed")]
                 let speed = (timed.len() * 256) as f64 / seconds / 1e3;
                 speeds += &format!(" {} {speed:.0}", isa.name());

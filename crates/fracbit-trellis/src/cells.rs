@@ -19,7 +19,7 @@
 //! whose costs do not fit 8 bits, because its weights lie far outside the table, is left to the exact search.
 
 use crate::{isa::Isa, metric::Metric};
-use fracbit_format::trellis::{self, STATE_BITS, STATES};
+use fracbit_format::trellis::{self, FINE_ADD, STATE_BITS, STATES};
 
 /// Levels of a cell: all its entries, except at 1 and 1.5 bits.
 pub(crate) const LEVELS: usize = 32;
@@ -27,12 +27,16 @@ pub(crate) const LEVELS: usize = 32;
 pub(crate) const LANE: usize = 16;
 /// Most cells of a step that are looked at.
 pub(crate) const MOST: usize = 3;
+/// Grid values of one place, as a power of two: the nearest cells are tabulated by place.
+const PLACE: u32 = 4;
 /// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
 pub(crate) const UNITS: f64 = 3.0;
 /// Paths from the seam that may end elsewhere before a pass is constrained.
 const TRACES: usize = 4;
 /// Steps that the trace decides at once.
 const GROUP: usize = 3;
+/// Most paths of as many steps.
+const PATHS: usize = MOST.pow(GROUP as u32);
 /// Least cost above which a tile is left to the exact search: too little of the range is left.
 pub(crate) const HIGH: u8 = 200;
 
@@ -60,6 +64,8 @@ pub(crate) struct CellSearch {
     per_unit: f32,
     /// One for each pair of shifts that occurs.
     kinds: Vec<Kind>,
+    /// Index of its kind and number of cells that are looked at, for every step.
+    plan: Vec<(usize, usize)>,
 }
 
 /// Tables of a step by the new bits before it and the shift after it.
@@ -77,12 +83,20 @@ pub(crate) struct Kind {
     pub(crate) levels: Aligned, // (vector, lane, overlap in the lane)
     /// Value of a level on the metric's grid.
     values: Vec<f32>, // (cell, level)
-    /// Least and most of a cell's levels.
-    ranges: Vec<(f32, f32)>,
-    /// New bits that lead to a cell.
-    leads: Vec<u8>, // (overlap, cell)
-    /// Level in the cell, by overlap.
-    level_of: Vec<u8>, // (overlap)
+    /// The nearest cells, the nearest first.
+    nearest: Vec<[u8; MOST]>, // (place of the weight)
+}
+
+/// What the continuations of an overlap have in common.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    overlap: u16,
+    /// Cell of the continuation by zeros.
+    cell: u16,
+    /// Turns a difference of cells into new bits.
+    inverse: u16,
+    /// Level in the cell, the same for all.
+    level: usize,
 }
 
 impl Kind {
@@ -91,25 +105,33 @@ impl Kind {
         self.new_bits.min(self.shift).min(4)
     }
 
+    /// How the continuations of `overlap` lie: `h(n << (16 - k) | u) = h(u) + n (2 u + c) 2^(16 - k)`, with `h(u) = u (u + c)`.
+    #[inline]
+    fn spread(&self, overlap: u16) -> Spread {
+        let (hash, factor) = (trellis::hash_fine(overlap), overlap.wrapping_mul(2).wrapping_add(FINE_ADD));
+        let (cell, below) =
+            (hash >> (STATE_BITS - self.new_bits), STATE_BITS - self.new_bits - LEVELS.ilog2());
+        // An odd number is its own inverse modulo 8; a round of Newton's doubles the bits.
+        let inverse = factor.wrapping_mul(2u16.wrapping_sub(factor.wrapping_mul(factor)));
+        Spread { overlap, cell, inverse, level: usize::from(hash >> below) % LEVELS }
+    }
+
+    /// The state that continues an overlap in `cell`.
+    #[inline]
+    fn lead(&self, spread: Spread, cell: u8) -> u16 {
+        let new = u16::from(cell).wrapping_sub(spread.cell).wrapping_mul(spread.inverse);
+        new << (STATE_BITS - self.new_bits) | spread.overlap
+    }
+
     fn new(new_bits: u32, shift: u32, lanes: usize, values: &[i16]) -> Self {
         let cells = 1usize << new_bits;
-        let overlaps = STATES >> new_bits;
         let cell_of = |x: usize| {
             let hash = usize::from(trellis::hash_fine(u16::try_from(x).expect("a state")));
             (hash >> (STATE_BITS - new_bits), hash >> (STATE_BITS - new_bits - LEVELS.ilog2()) & (LEVELS - 1))
         };
-        let mut leads = vec![0u8; overlaps * cells];
-        let mut level_of = vec![0u8; overlaps];
         let mut sums = vec![(0f64, 0f64); cells * LEVELS];
         for (x, &value) in values.iter().enumerate() {
-            let (new, overlap) = (x >> (STATE_BITS - new_bits), x & (overlaps - 1));
             let (cell, level) = cell_of(x);
-            #[expect(clippy::cast_possible_truncation, reason = "at most 5 bits")]
-            {
-                leads[overlap * cells + cell] = new as u8;
-                // The low bits of the hash do not depend on the new bits.
-                level_of[overlap] = level as u8;
-            }
             let sum = &mut sums[cell * LEVELS + level];
             *sum = (sum.0 + f64::from(value), sum.1 + 1.0);
         }
@@ -118,7 +140,17 @@ impl Kind {
         let range = |cell: &[f32]| {
             cell.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)))
         };
-        let ranges = values.chunks(LEVELS).map(range).collect();
+        let ranges: Vec<(f32, f32)> = values.chunks(LEVELS).map(range).collect();
+        let nearest = |x: f32| {
+            let outside = |&(low, high): &(f32, f32)| (low - x).max(x - high).max(0.0);
+            let mut order: Vec<(f32, u8)> = ranges.iter().map(outside).zip(0..).collect();
+            order.sort_by(|a, b| a.partial_cmp(b).expect("distances are numbers"));
+            std::array::from_fn(|i| order.get(i).map_or(0, |&(_, cell)| cell))
+        };
+        // From the middle of each place.
+        let middles =
+            (i16::MIN..=i16::MAX).step_by(1 << PLACE).map(|x| f32::from(x) + f32::from(1u8 << (PLACE - 1)));
+        let nearest = middles.map(nearest).collect();
         let mut new = Self {
             new_bits,
             shift,
@@ -126,9 +158,7 @@ impl Kind {
             turns: Vec::new(),
             levels: Aligned::default(),
             values,
-            ranges,
-            leads,
-            level_of,
+            nearest,
         };
         new.arrange(lanes);
         new
@@ -156,7 +186,8 @@ impl Kind {
         let size = if self.new_bits > rows_log { 2 * LANE } else { LANE };
         let up = if size > LANE { 3 } else { 0 };
         let index = |overlap: usize, cell: usize| {
-            let lead = usize::from(self.leads[(overlap << self.new_bits) | cell]);
+            let state = self.lead(self.spread(word(overlap)), byte(cell));
+            let lead = usize::from(state) >> (STATE_BITS - self.new_bits);
             lead * columns + (overlap >> self.shift) % columns
         };
         let (mut picks, mut levels) = (Vec::new(), Vec::new());
@@ -164,24 +195,30 @@ impl Kind {
             for overlap in block..block + LANE {
                 picks.push(byte(index(overlap, 0) << up));
                 // The second half of the levels has bits 4 and 7 set.
-                let level = usize::from(self.level_of[overlap]);
+                let level = self.spread(word(overlap)).level;
                 levels.push(byte(level | ((level / LANE) << 7)));
             }
         }
         // `x (x + c)` turns the cells of all overlaps with the same low bits by the same step for each new bit.
-        for cell in 0..1usize << self.new_bits {
-            let turn = |lane: usize| byte(((index(lane, cell) + size - index(lane, 0)) % size) << up);
-            self.turns.push(std::array::from_fn(turn));
-        }
-        for (cell, turns) in self.turns.iter().enumerate() {
+        let turn =
+            |cell: usize, lane: usize| byte(((index(lane, cell) + size - index(lane, 0)) % size) << up);
+        let turns = (0..1usize << self.new_bits).map(|cell| std::array::from_fn(|lane| turn(cell, lane)));
+        let turns: Vec<[u8; LANE]> = turns.collect();
+        for (cell, turns) in turns.iter().enumerate() {
             for overlap in 0..STATES >> self.new_bits {
                 let turned = (index(overlap, 0) << up) + usize::from(turns[overlap % LANE]);
                 assert_eq!(turned % (size << up), index(overlap, cell) << up, "one turn for all");
             }
         }
+        self.turns = turns;
         self.picks = Aligned::from(&picks);
         self.levels = Aligned::from(&levels);
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the callers' values are overlaps")]
+fn word(value: usize) -> u16 {
+    value as u16
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the callers' values are below 256")]
@@ -244,16 +281,6 @@ pub(crate) struct CellScratch {
     costs: Vec<Aligned>,
     /// Costs-to-go between bounds.
     between: [Aligned; 2],
-    paths: Vec<Path>,
-    next: Vec<Path>,
-}
-
-/// Cost, overlap at its end, and the states of a path between two bounds.
-#[derive(Clone, Copy, Debug)]
-struct Path {
-    cost: u32,
-    overlap: u16,
-    states: [u16; GROUP],
 }
 
 impl CellSearch {
@@ -280,7 +307,9 @@ impl CellSearch {
         let kinds = pairs.into_iter().map(|(k, shift)| Kind::new(k, shift, lanes, values)).collect();
         #[expect(clippy::cast_possible_truncation, reason = "a factor")]
         let per_unit = (UNITS / (bound * metric.area())) as f32;
-        Self { isa, pruning, shifts, per_unit, kinds }
+        let mut new = Self { isa, pruning, shifts, per_unit, kinds, plan: Vec::new() };
+        new.plan = (0..steps).map(|t| new.planned(t)).collect();
+        new
     }
 
     fn steps(&self) -> usize {
@@ -293,11 +322,24 @@ impl CellSearch {
         (self.pruning.reach * self.steps()).div_ceil(bits as usize)
     }
 
-    fn kind(&self, t: usize) -> &Kind {
+    /// The kind of step `t` and how many cells are looked at.
+    fn planned(&self, t: usize) -> (usize, usize) {
         let steps = self.steps();
-        let (new_bits, shift) = (self.shifts[(t + steps - 1) % steps], self.shifts[t % steps]);
-        let found = self.kinds.iter().find(|kind| (kind.new_bits, kind.shift) == (new_bits, shift));
-        found.expect("a kind for every step of the circle")
+        let (new_bits, shift) = (self.shifts[(t + steps - 1) % steps], self.shifts[t]);
+        let found = self.kinds.iter().position(|kind| (kind.new_bits, kind.shift) == (new_bits, shift));
+        let Pruning { falls, thirds, always, .. } = self.pruning;
+        let third = new_bits > shift && (t / 2).is_multiple_of(falls)
+            || new_bits >= always
+            || t.is_multiple_of(thirds);
+        let count = (if third { MOST } else { 2 }).min(1 << new_bits);
+        (found.expect("a kind for every step of the circle"), count)
+    }
+
+    /// The kind of a step of the unrolled circle, which goes around less than twice.
+    #[inline]
+    fn kind(&self, t: usize) -> &Kind {
+        let t = if t < self.plan.len() { t } else { t - self.plan.len() };
+        &self.kinds[self.plan[t].0]
     }
 
     /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`; `false` when the range of
@@ -313,9 +355,10 @@ impl CellSearch {
         }
         let overlaps = STATES >> self.kind(0).new_bits;
         let first = &scratch.costs[0].bytes()[..overlaps];
-        let least = first.iter().min().expect("costs are not empty");
-        let best = first.iter().position(|c| c == least).expect("the least is one of them");
+        let least = first.iter().fold(u8::MAX, |a, &b| a.min(b));
+        let best = first.iter().position(|&c| c == least).expect("the least is one of them");
         let mut seam = u16::try_from(best).expect("an overlap");
+        states.clear();
         for _ in 0..TRACES {
             let end = self.trace(scratch, seam, states);
             if end == seam {
@@ -326,73 +369,26 @@ impl CellSearch {
         start.clear();
         start.resize(overlaps, u8::MAX);
         start[usize::from(seam)] = 0;
+        states.clear();
         self.backward(scratch, steps, &start) && self.trace(scratch, seam, states) == seam
     }
 
-    /// The nearest cells of every weight, with the costs of their levels above the least; compiled again with wider vectors.
-    #[inline(always)]
-    pub(crate) fn near_scalar(&self, x: &[i16], near: &mut Vec<Near>) {
+    /// The nearest cells of every weight, with the costs of their levels above the least.
+    fn near(&self, x: &[i16], near: &mut Vec<Near>) {
         near.clear();
-        for (t, &x) in x.iter().enumerate() {
-            let kind = self.kind(t);
-            let (x, count) = (f32::from(x), self.count(t, kind));
-            let mut order = [(f32::INFINITY, 0u8); MOST + 1];
-            for (cell, &(low, high)) in (0u8..).zip(&kind.ranges) {
-                let outside = if x < low { low - x } else { x - high };
-                order[MOST] = (if outside < 0.0 { 0.0 } else { outside }, cell);
-                let mut at = MOST;
-                while at > 0 && order[at].0 < order[at - 1].0 {
-                    order.swap(at, at - 1);
-                    at -= 1;
-                }
-            }
-            let mut costs = [[0f32; LEVELS]; MOST];
-            let mut least = [f32::INFINITY; LEVELS];
-            let (values, _) = kind.values.as_chunks::<LEVELS>();
-            for (costs, (_, cell)) in costs.iter_mut().zip(order).take(count) {
-                for ((cost, v), least) in costs.iter_mut().zip(&values[usize::from(cell)]).zip(&mut least) {
-                    let d = v - x;
-                    *cost = d * d * self.per_unit;
-                    *least = if *cost < *least { *cost } else { *least };
-                }
-            }
-            let least = least.into_iter().fold(f32::INFINITY, |a, b| if b < a { b } else { a });
+        for (&x, &(kind, count)) in x.iter().zip(&self.plan) {
+            let kind = &self.kinds[kind];
             let mut one = [(0, [0; LEVELS]); MOST];
-            for ((to, costs), (_, cell)) in one.iter_mut().zip(costs).zip(order).take(count) {
-                to.0 = cell;
-                for (to, cost) in to.1.iter_mut().zip(costs) {
-                    // Above 2^23 the last bit of an f32 is 1: this rounds.
-                    let above = cost - least;
-                    *to = ((if above < 255.0 { above } else { 255.0 }) + 8_388_608.0).to_bits() as u8;
-                }
-            }
+            one.iter_mut().zip(kind.nearest[place(x)]).for_each(|(one, cell)| one.0 = cell);
+            levels(self.isa, kind.values.as_chunks().0, f32::from(x), self.per_unit, &mut one[..count]);
             near.push(one);
         }
     }
 
-    fn near(&self, x: &[i16], near: &mut Vec<Near>) {
-        match self.isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => crate::cells_simd::near_avx512(self, x, near),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => crate::cells_simd::near_avx2(self, x, near),
-            _ => self.near_scalar(x, near),
-        }
-    }
-
-    /// How many cells of a step are looked at.
-    #[inline]
-    fn count(&self, t: usize, kind: &Kind) -> usize {
-        let Pruning { falls, thirds, always, .. } = self.pruning;
-        let third = kind.new_bits > kind.shift && (t / 2).is_multiple_of(falls)
-            || kind.new_bits >= always
-            || t.is_multiple_of(thirds);
-        (if third { MOST } else { 2 }).min(1 << kind.new_bits)
-    }
-
     /// The cells of a step that are looked at.
-    fn cells<'a>(&self, t: usize, near: &'a Near, kind: &Kind) -> &'a [(u8, [u8; LEVELS])] {
-        &near[..self.count(t, kind)]
+    #[inline]
+    fn cells<'a>(&self, t: usize, near: &'a Near) -> &'a [(u8, [u8; LEVELS])] {
+        &near[..self.plan[t].1]
     }
 
     /// Bound `i` of the trace is step `i * GROUP`, the last one the end of the circle.
@@ -423,7 +419,7 @@ impl CellSearch {
         for t in (0..from).rev() {
             let target = bound(t);
             let kind = self.kind(t);
-            let step = CellStep { kind, base, cells: self.cells(t % steps, &near[t % steps], kind) };
+            let step = CellStep { kind, base, cells: self.cells(t % steps, &near[t % steps]) };
             let [first, second] = &mut *between;
             base = match (current, target) {
                 (Some(a), Some(b)) => {
@@ -446,39 +442,79 @@ impl CellSearch {
         true
     }
 
-    /// Follows the best path from step 0 with overlap `start` around the circle; returns the overlap at the end.
+    /// Follows the best path from step 0 with overlap `start` around the circle; returns the overlap at the end. `states` may hold
+    /// another such path: where the two meet they go on together.
     fn trace(&self, scratch: &mut CellScratch, start: u16, states: &mut Vec<u16>) -> u16 {
-        let CellScratch { near, costs: kept, paths, next, .. } = scratch;
+        let CellScratch { near, costs: kept, .. } = scratch;
         let mut overlap = start;
-        states.clear();
+        let other = !states.is_empty();
+        states.resize(self.steps(), 0);
         for (i, kept) in kept.iter().enumerate().take(self.bounds()).skip(1) {
             let (from, to) = ((i - 1) * GROUP, (i * GROUP).min(self.steps()));
-            paths.clear();
-            paths.push(Path { cost: 0, overlap, states: [0; GROUP] });
+            // Cost and overlap of every path between two bounds; the cells of its steps are the digits of its index.
+            let (mut paths, mut len) = ([(0u32, overlap); PATHS], 1);
             for (t, near) in near.iter().enumerate().take(to).skip(from) {
-                let kind = self.kind(t);
-                next.clear();
-                for path in &*paths {
-                    let u = usize::from(path.overlap);
-                    let level = usize::from(kind.level_of[u]);
-                    for (cell, costs) in self.cells(t, near, kind) {
-                        let new = kind.leads[(u << kind.new_bits) | usize::from(*cell)];
-                        let state = u16::from(new) << (STATE_BITS - kind.new_bits) | path.overlap;
-                        let mut path = *path;
-                        path.cost += u32::from(costs[level]);
-                        path.overlap = state >> kind.shift;
-                        path.states[t - from] = state;
-                        next.push(path);
+                let (kind, cells) = (self.kind(t), self.cells(t, near));
+                // From the last one on, so that none is overwritten before its turn.
+                for path in (0..len).rev() {
+                    let (cost, u) = paths[path];
+                    let spread = kind.spread(u);
+                    for (i, (cell, costs)) in cells.iter().enumerate().rev() {
+                        let next = kind.lead(spread, *cell) >> kind.shift;
+                        paths[path * cells.len() + i] = (cost + u32::from(costs[spread.level]), next);
                     }
                 }
-                std::mem::swap(paths, next);
+                len *= cells.len();
             }
-            let total = |path: &Path| path.cost + u32::from(kept.bytes()[usize::from(path.overlap)]);
-            let best = paths.iter().min_by_key(|path| total(path)).expect("a step has a continuation");
-            overlap = best.overlap;
-            states.extend(&best.states[..to - from]);
+            let total = |&(cost, u): &(u32, u16)| cost + u32::from(kept.bytes()[usize::from(u)]);
+            let mut best = (u32::MAX, 0);
+            for (index, path) in paths[..len].iter().enumerate() {
+                let total = total(path);
+                best = if total < best.0 { (total, index) } else { best };
+            }
+            let (mut index, mut step) = (best.1, [0; GROUP]);
+            for (t, near) in near.iter().enumerate().take(to).skip(from) {
+                let cells = self.cells(t, near);
+                len /= cells.len();
+                let kind = self.kind(t);
+                step[t - from] = kind.lead(kind.spread(overlap), cells[index / len].0);
+                overlap = step[t - from] >> kind.shift;
+                index %= len;
+            }
+            let met = other && states[to - 1] >> self.shifts[to - 1] == overlap;
+            states[from..to].copy_from_slice(&step[..to - from]);
+            if met {
+                return states[self.steps() - 1] >> self.shifts[self.steps() - 1];
+            }
         }
         overlap
+    }
+}
+
+/// Index of a weight's place in [`Kind::nearest`].
+#[inline]
+fn place(x: i16) -> usize {
+    usize::from(x.cast_unsigned() ^ 1 << 15) >> PLACE
+}
+
+/// Costs of the levels of some cells for a weight, above the least of them.
+fn levels(isa: Isa, values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => crate::cells_simd::near_avx512(values, x, per_unit, cells),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => crate::cells_simd::near_avx2(values, x, per_unit, cells),
+        _ => {
+            let cost = |v: f32| (v - x) * (v - x) * per_unit;
+            let all = cells.iter().flat_map(|(cell, _)| &values[usize::from(*cell)]);
+            let least = all.fold(f32::INFINITY, |least, &v| least.min(cost(v)));
+            for (cell, costs) in cells {
+                for (to, &v) in costs.iter_mut().zip(&values[usize::from(*cell)]) {
+                    // Above 2^23 the last bit of an f32 is 1: this rounds.
+                    *to = ((cost(v) - least).min(255.0) + 8_388_608.0).to_bits() as u8;
+                }
+            }
+        }
     }
 }
 
@@ -505,12 +541,11 @@ fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let CellStep { kind, base, cells } = *step;
     let mut least = u8::MAX;
     for (u, out) in before[..STATES >> kind.new_bits].iter_mut().enumerate() {
-        let level = usize::from(kind.level_of[u]);
+        let spread = kind.spread(word(u));
         *out = u8::MAX;
         for (cell, costs) in cells {
-            let new = usize::from(kind.leads[(u << kind.new_bits) | usize::from(*cell)]);
-            let next = (new << (STATE_BITS - kind.new_bits) | u) >> kind.shift;
-            let cost = after[next].saturating_sub(base).saturating_add(costs[level]);
+            let next = usize::from(kind.lead(spread, *cell) >> kind.shift);
+            let cost = after[next].saturating_sub(base).saturating_add(costs[spread.level]);
             *out = cost.min(*out);
         }
         least = least.min(*out);

@@ -4,26 +4,75 @@
     reason = "vector loads and stores through pointers; calls of target-feature functions"
 )]
 
-use crate::cells::{CellSearch, CellStep, LANE, LEVELS, Near};
+use crate::cells::{CellStep, LANE, LEVELS, MOST};
 use fracbit_format::trellis::STATES;
 use std::arch::x86_64::*;
 
-pub(crate) fn near_avx512(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn body(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
-        search.near_scalar(x, near);
+pub(crate) fn near_avx512(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
+    #[target_feature(enable = "avx512f")]
+    fn body(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
+        let (x, per_unit) = (_mm512_set1_ps(x), _mm512_set1_ps(per_unit));
+        let mut costs = [[_mm512_setzero_ps(); 2]; MOST];
+        let mut least = _mm512_set1_ps(f32::INFINITY);
+        for (costs, (cell, _)) in costs.iter_mut().zip(&*cells) {
+            for (cost, values) in costs.iter_mut().zip(values[usize::from(*cell)].as_chunks::<16>().0) {
+                // SAFETY: `values` is 64 bytes.
+                let d = _mm512_sub_ps(unsafe { _mm512_loadu_ps(values.as_ptr()) }, x);
+                *cost = _mm512_mul_ps(_mm512_mul_ps(d, d), per_unit);
+                least = _mm512_min_ps(least, *cost);
+            }
+        }
+        let least = _mm512_set1_ps(_mm512_reduce_min_ps(least));
+        for (costs, (_, to)) in costs.iter().zip(cells) {
+            for (&cost, to) in costs.iter().zip(to.as_chunks_mut::<16>().0) {
+                let above = _mm512_min_ps(_mm512_sub_ps(cost, least), _mm512_set1_ps(255.0));
+                let bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(above));
+                // SAFETY: `to` is 16 bytes.
+                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), bytes) };
+            }
+        }
     }
+    assert!(cells.len() <= MOST, "few cells");
     // SAFETY: `CellSearch::new` checked that this machine has the instructions.
-    unsafe { body(search, x, near) }
+    unsafe { body(values, x, per_unit, cells) }
 }
 
-pub(crate) fn near_avx2(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
+pub(crate) fn near_avx2(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
     #[target_feature(enable = "avx2")]
-    fn body(search: &CellSearch, x: &[i16], near: &mut Vec<Near>) {
-        search.near_scalar(x, near);
+    fn body(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
+        let (x, per_unit) = (_mm256_set1_ps(x), _mm256_set1_ps(per_unit));
+        let mut costs = [[_mm256_setzero_ps(); 4]; MOST];
+        let mut least = _mm256_set1_ps(f32::INFINITY);
+        for (costs, (cell, _)) in costs.iter_mut().zip(&*cells) {
+            for (cost, values) in costs.iter_mut().zip(values[usize::from(*cell)].as_chunks::<8>().0) {
+                // SAFETY: `values` is 32 bytes.
+                let d = _mm256_sub_ps(unsafe { _mm256_loadu_ps(values.as_ptr()) }, x);
+                *cost = _mm256_mul_ps(_mm256_mul_ps(d, d), per_unit);
+                least = _mm256_min_ps(least, *cost);
+            }
+        }
+        let mut all = [0f32; 8];
+        // SAFETY: `all` is 32 bytes.
+        unsafe { _mm256_storeu_ps(all.as_mut_ptr(), least) };
+        let least = _mm256_set1_ps(all.into_iter().fold(f32::INFINITY, f32::min));
+        for (costs, (_, to)) in costs.iter().zip(cells) {
+            let mut words = [_mm256_setzero_si256(); 4];
+            for (word, &cost) in words.iter_mut().zip(costs) {
+                let above = _mm256_min_ps(_mm256_sub_ps(cost, least), _mm256_set1_ps(255.0));
+                *word = _mm256_cvtps_epi32(above);
+            }
+            let low = _mm256_packus_epi32(words[0], words[1]);
+            let high = _mm256_packus_epi32(words[2], words[3]);
+            // Packing works within halves: these are fours of bytes in the order 0 2 4 6 1 3 5 7.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+            // SAFETY: `to` is 32 bytes.
+            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) };
+        }
     }
-    // SAFETY: as above.
-    unsafe { body(search, x, near) }
+    assert!(cells.len() <= MOST, "few cells");
+    // SAFETY: `CellSearch::new` checked that this machine has the instructions.
+    unsafe { body(values, x, per_unit, cells) }
 }
 
 macro_rules! dispatch {

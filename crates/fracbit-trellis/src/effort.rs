@@ -58,16 +58,22 @@ impl Effort {
             Self::Fast => {
                 Some(Rows { count: fast, reach: 32, part: if scheme.quarters() <= 4 { 2 } else { 4 } })
             }
-            Self::Balanced => Some(Rows { count: balanced, reach: 64, part: 1 }),
+            Self::Balanced => {
+                Some(Rows { count: balanced, reach: 64, part: if scheme.quarters() <= 8 { 2 } else { 1 } })
+            }
             Self::Exact => None,
         }
     }
 
     /// What the pruned search leaves out; `None` for the exact one.
-    pub(crate) fn pruning(self) -> Option<Pruning> {
+    pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
             Self::Fast => Some(Pruning { falls: 2, thirds: 8, always: u32::MAX, reach: 32 }),
-            Self::Balanced => Some(Pruning { falls: 1, thirds: 2, always: 3, reach: 64 }),
+            // At 1 bit a longer reach is a larger part of the circle.
+            Self::Balanced => {
+                let reach = if scheme.quarters() <= 4 { 36 } else { 64 };
+                Some(Pruning { falls: 1, thirds: 2, always: 3, reach })
+            }
             Self::Exact => None,
         }
     }

@@ -105,7 +105,7 @@ impl TrellisRounder {
             let cells = |pruning| CellSearch::new(isa, metric, shifts.clone(), &values, bound, pruning);
             let classes = |classes| ClassSearch::new(isa, metric, shifts.clone(), &values, bound, classes);
             let by_class = effort.classes(scheme).map(|some| Pruned::Classes(Box::new(classes(some))));
-            by_class.or_else(|| effort.pruning().map(|some| Pruned::Cells(Box::new(cells(some)))))
+            by_class.or_else(|| effort.pruning(scheme).map(|some| Pruned::Cells(Box::new(cells(some)))))
         } else {
             let rows = |rows| RowSearch::new(isa, metric, steps.weights, &shifts, &values, bound, rows);
             effort.rows(scheme).map(|some| Pruned::Rows(Box::new(rows(some))))

@@ -258,9 +258,10 @@ impl RowSearch {
             return false;
         }
         let first = &scratch.costs[0].bytes()[..start.len()];
-        let least = first.iter().min().expect("costs are not empty");
-        let best = first.iter().position(|c| c == least).expect("the least is one of them");
+        let least = first.iter().fold(u8::MAX, |a, &b| a.min(b));
+        let best = first.iter().position(|&c| c == least).expect("the least is one of them");
         let mut seam = u16::try_from(best).expect("an overlap");
+        states.clear();
         let (mut before, mut end) = (seam, self.trace(scratch, 0, seam, states));
         for _ in 1..TRACES {
             // The `hyb` code gives a state and its complement the same weights: half of all paths end in the complement.
@@ -278,6 +279,7 @@ impl RowSearch {
         // From a path that begins at the seam, first only its end is changed, so that it arrives there.
         [self.steps - self.steps / self.rows.part, 0].into_iter().any(|to| {
             let overlap = if to == 0 { seam } else { states[to - 1] >> self.tables.new_bits };
+            states.truncate(to);
             self.backward(scratch, self.steps, to, &start) && self.trace(scratch, to, overlap, states) == seam
         })
     }
@@ -354,24 +356,30 @@ impl RowSearch {
         true
     }
 
-    /// Follows the best path from step `from` with overlap `start` around the circle; returns the overlap at the end.
+    /// Follows the best path from step `from` with overlap `start` around the circle; returns the overlap at the end. `states` may hold
+    /// another such path: where the two meet they go on together.
     fn trace(&self, scratch: &RowScratch, from: usize, start: u16, states: &mut Vec<u16>) -> u16 {
         let RowScratch { near, costs, .. } = scratch;
+        let new_bits = self.tables.new_bits;
         let mut overlap = usize::from(start);
-        states.truncate(from);
-        for (near, after) in near.chunks(self.rows.count).zip(&costs[1..]).skip(from) {
-            let after = after.bytes();
+        let known = states.len();
+        states.resize(self.steps, 0);
+        for (t, near) in near.chunks(self.rows.count).enumerate().skip(from) {
+            let after = costs[t + 1].bytes();
             let mut best = (u32::MAX, 0);
             for near in near {
                 let state = self.tables.states[usize::from(near.row) * self.tables.overlaps() + overlap];
-                let next = usize::from(state) >> self.tables.new_bits;
-                let total = u32::from(after[next]) + u32::from(self.tables.cost(near, overlap));
+                let total = u32::from(after[usize::from(state) >> new_bits])
+                    + u32::from(self.tables.cost(near, overlap));
                 if total < best.0 {
                     best = (total, state);
                 }
             }
-            overlap = usize::from(best.1) >> self.tables.new_bits;
-            states.push(best.1);
+            let old = std::mem::replace(&mut states[t], best.1);
+            overlap = usize::from(best.1) >> new_bits;
+            if t < known && usize::from(old) >> new_bits == overlap {
+                return states[self.steps - 1] >> new_bits;
+            }
         }
         u16::try_from(overlap).expect("an overlap")
     }
@@ -391,8 +399,14 @@ impl Scores {
         // As many scores as classes that are wanted are below some least one of a class.
         let mut classes = [[f32::INFINITY; SCORES]; CLASSES];
         score(isa, factors, x, sums, &mut classes);
-        let classes = &mut classes.as_flattened_mut()[..SCORES * CLASSES.min(sums.len())];
-        let limit = *classes.select_nth_unstable_by(found.len() - 1, f32::total_cmp).1;
+        // As integers of the same order, which are quicker to select from.
+        let order = |bits: i32| bits ^ ((bits >> 31) & i32::MAX);
+        let mut keys = [0; SCORES * CLASSES];
+        let scores = classes.as_flattened();
+        keys.iter_mut().zip(scores).for_each(|(key, score)| *key = order(score.to_bits().cast_signed()));
+        let keys = &mut keys[..SCORES * CLASSES.min(sums.len())];
+        let limit = *keys.select_nth_unstable(found.len() - 1).1;
+        let limit = f32::from_bits(order(limit).cast_unsigned());
         let close = collect(isa, sums, limit, &mut self.close);
         for (len, &row) in self.close[..close].iter().enumerate() {
             let sum = sums.as_flattened()[usize::from(row)];
