@@ -9,9 +9,31 @@ use fracbit_format::trellis::FINE_ADD;
 use std::arch::x86_64::*;
 
 pub(crate) fn tables_avx512(values: &[f32; VALUES], per_unit: f32, x: &[i16], out: &mut [[u8; VALUES]]) {
-    #[target_feature(enable = "avx512f,avx512bw")]
+    const LANES: usize = 16;
+    #[target_feature(enable = "avx512f")]
     fn body(values: &[f32; VALUES], per_unit: f32, x: &[i16], out: &mut [[u8; VALUES]]) {
-        classes::tables_scalar(values, per_unit, x, out);
+        let per_unit = _mm512_set1_ps(per_unit);
+        let mut rows = [_mm512_setzero_ps(); VALUES / LANES];
+        for (row, values) in rows.iter_mut().zip(values.as_chunks::<LANES>().0) {
+            // SAFETY: `values` is 64 bytes.
+            *row = unsafe { _mm512_loadu_ps(values.as_ptr()) };
+        }
+        for (out, &x) in out.iter_mut().zip(x) {
+            let x = _mm512_set1_ps(f32::from(x));
+            let (mut costs, mut least) = (rows, _mm512_set1_ps(f32::INFINITY));
+            for cost in &mut costs {
+                let d = _mm512_sub_ps(*cost, x);
+                *cost = _mm512_mul_ps(_mm512_mul_ps(d, d), per_unit);
+                least = _mm512_min_ps(least, *cost);
+            }
+            let least = _mm512_set1_ps(_mm512_reduce_min_ps(least));
+            for (&cost, out) in costs.iter().zip(out.as_chunks_mut::<LANES>().0) {
+                let above = _mm512_min_ps(_mm512_sub_ps(cost, least), _mm512_set1_ps(255.0));
+                let bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(above));
+                // SAFETY: `out` is 16 bytes.
+                unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), bytes) };
+            }
+        }
     }
     // SAFETY: `classes::lanes` found that this machine has AVX-512.
     unsafe { body(values, per_unit, x, out) }
