@@ -1,7 +1,7 @@
 //! What a text can teach before a model is quantized, in one call: the moments of every input, and what each matrix costs in a
 //! model of about the planned size that is rounded for them.
 //!
-//! The chain is that of the tables in `docs/quality.md`: [`calibrate`], [`losses::measure_along`], a plan, then a quantization in
+//! The chain is that of the tables in `docs/quality.md`: [`calibrate()`], [`losses::measure_along`], a plan, then a quantization in
 //! the order of the data. Everything lies in a directory of the caller, where a run that was killed finds it again.
 
 use crate::{
