@@ -21,6 +21,8 @@ pub const TOKENS: usize = 32_768;
 const MEASURED: usize = 4096;
 /// Tokens of a sequence of those.
 const SEQUENCE: usize = 256;
+/// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all that are written together as for one.
+const WRITTEN: usize = 512;
 /// Names within the directory.
 const MOMENTS: &str = "moments";
 const COEFFICIENTS: &str = "coefficients.json";
@@ -89,12 +91,18 @@ pub fn memory(
     planned: Option<&PlanOptions>,
     written: bool,
 ) -> Result<Bytes, Error> {
-    let calibrating = calibrate::memory(&opened.config, calibrate::length(&opened.config), written);
+    let calibrating = calibrate::memory(&opened.config, length(opened, written), written);
     let Some((_, model)) = to_measure(inventory, planned)? else { return Ok(calibrating) };
     let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
     let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
     let logits = 4 * (MEASURED + SEQUENCE) as u64 * opened.config.vocab_size as u64;
     Ok(calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + logits)))
+}
+
+/// Tokens of a sequence to calibrate on.
+fn length(opened: &Opened, written: bool) -> usize {
+    let usual = calibrate::length(&opened.config);
+    if written { usual.min(WRITTEN) } else { usual }
 }
 
 /// The scheme to measure along and the size of the model, if anything is to be measured: one scheme everywhere leaves no choice.
@@ -133,6 +141,7 @@ pub fn learn(
     let moments = scratch.join(MOMENTS);
     if !moments.exists() {
         let calibrating = CalibrateOptions {
+            length: Some(length(opened, text.is_none())),
             text: options.text.clone(),
             seed: options.seed,
             resume: true,

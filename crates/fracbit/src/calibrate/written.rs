@@ -5,8 +5,14 @@ use crate::{Error, Progress};
 use fracbit_io::ModelConfig;
 use fracbit_model::{Model, SampleConfig, Sampler, State, StateOptions};
 
-/// Sequences that are written together, so that the weights are read once for all of them.
-const TOGETHER: usize = 8;
+/// Tokens of the sequences that are written together. The weights are then read and converted once for all of them, which takes longer
+/// than to multiply them with a few tokens; but their caches have to fit.
+const TOGETHER: usize = 16_384;
+
+/// Sequences of `length` tokens that are written together.
+fn together(length: usize) -> usize {
+    (TOGETHER / length).clamp(1, 64)
+}
 
 fn state_options(length: usize) -> StateOptions {
     StateOptions { context: Some(length), ..StateOptions::default() }
@@ -14,7 +20,7 @@ fn state_options(length: usize) -> StateOptions {
 
 /// Memory of the caches while sequences of `length` tokens are written.
 pub(super) fn memory(config: &ModelConfig, length: usize) -> u64 {
-    (TOGETHER * State::cache_bytes(config, &state_options(length))) as u64
+    (together(length) * State::cache_bytes(config, &state_options(length))) as u64
 }
 
 /// Sequences of `length` tokens, `tokens` in all, sampled at temperature 1. Sequence i has a sampler of its own, seeded by (seed, i), and
@@ -35,9 +41,9 @@ pub(super) fn write(
         })
         .collect();
     let (mut hidden, mut logits) = (Vec::new(), Vec::new());
-    for (group, sequences) in sequences.chunks_mut(TOGETHER).enumerate() {
+    for (group, sequences) in sequences.chunks_mut(together(length)).enumerate() {
         let sampler = |at: usize| {
-            let seed = seed ^ (((group * TOGETHER + at) as u64) << 32);
+            let seed = seed ^ (((group * together(length) + at) as u64) << 32);
             Sampler::new(SampleConfig { temperature: 1.0, seed, ..SampleConfig::default() })
         };
         let mut samplers = (0..sequences.len()).map(sampler).collect::<Result<Vec<_>, _>>()?;
