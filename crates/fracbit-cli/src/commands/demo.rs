@@ -52,7 +52,7 @@ Examples:
   fracbit demo --keep demo
   fracbit demo --quick";
 
-/// Show the whole story on a small embedded model, in about a minute.
+/// Show the whole story on a small embedded model, in a minute or two.
 ///
 /// Quantizes a model of 2.8 million parameters, compiled into this program, at 4, 3 and 2 bits per weight, measures each
 /// against the original on text it has not seen, the smallest once more after learning from text that the model wrote, and lets the original and the 3-bit model tell a story with the
