@@ -141,18 +141,19 @@ impl Device for Counting {
 fn quantizing_searches_on_the_device_that_was_chosen() {
     let counting = Counting { shim: device(), searches: AtomicUsize::new(0) };
     let counting: &'static Counting = Box::leak(Box::new(counting));
-    fracbit::cuda::encode_on(counting).unwrap();
-    assert!(matches!(fracbit::cuda::encode_on(counting), Err(Error::Option { option: "--device", .. })));
     let (scheme, shape): (Scheme, _) = ("tcq-fast-4".parse().unwrap(), Shape::new(16, 16));
     let weights = cases::activations(shape.len(), 8);
     let quantize = |effort| {
         let rounding = Rounding { effort, ..Rounding::default() };
         quantize_with(&weights, shape, scheme, Grouping::Row, rounding, &|_| ()).unwrap()
     };
+    fracbit::cuda::encode_on(counting).unwrap();
+    assert!(matches!(fracbit::cuda::encode_on(counting), Err(Error::Option { option: "--device", .. })));
     let got = quantize(Effort::Exact);
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1, "one launch for the one row of tiles");
-    // `fast` codes are searched exactly at every effort, and the others stay with the processor.
-    let want = quantize(Effort::Fast);
+    // Other searches stay with the processor. (That the device finds the processor's codes is a test of `fracbit-kernels-cuda`.)
+    let fast = quantize(Effort::Fast);
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1);
-    assert_eq!(got.view().dequantize(), want.view().dequantize(), "the same codes and scales");
+    let (exact, fast) = (got.relative_error, fast.relative_error);
+    assert!(exact <= fast && fast < 1.2 * exact, "{exact} exact, {fast} fast");
 }
