@@ -5,7 +5,6 @@ use fracbit_base::{Code, Scheme};
 use std::{fmt, str::FromStr};
 
 /// How thoroughly codes are searched for. Every effort gives the same bytes on every machine and thread count.
-///
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effort {
     /// `fine`: one survivor per class up to 2 bits, the pruned search with two cells of branches above; `fast` and `hyb`: few rows of
@@ -52,6 +51,7 @@ impl Effort {
             (false, ..=4) => (7, 10),
             (false, 5..=6) => (12, 17),
             (false, 7..=8) => (14, 24),
+            // Two.
             (false, _) => (7, 10),
         };
         match self {

@@ -2,8 +2,8 @@
 //!
 //! Every overlap has `2^k` continuations, and their values are points spread evenly over the plane (or over four dimensions).
 //! Repeated halving of them at the median, in turn by each weight, puts one continuation of every overlap into each of `2^k`
-//! *rows*, and the points of a row lie close together. For given weights only the near rows are looked at: 4 to 8 with two
-//! weights a step, whatever the rate, 6 to 26 with four. They are chosen by a Gaussian model of each row's points.
+//! *rows*, and the points of a row lie close together. For given weights only the near rows are looked at: 3 to 10 with two
+//! weights a step, 7 to 24 with four, by rate and effort. They are chosen by a Gaussian model of each row's points.
 //!
 //! Costs are 8-bit with saturation. A point is stored as 8-bit offsets from the centre of its row, in steps of an eighth of the square root of a
 //! unit of cost (two or four times that in wide rows), so that subtraction, `maddubs` and a shift make the cost.
