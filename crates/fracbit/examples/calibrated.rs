@@ -5,10 +5,11 @@
 #![expect(clippy::print_stdout, reason = "an example")]
 
 mod page;
+mod stories;
 
 use fracbit::{
-    CalibrateOptions, Calibration, Effort, EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol,
-    QuantizeOptions, Quiet, Sensitivities, Target, calibrate, directory, evaluate,
+    Effort, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Sensitivities, Target,
+    directory, evaluate,
     losses::{self, LossOptions},
     plan, quantize,
     sensitivity::{self, Text},
@@ -17,17 +18,14 @@ use fracbit_base::{Bytes, Scheme};
 use fracbit_model::RotationMode;
 use page::{replace_section, section_text};
 use std::{fmt::Write as _, fs, path::Path, sync::Arc};
+use stories::{EVAL, TRAIN};
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
 
 const MODELS: &str = "../shared/models";
-const TRAIN: &str = "../shared/text/tinystories-train.txt";
-const EVAL: &str = "../shared/text/tinystories-eval.txt";
 const NAMES: [&str; 2] = ["demo", "TinyStories-656K"];
 const RATES: [&str; 6] = ["half-tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
-/// Tokens to calibrate on.
-const TOKENS: usize = 32_768;
-/// Tokens of the same text to measure coefficients on.
+/// Tokens of the calibration's text to measure coefficients on.
 const LOSS_TOKENS: usize = 4096;
 
 fn main() -> Any<()> {
@@ -58,39 +56,20 @@ fn rows_of(table: &str, rate: &str) -> String {
     head.chain(rows.take_while(|l| l.starts_with('|') && !first(l))).map(|l| format!("{l}\n")).collect()
 }
 
-/// How a model wants its text.
-fn text_options(name: &str) -> EvalOptions {
-    let story = name != "demo";
-    EvalOptions {
-        ctx: Some(256),
-        windows: Some(24),
-        bos: story.then_some(true),
-        drop_prefix_space: story,
-        separator: story.then(|| "<|endoftext|>".to_owned()),
-        ..EvalOptions::default()
-    }
-}
-
 /// The head of a model's table, and the rows of the rates.
 fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec<(&'static str, String)>)> {
     let dir = Path::new(MODELS).join(name);
     let opened = Opened::new(&dir)?;
     let (train, text) = (fs::read_to_string(TRAIN)?, fs::read_to_string(EVAL)?);
     let (scratch, hash) = (tempfile::tempdir()?, opened.checkpoint.content_hash());
-    let options = text_options(name);
-    let reading =
-        EvalOptions { windows: None, separator: Some("<|endoftext|>".to_owned()), ..options.clone() };
-    let stats = scratch.path().join("stats");
-    let calibrating =
-        CalibrateOptions { length: Some(256), text: reading.clone(), ..CalibrateOptions::new(TOKENS) };
-    calibrate(&opened, Some((&train, Path::new(TRAIN))), &stats, &calibrating, &Quiet)?;
-    let calibration = Arc::new(Calibration::open(&stats)?);
+    let options = stories::evaluating(name);
+    let calibration = Arc::new(stories::calibration(&opened, name, &scratch.path().join("stats"))?);
 
     let source = opened.source(RotationMode::Fold, 0)?;
     let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let protocol = Protocol { levels: 4, tokens: 1024, seed: 0 };
     let free = sensitivity::measure(&source, &hash, protocol, None, &Quiet, &mut |_| Ok(()))?;
-    let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &reading)?;
+    let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &stories::reading(name))?;
 
     let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(EVAL), &options, &Quiet);
     let build = |plan: &Plan, calibrated: bool, sequential: bool| -> Any<Evaluation> {

@@ -11,9 +11,9 @@
     reason = "counts of tokens, and gains in f32"
 )]
 
-use fracbit::{
-    CalibrateOptions, Calibration, Effort, EvalOptions, Opened, Quiet, calibrate, evaluate, kernels,
-};
+mod stories;
+
+use fracbit::{Calibration, Effort, Opened, Quiet, evaluate, kernels};
 use fracbit_base::Scheme;
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::PackedMatrix;
@@ -32,13 +32,10 @@ use std::{
     sync::{Arc, Mutex},
     time::Instant,
 };
+use stories::EVAL;
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
 
-const TRAIN: &str = "../shared/text/tinystories-train.txt";
-const EVAL: &str = "../shared/text/tinystories-eval.txt";
-/// Tokens to calibrate on.
-const TOKENS: usize = 32_768;
 /// Turns of the fit of gains and scales.
 const TURNS: usize = 3;
 
@@ -106,23 +103,10 @@ fn main() -> Any<()> {
     let effort = rest.iter().find_map(|a| a.parse().ok()).unwrap_or(Effort::Exact);
     let rows: Vec<&String> = rest.iter().filter(|a| a.parse::<Effort>().is_err()).collect();
     let opened = Opened::new(Path::new(dir))?;
-    let story = !dir.trim_end_matches('/').ends_with("demo");
-    let options = EvalOptions {
-        ctx: Some(256),
-        windows: Some(24),
-        bos: story.then_some(true),
-        drop_prefix_space: story,
-        separator: story.then(|| "<|endoftext|>".to_owned()),
-        ..EvalOptions::default()
-    };
-    let reading =
-        EvalOptions { windows: None, separator: Some("<|endoftext|>".to_owned()), ..options.clone() };
     let scratch = tempfile::tempdir()?;
-    let stats = scratch.path().join("stats");
-    let calibrating = CalibrateOptions { length: Some(256), text: reading, ..CalibrateOptions::new(TOKENS) };
-    calibrate(&opened, Some((&fs::read_to_string(TRAIN)?, Path::new(TRAIN))), &stats, &calibrating, &Quiet)?;
-    let calibration = Calibration::open(&stats)?;
-    let windows = evaluate::windows(&opened, &fs::read_to_string(EVAL)?, Path::new(EVAL), &options)?;
+    let calibration = stories::calibration(&opened, dir, &scratch.path().join("stats"))?;
+    let (text, options) = (fs::read_to_string(EVAL)?, stories::evaluating(dir));
+    let windows = evaluate::windows(&opened, &text, Path::new(EVAL), &options)?;
     let base = opened.model(&kernels()?, false)?;
     let source = opened.source(RotationMode::Fold, 0)?;
     println!("| {dir} {scheme} | KL divergence | perplexity | seconds |\n| --- | --- | --- | --- |");
