@@ -3,11 +3,7 @@
 use crate::{context::Context, failure::Failure};
 use fracbit::{Opened, Progress};
 use fracbit_io::{OutputDir, Overwrite, Resumable, output};
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    path::{Path, PathBuf},
-};
+use std::{fs, io::Read, path::Path};
 
 /// Where text comes from when a path is `-`.
 const STDIN: &str = "-";
@@ -106,26 +102,6 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// The file that [`write_atomic`] writes before it has the final name.
-fn partial(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    path.with_file_name(name)
-}
-
-/// Writes a file so that its name always holds either the old or the new content, whole.
-pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let partial = partial(path);
-    let mut file = File::create(&partial)?;
-    let written =
-        file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // Best effort: the first error is the one to tell.
-        let _ = fs::remove_file(&partial);
-    }
-    written
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,21 +137,6 @@ mod tests {
             let failure = require_dir(&path).expect_err("it is no model");
             assert!(message(failure).contains(word), "{word}");
         }
-        Ok(())
-    }
-
-    #[test]
-    fn a_file_is_replaced_whole_or_not_at_all() -> std::io::Result<()> {
-        let dir = tempfile::tempdir()?;
-        let path = dir.path().join("a.json");
-        write_atomic(&path, b"one")?;
-        write_atomic(&path, b"two")?;
-        assert_eq!(fs::read(&path)?, b"two");
-        assert!(!partial(&path).exists());
-        let taken = dir.path().join("dir");
-        fs::create_dir(&taken)?;
-        assert!(write_atomic(&taken, b"x").is_err());
-        assert!(taken.is_dir() && !partial(&taken).exists());
         Ok(())
     }
 

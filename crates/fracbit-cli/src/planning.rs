@@ -82,12 +82,6 @@ impl Source {
                 let weights = self.opened.source(rotation, seed)?;
                 // What an interrupted run measured; a file that is no such document is measured anew.
                 let done = kept.and_then(|path| Sensitivities::read(path).ok());
-                let keep = |so_far: &Sensitivities| {
-                    let Some(path) = kept else { return };
-                    // Only time is lost where this fails.
-                    let text = serde_json::to_string(so_far).unwrap_or_default();
-                    let _ = files::write_atomic(path, text.as_bytes());
-                };
                 Ok(sensitivity::measure(
                     &weights,
                     self.hash(),
@@ -95,7 +89,8 @@ impl Source {
                     done,
                     &context.progress,
                     &mut |so_far| {
-                        keep(so_far);
+                        // Only time is lost where this fails.
+                        let _ = kept.map(|path| so_far.save(path));
                         Ok(())
                     },
                 )?)

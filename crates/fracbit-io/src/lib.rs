@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod atomic;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
@@ -15,6 +16,7 @@ pub mod tokenizer;
 pub mod verify;
 pub mod writer;
 
+pub use atomic::write_atomic;
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
 pub use config::{Architecture, LayerConfig, ModelConfig, RopeScaling};

@@ -7,10 +7,9 @@
 use crate::{
     CalibrateOptions, Calibration, Effort, Error, EvalOptions, Opened, Plan, PlanOptions, Progress,
     Sensitivities, Target, calibrate,
-    calibrate::Sequences,
     losses::{self, LossOptions},
     plan::{Inventory, Storage},
-    sensitivity::Text,
+    sensitivity::{self, Text},
 };
 use fracbit_base::{Bytes, Scheme};
 use std::{fs, path::Path, sync::Arc};
@@ -19,8 +18,6 @@ use std::{fs, path::Path, sync::Arc};
 pub const TOKENS: usize = 32_768;
 /// Tokens among them, the first, on which losses are measured.
 const MEASURED: usize = 4096;
-/// Tokens of a sequence of those.
-const SEQUENCE: usize = 256;
 /// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all that are written together as for one.
 const WRITTEN: usize = 512;
 /// Names within the directory.
@@ -53,10 +50,7 @@ pub struct Learned {
 
 /// The scheme of the palette that comes nearest to what a plan within these options gives a weight, and the size of that plan. `None` where
 /// the plan packs nothing.
-///
-/// # Errors
-/// When the budget is out of reach.
-pub fn typical(inventory: &Inventory, options: &PlanOptions) -> Result<Option<(Scheme, Bytes)>, Error> {
+fn typical(inventory: &Inventory, options: &PlanOptions) -> Result<Option<(Scheme, Bytes)>, Error> {
     let plan = crate::plan(inventory, &Sensitivities::prior(inventory, options.rotation), options)?;
     Ok(nearest(&plan, &options.schemes()).map(|scheme| (scheme, Bytes(plan.bytes))))
 }
@@ -84,19 +78,29 @@ fn nearest(plan: &Plan, schemes: &[Scheme]) -> Option<Scheme> {
 /// of the largest matrix, its moments, and the logits of the text. `written` when the model writes the text.
 ///
 /// # Errors
-/// As for [`typical`].
+/// When the budget is out of reach.
 pub fn memory(
     opened: &Opened,
     inventory: &Inventory,
     planned: Option<&PlanOptions>,
     written: bool,
 ) -> Result<Bytes, Error> {
+    Ok(memory_along(opened, inventory, to_measure(inventory, planned)?, written))
+}
+
+/// [`memory`], with what [`to_measure`] says.
+fn memory_along(
+    opened: &Opened,
+    inventory: &Inventory,
+    along: Option<(Scheme, Bytes)>,
+    written: bool,
+) -> Bytes {
     let calibrating = calibrate::memory(&opened.config, length(opened, written), written);
-    let Some((_, model)) = to_measure(inventory, planned)? else { return Ok(calibrating) };
+    let Some((_, model)) = along else { return calibrating };
     let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
     let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
-    let logits = 4 * (MEASURED + SEQUENCE) as u64 * opened.config.vocab_size as u64;
-    Ok(calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + logits)))
+    let logits = sensitivity::logits(MEASURED, opened.config.vocab_size as u64);
+    calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + logits))
 }
 
 /// Tokens of a sequence to calibrate on.
@@ -133,7 +137,7 @@ pub fn learn(
     progress: &dyn Progress,
 ) -> Result<Learned, Error> {
     let along = to_measure(inventory, planned)?;
-    let needed = memory(opened, inventory, planned, text.is_none())?;
+    let needed = memory_along(opened, inventory, along, text.is_none());
     if let Some(most) = options.max_memory.filter(|&most| most < needed) {
         let rule = format!("learning from a text takes {needed} ({} bytes), allowed are {most}", needed.0);
         return Err(Error::Option { option: "--max-memory", rule });
@@ -155,7 +159,7 @@ pub fn learn(
     };
 
     let source = opened.source(planned.rotation, planned.seed)?;
-    let measured = Text { origin: calibration.info.text.clone(), sequences: head(&calibration.sequences()?) };
+    let measured = Text::of(&calibration, MEASURED)?;
     let kept = scratch.join(COEFFICIENTS);
     let along = LossOptions {
         default,
@@ -164,11 +168,9 @@ pub fn learn(
         effort: options.effort,
     };
     let done = Sensitivities::read(&kept).ok();
-    let new = kept.with_extension("new");
     let mut keep = |so_far: &Sensitivities| {
         // Only time is lost where it cannot be kept.
-        let _ = fs::write(&new, serde_json::to_string(so_far).unwrap_or_default())
-            .and_then(|()| fs::rename(&new, &kept));
+        let _ = so_far.save(&kept);
         Ok(())
     };
     let hash = &calibration.info.source_hash;
@@ -181,18 +183,6 @@ pub fn learn(
 pub fn begun(scratch: &Path) -> bool {
     let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(MOMENTS))
-}
-
-/// The tokens that losses are measured on.
-fn head(sequences: &Sequences) -> Sequences {
-    let pieces = sequences.iter().flat_map(|s| s.chunks(SEQUENCE)).filter(|s| s.len() > 1);
-    let mut left = MEASURED;
-    let cut = pieces.map_while(|piece| {
-        let piece = &piece[..piece.len().min(left)];
-        left -= piece.len();
-        (piece.len() > 1).then(|| piece.to_vec())
-    });
-    Sequences::new(cut.collect())
 }
 
 #[cfg(test)]
@@ -231,15 +221,5 @@ mod tests {
         }
         let impossible = PlanOptions::new(Target::Bits(0.5));
         assert!(typical(&inventory(), &impossible).is_err());
-    }
-
-    #[test]
-    fn losses_are_measured_on_the_first_tokens() {
-        let sequences = Sequences::new(vec![(0..1000).collect(), vec![7], (0..4000).collect()]);
-        let cut = head(&sequences);
-        assert_eq!(cut.tokens(), MEASURED);
-        assert!(cut.iter().all(|s| s.len() > 1 && s.len() <= SEQUENCE));
-        assert_eq!(cut.iter().next().unwrap()[..3], [0, 1, 2]);
-        assert_eq!(head(&Sequences::new(vec![vec![1, 2, 3]])).tokens(), 3);
     }
 }

@@ -7,7 +7,7 @@
 //! quantization error is white. What each scheme really costs (their `actual`) is measured in [`crate::losses`].
 
 use crate::{
-    Error, EvalOptions, Opened, Progress,
+    Calibration, Error, EvalOptions, Opened, Progress,
     calibrate::{Sequences, text_origin, text_sequences},
     forecast::{self, Forecast},
     plan::{Inventory, Storage},
@@ -123,8 +123,7 @@ impl Protocol {
         let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
         let vocab =
             inventory.matrices.iter().find(|m| inventory.is_head(m.id)).map_or(0, |m| m.shape.rows as u64);
-        let rows = (self.tokens + self.tokens.min(SEQUENCE)) as u64;
-        Bytes(4 * largest + (4 * largest).max(forecast::memory(inventory)) + 4 * rows * vocab)
+        Bytes(4 * largest + (4 * largest).max(forecast::memory(inventory)) + logits(self.tokens, vocab))
     }
 }
 
@@ -242,6 +241,15 @@ impl Sensitivities {
         serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
     }
 
+    /// Writes the document. `path` always holds either the old or the new one, whole.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, path: &Path) -> std::io::Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fracbit_io::write_atomic(path, text.as_bytes())
+    }
+
     /// A measurement that begins, with what an interrupted one of the same kind has.
     pub(crate) fn begun(
         protocol: String,
@@ -312,6 +320,32 @@ impl Text {
         let sequences = text_sequences(opened, text, path, tokens, length, options)?;
         Ok(Self { origin: text_origin(text, path), sequences })
     }
+
+    /// The first `tokens` tokens of those that `calibration` ran on (or fewer, if it has fewer), in sequences of at most 256.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn of(calibration: &Calibration, tokens: usize) -> Result<Self, Error> {
+        let sequences = head(&calibration.sequences()?, tokens);
+        Ok(Self { origin: calibration.info.text.clone(), sequences })
+    }
+}
+
+/// The first `tokens` tokens, in sequences of at most 256 and at least 2.
+fn head(sequences: &Sequences, tokens: usize) -> Sequences {
+    let pieces = sequences.iter().flat_map(|s| s.chunks(SEQUENCE)).filter(|s| s.len() > 1);
+    let mut left = tokens;
+    let cut = pieces.map_while(|piece| {
+        let piece = &piece[..piece.len().min(left)];
+        left -= piece.len();
+        (piece.len() > 1).then(|| piece.to_vec())
+    });
+    Sequences::new(cut.collect())
+}
+
+/// Bytes of the logits of a [`Probe`] on `tokens` tokens and of one sequence to be compared.
+pub(crate) fn logits(tokens: usize, vocab: u64) -> u64 {
+    4 * (tokens + tokens.min(SEQUENCE)) as u64 * vocab
 }
 
 /// The protocol of [`measure`] in words, as documents record it.
@@ -437,7 +471,7 @@ pub(crate) struct Probe {
     logits: Vec<Vec<f32>>,
 }
 
-/// Length of a generated sequence, unless the model's context is shorter.
+/// Length of a sequence, unless the model's context is shorter.
 const SEQUENCE: usize = 256;
 
 impl Probe {
@@ -512,4 +546,19 @@ fn run(model: &Model, state: &mut State, tokens: &[u32]) -> Result<Vec<f32>, Err
     model.forward(state, tokens, &mut hidden)?;
     model.logits(state, &hidden, &mut logits)?;
     Ok(logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_tokens_come_in_short_sequences() {
+        let sequences = Sequences::new(vec![(0..1000).collect(), vec![7], (0..4000).collect()]);
+        let cut = head(&sequences, 4096);
+        assert_eq!(cut.tokens(), 4096);
+        assert!(cut.iter().all(|s| s.len() > 1 && s.len() <= SEQUENCE));
+        assert_eq!(cut.iter().next().unwrap()[..3], [0, 1, 2]);
+        assert_eq!(head(&Sequences::new(vec![vec![1, 2, 3]]), 4096).tokens(), 3);
+    }
 }

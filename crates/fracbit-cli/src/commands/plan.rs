@@ -4,7 +4,6 @@ use crate::{
     args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::Failure,
-    files,
     planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
@@ -91,12 +90,13 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         write!(context.out, "{}", Explained(&report.explanation, &plan))?;
     }
     if let (Some(report), Some(path)) = (&report, &args.html) {
-        files::write_atomic(path, report.html().as_bytes()).map_err(|e| Failure::writing(path, e))?;
+        fracbit_io::write_atomic(path, report.html().as_bytes()).map_err(|e| Failure::writing(path, e))?;
         context.progress.note(&format!("wrote {}", path.display()));
     }
     if let Some(path) = &args.save {
         let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))?;
-        files::write_atomic(path, format!("{text}\n").as_bytes()).map_err(|e| Failure::writing(path, e))?;
+        fracbit_io::write_atomic(path, format!("{text}\n").as_bytes())
+            .map_err(|e| Failure::writing(path, e))?;
         let (model, path) = (args.model.display(), path.display());
         context
             .progress

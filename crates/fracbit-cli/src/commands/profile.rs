@@ -84,7 +84,7 @@ pub(crate) fn run(args: &ProfileArgs, context: &mut Context) -> Result<(), Failu
     let profile = bench::profile(&subject, &config, &options, &fracbit::kernels()?, &context.progress)?;
     context.progress.finish();
     let text = serde_json::to_string_pretty(&profile).map_err(|e| Failure::writing(&args.out, e.into()))?;
-    files::write_atomic(&args.out, format!("{text}\n").as_bytes())
+    fracbit_io::write_atomic(&args.out, format!("{text}\n").as_bytes())
         .map_err(|e| Failure::writing(&args.out, e))?;
     context.progress.note(&format!("wrote {}", args.out.display()));
     if args.json { context.out.json(&profile) } else { show(&profile, context) }

@@ -147,8 +147,8 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     let weights = source.opened.source(args.rotation.into(), args.seed)?;
     let mut failure = None;
     let mut keep = |so_far: &Sensitivities| {
-        save(&args.out, so_far).map_err(|found| {
-            failure = Some(found);
+        so_far.save(&args.out).map_err(|e| {
+            failure = Some(Failure::writing(&args.out, e));
             let origin = args.out.display().to_string();
             fracbit::Error::Sensitivity { origin, rule: "should be saved".to_owned() }
         })
@@ -174,11 +174,6 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
 fn taken(path: &Path) -> Failure {
     let rule = format!("`{}` should hold part of this measurement, it holds another one", path.display());
     Failure::new(Exit::Failed, anyhow::Error::msg(rule)).hint("give another FILE, or --force to start over")
-}
-
-fn save(path: &Path, document: &Sensitivities) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(document).map_err(|e| Failure::writing(path, e.into()))?;
-    files::write_atomic(path, format!("{text}\n").as_bytes()).map_err(|e| Failure::writing(path, e))
 }
 
 fn show(measured: &Sensitivities, path: &Path, context: &mut Context) -> Result<(), Failure> {

@@ -269,7 +269,6 @@ pub fn calibrate(
     Ok(info)
 }
 
-/// A text's name and hash, in words.
 /// A text in words: the name of its file, and its hash.
 #[must_use]
 pub fn text_origin(text: &str, path: &Path) -> String {
