@@ -165,27 +165,15 @@ impl QuantizeArgs {
         Ok(Recipe::Make(options, losses))
     }
 
-    /// What measuring before the plan takes, refused when it is more than allowed.
-    fn measuring(
-        &self,
-        recipe: &Recipe<'_>,
-        source: &Source,
-        text: Option<&LearnText>,
-    ) -> Result<Option<Bytes>, Failure> {
-        let bytes = match (recipe, text) {
-            (Recipe::Make(options, _), Some(text)) => {
-                let inventory = source.inventory(options.rotation);
-                learn::memory(&source.opened, &inventory, Some(options), text.named().is_none())?
-            }
-            (Recipe::Read(_), Some(text)) => {
-                let inventory = source.inventory(RotationMode::None);
-                learn::memory(&source.opened, &inventory, None, text.named().is_none())?
-            }
-            (Recipe::Make(options, losses), None) if losses.source == SensitivitySource::Quick => {
-                planning::quick(options.seed).memory(&source.inventory(options.rotation))
-            }
-            _ => return Ok(None),
+    /// What the quick measurement before the plan takes, if there is one; refused when it is more than allowed.
+    fn measuring(&self, recipe: &Recipe<'_>, source: &Source) -> Result<Option<Bytes>, Failure> {
+        let Recipe::Make(options, Losses { source: SensitivitySource::Quick, .. }) = recipe else {
+            return Ok(None);
         };
+        if self.learning.learn.is_some() {
+            return Ok(None);
+        }
+        let bytes = planning::quick(options.seed).memory(&source.inventory(options.rotation));
         if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
             let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
             let refused = Failure::from(fracbit::Error::Option { option: "--max-memory", rule });
@@ -216,6 +204,8 @@ impl QuantizeArgs {
             max_memory: self.max_memory,
         };
         let text = text.named();
+        let bytes = learn::memory(&source.opened, &inventory, planned, text.is_none())?;
+        context.progress.note(&format!("memory: learning takes about {bytes} beside the mapped file"));
         let learned =
             fracbit::learn(&source.opened, &inventory, planned, text, scratch, &options, &context.progress)?;
         context.progress.finish();
@@ -309,7 +299,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     if let Some(calibration) = &given {
         calibration.require_source(source.hash())?;
     }
-    let measuring = args.measuring(&recipe, &source, text.as_ref())?;
+    let measuring = args.measuring(&recipe, &source)?;
     let mut dir = match &args.out {
         Some(out) if !args.dry_run => {
             match begin(out, args, &source, given.as_deref(), text.as_ref(), context)? {
@@ -320,10 +310,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         _ => None,
     };
     if let Some(bytes) = measuring {
-        context.progress.note(&match text {
-            Some(_) => format!("memory: learning takes about {bytes} beside the mapped file"),
-            None => measuring_line(bytes),
-        });
+        context.progress.note(&measuring_line(bytes));
     }
     let learned = match (&mut dir, &text) {
         (Some(dir), Some(text)) => {
