@@ -507,7 +507,7 @@ fn damage_is_named_and_has_its_code() {
 }
 
 #[test]
-fn a_model_that_learned_loses_half() {
+fn a_model_that_learned_loses_two_fifths_less() {
     let (demo, stories) = (demo(), stories());
     let place = tempfile::tempdir().expect("a temporary directory");
     let kl = |name: &str, how: &[&str]| {

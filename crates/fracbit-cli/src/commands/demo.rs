@@ -55,8 +55,9 @@ Examples:
 /// Show the whole story on a small embedded model, in a minute or two.
 ///
 /// Quantizes a model of 2.8 million parameters, compiled into this program, at 4, 3 and 2 bits per weight, measures each
-/// against the original on text it has not seen, the smallest once more after learning from text that the model wrote, and lets the original and the 3-bit model tell a story with the
-/// same seed. Needs no download. Such a small model has no room to spare; larger ones lose less at the same bits.
+/// against the original on text it has not seen, the smallest once more after learning from text that the model wrote, and lets the
+/// original and the 3-bit model tell a story with the same seed. Needs no download. Such a small model has no room to
+/// spare; larger ones lose less at the same bits.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct DemoArgs {
@@ -155,6 +156,16 @@ fn name_of(bits: f64) -> String {
     format!("{bits}bit")
 }
 
+/// Where a model came from.
+fn record(source: &Source, command: String) -> QuantizeOptions {
+    QuantizeOptions {
+        command,
+        source: "the embedded demo model".to_owned(),
+        source_hash: source.hash().to_owned(),
+        ..QuantizeOptions::default()
+    }
+}
+
 /// One measurement, then one model per budget.
 fn quantize_all(
     source: &Source,
@@ -185,13 +196,7 @@ fn quantize_all(
             plan.predicted_loss
         ));
         let out = home.join(name_of(bits));
-        let record = QuantizeOptions {
-            force: false,
-            command: format!("fracbit demo{flag} ({bits} bits)"),
-            source: "the embedded demo model".to_owned(),
-            source_hash: source.hash().to_owned(),
-            ..QuantizeOptions::default()
-        };
+        let record = record(source, format!("fracbit demo{flag} ({bits} bits)"));
         fracbit::quantize(&weights, &inventory, &plan, &out, &record, &context.progress)?;
         made.push((bits, out));
     }
@@ -217,13 +222,10 @@ fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Fai
     let plan = fracbit::plan(&inventory, &sensitivities, &options)?;
     let out = home.join(LEARNED_NAME);
     let record = QuantizeOptions {
-        command: format!("fracbit demo ({LEARNED} bits, learned)"),
-        source: "the embedded demo model".to_owned(),
-        source_hash: source.hash().to_owned(),
         calibration: Some(learned.calibration),
         sequential: true,
         effort: Effort::Balanced,
-        ..QuantizeOptions::default()
+        ..record(source, format!("fracbit demo ({LEARNED} bits, learned)"))
     };
     let weights = source.opened.source(options.rotation, SEED)?;
     fracbit::quantize(&weights, &inventory, &plan, &out, &record, progress)?;
