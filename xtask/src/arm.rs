@@ -149,15 +149,15 @@ pub(crate) fn demo() -> Outcome {
         })?;
     }
     let [full, quick, emulated] = &homes;
-    let wanted = perplexities(&said(&host, &["demo", "--quick", "--keep", quick])?)?;
-    let got = perplexities(&said(&arm("max"), &["demo", "--quick", "--keep", emulated])?)?;
+    let wanted = perplexities(&said(&host, &["demo", "--quick", "--keep", quick])?, 4)?;
+    let got = perplexities(&said(&arm("max"), &["demo", "--quick", "--keep", emulated])?, 4)?;
     for (w, g) in wanted.iter().zip(&got) {
         compare(&format!("quick demo, {}", w.0), w.1, g.1)?;
     }
-    let wanted = perplexities(&said(&host, &["demo", "--keep", full])?)?;
+    let wanted = perplexities(&said(&host, &["demo", "--keep", full])?, 5)?;
     let stories = format!("{full}/stories.txt");
     for (name, here) in &wanted {
-        let model = format!("{full}/{}", name.replace(" bits", "bit"));
+        let model = format!("{full}/{}", directory(name));
         let text = said(&arm("max"), &["eval", &model, "--text", &stories, "--bos"])?;
         let line = text.lines().find_map(|line| line.strip_prefix("perplexity"));
         let there =
@@ -201,14 +201,23 @@ fn said(command: &[String], args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Names and perplexities of the demo's table, whose fifth column they are.
-fn perplexities(text: &str) -> Result<Vec<(String, f64)>, String> {
+/// Where the demo keeps a model of its table.
+fn directory(name: &str) -> String {
+    name.replace(" bits", "bit").replace(", ", "-")
+}
+
+/// Names and perplexities of the demo's table of so many models, whose fifth column they are.
+fn perplexities(text: &str, models: usize) -> Result<Vec<(String, f64)>, String> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         Some(((*cells.first()?).to_owned(), cells.get(4)?.parse().ok()?))
     };
     let rows: Vec<_> = text.lines().filter_map(row).collect();
-    if rows.len() == 4 { Ok(rows) } else { Err(format!("the demo prints four perplexities, not\n{text}")) }
+    if rows.len() == models {
+        Ok(rows)
+    } else {
+        Err(format!("the demo prints {models} perplexities, not\n{text}"))
+    }
 }
 
 /// A product to be counted.
@@ -437,4 +446,26 @@ fn per_thousand(plugin: &str, program: &str, processor: &str, arguments: [&str; 
     let more = if arguments[3] == "1" { 8 } else { 1 };
     let ((products, once, _), (_, often, hot)) = (run(1)?, run(1 + more)?);
     Ok(Run { count: (often - once) / f64::from(more) / products * 1000.0, ..hot })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_demo_is_read() {
+        let text = "\
+model              bits      size  ratio  perplexity      KL  same top token
+----------------------------------------------------------------------------
+original         16.000   5.51 MB  1.0 x      24.802       -               -
+2 bits            1.999  688.5 kB  8.0 x      32.156  0.3274          64.6 %
+2 bits, learned   1.999  688.5 kB  8.0 x      25.555  0.1291          76.9 %
+
+Bits per weight count everything stored";
+        let rows = perplexities(text, 3).expect("three models");
+        let rows: Vec<_> = rows.iter().map(|(name, value)| (directory(name), *value)).collect();
+        let want = [("original", 24.802), ("2bit", 32.156), ("2bit-learned", 25.555)];
+        assert_eq!(rows, want.map(|(name, value)| (name.to_owned(), value)));
+        assert!(perplexities(text, 4).is_err(), "a row is missing");
+    }
 }
