@@ -176,12 +176,16 @@ fn io_exit(error: &fracbit_io::Error) -> Exit {
 
 fn facade_hint(error: &fracbit::Error) -> Option<String> {
     use fracbit::Error as E;
-    use fracbit_io::Error as Io;
+    use fracbit_io::{Error as Io, HeaderError};
     let hint = match error {
         E::Io(Io::Output { rule, .. }) if rule.contains("exist") => "--force replaces a model directory",
         E::Io(Io::Checksum { .. }) | E::Model(fracbit_model::Error::Io(Io::Checksum { .. })) => {
             "`fracbit verify MODEL` names every damaged file and tensor"
         }
+        E::Io(Io::Header {
+            source: HeaderError::BeyondFile { .. } | HeaderError::HeaderBeyondFile { .. },
+            ..
+        }) => "the file ends too early, as after an interrupted download: fetch it again",
         E::Io(Io::NoSpace { .. }) => {
             "free some space (`quantize` and `calibrate` then go on with --resume) or write to another disk; nothing was left under the final name"
         }
@@ -273,6 +277,16 @@ mod tests {
         let source = io::Error::other("it is on fire");
         let failure = Failure::from(fracbit_io::Error::Io { op: "opening", path: "x".into(), source });
         assert_eq!(printed(failure), "error: opening `x`: it is on fire\n");
+    }
+
+    #[test]
+    fn a_short_file_should_be_fetched_again() {
+        let source = fracbit_io::HeaderError::HeaderBeyondFile { header: 5, file: 8 };
+        let text = printed(fracbit_io::Error::Header { path: "x".into(), source }.into());
+        assert!(
+            text.starts_with("error: `x`: ") && text.contains("\nhint: the file ends too early"),
+            "{text}"
+        );
     }
 
     #[test]
