@@ -72,7 +72,8 @@ pub fn measure(
     let weights = |id: LinearId| id.shape(source.config()).len() as u64;
     let whole = whole(&options.schemes);
     let times = 1 + options.schemes.len() + whole.len();
-    let (mut work, probe, ids) = Work::begin(source, options, text, times, progress)?;
+    let (mut work, probe, ids) = Work::begin(source, options, text, progress)?;
+    progress.stage("measuring losses", ids.iter().map(|&id| weights(id)).sum::<u64>() * times as u64);
     let mut model = work.quantized(&ids)?;
     let base = probe.divergence(&model)?;
     for &id in &ids {
@@ -172,15 +173,17 @@ pub fn measure_along(
     let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
     let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
     let typical = Storage::Packed(options.default).error()?;
-    // Once to quantize it, once to measure.
-    let (mut work, probe, ids) = Work::begin(source, options, text, 2, progress)?;
+    let (mut work, probe, ids) = Work::begin(source, options, text, progress)?;
+    let weights: usize = ids.iter().map(|id| id.shape(source.config()).len()).sum();
+    progress.stage("quantizing, to measure losses", weights as u64);
     let mut model = work.quantized(&ids)?;
     let base = probe.divergence(&model)?;
-    let weights: usize = ids.iter().map(|id| id.shape(source.config()).len()).sum();
+    // Two runs of the text for each matrix, whatever its size.
+    progress.stage("measuring losses", ids.len() as u64);
     for id in ids {
         let name = id.to_string();
-        progress.advance(id.shape(source.config()).len() as u64);
         if result.layers.contains_key(&name) {
+            progress.advance(1);
             continue;
         }
         let matrix = source.linear(id)?;
@@ -197,6 +200,7 @@ pub fn measure_along(
         let even = base / typical * matrix.shape.len() as f64 / weights as f64;
         result.layers.insert(name, Fit { a: (own / typical).max(even / LEAST), residual: 0.0 });
         checkpoint(&result)?;
+        progress.advance(1);
     }
     Ok(result)
 }
@@ -212,17 +216,14 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// The matrices to measure, and the original model's view of the text; every matrix will be quantized `times` times.
+    /// The matrices to measure, and the original model's view of the text.
     fn begin(
         source: &'a WeightSource,
         options: &'a LossOptions,
         text: &Text,
-        times: usize,
         progress: &'a dyn Progress,
     ) -> Result<(Self, Probe, Vec<LinearId>), Error> {
         let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
-        let weights: u64 = ids.iter().map(|id| id.shape(source.config()).len() as u64).sum();
-        progress.stage("measuring losses", weights * times as u64);
         let config = source.config().clone();
         let plain = WeightSource::new(Arc::clone(source.checkpoint()), config, RotationMode::None, 0)?;
         let kernels = crate::kernels()?;
