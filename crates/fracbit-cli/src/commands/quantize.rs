@@ -85,7 +85,7 @@ pub(crate) struct QuantizeArgs {
     /// Replace OUT when it is a model directory.
     #[arg(long)]
     force: bool,
-    /// Where codes of trellis schemes are searched: the same bytes on both.
+    /// Where codes of trellis schemes are searched: with `--effort exact` the same bytes on both.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON document: the report, or with --dry-run the plan.
