@@ -4,7 +4,7 @@
 //! A block of keys takes two passes of two vectors each, and up to four queries share a vector of keys or values: sixteen
 //! sums, four vectors of numbers, and a query's two coordinates by lane.
 
-use crate::{neon::*, shims::widen};
+use crate::{dense::products, neon::*, shims::widen};
 use fracbit_kernels::{
     Isa, Vectors,
     vectors::{Floats, KEY_BLOCK, Scores, Slots, Weigh, plain},
@@ -16,6 +16,7 @@ pub(crate) fn vectors() -> Vectors {
     let slots = Slots {
         scores,
         weigh,
+        products,
         softmax: plain::softmax,
         rms_norm: plain::rms_norm,
         silu_mul: plain::silu_mul,

@@ -14,6 +14,8 @@ mod attend;
 #[cfg(target_arch = "aarch64")]
 mod body;
 #[cfg(target_arch = "aarch64")]
+mod dense;
+#[cfg(target_arch = "aarch64")]
 mod expand;
 #[cfg(target_arch = "aarch64")]
 mod groups;

@@ -50,8 +50,19 @@ macro_rules! table {
 
         /// The operations of this instruction set.
         pub(crate) fn vectors(_proof: $proof) -> Vectors {
-            let slots =
-                Slots { scores, weigh, softmax, rms_norm, silu_mul, rotate, add, narrow, narrow_pair, wide };
+            let slots = Slots {
+                scores,
+                weigh,
+                products,
+                softmax,
+                rms_norm,
+                silu_mul,
+                rotate,
+                add,
+                narrow,
+                narrow_pair,
+                wide,
+            };
             // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
             unsafe { Vectors::new($isa, slots) }
         }

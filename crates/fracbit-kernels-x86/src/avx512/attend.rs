@@ -6,7 +6,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "queries and vectors index several arrays at once")]
 
-use super::Avx512;
+use super::{Avx512, dense::products};
 use crate::vectors::table;
 use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
 use half::f16;

@@ -4,8 +4,8 @@ use super::{activations, assert_same};
 use crate::{
     Vectors,
     vectors::{
-        Floats, KEY_BLOCK, Rounded, Scores, Weigh,
-        plain::{GROUP, PIECE},
+        Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh,
+        plain::{GROUP, LANES, PIECE},
     },
 };
 use fracbit_format::TILE_COLS;
@@ -17,6 +17,7 @@ use half::f16;
 /// When a bit differs.
 pub fn check(vectors: &Vectors) {
     attention(vectors);
+    dense(vectors);
     elementwise(vectors);
     rounding(vectors);
 }
@@ -66,6 +67,38 @@ fn attention(vectors: &Vectors) {
                     vectors.weigh(&args, &mut got);
                     assert_same(&want, &got, &format!("weigh {what}"));
                 }
+            }
+        }
+    }
+}
+
+fn dense(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    let mut seed = 0;
+    for rows in [0, 1, 2, 3, 4, 5, 9] {
+        for tokens in [0, 1, 2, 3, 4, 5, 7, 8, 11] {
+            for (width, weight_stride, input_stride) in
+                [(0, 3, 5), (16, 16, 17), (32, 33, 32), (112, 120, 113)]
+            {
+                seed += 1;
+                let weights = special(rows * weight_stride, seed);
+                let inputs = special(tokens * input_stride, seed + 1);
+                let args = Products {
+                    weights: &weights,
+                    weight_stride,
+                    inputs: &inputs,
+                    input_stride,
+                    rows,
+                    tokens,
+                    width,
+                };
+                let start: Vec<[f32; LANES]> =
+                    activations(rows * tokens * LANES, seed).as_chunks().0.to_vec();
+                let (mut want, mut got) = (start.clone(), start);
+                scalar.products(&args, &mut want);
+                vectors.products(&args, &mut got);
+                let what = format!("products {} {rows} {tokens} {width}", vectors.isa());
+                assert_same(want.as_flattened(), got.as_flattened(), &what);
             }
         }
     }

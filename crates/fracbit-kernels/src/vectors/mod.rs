@@ -85,6 +85,25 @@ pub struct Weigh<'a> {
     pub dim: usize,
 }
 
+/// Rows of dense weights against rows of inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Products<'a> {
+    /// (rows, width), `weight_stride` elements from a row to the next.
+    pub weights: &'a [f32],
+    /// Elements from a row of weights to the next.
+    pub weight_stride: usize,
+    /// (tokens, width), `input_stride` elements from a token to the next.
+    pub inputs: &'a [f32],
+    /// Elements from the inputs of a token to those of the next.
+    pub input_stride: usize,
+    /// Rows of weights.
+    pub rows: usize,
+    /// Rows of inputs.
+    pub tokens: usize,
+    /// Columns, whole groups of [`plain::LANES`].
+    pub width: usize,
+}
+
 /// What rounding of activations writes; see [`crate::Activations`].
 #[derive(Debug)]
 pub struct Rounded<'a, T> {
@@ -112,6 +131,7 @@ pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Slots {
     pub scores: unsafe fn(&Scores<'_>, &mut [f32]),
     pub weigh: unsafe fn(&Weigh<'_>, &mut [f32]),
+    pub products: unsafe fn(&Products<'_>, &mut [[f32; plain::LANES]]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
     pub rms_norm: NormFn,
     pub silu_mul: unsafe fn(&mut [f32], &[f32]),
@@ -136,6 +156,7 @@ impl Vectors {
         let slots = Slots {
             scores: plain::scores,
             weigh: plain::weigh,
+            products: plain::products,
             softmax: plain::softmax,
             rms_norm: plain::rms_norm,
             silu_mul: plain::silu_mul,
@@ -191,6 +212,23 @@ impl Vectors {
         assert!(count == 0 || weights.len() >= (count - 1) * stride + positions, "weigh: weights of all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.weigh)(args, out) }
+    }
+
+    /// Adds to the partial sums of every row and token, `sums[row · tokens + token]`, their products as [`plain::accumulate`] does: an
+    /// inner product may be taken in pieces, and [`plain::finish`] then gives the bits of [`plain::dot`].
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn products(&self, args: &Products<'_>, sums: &mut [[f32; plain::LANES]]) {
+        let Products { weights, weight_stride, inputs, input_stride, rows, tokens, width } = *args;
+        assert!(width.is_multiple_of(plain::LANES), "products: whole groups of {}", plain::LANES);
+        assert!(width <= weight_stride && width <= input_stride, "products: rows side by side");
+        let fits = |len: usize, count: usize, stride| count == 0 || len >= (count - 1) * stride + width;
+        assert!(fits(weights.len(), rows, weight_stride), "products: all rows of weights");
+        assert!(fits(inputs.len(), tokens, input_stride), "products: the inputs of all tokens");
+        assert_eq!(sums.len(), rows * tokens, "products: sums of every row and token");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.products)(args, sums) }
     }
 
     /// `scores[j] = e^(scores[j] - m)` with m the largest; returns m and the sum. NaN stays NaN.

@@ -4,7 +4,7 @@
 //! and an addition by itself. `exp` is our own because libm differs between systems and a polynomial vectorizes where a
 //! library call does not. Functions are always inlined, so that they take on the target features of their caller.
 
-use super::{Floats, KEY_BLOCK, Rounded, Scores, Weigh};
+use super::{Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh};
 use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
 use fracbit_format::TILE_COLS;
 
@@ -29,6 +29,21 @@ pub fn accumulate(sums: &mut [f32; LANES], a: &[f32], b: &[f32]) {
     for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
         for (s, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
             *s += a * b;
+        }
+    }
+}
+
+/// As [`Vectors::products`](super::Vectors::products).
+#[inline(always)]
+pub fn products(args: &Products<'_>, sums: &mut [[f32; LANES]]) {
+    let Products { weights, weight_stride, inputs, input_stride, tokens, width, .. } = *args;
+    for (row, sums) in sums.chunks_mut(tokens.max(1)).enumerate() {
+        for (token, sums) in sums.iter_mut().enumerate() {
+            accumulate(
+                sums,
+                &weights[row * weight_stride..][..width],
+                &inputs[token * input_stride..][..width],
+            );
         }
     }
 }
