@@ -151,7 +151,7 @@ impl Block {
     /// # Errors
     /// [`Error::Shape`] for partial rows, [`Error::ContextFull`], [`Error::State`], [`Error::Memory`].
     pub fn forward(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
-        self.model.forward_hidden(state, x, None)
+        self.model.forward_stream(state, x, 0..1, None)
     }
 
     /// As [`Block::forward`], but stops at an input of the block's layers, which its observer sees; `x` becomes the residual stream at
@@ -160,7 +160,7 @@ impl Block {
     /// # Errors
     /// As for [`Block::forward`].
     pub fn forward_to(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<(), Error> {
-        self.model.forward_hidden(state, x, Some(input))
+        self.model.forward_stream(state, x, 0..1, Some(input))
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! Dense weights are f32 in memory, or stay as stored (F32, BF16, F16, F64) in the checkpoint's memory map
 //! and are converted a block at a time: a bf16 model runs in its own size, and pages it does not touch are
-//! never read. One token goes through a row-by-row product that streams the weights once; several go through
+//! never read. One token goes through a row-by-row product that streams the weights once; up to 32 through one that converts a
+//! few rows and columns at a time, in the first-level cache, and multiplies them with all tokens; more go through
 //! a blocked product (`ndarray`, whose kernel picks AVX or FMA itself) of some output rows at a time, so that
-//! conversion is paid once per block and not once per token.
+//! conversion is paid once per block and not once per token. That one packs both of its operands first, which for few tokens takes longer
+//! than to multiply them.
 //!
 //! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to integers; the
 //! quantized form is made once and shared by the layers that read one input.
@@ -15,8 +17,8 @@
 //! depend on its neighbours, so fused layers give the bits of separate ones.
 //!
 //! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage type that
-//! holds the same numbers. The one-token and the many-token products add in different orders and differ in
-//! the last bits.
+//! holds the same numbers. The products of one and of a few tokens have the same bits on every machine; the many-token product adds in
+//! another order, fuses where the machine does, and differs in the last bits.
 //!
 //! We use `ndarray` rather than the faster `gemm` crate because `gemm` has no safe interface, and this crate
 //! has no unsafe code.
@@ -26,8 +28,13 @@ use std::sync::Arc;
 
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::{Checkpoint, Dtype};
-use fracbit_kernels::vectors::plain::{LANES, accumulate, add, dot, finish};
-use fracbit_kernels::{Activations, Crew, PackedMatrix, matmul_refined_with, matmul_with, with_crew};
+use fracbit_kernels::vectors::{
+    Products,
+    plain::{LANES, accumulate, add, dot, finish},
+};
+use fracbit_kernels::{
+    Activations, Crew, PackedMatrix, Vectors, matmul_refined_with, matmul_with, with_crew,
+};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
@@ -41,6 +48,12 @@ use crate::{Error, WeightSource};
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
 /// block: with 64 that was 41 % of a small model's time.
 const BLOCK: usize = 128;
+/// Tokens at most of the product that packs nothing.
+const FEW: usize = 32;
+/// Output rows that it takes together.
+const ROWS: usize = 16;
+/// Columns that it takes together, a multiple of [`LANES`]: of so many rows they are 32 KiB, and the inputs of all tokens 64 KiB.
+const PIECE: usize = 32 * LANES;
 /// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so that only
 /// the last has a tail.
 const CONVERT: usize = 64 * LANES;
@@ -100,6 +113,8 @@ pub struct LinearScratch {
     activations: Activations,
     current: bool,
     fused: Vec<f32>, // (batch, rows of a shared matrix)
+    /// What the product of a few tokens runs with; bits do not depend on it.
+    pub(crate) vectors: Vectors,
 }
 
 impl LinearScratch {
@@ -107,6 +122,12 @@ impl LinearScratch {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, with the products of dense weights for the instruction set of `vectors`; the bits do not depend on it.
+    #[must_use]
+    pub fn with_vectors(self, vectors: Vectors) -> Self {
+        Self { vectors, ..self }
     }
 
     /// Declares that the next [`Linear::apply_shared`] has a new input.
@@ -372,6 +393,9 @@ impl Linear {
                 vector_product(crew, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
             }
             Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, x, out),
+            Weights::Dense(..) | Weights::Stored(_) if batch <= FEW => {
+                self.few_product(crew, &scratch.vectors, x, out);
+            }
             Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
@@ -423,6 +447,55 @@ impl Linear {
         Ok(())
     }
 
+    /// `out = x W^T` of at most [`FEW`] tokens: every piece of weights is converted once, and meets all of them while it is in the
+    /// first-level cache.
+    fn few_product(&self, crew: &Crew<'_>, vectors: &Vectors, x: &[f32], out: &mut [f32]) {
+        let shape = self.shape();
+        let tokens = x.len() / shape.cols;
+        let mut out =
+            ArrayViewMut2::from_shape((tokens, shape.rows), out).expect("length checked by the caller");
+        let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), ROWS).collect();
+        let each = parts.len().div_ceil(16 * crew.threads());
+        crew.chunks(&mut parts, each, |task, parts| {
+            for (i, out) in parts.iter_mut().enumerate() {
+                let first = (task * each + i) * ROWS;
+                self.block_product(vectors, first..first + out.ncols(), x, out);
+            }
+        });
+    }
+
+    /// At most [`ROWS`] rows of [`Linear::few_product`].
+    fn block_product(
+        &self,
+        vectors: &Vectors,
+        rows: Range<usize>,
+        x: &[f32],
+        out: &mut ArrayViewMut2<'_, f32>,
+    ) {
+        let cols = self.shape().cols;
+        let (count, tokens) = (rows.len(), x.len() / cols);
+        let whole = cols / LANES * LANES;
+        let mut buffer = [0.0; ROWS * PIECE];
+        let mut sums = [[0.0; LANES]; ROWS * FEW];
+        let sums = &mut sums[..count * tokens];
+        for first in (0..whole).step_by(PIECE) {
+            let columns = first..whole.min(first + PIECE);
+            let width = columns.len();
+            let (weights, weight_stride) = self.weights.piece(rows.clone(), columns, &mut buffer);
+            let inputs = &x[first..];
+            let args =
+                Products { weights, weight_stride, inputs, input_stride: cols, rows: count, tokens, width };
+            vectors.products(&args, sums);
+        }
+        let (weights, stride) = self.weights.piece(rows, whole..cols, &mut buffer);
+        for (r, (out, sums)) in out.columns_mut().into_iter().zip(sums.chunks(tokens)).enumerate() {
+            let rest = &weights[r * stride..][..cols - whole];
+            for ((out, sums), x) in out.into_iter().zip(sums).zip(x.chunks_exact(cols)) {
+                *out = finish(*sums, rest, &x[whole..]);
+            }
+        }
+    }
+
     /// `out = x W^T`, block by block of W's rows.
     fn matrix_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
         let shape = self.shape();
@@ -458,6 +531,32 @@ impl Weights {
                 let bytes = cols * stored.dtype.size();
                 convert(stored.dtype, &stored.bytes()[rows.start * bytes..rows.end * bytes], buffer);
                 buffer
+            }
+            Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
+        }
+    }
+
+    /// Some columns of up to [`ROWS`] rows in f32, at most [`PIECE`], through `buffer` where they need conversion; and the elements from a
+    /// row to the next.
+    fn piece<'a>(
+        &'a self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        buffer: &'a mut [f32; ROWS * PIECE],
+    ) -> (&'a [f32], usize) {
+        match self {
+            Self::Dense(shape, weights) => (&weights[rows.start * shape.cols + columns.start..], shape.cols),
+            Self::Stored(stored) => {
+                let (bytes, size) = (stored.bytes(), stored.dtype.size());
+                for (row, out) in rows.zip(buffer.chunks_exact_mut(PIECE)) {
+                    let first = (row * stored.shape.cols + columns.start) * size;
+                    convert(
+                        stored.dtype,
+                        &bytes[first..first + columns.len() * size],
+                        &mut out[..columns.len()],
+                    );
+                }
+                (buffer, PIECE)
             }
             Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
         }

@@ -15,6 +15,7 @@
 //! the residual stream, the queries, the keys and the MLP in floats. Prefill runs in chunks of [`StateOptions::chunk`] tokens; decoding is a chunk of
 //! one, and allocates nothing but cache (see [`State::reserve`]) once it has run.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::ShapeError;
@@ -323,18 +324,72 @@ impl Model {
         Ok(())
     }
 
-    /// Runs tokens after those in `state` through the blocks alone: `x`, the residual stream of each, (tokens, hidden), is
-    /// replaced by what leaves the last block. With an input of the only block to stop at, its observer still sees it, nothing behind it
+    /// The residual stream that enters the first block: fills `x` with (tokens, hidden).
+    ///
+    /// # Errors
+    /// As for [`Model::forward`], of which this is the beginning; the state stays as it is.
+    pub fn embed(&self, state: &mut State, tokens: &[u32], x: &mut Vec<f32>) -> Result<(), Error> {
+        let width = self.config.hidden_size;
+        self.check(state, tokens)?;
+        x.resize(tokens.len() * width, 0.0);
+        let chunk = state.chunk();
+        with_crew(|crew| {
+            let states = std::slice::from_mut(state);
+            tokens.chunks(chunk).zip(x.chunks_mut(chunk * width)).try_for_each(|(tokens, x)| {
+                self.pass(crew, states, tokens.len(), |pass, _, s| {
+                    pass.embed(tokens, s);
+                    x.copy_from_slice(&s.x[..x.len()]);
+                    Ok(())
+                })
+            })
+        })
+    }
+
+    /// Runs the residual stream, (tokens, hidden), through some of the blocks in place. `state` holds the tokens before in these blocks, as
+    /// many in each; afterwards it holds these tokens in these blocks alone.
+    ///
+    /// # Errors
+    /// As for [`Model::forward`]; [`Error::Shape`] for partial rows or blocks that are not there.
+    pub fn forward_blocks(
+        &self,
+        state: &mut State,
+        blocks: Range<usize>,
+        x: &mut [f32],
+    ) -> Result<(), Error> {
+        self.forward_stream(state, x, blocks, None)
+    }
+
+    /// The rest of [`Model::forward`]: from the residual stream that enters `block`, (tokens, hidden), to the normalized final hidden
+    /// states, in place. With what [`Model::embed`] and [`Model::forward_blocks`] make of tokens, the bits are those of a whole pass: models
+    /// that differ from that block on share what lies before it.
+    ///
+    /// # Errors
+    /// As for [`Model::forward_blocks`].
+    pub fn forward_from(&self, state: &mut State, block: usize, x: &mut [f32]) -> Result<(), Error> {
+        self.forward_blocks(state, block..self.layers.len().max(block), x)?;
+        let before = x.to_vec();
+        let rows = x.len() / self.config.hidden_size;
+        with_crew(|crew| Pass { model: self, crew, rows }.final_norm(&before, x));
+        Ok(())
+    }
+
+    /// Runs the residual stream of tokens after those in `state` through blocks: `x`, (tokens, hidden), is
+    /// replaced by what leaves the last of them. With an input of the first to stop at, its observer still sees it, nothing behind it
     /// is computed, and `x` is the stream at that point.
-    pub(crate) fn forward_hidden(
+    pub(crate) fn forward_stream(
         &self,
         state: &mut State,
         x: &mut [f32],
+        blocks: Range<usize>,
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
         let width = self.config.hidden_size;
         let tokens = x.len() / width;
         ShapeError::check_len("blocks", "x", tokens * width, x.len())?;
+        if blocks.end > self.layers.len() {
+            let rule = format_args!("at most {}", self.layers.len());
+            return Err(ShapeError::new("blocks", "last", rule, blocks.end).into());
+        }
         state.check_model(&self.config)?;
         let (capacity, len) = (state.capacity(), state.len());
         if tokens > capacity - len {
@@ -347,7 +402,7 @@ impl Model {
             x.chunks_mut(chunk).try_for_each(|x| {
                 self.pass(crew, states, x.len() / width, |pass, states, s| {
                     s.x[..x.len()].copy_from_slice(x);
-                    pass.blocks(states, s, until)?;
+                    pass.blocks(states, s, blocks.clone(), until)?;
                     x.copy_from_slice(&s.x[..x.len()]);
                     Ok(())
                 })
@@ -365,10 +420,8 @@ impl Model {
     ) -> Result<(), Error> {
         self.pass(crew, states, tokens.len(), |pass, states, s| {
             pass.embed(tokens, s);
-            pass.blocks(states, s, None)?;
-            // A tied folded model applies the gain at the head: see `sites`.
-            let regain = matches!(self.sites.head, HeadSite::Regain(_));
-            pass.norm(&s.x, (!regain).then_some(&self.final_norm), hidden);
+            pass.blocks(states, s, 0..self.layers.len(), None)?;
+            pass.final_norm(&s.x, hidden);
             Ok(())
         })
     }
@@ -384,6 +437,7 @@ impl Model {
         let mut scratch = std::mem::take(&mut states[0].scratch);
         let room = states.iter().map(State::room).max().unwrap_or(0);
         scratch.ensure(&self.config, self.rotation_scratch, rows, room);
+        scratch.linear.vectors = self.vectors;
         let done = f(Pass { model: self, crew, rows }, states, &mut scratch);
         states[0].scratch = scratch;
         done
@@ -403,6 +457,7 @@ impl Model {
         out.resize(rows * self.config.vocab_size, 0.0);
         let s = &mut state.scratch;
         s.ensure_rotation(self.rotation_scratch);
+        s.linear.vectors = self.vectors;
         with_crew(|crew| {
             let input = match &self.sites.head {
                 HeadSite::Plain => hidden,
@@ -451,15 +506,21 @@ impl Pass<'_> {
         }
     }
 
-    /// `s.x` through all blocks, or to an input of the first; the states then hold the rows.
-    fn blocks(self, states: &mut [State], s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
+    /// `s.x` through blocks, or to an input of the first; the states then hold the rows.
+    fn blocks(
+        self,
+        states: &mut [State],
+        s: &mut Scratch,
+        blocks: Range<usize>,
+        until: Option<BlockInput>,
+    ) -> Result<(), Error> {
         let Self { model, rows, .. } = self;
         let (half, each) = (model.config.head_dim / 2, rows / states.len());
         let angles = s.cos.chunks_exact_mut(half).zip(s.sin.chunks_exact_mut(half));
         for (row, (cos, sin)) in angles.take(rows).enumerate() {
             model.rope.fill(states[row / each].len() + row % each, cos, sin);
         }
-        for layer in 0..model.layers.len() {
+        for layer in blocks {
             self.attention(layer, states, s, until)?;
             if matches!(until, Some(BlockInput::Attention | BlockInput::Output)) {
                 break;
@@ -586,6 +647,12 @@ impl Pass<'_> {
             let x = &x[row * out.len()..][..out.len()];
             model.vectors.rms_norm(x, gain, model.eps, out);
         });
+    }
+
+    /// What [`Model::logits`] takes. A tied folded model applies the gain at the head: see `sites`.
+    fn final_norm(self, x: &[f32], out: &mut [f32]) {
+        let regain = matches!(self.model.sites.head, HeadSite::Regain(_));
+        self.norm(x, (!regain).then_some(&self.model.final_norm), out);
     }
 
     /// `y += x`.

@@ -115,6 +115,35 @@ fn decoding_and_chunks_equal_one_pass() {
 }
 
 #[test]
+fn a_pass_may_be_taken_in_parts() {
+    each(|r| {
+        for mode in [RotationMode::None, RotationMode::Fold, RotationMode::Online] {
+            let model = r.model(mode);
+            let blocks = model.config().num_hidden_layers();
+            for options in [F32, StateOptions { chunk: 7, ..F32 }] {
+                let mut state = model.state(&options);
+                let (mut whole, mut entering) = (Vec::new(), Vec::new());
+                model.forward(&mut state, &r.tokens, &mut whole).unwrap();
+                state.reset();
+                model.embed(&mut state, &r.tokens, &mut entering).unwrap();
+                assert!(state.is_empty(), "{}: an embedding holds no token", r.name);
+                for block in 0..=blocks {
+                    // The state of another pass: only the blocks that run read it.
+                    state.reset();
+                    let mut rest = entering.clone();
+                    model.forward_from(&mut state, block, &mut rest).unwrap();
+                    assert!(rest == whole, "{} {mode:?} from block {block}", r.name);
+                    state.reset();
+                    model.forward_blocks(&mut state, block..blocks.min(block + 1), &mut entering).unwrap();
+                }
+                let past = model.forward_blocks(&mut state, 0..blocks + 1, &mut entering);
+                assert!(past.is_err() && model.forward_from(&mut state, blocks + 1, &mut entering).is_err());
+            }
+        }
+    });
+}
+
+#[test]
 fn half_precision_cache_stays_close() {
     each(|r| {
         let model = r.model(RotationMode::None);

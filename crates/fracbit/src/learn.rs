@@ -75,7 +75,7 @@ fn nearest(plan: &Plan, schemes: &[Scheme]) -> Option<Scheme> {
 }
 
 /// Peak memory beside the memory-mapped checkpoint: of the calibration, or of the measurement, which holds a quantized model, some copies
-/// of the largest matrix, its moments, and the logits of the text. `written` when the model writes the text.
+/// of the largest matrix, its moments, and the logits and the residual stream of the text. `written` when the model writes the text.
 ///
 /// # Errors
 /// When the budget is out of reach.
@@ -99,8 +99,9 @@ fn memory_along(
     let Some((_, model)) = along else { return calibrating };
     let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
     let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
-    let logits = sensitivity::logits(MEASURED, opened.config.vocab_size as u64);
-    calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + logits))
+    let (vocab, hidden) = (opened.config.vocab_size as u64, opened.config.hidden_size as u64);
+    let probe = sensitivity::probe_memory(MEASURED, vocab, hidden);
+    calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + probe))
 }
 
 /// Tokens of a sequence to calibrate on.

@@ -10,7 +10,7 @@ use crate::{
     Calibration, Error, Progress,
     plan::{Storage, grouping},
     quantize::rounded,
-    sensitivity::{JointPoint, Probe, Sensitivities, Text},
+    sensitivity::{JointPoint, Prefix, Probe, Sensitivities, Text},
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
@@ -76,12 +76,14 @@ pub fn measure(
     progress.stage("measuring losses", ids.iter().map(|&id| weights(id)).sum::<u64>() * times as u64);
     let mut model = work.quantized(&ids)?;
     let base = probe.divergence(&model)?;
+    let mut prefix = Prefix::new(&probe);
     for &id in &ids {
         let name = id.to_string();
         if result.actual.contains_key(&name) {
             progress.advance(weights(id) * options.schemes.len() as u64);
             continue;
         }
+        prefix.enter(&model, id)?;
         let mut losses = BTreeMap::new();
         let mut points = Vec::new();
         let mut original = None;
@@ -89,7 +91,7 @@ pub fn measure(
             let (linear, error) = work.linear(id, scheme)?;
             let replaced = model.replace(id, linear)?;
             original.get_or_insert(replaced);
-            let loss = probe.divergence(&model)? - base;
+            let loss = prefix.divergence(&model)? - base;
             losses.insert(scheme.to_string(), loss);
             points.push((error.sqrt(), loss));
         }
@@ -180,19 +182,21 @@ pub fn measure_along(
     let base = probe.divergence(&model)?;
     // Two runs of the text for each matrix, whatever its size.
     progress.stage("measuring losses", ids.len() as u64);
+    let mut prefix = Prefix::new(&probe);
     for id in ids {
         let name = id.to_string();
         if result.layers.contains_key(&name) {
             progress.advance(1);
             continue;
         }
+        prefix.enter(&model, id)?;
         let matrix = source.linear(id)?;
         let rounded = model.linear(id)?.to_dense().map_err(fracbit_model::Error::from)?;
         let turned = matrix.data.iter().zip(&rounded).map(|(&w, &q)| 2.0 * w - q).collect();
         let mut with = |weights| -> Result<f64, Error> {
             let linear = Linear::dense(matrix.shape, weights, source.bias(id)?);
             let original = model.replace(id, linear.map_err(fracbit_model::Error::from)?)?;
-            let found = probe.divergence(&model)?;
+            let found = prefix.divergence(&model)?;
             model.replace(id, original)?;
             Ok(found)
         };

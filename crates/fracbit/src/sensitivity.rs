@@ -15,7 +15,8 @@ use crate::{
 use fracbit_base::Bytes;
 use fracbit_model::{
     LayerLinear, Linear, LinearId, Model, NormId, RotationMode, SampleConfig, Sampler, State, StateOptions,
-    WeightSource, eval::row_kl,
+    WeightSource,
+    eval::{log_sum_exp, row_kl_from},
 };
 use fracbit_quant::sensitivity::{Fit, add_noise, fit, noise_levels};
 use rayon::prelude::*;
@@ -117,13 +118,14 @@ impl Protocol {
     }
 
     /// Peak memory of a measurement beside the memory-mapped checkpoint: the matrix under test, its noisy copy or those of the
-    /// forecast, and the logits of the probe.
+    /// forecast, and what the probe keeps of the text: logits, and the residual stream before a block.
     #[must_use]
     pub fn memory(self, inventory: &Inventory) -> Bytes {
         let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
-        let vocab =
-            inventory.matrices.iter().find(|m| inventory.is_head(m.id)).map_or(0, |m| m.shape.rows as u64);
-        Bytes(4 * largest + (4 * largest).max(forecast::memory(inventory)) + logits(self.tokens, vocab))
+        let head = inventory.matrices.iter().find(|m| inventory.is_head(m.id));
+        let (vocab, hidden) = head.map_or((0, 0), |m| (m.shape.rows as u64, m.shape.cols as u64));
+        let probe = probe_memory(self.tokens, vocab, hidden);
+        Bytes(4 * largest + (4 * largest).max(forecast::memory(inventory)) + probe)
     }
 }
 
@@ -343,9 +345,9 @@ fn head(sequences: &Sequences, tokens: usize) -> Sequences {
     Sequences::new(cut.collect())
 }
 
-/// Bytes of the logits of a [`Probe`] on `tokens` tokens and of one sequence to be compared.
-pub(crate) fn logits(tokens: usize, vocab: u64) -> u64 {
-    4 * (tokens + tokens.min(SEQUENCE)) as u64 * vocab
+/// Bytes of the logits of a [`Probe`] on `tokens` tokens and of the streams of a [`Prefix`], and of one sequence to be compared.
+pub(crate) fn probe_memory(tokens: usize, vocab: u64, hidden: u64) -> u64 {
+    4 * (tokens + tokens.min(SEQUENCE)) as u64 * (vocab + hidden)
 }
 
 /// The protocol of [`measure`] in words, as documents record it.
@@ -407,11 +409,13 @@ pub fn measure_on(
         Some(text) => Probe::of(&model, text.sequences.iter().map(<[u32]>::to_vec).collect())?,
         None => Probe::new(&model, protocol)?,
     };
+    let mut prefix = Prefix::new(&probe);
     for (index, id) in ids.into_iter().enumerate() {
         if result.layers.contains_key(&id.to_string()) {
             progress.advance(protocol.levels as u64);
             continue;
         }
+        prefix.enter(&model, id)?;
         let clean = plain.linear(id)?;
         let gain = folded_gain(&plain, id, mode)?;
         let mut points = Vec::with_capacity(protocol.levels);
@@ -430,7 +434,7 @@ pub fn measure_on(
                 Linear::dense(clean.shape, noisy, plain.bias(id)?).map_err(fracbit_model::Error::from)?,
             )?;
             original.get_or_insert(replaced);
-            points.push((t, probe.divergence(&model)?));
+            points.push((t, prefix.divergence(&model)?));
             progress.advance(1);
         }
         if let Some(original) = original {
@@ -469,6 +473,8 @@ pub(crate) struct Probe {
     sequences: Vec<Vec<u32>>,
     /// Clean logits of every position, one (tokens, vocabulary) block per sequence.
     logits: Vec<Vec<f32>>,
+    /// [`log_sum_exp`] of every position.
+    normalizers: Vec<Vec<f64>>,
 }
 
 /// Length of a sequence, unless the model's context is shorter.
@@ -487,25 +493,90 @@ impl Probe {
 
     pub(crate) fn of(model: &Model, sequences: Vec<Vec<u32>>) -> Result<Self, Error> {
         let mut state = model.state(&StateOptions::default());
-        let logits =
+        let logits: Vec<Vec<f32>> =
             sequences.iter().map(|tokens| run(model, &mut state, tokens)).collect::<Result<_, _>>()?;
-        Ok(Self { sequences, logits })
+        let vocab = model.config().vocab_size;
+        let normalizers =
+            logits.iter().map(|logits| logits.par_chunks(vocab).map(log_sum_exp).collect()).collect();
+        Ok(Self { sequences, logits, normalizers })
     }
 
     /// Mean KL divergence from the clean model to `model`, nats per token.
     pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
-        let mut state = model.state(&StateOptions::default());
-        let vocab = model.config().vocab_size;
+        Prefix::new(self).divergence(model)
+    }
+
+    /// Mean divergence of the logits that `run` gives for each sequence.
+    fn mean(&self, mut run: impl FnMut(usize) -> Result<Vec<f32>, Error>) -> Result<f64, Error> {
         let (mut sum, mut count) = (0.0, 0usize);
-        for (tokens, clean) in self.sequences.iter().zip(&self.logits) {
-            let noisy = run(model, &mut state, tokens)?;
-            let rows: Vec<f64> =
-                clean.par_chunks(vocab).zip(noisy.par_chunks(vocab)).map(|(p, q)| row_kl(p, q)).collect();
+        for (at, clean) in self.logits.iter().enumerate() {
+            let noisy = run(at)?;
+            let vocab = noisy.len() / self.sequences[at].len();
+            let rows = clean.par_chunks(vocab).zip(&self.normalizers[at]).zip(noisy.par_chunks(vocab));
+            let rows: Vec<f64> = rows.map(|((p, &zp), q)| row_kl_from(p, zp, q)).collect();
             sum += rows.iter().sum::<f64>();
             count += rows.len();
         }
         #[expect(clippy::cast_precision_loss, reason = "a mean over a few thousand tokens")]
         Ok(sum / count as f64)
+    }
+}
+
+/// What a model makes of a text before one of its blocks: of variants of the model that differ from there on, only the rest has to run.
+pub(crate) struct Prefix<'a> {
+    probe: &'a Probe,
+    /// The block, and the residual stream of every sequence before it; `None`: before the embedding.
+    entered: Option<(usize, Vec<Vec<f32>>)>,
+}
+
+impl<'a> Prefix<'a> {
+    /// Before the embedding.
+    pub(crate) fn new(probe: &'a Probe) -> Self {
+        Self { probe, entered: None }
+    }
+
+    /// Goes on to the block of `id` with `model`, which so far must be as it was when this was before an earlier block.
+    pub(crate) fn enter(&mut self, model: &Model, id: LinearId) -> Result<(), Error> {
+        let to = match id {
+            LinearId::Embed => return Ok(()),
+            LinearId::Layer(index, _) => index,
+            LinearId::Head => model.config().num_hidden_layers(),
+        };
+        let mut state = model.state(&StateOptions::default());
+        let sequences = &self.probe.sequences;
+        let (from, streams) = match &mut self.entered {
+            Some(entered) => entered,
+            None => {
+                let mut streams = vec![Vec::new(); sequences.len()];
+                for (tokens, x) in sequences.iter().zip(&mut streams) {
+                    model.embed(&mut state, tokens, x)?;
+                }
+                self.entered.insert((0, streams))
+            }
+        };
+        if *from < to {
+            for x in streams {
+                state.reset();
+                model.forward_blocks(&mut state, *from..to, x)?;
+            }
+            *from = to;
+        }
+        Ok(())
+    }
+
+    /// As [`Probe::divergence`], of a model that agrees with that of [`Prefix::enter`] in what lies before.
+    pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
+        let mut state = model.state(&StateOptions::default());
+        self.probe.mean(|at| {
+            let Some((block, streams)) = &self.entered else {
+                return run(model, &mut state, &self.probe.sequences[at]);
+            };
+            let (mut x, mut logits) = (streams[at].clone(), Vec::new());
+            state.reset();
+            model.forward_from(&mut state, *block, &mut x)?;
+            model.logits(&mut state, &x, &mut logits)?;
+            Ok(logits)
+        })
     }
 }
 

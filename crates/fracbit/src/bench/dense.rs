@@ -4,7 +4,7 @@ use super::{limits, random::Arena};
 use crate::Error;
 use fracbit_base::Shape;
 use fracbit_io::Checkpoint;
-use fracbit_kernels::cases;
+use fracbit_kernels::{Kernels, cases};
 use fracbit_model::{Linear, LinearScratch};
 use serde_json::{Map, json};
 use std::{
@@ -64,12 +64,13 @@ impl Dense {
     /// Microseconds of each product, `rounds` times, after the caches were filled with something else.
     pub(super) fn measure(
         &self,
+        kernels: &Kernels,
         batch: usize,
         rounds: usize,
         flush: &mut limits::Memory,
         times: &mut [Vec<f64>],
     ) {
-        let (mut scratch, mut y) = (LinearScratch::new(), Vec::new());
+        let (mut scratch, mut y) = (LinearScratch::new().with_vectors(kernels.vectors()), Vec::new());
         for round in 0..=rounds {
             flush.sweep();
             for (layer, times) in self.layers.iter().zip(times.iter_mut()) {

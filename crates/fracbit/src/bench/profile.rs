@@ -227,7 +227,7 @@ impl Times {
             bench.progress.advance(1);
         }
         for (&batch, times) in batch.iter().zip(&mut self.dense) {
-            bench.pool.install(|| dense.measure(batch, *rounds, flush, times));
+            bench.pool.install(|| dense.measure(bench.kernels, batch, *rounds, flush, times));
         }
         Ok(())
     }
