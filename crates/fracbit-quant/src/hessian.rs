@@ -15,7 +15,7 @@ use crate::QuantError;
 use fracbit_base::ShapeError;
 use ndarray::{ArrayView2, ArrayViewMut2, linalg::general_mat_mul};
 use rayon::prelude::*;
-use std::sync::OnceLock;
+use std::{ops::Range, sync::OnceLock};
 
 /// Share of the mean diagonal that is added to the diagonal (QuIP# and Q-Palette use 0.01).
 pub const DAMPING: f64 = 0.01;
@@ -184,28 +184,92 @@ impl Hessian {
         let mean = self.mean();
         let mut out = b.to_vec();
         // Rows go together, so that the factor is read once for all of them.
-        out.par_chunks_mut(STRIP * n.max(1)).for_each(|strip| {
+        out.par_chunks_mut(SOLVED * n.max(1)).for_each(|strip| {
             let mut x: Vec<f64> = strip.iter().map(|&b| f64::from(b) / mean).collect();
-            for j in 0..n {
-                let c = &factor[j * n..=j * n + j];
-                for x in x.chunks_exact_mut(n) {
-                    let dot: f64 = c[..j].iter().zip(&*x).map(|(c, x)| c * x).sum();
-                    x[j] = (x[j] - dot) / c[j];
-                }
-            }
-            for j in (0..n).rev() {
-                let c = &factor[j * n..=j * n + j];
-                for x in x.chunks_exact_mut(n) {
-                    x[j] /= c[j];
-                    let last = x[j];
-                    x[..j].iter_mut().zip(c).for_each(|(x, c)| *x -= last * c);
-                }
-            }
+            substitute(&factor, n, &mut x);
             #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
             strip.iter_mut().zip(x).for_each(|(out, x)| *out = x as f32);
         });
         Ok(out)
     }
+}
+
+/// Rows that are solved for together: fixed, so that results do not depend on the number of threads.
+const SOLVED: usize = 128;
+
+/// `X <- X (C C^T)^-1` for rows X of n and a lower triangular C, (n, n): Y C^T = X panel by panel of columns, then X C = Y from the last panel
+/// to the first. All but the diagonal blocks are products.
+fn substitute(c: &[f64], n: usize, x: &mut [f64]) {
+    let rows = x.len() / n;
+    let mut panel = vec![0.0; rows * PANEL];
+    let copy = |x: &[f64], columns: Range<usize>, panel: &mut [f64]| {
+        for (panel, x) in panel.chunks_exact_mut(columns.len()).zip(x.chunks_exact(n)) {
+            panel.copy_from_slice(&x[columns.clone()]);
+        }
+    };
+    let back = |panel: &[f64], columns: Range<usize>, x: &mut [f64]| {
+        for (panel, x) in panel.chunks_exact(columns.len()).zip(x.chunks_exact_mut(n)) {
+            x[columns.clone()].copy_from_slice(panel);
+        }
+    };
+    let mut across = vec![0.0; PANEL * PANEL];
+    for first in (0..n).step_by(PANEL) {
+        let columns = first..n.min(first + PANEL);
+        let width = columns.len();
+        let panel = &mut panel[..rows * width];
+        copy(x, columns.clone(), panel);
+        multiply_transposed(-1.0, x, n, &c[first * n..], n, (rows, first, width), panel);
+        // The diagonal block turned over: its columns are read in a row.
+        for (i, c) in c[first * n..].chunks_exact(n).take(width).enumerate() {
+            (0..=i).for_each(|j| across[j * width + i] = c[first + j]);
+        }
+        for x in panel.chunks_exact_mut(width) {
+            for j in 0..width {
+                let c = &across[j * width..(j + 1) * width];
+                x[j] /= c[j];
+                let known = x[j];
+                x[j + 1..].iter_mut().zip(&c[j + 1..]).for_each(|(x, c)| *x -= known * c);
+            }
+        }
+        back(panel, columns, x);
+    }
+    for first in (0..n).step_by(PANEL).rev() {
+        let columns = first..n.min(first + PANEL);
+        let (last, width) = (columns.end, columns.len());
+        let panel = &mut panel[..rows * width];
+        copy(x, columns.clone(), panel);
+        if last < n {
+            let size = (rows, n - last, width);
+            multiply(-1.0, &x[last..], n, &c[last * n + first..], n, size, 1.0, panel, width);
+        }
+        for x in panel.chunks_exact_mut(width) {
+            for j in (0..width).rev() {
+                let c = &c[(first + j) * n + first..][..=j];
+                x[j] /= c[j];
+                let known = x[j];
+                x[..j].iter_mut().zip(c).for_each(|(x, c)| *x -= known * c);
+            }
+        }
+        back(panel, columns, x);
+    }
+}
+
+/// `out += alpha x b^T` for row-major x, (m, k), and b, (n, k), each with its row length, and a dense out, (m, n).
+fn multiply_transposed(
+    alpha: f64,
+    x: &[f64],
+    x_stride: usize,
+    b: &[f64],
+    b_stride: usize,
+    (m, k, n): (usize, usize, usize),
+    out: &mut [f64],
+) {
+    use ndarray::ShapeBuilder as _;
+    let view = |data, rows: usize, stride: usize| {
+        ArrayView2::from_shape((rows, k).strides((stride, 1)), data).expect("the block lies within the data")
+    };
+    let mut out = ArrayViewMut2::from_shape((m, n), out).expect("the block lies within");
+    general_mat_mul(alpha, &view(x, m, x_stride), &view(b, n, b_stride).t(), 1.0, &mut out);
 }
 
 /// A Cholesky factor, and what went into it.
@@ -337,7 +401,7 @@ mod tests {
 
     #[test]
     fn solutions_give_back_the_right_hand_side() {
-        for (n, rows) in [(1, 2), (37, 3), (150, 70)] {
+        for (n, rows) in [(1, 2), (37, 3), (128, 1), (150, 70), (300, 129)] {
             let h = Hessian::new(n, moments(n, 2 * n, 5)).unwrap();
             let mut rng = ChaCha8Rng::seed_from_u64(9);
             let b: Vec<f32> = (0..rows * n).map(|_| rng.random_range(-1.0..1.0)).collect();
