@@ -130,7 +130,7 @@ impl LinearScratch {
         Self { vectors, ..self }
     }
 
-    /// Declares that the next [`Linear::apply_shared`] has a new input.
+    /// Declares that the next [`Linear::apply_with`] has a new input.
     pub(crate) fn new_input(&mut self) {
         self.current = false;
     }
