@@ -35,8 +35,8 @@ use fracbit_kernels::vectors::{
 use fracbit_kernels::{
     Activations, Crew, PackedMatrix, Vectors, matmul_refined_with, matmul_with, with_crew,
 };
+use half::f16;
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
@@ -50,9 +50,11 @@ use crate::{Error, WeightSource};
 const BLOCK: usize = 128;
 /// Tokens at most of the product that packs nothing.
 const FEW: usize = 32;
-/// Output rows that it takes together.
+/// Output rows that it takes together at most.
 const ROWS: usize = 16;
-/// Columns that it takes together, a multiple of [`LANES`]: of so many rows they are 32 KiB, and the inputs of all tokens 64 KiB.
+/// Weights that it takes together, in f32: a share of a second-level cache.
+const CACHED: usize = 1 << 16;
+/// Columns of them that meet one token after another, a multiple of [`LANES`]: the inputs of all tokens are 64 KiB.
 const PIECE: usize = 32 * LANES;
 /// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so that only
 /// the last has a tail.
@@ -68,8 +70,9 @@ pub struct Linear {
     tap: Option<Tap>,
 }
 
-/// Sees what goes into a layer: rows of its inputs, in the order in which they are run.
-pub type Observer = dyn Fn(&[f32]) + Send + Sync;
+/// Sees what goes into a layer: rows of its inputs, in the order in which they are run; and the threads of the pass, which are the only
+/// ones that are free while it goes on.
+pub type Observer = dyn Fn(&Crew<'_>, &[f32]) + Send + Sync;
 
 /// An observer without a name to print.
 struct Tap(Arc<Observer>);
@@ -251,9 +254,9 @@ impl Linear {
     }
 
     /// Shows rows of inputs to the observer, if there is one.
-    pub(crate) fn observe(&self, x: &[f32]) {
+    pub(crate) fn observe(&self, crew: &Crew<'_>, x: &[f32]) {
         if let Some(Tap(observer)) = &self.tap {
-            observer(x);
+            observer(crew, x);
         }
     }
 
@@ -384,7 +387,7 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
-        self.observe(x);
+        self.observe(crew, x);
         if out.is_empty() {
             return Ok(());
         }
@@ -447,53 +450,24 @@ impl Linear {
         Ok(())
     }
 
-    /// `out = x W^T` of at most [`FEW`] tokens: every piece of weights is converted once, and meets all of them while it is in the
-    /// first-level cache.
+    /// `out = x W^T` of at most [`FEW`] tokens: some rows of weights are converted as they stream from memory, and their pieces then meet all
+    /// tokens while they are in the caches.
     fn few_product(&self, crew: &Crew<'_>, vectors: &Vectors, x: &[f32], out: &mut [f32]) {
         let shape = self.shape();
         let tokens = x.len() / shape.cols;
         let mut out =
             ArrayViewMut2::from_shape((tokens, shape.rows), out).expect("length checked by the caller");
-        let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), ROWS).collect();
+        let together = (CACHED / shape.cols / 4 * 4).clamp(4, ROWS);
+        let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), together).collect();
         let each = parts.len().div_ceil(16 * crew.threads());
         crew.chunks(&mut parts, each, |task, parts| {
+            let mut buffer = Vec::new();
             for (i, out) in parts.iter_mut().enumerate() {
-                let first = (task * each + i) * ROWS;
-                self.block_product(vectors, first..first + out.ncols(), x, out);
+                let first = (task * each + i) * together;
+                let weights = self.weights.block(first..first + out.ncols(), &mut buffer);
+                block_product(vectors, weights, x, out);
             }
         });
-    }
-
-    /// At most [`ROWS`] rows of [`Linear::few_product`].
-    fn block_product(
-        &self,
-        vectors: &Vectors,
-        rows: Range<usize>,
-        x: &[f32],
-        out: &mut ArrayViewMut2<'_, f32>,
-    ) {
-        let cols = self.shape().cols;
-        let (count, tokens) = (rows.len(), x.len() / cols);
-        let whole = cols / LANES * LANES;
-        let mut buffer = [0.0; ROWS * PIECE];
-        let mut sums = [[0.0; LANES]; ROWS * FEW];
-        let sums = &mut sums[..count * tokens];
-        for first in (0..whole).step_by(PIECE) {
-            let columns = first..whole.min(first + PIECE);
-            let width = columns.len();
-            let (weights, weight_stride) = self.weights.piece(rows.clone(), columns, &mut buffer);
-            let inputs = &x[first..];
-            let args =
-                Products { weights, weight_stride, inputs, input_stride: cols, rows: count, tokens, width };
-            vectors.products(&args, sums);
-        }
-        let (weights, stride) = self.weights.piece(rows, whole..cols, &mut buffer);
-        for (r, (out, sums)) in out.columns_mut().into_iter().zip(sums.chunks(tokens)).enumerate() {
-            let rest = &weights[r * stride..][..cols - whole];
-            for ((out, sums), x) in out.into_iter().zip(sums).zip(x.chunks_exact(cols)) {
-                *out = finish(*sums, rest, &x[whole..]);
-            }
-        }
     }
 
     /// `out = x W^T`, block by block of W's rows.
@@ -535,30 +509,31 @@ impl Weights {
             Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
         }
     }
+}
 
-    /// Some columns of up to [`ROWS`] rows in f32, at most [`PIECE`], through `buffer` where they need conversion; and the elements from a
-    /// row to the next.
-    fn piece<'a>(
-        &'a self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        buffer: &'a mut [f32; ROWS * PIECE],
-    ) -> (&'a [f32], usize) {
-        match self {
-            Self::Dense(shape, weights) => (&weights[rows.start * shape.cols + columns.start..], shape.cols),
-            Self::Stored(stored) => {
-                let (bytes, size) = (stored.bytes(), stored.dtype.size());
-                for (row, out) in rows.zip(buffer.chunks_exact_mut(PIECE)) {
-                    let first = (row * stored.shape.cols + columns.start) * size;
-                    convert(
-                        stored.dtype,
-                        &bytes[first..first + columns.len() * size],
-                        &mut out[..columns.len()],
-                    );
-                }
-                (buffer, PIECE)
-            }
-            Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
+/// `out = x W^T` for at most [`ROWS`] rows of weights and [`FEW`] tokens.
+fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], out: &mut ArrayViewMut2<'_, f32>) {
+    let (tokens, rows) = out.dim();
+    let cols = weights.len() / rows;
+    let whole = cols / LANES * LANES;
+    let mut sums = [[0.0; LANES]; ROWS * FEW];
+    let sums = &mut sums[..rows * tokens];
+    for first in (0..whole).step_by(PIECE) {
+        let args = Products {
+            weights: &weights[first..],
+            weight_stride: cols,
+            inputs: &x[first..],
+            input_stride: cols,
+            rows,
+            tokens,
+            width: PIECE.min(whole - first),
+        };
+        vectors.products(&args, sums);
+    }
+    let rows = weights.chunks_exact(cols).zip(sums.chunks(tokens));
+    for (mut out, (weights, sums)) in out.columns_mut().into_iter().zip(rows) {
+        for ((out, sums), x) in out.iter_mut().zip(sums).zip(x.chunks_exact(cols)) {
+            *out = finish(*sums, &weights[whole..], &x[whole..]);
         }
     }
 }
@@ -658,7 +633,8 @@ fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         }
         Dtype::Bf16 => {
             for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = bf16::from_le_bytes(*b).to_f32();
+                // As the upper half of an f32: that is its value, and NaN, which `half` treats apart, was refused.
+                *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
             }
         }
         Dtype::F16 => {

@@ -552,7 +552,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
-            layer.linear(LayerLinear::Q).observe(n);
+            layer.linear(LayerLinear::Q).observe(crew, n);
             return Ok(());
         }
         s.linear.new_input();
@@ -585,7 +585,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
-            layer.linear(LayerLinear::O).observe(grouped);
+            layer.linear(LayerLinear::O).observe(crew, grouped);
             return Ok(());
         }
         s.linear.new_input();
@@ -606,7 +606,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
-            layer.linear(LayerLinear::Gate).observe(n);
+            layer.linear(LayerLinear::Gate).observe(crew, n);
             return Ok(());
         }
         s.linear.new_input();
@@ -617,7 +617,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
-            layer.linear(LayerLinear::Down).observe(gate);
+            layer.linear(LayerLinear::Down).observe(crew, gate);
             return Ok(());
         }
         s.linear.new_input();

@@ -9,6 +9,7 @@
 mod common;
 
 use common::{F32, references, relative};
+use fracbit_kernels::Crew;
 use fracbit_model::block::head_input;
 use fracbit_model::{Block, BlockInput, LayerLinear, LinearId, RotationMode, WeightSource};
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ fn stream(source: &WeightSource, tokens: &[u32]) -> (Sums, Vec<f32>) {
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
             let n = LinearId::Layer(index, input.reader()).shape(source.config()).cols;
-            Some(Arc::new(move |rows: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, rows: &[f32]| {
                 let mut seen = seen.lock().unwrap();
                 let sums = seen.entry((index, input)).or_insert_with(|| vec![0.0f32; n * n]);
                 for row in rows.chunks(n) {

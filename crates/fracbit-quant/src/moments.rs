@@ -9,6 +9,9 @@ const ROWS: usize = 256;
 /// Columns of a panel of the lower triangle.
 const PANEL: usize = 128;
 
+/// Adds what rows give to a panel of the sums, told its place.
+pub type AddPanel<'a> = dyn Fn(usize, &mut [f64]) + Sync + 'a;
+
 /// Second moments being collected: the lower triangle of `sum x x^T`.
 ///
 /// Rows are summed 256 at a time in f32 and these sums in f64, so that the relative error stays near 256 units of f32's last
@@ -39,17 +42,32 @@ impl Moments {
         self.rows
     }
 
-    /// Adds rows, (rows, n).
+    /// Adds rows, (rows, n), on the threads of rayon's pool.
     ///
     /// # Errors
     /// When the length is not whole rows.
     pub fn add(&mut self, x: &[f32]) -> Result<(), ShapeError> {
+        self.add_on(x, |panels, add| {
+            panels.par_iter_mut().enumerate().for_each(|(at, panel)| add(at, panel));
+        })
+    }
+
+    /// [`Moments::add`] on other threads: `each` is given panels and what to do with each of them and its place.
+    ///
+    /// # Errors
+    /// As for [`Moments::add`].
+    pub fn add_on(
+        &mut self,
+        x: &[f32],
+        each: impl Fn(&mut [&mut [f64]], &AddPanel<'_>),
+    ) -> Result<(), ShapeError> {
         let n = self.n;
         let rows = x.len() / n.max(1);
         ShapeError::check_len("moments", "rows", rows * n, x.len())?;
         for x in x.chunks(ROWS * n.max(1)) {
             let rows = x.len() / n;
-            self.sums.par_chunks_mut(PANEL * n).enumerate().for_each(|(panel, sums)| {
+            let mut panels: Vec<&mut [f64]> = self.sums.chunks_mut(PANEL * n).collect();
+            each(&mut panels, &|panel, sums| {
                 let first = panel * PANEL;
                 let width = sums.len() / n;
                 let columns = first + width;

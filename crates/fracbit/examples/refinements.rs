@@ -16,7 +16,7 @@ mod stories;
 use fracbit::{Calibration, Effort, Opened, Quiet, evaluate, kernels};
 use fracbit_base::Scheme;
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
-use fracbit_kernels::PackedMatrix;
+use fracbit_kernels::{Crew, PackedMatrix};
 use fracbit_model::{
     Block, BlockInput, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, NormId, RotationMode,
     State, StateOptions, WeightSource,
@@ -443,7 +443,7 @@ impl Observed {
         let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |x: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, x: &[f32]| {
                 seen.lock().expect("one thread")[input as usize].extend_from_slice(x);
             }))
         })?;

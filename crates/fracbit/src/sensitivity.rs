@@ -493,8 +493,10 @@ impl Probe {
 
     pub(crate) fn of(model: &Model, sequences: Vec<Vec<u32>>) -> Result<Self, Error> {
         let mut state = model.state(&StateOptions::default());
-        let logits: Vec<Vec<f32>> =
-            sequences.iter().map(|tokens| run(model, &mut state, tokens)).collect::<Result<_, _>>()?;
+        let mut logits = vec![Vec::new(); sequences.len()];
+        for (tokens, logits) in sequences.iter().zip(&mut logits) {
+            run(model, &mut state, tokens, logits)?;
+        }
         let vocab = model.config().vocab_size;
         let normalizers =
             logits.iter().map(|logits| logits.par_chunks(vocab).map(log_sum_exp).collect()).collect();
@@ -507,10 +509,11 @@ impl Probe {
     }
 
     /// Mean divergence of the logits that `run` gives for each sequence.
-    fn mean(&self, mut run: impl FnMut(usize) -> Result<Vec<f32>, Error>) -> Result<f64, Error> {
+    fn mean(&self, mut run: impl FnMut(usize, &mut Vec<f32>) -> Result<(), Error>) -> Result<f64, Error> {
         let (mut sum, mut count) = (0.0, 0usize);
+        let mut noisy = Vec::new();
         for (at, clean) in self.logits.iter().enumerate() {
-            let noisy = run(at)?;
+            run(at, &mut noisy)?;
             let vocab = noisy.len() / self.sequences[at].len();
             let rows = clean.par_chunks(vocab).zip(&self.normalizers[at]).zip(noisy.par_chunks(vocab));
             let rows: Vec<f64> = rows.map(|((p, &zp), q)| row_kl_from(p, zp, q)).collect();
@@ -567,15 +570,14 @@ impl<'a> Prefix<'a> {
     /// As [`Probe::divergence`], of a model that agrees with that of [`Prefix::enter`] in what lies before.
     pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
         let mut state = model.state(&StateOptions::default());
-        self.probe.mean(|at| {
+        self.probe.mean(|at, logits| {
             let Some((block, streams)) = &self.entered else {
-                return run(model, &mut state, &self.probe.sequences[at]);
+                return run(model, &mut state, &self.probe.sequences[at], logits);
             };
-            let (mut x, mut logits) = (streams[at].clone(), Vec::new());
+            let mut x = streams[at].clone();
             state.reset();
             model.forward_from(&mut state, *block, &mut x)?;
-            model.logits(&mut state, &x, &mut logits)?;
-            Ok(logits)
+            Ok(model.logits(&mut state, &x, logits)?)
         })
     }
 }
@@ -611,12 +613,11 @@ fn write_text(
 }
 
 /// Logits of every position of `tokens`.
-fn run(model: &Model, state: &mut State, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-    let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+fn run(model: &Model, state: &mut State, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), Error> {
+    let mut hidden = Vec::new();
     state.reset();
     model.forward(state, tokens, &mut hidden)?;
-    model.logits(state, &hidden, &mut logits)?;
-    Ok(logits)
+    Ok(model.logits(state, &hidden, logits)?)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::{Error, EvalOptions, Opened, Progress, evaluate::windows, kernels, se
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
+use fracbit_kernels::Crew;
 use fracbit_model::{Block, BlockInput, LinearId, Model, RotationMode, WeightSource, block::head_input};
 use fracbit_quant::{Hessian, Moments, moments};
 use serde::{Deserialize, Serialize};
@@ -334,9 +335,13 @@ pub(crate) fn collect(
         .collect();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
-        Some(Arc::new(move |x: &[f32]| {
+        Some(Arc::new(move |crew: &Crew<'_>, x: &[f32]| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
-            moments.add(x).expect("a layer reads whole rows");
+            // The threads of the pool stand by for the pass: a loop of rayon's would find none of them.
+            let added = moments.add_on(x, |panels, add| {
+                crew.chunks(panels, 1, |at, panels| panels.iter_mut().for_each(|panel| add(at, panel)));
+            });
+            added.expect("a layer reads whole rows");
         }))
     })?
     .with_kernels(&kernels()?);

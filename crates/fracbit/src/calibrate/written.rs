@@ -4,6 +4,7 @@ use super::Sequences;
 use crate::{Error, Progress};
 use fracbit_io::ModelConfig;
 use fracbit_model::{Model, SampleConfig, Sampler, State, StateOptions};
+use rayon::prelude::*;
 
 /// Tokens of the sequences that are written together. The weights are then read and converted once for all of them, which takes longer
 /// than to multiply them with a few tokens; but their caches have to fit.
@@ -52,10 +53,13 @@ pub(super) fn write(
             let last: Vec<u32> = sequences.iter().map(|s| s[s.len() - 1]).collect();
             model.forward_batch(&mut states, &last, &mut hidden)?;
             model.logits(&mut states[0], &hidden, &mut logits)?;
-            let rows = logits.chunks_exact(vocab);
-            for ((sequence, sampler), row) in sequences.iter_mut().zip(&mut samplers).zip(rows) {
-                sequence.push(sampler.sample(row, &[])?);
-            }
+            let rows = logits.par_chunks_exact(vocab);
+            sequences.par_iter_mut().zip(&mut samplers).zip(rows).try_for_each(
+                |((sequence, sampler), row)| -> Result<(), Error> {
+                    sequence.push(sampler.sample(row, &[])?);
+                    Ok(())
+                },
+            )?;
             progress.advance(sequences.len() as u64);
         }
     }
