@@ -13,6 +13,7 @@
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
+//! | [`gradient`] | what scales of rows do to the divergence from another model |
 //!
 //! # Numbers
 //!
@@ -26,6 +27,7 @@ pub mod block;
 mod error;
 pub mod eval;
 pub mod generate;
+pub mod gradient;
 mod id;
 mod kv;
 pub mod linear;

@@ -38,25 +38,25 @@ use crate::state::{Scratch, State, StateOptions};
 /// model and one layer.
 #[derive(Clone, Debug)]
 pub struct Model {
-    config: ModelConfig,
-    sites: Sites,
-    rope: Rope,
-    eps: f32,
-    vectors: Vectors,
-    rotation_scratch: usize,
-    embed: Arc<Linear>,
-    head: Option<Arc<Linear>>, // None: the embedding
-    final_norm: Vec<f32>,      // (hidden)
-    layers: Vec<Layer>,
+    pub(crate) config: ModelConfig,
+    pub(crate) sites: Sites,
+    pub(crate) rope: Rope,
+    pub(crate) eps: f32,
+    pub(crate) vectors: Vectors,
+    pub(crate) rotation_scratch: usize,
+    pub(crate) embed: Arc<Linear>,
+    pub(crate) head: Option<Arc<Linear>>, // None: the embedding
+    pub(crate) final_norm: Vec<f32>,      // (hidden)
+    pub(crate) layers: Vec<Layer>,
 }
 
 #[derive(Clone, Debug)]
-struct Layer {
-    linears: [Arc<Linear>; 7],    // by LayerLinear::index
-    attention_norm: Vec<f32>,     // (hidden)
-    mlp_norm: Vec<f32>,           // (hidden)
-    query_norm: Option<Vec<f32>>, // (head_dim)
-    key_norm: Option<Vec<f32>>,   // (head_dim)
+pub(crate) struct Layer {
+    pub(crate) linears: [Arc<Linear>; 7],    // by LayerLinear::index
+    pub(crate) attention_norm: Vec<f32>,     // (hidden)
+    pub(crate) mlp_norm: Vec<f32>,           // (hidden)
+    pub(crate) query_norm: Option<Vec<f32>>, // (head_dim)
+    pub(crate) key_norm: Option<Vec<f32>>,   // (head_dim)
 }
 
 impl Layer {

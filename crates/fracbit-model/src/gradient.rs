@@ -1,0 +1,595 @@
+//! The gradient of the divergence from another model, for the scales of the rows of the matrices.
+//!
+//! A quantized matrix has a scale for each row, or for each group of a row. Multiplying all scales of row r by exp(t_r) multiplies
+//! output r by exp(t_r), so that
+//!
+//! ```text
+//! dL/dt_r = sum over tokens of dL/dy_r y_r,      y = diag(exp(t)) W x  (before the bias)
+//! ```
+//!
+//! and no gradient of a whole matrix is ever formed: a backward pass costs one product per matrix, as a forward pass does. For an
+//! embedding the sum goes over the occurrences of token r, plus, where it is the head too, over all logits.
+//!
+//! Block inputs are kept on the way forward; on the way back each block is run again for what lies inside it (Chen et al. 2016, arXiv
+//! 1604.06174). So memory is that of the hidden states at every block and of the inside of one, and matrices are expanded to f32 one
+//! block at a time.
+//!
+//! The pass runs in f32 on the expanded weights: that the runtime rounds activations and the cache is left out.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use fracbit_kernels::vectors::plain::{exp, rms_norm};
+use fracbit_rotation::Rotation;
+use ndarray::linalg::general_mat_mul;
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
+use rayon::prelude::*;
+
+use crate::id::{LayerLinear, LinearId};
+use crate::sites::HeadSite;
+use crate::{Error, Model};
+
+/// A number for each row of some matrices: logarithms of factors, or derivatives with respect to them.
+pub type RowLogs = BTreeMap<LinearId, Vec<f32>>;
+
+/// Gives the other model's logits of some rows, (rows, vocabulary); rows count through the tokens of all sequences.
+pub type Logits<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), Error> + 'a;
+
+/// Tokens that meet a matrix at once: it is packed anew for each such block.
+const BLOCK: usize = 256;
+/// Rows of logits held at a time.
+const LOGIT_ROWS: usize = BLOCK;
+
+/// The sum over all tokens of `sequences`, each run from an empty state, of KL(p‖q) in nats: p the distribution of the next token by
+/// `baseline`, q that of `model` with every row of the matrices in `logs` multiplied by the exponential of its number there.
+///
+/// `gradient` gets the derivatives with respect to `logs` added to what it holds.
+///
+/// # Errors
+/// [`Error::Token`], [`Error::UnknownLinear`] or [`Error::Linear`] for numbers that fit no matrix, and what `baseline` returns.
+pub fn divergence(
+    model: &Model,
+    logs: &RowLogs,
+    sequences: &[&[u32]],
+    baseline: &mut Logits<'_>,
+    gradient: Option<&mut RowLogs>,
+) -> Result<f64, Error> {
+    let walk = Walk::new(model, logs, sequences)?;
+    let tokens: Vec<u32> = sequences.concat();
+    let layers = model.config.num_hidden_layers();
+    let mut inputs = vec![walk.embed(&tokens)?];
+    for layer in 0..layers {
+        let matrices = walk.matrices(layer)?;
+        let out = walk.block(layer, &matrices, &inputs[layer]).out();
+        inputs.push(out);
+    }
+    let mut unused = RowLogs::new();
+    let wanted = gradient.is_some();
+    let gradient = gradient.unwrap_or(&mut unused);
+    let last = inputs.pop().expect("the embedding at least");
+    let (sum, mut dx) = walk.head(&last, baseline, gradient)?;
+    if wanted {
+        for layer in (0..layers).rev() {
+            let x = inputs.pop().expect("one for each block");
+            let matrices = walk.matrices(layer)?;
+            let inside = walk.block(layer, &matrices, &x);
+            dx = walk.block_back(layer, &matrices, &x, &inside, &dx, gradient);
+        }
+        if logs.contains_key(&LinearId::Embed) {
+            // `inputs` is empty: rows of the embedding are made again.
+            let (x, width) = (walk.embed(&tokens)?, walk.width());
+            let sums = slot(gradient, LinearId::Embed, model.config.vocab_size);
+            for ((&token, x), dx) in tokens.iter().zip(x.chunks_exact(width)).zip(dx.chunks_exact(width)) {
+                sums[token as usize] += x.iter().zip(dx).map(|(x, d)| x * d).sum::<f32>();
+            }
+        }
+    }
+    Ok(sum)
+}
+
+/// Bytes that [`divergence`] takes for `tokens` tokens in sequences of at most `longest`, beside model and baseline.
+#[must_use]
+pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -> u64 {
+    let (h, f) = (config.hidden_size, config.intermediate_size);
+    let inside = 6 * h + 5 * config.q_dim() + 5 * config.kv_dim() + 7 * f;
+    let per_token = h * (config.num_hidden_layers() + 2) + inside;
+    let block: usize = LayerLinear::ALL.map(|l| LinearId::Layer(0, l).shape(config).len()).iter().sum();
+    let head = LinearId::Embed.shape(config).len() + 3 * LOGIT_ROWS * config.vocab_size;
+    let scores = 3 * longest * longest * rayon::current_num_threads();
+    4 * (tokens * per_token + block.max(head) + scores) as u64
+}
+
+/// A matrix in f32, its rows multiplied by their factors.
+struct Dense<'a> {
+    id: LinearId,
+    weights: Array2<f32>, // (rows, cols)
+    bias: Option<&'a [f32]>,
+}
+
+impl Dense<'_> {
+    /// x W^T + b, (tokens, rows).
+    fn forward(&self, x: &[f32]) -> Vec<f32> {
+        let mut out = product(x, self.weights.t());
+        if let Some(bias) = self.bias {
+            out.par_chunks_exact_mut(bias.len())
+                .for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+        }
+        out
+    }
+
+    /// dy W, (tokens, cols).
+    fn back(&self, dy: &[f32]) -> Vec<f32> {
+        product(dy, self.weights.view())
+    }
+
+    /// Adds sum over tokens of dy (y - b) to the derivatives of the rows' logarithms.
+    fn count(&self, logs: &RowLogs, y: &[f32], dy: &[f32], gradient: &mut RowLogs) {
+        let rows = self.weights.nrows();
+        if !logs.contains_key(&self.id) {
+            return;
+        }
+        let sums = slot(gradient, self.id, rows);
+        let none = vec![0.0; if self.bias.is_some() { 0 } else { rows }];
+        let bias = self.bias.unwrap_or(&none);
+        for (y, dy) in y.chunks_exact(rows).zip(dy.chunks_exact(rows)) {
+            for (((sum, y), dy), bias) in sums.iter_mut().zip(y).zip(dy).zip(bias) {
+                *sum += (y - bias) * dy;
+            }
+        }
+    }
+}
+
+/// The derivatives of one matrix.
+fn slot(gradient: &mut RowLogs, id: LinearId, rows: usize) -> &mut [f32] {
+    gradient.entry(id).or_insert_with(|| vec![0.0; rows])
+}
+
+/// `x` of (tokens, inner) times `m` of (inner, n).
+fn product(x: &[f32], m: ArrayView2<'_, f32>) -> Vec<f32> {
+    let (inner, n) = m.dim();
+    let mut out = vec![0.0; x.len() / inner * n];
+    out.par_chunks_mut(BLOCK * n).zip(x.par_chunks(BLOCK * inner)).for_each(|(out, x)| {
+        let x = view(x, inner);
+        let mut out = ArrayViewMut2::from_shape((x.nrows(), n), out).expect("as many rows as x");
+        general_mat_mul(1.0, &x, &m, 0.0, &mut out);
+    });
+    out
+}
+
+/// (rows, width) of what lies row by row.
+fn view(x: &[f32], width: usize) -> ArrayView2<'_, f32> {
+    ArrayView2::from_shape((x.len() / width, width), x).expect("whole rows")
+}
+
+/// Turns rows in place.
+fn turn(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
+    if let Some(rotation) = rotation {
+        rows.par_chunks_mut(8 * rotation.width()).for_each(|part| {
+            if back { rotation.apply_rows_inverse(part) } else { rotation.apply_rows(part) }
+        });
+    }
+}
+
+/// `a += b`.
+fn add(a: &mut [f32], b: &[f32]) {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+}
+
+/// RMS norms of rows.
+fn norm(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    out.par_chunks_exact_mut(width)
+        .zip(x.par_chunks_exact(width))
+        .for_each(|(out, x)| rms_norm(x, gain, eps, out));
+    out
+}
+
+/// Derivatives of what went into [`norm`]: with r = 1/rms(x), `dx = r (g dn) - r^3 x mean(x g dn)`.
+fn norm_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: &[f32]) -> Vec<f32> {
+    #[expect(clippy::cast_precision_loss, reason = "a width")]
+    let count = width as f32;
+    let mut out = dn.to_vec();
+    out.par_chunks_exact_mut(width).zip(x.par_chunks_exact(width)).for_each(|(d, x)| {
+        if let Some(gain) = gain {
+            d.iter_mut().zip(gain).for_each(|(d, g)| *d *= g);
+        }
+        let inverse = 1.0 / (x.iter().map(|x| x * x).sum::<f32>() / count + eps).sqrt();
+        let mean = x.iter().zip(&*d).map(|(x, d)| x * d).sum::<f32>() / count;
+        let by = inverse * inverse * inverse * mean;
+        d.iter_mut().zip(x).for_each(|(d, x)| *d = inverse * *d - by * x);
+    });
+    out
+}
+
+/// What lies inside a block, all (tokens, width).
+struct Inside {
+    /// Queries and keys before and behind norm and rotary embedding.
+    raw_q: Vec<f32>,
+    raw_k: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// Outputs of the attention.
+    o: Vec<f32>,
+    /// The residual stream between attention and MLP.
+    middle: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    down: Vec<f32>,
+}
+
+impl Inside {
+    /// The residual stream behind the block.
+    fn out(self) -> Vec<f32> {
+        let mut out = self.middle;
+        add(&mut out, &self.down);
+        out
+    }
+}
+
+/// A model, its factors, and the places of the tokens.
+struct Walk<'a> {
+    model: &'a Model,
+    logs: &'a RowLogs,
+    /// Rows of each sequence.
+    spans: Vec<Range<usize>>,
+    /// (tokens, head_dim / 2)
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Sines with the other sign.
+    back: Vec<f32>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(model: &'a Model, logs: &'a RowLogs, sequences: &[&[u32]]) -> Result<Self, Error> {
+        let config = &model.config;
+        for (&id, values) in logs {
+            let want = model.linear(id)?.shape().rows;
+            fracbit_base::ShapeError::check_len("row factors", "logs", want, values.len())
+                .map_err(|source| Error::Linear { id, source })?;
+        }
+        let (mut spans, mut rows) = (Vec::new(), 0);
+        for sequence in sequences {
+            if let Some(&token) = sequence.iter().find(|&&t| t as usize >= config.vocab_size) {
+                return Err(Error::Token { token, vocab: config.vocab_size });
+            }
+            spans.push(rows..rows + sequence.len());
+            rows += sequence.len();
+        }
+        let half = config.head_dim / 2;
+        let (mut cos, mut sin) = (vec![0.0; rows * half], vec![0.0; rows * half]);
+        for span in &spans {
+            for row in span.clone() {
+                let at = row * half..(row + 1) * half;
+                model.rope.fill(row - span.start, &mut cos[at.clone()], &mut sin[at]);
+            }
+        }
+        let back = sin.iter().map(|s| -s).collect();
+        Ok(Self { model, logs, spans, cos, sin, back })
+    }
+
+    fn width(&self) -> usize {
+        self.model.config.hidden_size
+    }
+
+    fn factor(&self, id: LinearId, row: usize) -> f32 {
+        self.logs.get(&id).map_or(1.0, |logs| logs[row].exp())
+    }
+
+    fn dense(&self, id: LinearId) -> Result<Dense<'a>, Error> {
+        let linear = self.model.linear(id)?;
+        let shape = linear.shape();
+        let bad = |source| Error::Linear { id, source };
+        let mut weights = linear.to_dense().map_err(bad)?;
+        if self.logs.contains_key(&id) {
+            weights.par_chunks_exact_mut(shape.cols).enumerate().for_each(|(row, weights)| {
+                let factor = self.factor(id, row);
+                weights.iter_mut().for_each(|w| *w *= factor);
+            });
+        }
+        let weights = Array2::from_shape_vec((shape.rows, shape.cols), weights).expect("a whole matrix");
+        Ok(Dense { id, weights, bias: linear.bias() })
+    }
+
+    fn matrices(&self, layer: usize) -> Result<Vec<Dense<'a>>, Error> {
+        LayerLinear::ALL.into_iter().map(|which| self.dense(LinearId::Layer(layer, which))).collect()
+    }
+
+    /// The residual stream before the first block.
+    fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let (width, embed) = (self.width(), self.model.linear(LinearId::Embed)?);
+        let mut x = vec![0.0; tokens.len() * width];
+        for (&token, x) in tokens.iter().zip(x.chunks_exact_mut(width)) {
+            embed.row(token as usize, x).map_err(|source| Error::Linear { id: LinearId::Embed, source })?;
+            let factor = self.factor(LinearId::Embed, token as usize);
+            x.iter_mut().for_each(|x| *x *= factor);
+        }
+        turn(self.model.sites.embed_out.as_ref(), &mut x, true);
+        Ok(x)
+    }
+
+    /// One block.
+    fn block(&self, layer: usize, matrices: &[Dense<'_>], x: &[f32]) -> Inside {
+        let (model, width) = (self.model, self.width());
+        let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
+        let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
+        let mut n = norm(x, width, Some(&norms.attention_norm), model.eps);
+        turn(sites.attention_in.as_ref(), &mut n, false);
+        let (raw_q, raw_k, v) = (q.forward(&n), k.forward(&n), v.forward(&n));
+        let q = self.prepare(layer, &raw_q, norms.query_norm.as_deref());
+        let k = self.prepare(layer, &raw_k, norms.key_norm.as_deref());
+        let mut attended = self.attend(layer, &q, &k, &v);
+        turn(sites.output_in.as_ref(), &mut attended, false);
+        let o = o.forward(&attended);
+        let mut middle = x.to_vec();
+        add(&mut middle, &o);
+        let mut n = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
+        turn(sites.mlp_in.as_ref(), &mut n, false);
+        let (gate, up) = (gate.forward(&n), up.forward(&n));
+        let mut act: Vec<f32> = gate.par_iter().zip(&up).map(|(&g, u)| g * sigmoid(g) * u).collect();
+        turn(sites.down_in.as_ref(), &mut act, false);
+        let down = down.forward(&act);
+        Inside { raw_q, raw_k, q, k, v, o, middle, gate, up, down }
+    }
+
+    /// The way back through a block: from derivatives of what leaves it to those of what enters it.
+    fn block_back(
+        &self,
+        layer: usize,
+        matrices: &[Dense<'_>],
+        x: &[f32],
+        inside: &Inside,
+        dout: &[f32],
+        gradient: &mut RowLogs,
+    ) -> Vec<f32> {
+        let (model, width) = (self.model, self.width());
+        let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
+        let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
+        let mut count = |m: &Dense<'_>, y: &[f32], dy: &[f32]| m.count(self.logs, y, dy, gradient);
+
+        count(down, &inside.down, dout);
+        let mut dgate = down.back(dout);
+        turn(sites.down_in.as_ref(), &mut dgate, true);
+        let mut dup = dgate.clone();
+        let pairs = inside.gate.par_iter().zip(&inside.up);
+        dgate.par_iter_mut().zip(&mut dup).zip(pairs).for_each(|((dg, du), (&g, &u))| {
+            let s = sigmoid(g);
+            *du *= g * s;
+            *dg *= u * s * (1.0 + g * (1.0 - s));
+        });
+        count(gate, &inside.gate, &dgate);
+        count(up, &inside.up, &dup);
+        let mut dn = gate.back(&dgate);
+        add(&mut dn, &up.back(&dup));
+        turn(sites.mlp_in.as_ref(), &mut dn, true);
+        let mut dx = norm_back(&inside.middle, width, Some(&norms.mlp_norm), model.eps, &dn);
+        add(&mut dx, dout);
+
+        count(o, &inside.o, &dx);
+        let mut attended = o.back(&dx);
+        turn(sites.output_in.as_ref(), &mut attended, true);
+        let [dq, dk, dv] = self.attend_back(layer, inside, &attended);
+        let dq = self.prepare_back(layer, &inside.raw_q, norms.query_norm.as_deref(), dq);
+        let dk = self.prepare_back(layer, &inside.raw_k, norms.key_norm.as_deref(), dk);
+        count(q, &inside.raw_q, &dq);
+        count(k, &inside.raw_k, &dk);
+        count(v, &inside.v, &dv);
+        let mut dn = q.back(&dq);
+        add(&mut dn, &k.back(&dk));
+        add(&mut dn, &v.back(&dv));
+        turn(sites.attention_in.as_ref(), &mut dn, true);
+        add(&mut dx, &norm_back(x, width, Some(&norms.attention_norm), model.eps, &dn));
+        dx
+    }
+
+    /// Norm and rotary embedding of heads.
+    fn prepare(&self, layer: usize, x: &[f32], gain: Option<&[f32]>) -> Vec<f32> {
+        let mut out = match gain {
+            Some(_) => norm(x, self.model.config.head_dim, gain, self.model.eps),
+            None => x.to_vec(),
+        };
+        self.rotate(layer, &mut out, &self.sin);
+        out
+    }
+
+    fn prepare_back(&self, layer: usize, x: &[f32], gain: Option<&[f32]>, mut d: Vec<f32>) -> Vec<f32> {
+        self.rotate(layer, &mut d, &self.back);
+        match gain {
+            Some(_) => norm_back(x, self.model.config.head_dim, gain, self.model.eps, &d),
+            None => d,
+        }
+    }
+
+    fn rotate(&self, layer: usize, x: &mut [f32], sin: &[f32]) {
+        let half = self.model.config.head_dim / 2;
+        let tokens = sin.len() / half;
+        if tokens > 0 && self.model.config.layers[layer].rope {
+            let width = x.len() / tokens;
+            x.par_chunks_exact_mut(width).enumerate().for_each(|(row, x)| {
+                let at = row * half..(row + 1) * half;
+                self.model.vectors.rotate(x, &self.cos[at.clone()], &sin[at]);
+            });
+        }
+    }
+
+    /// `f(rows, key/value head)` for every sequence and key/value head.
+    fn heads<T: Send>(&self, f: impl Fn(Range<usize>, usize) -> T + Sync) -> Vec<(Range<usize>, usize, T)> {
+        let heads = self.model.config.num_key_value_heads;
+        let tasks: Vec<_> =
+            self.spans.iter().flat_map(|span| (0..heads).map(move |head| (span.clone(), head))).collect();
+        tasks.into_par_iter().map(|(rows, head)| (rows.clone(), head, f(rows, head))).collect()
+    }
+
+    /// Attention of every query over its own sequence, (tokens, query heads · head_dim).
+    fn attend(&self, layer: usize, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
+        let config = &self.model.config;
+        let (d, group) = (config.head_dim, config.num_attention_heads / config.num_key_value_heads);
+        let (q, k, v) = (view(q, config.q_dim()), view(k, config.kv_dim()), view(v, config.kv_dim()));
+        let done = self.heads(|rows, head| {
+            let mine = head * d..(head + 1) * d;
+            let (keys, values) = (k.slice(s![rows.clone(), mine.clone()]), v.slice(s![rows.clone(), mine]));
+            let mut out = Array2::zeros((rows.len(), group * d));
+            for i in 0..group {
+                let at = (head * group + i) * d;
+                let p = self.weights(layer, q.slice(s![rows.clone(), at..at + d]), keys);
+                general_mat_mul(1.0, &p, &values, 0.0, &mut out.slice_mut(s![.., i * d..(i + 1) * d]));
+            }
+            out
+        });
+        let mut out = Array2::zeros(q.dim());
+        for (rows, head, part) in done {
+            out.slice_mut(s![rows, head * group * d..(head + 1) * group * d]).assign(&part);
+        }
+        out.into_raw_vec_and_offset().0
+    }
+
+    /// Derivatives of queries, keys and values from those of [`Walk::attend`]'s result.
+    fn attend_back(&self, layer: usize, inside: &Inside, dout: &[f32]) -> [Vec<f32>; 3] {
+        let config = &self.model.config;
+        let (d, group) = (config.head_dim, config.num_attention_heads / config.num_key_value_heads);
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let (q, dout) = (view(&inside.q, q_dim), view(dout, q_dim));
+        let (k, v) = (view(&inside.k, kv_dim), view(&inside.v, kv_dim));
+        let scale = self.scale();
+        let done = self.heads(|rows, head| {
+            let mine = head * d..(head + 1) * d;
+            let (keys, values) = (k.slice(s![rows.clone(), mine.clone()]), v.slice(s![rows.clone(), mine]));
+            let n = rows.len();
+            let mut dq = Array2::zeros((n, group * d));
+            let (mut dk, mut dv) = (Array2::zeros((n, d)), Array2::zeros((n, d)));
+            let mut ds = Array2::zeros((n, n));
+            for i in 0..group {
+                let at = (head * group + i) * d;
+                let (q, dout) =
+                    (q.slice(s![rows.clone(), at..at + d]), dout.slice(s![rows.clone(), at..at + d]));
+                let p = self.weights(layer, q, keys);
+                general_mat_mul(1.0, &p.t(), &dout, 1.0, &mut dv);
+                general_mat_mul(1.0, &dout, &values.t(), 0.0, &mut ds);
+                for (mut ds, p) in ds.outer_iter_mut().zip(p.outer_iter()) {
+                    let mean: f32 = ds.iter().zip(&p).map(|(s, p)| s * p).sum();
+                    ds.iter_mut().zip(&p).for_each(|(s, p)| *s = scale * p * (*s - mean));
+                }
+                general_mat_mul(1.0, &ds, &keys, 0.0, &mut dq.slice_mut(s![.., i * d..(i + 1) * d]));
+                general_mat_mul(1.0, &ds.t(), &q, 1.0, &mut dk);
+            }
+            (dq, dk, dv)
+        });
+        let tokens = q.nrows();
+        let [mut dq, mut dk, mut dv] = [q_dim, kv_dim, kv_dim].map(|width| Array2::zeros((tokens, width)));
+        for (rows, head, (q, k, v)) in done {
+            let mine = head * d..(head + 1) * d;
+            dq.slice_mut(s![rows.clone(), head * group * d..(head + 1) * group * d]).assign(&q);
+            dk.slice_mut(s![rows.clone(), mine.clone()]).assign(&k);
+            dv.slice_mut(s![rows, mine]).assign(&v);
+        }
+        [dq, dk, dv].map(|m| m.into_raw_vec_and_offset().0)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+    fn scale(&self) -> f32 {
+        1.0 / (self.model.config.head_dim as f32).sqrt()
+    }
+
+    /// What each query of a sequence gives to each key: a softmax over the positions that it sees, 0 elsewhere.
+    fn weights(&self, layer: usize, q: ArrayView2<'_, f32>, k: ArrayView2<'_, f32>) -> Array2<f32> {
+        let window = self.model.config.layers[layer].sliding_window.unwrap_or(usize::MAX);
+        let n = q.nrows();
+        let mut p = Array2::zeros((n, n));
+        general_mat_mul(self.scale(), &q, &k.t(), 0.0, &mut p);
+        for (i, mut row) in p.outer_iter_mut().enumerate() {
+            let row = row.as_slice_mut().expect("rows of a new matrix");
+            let (before, seen) = row[..=i].split_at_mut((i + 1).saturating_sub(window));
+            let top = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            seen.iter_mut().for_each(|s| *s = exp(*s - top));
+            let sum: f32 = seen.iter().sum();
+            seen.iter_mut().for_each(|s| *s /= sum);
+            before.fill(0.0);
+            row[i + 1..].fill(0.0);
+        }
+        p
+    }
+
+    /// The divergence of what the head makes of the last residual stream, and its derivatives with respect to that stream.
+    fn head(
+        &self,
+        x: &[f32],
+        baseline: &mut Logits<'_>,
+        gradient: &mut RowLogs,
+    ) -> Result<(f64, Vec<f32>), Error> {
+        let (model, width) = (self.model, self.width());
+        let gain = model.final_norm.as_slice();
+        let id = if model.config.tie_word_embeddings { LinearId::Embed } else { LinearId::Head };
+        let head = self.dense(id)?;
+        // The gain goes before the rotation, or, in a tied folded model, between two.
+        let (inner, between) = match &model.sites.head {
+            HeadSite::Regain(rotation) => (None, Some(rotation)),
+            HeadSite::Plain | HeadSite::Rotate(_) => (Some(gain), None),
+        };
+        let behind = match &model.sites.head {
+            HeadSite::Plain => None,
+            HeadSite::Rotate(rotation) | HeadSite::Regain(rotation) => Some(rotation),
+        };
+        let regain = |rows: &mut [f32]| {
+            rows.par_chunks_exact_mut(width)
+                .for_each(|row| row.iter_mut().zip(gain).for_each(|(n, g)| *n *= g));
+        };
+        let mut n = norm(x, width, inner, model.eps);
+        if between.is_some() {
+            turn(between, &mut n, true);
+            regain(&mut n);
+        }
+        turn(behind, &mut n, false);
+
+        let (mut sum, mut dn, mut other) = (0.0, Vec::with_capacity(n.len()), Vec::new());
+        for (part, rows) in n.chunks(LOGIT_ROWS * width).enumerate() {
+            let logits = head.forward(rows);
+            let first = part * LOGIT_ROWS;
+            baseline(first..first + rows.len() / width, &mut other)?;
+            let vocab = model.config.vocab_size;
+            fracbit_base::ShapeError::check_len("divergence", "baseline logits", logits.len(), other.len())?;
+            let each: Vec<f64> = other
+                .par_chunks_exact_mut(vocab)
+                .zip(logits.par_chunks_exact(vocab))
+                .map(|(p, q)| pull(p, q))
+                .collect();
+            sum = each.iter().fold(sum, |sum, kl| sum + kl);
+            head.count(self.logs, &logits, &other, gradient);
+            dn.extend_from_slice(&head.back(&other));
+        }
+        turn(behind, &mut dn, true);
+        if between.is_some() {
+            regain(&mut dn);
+            turn(between, &mut dn, false);
+        }
+        Ok((sum, norm_back(x, width, inner, model.eps, &dn)))
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// KL(p‖q) of two rows of logits, in nats; `p` becomes q - p as probabilities, the derivatives with respect to q's logits.
+fn pull(p: &mut [f32], q: &[f32]) -> f64 {
+    let normal = |row: &[f32]| {
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.chunks(64).map(|c| f64::from(c.iter().map(|&l| exp(l - top)).sum::<f32>())).sum();
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        let log = sum.ln() as f32;
+        top + log
+    };
+    let (zp, zq) = (normal(p), normal(q));
+    let mut kl = 0.0f64;
+    for (p, q) in p.chunks_mut(64).zip(q.chunks(64)) {
+        let mut part = 0.0f32;
+        for (p, q) in p.iter_mut().zip(q) {
+            let (log_p, log_q) = (*p - zp, q - zq);
+            let weight = exp(log_p);
+            // A word that the baseline rules out counts nothing.
+            part += if weight > 0.0 { weight * (log_p - log_q) } else { 0.0 };
+            *p = exp(log_q) - weight;
+        }
+        kl += f64::from(part);
+    }
+    kl.max(0.0)
+}
