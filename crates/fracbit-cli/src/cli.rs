@@ -53,6 +53,7 @@ pub(crate) enum Command {
     Profile(commands::profile::ProfileArgs),
     Sensitivity(commands::sensitivity::SensitivityArgs),
     Calibrate(commands::calibrate::CalibrateArgs),
+    Tune(commands::tune::TuneArgs),
     Eval(commands::eval::EvalArgs),
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
@@ -92,15 +93,17 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 14);
+        assert_eq!(commands, 15);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 52] = [
+    const GOOD: [&str; 54] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
         "calibrate M -o C --tokens 4096 --ctx 256 --no-bos --separator <s> --max-memory 1GB --force --resume --json",
+        "tune Q --baseline M --text t.txt -o O",
+        "tune Q --baseline M --text - -o O --tokens 9 --passes 1 --bos --max-memory 1GB --resume --force --json",
         "quantize M -o O --bits 2 --calibration C --sequential --resume --max-memory 2GB",
         "quantize M -o O --bits 3.25",
         "quantize --learn M -o O --scheme tcq-2",
@@ -152,7 +155,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 48] = [
+    const BAD: [(&str, &str); 50] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -180,6 +183,8 @@ mod tests {
         ("quantize M -o O --size 4apples", "expected a number with a unit"),
         ("quantize M -o O --scheme tcq-5.5", "1, 1.5"),
         ("plan M --bits 3 --palette best", "tcq"),
+        ("tune Q --text t -o O", "--baseline"),
+        ("tune Q --baseline M --text t -o O --passes 0", "at least 1"),
         ("sensitivity M", "--out"),
         ("sensitivity M -o a --levels 0", "at least 1"),
         ("eval M", "--text"),

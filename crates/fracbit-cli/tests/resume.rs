@@ -118,7 +118,8 @@ fn all_survive(kills: usize) {
     let models = place.path().join("models");
     let last = place.path().join("sequential");
     let learned = place.path().join("learned");
-    for dir in [&stats, &models, &last, &learned] {
+    let tuned = place.path().join("tuned");
+    for dir in [&stats, &models, &last, &learned, &tuned] {
         fs::create_dir(dir).expect("a new directory");
     }
     let calibrate = ["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"];
@@ -130,8 +131,12 @@ fn all_survive(kills: usize) {
     survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills.div_ceil(6));
     let learn = ["quantize", text(&demo), "--bits", "3.1", "--palette", "nuq", "--learn", "--tokens", "512"];
     survives(&learn, &learned, 4, kills.div_ceil(6));
+    let (rounded, stories) = (models.join("whole"), text(&stories));
+    let tune = ["tune", text(&rounded), "--baseline", text(&demo), "--text", stories, "--tokens", "600"];
+    survives(&tune, &tuned, 5, kills.div_ceil(6));
     let weights = |dir: &Path| contents(&dir.join("whole"))["model.safetensors"].clone();
     assert!(weights(&last) != weights(&models), "the mode counts");
+    assert!(weights(&tuned) != weights(&models), "scales were tuned");
 }
 
 /// A file system that is too small, for real: it takes root to make one.

@@ -53,8 +53,19 @@ pub struct OutputDir {
 #[derive(Debug)]
 struct Temp {
     root: PathBuf,
-    data: PathBuf, // the directory that gets the final name: `root` itself, or within it
+    data: PathBuf, // within it: the directory that gets the final name
     keep: bool,
+}
+
+impl Temp {
+    /// An empty one for a directory that may get this name.
+    fn new(final_path: &Path, overwrite: Overwrite) -> Result<Self, Error> {
+        check_name(final_path, overwrite)?;
+        let root = temporary(final_path)?;
+        let temp = Self { data: root.join(DATA), root, keep: false };
+        std::fs::create_dir(&temp.data).io("creating", &temp.data)?;
+        Ok(temp)
+    }
 }
 
 impl Drop for Temp {
@@ -125,9 +136,7 @@ impl OutputDir {
     /// [`Error::Output`] when the name is taken or unusable, [`Error::Io`] when the parent is missing or not writable.
     pub fn create(final_path: impl AsRef<Path>, overwrite: Overwrite) -> Result<Self, Error> {
         let final_path = final_path.as_ref();
-        check_name(final_path, overwrite)?;
-        let root = temporary(final_path)?;
-        Ok(Self::of(final_path, Temp { data: root.clone(), root, keep: false }, None))
+        Ok(Self::of(final_path, Temp::new(final_path, overwrite)?, None))
     }
 
     /// Starts a resumable directory for the run that `key` describes: everything that decides its bytes. With `resume`, continues
@@ -155,10 +164,7 @@ impl OutputDir {
             let temp = Temp { root, data, keep: true };
             return Ok(Resumable::Continued(Self::of(final_path, temp, Some(journal))));
         }
-        check_name(final_path, overwrite)?;
-        let root = temporary(final_path)?;
-        let temp = Temp { data: root.join(DATA), root, keep: false };
-        std::fs::create_dir(&temp.data).io("creating", &temp.data)?;
+        let temp = Temp::new(final_path, overwrite)?;
         let journal = Journal::create(&temp.root, key)?;
         Ok(Resumable::New(Self::of(final_path, temp, Some(journal))))
     }

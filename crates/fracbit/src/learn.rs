@@ -10,6 +10,7 @@ use crate::{
     losses::{self, LossOptions},
     plan::{Inventory, Storage},
     sensitivity::{self, Text},
+    tune,
 };
 use fracbit_base::{Bytes, Scheme};
 use std::{fs, path::Path, sync::Arc};
@@ -48,11 +49,13 @@ pub struct Learned {
     pub sensitivities: Option<Sensitivities>,
 }
 
-/// The scheme of the palette that comes nearest to what a plan within these options gives a weight, and the size of that plan. `None` where
-/// the plan packs nothing.
-fn typical(inventory: &Inventory, options: &PlanOptions) -> Result<Option<(Scheme, Bytes)>, Error> {
+/// What a plan within these options will be like: the scheme of the palette that comes nearest to what it gives a weight, if there is
+/// anything to choose, and its size.
+fn foresee(inventory: &Inventory, options: &PlanOptions) -> Result<(Option<Scheme>, Bytes), Error> {
     let plan = crate::plan(inventory, &Sensitivities::prior(inventory, options.rotation), options)?;
-    Ok(nearest(&plan, &options.schemes()).map(|scheme| (scheme, Bytes(plan.bytes))))
+    let uniform = matches!(options.target, Target::Uniform(_));
+    let scheme = if uniform { None } else { nearest(&plan, &options.schemes()) };
+    Ok((scheme, Bytes(plan.bytes)))
 }
 
 /// The scheme with the bits of a packed weight of `plan`; of several the one with the least error.
@@ -74,8 +77,9 @@ fn nearest(plan: &Plan, schemes: &[Scheme]) -> Option<Scheme> {
     known.min_by(|&a, &b| off(a).0.total_cmp(&off(b).0).then(off(a).1.total_cmp(&off(b).1)))
 }
 
-/// Peak memory beside the memory-mapped checkpoint: of the calibration, or of the measurement, which holds a quantized model, some copies
-/// of the largest matrix, its moments, and the logits and the residual stream of the text. `written` when the model writes the text.
+/// Peak memory beside the memory-mapped checkpoint: of the calibration, of the measurement, which holds a quantized model, some copies
+/// of the largest matrix, its moments, the logits and the residual stream of the text, or of tuning a model of the planned size behind it. `written` when
+/// the model writes the text of `tokens` tokens.
 ///
 /// # Errors
 /// When the budget is out of reach.
@@ -83,42 +87,36 @@ pub fn memory(
     opened: &Opened,
     inventory: &Inventory,
     planned: Option<&PlanOptions>,
+    tokens: usize,
     written: bool,
 ) -> Result<Bytes, Error> {
-    Ok(memory_along(opened, inventory, to_measure(inventory, planned)?, written))
+    let foreseen = planned.map(|options| foresee(inventory, options)).transpose()?;
+    Ok(memory_of(opened, inventory, foreseen, tokens, written))
 }
 
-/// [`memory`], with what [`to_measure`] says.
-fn memory_along(
+/// [`memory`], with what [`foresee`] says.
+fn memory_of(
     opened: &Opened,
     inventory: &Inventory,
-    along: Option<(Scheme, Bytes)>,
+    foreseen: Option<(Option<Scheme>, Bytes)>,
+    tokens: usize,
     written: bool,
 ) -> Bytes {
     let calibrating = calibrate::memory(&opened.config, length(opened, written), written);
-    let Some((_, model)) = along else { return calibrating };
+    let Some((scheme, model)) = foreseen else { return calibrating };
+    let tuning = tune::memory(&opened.config, model, tokens);
     let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
     let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
     let (vocab, hidden) = (opened.config.vocab_size as u64, opened.config.hidden_size as u64);
     let probe = sensitivity::probe_memory(MEASURED, vocab, hidden);
-    calibrating.max(Bytes(model.0 + 3 * 4 * largest + 16 * widest * widest + probe))
+    let measuring = model.0 + 3 * 4 * largest + 16 * widest * widest + probe;
+    calibrating.max(tuning).max(Bytes(if scheme.is_some() { measuring } else { 0 }))
 }
 
 /// Tokens of a sequence to calibrate on.
 fn length(opened: &Opened, written: bool) -> usize {
     let usual = calibrate::length(&opened.config);
     if written { usual.min(WRITTEN) } else { usual }
-}
-
-/// The scheme to measure along and the size of the model, if anything is to be measured: one scheme everywhere leaves no choice.
-fn to_measure(
-    inventory: &Inventory,
-    planned: Option<&PlanOptions>,
-) -> Result<Option<(Scheme, Bytes)>, Error> {
-    match planned {
-        Some(options) if !matches!(options.target, Target::Uniform(_)) => typical(inventory, options),
-        _ => Ok(None),
-    }
 }
 
 /// Learns from a text and its name, or from one that the model writes. `planned` are the options of the plan to come, if there is to
@@ -137,8 +135,8 @@ pub fn learn(
     options: &LearnOptions,
     progress: &dyn Progress,
 ) -> Result<Learned, Error> {
-    let along = to_measure(inventory, planned)?;
-    let needed = memory_along(opened, inventory, along, text.is_none());
+    let foreseen = planned.map(|options| foresee(inventory, options)).transpose()?;
+    let needed = memory_of(opened, inventory, foreseen, options.tokens, text.is_none());
     if let Some(most) = options.max_memory.filter(|&most| most < needed) {
         let rule = format!("learning from a text takes {needed} ({} bytes), allowed are {most}", needed.0);
         return Err(Error::Option { option: "--max-memory", rule });
@@ -155,7 +153,7 @@ pub fn learn(
         calibrate(opened, text, &moments, &calibrating, progress)?;
     }
     let calibration = Arc::new(Calibration::open(&moments)?);
-    let (Some((default, _)), Some(planned)) = (along, planned) else {
+    let (Some((Some(default), _)), Some(planned)) = (foreseen, planned) else {
         return Ok(Learned { calibration, sensitivities: None });
     };
 
@@ -216,11 +214,13 @@ mod tests {
             (2.6, Palette::All, "tcq-2.5"),
         ] {
             let options = PlanOptions { palette, ..PlanOptions::new(Target::Bits(bits)) };
-            let (scheme, bytes) = typical(&inventory(), &options).unwrap().unwrap();
-            assert_eq!(scheme.to_string(), want, "{bits} bits");
+            let (scheme, bytes) = foresee(&inventory(), &options).unwrap();
+            assert_eq!(scheme.unwrap().to_string(), want, "{bits} bits");
             assert!(bytes.0 > 0);
         }
         let impossible = PlanOptions::new(Target::Bits(0.5));
-        assert!(typical(&inventory(), &impossible).is_err());
+        assert!(foresee(&inventory(), &impossible).is_err());
+        let uniform = PlanOptions::new(Target::Uniform("tcq-2".parse().unwrap()));
+        assert_eq!(foresee(&inventory(), &uniform).unwrap().0, None, "no choice");
     }
 }

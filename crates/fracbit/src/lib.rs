@@ -26,6 +26,7 @@ pub mod sensitivity;
 mod sequential;
 pub mod steer;
 pub mod synth;
+pub mod tune;
 
 pub use bodies::{Bodies, bodies};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
@@ -46,3 +47,4 @@ pub use report::Report;
 pub use sensitivity::{Objective, Protocol, Sensitivities};
 pub use steer::{Exclude, Pin};
 pub use synth::{Preset, SynthOptions, synthesize};
+pub use tune::{TuneOptions, TuneReport};

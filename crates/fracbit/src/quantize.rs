@@ -80,7 +80,7 @@ pub struct LayerReport {
 }
 
 /// What was written.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QuantizeReport {
     /// The finished directory.
     pub path: PathBuf,

@@ -478,7 +478,7 @@ pub(crate) struct Probe {
 }
 
 /// Length of a sequence, unless the model's context is shorter.
-const SEQUENCE: usize = 256;
+pub(crate) const SEQUENCE: usize = 256;
 
 impl Probe {
     fn new(model: &Model, protocol: Protocol) -> Result<Self, Error> {

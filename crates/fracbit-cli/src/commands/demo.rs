@@ -12,9 +12,10 @@ use crate::{
 use clap::Args;
 use fracbit::{
     Effort, EvalOptions, Evaluation, LearnOptions, Opened, PlanOptions, Progress, QuantizeOptions, Target,
+    tune,
 };
 use fracbit_base::{Bytes, Palette};
-use fracbit_io::EncodeOptions;
+use fracbit_io::{EncodeOptions, OutputDir, Overwrite};
 use fracbit_model::{SampleConfig, Sampler, StateOptions};
 use std::{
     fs,
@@ -227,8 +228,8 @@ fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Fai
         effort: Effort::Balanced,
         ..record(source, format!("fracbit demo ({LEARNED} bits, learned)"))
     };
-    let weights = source.opened.source(options.rotation, SEED)?;
-    fracbit::quantize(&weights, &inventory, &plan, &out, &record, progress)?;
+    let dir = OutputDir::create(&out, Overwrite::No)?;
+    tune::quantize_and_tune(dir, &source.opened, &inventory, &plan, &record, progress)?;
     fs::remove_dir_all(&scratch).map_err(|e| Failure::writing(&scratch, e))?;
     Ok(out)
 }

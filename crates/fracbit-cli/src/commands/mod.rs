@@ -13,6 +13,7 @@ pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod sensitivity;
 pub(crate) mod synth;
+pub(crate) mod tune;
 pub(crate) mod verify;
 
 use crate::{
@@ -29,6 +30,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Profile(args) => profile::run(args, context)?,
         Command::Sensitivity(args) => sensitivity::run(args, context)?,
         Command::Calibrate(args) => calibrate::run(args, context)?,
+        Command::Tune(args) => tune::run(args, context)?,
         Command::Eval(args) => eval::run(args, context)?,
         Command::Run(args) => run::run(args, context)?,
         Command::Chat(args) => chat::run(args, context)?,

@@ -13,7 +13,7 @@ use crate::{
 use clap::Args;
 use fracbit::{
     Calibration, Effort, LearnOptions, Learned, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions,
-    calibrate, learn, plan::Inventory,
+    calibrate, learn, plan::Inventory, tune,
 };
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
@@ -204,7 +204,7 @@ impl QuantizeArgs {
             max_memory: self.max_memory,
         };
         let text = text.named();
-        let bytes = learn::memory(&source.opened, &inventory, planned, text.is_none())?;
+        let bytes = learn::memory(&source.opened, &inventory, planned, options.tokens, text.is_none())?;
         context.progress.note(&format!("memory: learning takes about {bytes} beside the mapped file"));
         let learned =
             fracbit::learn(&source.opened, &inventory, planned, text, scratch, &options, &context.progress)?;
@@ -356,9 +356,19 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         codebook_bytes: Some(args.codebook_bytes),
         codebooks: Vec::new(),
     };
-    let weights = source.opened.source(plan.rotation, plan.seed)?;
-    let report = fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?;
+    let (report, tuned) = if learned.is_some() {
+        tune::quantize_and_tune(dir, &source.opened, &inventory, &plan, &options, &context.progress)?
+    } else {
+        let weights = source.opened.source(plan.rotation, plan.seed)?;
+        (fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?, None)
+    };
     context.progress.finish();
+    if let Some(tuned) = tuned {
+        context.progress.note(&format!(
+            "tuned: divergence from the original {:.4} nats per token, {:.4} before, on {} tokens that were held out",
+            tuned.after, tuned.before, tuned.held_tokens
+        ));
+    }
     if args.json {
         return context.out.json(&report);
     }
