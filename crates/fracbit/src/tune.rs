@@ -92,8 +92,8 @@ pub fn memory(config: &fracbit_io::ModelConfig, model: Bytes, tokens: usize) -> 
     Bytes(model.0 + states + gradient::memory(config, BATCH + SEQUENCE, SEQUENCE))
 }
 
-/// Tunes `model` for `text` and writes it into `dir`, all other tensors and files as they are. `scratch` is a directory in which the state
-/// is kept; what it holds is taken for that of an interrupted run with the same arguments, which ends with the same bytes.
+/// Tunes `model` for `text` and writes it into `dir`, all other tensors and files as they are. A resumable directory keeps the state every
+/// 20 seconds, and one that is continued goes on from there, to the same bytes.
 ///
 /// # Errors
 /// When `model` is not quantized or not from `original`, the text is too short to hold some of it out, the memory does not suffice, or the
@@ -427,19 +427,18 @@ impl Run<'_> {
                 fresh
             }
         };
-        let (steps, tokens) = (self.passes * batches.len(), |range: &Range<usize>, train: &[&[u32]]| {
-            train[range.clone()].iter().map(|s| s.len()).sum::<usize>()
-        });
-        let done: usize = (0..state.step).map(|s| tokens(&batches[s % batches.len()], self.train)).sum();
+        let steps = self.passes * batches.len();
+        let train = self.train;
+        let tokens = |batch: &Range<usize>| train[batch.clone()].iter().map(|s| s.len()).sum::<usize>();
+        let done: usize = (0..state.step).map(|step| tokens(&batches[step % batches.len()])).sum();
         self.progress.advance(done as u64);
         let mut saved = Instant::now();
         while state.step < steps && !state.logs.is_empty() {
             let batch = batches[state.step % batches.len()].clone();
             #[expect(clippy::cast_precision_loss, reason = "counts of steps and tokens")]
-            let (part, count) = (state.step as f64 / steps as f64, tokens(&batch, self.train) as f32);
+            let (part, count) = (state.step as f64 / steps as f64, tokens(&batch) as f32);
             let rate = RATE * state.held[0].sqrt() * 0.5 * (1.0 + (std::f64::consts::PI * part).cos());
             let mut gradient = RowLogs::new();
-            let train = self.train;
             self.divergence(&state.logs, batch.start, &train[batch.clone()], Some(&mut gradient))?;
             gradient.values_mut().flatten().for_each(|g| *g /= count);
             state.advance(&gradient, rate);
@@ -451,7 +450,7 @@ impl Run<'_> {
                 keep();
                 saved = Instant::now();
             }
-            self.progress.advance(tokens(&batch, self.train) as u64);
+            self.progress.advance(tokens(&batch) as u64);
         }
         Ok(state)
     }
