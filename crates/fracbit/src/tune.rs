@@ -116,7 +116,7 @@ pub fn tune_in(
             text.origin,
             text.sequences.tokens()
         );
-        return Err(Error::Option { option: "text", rule });
+        return Err(Error::Option { option: "--text", rule });
     }
     let kernels = kernels()?;
     let built = model.model(&kernels, true)?;
