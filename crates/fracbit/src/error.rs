@@ -147,3 +147,14 @@ pub enum Error {
         rule: String,
     },
 }
+
+/// Refuses what takes more memory than is allowed.
+pub(crate) fn require_memory(what: &str, needed: Bytes, allowed: Option<Bytes>) -> Result<(), Error> {
+    match allowed.filter(|&most| most < needed) {
+        None => Ok(()),
+        Some(most) => {
+            let rule = format!("{what} takes {needed} ({} bytes), allowed are {most}", needed.0);
+            Err(Error::Option { option: "--max-memory", rule })
+        }
+    }
+}

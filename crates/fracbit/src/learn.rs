@@ -7,6 +7,7 @@
 use crate::{
     CalibrateOptions, Calibration, Effort, Error, EvalOptions, Opened, Plan, PlanOptions, Progress,
     Sensitivities, Target, calibrate,
+    error::require_memory,
     losses::{self, LossOptions},
     plan::{Inventory, Storage},
     sensitivity::{self, Text},
@@ -137,10 +138,7 @@ pub fn learn(
 ) -> Result<Learned, Error> {
     let foreseen = planned.map(|options| foresee(inventory, options)).transpose()?;
     let needed = memory_of(opened, inventory, foreseen, options.tokens, text.is_none());
-    if let Some(most) = options.max_memory.filter(|&most| most < needed) {
-        let rule = format!("learning from a text takes {needed} ({} bytes), allowed are {most}", needed.0);
-        return Err(Error::Option { option: "--max-memory", rule });
-    }
+    require_memory("learning from a text", needed, options.max_memory)?;
     let moments = scratch.join(MOMENTS);
     if !moments.exists() {
         let calibrating = CalibrateOptions {

@@ -9,6 +9,7 @@ use crate::{
     Error, Progress,
     calibrate::{Calibration, first_reader},
     directory::{self, QuantizationConfig, codebook_names, packed_names},
+    error::require_memory,
     groups,
     plan::{Inventory, Plan, PlannedLayer, Storage},
     sequential,
@@ -186,10 +187,7 @@ pub fn quantize_in(
         options.calibration.is_some(),
         options.sequential,
     );
-    if let Some(most) = options.max_memory.filter(|&most| most < estimate.total()) {
-        let rule = format!("quantizing by this plan takes {}, allowed are {most}", estimate.total());
-        return Err(Error::Option { option: "--max-memory", rule });
-    }
+    require_memory("quantizing by this plan", estimate.total(), options.max_memory)?;
 
     let scratch = dir.scratch("");
     // A resumed run trains them again, to the same tables.

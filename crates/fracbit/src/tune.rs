@@ -11,6 +11,7 @@
 use crate::{
     Error, Opened, Plan, Progress, QuantizeOptions, QuantizeReport,
     directory::packed_names,
+    error::require_memory,
     kernels,
     load::Reader,
     plan::Inventory,
@@ -107,7 +108,8 @@ pub fn tune_in(
     progress: &dyn Progress,
 ) -> Result<TuneReport, Error> {
     let manifest = manifest_of(model, original)?;
-    check_memory(memory(&model.config, model.bytes(), text.sequences.tokens()), options)?;
+    let needed = memory(&model.config, model.bytes(), text.sequences.tokens());
+    require_memory("tuning", needed, options.max_memory)?;
     let sequences: Vec<&[u32]> = text.sequences.iter().collect();
     let (train, held) = sequences.split_at(sequences.len() - sequences.len().div_ceil(HELD));
     if train.is_empty() {
@@ -133,7 +135,7 @@ pub fn tune_in(
         tokens: count(train),
         held_tokens: count(held),
         before: state.held[0],
-        after: state.least,
+        after: state.least(),
     };
     write(&mut dir, model, &state.best(), &manifest, &report, text)?;
     dir.commit()?;
@@ -160,7 +162,8 @@ pub fn quantize_and_tune(
         return Ok((report, None));
     };
     let tuning = TuneOptions { max_memory: options.max_memory, ..TuneOptions::default() };
-    check_memory(memory(&original.config, Bytes(plan.bytes), text.sequences.tokens()), &tuning)?;
+    let needed = memory(&original.config, Bytes(plan.bytes), text.sequences.tokens());
+    require_memory("tuning", needed, tuning.max_memory)?;
     let [rounded, kept] = [ROUNDED, REPORT].map(|name| dir.scratch(name));
     let mut report: QuantizeReport = match read_report(&kept) {
         Some(report) => report,
@@ -195,16 +198,6 @@ const REPORT: &str = "rounded.json";
 /// The report of a finished rounding.
 fn read_report(kept: &Path) -> Option<QuantizeReport> {
     serde_json::from_slice(&fs::read(kept).ok()?).ok()
-}
-
-fn check_memory(needed: Bytes, options: &TuneOptions) -> Result<(), Error> {
-    match options.max_memory.filter(|&most| most < needed) {
-        None => Ok(()),
-        Some(most) => {
-            let rule = format!("tuning takes {needed} ({} bytes), allowed are {most}", needed.0);
-            Err(Error::Option { option: "--max-memory", rule })
-        }
-    }
 }
 
 /// The manifest of a model that was quantized from `original`.
@@ -260,8 +253,7 @@ struct Tuning {
     means: [RowLogs; 2],
     /// Divergence of what is held out: before, and after every pass.
     held: Vec<f64>,
-    /// The least of them, and the factors that gave it; `None`: no factors.
-    least: f64,
+    /// The factors that gave the least of them; `None`: no factors.
     best: Option<RowLogs>,
 }
 
@@ -270,12 +262,15 @@ impl Tuning {
         self.best.clone().unwrap_or_default()
     }
 
+    /// The least divergence of what is held out.
+    fn least(&self) -> f64 {
+        self.held.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
     /// Takes the divergence of what is held out.
     fn judge(&mut self, divergence: f64) {
-        if self.held.is_empty() {
-            self.least = divergence;
-        } else if divergence < self.least {
-            (self.least, self.best) = (divergence, Some(self.logs.clone()));
+        if !self.held.is_empty() && divergence < self.least() {
+            self.best = Some(self.logs.clone());
         }
         self.held.push(divergence);
     }
@@ -347,9 +342,8 @@ impl Tuning {
             |logs: &RowLogs| logs.iter().map(|(id, v)| (*id, v.len())).collect::<Vec<(LinearId, usize)>>();
         let fits = |logs: &RowLogs| shape(logs) == shape(&fresh.logs);
         let held: Vec<f64> = kept.held.iter().map(|&b| f64::from_bits(b)).collect();
-        let least = held.iter().copied().fold(f64::INFINITY, f64::min);
         let whole = fits(&logs) && means.iter().all(fits) && best.iter().all(fits) && !held.is_empty();
-        whole.then_some(Self { step: kept.step, logs, means, held, least, best })
+        whole.then_some(Self { step: kept.step, logs, means, held, best })
     }
 }
 
@@ -553,7 +547,7 @@ mod tests {
         half.judge(0.7);
         half.judge(0.6);
         half.judge(0.65);
-        assert_eq!((half.least, half.best()), (0.6, half.logs.clone()));
+        assert_eq!((half.least(), half.best()), (0.6, half.logs.clone()));
         half.save(&kept);
         let read = Tuning::read(&kept, &fresh).unwrap();
         assert_eq!(read, half);
@@ -578,6 +572,6 @@ mod tests {
         state.judge(0.5);
         state.judge(0.5);
         state.judge(f64::NAN);
-        assert_eq!((state.least, state.best()), (0.5, RowLogs::new()));
+        assert_eq!((state.least(), state.best()), (0.5, RowLogs::new()));
     }
 }

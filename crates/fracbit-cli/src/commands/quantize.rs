@@ -106,7 +106,7 @@ pub(crate) struct QuantizeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct LearnArgs {
     /// Learn from a text of the kind that the model will read, or without FILE from one that the model writes: calibrate on it, measure on
-    /// it what each matrix loses, and quantize in the order of the data. Takes longest and loses least, by far at 3 bits and below.
+    /// it what each matrix loses, quantize in the order of the data, and tune the scales. Takes longest and loses least, by far at 3 bits and below.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
         conflicts_with_all = ["calibration", "sequential", "sensitivity", "objective", "dry_run"])]
     #[expect(clippy::option_option, reason = "a flag that may have a value")]

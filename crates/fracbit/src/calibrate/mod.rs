@@ -13,7 +13,10 @@ mod written;
 pub use stream::Sequences;
 pub(crate) use stream::{Stream, Writer};
 
-use crate::{Error, EvalOptions, Opened, Progress, evaluate::windows, kernels, sensitivity::Sensitivities};
+use crate::{
+    Error, EvalOptions, Opened, Progress, error::require_memory, evaluate::windows, kernels,
+    sensitivity::Sensitivities,
+};
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
@@ -170,11 +173,7 @@ pub fn calibrate(
         return Err(Error::Option { option: "calibration", rule });
     }
     let needed = memory(&opened.config, length, text.is_none());
-    if let Some(most) = options.max_memory.filter(|&most| most < needed) {
-        let rule =
-            format!("calibration of this model takes {needed} ({} bytes), allowed are {most}", needed.0);
-        return Err(Error::Option { option: "--max-memory", rule });
-    }
+    require_memory("calibration of this model", needed, options.max_memory)?;
     let source_hash = opened.checkpoint.content_hash();
     let origin = match text {
         Some((text, path)) => text_origin(text, path),
