@@ -49,6 +49,9 @@ pub fn matmul_with(
         ));
     }
     ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
+    if y.is_empty() {
+        return Ok(());
+    }
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
     x.block_sums.clear();
@@ -74,8 +77,9 @@ pub fn matmul_refined_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    if x.cols() != w.shape().cols || w.parts().iter().all(|part| part.codebook.grid() == Grid::I16) {
-        return matmul_with(crew, w, x, y); // refuses, or rounds to 1023 steps already
+    // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds takes the plain product.
+    if x.cols() != w.shape().cols || w.parts().iter().any(|part| part.codebook.grid() == Grid::I16) {
+        return matmul_with(crew, w, x, y);
     }
     ShapeError::check_len("matmul", "y", x.batch() * w.shape().rows, y.len())?;
     x.append_losses(w.vectors(), crew);

@@ -80,6 +80,37 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
 }
 
 #[test]
+fn a_matrix_of_both_grids_is_no_worse_refined() {
+    // A directory may hold such codebooks: the first half of the columns on the int8 grid, the second on the int16 grid.
+    let scheme: Scheme = "half-tcq-hyb-2.25".parse().unwrap();
+    let [low, high] = scheme.halves();
+    let books = vec![cases::codebook(low, 1024, 127), cases::codebook(high, 1024, 32_767)];
+    let packed = Packed::random(scheme, Shape::new(64, 32), books, 32, 9);
+    let view = packed.view().unwrap();
+    let w = PackedMatrix::new(&Kernels::scalar(), &view);
+    let mut input = cases::activations(32, 5);
+    input[..16].fill(0.0);
+    let mut x = Activations::new();
+    x.set(&input, 32).unwrap();
+    let mut y = vec![f32::NAN; 64];
+    with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut y)).unwrap();
+    for (&got, (want, bound)) in y.iter().zip(product(&view, &input, 1023.0)) {
+        assert!((f64::from(got) - want).abs() <= bound, "{got}, want {want} +- {bound}");
+    }
+}
+
+#[test]
+fn a_matrix_without_rows_has_an_empty_product() {
+    let scheme: Scheme = "tcq-2".parse().unwrap();
+    let packed = Packed::random(scheme, Shape::new(0, 64), cases::codebooks(scheme, 0, 127), 64, 4);
+    let w = PackedMatrix::new(&Kernels::scalar(), &packed.view().unwrap());
+    let mut x = Activations::new();
+    x.set(&[1.0; 128], 64).unwrap();
+    assert_eq!(matmul(&w, &mut x, &mut []), Ok(()));
+    with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut [])).unwrap();
+}
+
+#[test]
 fn int8_activations_cost_what_the_readme_says() {
     // Relative squared error of a product with normal activations (here: sums of 12 uniforms), 4-bit trellis weights.
     let scheme: Scheme = "tcq-4".parse().unwrap();

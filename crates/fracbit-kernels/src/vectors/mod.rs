@@ -148,6 +148,13 @@ impl Default for Vectors {
     }
 }
 
+/// Whether `len` elements hold `count` rows of `width`, `stride` from a row to the next. Bodies rely on it: no overflow may hide a
+/// lack of room.
+fn fits(len: usize, count: usize, stride: usize, width: usize) -> bool {
+    let end = |last: usize| last.checked_mul(stride)?.checked_add(width);
+    count.checked_sub(1).is_none_or(|last| end(last).is_some_and(|end| len >= end))
+}
+
 #[expect(unsafe_code, reason = "calls of bodies with target features behind the contract of `Vectors::new`")]
 impl Vectors {
     /// The reference.
@@ -192,10 +199,11 @@ impl Vectors {
     pub fn scores(&self, args: &Scores<'_>, out: &mut [f32]) {
         let Scores { queries, dim, keys, stride } = *args;
         assert!(dim > 0 && queries.len().is_multiple_of(dim), "scores: whole queries of {dim}");
-        assert!(keys.len().is_multiple_of(dim * KEY_BLOCK), "scores: whole blocks of keys");
+        let block = dim.saturating_mul(KEY_BLOCK);
+        assert!(keys.len().is_multiple_of(block), "scores: whole blocks of keys");
         let (count, positions) = (queries.len() / dim, keys.len() / dim);
         assert!(positions <= stride, "scores: {positions} positions in rows of {stride}");
-        assert!(count == 0 || out.len() >= (count - 1) * stride + positions, "scores: room for all");
+        assert!(fits(out.len(), count, stride, positions), "scores: room for all");
         // SAFETY: `new` was promised soundness for arguments that passed these checks.
         unsafe { (self.slots.scores)(args, out) }
     }
@@ -209,7 +217,7 @@ impl Vectors {
         assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
         assert!(values.len().is_multiple_of(dim), "weigh: whole values of {dim}");
         let (count, positions) = (out.len() / dim, values.len() / dim);
-        assert!(count == 0 || weights.len() >= (count - 1) * stride + positions, "weigh: weights of all");
+        assert!(fits(weights.len(), count, stride, positions), "weigh: weights of all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.weigh)(args, out) }
     }
@@ -223,10 +231,9 @@ impl Vectors {
         let Products { weights, weight_stride, inputs, input_stride, rows, tokens, width } = *args;
         assert!(width.is_multiple_of(plain::LANES), "products: whole groups of {}", plain::LANES);
         assert!(width <= weight_stride && width <= input_stride, "products: rows side by side");
-        let fits = |len: usize, count: usize, stride| count == 0 || len >= (count - 1) * stride + width;
-        assert!(fits(weights.len(), rows, weight_stride), "products: all rows of weights");
-        assert!(fits(inputs.len(), tokens, input_stride), "products: the inputs of all tokens");
-        assert_eq!(sums.len(), rows * tokens, "products: sums of every row and token");
+        assert!(fits(weights.len(), rows, weight_stride, width), "products: all rows of weights");
+        assert!(fits(inputs.len(), tokens, input_stride, width), "products: the inputs of all tokens");
+        assert_eq!(Some(sums.len()), rows.checked_mul(tokens), "products: sums of every row and token");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.products)(args, sums) }
     }
@@ -300,5 +307,33 @@ impl Vectors {
         plain::check_rounded(values, &to, 1);
         // SAFETY: as in `scores`.
         unsafe { (self.slots.wide)(values, to) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "scores: room for all")]
+    fn a_stride_that_overflows_is_no_room() {
+        // Twice this stride is 0 in 64 bits.
+        let (queries, keys) = ([0.0; 3], [0.0; KEY_BLOCK]);
+        let args =
+            Scores { queries: &queries, dim: 1, keys: Floats::F32(&keys), stride: 1 << (usize::BITS - 1) };
+        Vectors::scalar().scores(&args, &mut [0.0; KEY_BLOCK]);
+    }
+
+    #[test]
+    #[should_panic(expected = "weigh: weights of all")]
+    fn nor_is_one_of_weights() {
+        let weights = [0.0; 4];
+        let args = Weigh {
+            weights: &weights,
+            stride: 1 << (usize::BITS - 1),
+            values: Floats::F32(&weights),
+            dim: 1,
+        };
+        Vectors::scalar().weigh(&args, &mut [0.0; 3]);
     }
 }
