@@ -435,6 +435,7 @@ impl Linear {
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
+            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, x));
             part.product(crew, x, scratch)?;
             for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
                 if let Weights::Fused(other) = &layer.weights

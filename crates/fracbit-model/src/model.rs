@@ -302,7 +302,10 @@ impl Model {
         tokens: &[u32],
         hidden: &mut Vec<f32>,
     ) -> Result<(), Error> {
-        ShapeError::check_len("forward_batch", "tokens", states.len().max(1), tokens.len())?;
+        if states.is_empty() {
+            return Err(ShapeError::new("forward_batch", "states", "at least one", 0).into());
+        }
+        ShapeError::check_len("forward_batch", "tokens", states.len(), tokens.len())?;
         for (state, token) in states.iter_mut().zip(tokens) {
             self.check(state, std::slice::from_ref(token))?;
         }

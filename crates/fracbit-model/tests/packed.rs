@@ -11,9 +11,13 @@ mod common;
 use common::{F32, logits, references, relative};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
-use fracbit_kernels::{Kernels, PackedMatrix};
+use fracbit_kernels::{Crew, Kernels, PackedMatrix};
 use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, Model, RotationMode, StateOptions};
 use half::f16;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 /// Eight-bit rounding, one scale per row: the simplest packed matrix with real weights in it.
 fn pack(matrix: &Matrix) -> PackedMatrix {
@@ -118,6 +122,30 @@ fn fused_layers_give_the_bits_of_separate_ones() {
         }
     }
     assert!(fused_sites > 10, "{fused_sites}");
+}
+
+#[test]
+fn observers_see_what_fused_layers_read() {
+    let Some(all) = references() else { return };
+    let r = all.iter().find(|r| r.name == "llama3").unwrap();
+    let source = r.source(RotationMode::Fold, 7);
+    let ids = [LayerLinear::Gate, LayerLinear::Up].map(|l| LinearId::Layer(0, l));
+    let [gate, up] = ids.map(|id| source.linear(id).unwrap());
+    assert!(gate.shape.rows.is_multiple_of(TILE_ROWS));
+    let shape = Shape::new(gate.shape.rows + up.shape.rows, gate.shape.cols);
+    let whole = Matrix { shape, data: [gate.data, up.data].concat() };
+    let linears = Linear::fused(pack(&whole), vec![(gate.shape.rows, None), (up.shape.rows, None)]).unwrap();
+    let mut model = Model::from_source(&source).unwrap();
+    let seen = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    for (at, (id, linear)) in ids.into_iter().zip(linears).enumerate() {
+        let seen = Arc::clone(&seen);
+        let observer = move |_: &Crew<'_>, x: &[f32]| {
+            seen[at].fetch_add(x.len() / shape.cols, Ordering::Relaxed);
+        };
+        model.replace(id, linear.observed(Arc::new(observer))).unwrap();
+    }
+    logits(&model, &mut model.state(&F32), &r.tokens);
+    assert_eq!([0, 1].map(|at: usize| seen[at].load(Ordering::Relaxed)), [r.tokens.len(); 2]);
 }
 
 #[test]

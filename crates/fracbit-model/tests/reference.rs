@@ -332,6 +332,11 @@ fn refusals_leave_the_state_alone() {
         model.forward(&mut state, &[1; 3], &mut hidden).unwrap();
         model.forward(&mut state, &[], &mut hidden).unwrap();
         assert!(hidden.is_empty());
+        for (states, tokens) in [(0, 0), (0, 1), (1, 0), (1, 2)] {
+            let mut states: Vec<_> = (0..states).map(|_| model.state(&F32)).collect();
+            let refused = model.forward_batch(&mut states, &vec![1; tokens], &mut hidden);
+            assert!(matches!(refused, Err(Error::Shape(_))), "{} states, {tokens} tokens", states.len());
+        }
         let default = model.state(&StateOptions::default());
         assert_eq!(default.capacity(), model.config().max_position_embeddings);
         assert!(matches!(
