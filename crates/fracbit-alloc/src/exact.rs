@@ -183,15 +183,19 @@ impl<'a> Search<'a> {
                 self.complete(&labels[p], i, &arena, best);
             }
             let cutoff = best.cutoff();
-            let mut threshold = f64::INFINITY;
-            let alive = bounds.iter().filter(|b| **b < cutoff).count();
-            if alive > cap {
-                let mut sorted: Vec<f64> = bounds.iter().copied().filter(|b| *b < cutoff).collect();
-                threshold = *sorted.select_nth_unstable_by(cap, f64::total_cmp).1;
+            let (mut threshold, mut ties) = (f64::INFINITY, 0);
+            let mut alive: Vec<f64> = bounds.iter().copied().filter(|b| *b < cutoff).collect();
+            if alive.len() > cap {
+                let (below, middle, _) = alive.select_nth_unstable_by(cap, f64::total_cmp);
+                threshold = *middle;
+                // Of equal bounds, the cheapest labels fill the room: layers that are alike have many.
+                ties = below.iter().filter(|b| **b == threshold).count();
             }
             let mut p = 0;
             labels.retain(|_| {
-                let keep = bounds[p] < cutoff && bounds[p] < threshold;
+                let tie = bounds[p] == threshold && ties > 0;
+                ties -= usize::from(tie);
+                let keep = bounds[p] < cutoff && (bounds[p] < threshold || tie);
                 if !keep {
                     given_up = given_up.min(bounds[p]);
                 }
@@ -273,5 +277,37 @@ fn merge(labels: &[Label], front: &[Point], limit: u64) -> Vec<Label> {
             out.push(Label { cost, loss, parent: heads[j] as u32, point: j as u32 });
         }
         heads[j] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_bounds_do_not_empty_the_search() {
+        let mut state = 1u64;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let mut optimal = 0;
+        for _ in 0..2000 {
+            // Layers alike: small whole numbers, so that bounds are equal to the last bit.
+            let mut points = |n: u32| -> Vec<Point> {
+                (0..n).map(|id| Point { cost: draw(9), loss: draw(9) as f64, id }).collect()
+            };
+            let kinds = [points(3), points(4)];
+            let layers: Vec<Vec<Point>> = (0..6).map(|l| kinds[l % 2].clone()).collect();
+            let least: u64 = layers.iter().map(|l| l.iter().map(|p| p.cost).min().unwrap_or(0)).sum();
+            let budget = least + draw(20);
+            let exact = solve(layers.clone(), budget, Effort::default());
+            let few = solve(layers, budget, Effort { labels: 2, ..Effort::default() });
+            assert!(few.bound <= exact.bound + 1e-9);
+            let total = |o: &Outcome| -> f64 { (0..6).map(|l| kinds[l % 2][o.ids[l] as usize].loss).sum() };
+            optimal += usize::from(total(&few) <= total(&exact));
+        }
+        // Two labels a layer; 1991 when none of equal ones stays.
+        assert!(optimal >= 1997, "{optimal} of 2000 optimal");
     }
 }

@@ -113,13 +113,15 @@ fn raw_fusion(problem: &FusionProblem, limits: Limits) -> Result<Answer, AllocEr
     run(problem.layers().len(), &columns, problem.budgets(), limits)
 }
 
-/// The smaller loss, HiGHS's among equals, with `bound` as the proven bound of either (and the own one if better).
+/// The smaller loss, HiGHS's among equals, with `bound` as the proven bound of either (and the own one if better). An infinite bound says
+/// that nothing fits: beside an allocation that does it is an error within HiGHS's tolerances, and proves nothing.
 fn best<S>(
     found: Option<S>,
     own: Option<S>,
     bound: f64,
     parts: impl Fn(&mut S) -> (f64, &mut f64),
 ) -> Option<S> {
+    let bound = if bound == f64::INFINITY { f64::NEG_INFINITY } else { bound };
     let raise = |mut s: S, bound: f64| {
         let (loss, lower) = parts(&mut s);
         *lower = lower.max(bound).min(loss);
@@ -331,6 +333,15 @@ mod tests {
             solved > 10 && refused > 2,
             "{solved} solved, {refused} refused: the cases are too one-sided"
         );
+    }
+
+    #[test]
+    fn a_wrong_infeasible_proves_nothing() {
+        // (loss, lower bound) found by the own solver, where HiGHS says that nothing fits.
+        let kept = best(None, Some((2.0, 1.5)), f64::INFINITY, |s| (s.0, &mut s.1));
+        assert_eq!(kept, Some((2.0, 1.5)));
+        let raised = best(None, Some((2.0, 1.5)), 1.75, |s| (s.0, &mut s.1));
+        assert_eq!(raised, Some((2.0, 1.75)));
     }
 
     #[test]
