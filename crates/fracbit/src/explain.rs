@@ -7,7 +7,7 @@
 
 use crate::{
     Error,
-    joint::{Joint, Prices},
+    joint::{Joint, Prices, loss_between},
     plan::{Inventory, Plan, PlanOptions, PlannedLayer, Storage, choices, menus},
     sensitivity::Sensitivities,
 };
@@ -101,26 +101,21 @@ pub fn explain(
 struct Width {
     name: String,
     neighbours: (Storage, Storage),
-    bits: f64,
-    error: f64,
 }
 
-/// The widths halfway between neighbouring rates of each trellis code, with the error between theirs.
+/// The widths halfway between neighbouring rates of each trellis code.
 fn between(schemes: &[Scheme]) -> Vec<Width> {
     let mut trellis: Vec<&Scheme> =
         schemes.iter().filter(|s| matches!(s.family(), Family::Tcq | Family::HalfTcq)).collect();
     let code = |s: &Scheme| s.code().map(Code::name);
     trellis.sort_by_key(|s| (code(s), s.quarters()));
-    let error = |s: &Scheme| Storage::Packed(*s).error().ok();
     trellis
         .windows(2)
         .filter(|pair| code(pair[0]) == code(pair[1]))
-        .filter_map(|pair| {
+        .map(|pair| {
             let bits = f64::from(pair[0].quarters() + pair[1].quarters()) / 8.0;
-            let error = (error(pair[0])? * error(pair[1])?).sqrt();
             let name = format!("{bits} bits, between {} and {}", pair[0], pair[1]);
-            let neighbours = (Storage::Packed(*pair[0]), Storage::Packed(*pair[1]));
-            Some(Width { name, neighbours, bits, error })
+            Width { name, neighbours: (Storage::Packed(*pair[0]), Storage::Packed(*pair[1])) }
         })
         .collect()
 }
@@ -133,7 +128,12 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
+    /// Whether the time and the losses of a scheme are known, where they are measured.
     fn measured(&self, scheme: Scheme) -> bool {
+        let name = scheme.to_string();
+        if !self.sensitivities.actual.values().all(|losses| losses.contains_key(&name)) {
+            return false;
+        }
         let speed = self.options.speed.as_ref().filter(|s| s.limit_us.is_some());
         speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == Storage::Packed(scheme)))
     }
@@ -151,19 +151,14 @@ impl Asker<'_> {
         }
         if let Some(width) = width {
             for menu in menus.iter_mut().filter(|m| m.len() > 1) {
-                let mut layer = menu[0].clone();
-                #[expect(clippy::cast_precision_loss, reason = "bytes of a matrix")]
-                let moved =
-                    layer.bytes as f64 + (layer.rows * layer.cols) as f64 * (width.bits - layer.bits) / 8.0;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "bytes of a matrix"
-                )]
-                let moved = moved.max(0.0) as u64;
-                layer.bytes = moved;
-                layer.predicted_loss = layer.sensitivity * width.error;
-                menu.push(layer);
+                let of = |storage| menu.iter().find(|l| l.scheme == storage);
+                let (Some(low), Some(high)) = (of(width.neighbours.0), of(width.neighbours.1)) else {
+                    continue;
+                };
+                let mut middle = low.clone();
+                middle.bytes = u64::midpoint(low.bytes, high.bytes);
+                middle.predicted_loss = loss_between(low, high);
+                menu.push(middle);
             }
         }
         Ok(relax(&Problem::new(choices(&menus), vec![Budget::new("bytes", bytes)])?)?.bound)
@@ -176,6 +171,32 @@ mod tests {
     use crate::{Preset, Target, directory, plan};
     use fracbit_base::Palette;
     use fracbit_model::RotationMode;
+
+    #[test]
+    fn measured_losses_are_explained_with_what_was_measured() {
+        let config = Preset::named("tiny").unwrap().model_config().unwrap();
+        let inventory = directory::inventory_of(&config, RotationMode::Fold, String::new());
+        let mut sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        let options = PlanOptions::new(Target::Bits(3.3));
+        let linear = plan(&inventory, &sensitivities, &options).unwrap();
+        let linear = explain(&inventory, &sensitivities, &options, &linear).unwrap();
+        // Measured: what the coefficients say, and a constant that the least loss of each matrix takes away again.
+        for (name, fit) in &sensitivities.layers {
+            let loss = |s: Scheme| 0.01 + fit.a * Storage::Packed(s).error().unwrap();
+            let losses = options.schemes().into_iter().map(|s| (s.to_string(), loss(s))).collect();
+            sensitivities.actual.insert(name.clone(), losses);
+        }
+        let made = plan(&inventory, &sensitivities, &options).unwrap();
+        let found = explain(&inventory, &sensitivities, &options, &made).unwrap();
+        assert!(found.schemes.is_empty(), "of other schemes nothing is known: {:?}", found.schemes);
+        assert!(!found.widths.is_empty());
+        for (width, want) in found.widths.iter().zip(&linear.widths) {
+            assert!(
+                width.what == want.what && (width.saved / want.saved - 1.0).abs() < 0.2,
+                "{width:?} {want:?}"
+            );
+        }
+    }
 
     #[test]
     fn a_poor_palette_gains_by_a_scheme_and_a_rich_one_hardly() {

@@ -42,12 +42,17 @@ pub(crate) fn train(
     if !schemes.is_empty() {
         progress.stage("codebooks", schemes.iter().map(|&s| weights(s) as u64).sum());
     }
+    let grouping = plan.grouping();
     let mut books = BTreeMap::new();
     for scheme in schemes {
+        // Rows of several lengths, each with one scale, are cut into pieces of what divides them all.
+        let groups = of(scheme).map(|(_, layer)| (grouping.columns(layer.cols), layer.cols));
+        let group =
+            groups.filter(|(group, cols)| group <= cols).map(|(group, _)| group).reduce(gcd).unwrap_or(0);
+
         let every = weights(scheme).div_ceil(SAMPLE);
         let sensitive = of(scheme).any(|(_, layer)| layer.sensitivity > 0.0);
         let (mut sample, mut importance) = (Vec::new(), Vec::new());
-        let mut group = 0;
         for (id, layer) in of(scheme) {
             let matrix = source.linear(id)?;
             let cols = matrix.shape.cols;
@@ -57,7 +62,6 @@ pub(crate) fn train(
                     .moments(source, id)?
                     .map(|m| m.entries().iter().step_by(cols + 1).map(|h| h.max(0.0)).collect()),
             };
-            group = plan.grouping().columns(cols);
             let energy: f64 = matrix
                 .data
                 .chunks(cols)
@@ -68,8 +72,9 @@ pub(crate) fn train(
             if energy > 0.0 && share > 0.0 {
                 #[expect(clippy::cast_possible_truncation, reason = "a scale of f32 weights")]
                 let scale = (share / energy * matrix.data.len() as f64).sqrt() as f32;
+                let own = grouping.columns(cols);
                 for row in matrix.data.chunks(cols).step_by(every) {
-                    let whole = cols / group * group;
+                    let whole = cols / own * own;
                     sample.extend(row[..whole].iter().map(|w| w * scale));
                     importance.extend((0..whole).map(|c| diagonal.as_ref().map_or(1.0, |d| d[c])));
                 }
@@ -84,4 +89,34 @@ pub(crate) fn train(
         books.insert(scheme, group_codebooks(scheme, &sample, importance, options));
     }
     Ok(books)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Opened, PlanOptions, Preset, Quiet, Sensitivities, SynthOptions, Target, directory, plan, synthesize,
+    };
+    use fracbit_model::RotationMode;
+
+    #[test]
+    fn one_table_serves_rows_of_two_lengths() {
+        let dir = tempfile::tempdir().unwrap();
+        let preset = Preset::named("tiny").unwrap();
+        let options = SynthOptions { preset, vocab: None, layers: None, seed: 1, force: false };
+        let opened = Opened::new(&synthesize(&dir.path().join("m"), options, &Quiet).unwrap()).unwrap();
+        let source = opened.source(RotationMode::Fold, 0).unwrap();
+        let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+        let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        // A scale for every row: 64 and 192 columns.
+        let pins = ["*.q_proj=gnuq-2", "*.down_proj=gnuq-2"].map(|p| p.parse().unwrap()).to_vec();
+        let options = PlanOptions { pins, ..PlanOptions::new(Target::Bits(4.0)) };
+        let plan = plan(&inventory, &sensitivities, &options).unwrap();
+        let books = train(&source, &plan, &BTreeMap::new(), None, 16, &Quiet).unwrap();
+        assert_eq!(books.len(), 1);
+    }
 }

@@ -195,7 +195,7 @@ impl<'a> Joint<'a> {
         entry.members.iter().zip(&way.picks).map(|(&m, &pick)| self.menus[m][pick].bytes).sum()
     }
 
-    /// `between` two schemes: as large and as slow as their mean, with the error between theirs.
+    /// `between` two schemes: as large and as slow as their mean, with the loss between theirs.
     fn problem(
         &self,
         goal: Goal,
@@ -232,8 +232,8 @@ impl<'a> Joint<'a> {
             };
             let (low, high) = (of(low)?, of(high)?);
             let cost = choice(entry, low).cost.into_iter().zip(choice(entry, high).cost);
-            let loss = |way: &Way, at: usize| self.menus[entry.members[at]][way.picks[at]].predicted_loss;
-            let losses = (0..entry.members.len()).map(|at| (loss(low, at) * loss(high, at)).max(0.0).sqrt());
+            let of = |way: &Way, at: usize| &self.menus[entry.members[at]][way.picks[at]];
+            let losses = (0..entry.members.len()).map(|at| loss_between(of(low, at), of(high, at)));
             Some(Choice { cost: cost.map(|(a, b)| u64::midpoint(a, b)).collect(), loss: losses.sum() })
         };
         let groups = self.groups.iter().map(|entry| Group {
@@ -411,7 +411,16 @@ impl<'a> Joint<'a> {
     }
 }
 
-/// Microseconds as milliseconds and tokens per second.
+/// Loss of a matrix at the geometric mean of the errors of two schemes: by a line through their losses, since measured ones are the
+/// schemes' errors times a coefficient only up to a constant.
+pub(crate) fn loss_between(low: &PlannedLayer, high: &PlannedLayer) -> f64 {
+    let error = |l: &PlannedLayer| l.scheme.error().unwrap_or(0.0);
+    let (a, b) = (error(low), error(high));
+    let share = if a == b { 0.5 } else { ((a * b).sqrt() - b) / (a - b) };
+    high.predicted_loss + share * (low.predicted_loss - high.predicted_loss)
+}
+
+/// Microseconds as milliseconds.
 fn show(us: f64) -> String {
     format!("{:.3} ms", us / 1000.0)
 }
@@ -548,6 +557,20 @@ mod tests {
         let (size, time) = (Target::Size(Bytes(free.bytes * 2 / 3)), Some(limit));
         let tight = bench.plan(size, time, same).unwrap();
         assert!(tight.bytes <= free.bytes * 2 / 3 && tight.predicted_loss > both.predicted_loss);
+    }
+
+    #[test]
+    fn the_smallest_size_is_in_reach_within_a_time_too() {
+        let bench = Bench::new();
+        let same = |_: &mut PlanOptions| {};
+        let least = bench.plan(Target::Uniform("tcq-1".parse().unwrap()), None, same).unwrap();
+        for more in [0, 100, 1000, 3000] {
+            let size = Target::Size(Bytes(least.bytes + more));
+            let free = bench.plan(size, None, same).unwrap();
+            let timed = bench.plan(size, Some(1e6), same).unwrap();
+            assert!(timed.bytes <= least.bytes + more && timed.lower_bound <= timed.predicted_loss);
+            assert!(timed.predicted_loss <= free.predicted_loss * 1.01, "{more} bytes more");
+        }
     }
 
     #[test]

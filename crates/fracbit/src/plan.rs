@@ -457,7 +457,12 @@ fn allocate(
     };
     if let Some(speed) = options.speed.as_ref().filter(|s| s.limit_us.is_some()) {
         let joint = Joint::new(inventory, &menus, speed)?;
-        return plan.within_time(inventory, &menus, &joint, budget);
+        let by_size = || {
+            let mut options = options.clone();
+            options.speed = None;
+            allocate(inventory, sensitivities, &options)
+        };
+        return plan.within_time(inventory, &menus, &joint, budget, by_size);
     }
     let Some(budget) = budget else {
         // Nothing binds: every matrix gets the best that its menu holds.
@@ -504,10 +509,7 @@ fn allocate(
     }
     consider(&mut best, &menus, all_books)?;
     if let Some(books) = best.as_ref().map(Plan::codebooks) {
-        let within = |l: &&PlannedLayer| codebook_schemes(std::iter::once(l.scheme)).is_subset(&books);
-        let confined: Vec<Vec<_>> =
-            menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect();
-        consider(&mut best, &confined, codebook_bytes(&books))?;
+        consider(&mut best, &confined(&menus, &books), codebook_bytes(&books))?;
     }
     best.unwrap_or_else(|| {
         plan.layers = reach.smallest;
@@ -516,6 +518,12 @@ fn allocate(
         plan
     })
     .timed(inventory, options)
+}
+
+/// What is left of menus where there are no other codebooks.
+fn confined(menus: &[Vec<PlannedLayer>], books: &BTreeSet<Scheme>) -> Vec<Vec<PlannedLayer>> {
+    let within = |l: &&PlannedLayer| codebook_schemes(std::iter::once(l.scheme)).is_subset(books);
+    menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect()
 }
 
 /// What every matrix may be.
@@ -546,13 +554,15 @@ pub(crate) fn menus(
 }
 
 impl Plan {
-    /// The plan of least loss within the time of `joint`, and `budget` bytes where there is one.
+    /// The plan of least loss within the time of `joint`, and `budget` bytes where there is one; `by_size` makes the plan of that size
+    /// that need not keep to a time.
     fn within_time(
         mut self,
         inventory: &Inventory,
         menus: &[Vec<PlannedLayer>],
         joint: &Joint<'_>,
         budget: Option<u64>,
+        by_size: impl Fn() -> Result<Self, Error>,
     ) -> Result<Self, Error> {
         let Some(budget) = budget else {
             let joined = joint.solve(None, None)?;
@@ -567,16 +577,39 @@ impl Plan {
         // Which codebooks a plan needs is known only after solving. So all are paid first; then the schemes that were chosen share what
         // the codebooks of the others leave. No plan loses less than one that pays for no codebook.
         let most = budget.saturating_sub(4 * inventory.stored_other);
-        let all = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
-        let joined = joint.solve(Some(most.saturating_sub(all)), Some(Bytes(budget)))?;
-        let bound = joint.bound(Some(most), None)?;
-        self.take(inventory, menus, joint, joined, bound);
-        let chosen = self.codebooks();
-        let within = |l: &&PlannedLayer| codebook_schemes(std::iter::once(l.scheme)).is_subset(&chosen);
-        let confined: Vec<Vec<_>> =
-            menus.iter().map(|menu| menu.iter().filter(within).cloned().collect()).collect();
+        let room = |books: &BTreeSet<Scheme>| Some(most.saturating_sub(codebook_bytes(books)));
+        let size = Some(Bytes(budget));
+        let all = codebook_schemes(menus.iter().flatten().map(|l| l.scheme));
+        match joint.solve(room(&all), size) {
+            Ok(joined) => self.take(inventory, menus, joint, joined, joint.bound(Some(most), None)?),
+            Err(refused @ Error::Latency { .. }) => {
+                // Near the smallest size there is no room for all codebooks, but for those of a plan by size alone.
+                let sets = by_size().into_iter().map(|plan| plan.codebooks());
+                let least = codebook_schemes(reach.smallest.iter().map(|l| l.scheme));
+                let mut found = false;
+                for books in sets.chain([least]) {
+                    let confined = confined(menus, &books);
+                    let few = Joint::new(inventory, &confined, joint.speed())?;
+                    match few.solve(room(&books), size) {
+                        Ok(joined) => {
+                            self.take(inventory, &confined, &few, joined, joint.bound(Some(most), None)?);
+                            found = true;
+                            break;
+                        }
+                        Err(Error::Latency { .. }) => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+                if !found {
+                    return Err(refused);
+                }
+            }
+            Err(e) => return Err(e),
+        }
+        let (chosen, bound) = (self.codebooks(), self.lower_bound);
+        let confined = confined(menus, &chosen);
         let again = Joint::new(inventory, &confined, joint.speed())?;
-        let joined = again.solve(Some(most.saturating_sub(codebook_bytes(&chosen))), Some(Bytes(budget)))?;
+        let joined = again.solve(room(&chosen), size)?;
         if joined.loss(&confined) < self.predicted_loss {
             self.take(inventory, &confined, &again, joined, bound);
         }
