@@ -39,6 +39,16 @@ impl Grouping {
         }
     }
 
+    /// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search for codes takes; `feedback`: with
+    /// moments of the inputs.
+    #[must_use]
+    pub fn working_memory(self, cols: usize, feedback: bool) -> Bytes {
+        let (n, groups) = (cols as u64, cols.div_ceil(self.columns(cols)) as u64);
+        let rows = if feedback { STRIP } else { TILE_ROWS } as u64;
+        // Regularized or finished errors, and decoded; with feedback also their image under the moments, and what couples the scales.
+        Bytes(if feedback { rows * (3 * 4 * n + 8 * groups * (groups + 1)) } else { rows * 2 * 4 * n })
+    }
+
     /// Bytes that a matrix of `shape` takes in `scheme`: codes, scales and gain, without codebooks.
     #[must_use]
     pub fn bytes(self, scheme: Scheme, shape: Shape) -> Bytes {
@@ -370,9 +380,16 @@ fn root_mean_square(values: &[f32]) -> f32 {
     }
 }
 
-/// The least power of two that is not below `x`, 1 for zero; clamped to normal f32 numbers.
+/// The least power of two that is not below `x`, 1 for zero; from 2^-120 to 2^120. From the bits: a logarithm rounds numbers just above a
+/// power down to it, and not in every library.
 pub(crate) fn power_of_two_at_least(x: f32) -> f32 {
-    if x > 0.0 { x.log2().ceil().clamp(-120.0, 120.0).exp2() } else { 1.0 }
+    const FRACTION: u32 = 1 << 23;
+    if x > 0.0 {
+        let exponent = x.to_bits() / FRACTION + u32::from(!x.to_bits().is_multiple_of(FRACTION));
+        f32::from_bits(exponent.clamp(127 - 120, 127 + 120) * FRACTION)
+    } else {
+        1.0
+    }
 }
 
 /// `x` in half precision, by way of single precision: `f16::from_f64` rounds twice on x86-64 and once elsewhere, and a model
@@ -481,6 +498,20 @@ mod tests {
             pool.install(|| quantize(&weights, shape, scheme("tcq-3"), Grouping::Row, &|_| ()).unwrap())
         };
         assert_eq!(run(1), run(3));
+    }
+
+    #[test]
+    fn gains_are_powers_of_two_not_below_the_largest_scale() {
+        for power in -119..=119 {
+            let exact = 2f32.powi(power);
+            assert_eq!(power_of_two_at_least(exact), exact);
+            assert_eq!(power_of_two_at_least(exact.next_up()), 2.0 * exact);
+            assert_eq!(power_of_two_at_least(exact.next_down()), exact);
+        }
+        let least = 2f32.powi(-120);
+        for (x, want) in [(0.0, 1.0), (1e-45, least), (1e-37, least), (f32::MAX, 1.0 / least)] {
+            assert_eq!(power_of_two_at_least(x), want, "{x}");
+        }
     }
 
     #[test]

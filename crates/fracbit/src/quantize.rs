@@ -115,9 +115,10 @@ impl MemoryEstimate {
     pub fn new(plan: &Plan, threads: usize, calibrated: bool, sequential: bool) -> Self {
         let largest = plan.layers.iter().map(|l| Shape::new(l.rows, l.cols).len() as u64).max().unwrap_or(0);
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
-        // A row of tiles in f32 (regularized and decoded) and the trellis tables of one search.
-        let widest = plan.layers.iter().map(|l| l.cols as u64).max().unwrap_or(0);
-        let search = threads as u64 * (2 * 16 * 4 * widest + (6 << 20));
+        let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
+        // The trellis tables of one search beside the rows that are rounded.
+        let search = threads as u64 * (plan.grouping().working_memory(widest, calibrated).0 + (6 << 20));
+        let widest = widest as u64;
         // f32 moments and factor, and f64 while factoring.
         let mut moments = if calibrated { 16 * widest * widest } else { 0 };
         if sequential {
@@ -527,4 +528,28 @@ fn model_card(plan: &Plan, report: &QuantizeReport, options: &QuantizeOptions) -
         let _ = writeln!(card, "| `{}` | {} | {:.5} |", layer.name, layer.scheme, layer.relative_error);
     }
     card
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PlanOptions, Preset, Sensitivities, Target};
+    use fracbit_model::RotationMode;
+
+    #[test]
+    fn scales_that_moments_couple_take_memory() {
+        let config = Preset::named("llama-3-8b").unwrap().model_config().unwrap();
+        let plan = |rotation| {
+            let inventory = directory::inventory_of(&config, rotation, String::new());
+            let sensitivities = Sensitivities::prior(&inventory, rotation);
+            let options = PlanOptions { rotation, ..PlanOptions::new(Target::Bits(4.0)) };
+            crate::plan(&inventory, &sensitivities, &options).unwrap()
+        };
+        let search =
+            |rotation, calibrated| MemoryEstimate::new(&plan(rotation), 2, calibrated, false).search.0;
+        // One scale for 64 of 14336 columns: every pair of them, for 64 rows on two threads.
+        assert!(search(RotationMode::None, true) > 2 * 64 * 8 * 224 * 224);
+        assert!(search(RotationMode::None, true) > search(RotationMode::Fold, true) + 50_000_000);
+        assert_eq!(search(RotationMode::None, false), search(RotationMode::Fold, false));
+    }
 }
