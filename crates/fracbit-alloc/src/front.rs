@@ -110,7 +110,7 @@ impl Fronts {
     }
 
     /// Greedy allocation: hull edges best first, skipping those that do not fit, then single upgrades (hull or not)
-    /// while any fits, best saving per unit first. Only layers with `rank[layer] >= from` are decided; `at` holds the
+    /// while any fits, largest saving first. Only layers with `rank[layer] >= from` are decided; `at` holds the
     /// others. Returns the unspent room.
     pub(crate) fn greedy(&self, at: &mut [u32], mut room: u64, rank: &[u32], from: u32) -> u64 {
         for s in &self.steps {

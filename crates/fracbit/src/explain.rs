@@ -130,12 +130,9 @@ struct Asker<'a> {
 impl Asker<'_> {
     /// Whether the time and the losses of a scheme are known, where they are measured.
     fn measured(&self, scheme: Scheme) -> bool {
-        let name = scheme.to_string();
-        if !self.sensitivities.actual.values().all(|losses| losses.contains_key(&name)) {
-            return false;
-        }
         let speed = self.options.speed.as_ref().filter(|s| s.limit_us.is_some());
-        speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == Storage::Packed(scheme)))
+        self.sensitivities.covers(scheme)
+            && speed.is_none_or(|s| s.profile.kernels.iter().any(|k| k.scheme == Storage::Packed(scheme)))
     }
 
     /// Least loss of the relaxed problem at the plan's own size and time, with some more choices.

@@ -574,6 +574,25 @@ mod tests {
     }
 
     #[test]
+    fn losses_measured_with_one_code_serve_plans_within_a_time() {
+        let bench = Bench::new();
+        let mut sensitivities = Sensitivities::prior(&bench.inventory, RotationMode::Fold);
+        let measured = PlanOptions::new(Target::Any).schemes();
+        for (name, fit) in &sensitivities.layers {
+            let loss = |s: Scheme| (s.to_string(), fit.a * Storage::Packed(s).error().unwrap());
+            sensitivities.actual.insert(name.clone(), measured.iter().map(|&s| loss(s)).collect());
+        }
+        let speed = Some(Speed { limit_us: Some(1e6), ..bench.speed.clone() });
+        let mut options = PlanOptions { speed, ..PlanOptions::new(Target::Bits(3.5)) };
+        let made = plan(&bench.inventory, &sensitivities, &options).unwrap();
+        assert!(made.layers.iter().all(|l| measured.iter().any(|&s| l.scheme == Storage::Packed(s))));
+        // A scheme that was asked for by name is another matter.
+        options.also = vec!["tcq-fast-2".parse().unwrap()];
+        let error = plan(&bench.inventory, &sensitivities, &options).unwrap_err().to_string();
+        assert!(error.contains("tcq-fast-2"), "{error}");
+    }
+
+    #[test]
     fn what_cannot_be_reached_is_named() {
         let bench = Bench::new();
         let text = |e: Result<Plan, Error>| e.unwrap_err().to_string();

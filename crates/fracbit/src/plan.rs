@@ -171,12 +171,18 @@ impl PlanOptions {
     /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a little error for speed.
     #[must_use]
     pub fn schemes(&self) -> Vec<Scheme> {
+        self.schemes_where(|_| true)
+    }
+
+    /// [`PlanOptions::schemes`], those of the fast code only where they are `known`: nobody asked for them by name.
+    fn schemes_where(&self, known: impl Fn(Scheme) -> bool) -> Vec<Scheme> {
         if let Target::Uniform(scheme) = self.target {
             return vec![scheme];
         }
         let mut schemes = self.palette.schemes(self.code);
         if self.speed.as_ref().is_some_and(|s| s.limit_us.is_some()) && self.code == Code::Fine {
-            schemes.extend(self.palette.schemes(Code::Fast).into_iter().filter(|s| s.code().is_some()));
+            let fast = self.palette.schemes(Code::Fast).into_iter().filter(|s| s.code().is_some());
+            schemes.extend(fast.filter(|&s| known(s)));
         }
         schemes.extend(&self.also);
         schemes
@@ -534,7 +540,8 @@ pub(crate) fn menus(
 ) -> Result<Vec<Vec<PlannedLayer>>, Error> {
     let group = options.group();
     let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
-    let palette: Vec<Storage> = options.schemes().into_iter().map(Storage::Packed).collect();
+    let schemes = options.schemes_where(|scheme| sensitivities.covers(scheme));
+    let palette: Vec<Storage> = schemes.into_iter().map(Storage::Packed).collect();
     let names = inventory.matrices.iter().map(|m| m.name.as_str());
     steer::require_matches(names, &options.pins, &options.excludes)?;
     let menu = |matrix: &Matrix| {

@@ -12,7 +12,7 @@ use crate::{
     forecast::{self, Forecast},
     plan::{Inventory, Storage},
 };
-use fracbit_base::Bytes;
+use fracbit_base::{Bytes, Scheme};
 use fracbit_model::{
     LayerLinear, Linear, LinearId, Model, NormId, RotationMode, SampleConfig, Sampler, State, StateOptions,
     WeightSource,
@@ -231,6 +231,12 @@ impl Sensitivities {
                 "`{name}` should have been measured in {scheme}: measure the palette that is planned with"
             ))),
         }
+    }
+
+    /// Whether every matrix's loss is known for a scheme: always, where losses are coefficients times errors.
+    pub(crate) fn covers(&self, scheme: Scheme) -> bool {
+        let name = scheme.to_string();
+        self.actual.values().all(|losses| losses.contains_key(&name))
     }
 
     /// Reads a document written by `fracbit sensitivity`.
