@@ -354,7 +354,7 @@ pub(crate) struct SamplingArgs {
     /// Keep the likeliest tokens that together have this probability; 1 keeps all.
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
     pub(crate) top_p: f32,
-    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all.
+    /// Keep tokens that are at least P times as likely as the likeliest; 0 keeps all.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share)]
     pub(crate) min_p: f32,
     /// Make tokens that were already seen less likely; 1 leaves them.

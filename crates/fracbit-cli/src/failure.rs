@@ -156,6 +156,8 @@ fn model_exit(error: &fracbit_model::Error) -> Exit {
         | E::MissingNorm(_)
         | E::Unexpected { .. }
         | E::HeadDim { .. }
+        | E::NoLogit
+        | E::Token { .. }
         | E::Vocabularies(..) => Exit::BadInput,
         _ => Exit::Failed,
     }
@@ -176,9 +178,11 @@ fn io_exit(error: &fracbit_io::Error) -> Exit {
 
 fn facade_hint(error: &fracbit::Error) -> Option<String> {
     use fracbit::Error as E;
-    use fracbit_io::{Error as Io, HeaderError};
+    use fracbit_io::{Error as Io, HeaderError, tokenizer::TOKENIZER};
     let hint = match error {
-        E::Io(Io::Output { rule, .. }) if rule.contains("exist") => "--force replaces a model directory",
+        E::Io(Io::Output { rule, .. }) if rule.contains("to be replaced, or") => {
+            "--force replaces a model directory"
+        }
         E::Io(Io::Checksum { .. }) | E::Model(fracbit_model::Error::Io(Io::Checksum { .. })) => {
             "`fracbit verify MODEL` names every damaged file and tensor"
         }
@@ -186,6 +190,23 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
             source: HeaderError::BeyondFile { .. } | HeaderError::HeaderBeyondFile { .. },
             ..
         }) => "the file ends too early, as after an interrupted download: fetch it again",
+        E::Io(Io::Header { source: HeaderError::HeaderTooLarge { got }, .. })
+            if got.to_le_bytes().iter().all(|b| b.is_ascii_graphic() || b.is_ascii_whitespace()) =>
+        {
+            "the file holds text, perhaps a web page or a message of the server: fetch it again"
+        }
+        E::Model(fracbit_model::Error::Token { .. }) => {
+            "tokenizer.json knows tokens that the weights have no rows for: it is another model's, or was added to"
+        }
+        E::Io(Io::LfsPointer { .. }) => {
+            "`git lfs pull` in the clone fetches the files; so does a download of the model"
+        }
+        E::Io(Io::Io { source, path, .. })
+            if source.kind() == io::ErrorKind::NotFound && path.ends_with(TOKENIZER) =>
+        {
+            "only tokenizer.json is read; transformers makes one of other files: \
+             AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
+        }
         E::Io(Io::NoSpace { .. }) => {
             "free some space (`quantize` and `calibrate` then go on with --resume) or write to another disk; nothing was left under the final name"
         }
@@ -194,6 +215,9 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
         }
         E::Profile { .. } => "measure this machine: `fracbit profile MODEL -o machine.json`",
         E::Sensitivity { .. } => "measure this model: `fracbit sensitivity MODEL -o a.json`",
+        E::QuantizationConfig { rule, .. } if rule.starts_with("quant_method") => {
+            "another program quantized this model: start from the original checkpoint"
+        }
         E::QuantizationConfig { rule, .. } if rule.contains("original") => {
             "`fracbit inspect MODEL` shows where a quantized model came from"
         }

@@ -1,6 +1,9 @@
 //! Opening models and reading and writing small files, with errors that say what to do.
 
-use crate::{context::Context, failure::Failure};
+use crate::{
+    context::Context,
+    failure::{Exit, Failure},
+};
 use fracbit::{Opened, Progress};
 use fracbit_io::{OutputDir, Overwrite, Resumable, output};
 use std::{fs, io::Read, path::Path};
@@ -38,9 +41,34 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
         }));
     }
     if !dir.join("config.json").exists() {
-        return Err(Failure::input(format_args!("model `{shown}` should hold config.json")).hint(holds));
+        let failure = Failure::input(format_args!("model `{shown}` should hold config.json"));
+        return Err(if dir.join("snapshots").is_dir() {
+            failure.hint("in a cache of the Hugging Face hub the model is a directory within `snapshots`")
+        } else {
+            failure.hint(holds)
+        });
     }
     Ok(())
+}
+
+/// Refuses an output directory that a command reads from or that holds what it reads: it would be replaced, and is then gone.
+pub(crate) fn apart(out: &Path, read: &[&Path]) -> Result<(), Failure> {
+    let Ok(place) = out.canonicalize() else { return Ok(()) };
+    let within = |path: &&&Path| path.canonicalize().is_ok_and(|path| path.starts_with(&place));
+    read.iter().find(within).map_or(Ok(()), |path| {
+        let rule =
+            format!("output `{}`: should be apart from `{}`, which is read", out.display(), path.display());
+        Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)).hint("choose another name"))
+    })
+}
+
+/// Refuses the name of an output directory that no JSON document can hold.
+pub(crate) fn nameable(out: &Path, json: bool) -> Result<(), Failure> {
+    if !json || out.to_str().is_some() {
+        return Ok(());
+    }
+    let rule = format!("--json: the name of the output should be UTF-8, got `{}`", out.display());
+    Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
 }
 
 /// Starts or continues a resumable directory for the run that `key` describes, and tells what earlier runs left beside it. `None`
@@ -95,10 +123,11 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     } else {
         fs::read(path)
     };
-    let bytes = bytes.map_err(|e| Failure::reading(path, e))?;
+    let named = if path.as_os_str() == STDIN { Path::new("standard input") } else { path };
+    let bytes = bytes.map_err(|e| Failure::reading(named, e))?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Failure::input(format_args!("`{}`: should be UTF-8 text, byte {at} is not", path.display()))
+        Failure::input(format_args!("`{}`: should be UTF-8 text, byte {at} is not", named.display()))
     })
 }
 
@@ -129,10 +158,13 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let file = dir.path().join("m.gguf");
         fs::write(&file, b"x")?;
+        let hub = dir.path().join("models--a--b");
+        fs::create_dir_all(hub.join("snapshots"))?;
         for (path, word) in [
             (dir.path().join("absent"), "nothing of this name"),
             (file, "GGUF"),
             (dir.path().to_path_buf(), "should hold config.json"),
+            (hub, "within `snapshots`"),
         ] {
             let failure = require_dir(&path).expect_err("it is no model");
             assert!(message(failure).contains(word), "{word}");

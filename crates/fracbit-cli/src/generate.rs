@@ -67,9 +67,7 @@ impl Writer {
     ) -> Result<Written, Failure> {
         let room = state.capacity() - state.len();
         if prompt.len() > room {
-            let (got, all) = (state.len() + prompt.len(), state.capacity());
-            let rule = format!("the prompt should fit the context of {all} tokens, it has {got}");
-            return Err(Failure::new(Exit::Failed, anyhow::Error::msg(rule)));
+            return Err(too_long(state.len() + prompt.len(), state.capacity()));
         }
         let options = GenerateOptions { max_tokens: most, end_tokens: self.end_tokens.clone() };
         let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
@@ -107,6 +105,12 @@ impl Writer {
             speed,
         })
     }
+}
+
+/// More tokens than the context has.
+pub(crate) fn too_long(tokens: usize, context: usize) -> Failure {
+    let rule = format!("the prompt should fit the context of {context} tokens, it has {tokens}");
+    Failure::new(Exit::Usage, anyhow::Error::msg(rule))
 }
 
 /// The name of a stop in JSON.

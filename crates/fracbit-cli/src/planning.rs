@@ -41,6 +41,25 @@ impl Source {
         self.hash.get_or_init(|| self.opened.checkpoint.content_hash())
     }
 
+    /// Refuses weights that cannot be quantized before any work is done, and says what will be missing from the result.
+    pub(crate) fn check(&self, context: &Context) -> Result<(), Failure> {
+        let weights = self.opened.source(RotationMode::None, 0)?;
+        weights.check_finite()?;
+        let unused = weights.unused();
+        if !unused.is_empty() {
+            let more = if unused.len() > 3 { ", ..." } else { "" };
+            context.progress.note(&format!(
+                "note: left out, being no part of the model that config.json describes: {} tensors ({}{more})",
+                unused.len(),
+                unused[..unused.len().min(3)].join(", ")
+            ));
+        }
+        if let Err(error) = self.opened.tokenizer() {
+            context.progress.note(&format!("note: this model can be quantized, but writes no text: {error}"));
+        }
+        Ok(())
+    }
+
     /// What there is to quantize.
     pub(crate) fn inventory(&self, rotation: RotationMode) -> Inventory {
         directory::inventory(&self.opened.checkpoint, &self.opened.config, rotation)

@@ -2,6 +2,12 @@
 #![cfg(unix)]
 #![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
 
+mod common;
+
+use common::{
+    BAD_INPUT, DONE, FAILED, OUT_OF_REACH, Ran, USAGE, command, copy, demo, finish, fracbit, keys, names,
+    stories, text,
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -10,87 +16,6 @@ use std::{
     sync::OnceLock,
     time::{Duration, Instant},
 };
-
-const DONE: i32 = 0;
-const FAILED: i32 = 1;
-const USAGE: i32 = 2;
-const BAD_INPUT: i32 = 3;
-const OUT_OF_REACH: i32 = 4;
-
-/// What a run of the program gave.
-struct Ran {
-    line: String,
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    /// It worked.
-    fn done(self) -> Self {
-        assert_eq!(self.code, DONE, "{}:\n{}", self.line, self.err);
-        self
-    }
-
-    /// It failed with this code, said why in one line that holds these words, and did not panic.
-    fn failed(self, code: i32, words: &[&str]) -> Self {
-        let Self { line, err, .. } = &self;
-        assert_eq!(self.code, code, "{line}:\n{err}");
-        assert!(!err.contains("panicked"), "{line}:\n{err}");
-        for word in words {
-            assert!(err.contains(word), "{line}: `{word}` should be in:\n{err}");
-        }
-        if code != USAGE {
-            let errors = err.lines().filter(|l| l.starts_with("error: ")).count();
-            let hints = err.lines().filter(|l| l.starts_with("hint: ")).count();
-            assert!(errors == 1 && hints <= 1, "{line}: one error, at most one hint:\n{err}");
-        }
-        assert_eq!(self.out, "", "{line}: results go to standard output, and there is none");
-        self
-    }
-
-    /// The document on standard output, and nothing beside it.
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{}: {e}:\n{}", self.line, self.out))
-    }
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fracbit"));
-    command.args(args).env_remove("FRACBIT_ISA").env_remove("FRACBIT_LOG").stdin(Stdio::null());
-    command
-}
-
-fn finish(args: &[&str], command: &mut Command) -> Ran {
-    let ran = command.output().expect("the program starts");
-    Ran {
-        line: format!("fracbit {}", args.join(" ")),
-        code: ran.status.code().unwrap_or(-1),
-        out: String::from_utf8(ran.stdout).expect("UTF-8"),
-        err: String::from_utf8(ran.stderr).expect("UTF-8"),
-    }
-}
-
-fn fracbit(args: &[&str]) -> Ran {
-    finish(args, &mut command(args))
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
-
-fn keys(value: &Value) -> Vec<&str> {
-    value.as_object().expect("an object").keys().map(String::as_str).collect()
-}
-
-/// The embedded demo model.
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model")
-}
-
-fn stories() -> PathBuf {
-    demo().join("stories.txt")
-}
 
 /// A tiny checkpoint of the repository; `None`, said aloud, in a copy of this crate without the repository around it.
 fn tiny(name: &str) -> Option<PathBuf> {
@@ -125,24 +50,6 @@ fn small() -> &'static Path {
         assert!(ran.out.contains("bits per weight") && ran.out.contains("fracbit run"), "{}", ran.out);
         out
     })
-}
-
-fn copy(of: &Path) -> tempfile::TempDir {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    for entry in fs::read_dir(of).expect("a readable directory") {
-        let entry = entry.expect("a readable directory");
-        fs::copy(entry.path(), place.path().join(entry.file_name())).expect("a writable place");
-    }
-    place
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("a readable directory");
-    let mut all: Vec<String> = entries
-        .map(|e| e.expect("a readable directory").file_name().to_string_lossy().into_owned())
-        .collect();
-    all.sort();
-    all
 }
 
 #[test]

@@ -2,10 +2,10 @@
 //!
 //! Templates are programs written by whoever published the model. They run in minijinja, which reaches neither files nor Python objects,
 //! set up as transformers does it (`trim_blocks`, `lstrip_blocks`, `raise_exception`, `strftime_now`, `tojson` without HTML escapes,
-//! Python's string methods, `break` and `continue`). The tag `{% generation %}` is not known and gives an error.
+//! Python's string methods, `break` and `continue`). The tag `{% generation %}`, which marks what training counts, encloses its text.
 //!
 //! Limits: [`FUEL`] instructions bound the time; output beyond [`MAX_OUTPUT`] bytes is an error; `format` and `indent` take widths up
-//! to [`MAX_WIDTH`] only (a width of 2·10⁹ makes 2 GB from nine characters); `replace` and `join` check the size of their result before
+//! to [`MAX_WIDTH`] only (a width of 2·10⁹ makes 2 GB from nine characters), `batch` and `slice` up to [`MAX_PIECES`]; `replace` and `join` check the size of their result before
 //! they make it. **Not bounded: memory.** A template that doubles a string forty times needs forty instructions and a terabyte,
 //! and minijinja has no hook in the operator `~`. Whoever renders templates of unknown origin does it in a process with a memory
 //! limit; a template that comes from the *user of a server* should not be rendered at all.
@@ -30,6 +30,8 @@ pub const MAX_OUTPUT: usize = 16 << 20;
 pub const MAX_TEMPLATE: usize = 1 << 20;
 /// Largest width of `format` and `indent`.
 pub const MAX_WIDTH: u64 = 256;
+/// Largest count of `batch` and `slice`, the limit that minijinja has for `range`.
+pub const MAX_PIECES: u64 = 10_000;
 const RECURSION: usize = 64;
 const NAME: &str = "chat_template";
 
@@ -98,8 +100,10 @@ impl ChatTemplate {
         env.add_filter("format", limited(Value::from_function(filters::format), check_format));
         env.add_filter("indent", limited(Value::from_function(filters::indent), check_indent));
         env.add_filter("replace", limited(Value::from_function(filters::replace), check_replace));
+        env.add_filter("batch", limited(Value::from_function(filters::batch), check_pieces));
+        env.add_filter("slice", limited(Value::from_function(filters::slice), check_pieces));
         env.add_filter("join", limited(Value::from_function(filters::join), check_join));
-        env.add_template_owned(NAME, source.to_owned()).map_err(|e| describe(&e))?;
+        env.add_template_owned(NAME, without_generation(source)).map_err(|e| describe(&e))?;
         Ok(Self { env, source: source.to_owned() })
     }
 
@@ -147,6 +151,31 @@ impl io::Write for Capped {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// The template with the tags `generation` and `endgeneration`, which only training has a use for, as a condition that holds.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let name = tag.trim_start_matches(['-', '+']).trim_start();
+        let end = name.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(name.len());
+        let (name, after) = name.split_at(end);
+        let plain = match name {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => {
+                rest = tag;
+                continue;
+            }
+        };
+        out.push_str(&tag[..tag.len() - name.len() - after.len()]);
+        out.push_str(plain);
+        rest = after;
+    }
+    out + rest
 }
 
 fn describe(e: &minijinja::Error) -> Error {
@@ -226,6 +255,14 @@ fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
     let s = args.first().and_then(Value::as_str).unwrap_or_default();
     let lines = s.bytes().filter(|&b| b == b'\n').count() as u64 + 1;
     check_size(lines * width + s.len() as u64)
+}
+
+fn check_pieces(args: &[Value]) -> Result<(), minijinja::Error> {
+    let count = args.get(1).and_then(|v| u64::try_from(v.clone()).ok()).unwrap_or(0);
+    if count > MAX_PIECES {
+        return Err(refuse(format!("batch and slice should make at most {MAX_PIECES} pieces, got {count}")));
+    }
+    Ok(())
 }
 
 fn check_replace(args: &[Value]) -> Result<(), minijinja::Error> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::config::ModelConfig;
 use crate::convert::{first_non_finite, to_f32_into};
 use crate::dtype::Dtype;
-use crate::error::{Error, IoContext, read_limited};
+use crate::error::{Error, IoContext, read_limited, refuse_pointer};
 use crate::header::{Header, TensorInfo, UniqueMap};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::mmap::FileBytes;
@@ -196,6 +196,7 @@ impl Checkpoint {
         index: Option<&Path>,
     ) -> Result<(), Error> {
         let bytes = if options.mmap { FileBytes::map(path)? } else { FileBytes::read(path)? };
+        refuse_pointer(&bytes, path)?;
         let header =
             Header::parse(&bytes).map_err(|source| Error::Header { path: path.to_owned(), source })?;
         let at = self.shards.len();
@@ -303,6 +304,22 @@ impl Checkpoint {
         })
     }
 
+    /// Checks that a tensor of weights exists with the shape that the configuration gives it, and that it holds floats.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] naming both shapes or the type.
+    pub fn expect_weights(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, Error> {
+        let (shard, info) = self.find(name)?;
+        let rule = if info.shape != shape {
+            format!("shape should be {shape:?} by config.json, got {:?}", info.shape)
+        } else if !info.dtype.is_float() {
+            no_float(info.dtype)
+        } else {
+            return Ok(info);
+        };
+        Err(Error::Tensor { path: shard.path.clone(), tensor: name.to_owned(), rule })
+    }
+
     /// The whole tensor as `f32`, row-major, checked to be finite.
     ///
     /// # Errors
@@ -324,7 +341,7 @@ impl Checkpoint {
         let (shard, info) = self.find(name)?;
         let bad = |rule| Error::Tensor { path: shard.path.clone(), tensor: name.to_owned(), rule };
         if !info.dtype.is_float() {
-            return Err(bad(format!("dtype should be F32, F16, BF16 or F64, got {}", info.dtype)));
+            return Err(bad(no_float(info.dtype)));
         }
         let (all, cols) = info.rows_cols();
         if rows.start > rows.end || rows.end > all {
@@ -471,6 +488,10 @@ pub(crate) fn is_plain_file_name(name: &str) -> bool {
         && name != ".."
         && name.len() <= 255
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+fn no_float(dtype: Dtype) -> String {
+    format!("dtype should be F32, F16, BF16 or F64, got {dtype}")
 }
 
 fn pickle(path: &Path) -> Error {

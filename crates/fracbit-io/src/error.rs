@@ -46,6 +46,12 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// A clone without Git LFS holds a few lines of text in place of the file.
+    #[error("`{path}`: should be the file itself, is a Git LFS pointer to it")]
+    LfsPointer {
+        /// The path.
+        path: PathBuf,
+    },
     /// A file exceeds the limit for its kind.
     #[error("`{path}`: should have at most {max} bytes, has {bytes}")]
     FileTooLarge {
@@ -185,14 +191,32 @@ impl<T> IoContext<T> for io::Result<T> {
     }
 }
 
+/// Opens a regular file. What it is gets looked at first: opening a named pipe would wait for a writer for ever.
+pub(crate) fn open_file(path: &Path) -> Result<(std::fs::File, std::fs::Metadata), Error> {
+    let irregular = |meta: &std::fs::Metadata| match meta.is_file() {
+        true => Ok(()),
+        false => Err(Error::NotAFile { path: path.to_owned() }),
+    };
+    irregular(&std::fs::metadata(path).io("opening", path)?)?;
+    let file = std::fs::File::open(path).io("opening", path)?;
+    // Again, of the very file that was opened.
+    let meta = file.metadata().io("reading the length of", path)?;
+    irregular(&meta)?;
+    Ok((file, meta))
+}
+
+/// How a Git LFS pointer begins (<https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>).
+const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Refuses what a clone without Git LFS holds in place of a large file.
+pub(crate) fn refuse_pointer(bytes: &[u8], path: &Path) -> Result<(), Error> {
+    if bytes.starts_with(LFS) { Err(Error::LfsPointer { path: path.to_owned() }) } else { Ok(()) }
+}
+
 /// Reads a small text-like file after looking at its size, so that a wrong path cannot exhaust memory.
 pub(crate) fn read_limited(path: &Path, max: u64) -> Result<Vec<u8>, Error> {
     use io::Read;
-    let file = std::fs::File::open(path).io("opening", path)?;
-    let meta = file.metadata().io("reading the length of", path)?;
-    if !meta.is_file() {
-        return Err(Error::NotAFile { path: path.to_owned() });
-    }
+    let (file, meta) = open_file(path)?;
     let too_large = |bytes| Error::FileTooLarge { path: path.to_owned(), bytes, max };
     if meta.len() > max {
         return Err(too_large(meta.len()));
@@ -200,7 +224,11 @@ pub(crate) fn read_limited(path: &Path, max: u64) -> Result<Vec<u8>, Error> {
     let mut out = Vec::new();
     file.take(max + 1).read_to_end(&mut out).io("reading", path)?;
     // The file may have grown since `fstat`.
-    if out.len() as u64 > max { Err(too_large(out.len() as u64)) } else { Ok(out) }
+    if out.len() as u64 > max {
+        return Err(too_large(out.len() as u64));
+    }
+    refuse_pointer(&out, path)?;
+    Ok(out)
 }
 
 /// Like [`read_limited`], `None` when there is no such file.

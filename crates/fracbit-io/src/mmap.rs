@@ -7,11 +7,10 @@
 //! taken from `fstat` of the very descriptor that is mapped, and every tensor offset is checked against that length.
 #![expect(unsafe_code, reason = "mapping a file is unsafe by nature; this module is the only door to it")]
 
-use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
 
-use crate::error::{Error, IoContext};
+use crate::error::{Error, IoContext, open_file};
 
 /// The bytes of one file.
 #[derive(Debug)]
@@ -29,11 +28,7 @@ impl FileBytes {
     /// # Errors
     /// [`Error::Io`] naming the path; [`Error::FileTooLarge`] when the length exceeds the address space.
     pub fn map(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).io("opening", path)?;
-        let meta = file.metadata().io("reading the length of", path)?;
-        if !meta.is_file() {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
+        let (file, meta) = open_file(path)?;
         let len =
             usize::try_from(meta.len()).ok().filter(|&n| isize::try_from(n).is_ok()).ok_or_else(|| {
                 Error::FileTooLarge { path: path.to_owned(), bytes: meta.len(), max: isize::MAX as u64 }

@@ -34,8 +34,10 @@ pub enum Overwrite {
     /// Refuse, unless it is empty.
     #[default]
     No,
-    /// Replace it when it looks like a model directory (has `config.json` or `manifest.json`).
+    /// Replace it when it looks like a model directory: has `config.json`.
     Yes,
+    /// Replace it when it has this file, the mark of its kind.
+    Holding(&'static str),
 }
 
 /// A directory being written.
@@ -43,6 +45,7 @@ pub enum Overwrite {
 pub struct OutputDir {
     final_path: PathBuf,
     parent: PathBuf,
+    overwrite: Overwrite,
     temp: Temp,
     files: BTreeMap<String, FileRecord>,
     pub(crate) tensors: BTreeMap<String, TensorRecord>,
@@ -136,7 +139,7 @@ impl OutputDir {
     /// [`Error::Output`] when the name is taken or unusable, [`Error::Io`] when the parent is missing or not writable.
     pub fn create(final_path: impl AsRef<Path>, overwrite: Overwrite) -> Result<Self, Error> {
         let final_path = final_path.as_ref();
-        Ok(Self::of(final_path, Temp::new(final_path, overwrite)?, None))
+        Ok(Self::of(final_path, overwrite, Temp::new(final_path, overwrite)?, None))
     }
 
     /// Starts a resumable directory for the run that `key` describes: everything that decides its bytes. With `resume`, continues
@@ -162,17 +165,18 @@ impl OutputDir {
             }
             check_name(final_path, overwrite)?;
             let temp = Temp { root, data, keep: true };
-            return Ok(Resumable::Continued(Self::of(final_path, temp, Some(journal))));
+            return Ok(Resumable::Continued(Self::of(final_path, overwrite, temp, Some(journal))));
         }
         let temp = Temp::new(final_path, overwrite)?;
         let journal = Journal::create(&temp.root, key)?;
-        Ok(Resumable::New(Self::of(final_path, temp, Some(journal))))
+        Ok(Resumable::New(Self::of(final_path, overwrite, temp, Some(journal))))
     }
 
-    fn of(final_path: &Path, temp: Temp, journal: Option<Journal>) -> Self {
+    fn of(final_path: &Path, overwrite: Overwrite, temp: Temp, journal: Option<Journal>) -> Self {
         Self {
             final_path: final_path.to_owned(),
             parent: parent_of(final_path),
+            overwrite,
             temp,
             files: BTreeMap::new(),
             tensors: BTreeMap::new(),
@@ -333,7 +337,7 @@ impl OutputDir {
         let occupied = std::fs::read_dir(to).is_ok_and(|mut d| d.next().is_some());
         if occupied {
             // `create` allowed it, or something put it there since; look again either way.
-            check_replaceable(to, Overwrite::Yes)?;
+            check_replaceable(to, self.overwrite)?;
             exchange(from, to)?;
             // What the temporary name now refers to is the old directory.
             std::fs::remove_dir_all(from).io("removing the old directory", from)?;
@@ -388,10 +392,14 @@ fn check_replaceable(path: &Path, overwrite: Overwrite) -> Result<(), Error> {
         Overwrite::No => {
             Err(bad("should not exist yet or be empty; ask for it to be replaced, or choose another name"))
         }
-        Overwrite::Yes if path.join(CONFIG).exists() || path.join(MANIFEST).exists() => Ok(()),
-        Overwrite::Yes => Err(bad(
-            "should hold config.json or manifest.json to be replaced; it does not look like a model directory",
-        )),
+        Overwrite::Yes if path.join(CONFIG).exists() => Ok(()),
+        Overwrite::Yes => {
+            Err(bad("should hold config.json to be replaced; it does not look like a model directory"))
+        }
+        Overwrite::Holding(mark) if path.join(mark).exists() => Ok(()),
+        Overwrite::Holding(mark) => {
+            Err(bad(&format!("should hold {mark} to be replaced; it is something else")))
+        }
     }
 }
 

@@ -138,6 +138,13 @@ fn existing_directories() {
             .contains("does not look like a model")
     );
     assert!(OutputDir::create(home.join("letter.txt"), Overwrite::Yes).is_err());
+    // Each kind of directory is replaced by its own kind only.
+    let e = OutputDir::create(&path, Overwrite::Holding("calibration.json")).unwrap_err().to_string();
+    assert!(e.contains("calibration.json"), "{e}");
+    fs::write(home.join("calibration.json"), "{}").unwrap();
+    fs::write(home.join("manifest.json"), "{}").unwrap();
+    assert!(OutputDir::create(&home, Overwrite::Holding("calibration.json")).is_ok());
+    assert!(OutputDir::create(&home, Overwrite::Yes).is_err());
     assert!(
         OutputDir::create(tmp.path().join("no/such/parent"), Overwrite::No)
             .unwrap_err()
@@ -153,6 +160,13 @@ fn existing_directories() {
     fs::write(late.join("theirs"), "x").unwrap();
     assert!(out.commit().is_err());
     assert_eq!(names(&late), ["theirs"]);
+    // Even if it is a model: nobody allowed it to be replaced.
+    fs::remove_file(late.join("theirs")).unwrap();
+    let mut out = OutputDir::create(&late, Overwrite::No).unwrap();
+    out.write_file("a", b"a").unwrap();
+    fs::write(late.join("config.json"), "{}").unwrap();
+    assert!(out.commit().unwrap_err().to_string().contains("should not exist yet"));
+    assert_eq!(names(&late), ["config.json"]);
 }
 
 #[test]

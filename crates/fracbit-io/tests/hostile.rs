@@ -259,8 +259,36 @@ fn directories() {
             assert!(e.contains(w), "{what}: `{w}` should be in: {e}");
         }
     }
+    let dir = tempfile::tempdir().unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2626168\n";
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        fs::write(dir.path().join(name), pointer).unwrap();
+    }
+    let of_weights = Checkpoint::open(dir.path()).unwrap_err();
+    let of_config = ModelConfig::from_dir(dir.path()).unwrap_err();
+    let of_tokenizer = Tokenizer::from_dir(dir.path(), None).unwrap_err();
+    for e in [of_weights, of_config, of_tokenizer] {
+        assert!(matches!(e, Error::LfsPointer { .. }), "{e}");
+    }
     let e = Checkpoint::open("/nonexistent/model").unwrap_err().to_string();
     assert!(e.contains("/nonexistent/model"), "{e}");
+}
+
+/// Opening a named pipe waits for a writer; what is no file is refused before it is opened.
+#[cfg(unix)]
+#[test]
+fn named_pipes_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let made = std::process::Command::new("mkfifo").arg(dir.path().join(name)).status().unwrap();
+        assert!(made.success());
+    }
+    let of_weights = Checkpoint::open(dir.path()).unwrap_err();
+    let of_config = ModelConfig::from_dir(dir.path()).unwrap_err();
+    let of_tokenizer = Tokenizer::from_dir(dir.path(), None).unwrap_err();
+    for e in [of_weights, of_config, of_tokenizer] {
+        assert!(matches!(e, Error::NotAFile { .. }), "{e}");
+    }
 }
 
 #[test]
@@ -306,7 +334,10 @@ fn values() {
     }
     fs::write(&path, file(&entry("w", "\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[0,4]"), &[0; 4]))
         .unwrap();
-    assert!(Checkpoint::open(&path).unwrap().to_f32("w").unwrap_err().to_string().contains("I32"));
+    let c = Checkpoint::open(&path).unwrap();
+    assert!(c.to_f32("w").unwrap_err().to_string().contains("I32"));
+    assert!(c.expect_weights("w", &[1]).unwrap_err().to_string().contains("I32"));
+    assert!(c.expect_weights("w", &[2]).unwrap_err().to_string().contains("[2] by config.json, got [1]"));
 }
 
 /// Every single-bit flip of every file is found by `verify`; those of metadata already by opening, those of tensor data by

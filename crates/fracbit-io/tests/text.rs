@@ -131,10 +131,20 @@ fn special_tokens_and_settings() {
     assert!(t.apply_settings(b"{\"bos_token\":5}", path, None).is_err());
     let list = json!({ "chat_template": [{ "name": "tool_use", "template": "no" }, { "name": "default", "template": "yes" }] });
     t.apply_settings(list.to_string().as_bytes(), path, None).unwrap();
-    assert_eq!(t.chat_template().unwrap().source(), "yes");
+    assert_eq!(t.chat_template().unwrap().unwrap().source(), "yes");
     t.apply_settings(list.to_string().as_bytes(), path, Some(b"file")).unwrap();
-    assert_eq!(t.chat_template().unwrap().source(), "file");
+    assert_eq!(t.chat_template().unwrap().unwrap().source(), "file");
     assert!(t.apply_settings(b"{\"chat_template\":7}", path, None).is_err());
+    assert!(t.apply_settings(b"[]", path, None).is_err());
+    t.apply_settings(b"{\"bos_token\":\"\",\"eos_token\":\"\"}", path, None).unwrap();
+    assert_eq!((t.bos_id(), t.eos_token()), (None, None), "an empty name is none");
+    // What is wrong with a template matters to those who ask for it, and has a file.
+    for (file, name) in [(None, "tokenizer_config.json"), (Some(&b"{% if %}"[..]), "chat_template.jinja")] {
+        t.apply_settings(b"{\"chat_template\":\"{{ 1\"}", path, file).unwrap();
+        assert!(t.encode("he", EncodeOptions::default()).is_ok());
+        let e = t.chat_template().unwrap_err().to_string();
+        assert!(e.contains(name) && e.contains("syntax error"), "{e}");
+    }
 }
 
 #[test]
@@ -277,6 +287,10 @@ fn template_styles() {
     assert_eq!(render(MISTRAL, &chat).unwrap(), "<s>[INST] Hi <&> [/INST]Yo</s>");
     let e = render(MISTRAL, &chat[1..]).unwrap_err().to_string();
     assert!(e.contains("chat template") && e.contains("roles must alternate"), "{e}");
+    // What only training has a use for.
+    let t = "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration %} {% endfor %}";
+    assert_eq!(render(t, &chat).unwrap(), " Hi <&>  Yo ");
+    assert!(render("{% generation %}", &chat).is_err() && render("{% generations %}", &chat).is_err());
     // Block lines vanish as with trim_blocks and lstrip_blocks; JSON as Python prints it; loop controls; the date.
     let t = "{% for m in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\n{{ m | tojson }}\n{% endfor %}\n{{ strftime_now('%d %b %Y') }}{{ {'a': [1, true, none]} | tojson }}";
     let fixed = RenderOptions { now: Some(1_721_952_000), ..options.clone() };
@@ -312,6 +326,8 @@ fn costly_templates_are_stopped() {
         ("{{ 'a' * 20000000 }}", "16777216"),
         ("{{ 'a' * 2000000000 }}", "template"),
         ("{{ range(100000000) }}", "template"),
+        ("{{ [1] | batch(400000000, 'x') | list }}", "at most 10000"),
+        ("{{ [1] | slice(400000000) | list }}", "at most 10000"),
         ("{{ strftime_now('%Q') }}", "directive"),
         ("{% if %}", "template"),
         ("{{ messages[0].content.__class__() }}", "template"),

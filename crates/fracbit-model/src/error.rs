@@ -106,8 +106,10 @@ pub enum Error {
         /// The value.
         got: f32,
     },
-    /// Nothing to pick from.
-    #[error("sampling: at least one logit should be a number above minus infinity")]
+    /// Nothing to pick from, and no measure.
+    #[error(
+        "the model's predictions should be numbers, they are NaN or minus infinity: its weights take it beyond the range of f32"
+    )]
     NoLogit,
     /// Nothing to continue.
     #[error("generating: the prompt should have at least 1 token")]

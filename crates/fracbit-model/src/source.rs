@@ -20,10 +20,12 @@
 //!
 //! P is shared by the heads of a block and drawn anew for each block.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use fracbit_base::{Shape, ShapeError};
-use fracbit_io::{Checkpoint, ModelConfig};
+use fracbit_io::checkpoint::{EMBED, HEAD};
+use fracbit_io::{Checkpoint, EmbeddingNames, ModelConfig};
 use fracbit_rotation::fold::fold_gain;
 use fracbit_rotation::{BlockRotation, Rotation};
 use rayon::prelude::*;
@@ -31,6 +33,9 @@ use rayon::prelude::*;
 use crate::Error;
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+
+/// Weights that a thread checks in one go.
+const CHECKED_AT_ONCE: usize = 1 << 18;
 
 /// A weight matrix in full precision.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +53,7 @@ pub struct WeightSource {
     config: ModelConfig,
     sites: Sites,
     residual: Option<Rotation>, // (hidden); fold only
-    embed_name: &'static str,
-    head_name: &'static str,
+    names: EmbeddingNames,
 }
 
 impl WeightSource {
@@ -66,39 +70,50 @@ impl WeightSource {
         seed: u64,
     ) -> Result<Self, Error> {
         let names = checkpoint.embedding_names(&config)?;
+        check_tensors(&checkpoint, &config, names)?;
         let sites = Sites::new(&config, mode, seed)?;
         let residual = match mode {
             RotationMode::Fold => Some(Rotation::new(config.hidden_size, seed, RESIDUAL)?),
             RotationMode::None | RotationMode::Online => None,
         };
-        let source =
-            Self { checkpoint, config, sites, residual, embed_name: names.embed, head_name: names.head };
-        source.check_tensors()?;
-        Ok(source)
+        Ok(Self { checkpoint, config, sites, residual, names })
     }
 
-    fn check_tensors(&self) -> Result<(), Error> {
-        let Self { checkpoint, config, .. } = self;
-        for id in LinearId::all(config) {
-            let shape = id.shape(config);
-            checkpoint.expect_shape(&self.weight_name(id), &[shape.rows, shape.cols])?;
-            let bias = id.bias_name();
-            if id.has_bias(config) {
-                checkpoint.expect_shape(&bias, &[shape.rows])?;
-            } else if checkpoint.contains(&bias) {
-                return Err(Error::Unexpected { tensor: bias, rule: "`attention_bias` or `mlp_bias`" });
-            }
-        }
-        for id in NormId::all(config) {
-            checkpoint.expect_shape(&id.weight_name(), &[id.width(config)])?;
-        }
-        if !config.qk_norm {
-            let norms = (0..config.num_hidden_layers()).flat_map(|i| [NormId::Query(i), NormId::Key(i)]);
-            if let Some(id) = norms.into_iter().find(|id| checkpoint.contains(&id.weight_name())) {
-                return Err(Error::Unexpected { tensor: id.weight_name(), rule: "`model_type`" });
-            }
+    /// Every stored tensor that the model is made of.
+    fn tensors(&self) -> impl Iterator<Item = String> + '_ {
+        let config = &self.config;
+        let linears = LinearId::all(config).flat_map(|id| {
+            [Some(self.weight_name(id)), id.has_bias(config).then(|| id.bias_name())].into_iter().flatten()
+        });
+        linears.chain(NormId::all(config).map(|id| id.weight_name()))
+    }
+
+    /// Reads every weight once and checks that it is finite, so that work of hours does not end at the last matrix.
+    ///
+    /// # Errors
+    /// [`Error::Io`] naming tensor, row and column.
+    pub fn check_finite(&self) -> Result<(), Error> {
+        for name in self.tensors() {
+            let (rows, cols) = self.checkpoint.info(&name)?.rows_cols();
+            let step = (CHECKED_AT_ONCE / cols.max(1)).clamp(1, rows.max(1));
+            let checked = (0..rows.div_ceil(step)).into_par_iter().map(|i| {
+                let part = i * step..rows.min((i + 1) * step);
+                let mut values = vec![0.0; part.len() * cols];
+                self.checkpoint.rows_f32_into(&name, part, &mut values)
+            });
+            // The first bad row, whichever thread is first.
+            checked.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()?;
         }
         Ok(())
+    }
+
+    /// Stored tensors that are no part of the model, sorted: further blocks, other modalities. Rotary frequencies, which follow from
+    /// the configuration, are not among them, nor the second copy of a tied embedding.
+    #[must_use]
+    pub fn unused(&self) -> Vec<&str> {
+        let used: HashSet<String> = self.tensors().chain([EMBED, HEAD].map(str::to_owned)).collect();
+        let known = |name: &str| used.contains(name) || name.ends_with(".rotary_emb.inv_freq");
+        self.checkpoint.names().filter(|name| !known(name)).collect()
     }
 
     /// The checkpoint the weights come from.
@@ -122,11 +137,7 @@ impl WeightSource {
     /// The stored name of a matrix; a tied embedding may be stored as `lm_head.weight`.
     #[must_use]
     pub fn weight_name(&self, id: LinearId) -> String {
-        match id {
-            LinearId::Embed => self.embed_name.to_owned(),
-            LinearId::Head => self.head_name.to_owned(),
-            LinearId::Layer(..) => id.weight_name(),
-        }
+        stored_name(self.names, id)
     }
 
     /// Reads and rotates one matrix. Peak memory: the matrix in f32.
@@ -253,7 +264,7 @@ impl WeightSource {
             if at >= vocab {
                 return Err(Error::Token { token, vocab });
             }
-            self.checkpoint.rows_f32_into(self.embed_name, at..at + 1, row)?;
+            self.checkpoint.rows_f32_into(self.names.embed, at..at + 1, row)?;
         }
         if let Some(residual) = &self.residual {
             residual.apply_rows(&mut x);
@@ -345,6 +356,38 @@ impl WeightSource {
     fn check(&self, id: LinearId) -> Result<(), Error> {
         if id.exists(&self.config) { Ok(()) } else { Err(Error::UnknownLinear(id.to_string())) }
     }
+}
+
+/// The name under which a matrix is stored.
+fn stored_name(names: EmbeddingNames, id: LinearId) -> String {
+    match id {
+        LinearId::Embed => names.embed.to_owned(),
+        LinearId::Head => names.head.to_owned(),
+        LinearId::Layer(..) => id.weight_name(),
+    }
+}
+
+fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: EmbeddingNames) -> Result<(), Error> {
+    for id in LinearId::all(config) {
+        let shape = id.shape(config);
+        checkpoint.expect_weights(&stored_name(names, id), &[shape.rows, shape.cols])?;
+        let bias = id.bias_name();
+        if id.has_bias(config) {
+            checkpoint.expect_weights(&bias, &[shape.rows])?;
+        } else if checkpoint.contains(&bias) {
+            return Err(Error::Unexpected { tensor: bias, rule: "`attention_bias` or `mlp_bias`" });
+        }
+    }
+    for id in NormId::all(config) {
+        checkpoint.expect_weights(&id.weight_name(), &[id.width(config)])?;
+    }
+    if !config.qk_norm {
+        let norms = (0..config.num_hidden_layers()).flat_map(|i| [NormId::Query(i), NormId::Key(i)]);
+        if let Some(id) = norms.into_iter().find(|id| checkpoint.contains(&id.weight_name())) {
+            return Err(Error::Unexpected { tensor: id.weight_name(), rule: "`model_type`" });
+        }
+    }
+    Ok(())
 }
 
 /// W ← W S^T, or blockwise where S is narrower than a row: rows in parallel, each with the bits it would get

@@ -82,7 +82,7 @@ pub fn evaluate(
 /// Scores windows of tokens: every token but the last of a window predicts the next.
 ///
 /// # Errors
-/// As for [`evaluate`].
+/// As for [`evaluate`], and when the predictions are no numbers.
 pub fn score(
     model: &Model,
     baseline: Option<&Model>,
@@ -109,6 +109,9 @@ pub fn score(
         }
         None => (eval::nll(model, windows, &options, &mut advance)?, None),
     };
+    if !(nll.nats_per_token().is_finite() && beside.is_none_or(|c| c.kl().is_finite())) {
+        return Err(fracbit_model::Error::NoLogit.into());
+    }
     Ok(Evaluation {
         nats_per_token: nll.nats_per_token(),
         perplexity: nll.perplexity(),

@@ -470,19 +470,24 @@ fn allocate(
         };
         return plan.within_time(inventory, &menus, &joint, budget, by_size);
     }
-    let Some(budget) = budget else {
+    let reach = Reach::new(inventory, &menus);
+    if budget.is_none_or(|budget| budget > reach.max) {
         // Nothing binds: every matrix gets the best that its menu holds.
-        let best = |menu: Vec<PlannedLayer>| {
-            menu.into_iter()
-                .min_by(|a, b| a.predicted_loss.total_cmp(&b.predicted_loss).then(a.bytes.cmp(&b.bytes)))
+        let best = |menu: &Vec<PlannedLayer>| {
+            let by_loss =
+                |a: &&PlannedLayer, b: &&PlannedLayer| a.predicted_loss.total_cmp(&b.predicted_loss);
+            menu.iter().min_by(|a, b| by_loss(a, b).then(a.bytes.cmp(&b.bytes))).cloned()
         };
-        plan.layers = menus.into_iter().filter_map(best).collect();
+        plan.layers = menus.iter().filter_map(best).collect();
         plan.total(inventory);
         plan.lower_bound = plan.predicted_loss;
-        return plan.timed(inventory, options);
-    };
-    let reach = Reach::new(inventory, &menus);
-    if budget < reach.min || budget > reach.max {
+        // Codebooks of the best schemes may take more than those of the largest.
+        if budget.is_none_or(|budget| plan.bytes <= budget) {
+            return plan.timed(inventory, options);
+        }
+    }
+    let budget = budget.unwrap_or(u64::MAX);
+    if budget < reach.min {
         return Err(reach.refuse(inventory, budget));
     }
     // Codebooks are shared by all layers that use them, so their bytes are known only after solving: reserve those of the

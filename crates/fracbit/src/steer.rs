@@ -4,6 +4,7 @@
 //! `model.` of a name may be left out.
 
 use crate::{Error, plan::Storage};
+use fracbit_base::Scheme;
 use std::{fmt, str::FromStr};
 
 /// Text with `*` for anything.
@@ -135,7 +136,7 @@ pub(crate) fn allowed(
     Ok(menu)
 }
 
-/// Refuses patterns that name no layer: they are spelling mistakes.
+/// Refuses patterns that name no layer or no scheme: they are spelling mistakes.
 ///
 /// # Errors
 /// With the first such pattern.
@@ -150,6 +151,13 @@ pub(crate) fn require_matches<'a>(
         if !names.clone().any(|name| pattern.matches_layer(name)) {
             let rule = format!("`{pattern}` should name a layer of the model, it names none");
             return Err(Error::Option { option, rule });
+        }
+    }
+    let schemes: Vec<String> = Scheme::all().map(|s| s.to_string()).chain(["f16".to_owned()]).collect();
+    for pattern in excludes.iter().filter_map(|e| e.schemes.as_ref()) {
+        if !schemes.iter().any(|scheme| pattern.matches(scheme)) {
+            let rule = format!("`{pattern}` should name a scheme, it names none");
+            return Err(Error::Option { option: "--exclude", rule });
         }
     }
     Ok(())
@@ -203,6 +211,11 @@ mod tests {
         let names = ["lm_head"];
         let spelled = require_matches(names.into_iter(), &pins, &[]).unwrap_err().to_string();
         assert!(spelled.contains("layers.0.*"), "{spelled}");
+        let spelled = |exclude: &str| require_matches(names.into_iter(), &[], &[exclude.parse().unwrap()]);
+        assert!(spelled("*=tqc-*").unwrap_err().to_string().contains("`tqc-*` should name a scheme"));
+        for good in ["*=tcq-*", "*=half-*", "*=nuq-4", "*=f16"] {
+            spelled(good).unwrap();
+        }
     }
 
     #[test]

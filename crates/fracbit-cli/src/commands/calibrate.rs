@@ -55,10 +55,10 @@ pub(crate) struct CalibrateArgs {
     /// Seed of the text that the model writes.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Refuse to start when more memory than this is needed beside the mapped file.
+    /// Refuse to start when more memory than this, such as 8GB, is needed beside the mapped file.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
-    /// Replace OUT when it is such a directory.
+    /// Replace OUT when it is a directory of `fracbit calibrate`.
     #[arg(long)]
     force: bool,
     /// Continue an interrupted run of the same command.
@@ -70,6 +70,7 @@ pub(crate) struct CalibrateArgs {
 }
 
 pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Failure> {
+    files::apart(&args.out, &[&args.model])?;
     let source = Source::open(&args.model)?;
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
     let length = args.ctx.unwrap_or(calibrate::length(&source.opened.config));
@@ -94,6 +95,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
             context.progress.note(&format!("note: {path} is of an interrupted run: --resume continues it if it was this one; otherwise delete it"));
         }
     }
+    source.check(context)?;
     let text = text.as_deref().zip(args.text.as_deref());
     let info = calibrate::calibrate(&source.opened, text, &args.out, &options, &context.progress)?;
     context.progress.finish();

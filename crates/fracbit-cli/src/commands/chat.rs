@@ -39,7 +39,7 @@ pub(crate) struct ChatArgs {
     /// Instruction that comes before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens to remember [default: 4096, or the model's context when that is shorter].
+    /// Tokens to remember, no more than the model's context [default: 4096, or that context when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
     /// Most tokens of an answer.
@@ -56,7 +56,12 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     let tokenizer = opened.tokenizer()?;
     conversation(&tokenizer, &[Message::new("user", "hello")])?;
     let writer = Writer::load(&opened)?;
-    let ctx = args.ctx.unwrap_or(CONTEXT).min(writer.context());
+    let most = writer.context();
+    if let Some(ctx) = args.ctx.filter(|&ctx| ctx > most) {
+        let rule = format!("should be 1 to {most}, the model's context, got {ctx}");
+        return Err(fracbit::Error::Option { option: "--ctx", rule }.into());
+    }
+    let ctx = args.ctx.unwrap_or(CONTEXT.min(most));
     let state = writer.model.state(&StateOptions { context: Some(ctx), ..StateOptions::default() });
     let system: Vec<_> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let mut chat =

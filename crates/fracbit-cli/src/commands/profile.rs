@@ -45,7 +45,7 @@ pub(crate) struct ProfileArgs {
     /// A scheme to measure; may be repeated [default: all].
     #[arg(long, value_name = "SCHEME")]
     scheme: Vec<Scheme>,
-    /// Measurements of each number.
+    /// Measurements of each number [default: 5].
     #[arg(long, value_name = "N", value_parser = args::count)]
     rounds: Option<usize>,
     /// Seed of the random models.

@@ -73,7 +73,7 @@ pub(crate) struct QuantizeArgs {
     /// Bytes of the codebooks that a group-wise scheme (`gnuq-...`) gets, trained on the model: 16, 32 or 64.
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     codebook_bytes: usize,
-    /// Refuse to start when more memory than this is needed beside the mapped file.
+    /// Refuse to start when more memory than this, such as 8GB, is needed beside the mapped file.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
     /// Continue an interrupted run of the same command.
@@ -292,6 +292,12 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         gpu::encode_here()?;
     }
+    if let (Some(out), false) = (&args.out, args.dry_run) {
+        let text = args.learning.learn.as_ref().and_then(Option::as_ref);
+        let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), text];
+        files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
+        files::nameable(out, args.json)?;
+    }
     let source = Source::open(&args.model)?;
     let recipe = args.recipe(&source)?;
     let text = args.learning.text()?;
@@ -300,6 +306,9 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         calibration.require_source(source.hash())?;
     }
     let measuring = args.measuring(&recipe, &source)?;
+    if !args.dry_run {
+        source.check(context)?;
+    }
     let mut dir = match &args.out {
         Some(out) if !args.dry_run => {
             match begin(out, args, &source, given.as_deref(), text.as_ref(), context)? {

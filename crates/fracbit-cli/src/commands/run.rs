@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Writer, Written, stop_name},
+    generate::{Writer, Written, stop_name, too_long},
     gpu::{self, DeviceName},
 };
 use clap::Args;
@@ -52,14 +52,15 @@ pub(crate) struct RunArgs {
     /// Ask as a user of the model's chat template.
     #[arg(long)]
     chat: bool,
-    #[command(flatten)]
-    sampling: SamplingArgs,
     /// Where the model runs. On a GPU the same seed gives the same text, another one than on the processor.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
+    // Last, since the heading of a group stays for what follows it.
+    #[command(flatten)]
+    sampling: SamplingArgs,
 }
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
@@ -79,6 +80,10 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     if tokens.is_empty() {
         let rule = "the prompt should have at least one token, and this model needs no token to begin a text";
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+    }
+    let most = opened.config.max_position_embeddings;
+    if tokens.len() > most {
+        return Err(too_long(tokens.len(), most));
     }
     if args.device == DeviceName::Cuda {
         let mut sink = |context: &mut Context, piece: &str| {
@@ -120,7 +125,7 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
 
 /// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
 pub(crate) fn conversation(tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-    let Some(template) = tokenizer.chat_template() else {
+    let Some(template) = tokenizer.chat_template()? else {
         let failure = Failure::input("this model has no chat template: it was not trained for conversations");
         return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
     };

@@ -128,7 +128,9 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
         (Some(losses), Some(text)) => losses::describe(losses, text, args.seed),
         _ => sensitivity::describe(protocol, text.as_ref()),
     };
-    let done = if args.force || !args.out.exists() { None } else { Some(Sensitivities::read(&args.out)?) };
+    // With --force another measurement is replaced, but no other file.
+    let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose()?;
+    let done = found.filter(|_| !args.force);
     if let Some(done) = &done {
         if !done.continues(&described, source.hash(), args.rotation.into()) {
             return Err(taken(&args.out));

@@ -54,7 +54,7 @@ pub(crate) struct TuneArgs {
     passes: usize,
     #[command(flatten)]
     how: TextArgs,
-    /// Refuse to start when more memory than this is needed beside the mapped files.
+    /// Refuse to start when more memory than this, such as 8GB, is needed beside the mapped files.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<Bytes>,
     /// Continue an interrupted run of the same command.
@@ -69,6 +69,8 @@ pub(crate) struct TuneArgs {
 }
 
 pub(crate) fn run(args: &TuneArgs, context: &mut Context) -> Result<(), Failure> {
+    files::apart(&args.out, &[&args.model, &args.baseline, &args.text])?;
+    files::nameable(&args.out, args.json)?;
     let (model, original) = (files::open(&args.model)?, files::open(&args.baseline)?);
     let text = files::read_text(&args.text)?;
     let read = Text::read(&original, &text, &args.text, args.tokens, &args.how.options())?;

@@ -72,7 +72,16 @@ pub struct Tokenizer {
     /// Ids of the special tokens, sorted.
     special_ids: Vec<u32>,
     settings: Settings,
-    template: Option<ChatTemplate>,
+    template: Option<Template>,
+}
+
+/// A chat template that is compiled when it is first asked for: a text can be continued whatever is wrong with it.
+#[derive(Debug)]
+struct Template {
+    /// The file that holds it.
+    path: PathBuf,
+    source: String,
+    compiled: OnceLock<Result<ChatTemplate, String>>,
 }
 
 #[derive(Debug, Default)]
@@ -97,7 +106,7 @@ impl Tokenizer {
     /// Token ids of `config` fill in what the settings leave out, and add to the tokens that end a text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Template`], [`Error::Io`].
+    /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Config`], [`Error::Io`].
     pub fn from_dir(dir: impl AsRef<Path>, config: Option<&ModelConfig>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let path = dir.join(TOKENIZER);
@@ -149,10 +158,8 @@ impl Tokenizer {
         path: &Path,
         template: Option<&[u8]>,
     ) -> Result<(), Error> {
-        let v: Value = serde_json::from_slice(settings).map_err(|e| Error::Json {
-            path: path.to_owned(),
-            what: "a JSON object",
-            detail: e.to_string(),
+        let v: serde_json::Map<String, Value> = serde_json::from_slice(settings).map_err(|e| {
+            Error::Json { path: path.to_owned(), what: "a JSON object", detail: e.to_string() }
         })?;
         let bad = |field: &str, rule: String| Error::Config {
             path: path.to_owned(),
@@ -162,6 +169,8 @@ impl Tokenizer {
         let special = |field: &str| -> Result<Option<(String, u32)>, Error> {
             let text = match v.get(field) {
                 None | Some(Value::Null) => return Ok(None),
+                // Early conversions of Llama have it so; what it should be is in config.json.
+                Some(Value::String(s)) if s.is_empty() => return Ok(None),
                 Some(Value::String(s)) => s,
                 Some(Value::Object(o)) if o.get("content").is_some_and(Value::is_string) => {
                     o.get("content").and_then(Value::as_str).unwrap_or_default()
@@ -189,7 +198,8 @@ impl Tokenizer {
             ),
             None => template_in(&v).map_err(|rule| bad("chat_template", rule))?,
         };
-        self.template = source.map(|s| ChatTemplate::new(&s)).transpose()?;
+        let origin = if template.is_some() { path.with_file_name(CHAT_TEMPLATE) } else { path.to_owned() };
+        self.template = source.map(|source| Template { path: origin, source, compiled: OnceLock::new() });
         self.settings.eos_ids = eos.iter().map(|(_, id)| *id).collect();
         (self.settings.bos, self.settings.eos, self.settings.add_bos) = (bos, eos, add_bos);
         Ok(())
@@ -289,10 +299,18 @@ impl Tokenizer {
         &self.settings.eos_ids
     }
 
-    /// The chat template, where the model has one.
-    #[must_use]
-    pub fn chat_template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+    /// The chat template, where the model has one; compiled by the first call.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] naming the file, and line and reason why it does not compile.
+    pub fn chat_template(&self) -> Result<Option<&ChatTemplate>, Error> {
+        let Some(template) = &self.template else { return Ok(None) };
+        let compiled =
+            template.compiled.get_or_init(|| ChatTemplate::new(&template.source).map_err(|e| e.to_string()));
+        match compiled {
+            Ok(compiled) => Ok(Some(compiled)),
+            Err(rule) => Err(Error::Tokenizer { path: template.path.clone(), rule: rule.clone() }),
+        }
     }
 
     fn starts_with_bos(&self, text: &str) -> bool {
@@ -393,7 +411,7 @@ fn drop_prefix(v: &mut Value) -> bool {
 }
 
 /// `chat_template`: a string, or a list of named ones of which `default` is taken, else the first.
-fn template_in(v: &Value) -> Result<Option<String>, String> {
+fn template_in(v: &serde_json::Map<String, Value>) -> Result<Option<String>, String> {
     match v.get("chat_template") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(s)) => Ok(Some(s.clone())),

@@ -168,9 +168,13 @@ pub fn calibrate(
     let source = opened.source(RotationMode::None, 0)?;
     let limit = opened.config.max_position_embeddings;
     let length = options.length.unwrap_or(self::length(&opened.config));
-    if length < 2 || length > limit || options.tokens < 2 {
-        let rule = format!("2 tokens at least, and sequences of at most {limit}, the model's context");
-        return Err(Error::Option { option: "calibration", rule });
+    if length < 2 || length > limit {
+        let rule = format!("should be 2 to {limit} for this model, got {length}");
+        return Err(Error::Option { option: "--ctx", rule });
+    }
+    if options.tokens < 2 {
+        let rule = format!("should be at least 2, got {}", options.tokens);
+        return Err(Error::Option { option: "--tokens", rule });
     }
     let needed = memory(&opened.config, length, text.is_none());
     require_memory("calibration of this model", needed, options.max_memory)?;
@@ -185,7 +189,7 @@ pub fn calibrate(
         "drop_prefix_space": options.text.drop_prefix_space,
     })
     .to_string();
-    let overwrite = if options.force { Overwrite::Yes } else { Overwrite::No };
+    let overwrite = if options.force { Overwrite::Holding(CALIBRATION_FILE) } else { Overwrite::No };
     let mut dir = match OutputDir::resumable(out, overwrite, &key, options.resume)? {
         Resumable::New(dir) => dir,
         Resumable::Continued(dir) => dir,

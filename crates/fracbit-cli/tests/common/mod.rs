@@ -1,0 +1,108 @@
+//! The program run by the tests: what it said and how it ended.
+#![allow(dead_code, reason = "each test crate uses its own part of the helpers")]
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+pub(crate) const DONE: i32 = 0;
+pub(crate) const FAILED: i32 = 1;
+pub(crate) const USAGE: i32 = 2;
+pub(crate) const BAD_INPUT: i32 = 3;
+pub(crate) const OUT_OF_REACH: i32 = 4;
+
+/// What a run of the program gave.
+pub(crate) struct Ran {
+    pub(crate) line: String,
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ran {
+    /// It worked.
+    pub(crate) fn done(self) -> Self {
+        assert_eq!(self.code, DONE, "{}:\n{}", self.line, self.err);
+        self
+    }
+
+    /// It failed with this code, said why in one line that holds these words, and did not panic.
+    pub(crate) fn failed(self, code: i32, words: &[&str]) -> Self {
+        let Self { line, err, .. } = &self;
+        assert_eq!(self.code, code, "{line}:\n{err}");
+        assert!(!err.contains("panicked"), "{line}:\n{err}");
+        for word in words {
+            assert!(err.contains(word), "{line}: `{word}` should be in:\n{err}");
+        }
+        if code != USAGE {
+            let errors = err.lines().filter(|l| l.starts_with("error: ")).count();
+            let hints = err.lines().filter(|l| l.starts_with("hint: ")).count();
+            assert!(errors == 1 && hints <= 1, "{line}: one error, at most one hint:\n{err}");
+        }
+        assert_eq!(self.out, "", "{line}: results go to standard output, and there is none");
+        self
+    }
+
+    /// The document on standard output, and nothing beside it.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{}: {e}:\n{}", self.line, self.out))
+    }
+}
+
+pub(crate) fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fracbit"));
+    command.args(args).env_remove("FRACBIT_ISA").env_remove("FRACBIT_LOG").stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn finish(args: &[&str], command: &mut Command) -> Ran {
+    let ran = command.output().expect("the program starts");
+    Ran {
+        line: format!("fracbit {}", args.join(" ")),
+        code: ran.status.code().unwrap_or(-1),
+        out: String::from_utf8(ran.stdout).expect("UTF-8"),
+        err: String::from_utf8(ran.stderr).expect("UTF-8"),
+    }
+}
+
+pub(crate) fn fracbit(args: &[&str]) -> Ran {
+    finish(args, &mut command(args))
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+pub(crate) fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+/// The embedded demo model.
+pub(crate) fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model")
+}
+
+pub(crate) fn stories() -> PathBuf {
+    demo().join("stories.txt")
+}
+
+pub(crate) fn copy(of: &Path) -> tempfile::TempDir {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    for entry in fs::read_dir(of).expect("a readable directory") {
+        let entry = entry.expect("a readable directory");
+        fs::copy(entry.path(), place.path().join(entry.file_name())).expect("a writable place");
+    }
+    place
+}
+
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("a readable directory");
+    let mut all: Vec<String> = entries
+        .map(|e| e.expect("a readable directory").file_name().to_string_lossy().into_owned())
+        .collect();
+    all.sort();
+    all
+}

@@ -1,0 +1,181 @@
+//! Checkpoints and commands as they are met in the wild: incomplete downloads, other tools' models, slips of the hand.
+#![cfg(unix)]
+
+mod common;
+
+use common::{BAD_INPUT, FAILED, USAGE, copy, demo, fracbit, names, stories, text};
+use serde_json::{Value, json};
+use std::{fs, os::unix::ffi::OsStrExt, path::Path, process::Stdio};
+
+const LAST: &str = "model.layers.5.mlp.down_proj.weight";
+
+/// The demo model with another header and other data.
+fn reshaped(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> tempfile::TempDir {
+    let place = copy(&demo());
+    let path = place.path().join("model.safetensors");
+    let bytes = fs::read(&path).expect("a shard");
+    let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length)).expect("a small header"));
+    let (mut header, mut data) = (serde_json::from_slice(header).expect("a header"), data.to_vec());
+    change(&mut header, &mut data);
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], header.as_bytes(), &data].concat()).expect("a writable place");
+    place
+}
+
+/// The demo model with another value in a JSON file.
+fn configured(file: &str, field: &str, value: Value) -> tempfile::TempDir {
+    let place = copy(&demo());
+    let path = place.path().join(file);
+    let mut document: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+    document[field] = value;
+    fs::write(&path, document.to_string()).expect("a writable place");
+    place
+}
+
+#[test]
+fn weights_that_cannot_be_quantized_are_refused_before_any_work() {
+    let nan = reshaped(|header, data| {
+        let begin = header[LAST]["data_offsets"][0].as_u64().expect("an offset") as usize;
+        data[begin + 2 * 515..][..2].copy_from_slice(&[0xc0, 0x7f]);
+    });
+    let integers = reshaped(|header, _| header[LAST]["dtype"] = "I16".into());
+    for (model, rule) in [(&nan, "got NaN at row 1, column 3"), (&integers, "dtype should be F32, F16, BF16")]
+    {
+        let (model, place) = (text(model.path()), tempfile::tempdir().expect("a temporary directory"));
+        let out = place.path().join("out");
+        let (out, stories) = (text(&out), stories());
+        fracbit(&["quantize", model, "-o", out, "--scheme", "nuq-2"]).failed(BAD_INPUT, &[LAST, rule]);
+        fracbit(&["calibrate", model, "-o", out, "--text", text(&stories)]).failed(BAD_INPUT, &[LAST, rule]);
+        assert!(names(place.path()).is_empty(), "nothing was begun");
+    }
+}
+
+#[test]
+fn a_budget_is_a_limit_and_need_not_be_spent() {
+    let demo = demo();
+    let spent = |budget: &str, size: &str| {
+        let args =
+            ["plan", text(&demo), "--palette", "nuq", "--sensitivity", "prior", "--json", budget, size];
+        fracbit(&args).done().json()["bits_per_weight"].as_f64().expect("a number")
+    };
+    let most = spent("--bits", "16");
+    assert!((8.0..8.2).contains(&most), "{most}");
+    assert_eq!([spent("--size", "900MB"), spent("--bits", "8.5")], [most, most]);
+    fracbit(&["plan", text(&demo), "--bits", "3", "--exclude", "*=tqc-*"])
+        .failed(USAGE, &["`tqc-*`", "scheme"]);
+}
+
+#[test]
+fn predictions_that_are_no_numbers_are_no_measure() {
+    // Every value is a number, their products are not.
+    let model = reshaped(|header, data| {
+        for name in [LAST, "model.layers.0.mlp.down_proj.weight"] {
+            let begin = header[name]["data_offsets"][0].as_u64().expect("an offset") as usize;
+            data[begin..begin + 2 * 512 * 192].as_chunks_mut::<2>().0.fill([0x7f, 0x7f]);
+        }
+    });
+    let (model, stories) = (text(model.path()), stories());
+    fracbit(&["run", model, "-p", "x", "-n", "2"]).failed(BAD_INPUT, &["predictions", "NaN"]);
+    fracbit(&["eval", model, "--text", text(&stories), "--json"]).failed(BAD_INPUT, &["predictions", "NaN"]);
+}
+
+#[test]
+fn what_the_result_will_lack_is_said() {
+    let model = reshaped(|header, data| {
+        let (begin, end) = (data.len(), data.len() + 6);
+        header["vision.tower"] = json!({ "dtype": "I16", "shape": [3], "data_offsets": [begin, end] });
+        data.extend([0; 6]);
+    });
+    fs::remove_file(model.path().join("tokenizer.json")).expect("it was there");
+    let out = model.path().join("out");
+    let ran = fracbit(&["quantize", text(model.path()), "-o", text(&out), "--scheme", "nuq-2"]).done();
+    for word in ["left out", "1 tensors (vision.tower)", "writes no text", "tokenizer.json"] {
+        assert!(ran.err.contains(word), "`{word}` should be in:\n{}", ran.err);
+    }
+    fracbit(&["run", text(&out), "-p", "x"]).failed(BAD_INPUT, &["tokenizer.json", "save_pretrained"]);
+}
+
+#[test]
+fn other_files_in_the_place_of_weights_are_recognized() {
+    let place = copy(&demo());
+    let model = text(place.path());
+    for (held, words) in [
+        ("<!DOCTYPE html><html>404</html>", ["model.safetensors", "holds text"]),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ["model.safetensors", "git lfs pull"]),
+    ] {
+        fs::write(place.path().join("model.safetensors"), held).expect("a writable place");
+        fracbit(&["inspect", model]).failed(BAD_INPUT, &words);
+    }
+    let place =
+        configured("config.json", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 }));
+    fracbit(&["inspect", text(place.path())]).failed(BAD_INPUT, &["gptq", "start from the original"]);
+}
+
+#[test]
+fn nothing_that_is_read_or_of_another_kind_is_replaced() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let model = place.path().join("model");
+    fs::rename(copy(&demo()).keep(), &model).expect("one file system");
+    let before = names(&model);
+    let (shown, stories) = (text(&model), stories());
+    let around = format!("{shown}/../model/");
+    for out in [shown, &around] {
+        fracbit(&["quantize", shown, "-o", out, "--scheme", "nuq-2", "--force"])
+            .failed(USAGE, &["should be apart from", "another name"]);
+        fracbit(&["calibrate", shown, "-o", out, "--text", text(&stories), "--force"])
+            .failed(USAGE, &["should be apart from"]);
+        fracbit(&["tune", out, "--baseline", shown, "--text", text(&stories), "-o", out, "--force"])
+            .failed(USAGE, &["should be apart from"]);
+    }
+    let other = copy(&demo());
+    let other = text(other.path());
+    fracbit(&["calibrate", shown, "-o", other, "--text", text(&stories), "--force"])
+        .failed(FAILED, &["should hold calibration.json to be replaced"]);
+    let config = model.join("config.json");
+    fracbit(&["sensitivity", shown, "-o", text(&config), "--tokens", "16", "--levels", "1", "--force"])
+        .failed(BAD_INPUT, &["config.json"]);
+    assert_eq!(names(&model), before);
+    fracbit(&["run", shown, "-p", "x", "-n", "1"]).done();
+}
+
+#[test]
+fn names_that_are_no_text() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let out = place.path().join(Path::new(std::ffi::OsStr::from_bytes(b"o\xffut ")));
+    let quantize = |more: &[&str]| {
+        let mut command = common::command(&["quantize", text(&demo()), "--scheme", "nuq-2", "-o"]);
+        command.arg(&out).args(more).output().expect("the program starts")
+    };
+    let refused = quantize(&["--json"]);
+    assert_eq!(refused.status.code(), Some(USAGE), "before any work, not after it");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("should be UTF-8"));
+    assert!(quantize(&[]).status.success());
+    let run = common::command(&["run", "-p", "x", "-n", "1"]).arg(&out).output().expect("the program starts");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn prompts_templates_and_contexts() {
+    let demo = demo();
+    let long = "word ".repeat(600);
+    fracbit(&["run", text(&demo), "-p", &long]).failed(USAGE, &["context of 512 tokens"]);
+    let args = ["run", text(&demo), "-f", "-"];
+    let mut command = common::command(&args);
+    command.stdin(fs::File::open(demo.join("model.safetensors")).map(Stdio::from).expect("a file"));
+    common::finish(&args, &mut command).failed(BAD_INPUT, &["`standard input`", "UTF-8"]);
+
+    // A text can be continued whatever the template is.
+    let broken = configured("tokenizer_config.json", "chat_template", "{% for m in messages %}{{ m".into());
+    let model = text(broken.path());
+    fracbit(&["run", model, "-p", "Once", "-n", "2"]).done();
+    for args in [&["chat", model][..], &["run", model, "--chat", "-p", "Hi"]] {
+        fracbit(args).failed(BAD_INPUT, &["tokenizer_config.json", "chat template: syntax error"]);
+    }
+    let template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+    let whole = configured("tokenizer_config.json", "chat_template", template.into());
+    let model = text(whole.path());
+    fracbit(&["run", model, "--chat", "-p", "Once", "-n", "2"]).done();
+    fracbit(&["chat", model, "--ctx", "513"]).failed(USAGE, &["--ctx", "1 to 512"]);
+}
