@@ -53,6 +53,12 @@ impl<'a> PackedView<'a> {
         gain: f32,
     ) -> Result<Self, PackedError> {
         const OP: &str = "packed matrix";
+        // With edges padded and two bytes a weight, which no scheme's codes and scales exceed: what follows cannot overflow.
+        let padded = |n: usize| n.checked_next_multiple_of(TILE_COLS);
+        let fits = || padded(shape.rows)?.checked_mul(padded(shape.cols)?)?.checked_mul(2);
+        if fits().is_none() {
+            return Err(ShapeError::new(OP, "shape", "small enough for memory", shape).into());
+        }
         let layout = Layout::new(scheme, shape);
         ShapeError::check_len(OP, "codes", layout.len(), codes.len())?;
         if group == 0 || !group.is_multiple_of(TILE_COLS) {
@@ -187,5 +193,23 @@ impl<'a> PackedView<'a> {
 
     fn segment_of(&self, across: usize) -> usize {
         self.layout.segments().iter().position(|s| across < s.end).expect("tile column inside the matrix")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_beyond_memory_are_refused() {
+        let scheme: Scheme = "nuq-2".parse().unwrap();
+        let book = Codebook::new(scheme, vec![-3, -1, 1, 3], 0.5).unwrap();
+        for (rows, cols) in [(usize::MAX, 16), (16, usize::MAX), (1 << 40, 1 << 40), (usize::MAX, usize::MAX)]
+        {
+            // Products of these sizes wrap to zero or nearly: empty buffers must not seem to fit.
+            let view = PackedView::new(scheme, Shape::new(rows, cols), &[&book], &[], &[], 16, 1.0);
+            assert!(matches!(view, Err(PackedError::Shape(_))), "{rows} x {cols}");
+        }
+        assert!(PackedView::new(scheme, Shape::new(0, 16), &[&book], &[], &[], 16, 1.0).is_ok());
     }
 }
