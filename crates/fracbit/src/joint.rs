@@ -539,6 +539,10 @@ mod tests {
             let mut again = fused.clone();
             again.fit_to(&bench.inventory).unwrap();
             assert_eq!(again, fused, "a plan that was not edited keeps its predictions");
+            // Also on its way through a file: numbers come back to the last bit.
+            let mut read = Plan::parse(&serde_json::to_string(&fused).unwrap(), "plan.json").unwrap();
+            read.fit_to(&bench.inventory).unwrap();
+            assert_eq!(read, fused);
             let mut asked = fused.clone();
             asked.predict(&bench.inventory, &bench.speed).unwrap();
             assert!((step(&asked) - step(&fused)).abs() < 1e-9);
