@@ -270,6 +270,8 @@ mod tests {
             (fracbit_io::Error::Template(rule.clone()).into(), Exit::BadInput),
             (fracbit_model::Error::EmptyPrompt.into(), Exit::Failed),
             (fracbit_model::Error::Vocabularies(1, 2).into(), Exit::BadInput),
+            (fracbit_model::Error::Token { token: 2, vocab: 2 }.into(), Exit::BadInput),
+            (fracbit_model::Error::NoLogit.into(), Exit::BadInput),
             (fracbit_model::Error::from(io("reading", io::ErrorKind::UnexpectedEof)).into(), Exit::BadInput),
             (budget.into(), Exit::OutOfReach),
             (fracbit::Error::Option { option: "--ctx", rule: rule.clone() }.into(), Exit::Usage),

@@ -108,6 +108,16 @@ pub(crate) fn begin(
     }
 }
 
+/// A path as a shell takes it: in quotes where it holds more than letters, digits and what is plain in a path.
+pub(crate) fn typed(path: &Path) -> String {
+    let shown = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%~".contains(c);
+    if !shown.is_empty() && shown.chars().all(plain) {
+        return shown;
+    }
+    format!("'{}'", shown.replace('\'', "'\\''"))
+}
+
 /// The last part of a path that looks like `organization/model`.
 fn hub_name(dir: &Path) -> Option<&str> {
     let (organization, name) = dir.to_str()?.split_once('/')?;
@@ -150,6 +160,15 @@ mod tests {
             ("plain", None),
         ] {
             assert_eq!(hub_name(Path::new(path)), want, "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_can_be_typed() {
+        for (path, want) in
+            [("a/b-1.5", "a/b-1.5"), ("../ü", "../ü"), ("sp ace", "'sp ace'"), ("it's", "'it'\\''s'")]
+        {
+            assert_eq!(typed(Path::new(path)), want);
         }
     }
 

@@ -47,11 +47,11 @@ impl Source {
         weights.check_finite()?;
         let unused = weights.unused();
         if !unused.is_empty() {
-            let more = if unused.len() > 3 { ", ..." } else { "" };
+            let shown = unused[..unused.len().min(3)].join(", ");
+            let more = unused.len().saturating_sub(3);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             context.progress.note(&format!(
-                "note: left out, being no part of the model that config.json describes: {} tensors ({}{more})",
-                unused.len(),
-                unused[..unused.len().min(3)].join(", ")
+                "note: left out, being no part of the model that config.json describes: {shown}{more}"
             ));
         }
         if let Err(error) = self.opened.tokenizer() {

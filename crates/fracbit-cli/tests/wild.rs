@@ -91,7 +91,7 @@ fn what_the_result_will_lack_is_said() {
     fs::remove_file(model.path().join("tokenizer.json")).expect("it was there");
     let out = model.path().join("out");
     let ran = fracbit(&["quantize", text(model.path()), "-o", text(&out), "--scheme", "nuq-2"]).done();
-    for word in ["left out", "1 tensors (vision.tower)", "writes no text", "tokenizer.json"] {
+    for word in ["left out", "describes: vision.tower", "writes no text", "tokenizer.json"] {
         assert!(ran.err.contains(word), "`{word}` should be in:\n{}", ran.err);
     }
     fracbit(&["run", text(&out), "-p", "x"]).failed(BAD_INPUT, &["tokenizer.json", "save_pretrained"]);
@@ -152,6 +152,9 @@ fn names_that_are_no_text() {
     assert_eq!(refused.status.code(), Some(USAGE), "before any work, not after it");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("should be UTF-8"));
     assert!(quantize(&[]).status.success());
+    let spaced = place.path().join("sp ace");
+    let told = fracbit(&["synth", "--shape", "tiny", "-o", text(&spaced)]).done().out;
+    assert!(told.contains(&format!("fracbit inspect '{}'", text(&spaced))), "{told}");
     let run = common::command(&["run", "-p", "x", "-n", "1"]).arg(&out).output().expect("the program starts");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
@@ -173,6 +176,14 @@ fn prompts_templates_and_contexts() {
     for args in [&["chat", model][..], &["run", model, "--chat", "-p", "Hi"]] {
         fracbit(args).failed(BAD_INPUT, &["tokenizer_config.json", "chat template: syntax error"]);
     }
+    let mut tokenizer: Value =
+        serde_json::from_slice(&fs::read(demo.join("tokenizer.json")).expect("a file")).expect("JSON");
+    let added = json!({ "id": 2048, "content": "<new>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true });
+    tokenizer["added_tokens"].as_array_mut().expect("a list").push(added);
+    fs::write(broken.path().join("tokenizer.json"), tokenizer.to_string()).expect("a writable place");
+    fracbit(&["run", model, "-p", "a <new> b"])
+        .failed(BAD_INPUT, &["token 2048", "tokenizer.json knows tokens"]);
     let template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
     let whole = configured("tokenizer_config.json", "chat_template", template.into());
     let model = text(whole.path());

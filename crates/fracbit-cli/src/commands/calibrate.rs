@@ -129,6 +129,6 @@ fn show(info: &CalibrationInfo, args: &CalibrateArgs, context: &mut Context) -> 
             "such inputs are damped when they are used; more tokens help where few were the reason"
         )?;
     }
-    let model = args.model.display();
+    let (model, out) = (files::typed(&args.model), files::typed(&args.out));
     Ok(writeln!(context.out, "\nuse it: fracbit quantize {model} -o OUT --bits 2.5 --calibration {out}")?)
 }

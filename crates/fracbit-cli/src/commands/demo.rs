@@ -128,12 +128,13 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
         tell(&files::open(&dir)?, context)?;
     }
     if args.keep.is_some() {
-        let (home, small) = (home.display(), home.join(name_of(TELLER)));
-        let small = small.display();
+        let [small, original, stories] =
+            [name_of(TELLER).as_str(), ORIGINAL, STORIES_FILE].map(|name| files::typed(&home.join(name)));
+        let home = home.display();
         writeln!(
             context.out,
             "Kept in {home}. Try next:\n  fracbit inspect {small}\n  fracbit run {small} -p \"One day, a bird\"\n  \
-             fracbit eval {small} --text {home}/{STORIES_FILE} --bos --baseline {home}/{ORIGINAL}"
+             fracbit eval {small} --text {stories} --bos --baseline {original}"
         )?;
     } else {
         writeln!(

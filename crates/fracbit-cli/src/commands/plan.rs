@@ -4,6 +4,7 @@ use crate::{
     args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::Failure,
+    files,
     planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
@@ -97,10 +98,10 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))?;
         fracbit_io::write_atomic(path, format!("{text}\n").as_bytes())
             .map_err(|e| Failure::writing(path, e))?;
-        let (model, path) = (args.model.display(), path.display());
+        let (model, typed, path) = (files::typed(&args.model), files::typed(path), path.display());
         context
             .progress
-            .note(&format!("wrote {path}; apply it: fracbit quantize {model} -o OUT --plan {path}"));
+            .note(&format!("wrote {path}; apply it: fracbit quantize {model} -o OUT --plan {typed}"));
     }
     Ok(())
 }

@@ -381,11 +381,12 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     if args.json {
         return context.out.json(&report);
     }
-    let (model, shown) = (args.model.display(), report.path.display());
+    let (model, typed) = (files::typed(&args.model), files::typed(&report.path));
     writeln!(
         context.out,
-        "{shown}: {} of tensors, {:.4} bits per weight, everything counted; predicted loss {:.4} nats per token\n\n\
-         Try next:\n  fracbit eval {shown} --text FILE --baseline {model}\n  fracbit run {shown} -p \"Once upon a time\"",
+        "{}: {} of tensors, {:.4} bits per weight, everything counted; predicted loss {:.4} nats per token\n\n\
+         Try next:\n  fracbit eval {typed} --text FILE --baseline {model}\n  fracbit run {typed} -p \"Once upon a time\"",
+        report.path.display(),
         Bytes(report.bytes),
         report.bits_per_weight,
         report.predicted_loss,

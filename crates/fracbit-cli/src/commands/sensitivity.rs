@@ -191,8 +191,9 @@ fn show(measured: &Sensitivities, path: &Path, context: &mut Context) -> Result<
     }
     writeln!(
         context.out,
-        "\nwrote {}; use it: fracbit quantize MODEL -o OUT --bits 3 --sensitivity {0}",
-        path.display()
+        "\nwrote {}; use it: fracbit quantize MODEL -o OUT --bits 3 --sensitivity {}",
+        path.display(),
+        files::typed(path)
     )?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `fracbit synth`.
 
-use crate::{args, context::Context, failure::Failure};
+use crate::{args, context::Context, failure::Failure, files};
 use clap::{
     Args,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -50,10 +50,11 @@ pub(crate) fn run(args: &SynthArgs, context: &mut Context) -> Result<(), Failure
     };
     let path = fracbit::synthesize(&args.out, options, &context.progress)?;
     context.progress.finish();
-    let shown = path.display();
+    let typed = files::typed(&path);
     writeln!(
         context.out,
-        "wrote {shown}\n\nTry next:\n  fracbit inspect {shown}\n  fracbit plan {shown} --bits 3"
+        "wrote {}\n\nTry next:\n  fracbit inspect {typed}\n  fracbit plan {typed} --bits 3",
+        path.display()
     )?;
     Ok(())
 }

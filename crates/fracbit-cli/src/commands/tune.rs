@@ -90,11 +90,12 @@ pub(crate) fn run(args: &TuneArgs, context: &mut Context) -> Result<(), Failure>
     if args.json {
         return context.out.json(&report);
     }
-    let (shown, baseline) = (report.path.display(), args.baseline.display());
+    let (typed, baseline) = (files::typed(&report.path), files::typed(&args.baseline));
     writeln!(
         context.out,
-        "{shown}: divergence {:.4} nats per token, {:.4} before, on {} tokens that were held out of {}\n\n\
-         Try next:\n  fracbit eval {shown} --text FILE --baseline {baseline}",
+        "{}: divergence {:.4} nats per token, {:.4} before, on {} tokens that were held out of {}\n\n\
+         Try next:\n  fracbit eval {typed} --text FILE --baseline {baseline}",
+        report.path.display(),
         report.after,
         report.before,
         report.held_tokens,
