@@ -3,20 +3,23 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit::{
-    Error, EvalOptions, Opened, Preset, Quiet,
+    Error, EvalOptions, Opened, PlanOptions, Preset, Quiet, Sensitivities, Target,
+    bands::{self, Bands},
     bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model},
     cuda::score,
+    directory::band_name,
     evaluate,
     evaluate::windows_of_both,
+    kernels, plan,
 };
-use fracbit_base::{Scheme, Shape};
+use fracbit_base::{Palette, Scheme, Shape};
 use fracbit_codebook::Rounder;
 use fracbit_format::{TILE, TILE_COLS};
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
-use fracbit_model::RotationMode;
+use fracbit_model::{LinearId, RotationMode, eval::log_sum_exp};
 use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
-use fracbit_tests::{Source, demo_model, stories};
+use fracbit_tests::{Source, demo_model, logits, stories};
 use half::f16;
 use std::{
     path::Path,
@@ -101,6 +104,39 @@ fn models_are_evaluated_beside_their_originals() {
     assert!((got.kl.unwrap() - want.kl.unwrap()).abs() < 0.2 * want.kl.unwrap(), "{got:?}, want {want:?}");
     assert!(got.top1_agreement.unwrap() > 0.8, "{got:?}");
     assert!(score(&model, None, &windows, 4.5, &Quiet).unwrap().kl.is_none());
+}
+
+/// The device has no matrix of several schemes: embeddings in bands become dense there.
+#[test]
+fn banded_embeddings_run_on_the_device() {
+    let device = device();
+    let dir = tempfile::tempdir().unwrap();
+    let reference = fracbit_tests::reference("llama3");
+    let source = Source::open(&reference.dir, RotationMode::Fold, 0).unwrap();
+    let mut guess = Sensitivities::prior(&source.inventory, RotationMode::Fold);
+    for id in [LinearId::Embed, LinearId::Head] {
+        let whole = guess.layers[&id.to_string()];
+        guess.layers.extend((0..bands::COUNT).map(|band| (band_name(id, band), whole)));
+    }
+    let counts: Vec<u32> = (0..source.opened.config.vocab_size as u32).map(|row| row * row).collect();
+    guess.bands = Bands::of(&counts);
+    let options = PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(7.0)) };
+    let plan = plan(&source.inventory, &guess, &options).unwrap();
+    assert!(plan.bands.is_some());
+    let out = dir.path().join("banded");
+    source.quantize(&plan, &out, false).unwrap();
+    let opened = Opened::new(&out).unwrap();
+    let logits = logits(&opened.model(&kernels().unwrap(), true).unwrap(), &reference.tokens);
+    let next = reference.tokens[1..].iter().map(|&token| token as usize);
+    let nats = logits
+        .chunks(opened.config.vocab_size)
+        .zip(next)
+        .map(|(row, next)| log_sum_exp(row) - f64::from(row[next]));
+    let want = nats.sum::<f64>() / (reference.tokens.len() - 1) as f64;
+    let model = opened.on_device(&device, true).unwrap();
+    let got = score(&model, None, &[reference.tokens], 7.0, &Quiet).unwrap();
+    eprintln!("{} nats, on the processor {want}", got.nats_per_token);
+    assert!((got.nats_per_token - want).abs() < 0.02, "{got:?}, want {want}");
 }
 
 /// The shim, counting searches.

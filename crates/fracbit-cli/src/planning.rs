@@ -372,6 +372,7 @@ mod tests {
             lower_bound: 0.2,
             layers: vec![layer],
             fused: Vec::new(),
+            bands: None,
             prices: fracbit::Prices::default(),
             objective_kind: fracbit::Objective::DataFree,
             forecast: None,

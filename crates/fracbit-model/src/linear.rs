@@ -16,6 +16,9 @@
 //! `apply_together` sees that several belong to one matrix and multiplies once. A row's arithmetic does not
 //! depend on its neighbours, so fused layers give the bits of separate ones.
 //!
+//! A *banded* layer has its rows in several packed matrices, so that the rows of frequent tokens can have more bits than those of rare
+//! ones; its outputs are put back in order.
+//!
 //! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage type that
 //! holds the same numbers. The products of one and of a few tokens have the same bits on every machine; the many-token product adds in
 //! another order, fuses where the machine does, and differs in the last bits.
@@ -89,6 +92,17 @@ enum Weights {
     Stored(Stored),
     Packed(PackedMatrix),
     Fused(Fused),
+    Banded(Banded),
+}
+
+/// Rows in several packed matrices: embeddings whose frequent tokens have more bits than the rare ones.
+#[derive(Debug)]
+struct Banded {
+    bands: Vec<PackedMatrix>,
+    /// Band, and row within it, of every row.
+    places: Vec<(u8, u32)>,
+    /// Rows of all bands, one band after another, each in ascending order.
+    rows: Vec<u32>,
 }
 
 /// Some rows of a packed matrix that several layers share.
@@ -115,7 +129,7 @@ struct Stored {
 pub struct LinearScratch {
     activations: Activations,
     current: bool,
-    fused: Vec<f32>, // (batch, rows of a shared matrix)
+    fused: Vec<f32>, // (batch, rows of a shared matrix or of a band)
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
 }
@@ -239,6 +253,33 @@ impl Linear {
             .collect()
     }
 
+    /// A layer whose row r lies in `bands[band_of[r]]`, behind the earlier rows of that band.
+    ///
+    /// # Errors
+    /// When a band has not as many rows as are said to lie in it, or the columns of bands or the bias do not fit.
+    pub fn banded(
+        bands: Vec<PackedMatrix>,
+        band_of: &[u8],
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self, ShapeError> {
+        const OP: &str = "banded layer";
+        let mut members: Vec<Vec<u32>> = vec![Vec::new(); bands.len()];
+        let mut places = Vec::with_capacity(band_of.len());
+        for (row, &band) in band_of.iter().enumerate() {
+            let Some(rows) = members.get_mut(usize::from(band)) else {
+                return Err(ShapeError::new(OP, "band", format_args!("below {}", bands.len()), band));
+            };
+            let too_many = |count| ShapeError::new(OP, "rows", "below 2^32", count);
+            places.push((band, u32::try_from(rows.len()).map_err(|_| too_many(rows.len()))?));
+            rows.push(u32::try_from(row).map_err(|_| too_many(row))?);
+        }
+        for (matrix, rows) in bands.iter().zip(&members) {
+            ShapeError::check_len(OP, "rows of a band", rows.len(), matrix.shape().rows)?;
+            ShapeError::check_len(OP, "columns of a band", bands[0].shape().cols, matrix.shape().cols)?;
+        }
+        Self::new(Weights::Banded(Banded { bands, places, rows: members.concat() }), bias)
+    }
+
     fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
         let out = Self { weights, bias, tap: None };
         if let Some(bias) = &out.bias {
@@ -268,6 +309,7 @@ impl Linear {
             Weights::Stored(stored) => stored.shape,
             Weights::Packed(matrix) => matrix.shape(),
             Weights::Fused(part) => Shape::new(part.rows.len(), part.whole.shape().cols),
+            Weights::Banded(of) => Shape::new(of.rows.len(), of.bands.first().map_or(0, |b| b.shape().cols)),
         }
     }
 
@@ -277,14 +319,20 @@ impl Linear {
         self.bias.as_deref()
     }
 
-    /// The packed weights of a quantized layer; of a fused one, the matrix that it shares.
+    /// The packed weights of a quantized layer; of a fused one, the matrix that it shares. A banded layer has several: `None`.
     #[must_use]
     pub fn as_packed(&self) -> Option<&PackedMatrix> {
         match &self.weights {
             Weights::Packed(matrix) => Some(matrix),
             Weights::Fused(part) => Some(&part.whole),
-            Weights::Dense(..) | Weights::Stored(_) => None,
+            Weights::Dense(..) | Weights::Stored(_) | Weights::Banded(_) => None,
         }
+    }
+
+    /// Whether the weights are quantized.
+    #[must_use]
+    pub fn is_quantized(&self) -> bool {
+        !matches!(self.weights, Weights::Dense(..) | Weights::Stored(_))
     }
 
     /// Whether the two are rows of one shared matrix.
@@ -307,6 +355,7 @@ impl Linear {
                 let up_to = |row: usize| whole.bytes() * row / whole.shape().rows.max(1);
                 up_to(rows.end) - up_to(rows.start)
             }
+            Weights::Banded(of) => of.bands.iter().map(PackedMatrix::bytes).sum(),
         }
     }
 
@@ -325,6 +374,10 @@ impl Linear {
             Weights::Stored(stored) => stored.convert(row, out),
             Weights::Packed(matrix) => matrix.row(row, out),
             Weights::Fused(part) => part.whole.row(part.rows.start + row, out),
+            Weights::Banded(of) => {
+                let (band, at) = of.places[row];
+                of.bands[usize::from(band)].row(at as usize, out);
+            }
         }
         Ok(())
     }
@@ -408,6 +461,7 @@ impl Linear {
                 part.product(crew, x, scratch)?;
                 part.take(&scratch.fused, out);
             }
+            Weights::Banded(of) => of.product(crew, x, packed, scratch, out)?,
         }
         self.add_bias(out);
         Ok(())
@@ -507,7 +561,9 @@ impl Weights {
                 convert(stored.dtype, &stored.bytes()[rows.start * bytes..rows.end * bytes], buffer);
                 buffer
             }
-            Self::Packed(_) | Self::Fused(_) => unreachable!("packed weights have their own product"),
+            Self::Packed(_) | Self::Fused(_) | Self::Banded(_) => {
+                unreachable!("packed weights have their own product")
+            }
         }
     }
 }
@@ -557,6 +613,36 @@ impl Fused {
         for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(product.chunks_exact(stride)) {
             out.copy_from_slice(&all[self.rows.clone()]);
         }
+    }
+}
+
+impl Banded {
+    /// The rows of one band after another times `x`, each put where it belongs in `out`, (batch, rows).
+    fn product(
+        &self,
+        crew: &Crew<'_>,
+        x: &[f32],
+        packed: PackedProduct,
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        let mut rest = &self.rows[..];
+        for matrix in &self.bands {
+            let shape = matrix.shape();
+            let (rows, behind) = rest.split_at(shape.rows);
+            rest = behind;
+            scratch.quantize(x, shape.cols)?;
+            let len = x.len() / shape.cols * shape.rows;
+            if scratch.fused.len() < len {
+                scratch.fused.resize(len, 0.0);
+            }
+            packed(crew, matrix, &mut scratch.activations, &mut scratch.fused[..len])?;
+            let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
+            for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {
+                rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -12,7 +12,9 @@ use common::{F32, logits, references, relative};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, Kernels, PackedMatrix};
-use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, Model, RotationMode, StateOptions};
+use fracbit_model::{
+    LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, RotationMode, StateOptions,
+};
 use half::f16;
 use std::sync::{
     Arc,
@@ -160,4 +162,44 @@ fn fused_rows_must_add_up() {
     let parts = Linear::fused(pack(&matrix), members(&[32, 16])).unwrap();
     let bytes: usize = parts.iter().map(Linear::weight_bytes).sum();
     assert_eq!(bytes, parts[0].as_packed().unwrap().bytes(), "each has its share");
+}
+
+#[test]
+fn banded_rows_are_those_of_their_bands() {
+    let (rows, cols) = (75, 40);
+    let value = |i: usize| (i as f32 * 0.37).sin();
+    let matrix = Matrix { shape: Shape::new(rows, cols), data: (0..rows * cols).map(value).collect() };
+    let band_of: Vec<u8> = (0..rows).map(|r| [2, 0, 1, 0, 2][r * 7 % 5]).collect();
+    let row = |r: usize| &matrix.data[r * cols..(r + 1) * cols];
+    let bands = || -> Vec<PackedMatrix> {
+        (0..3)
+            .map(|band| {
+                let inside = (0..rows).filter(|&r| band_of[r] == band);
+                let data: Vec<f32> = inside.flat_map(row).copied().collect();
+                pack(&Matrix { shape: Shape::new(data.len() / cols, cols), data })
+            })
+            .collect()
+    };
+    let bias: Vec<f32> = (0..rows).map(|r| r as f32).collect();
+    let whole = Linear::packed(pack(&matrix), Some(bias.clone())).unwrap();
+    let banded = Linear::banded(bands(), &band_of, Some(bias)).unwrap();
+    assert_eq!(banded.shape(), matrix.shape);
+    assert!(banded.is_quantized() && banded.as_packed().is_none());
+    // A scale for each row: the same numbers wherever a row lies.
+    assert_eq!(banded.to_dense().unwrap(), whole.to_dense().unwrap());
+    assert_eq!(banded.weight_bytes(), bands().iter().map(PackedMatrix::bytes).sum::<usize>());
+    for batch in [1, 2, 9] {
+        let x: Vec<f32> = (0..batch * cols).map(|i| (i as f32 * 0.11).cos()).collect();
+        let run = |layer: &Linear| {
+            let mut out = vec![0.0; batch * rows];
+            layer.apply(&x, &mut LinearScratch::new(), &mut out).unwrap();
+            out
+        };
+        assert_eq!(run(&banded), run(&whole), "{batch} tokens");
+    }
+    assert!(Linear::banded(bands(), &band_of[1..], None).is_err(), "a row is missing");
+    assert!(Linear::banded(bands()[..2].iter().map(|_| pack(&matrix)).collect(), &band_of, None).is_err());
+    let mut swapped = bands();
+    swapped.swap(0, 1);
+    assert!(Linear::banded(swapped, &band_of, None).is_err(), "bands of other sizes");
 }

@@ -3,10 +3,14 @@
 //! Everything here is generic over the device, so that it is tested without one; feature `cuda` adds `Gpu`.
 
 use crate::{
-    Error, Evaluation, Opened, Progress, directory::packed_names, fusion::Parts, load::Reader, plan::Storage,
+    Error, Evaluation, Opened, Progress,
+    directory::packed_names,
+    fusion::Parts,
+    load::{Reader, packed_view},
+    plan::Storage,
 };
+use fracbit_base::Shape;
 use fracbit_codebook::Rounder;
-use fracbit_format::{Codebook, Layout, PackedView, TILE_COLS};
 use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
@@ -16,7 +20,7 @@ use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::Effort;
 use half::f16;
-use std::{collections::BTreeMap, collections::btree_map::Entry};
+use std::collections::BTreeMap;
 
 impl Opened {
     /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized directory is checked first.
@@ -56,6 +60,24 @@ impl Opened {
             let shape = id.shape(&self.config);
             let bias =
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), shape.rows)).transpose()?;
+            if let Some(schemes) = block.bands(id, self.checkpoint.dir())? {
+                // The device has no matrix of several schemes: at 16 bits there.
+                let bands = reader.bands(shape.rows)?;
+                let mut weights = vec![0.0; shape.len()];
+                for (band, scheme) in schemes.into_iter().enumerate() {
+                    reader.codebooks(scheme, &mut books)?;
+                    let part = Shape::new(bands.rows(band).count(), shape.cols);
+                    let view = |parts: &Parts<'_>| {
+                        Ok(packed_view(parts, part, scheme, block.group, &books)?.dequantize())
+                    };
+                    let rows = reader.band(id, band, view)?;
+                    for (row, values) in bands.rows(band).zip(rows.chunks_exact(shape.cols)) {
+                        weights[row * shape.cols..][..shape.cols].copy_from_slice(values);
+                    }
+                }
+                builder.dense(id, &weights, bias);
+                continue;
+            }
             match block.storage(id, self.checkpoint.dir())? {
                 Storage::F16 => {
                     self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
@@ -65,18 +87,11 @@ impl Opened {
                     builder.dense(id, &weights, bias);
                 }
                 Storage::Packed(scheme) => {
-                    for half in scheme.halves() {
-                        if let Entry::Vacant(book) = books.entry(half) {
-                            book.insert(reader.codebook(half)?);
-                        }
-                    }
-                    let group =
-                        if block.group == 0 { shape.cols.next_multiple_of(TILE_COLS) } else { block.group };
-                    let Parts { codes, scales, gain } = reader.parts(id)?;
-                    let layout = Layout::new(scheme, shape);
-                    let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
-                    let view = PackedView::new(scheme, shape, &used, codes, &scales, group, gain)
-                        .map_err(|e| reader.bad(&packed_names(id)[0], e.to_string()))?;
+                    reader.codebooks(scheme, &mut books)?;
+                    let names = packed_names(id, None);
+                    let parts = reader.parts(&names)?;
+                    let view = packed_view(&parts, shape, scheme, block.group, &books)
+                        .map_err(|e| reader.bad(&names[0], e.to_string()))?;
                     builder.packed(id, &view, bias);
                 }
             }

@@ -1,7 +1,7 @@
 //! Tensor names and the configuration block of a quantized model directory (`docs/formats.md`).
 
 use crate::{
-    Error, fusion,
+    Error, bands, fusion,
     plan::{Inventory, Matrix, Plan, Storage},
 };
 use fracbit_base::Scheme;
@@ -89,14 +89,40 @@ impl QuantizationConfig {
         Ok(Some(parsed))
     }
 
-    /// How the matrix `id` is stored.
+    /// How the matrix `id` is stored, where it is not in bands of rows.
     ///
     /// # Errors
     /// When `modules` does not name it.
     pub fn storage(&self, id: LinearId, dir: &Path) -> Result<Storage, Error> {
-        let module = self.modules.get(&id.to_string()).ok_or_else(|| Error::QuantizationConfig {
+        self.module(&id.to_string(), dir)
+    }
+
+    /// The schemes of the bands of rows of `id`; `None` where it is stored as a whole.
+    ///
+    /// # Errors
+    /// When `modules` names only some of its bands, or one is not quantized.
+    pub fn bands(&self, id: LinearId, dir: &Path) -> Result<Option<[Scheme; bands::COUNT]>, Error> {
+        if !self.modules.contains_key(&band_name(id, 0)) {
+            return Ok(None);
+        }
+        let scheme = |band: usize| match self.module(&band_name(id, band), dir)? {
+            Storage::Packed(scheme) => Ok(scheme),
+            Storage::F16 => Err(Error::QuantizationConfig {
+                path: dir.to_path_buf(),
+                rule: format!("`{}` should have a scheme, got f16", band_name(id, band)),
+            }),
+        };
+        let mut schemes = [scheme(0)?; bands::COUNT];
+        for (band, slot) in schemes.iter_mut().enumerate() {
+            *slot = scheme(band)?;
+        }
+        Ok(Some(schemes))
+    }
+
+    fn module(&self, name: &str, dir: &Path) -> Result<Storage, Error> {
+        let module = self.modules.get(name).ok_or_else(|| Error::QuantizationConfig {
             path: dir.to_path_buf(),
-            rule: format!("modules should name `{id}`"),
+            rule: format!("modules should name `{name}`"),
         })?;
         Ok(module.scheme)
     }
@@ -115,11 +141,34 @@ impl QuantizationConfig {
     }
 }
 
-/// Tensor names of a packed matrix: codes, scales, gain.
+/// Tensor names of a packed matrix, or of a band of its rows: codes, scales, gain.
 #[must_use]
-pub fn packed_names(id: LinearId) -> [String; 3] {
+pub fn packed_names(id: LinearId, band: Option<usize>) -> [String; 3] {
     let weight = id.weight_name();
-    [format!("{weight}.codes"), format!("{weight}.scales"), format!("{weight}.gain")]
+    let band = band.map(|band| format!(".band{band}")).unwrap_or_default();
+    ["codes", "scales", "gain"].map(|part| format!("{weight}{band}.{part}"))
+}
+
+/// Tensor that says which band of rows of embedding and head each token is in.
+pub const BANDS: &str = "fracbit.bands";
+
+/// The name of a band of rows of a matrix.
+#[must_use]
+pub fn band_name(id: LinearId, band: usize) -> String {
+    format!("{id}.band{band}")
+}
+
+/// The matrix of a name, and the band if it is that of one.
+#[must_use]
+pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
+    match name.rsplit_once(".band") {
+        None => Some((name.parse().ok()?, None)),
+        Some((id, band)) => {
+            let (id, band) = (id.parse().ok()?, band.parse().ok()?);
+            let fits = band < bands::COUNT && !matches!(id, LinearId::Layer(..));
+            fits.then_some((id, Some(band)))
+        }
+    }
 }
 
 /// Tensor names of a codebook: entries, step.
@@ -155,6 +204,7 @@ pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: S
         other_params: (biases + all_norms) as u64,
         stored_other: (biases + kept_norms) as u64,
         tied: config.tie_word_embeddings,
+        bands: None,
     }
 }
 

@@ -4,11 +4,11 @@
 //! its squared errors count by its sensitivity, as in the plan; with a calibration, every column counts by the diagonal of its
 //! input's moments too. See `fracbit_codebook::train::group_codebooks` for the training itself.
 
-use crate::{Calibration, Error, Plan, Progress, plan::Storage};
+use crate::{Calibration, Error, Plan, Progress, plan::Storage, quantize::planned_matrix};
 use fracbit_base::{Family, Scheme};
 use fracbit_codebook::train::{GroupTraining, group_codebooks};
 use fracbit_format::Codebook;
-use fracbit_model::{LinearId, WeightSource};
+use fracbit_model::WeightSource;
 use std::collections::BTreeMap;
 
 /// Weights to train on.
@@ -33,7 +33,7 @@ pub(crate) fn train(
         return Err(Error::Option { option: "--codebook-bytes", rule });
     }
     let of = |scheme: Scheme| {
-        let layers = LinearId::all(source.config()).zip(&plan.layers);
+        let layers = plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer)));
         layers.filter(move |(_, layer)| layer.scheme == Storage::Packed(scheme))
     };
     let wanted = |s: &Scheme| s.family() == Family::Gnuq && !given.contains_key(s);
@@ -54,7 +54,7 @@ pub(crate) fn train(
         let sensitive = of(scheme).any(|(_, layer)| layer.sensitivity > 0.0);
         let (mut sample, mut importance) = (Vec::new(), Vec::new());
         for (id, layer) in of(scheme) {
-            let matrix = source.linear(id)?;
+            let matrix = planned_matrix(source, plan, id, layer)?;
             let cols = matrix.shape.cols;
             let diagonal: Option<Vec<f32>> = match calibration {
                 None => None,

@@ -1,6 +1,6 @@
 //! What is inside a model directory.
 
-use crate::{Error, Opened};
+use crate::{Error, Opened, directory::band_name, load::Reader};
 use fracbit_base::Bytes;
 use fracbit_model::{LinearId, RotationMode};
 use serde::Serialize;
@@ -65,7 +65,24 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         opened.quantization.is_none().then(|| opened.checkpoint.embedding_names(config)).transpose()?;
     let mut storage: BTreeMap<String, StorageCount> = BTreeMap::new();
     let mut matrices = BTreeMap::new();
+    let mut note = |name: String, kind: String, weights: usize| {
+        let count = storage.entry(kind.clone()).or_default();
+        count.matrices += 1;
+        count.weights += weights as u64;
+        matrices.insert(name, kind);
+    };
     for id in LinearId::all(config) {
+        let shape = id.shape(config);
+        if let Some(block) = &opened.quantization
+            && let Some(schemes) = block.bands(id, dir)?
+        {
+            let bands = Reader { checkpoint: &opened.checkpoint, verify: false }.bands(shape.rows)?;
+            for (band, scheme) in schemes.into_iter().enumerate() {
+                let weights = bands.rows(band).count() * shape.cols;
+                note(band_name(id, band), scheme.to_string(), weights);
+            }
+            continue;
+        }
         let kind = match (&opened.quantization, &names) {
             (Some(block), _) => block.storage(id, dir)?.to_string(),
             (None, Some(names)) => {
@@ -78,10 +95,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
             }
             (None, None) => unreachable!("names are read for every unquantized model"),
         };
-        let count = storage.entry(kind.clone()).or_default();
-        count.matrices += 1;
-        count.weights += id.shape(config).len() as u64;
-        matrices.insert(id.to_string(), kind);
+        note(id.to_string(), kind, shape.len());
     }
     Ok(Inspection {
         path: dir.display().to_string(),

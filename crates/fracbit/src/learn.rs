@@ -200,6 +200,7 @@ mod tests {
             other_params: 0,
             stored_other: 0,
             tied: false,
+            bands: None,
         }
     }
 

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod bands;
 pub mod bench;
 mod bodies;
 pub mod calibrate;

@@ -2,12 +2,13 @@
 
 use crate::{
     Error,
-    directory::{QuantizationConfig, codebook_names, packed_names},
+    bands::Bands,
+    directory::{BANDS, QuantizationConfig, codebook_names, packed_names},
     fusion::{self, Parts},
     plan::Storage,
 };
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
-use fracbit_format::{Codebook, Layout, PackedView};
+use fracbit_format::{Codebook, Layout, PackedError, PackedView, TILE_COLS};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites, WeightSource};
@@ -122,6 +123,22 @@ impl Opened {
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), rows)).transpose()
             };
             let shape = id.shape(&self.config);
+            if let Some(schemes) = block.bands(id, self.checkpoint.dir())? {
+                let bands = reader.bands(shape.rows)?;
+                let mut matrices = Vec::with_capacity(schemes.len());
+                for (band, scheme) in schemes.into_iter().enumerate() {
+                    reader.codebooks(scheme, &mut books)?;
+                    let shape = Shape::new(bands.rows(band).count(), shape.cols);
+                    let view = |parts: &Parts<'_>| {
+                        let view = packed_view(parts, shape, scheme, block.group, &books)?;
+                        Ok(PackedMatrix::new(kernels, &view))
+                    };
+                    matrices.push(reader.band(id, band, view)?);
+                }
+                let linear = Linear::banded(matrices, bands.each(), bias(id)?);
+                builder.set(id, linear.map_err(fracbit_model::Error::from)?)?;
+                continue;
+            }
             match block.storage(id, self.checkpoint.dir())? {
                 Storage::F16 => {
                     self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
@@ -134,11 +151,7 @@ impl Opened {
                     if group.is_some_and(|group| group[0] != id) {
                         continue; // came with the first of its group
                     }
-                    for half in scheme.halves() {
-                        if let Entry::Vacant(book) = books.entry(half) {
-                            book.insert(reader.codebook(half)?);
-                        }
-                    }
+                    reader.codebooks(scheme, &mut books)?;
                     let alone = [id];
                     let ids = group.map_or(&alone[..], Vec::as_slice);
                     let matrix = reader.packed(ids, scheme, &self.config, block.group, &books, kernels)?;
@@ -167,6 +180,24 @@ impl Opened {
         self.checkpoint.release();
         Ok(model)
     }
+}
+
+/// Columns that share a scale, of a shape, when a directory says `group`.
+fn columns(group: usize) -> impl Fn(Shape) -> usize {
+    move |shape| if group == 0 { shape.cols.next_multiple_of(TILE_COLS) } else { group }
+}
+
+/// A matrix as stored.
+pub(crate) fn packed_view<'a>(
+    parts: &'a Parts<'_>,
+    shape: Shape,
+    scheme: Scheme,
+    group: usize,
+    books: &'a BTreeMap<Scheme, Codebook>,
+) -> Result<PackedView<'a>, PackedError> {
+    let layout = Layout::new(scheme, shape);
+    let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
+    PackedView::new(scheme, shape, &used, parts.codes, &parts.scales, columns(group)(shape), parts.gain)
 }
 
 /// Reads tensors of a quantized directory.
@@ -213,6 +244,40 @@ impl<'a> Reader<'a> {
         Codebook::new(scheme, entries, step).map_err(|e| self.bad(&entries_name, e.to_string()))
     }
 
+    /// The codebooks of a scheme, unless they are there.
+    pub(crate) fn codebooks(
+        &self,
+        scheme: Scheme,
+        books: &mut BTreeMap<Scheme, Codebook>,
+    ) -> Result<(), Error> {
+        for half in scheme.halves() {
+            if let Entry::Vacant(book) = books.entry(half) {
+                book.insert(self.codebook(half)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Which band each of `rows` tokens is in.
+    pub(crate) fn bands(&self, rows: usize) -> Result<Bands, Error> {
+        let bytes = self.tensor(BANDS, Dtype::U8)?.bytes;
+        Bands::from_bytes(bytes, rows).ok_or_else(|| {
+            let rule = format!("should be {} bytes for {rows} rows, got {}", Bands::bytes(rows), bytes.len());
+            self.bad(BANDS, rule)
+        })
+    }
+
+    /// What `make` makes of a band of a matrix.
+    pub(crate) fn band<T>(
+        &self,
+        id: LinearId,
+        band: usize,
+        make: impl FnOnce(&Parts<'_>) -> Result<T, PackedError>,
+    ) -> Result<T, Error> {
+        let names = packed_names(id, Some(band));
+        make(&self.parts(&names)?).map_err(|e| self.bad(&names[0], e.to_string()))
+    }
+
     /// One matrix, or the fused one of several that were checked to fit together.
     fn packed(
         &self,
@@ -223,47 +288,42 @@ impl<'a> Reader<'a> {
         books: &BTreeMap<Scheme, Codebook>,
         kernels: &Kernels,
     ) -> Result<PackedMatrix, Error> {
-        let group = |shape: Shape| {
-            if group == 0 { shape.cols.next_multiple_of(fracbit_format::TILE_COLS) } else { group }
+        let columns = columns(group);
+        let view = |shape: Shape, parts: &Parts<'_>| {
+            packed_view(parts, shape, scheme, group, books).map(|view| PackedMatrix::new(kernels, &view))
         };
-        let view = |shape: Shape, codes: &[u8], scales: &[f16], gain: f32| {
-            let layout = Layout::new(scheme, shape);
-            let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
-            PackedView::new(scheme, shape, &used, codes, scales, group(shape), gain)
-                .map(|view| PackedMatrix::new(kernels, &view))
-        };
-        let parts = ids.iter().map(|&id| self.parts(id)).collect::<Result<Vec<_>, Error>>()?;
-        let [codes_name, ..] = packed_names(ids[0]);
+        let parts =
+            ids.iter().map(|&id| self.parts(&packed_names(id, None))).collect::<Result<Vec<_>, Error>>()?;
+        let [codes_name, ..] = packed_names(ids[0], None);
         if let [part] = &parts[..] {
-            return view(ids[0].shape(config), part.codes, &part.scales, part.gain)
-                .map_err(|e| self.bad(&codes_name, e.to_string()));
+            return view(ids[0].shape(config), part).map_err(|e| self.bad(&codes_name, e.to_string()));
         }
         for (id, part) in ids.iter().zip(&parts) {
             // Each for itself: together, an excess of one might make up for what another lacks.
-            let (shape, [codes_name, scales_name, _]) = (id.shape(config), packed_names(*id));
+            let (shape, [codes_name, scales_name, _]) = (id.shape(config), packed_names(*id, None));
             let want = Layout::new(scheme, shape).len();
             ShapeError::check_len("packed matrix", "codes", want, part.codes.len())
                 .map_err(|e| self.bad(&codes_name, e.to_string()))?;
-            let want = shape.rows * shape.cols.div_ceil(group(shape));
+            let want = shape.rows * shape.cols.div_ceil(columns(shape));
             ShapeError::check_len("packed matrix", "scales", want, part.scales.len())
                 .map_err(|e| self.bad(&scales_name, e.to_string()))?;
         }
         let (codes, scales, gain) = fusion::stack(&parts).ok_or_else(|| {
             self.bad(
-                &packed_names(ids[0])[2],
+                &packed_names(ids[0], None)[2],
                 "is too far from the gains of the matrices fused with it".to_owned(),
             )
         })?;
         let rows = ids.iter().map(|id| id.shape(config).rows).sum();
-        view(Shape::new(rows, ids[0].shape(config).cols), &codes, &scales, gain)
+        view(Shape::new(rows, ids[0].shape(config).cols), &Parts { codes: &codes, scales, gain })
             .map_err(|e| self.bad(&codes_name, e.to_string()))
     }
 
-    pub(crate) fn parts(&self, id: LinearId) -> Result<Parts<'a>, Error> {
-        let [codes_name, scales_name, gain_name] = packed_names(id);
-        let codes = self.tensor(&codes_name, Dtype::U8)?.bytes;
-        let scales = self.tensor(&scales_name, Dtype::F16)?;
+    /// The tensors of these [`packed_names`].
+    pub(crate) fn parts(&self, [codes, scales, gain]: &[String; 3]) -> Result<Parts<'a>, Error> {
+        let codes = self.tensor(codes, Dtype::U8)?.bytes;
+        let scales = self.tensor(scales, Dtype::F16)?;
         let scales = scales.bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
-        Ok(Parts { codes, scales, gain: self.f32s(&gain_name, 1)?[0] })
+        Ok(Parts { codes, scales, gain: self.f32s(gain, 1)?[0] })
     }
 }

@@ -7,7 +7,7 @@
 //! models of one scheme, beside the sums of what their matrices cost one by one ([`crate::forecast`]).
 
 use crate::{
-    Calibration, Error, Progress,
+    Calibration, Error, Progress, bands,
     plan::{Storage, grouping},
     quantize::rounded,
     sensitivity::{JointPoint, Prefix, Probe, Sensitivities, Text},
@@ -182,6 +182,10 @@ pub fn measure_along(
     let base = probe.divergence(&model)?;
     // Two runs of the text for each matrix, whatever its size.
     progress.stage("measuring losses", ids.len() as u64);
+    let bands = match &options.calibration {
+        Some(calibration) => bands::of(calibration, tokens, source.config().vocab_size)?,
+        None => None,
+    };
     let mut prefix = Prefix::new(&probe);
     for id in ids {
         let name = id.to_string();
@@ -192,7 +196,7 @@ pub fn measure_along(
         prefix.enter(&model, id)?;
         let matrix = source.linear(id)?;
         let rounded = model.linear(id)?.to_dense().map_err(fracbit_model::Error::from)?;
-        let turned = matrix.data.iter().zip(&rounded).map(|(&w, &q)| 2.0 * w - q).collect();
+        let turned: Vec<f32> = matrix.data.iter().zip(&rounded).map(|(&w, &q)| 2.0 * w - q).collect();
         let mut with = |weights| -> Result<f64, Error> {
             let linear = Linear::dense(matrix.shape, weights, source.bias(id)?);
             let original = model.replace(id, linear.map_err(fracbit_model::Error::from)?)?;
@@ -200,12 +204,26 @@ pub fn measure_along(
             model.replace(id, original)?;
             Ok(found)
         };
-        let own = f64::midpoint(base, with(turned)?) - with(matrix.data)?;
+        let mut own = |turned, exact| Ok::<_, Error>(f64::midpoint(base, with(turned)?) - with(exact)?);
+        let parts = match bands.as_ref().filter(|_| !matches!(id, LinearId::Layer(..))) {
+            None => Vec::new(),
+            Some(bands) => (0..bands::COUNT)
+                .map(|band| {
+                    let only = |other| bands.mix(band, &rounded, other, matrix.shape.cols);
+                    own(only(&turned), only(&matrix.data))
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        let own = own(turned, matrix.data)?;
         let even = base / typical * matrix.shape.len() as f64 / weights as f64;
         result.layers.insert(name, Fit { a: (own / typical).max(even / LEAST), residual: 0.0 });
+        if let Some(bands) = bands.as_ref().filter(|_| !parts.is_empty()) {
+            result.share_out(id, bands, &parts)?;
+        }
         checkpoint(&result)?;
         progress.advance(1);
     }
+    checkpoint(&result)?;
     Ok(result)
 }
 

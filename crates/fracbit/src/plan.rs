@@ -6,6 +6,8 @@
 
 use crate::{
     Error,
+    bands::{self, Bands},
+    directory,
     forecast::Forecast,
     fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
@@ -18,7 +20,7 @@ use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
 use fracbit_quant::Grouping;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{borrow::Cow, collections::BTreeSet, fmt, str::FromStr};
 
 /// Version of the plan document.
 pub const PLAN_VERSION: u32 = 1;
@@ -168,6 +170,18 @@ impl PlanOptions {
         }
     }
 
+    /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked for, for all matrices or for these.
+    fn bands(&self, inventory: &Inventory) -> bool {
+        let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !matches!(id, LinearId::Layer(..)));
+        let names: Vec<String> = ids.map(|id| id.to_string()).collect();
+        let named = |pattern: &steer::Pattern| names.iter().any(|name| pattern.matches_layer(name));
+        let whole = |e: &Exclude| e.schemes.is_none() && named(&e.layers);
+        !(matches!(self.target, Target::Uniform(_))
+            || self.keep_head
+            || self.pins.iter().any(|p| named(&p.layers))
+            || self.excludes.iter().any(whole))
+    }
+
     /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a little error for speed.
     #[must_use]
     pub fn schemes(&self) -> Vec<Scheme> {
@@ -213,6 +227,8 @@ pub struct Inventory {
     pub stored_other: u64,
     /// Head and embedding are one matrix.
     pub tied: bool,
+    /// Where embedding and head stand as a matrix for each band of rows: which rows those are.
+    pub bands: Option<Bands>,
 }
 
 impl Inventory {
@@ -220,6 +236,49 @@ impl Inventory {
     #[must_use]
     pub fn params(&self) -> u64 {
         self.matrices.iter().map(|m| m.shape.len() as u64).sum::<u64>() + self.other_params
+    }
+
+    /// The same model with embedding and head in bands of rows.
+    #[must_use]
+    pub fn banded(&self, bands: &Bands) -> Self {
+        let split = |m: &Matrix| -> Vec<Matrix> {
+            if matches!(m.id, LinearId::Layer(..)) {
+                return vec![m.clone()];
+            }
+            let band = |band: usize| Matrix {
+                name: directory::band_name(m.id, band),
+                shape: Shape::new(bands.rows(band).count(), m.shape.cols),
+                ..m.clone()
+            };
+            (0..bands::COUNT).map(band).collect()
+        };
+        let matrices = self.matrices.iter().flat_map(split).collect();
+        Self { matrices, bands: Some(bands.clone()), ..self.clone() }
+    }
+
+    /// The model with bands where the plan has them.
+    ///
+    /// # Errors
+    /// When the bands are of another vocabulary.
+    pub fn for_plan(&self, plan: &Plan) -> Result<Cow<'_, Self>, Error> {
+        let Some(bands) = plan.bands.as_ref().filter(|_| self.bands.is_none()) else {
+            return Ok(Cow::Borrowed(self));
+        };
+        let rows = bands.each().len();
+        match self.matrices.iter().find(|m| !matches!(m.id, LinearId::Layer(..)) && m.shape.rows != rows) {
+            None => Ok(Cow::Owned(self.banded(bands))),
+            Some(m) => {
+                let rule =
+                    format!("bands should say where {} rows of `{}` are, got {rows}", m.shape.rows, m.name);
+                Err(Error::Plan { origin: "plan".to_owned(), rule })
+            }
+        }
+    }
+
+    /// Bytes of norms, biases and the bands of rows.
+    #[must_use]
+    pub fn fixed_bytes(&self) -> u64 {
+        4 * self.stored_other + self.bands.as_ref().map_or(0, |b| Bands::bytes(b.each().len()) as u64)
     }
 
     /// True for the matrix that produces the logits.
@@ -249,6 +308,20 @@ pub struct PlannedLayer {
     pub sensitivity: f64,
     /// Share of the predicted loss.
     pub predicted_loss: f64,
+}
+
+impl PlannedLayer {
+    /// The matrix that this is, or is a band of.
+    #[must_use]
+    pub fn id(&self) -> Option<LinearId> {
+        directory::parse_name(&self.name).map(|(id, _)| id)
+    }
+
+    /// Which band of rows of its matrix this is, if not the whole.
+    #[must_use]
+    pub fn band(&self) -> Option<usize> {
+        directory::parse_name(&self.name)?.1
+    }
 }
 
 /// A complete allocation: the document `plan.json`.
@@ -295,6 +368,9 @@ pub struct Plan {
     /// scheme.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fused: Vec<Vec<String>>,
+    /// Which band of rows of embedding and head each token is in, where each band has a scheme of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bands: Option<Bands>,
 }
 
 #[derive(Deserialize)]
@@ -344,6 +420,7 @@ impl Plan {
             let (want, got) = (&inventory.source_hash, &self.source_hash);
             return Err(bad(format!("it was made for a checkpoint with hash {got}, this one has {want}")));
         }
+        let inventory = &*inventory.for_plan(self)?;
         // Unknown names first: a misspelt layer is missing, too, and that would name another one.
         if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
         {
@@ -362,6 +439,12 @@ impl Plan {
             if (layer.rows, layer.cols) != (matrix.shape.rows, matrix.shape.cols) {
                 let got = Shape::new(layer.rows, layer.cols);
                 return Err(bad(format!("layer `{}` should be {}, got {got}", matrix.name, matrix.shape)));
+            }
+            if layer.band().is_some() && layer.scheme == Storage::F16 {
+                return Err(bad(format!(
+                    "layer `{}` should be quantized: a band of rows cannot be f16",
+                    layer.name
+                )));
             }
             layers.push(planned(matrix, layer.scheme, self.grouping(), layer.sensitivity)?);
         }
@@ -403,7 +486,7 @@ impl Plan {
     }
 
     fn total(&mut self, inventory: &Inventory) {
-        self.fixed_bytes = 4 * inventory.stored_other + codebook_bytes(&self.codebooks());
+        self.fixed_bytes = inventory.fixed_bytes() + codebook_bytes(&self.codebooks());
         self.bytes = self.fixed_bytes + self.layers.iter().map(|l| l.bytes).sum::<u64>();
         self.bits_per_weight = bits_per_weight(self.bytes, inventory.params());
         self.predicted_loss = self.layers.iter().map(|l| l.predicted_loss).sum();
@@ -430,6 +513,9 @@ fn allocate(
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
     let group = options.group();
+    let banded = sensitivities.bands.as_ref().filter(|_| options.bands(inventory));
+    let banded = banded.map(|bands| inventory.banded(bands));
+    let inventory = banded.as_ref().unwrap_or(inventory);
     let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
@@ -449,6 +535,7 @@ fn allocate(
         forecast: None,
         speed: None,
         fused: Vec::new(),
+        bands: inventory.bands.clone(),
     };
     let budget = match options.target {
         Target::Any | Target::Uniform(_) => None,
@@ -493,7 +580,7 @@ fn allocate(
     // Codebooks are shared by all layers that use them, so their bytes are known only after solving: reserve those of the
     // last solution and solve again, until the reserve is what the solution needs. This may alternate between two sets, so the
     // best plan within the budget counts, and a last solve confined to its codebooks spends what is left.
-    let most = budget.saturating_sub(4 * inventory.stored_other);
+    let most = budget.saturating_sub(inventory.fixed_bytes());
     let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
     // No plan loses less than one that pays for no codebook: the first solution's bound is that of all.
     let (mut best, mut bound): (Option<Plan>, Option<f64>) = (None, None);
@@ -547,12 +634,12 @@ pub(crate) fn menus(
     let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
     let schemes = options.schemes_where(|scheme| sensitivities.covers(scheme));
     let palette: Vec<Storage> = schemes.into_iter().map(Storage::Packed).collect();
-    let names = inventory.matrices.iter().map(|m| m.name.as_str());
-    steer::require_matches(names, &options.pins, &options.excludes)?;
+    let names: Vec<String> = inventory.matrices.iter().map(|m| m.id.to_string()).collect();
+    steer::require_matches(names.iter().map(String::as_str), &options.pins, &options.excludes)?;
     let menu = |matrix: &Matrix| {
         let kept = options.keep_head && inventory.is_head(matrix.id);
         let palette: &[Storage] = if kept { &[Storage::F16] } else { &palette };
-        let menu = steer::allowed(&matrix.name, palette, &options.pins, &options.excludes)?;
+        let menu = steer::allowed(&matrix.id.to_string(), palette, &options.pins, &options.excludes)?;
         menu.into_iter()
             .map(|storage| {
                 // The coefficient under which the scheme's error gives the loss; they differ where losses were measured.
@@ -588,7 +675,7 @@ impl Plan {
         }
         // Which codebooks a plan needs is known only after solving. So all are paid first; then the schemes that were chosen share what
         // the codebooks of the others leave. No plan loses less than one that pays for no codebook.
-        let most = budget.saturating_sub(4 * inventory.stored_other);
+        let most = budget.saturating_sub(inventory.fixed_bytes());
         let room = |books: &BTreeSet<Scheme>| Some(most.saturating_sub(codebook_bytes(books)));
         let size = Some(Bytes(budget));
         let all = codebook_schemes(menus.iter().flatten().map(|l| l.scheme));
@@ -663,7 +750,8 @@ impl Plan {
     /// When the profile lacks a kernel of the plan; the message names layer and scheme.
     pub fn predict(&mut self, inventory: &Inventory, speed: &Speed) -> Result<(), Error> {
         let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
-        let joint = Joint::new(inventory, &menus, speed)?;
+        let inventory = inventory.for_plan(self)?;
+        let joint = Joint::new(&inventory, &menus, speed)?;
         self.speed = Some(joint.planned(joint.kernels_us(&self.fused)?));
         Ok(())
     }
@@ -696,7 +784,7 @@ impl Reach {
         };
         let total = |chosen: &[PlannedLayer]| {
             let books = codebook_bytes(&codebook_schemes(chosen.iter().map(|l| l.scheme)));
-            chosen.iter().map(|l| l.bytes).sum::<u64>() + books + 4 * inventory.stored_other
+            chosen.iter().map(|l| l.bytes).sum::<u64>() + books + inventory.fixed_bytes()
         };
         let smallest = pick(true);
         // Mixed plans need several codebooks, so the smallest budget always in reach is that of one scheme everywhere.

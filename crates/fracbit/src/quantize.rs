@@ -8,7 +8,7 @@
 use crate::{
     Error, Progress,
     calibrate::{Calibration, first_reader},
-    directory::{self, QuantizationConfig, codebook_names, packed_names},
+    directory::{self, BANDS, QuantizationConfig, codebook_names, packed_names},
     error::require_memory,
     groups,
     plan::{Inventory, Plan, PlannedLayer, Storage},
@@ -113,7 +113,11 @@ impl MemoryEstimate {
     /// For a plan on this many threads, with or without a calibration, and with its layers quantized one after another or each alone.
     #[must_use]
     pub fn new(plan: &Plan, threads: usize, calibrated: bool, sequential: bool) -> Self {
-        let largest = plan.layers.iter().map(|l| Shape::new(l.rows, l.cols).len() as u64).max().unwrap_or(0);
+        let mut whole = BTreeMap::new(); // a band is cut from its whole matrix
+        for layer in &plan.layers {
+            *whole.entry(layer.id()).or_insert(0) += (layer.rows * layer.cols) as u64;
+        }
+        let largest = whole.into_values().max().unwrap_or(0);
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
         // The trellis tables of one search beside the rows that are rounded.
@@ -182,6 +186,7 @@ pub fn quantize_in(
     if let Some(calibration) = &options.calibration {
         calibration.require_source(&options.source_hash)?;
     }
+    let inventory = &*inventory.for_plan(&plan)?;
     let estimate = MemoryEstimate::new(
         &plan,
         rayon::current_num_threads(),
@@ -225,6 +230,9 @@ pub fn quantize_in(
         }
         for id in directory::stored_norms(source.config(), plan.rotation) {
             writer.write(&id.weight_name(), &f32_bytes(&source.norm(id)?))?;
+        }
+        if let Some(bands) = &plan.bands {
+            writer.write(BANDS, &bands.to_bytes())?;
         }
     }
     let weights =
@@ -338,7 +346,10 @@ fn tensor_specs(
     for id in directory::stored_norms(config, plan.rotation) {
         specs.push(spec(id.weight_name(), Dtype::F32, &[id.width(config)]));
     }
-    for (id, layer) in LinearId::all(config).zip(&plan.layers) {
+    if let Some(bands) = &plan.bands {
+        specs.push(spec(BANDS.to_owned(), Dtype::U8, &[bands.to_bytes().len()]));
+    }
+    for (id, layer) in plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer))) {
         let shape = Shape::new(layer.rows, layer.cols);
         if id.has_bias(config) {
             specs.push(spec(id.bias_name(), Dtype::F32, &[shape.rows]));
@@ -346,7 +357,7 @@ fn tensor_specs(
         match layer.scheme {
             Storage::F16 => specs.push(spec(id.weight_name(), Dtype::F16, &[shape.rows, shape.cols])),
             Storage::Packed(scheme) => {
-                let [codes, scales, gain] = packed_names(id);
+                let [codes, scales, gain] = packed_names(id, layer.band());
                 let groups = shape.cols.div_ceil(plan.grouping().columns(shape.cols));
                 specs.push(spec(codes, Dtype::U8, &[fracbit_format::Layout::new(scheme, shape).len()]));
                 specs.push(spec(scales, Dtype::F16, &[shape.rows, groups]));
@@ -369,6 +380,21 @@ pub(crate) fn rounded(
     let (data, shape) = (&matrix.data, matrix.shape);
     fracbit_quant::quantize_with(data, shape, scheme, grouping, rounding, progress)
         .map_err(|source| Error::Tensor { tensor: id.weight_name(), shape, scheme, source })
+}
+
+/// The weights of a planned matrix: all rows, or those of a band.
+pub(crate) fn planned_matrix(
+    source: &WeightSource,
+    plan: &Plan,
+    id: LinearId,
+    layer: &PlannedLayer,
+) -> Result<Matrix, Error> {
+    let mut matrix = source.linear(id)?;
+    if let (Some(bands), Some(band)) = (&plan.bands, layer.band()) {
+        matrix.data = bands.take(band, &matrix.data, matrix.shape.cols);
+        matrix.shape.rows = layer.rows;
+    }
+    Ok(matrix)
 }
 
 /// What storing matrices takes.
@@ -411,7 +437,7 @@ impl Matrices<'_> {
         if let Some(bias) = self.source.bias(id)? {
             self.writer.write(&id.bias_name(), &f32_bytes(&bias))?;
         }
-        let mut matrix = self.source.linear(id)?;
+        let mut matrix = planned_matrix(self.source, self.plan, id, layer)?;
         if let Some(shift) = shift {
             matrix.data.iter_mut().zip(shift).for_each(|(w, s)| *w += s);
         }
@@ -429,7 +455,7 @@ impl Matrices<'_> {
                 let rounding =
                     Rounding { moments, effort: self.effort, codebook: self.codebooks.get(&scheme) };
                 let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
-                let [codes, scales, gain] = packed_names(id);
+                let [codes, scales, gain] = packed_names(id, layer.band());
                 self.writer.write(&codes, &packed.codes)?;
                 self.writer.write(&scales, &f16_bytes(&packed.scales))?;
                 self.writer.write(&gain, &packed.gain.to_le_bytes())?;
@@ -455,6 +481,25 @@ impl Matrices<'_> {
             }
             Stored::Packed(packed) => Linear::packed(PackedMatrix::new(kernels, &packed.view()), bias),
         };
+        Ok(linear.map_err(fracbit_model::Error::from)?)
+    }
+
+    /// The layer that the stored parts of a matrix will be at run time: the whole, or all bands.
+    pub(crate) fn joined(
+        &self,
+        id: LinearId,
+        mut parts: Vec<Stored>,
+        kernels: &Kernels,
+    ) -> Result<Linear, Error> {
+        let Some(bands) = self.plan.bands.as_ref().filter(|_| parts.len() > 1) else {
+            return self.linear(id, parts.remove(0), kernels);
+        };
+        let packed = |part: Stored| match part {
+            Stored::Packed(packed) => Some(PackedMatrix::new(kernels, &packed.view())),
+            Stored::Half(_) => None, // refused with the plan
+        };
+        let matrices = parts.into_iter().filter_map(packed).collect();
+        let linear = Linear::banded(matrices, bands.each(), self.source.bias(id)?);
         Ok(linear.map_err(fracbit_model::Error::from)?)
     }
 }

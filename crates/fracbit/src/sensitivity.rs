@@ -8,7 +8,9 @@
 
 use crate::{
     Calibration, Error, EvalOptions, Opened, Progress,
+    bands::Bands,
     calibrate::{Sequences, text_origin, text_sequences},
+    directory::band_name,
     forecast::{self, Forecast},
     plan::{Inventory, Storage},
 };
@@ -43,6 +45,9 @@ pub struct Sensitivities {
     /// All matrices at once, with noise or each quantized: what forecasts are fitted to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joint: Vec<JointPoint>,
+    /// Bands of rows into which a plan may cut embedding and head; `layers` then has each of them beside the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bands: Option<Bands>,
 }
 
 /// How the loss of a matrix in a scheme is estimated.
@@ -161,7 +166,19 @@ impl Sensitivities {
                 .collect(),
             actual: BTreeMap::new(),
             joint: Vec::new(),
+            bands: None,
         }
+    }
+
+    /// Gives every band of the rows of `id` its part of the coefficient of the whole, by what was measured for each.
+    pub(crate) fn share_out(&mut self, id: LinearId, bands: &Bands, losses: &[f64]) -> Result<(), Error> {
+        let whole = self.of(&id.to_string())?;
+        let shares = bands.shares(losses);
+        for (band, share) in shares.into_iter().enumerate() {
+            self.layers.insert(band_name(id, band), Fit { a: whole * share, residual: 0.0 });
+        }
+        self.bands = Some(bands.clone());
+        Ok(())
     }
 
     /// The coefficient of a matrix.
@@ -278,6 +295,7 @@ impl Sensitivities {
             layers,
             actual,
             joint: Vec::new(),
+            bands: None,
         }
     }
 

@@ -42,19 +42,20 @@ pub(crate) fn quantize(
     let (source, kernels) = (matrices.source, kernels()?);
     let sequences = calibration.sequences()?;
     let done = layers.len();
-    let at = done.saturating_sub(1) / LayerLinear::ALL.len();
+    let embedding = todo.iter().filter(|(id, _)| *id == LinearId::Embed).count();
+    let at = done.saturating_sub(embedding) / LayerLinear::ALL.len();
     let mut streams = Streams {
         exact: Stream::new(source, &sequences, scratch, "exact", at),
         quantized: Stream::new(source, &sequences, scratch, "hidden", at),
     };
     // Before and after a block, of both models.
     matrices.writer.check_space(4 * streams.exact.bytes())?;
-    for unit in todo[done..]
-        .chunk_by(|a, b| matches!((a.0, b.0), (LinearId::Layer(i, _), LinearId::Layer(j, _)) if i == j))
-    {
+    for unit in todo[done..].chunk_by(|a, b| {
+        a.0 == b.0 || matches!((a.0, b.0), (LinearId::Layer(i, _), LinearId::Layer(j, _)) if i == j)
+    }) {
         let mut step = match unit[0] {
             (LinearId::Layer(index, _), _) => streams.block(matrices, index, unit, &kernels)?,
-            (LinearId::Head, ref layer) => {
+            (LinearId::Head, _) => {
                 let n = source.config().hidden_size;
                 let mut inputs = Moments::new(n);
                 streams.quantized.each(|x| {
@@ -64,14 +65,23 @@ pub(crate) fn quantize(
                 let mut full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
                 source.rotate_moments(LinearId::Head, &mut full)?;
                 matrices.moments = Some((LinearId::Head, hessian(LinearId::Head, n, full)?));
-                vec![matrices.write(LinearId::Head, layer, None)?.0]
+                let mut reports = Vec::new();
+                for (id, layer) in unit {
+                    reports.push(matrices.write(*id, layer, None)?.0);
+                }
+                reports
             }
-            (LinearId::Embed, ref layer) => {
+            (LinearId::Embed, _) => {
                 // The head comes last, so a tied embedding takes the original model's moments.
                 matrices.calibrated(calibration, LinearId::Embed)?;
-                let (report, stored) = matrices.write(LinearId::Embed, layer, None)?;
-                streams.begin(source, &matrices.linear(LinearId::Embed, stored, &kernels)?)?;
-                vec![report]
+                let (mut reports, mut parts) = (Vec::new(), Vec::new());
+                for (id, layer) in unit {
+                    let (report, stored) = matrices.write(*id, layer, None)?;
+                    reports.push(report);
+                    parts.push(stored);
+                }
+                streams.begin(source, &matrices.joined(LinearId::Embed, parts, &kernels)?)?;
+                reports
             }
         };
         matrices.writer.checkpoint(json!(step))?;

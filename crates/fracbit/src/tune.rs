@@ -409,7 +409,7 @@ impl Run<'_> {
         let mut fresh = Tuning::default();
         for id in LinearId::all(self.model.config()) {
             let linear = self.model.linear(id)?;
-            if linear.as_packed().is_some() {
+            if linear.is_quantized() {
                 fresh.logs.insert(id, vec![0.0; linear.shape().rows]);
             }
         }
@@ -460,8 +460,24 @@ fn write(
     text: &Text,
 ) -> Result<(), Error> {
     let checkpoint = &model.checkpoint;
-    let scales: BTreeMap<String, LinearId> =
-        logs.keys().map(|&id| (packed_names(id)[1].clone(), id)).collect();
+    let reader = Reader { checkpoint, verify: false };
+    // The factors of the rows of every tensor of scales.
+    let mut scales: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (&id, logs) in logs {
+        let banded =
+            model.quantization.as_ref().map(|block| block.bands(id, checkpoint.dir())).transpose()?;
+        let [_, whole, _] = packed_names(id, None);
+        match banded.flatten() {
+            None => drop(scales.insert(whole, logs.clone())),
+            Some(schemes) => {
+                let bands = reader.bands(logs.len())?;
+                for band in 0..schemes.len() {
+                    let [_, name, _] = packed_names(id, Some(band));
+                    scales.insert(name, bands.rows(band).map(|row| logs[row]).collect());
+                }
+            }
+        }
+    }
     let specs = checkpoint.iter().map(|(name, info)| TensorSpec {
         name: name.to_owned(),
         dtype: info.dtype,
@@ -473,12 +489,11 @@ fn write(
     let mut writer = ShardWriter::new(dir, specs, MAX_SHARD, &metadata)?;
     writer.resume()?;
     writer.check_space(16 << 20)?;
-    let reader = Reader { checkpoint, verify: false };
     for name in &names {
         let bytes = checkpoint.tensor(name)?.bytes;
         match scales.get(name) {
             None => writer.write(name, bytes)?,
-            Some(id) => writer.write(name, &scaled(&reader, name, bytes, &logs[id])?)?,
+            Some(logs) => writer.write(name, &scaled(&reader, name, bytes, logs)?)?,
         }
     }
     writer.finish()?;

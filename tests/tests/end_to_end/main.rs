@@ -5,6 +5,7 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 mod architectures;
+mod bands;
 mod forecast;
 mod fused;
 

@@ -14,7 +14,7 @@ pub use stream::Sequences;
 pub(crate) use stream::{Stream, Writer};
 
 use crate::{
-    Error, EvalOptions, Opened, Progress, error::require_memory, evaluate::windows, kernels,
+    Error, EvalOptions, Opened, Progress, directory, error::require_memory, evaluate::windows, kernels,
     sensitivity::Sensitivities,
 };
 use fracbit_base::Bytes;
@@ -484,8 +484,10 @@ impl Calibration {
                 },
             };
             last = Some((reader, left));
-            if let Some(fit) = adjusted.layers.get_mut(&id.to_string()) {
-                fit.a *= left;
+            for (name, fit) in &mut adjusted.layers {
+                if directory::parse_name(name).is_some_and(|(of, _)| of == id) {
+                    fit.a *= left;
+                }
             }
             progress.advance(1);
         }

@@ -148,8 +148,9 @@ fn heat_map(report: &Report, page: &mut String) {
     *page += "</tr>";
     let at = |id: LinearId| report.plan.layers.iter().find(|l| l.name == id.to_string());
     let whole = |id: LinearId, head: &str, page: &mut String| {
-        if let Some(layer) = at(id) {
-            let _ = write!(page, "<tr><th>{head}</th>");
+        for layer in report.plan.layers.iter().filter(|l| l.id() == Some(id)) {
+            let band = layer.band().map(|band| format!(" {band}")).unwrap_or_default();
+            let _ = write!(page, "<tr><th>{head}{band}</th>");
             cell(report, layer, 7, page);
             *page += "</tr>";
         }

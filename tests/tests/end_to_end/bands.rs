@@ -1,0 +1,219 @@
+//! Embeddings in bands of rows: planned, written, read, run, tuned and refused like whole matrices.
+
+use fracbit::{
+    CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet,
+    Sensitivities, Target, TuneOptions,
+    bands::{self, Bands},
+    calibrate,
+    directory::{BANDS, band_name},
+    inspect, plan, quantize,
+    sensitivity::Text,
+    tune::tune_in,
+};
+use fracbit_base::{Bytes, Palette};
+use fracbit_io::{OutputDir, Overwrite, verify};
+use fracbit_model::{LinearId, Model, RotationMode};
+use fracbit_quant::sensitivity::Fit;
+use fracbit_tests::{Parts, Source, Stored, demo_model, load, logits, references, relative, stories};
+use std::{path::Path, sync::Arc};
+
+/// A guess of the losses, in which the first bands of embedding and head have most of theirs.
+fn guess(source: &Source) -> Sensitivities {
+    let rows = source.opened.config.vocab_size;
+    let counts: Vec<u32> = (0..rows).map(|row| (40 * rows / (1 + row * 77 % rows)) as u32).collect();
+    let mut guess = Sensitivities::prior(&source.inventory, source.rotation());
+    for matrix in source.inventory.matrices.iter().filter(|m| !matches!(m.id, LinearId::Layer(..))) {
+        let whole = guess.of(&matrix.name).expect("it has all");
+        for (band, share) in [0.5, 0.3, 0.15, 0.05].into_iter().enumerate() {
+            guess.layers.insert(band_name(matrix.id, band), Fit { a: whole * share, residual: 0.0 });
+        }
+    }
+    guess.bands = Some(Bands::of(&counts).expect("a vocabulary that is uneven enough"));
+    guess
+}
+
+fn options(source: &Source, bits: f64) -> PlanOptions {
+    PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(bits)) }
+}
+
+/// The matrices that are in bands.
+fn ends(source: &Source) -> Vec<LinearId> {
+    let ids = source.inventory.matrices.iter().map(|m| m.id);
+    ids.filter(|id| !matches!(id, LinearId::Layer(..))).collect()
+}
+
+#[test]
+fn banded_models_run_as_their_weights_say() {
+    for (i, r) in references().iter().enumerate() {
+        let rotation = [RotationMode::Fold, RotationMode::None, RotationMode::Online][i % 3];
+        let source = Source::open(&r.dir, rotation, 5).expect("a good checkpoint");
+        let plan =
+            plan(&source.inventory, &guess(&source), &options(&source, 7.0)).expect("a budget in reach");
+        let ends = ends(&source);
+        assert_eq!(
+            plan.layers.len(),
+            source.inventory.matrices.len() + (bands::COUNT - 1) * ends.len(),
+            "{}",
+            r.name
+        );
+        let text = serde_json::to_string(&plan).expect("a document");
+        assert_eq!(Plan::parse(&text, "plan").expect("a good plan"), plan);
+
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let out = place.path().join("out");
+        let report = source.quantize(&plan, &out, false).expect("a good plan");
+        let opened = Opened::new(&out).expect("it was just written");
+        assert_eq!((opened.bytes().0, report.bytes), (plan.bytes, plan.bytes), "every byte is counted");
+        assert!(verify(&out).expect("readable").is_ok());
+        let inside = inspect(&out).expect("a model");
+        assert_eq!(inside.matrices.len(), plan.layers.len());
+        let weights: u64 = inside.storage.values().map(|s| s.weights).sum();
+        let all: usize = source.inventory.matrices.iter().map(|m| m.shape.len()).sum();
+        assert_eq!(weights, all as u64);
+
+        // Each band's rows have the error that was reported for it.
+        let model = load(&out).expect("it runs");
+        let bands = plan.bands.as_ref().expect("there are some");
+        for &id in &ends {
+            let exact = source.weights.linear(id).expect("a good matrix");
+            let stored = model.linear(id).expect("there is one").to_dense().expect("a whole layer");
+            for band in 0..bands::COUNT {
+                let take = |weights: &[f32]| bands.take(band, weights, exact.shape.cols);
+                let found = relative(&take(&stored), &take(&exact.data)).powi(2);
+                let told =
+                    report.layers.iter().find(|l| l.name == band_name(id, band)).expect("it was written");
+                let close = (found - told.relative_error).abs() < 1e-3 * told.relative_error + 1e-9;
+                assert!(close, "{} {}: {found}, told {}", r.name, told.name, told.relative_error);
+            }
+        }
+        // And the model is that of these weights, whatever it is held in.
+        let mut dense: Model = load(&out).expect("it runs");
+        for &id in &ends {
+            let layer = dense.linear(id).expect("there is one");
+            let weights = layer.to_dense().expect("a whole layer");
+            let twin =
+                fracbit_model::Linear::dense(layer.shape(), weights, layer.bias().map(<[f32]>::to_vec));
+            dense.replace(id, twin.expect("the same shape")).expect("the same shape");
+        }
+        let off = relative(&logits(&model, &r.tokens), &logits(&dense, &r.tokens));
+        assert!(off < 0.01, "{}: {off}", r.name);
+    }
+}
+
+#[test]
+fn bands_are_for_plans_that_may_choose() {
+    let reference = &references()[0];
+    let source = Source::open(&reference.dir, RotationMode::Fold, 5).expect("a good checkpoint");
+    let guess = guess(&source);
+    let base = options(&source, 7.0);
+    let pinned = PlanOptions { pins: vec!["*.embed_tokens=nuq-8".parse().expect("a pin")], ..base.clone() };
+    let kept = PlanOptions { keep_head: true, target: Target::Bits(9.0), ..base.clone() };
+    let uniform = PlanOptions { target: Target::Uniform("nuq-4".parse().expect("a scheme")), ..base.clone() };
+    for options in [pinned, kept, uniform] {
+        let plan = plan(&source.inventory, &guess, &options).expect("a budget in reach");
+        assert_eq!(plan.bands, None, "{options:?}");
+        assert_eq!(plan.layers.len(), source.inventory.matrices.len());
+    }
+    let other = PlanOptions { pins: vec!["layers.0.*=nuq-8".parse().expect("a pin")], ..base.clone() };
+    let made = plan(&source.inventory, &guess, &other).expect("a budget in reach");
+    assert!(made.bands.is_some(), "a pin of other matrices does not matter");
+
+    // Edited by hand.
+    let refused = |edit: &dyn Fn(&mut Plan), words: &[&str]| {
+        let mut edited = made.clone();
+        edit(&mut edited);
+        let text = edited.fit_to(&source.inventory).expect_err("a bad plan").to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "`{word}` should be in: {text}"));
+    };
+    let name = band_name(LinearId::Embed, 2);
+    refused(&|plan| plan.layers.retain(|l| l.name != name), &[&name, "appears 0 times"]);
+    let f16 = "f16".parse().expect("a storage");
+    refused(&|plan| plan.layers.iter_mut().for_each(|l| l.scheme = f16), &["should be quantized", "band0"]);
+    let short = Bands::of(&(0..80u32).map(|i| i * i).collect::<Vec<_>>()).expect("uneven enough");
+    refused(&|plan| plan.bands = Some(short.clone()), &["bands", "80"]);
+    refused(&|plan| plan.bands = None, &["band0", "not in the model"]);
+}
+
+#[test]
+fn damaged_bands_are_refused_by_name() {
+    let reference = &references()[0];
+    let source = Source::open(&reference.dir, RotationMode::Fold, 5).expect("a good checkpoint");
+    let made = plan(&source.inventory, &guess(&source), &options(&source, 7.0)).expect("a budget in reach");
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let good = place.path().join("good");
+    source.quantize(&made, &good, false).expect("a good plan");
+    let refused = |what: &str, damage: &dyn Fn(&mut Parts), words: &[&str]| {
+        let mut parts = Parts::read(&good);
+        damage(&mut parts);
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        parts.write(dir.path());
+        let text = load(dir.path()).map(|_| ()).expect_err(what).to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{what}: `{word}` should be in: {text}"));
+    };
+    fn bands(parts: &mut Parts) -> &mut Stored {
+        parts.tensors.iter_mut().find(|t| t.name == BANDS).expect("it is there")
+    }
+    refused("no bands", &|parts| parts.tensors.retain(|t| t.name != BANDS), &[BANDS]);
+    let cut = |parts: &mut Parts| {
+        let stored = bands(parts);
+        stored.bytes.pop();
+        stored.shape[0] -= 1;
+    };
+    refused("short bands", &cut, &[BANDS, "bytes"]);
+    refused("all in band 0", &|parts| bands(parts).bytes.fill(0), &["band0"]);
+    let forget = |parts: &mut Parts| {
+        let modules = &mut parts.config["quantization_config"]["modules"];
+        modules.as_object_mut().expect("an object").remove(&band_name(LinearId::Embed, 3));
+    };
+    refused("a band without a scheme", &forget, &["modules should name", "band3"]);
+}
+
+#[test]
+fn banded_models_are_rounded_in_sequence_and_tuned() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| place.path().join(name);
+    let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model is good");
+    let (text, path) = stories();
+    let calibrating = CalibrateOptions { length: Some(256), ..CalibrateOptions::new(1024) };
+    calibrate(&source.opened, Some((&text, Path::new("text"))), &at("moments"), &calibrating, &Quiet)
+        .expect("a good text");
+    let calibration = Arc::new(Calibration::open(&at("moments")).expect("it was just written"));
+    let made = plan(&source.inventory, &guess(&source), &options(&source, 3.0)).expect("a budget in reach");
+    let options = QuantizeOptions {
+        source_hash: source.opened.checkpoint.content_hash(),
+        calibration: Some(calibration),
+        sequential: true,
+        max_memory: Some(Bytes(1 << 30)),
+        ..QuantizeOptions::default()
+    };
+    quantize(&source.weights, &source.inventory, &made, &at("rounded"), &options, &Quiet)
+        .expect("a good plan");
+    let model = Opened::new(&at("rounded")).expect("it was just written");
+    let tuning =
+        Text::read(&source.opened, &text, &path, 1024, &EvalOptions::default()).expect("a good text");
+    let dir = OutputDir::create(&at("tuned"), Overwrite::No).expect("a new name");
+    let report =
+        tune_in(dir, &model, &source.opened, &tuning, &TuneOptions::default(), &Quiet).expect("a good model");
+    assert!(report.after < report.before, "{report:?}");
+    assert!(verify(&at("tuned")).expect("readable").is_ok());
+
+    // Scales of all bands moved, and rows with them by the same factors.
+    let tuned = Opened::new(&at("tuned")).expect("it was just written");
+    let kernels = fracbit::kernels().expect("this machine");
+    let [before, after] = [&model, &tuned].map(|opened| {
+        let model = opened.model(&kernels, true).expect("it runs");
+        model.linear(LinearId::Embed).expect("there is one").to_dense().expect("a whole layer")
+    });
+    let cols = source.opened.config.hidden_size;
+    let mut moved = 0;
+    for (old, new) in before.chunks(cols).zip(after.chunks(cols)) {
+        let at = (0..cols).max_by(|&a, &b| old[a].abs().total_cmp(&old[b].abs())).expect("a row");
+        let factor = new[at] / old[at];
+        moved += usize::from(factor != 1.0);
+        assert!(
+            old.iter().zip(new).all(|(o, n)| (o * factor - n).abs() <= 1e-3 * old[at].abs()),
+            "one factor a row"
+        );
+    }
+    assert!(moved > before.len() / cols / 2, "{moved} rows moved");
+}
