@@ -165,15 +165,29 @@ impl<'a> Joint<'a> {
     }
 
     /// Nanoseconds of a product in a model; `None` when it was not measured.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "nanoseconds of a product")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "nanoseconds of a product"
+    )]
     fn ns(&self, members: &[usize], storage: Storage) -> Option<u64> {
         let first = &self.inventory.matrices[members[0]];
         if first.id == LinearId::Embed && !self.inventory.tied {
             return Some(0); // one row of it is read
         }
         let rows = members.iter().map(|&m| self.inventory.matrices[m].shape.rows).sum();
-        let us =
-            self.speed.profile.kernel_us(storage, Shape::new(rows, first.shape.cols), self.speed.batch)?;
+        let kernel = |rows: usize| {
+            self.speed.profile.kernel_us(storage, Shape::new(rows, first.shape.cols), self.speed.batch)
+        };
+        let us = match (&self.inventory.bands, first.id) {
+            // A band takes its share of the rows of the whole: these products stream their weights.
+            (Some(bands), LinearId::Embed | LinearId::Head) => {
+                let whole = bands.each().len();
+                kernel(whole)? * rows as f64 / whole as f64
+            }
+            _ => kernel(rows)?,
+        };
         Some((1000.0 * us * self.overhead.factor).ceil() as u64)
     }
 
@@ -643,5 +657,35 @@ mod tests {
                 .plan(Target::Bits(3.2), None, |o| o.pins = vec!["layers.7.*=tcq-4".parse().unwrap()])
                 .is_err()
         );
+    }
+
+    #[test]
+    fn bands_take_their_share_of_the_time() {
+        use crate::bands::{self, Bands};
+        let bench = Bench::new();
+        let prior = Sensitivities::prior(&bench.inventory, RotationMode::Fold);
+        let mut banded = prior.clone();
+        let ends = bench.inventory.matrices.iter().filter(|m| !matches!(m.id, LinearId::Layer(..)));
+        for matrix in ends {
+            let whole = prior.layers[&matrix.name];
+            let bands = (0..bands::COUNT).map(|band| (directory::band_name(matrix.id, band), whole));
+            banded.layers.extend(bands);
+            banded.bands = Bands::of(&(0..matrix.shape.rows as u32).map(|row| row * row).collect::<Vec<_>>());
+        }
+        let options = PlanOptions::new(Target::Bits(4.0));
+        let [whole, parts] = [&prior, &banded].map(|sensitivities| {
+            let mut plan = plan(&bench.inventory, sensitivities, &options).unwrap();
+            plan.layers.iter_mut().for_each(|l| l.scheme = "nuq-4".parse().unwrap());
+            plan.fit_to(&bench.inventory).unwrap();
+            plan.predict(&bench.inventory, &bench.speed).unwrap();
+            plan
+        });
+        assert!(whole.bands.is_none() && parts.layers.len() > whole.layers.len());
+        let [one, other] = [whole, parts].map(|plan| plan.speed.unwrap().kernels_us);
+        assert!((one - other).abs() < 0.01, "{one} and {other} microseconds");
+        // And plans within a time may have them.
+        let limited = Speed { limit_us: Some(1e9), ..bench.speed.clone() };
+        let options = PlanOptions { speed: Some(limited), ..options };
+        assert!(plan(&bench.inventory, &banded, &options).unwrap().bands.is_some());
     }
 }

@@ -26,6 +26,7 @@ pub mod report;
 pub mod sensitivity;
 mod sequential;
 pub mod steer;
+mod storage;
 pub mod synth;
 pub mod tune;
 

@@ -191,11 +191,11 @@ fn banded_models_are_rounded_in_sequence_and_tuned() {
     let model = Opened::new(&at("rounded")).expect("it was just written");
     let tuning =
         Text::read(&source.opened, &text, &path, 1024, &EvalOptions::default()).expect("a good text");
-    let dir = OutputDir::create(&at("tuned"), Overwrite::No).expect("a new name");
+    let dir = OutputDir::create(at("tuned"), Overwrite::No).expect("a new name");
     let report =
         tune_in(dir, &model, &source.opened, &tuning, &TuneOptions::default(), &Quiet).expect("a good model");
     assert!(report.after < report.before, "{report:?}");
-    assert!(verify(&at("tuned")).expect("readable").is_ok());
+    assert!(verify(at("tuned")).expect("readable").is_ok());
 
     // Scales of all bands moved, and rows with them by the same factors.
     let tuned = Opened::new(&at("tuned")).expect("it was just written");
