@@ -1,12 +1,15 @@
 //! Loss terms measured in a quantized model: what they say, and that they continue.
 
 use fracbit::{
-    Effort, Error, EvalOptions, Objective, Quiet, Sensitivities,
+    CalibrateOptions, Calibration, Effort, Error, EvalOptions, Objective, Quiet, Sensitivities, bands,
+    calibrate,
+    directory::band_name,
     losses::{self, LossOptions},
     sensitivity::Text,
 };
-use fracbit_model::RotationMode;
-use fracbit_tests::{Source, demo_model, scheme, stories};
+use fracbit_model::{LinearId, RotationMode};
+use fracbit_tests::{Source, demo_model, reference, scheme, stories};
+use std::sync::Arc;
 
 type Measure<'a> = dyn Fn(
         Option<Sensitivities>,
@@ -84,4 +87,49 @@ fn losses_are_those_of_the_replaced_matrix() {
     let floor = per_weight.iter().copied().fold(f64::INFINITY, f64::min);
     let floored = per_weight.iter().filter(|&&a| a < 1.001 * floor).count();
     assert!(floor > 0.0 && floored <= per_weight.len() / 4, "{floored} matrices at {floor}");
+}
+
+#[test]
+fn embedding_and_head_are_measured_band_by_band_and_continue() {
+    let reference = reference("llama3");
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let source = Source::open(&reference.dir, RotationMode::Fold, 0).expect("a good checkpoint");
+    let hash = source.opened.checkpoint.content_hash();
+    let calibrated = |tokens: usize| {
+        let dir = place.path().join(tokens.to_string());
+        let options = CalibrateOptions { length: Some(128), ..CalibrateOptions::new(tokens) };
+        calibrate(&source.opened, None, &dir, &options, &Quiet).expect("it writes its own text");
+        Arc::new(Calibration::open(&dir).expect("it was just written"))
+    };
+    let measure = |calibration: &Arc<Calibration>, done, keep: &mut dyn FnMut(&Sensitivities) -> _| {
+        let options = LossOptions {
+            default: scheme("nuq-3"),
+            schemes: vec![],
+            calibration: Some(Arc::clone(calibration)),
+            effort: Effort::default(),
+        };
+        let text = Text::of(calibration, 256).expect("it has a text");
+        losses::measure_along(&source.weights, &hash, &options, &text, done, &Quiet, keep)
+    };
+    let enough = calibrated(256 + 4096);
+    let mut documents = Vec::new();
+    let whole = measure(&enough, None, &mut |so_far| {
+        documents.push(so_far.clone());
+        Ok(())
+    });
+    let whole = whole.expect("a good text");
+    for id in [LinearId::Embed, LinearId::Head] {
+        let of = |name: &str| whole.of(name).expect("it was measured");
+        let parts: f64 = (0..bands::COUNT).map(|band| of(&band_name(id, band))).sum();
+        let all = of(&id.to_string());
+        assert!((parts / all - 1.0).abs() < 1e-9, "{id}: {parts} in bands, {all}");
+    }
+    let counted = bands::of(&enough, 256, source.opened.config.vocab_size).expect("it has a text");
+    assert!(whole.bands.is_some() && whole.bands == counted, "the tokens behind the text");
+    for (at, document) in documents.iter().enumerate().step_by(5) {
+        let again = measure(&enough, Some(document.clone()), &mut |_| Ok(())).expect("a good text");
+        assert_eq!(again, whole, "continued behind {at}");
+    }
+    let few = measure(&calibrated(256 + 2048), None, &mut |_| Ok(())).expect("a good text");
+    assert!(few.bands.is_none(), "too few tokens to tell frequent from rare");
 }

@@ -110,7 +110,7 @@ fn memory_of(
     let widest = inventory.matrices.iter().map(|m| m.shape.cols as u64).max().unwrap_or(0);
     let (vocab, hidden) = (opened.config.vocab_size as u64, opened.config.hidden_size as u64);
     let probe = sensitivity::probe_memory(MEASURED, vocab, hidden);
-    let measuring = model.0 + 3 * 4 * largest + 16 * widest * widest + probe;
+    let measuring = model.0 + 4 * 4 * largest + 16 * widest * widest + probe;
     calibrating.max(tuning).max(Bytes(if scheme.is_some() { measuring } else { 0 }))
 }
 

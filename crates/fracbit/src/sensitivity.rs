@@ -283,9 +283,9 @@ impl Sensitivities {
         tokens: usize,
         done: Option<Self>,
     ) -> Self {
-        let (mut layers, mut actual) = Default::default();
+        let (mut layers, mut actual, mut bands) = Default::default();
         if let Some(done) = done.filter(|d| d.continues(&protocol, content_hash, rotation)) {
-            (layers, actual) = (done.layers, done.actual);
+            (layers, actual, bands) = (done.layers, done.actual, done.bands);
         }
         Self {
             protocol,
@@ -295,7 +295,7 @@ impl Sensitivities {
             layers,
             actual,
             joint: Vec::new(),
-            bands: None,
+            bands,
         }
     }
 
