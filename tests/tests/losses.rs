@@ -111,7 +111,7 @@ fn embedding_and_head_are_measured_band_by_band_and_continue() {
         let text = Text::of(calibration, 256).expect("it has a text");
         losses::measure_along(&source.weights, &hash, &options, &text, done, &Quiet, keep)
     };
-    let enough = calibrated(256 + 4096);
+    let enough = calibrated(256 + 3072);
     let mut documents = Vec::new();
     let whole = measure(&enough, None, &mut |so_far| {
         documents.push(so_far.clone());
@@ -130,6 +130,6 @@ fn embedding_and_head_are_measured_band_by_band_and_continue() {
         let again = measure(&enough, Some(document.clone()), &mut |_| Ok(())).expect("a good text");
         assert_eq!(again, whole, "continued behind {at}");
     }
-    let few = measure(&calibrated(256 + 2048), None, &mut |_| Ok(())).expect("a good text");
+    let few = measure(&calibrated(256 + 1024), None, &mut |_| Ok(())).expect("a good text");
     assert!(few.bands.is_none(), "too few tokens to tell frequent from rare");
 }

@@ -23,9 +23,9 @@ const PRIOR: f64 = 0.25;
 /// words, and a model that writes its own hardly uses them.
 const EVEN: f64 = 0.125;
 /// Fewest tokens that are worth counting.
-const FEW: usize = 4096;
-/// Fewest rows that are worth a band.
-const LEAST: usize = 16;
+const FEW: usize = 2048;
+/// Fewest rows that are worth bands.
+const LEAST: usize = 64;
 
 /// Bands by the tokens of a calibration behind the first `skip`; `None` where there are too few of them, or of rows.
 ///
@@ -55,7 +55,9 @@ impl Bands {
         let logs: Vec<f64> = counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect();
         let mut sorted = logs.clone();
         sorted.sort_by(|a, b| b.total_cmp(a));
-        if sorted.len() < COUNT * LEAST {
+        let mut values = sorted.clone();
+        values.dedup();
+        if sorted.len() < LEAST || values.len() < COUNT {
             return None;
         }
         let sums: Vec<f64> = std::iter::once(0.0)
@@ -66,16 +68,21 @@ impl Bands {
             .collect();
         #[expect(clippy::cast_precision_loss, reason = "a mean")]
         let mean = |from: usize, to: usize| (sums[to] - sums[from]) / (to - from) as f64;
-        // Of sorted numbers a cluster is a range. Cuts start as quantiles and move until they stay.
-        let mut cuts: Vec<usize> = (0..=COUNT).map(|band| band * sorted.len() / COUNT).collect();
+        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles of the values and move until they stay.
+        let above = |floor: f64| sorted.partition_point(|&log| log >= floor);
+        let start = |band: usize| above(values[band * values.len() / COUNT - 1]);
+        let mut cuts: Vec<usize> = (1..COUNT).map(start).collect();
+        cuts.insert(0, 0);
+        cuts.push(sorted.len());
         for _ in 0..ROUNDS {
             let before = cuts.clone();
             for band in 1..COUNT {
                 let [low, high] =
                     [mean(before[band - 1], before[band]), mean(before[band], before[band + 1])];
-                let middle = f64::midpoint(low, high);
-                let cut = sorted.partition_point(|&log| log >= middle);
-                cuts[band] = cut.clamp(cuts[band - 1] + LEAST, sorted.len() - (COUNT - band) * LEAST);
+                let cut = above(f64::midpoint(low, high));
+                if cut > cuts[band - 1] && cut < before[band + 1] {
+                    cuts[band] = cut;
+                }
             }
             if cuts == before {
                 break;
@@ -83,8 +90,7 @@ impl Bands {
         }
         let floors: Vec<f64> = cuts[1..COUNT].iter().map(|&cut| sorted[cut - 1]).collect();
         let band = |log: &f64| floors.iter().take_while(|&&floor| *log < floor).count() as u8;
-        let bands = Self(logs.iter().map(band).collect());
-        (0..COUNT).all(|band| bands.rows(band).count() >= LEAST).then_some(bands)
+        Some(Self(logs.iter().map(band).collect()))
     }
 
     /// The rows of a band, ascending.
@@ -186,12 +192,14 @@ mod tests {
     #[test]
     fn bands_go_down_in_importance_and_hold_every_row_once() {
         for rows in [64, 1000, 8192] {
-            let p = zipf(rows);
+            // The last has most words never seen, as texts have it.
+            let p: Vec<u32> =
+                if rows < 8192 { zipf(rows) } else { zipf(rows).iter().map(|p| p / 64).collect() };
             let bands = Bands::of(&p).unwrap();
             let mut seen = vec![0; rows];
             let mut above = u32::MAX;
             for band in 0..COUNT {
-                assert!(bands.rows(band).count() >= LEAST, "{rows} rows, band {band}");
+                assert!(bands.rows(band).count() > 0, "{rows} rows, band {band}");
                 bands.rows(band).for_each(|row| seen[row] += 1);
                 let all = || bands.rows(band).map(|row| p[row]);
                 assert!(all().all(|p| p <= above), "{rows} rows, band {band}");
@@ -214,9 +222,9 @@ mod tests {
         };
         let total = |cuts: [usize; 5]| cuts.windows(2).map(|c| spread(&logs[c[0]..c[1]])).sum::<f64>();
         let mut best = f64::INFINITY;
-        for a in LEAST..=80 - 3 * LEAST {
-            for b in a + LEAST..=80 - 2 * LEAST {
-                for c in b + LEAST..=80 - LEAST {
+        for a in 1..=77 {
+            for b in a + 1..=78 {
+                for c in b + 1..=79 {
                     best = best.min(total([0, a, b, c, 80]));
                 }
             }
@@ -226,7 +234,7 @@ mod tests {
         for band in 0..COUNT {
             cuts[band + 1] = cuts[band] + bands.rows(band).count();
         }
-        assert!(total(cuts) <= 1.02 * best, "{cuts:?}: {} against {best}", total(cuts));
+        assert!(total(cuts) <= 1.1 * best, "{cuts:?}: {} against {best}", total(cuts));
     }
 
     #[test]
