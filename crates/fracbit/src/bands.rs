@@ -68,10 +68,16 @@ impl Bands {
             .collect();
         #[expect(clippy::cast_precision_loss, reason = "a mean")]
         let mean = |from: usize, to: usize| (sums[to] - sums[from]) / (to - from) as f64;
-        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles of the values and move until they stay.
+        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles of the rows, or of the values where most rows
+        // have one, and move until they stay.
         let above = |floor: f64| sorted.partition_point(|&log| log >= floor);
-        let start = |band: usize| above(values[band * values.len() / COUNT - 1]);
-        let mut cuts: Vec<usize> = (1..COUNT).map(start).collect();
+        let quantiles = |of: &[f64]| -> Vec<usize> {
+            (1..COUNT).map(|band| above(of[band * of.len() / COUNT - 1])).collect()
+        };
+        let mut cuts = quantiles(&sorted);
+        if cuts.windows(2).any(|pair| pair[0] == pair[1]) || cuts[COUNT - 2] == sorted.len() {
+            cuts = quantiles(&values);
+        }
         cuts.insert(0, 0);
         cuts.push(sorted.len());
         for _ in 0..ROUNDS {
