@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use fracbit_base::Shape;
-use fracbit_io::ModelConfig;
+use fracbit_io::{EmbeddingNames, ModelConfig};
 
 use crate::{Error, RotationMode};
 
@@ -112,11 +112,26 @@ impl LinearId {
         }
     }
 
-    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see
-    /// [`fracbit_io::Checkpoint::embedding_names`].
+    /// Whether this is a linear layer of a block, not the embedding or the head.
+    #[must_use]
+    pub const fn is_layer(self) -> bool {
+        matches!(self, Self::Layer(..))
+    }
+
+    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see [`LinearId::stored_name`].
     #[must_use]
     pub fn weight_name(self) -> String {
         format!("{self}.weight")
+    }
+
+    /// Name of the weight tensor in a checkpoint that stores embedding and head under `names`.
+    #[must_use]
+    pub fn stored_name(self, names: EmbeddingNames) -> String {
+        match self {
+            Self::Embed => names.embed.to_owned(),
+            Self::Head => names.head.to_owned(),
+            Self::Layer(..) => self.weight_name(),
+        }
     }
 
     /// Name of the bias tensor.

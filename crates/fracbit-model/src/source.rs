@@ -137,7 +137,7 @@ impl WeightSource {
     /// The stored name of a matrix; a tied embedding may be stored as `lm_head.weight`.
     #[must_use]
     pub fn weight_name(&self, id: LinearId) -> String {
-        stored_name(self.names, id)
+        id.stored_name(self.names)
     }
 
     /// Reads and rotates one matrix. Peak memory: the matrix in f32.
@@ -358,19 +358,10 @@ impl WeightSource {
     }
 }
 
-/// The name under which a matrix is stored.
-fn stored_name(names: EmbeddingNames, id: LinearId) -> String {
-    match id {
-        LinearId::Embed => names.embed.to_owned(),
-        LinearId::Head => names.head.to_owned(),
-        LinearId::Layer(..) => id.weight_name(),
-    }
-}
-
 fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: EmbeddingNames) -> Result<(), Error> {
     for id in LinearId::all(config) {
         let shape = id.shape(config);
-        checkpoint.expect_weights(&stored_name(names, id), &[shape.rows, shape.cols])?;
+        checkpoint.expect_weights(&id.stored_name(names), &[shape.rows, shape.cols])?;
         let bias = id.bias_name();
         if id.has_bias(config) {
             checkpoint.expect_weights(&bias, &[shape.rows])?;

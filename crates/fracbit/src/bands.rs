@@ -26,6 +26,8 @@ const EVEN: f64 = 0.125;
 const FEW: usize = 2048;
 /// Fewest rows that are worth bands.
 const LEAST: usize = 64;
+/// Most rounds of k-means.
+const ROUNDS: usize = 100;
 
 /// Bands by the tokens of a calibration behind the first `skip`; `None` where there are too few of them, or of rows.
 ///
@@ -161,9 +163,6 @@ impl Bands {
         (bytes.len() == Self::bytes(rows)).then(|| Self((0..rows).map(band).collect()))
     }
 }
-
-/// Most rounds of k-means.
-const ROUNDS: usize = 100;
 
 impl From<Bands> for String {
     fn from(bands: Bands) -> Self {

@@ -164,8 +164,8 @@ pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
     match name.rsplit_once(".band") {
         None => Some((name.parse().ok()?, None)),
         Some((id, band)) => {
-            let (id, band) = (id.parse().ok()?, band.parse().ok()?);
-            let fits = band < bands::COUNT && !matches!(id, LinearId::Layer(..));
+            let (id, band): (LinearId, _) = (id.parse().ok()?, band.parse().ok()?);
+            let fits = band < bands::COUNT && !id.is_layer();
             fits.then_some((id, Some(band)))
         }
     }

@@ -103,8 +103,8 @@ impl PlanOptions {
     }
 
     /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked for, for all matrices or for these.
-    fn bands(&self, inventory: &Inventory) -> bool {
-        let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !matches!(id, LinearId::Layer(..)));
+    fn allows_bands(&self, inventory: &Inventory) -> bool {
+        let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer());
         let names: Vec<String> = ids.map(|id| id.to_string()).collect();
         let named = |pattern: &steer::Pattern| names.iter().any(|name| pattern.matches_layer(name));
         let whole = |e: &Exclude| e.schemes.is_none() && named(&e.layers);
@@ -174,7 +174,7 @@ impl Inventory {
     #[must_use]
     pub fn banded(&self, bands: &Bands) -> Self {
         let split = |m: &Matrix| -> Vec<Matrix> {
-            if matches!(m.id, LinearId::Layer(..)) {
+            if m.id.is_layer() {
                 return vec![m.clone()];
             }
             let band = |band: usize| Matrix {
@@ -197,7 +197,7 @@ impl Inventory {
             return Ok(Cow::Borrowed(self));
         };
         let rows = bands.each().len();
-        match self.matrices.iter().find(|m| !matches!(m.id, LinearId::Layer(..)) && m.shape.rows != rows) {
+        match self.matrices.iter().find(|m| !m.id.is_layer() && m.shape.rows != rows) {
             None => Ok(Cow::Owned(self.banded(bands))),
             Some(m) => {
                 let rule =
@@ -445,7 +445,7 @@ fn allocate(
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
     let group = options.group();
-    let banded = sensitivities.bands.as_ref().filter(|_| options.bands(inventory));
+    let banded = sensitivities.bands.as_ref().filter(|_| options.allows_bands(inventory));
     let banded = banded.map(|bands| inventory.banded(bands));
     let inventory = banded.as_ref().unwrap_or(inventory);
     let menus = menus(inventory, sensitivities, options)?;

@@ -182,7 +182,7 @@ impl Facts {
     #[expect(clippy::cast_precision_loss, reason = "counts to divide")]
     fn new(subject: Subject<'_>, model: &Model) -> Self {
         let config = model.config();
-        let products = LinearId::all(config).filter(|id| matches!(id, LinearId::Layer(..)));
+        let products = LinearId::all(config).filter(|id| id.is_layer());
         let blocks = products.map(|id| id.shape(config).len()).sum::<usize>() as f64;
         let embedding = if config.tie_word_embeddings {
             0
