@@ -205,7 +205,7 @@ pub fn measure_along(
             Ok(found)
         };
         let mut own = |turned, exact| Ok::<_, Error>(f64::midpoint(base, with(turned)?) - with(exact)?);
-        let parts = match bands.as_ref().filter(|_| !matches!(id, LinearId::Layer(..))) {
+        let parts = match bands.as_ref().filter(|_| !id.is_layer()) {
             None => Vec::new(),
             Some(bands) => (0..bands::COUNT)
                 .map(|band| {
@@ -223,7 +223,6 @@ pub fn measure_along(
         checkpoint(&result)?;
         progress.advance(1);
     }
-    checkpoint(&result)?;
     Ok(result)
 }
 
