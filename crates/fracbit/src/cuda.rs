@@ -5,12 +5,11 @@
 use crate::{
     Error, Evaluation, Opened, Progress,
     directory::packed_names,
-    fusion::Parts,
     load::{Reader, packed_view},
     plan::Storage,
 };
-use fracbit_base::Shape;
 use fracbit_codebook::Rounder;
+use fracbit_format::PackedView;
 use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
@@ -60,18 +59,12 @@ impl Opened {
             let shape = id.shape(&self.config);
             let bias =
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), shape.rows)).transpose()?;
-            if let Some(schemes) = block.bands(id, self.checkpoint.dir())? {
-                // The device has no matrix of several schemes: at 16 bits there.
-                let bands = reader.bands(shape.rows)?;
+            // The device has no matrix of several schemes: at 16 bits there.
+            let dense = |view: &PackedView<'_>| view.dequantize();
+            if let Some((bands, parts)) = reader.banded(block, id, shape, &mut books, dense)? {
                 let mut weights = vec![0.0; shape.len()];
-                for (band, scheme) in schemes.into_iter().enumerate() {
-                    reader.codebooks(scheme, &mut books)?;
-                    let part = Shape::new(bands.rows(band).count(), shape.cols);
-                    let view = |parts: &Parts<'_>| {
-                        Ok(packed_view(parts, part, scheme, block.group, &books)?.dequantize())
-                    };
-                    let rows = reader.band(id, band, view)?;
-                    for (row, values) in bands.rows(band).zip(rows.chunks_exact(shape.cols)) {
+                for (band, part) in parts.into_iter().enumerate() {
+                    for (row, values) in bands.rows(band).zip(part.chunks_exact(shape.cols)) {
                         weights[row * shape.cols..][..shape.cols].copy_from_slice(values);
                     }
                 }

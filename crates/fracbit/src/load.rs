@@ -123,18 +123,8 @@ impl Opened {
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), rows)).transpose()
             };
             let shape = id.shape(&self.config);
-            if let Some(schemes) = block.bands(id, self.checkpoint.dir())? {
-                let bands = reader.bands(shape.rows)?;
-                let mut matrices = Vec::with_capacity(schemes.len());
-                for (band, scheme) in schemes.into_iter().enumerate() {
-                    reader.codebooks(scheme, &mut books)?;
-                    let shape = Shape::new(bands.rows(band).count(), shape.cols);
-                    let view = |parts: &Parts<'_>| {
-                        let view = packed_view(parts, shape, scheme, block.group, &books)?;
-                        Ok(PackedMatrix::new(kernels, &view))
-                    };
-                    matrices.push(reader.band(id, band, view)?);
-                }
+            let make = |view: &PackedView<'_>| PackedMatrix::new(kernels, view);
+            if let Some((bands, matrices)) = reader.banded(block, id, shape, &mut books, make)? {
                 let linear = Linear::banded(matrices, bands.each(), bias(id)?);
                 builder.set(id, linear.map_err(fracbit_model::Error::from)?)?;
                 continue;
@@ -267,15 +257,28 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What `make` makes of a band of a matrix.
-    pub(crate) fn band<T>(
+    /// The bands of a matrix and what `make` makes of each; `None` where it is stored as a whole.
+    pub(crate) fn banded<T>(
         &self,
+        block: &QuantizationConfig,
         id: LinearId,
-        band: usize,
-        make: impl FnOnce(&Parts<'_>) -> Result<T, PackedError>,
-    ) -> Result<T, Error> {
-        let names = packed_names(id, Some(band));
-        make(&self.parts(&names)?).map_err(|e| self.bad(&names[0], e.to_string()))
+        shape: Shape,
+        books: &mut BTreeMap<Scheme, Codebook>,
+        make: impl Fn(&PackedView<'_>) -> T,
+    ) -> Result<Option<(Bands, Vec<T>)>, Error> {
+        let Some(schemes) = block.bands(id, self.checkpoint.dir())? else { return Ok(None) };
+        let bands = self.bands(shape.rows)?;
+        let mut made = Vec::with_capacity(schemes.len());
+        for (band, scheme) in schemes.into_iter().enumerate() {
+            self.codebooks(scheme, books)?;
+            let shape = Shape::new(bands.rows(band).count(), shape.cols);
+            let names = packed_names(id, Some(band));
+            let parts = self.parts(&names)?;
+            let view = packed_view(&parts, shape, scheme, block.group, books)
+                .map_err(|e| self.bad(&names[0], e.to_string()))?;
+            made.push(make(&view));
+        }
+        Ok(Some((bands, made)))
     }
 
     /// One matrix, or the fused one of several that were checked to fit together.
