@@ -7,6 +7,7 @@
 
 use crate::{
     Error, Progress,
+    bands::Bands,
     calibrate::{Calibration, first_reader},
     directory::{self, BANDS, QuantizationConfig, codebook_names, packed_names},
     error::require_memory,
@@ -347,7 +348,7 @@ fn tensor_specs(
         specs.push(spec(id.weight_name(), Dtype::F32, &[id.width(config)]));
     }
     if let Some(bands) = &plan.bands {
-        specs.push(spec(BANDS.to_owned(), Dtype::U8, &[bands.to_bytes().len()]));
+        specs.push(spec(BANDS.to_owned(), Dtype::U8, &[Bands::bytes(bands.each().len())]));
     }
     for (id, layer) in plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer))) {
         let shape = Shape::new(layer.rows, layer.cols);
@@ -469,6 +470,14 @@ impl Matrices<'_> {
             loss: layer.sensitivity * relative_error,
         };
         Ok((report, stored))
+    }
+
+    /// Stores the parts of one matrix, the whole or all bands, as [`Matrices::write`] does.
+    pub(crate) fn write_parts(
+        &mut self,
+        parts: &[(LinearId, PlannedLayer)],
+    ) -> Result<(Vec<LayerReport>, Vec<Stored>), Error> {
+        parts.iter().map(|(id, layer)| self.write(*id, layer, None)).collect()
     }
 
     /// The layer that a stored matrix will be at run time.

@@ -65,27 +65,18 @@ pub(crate) fn quantize(
                 let mut full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
                 source.rotate_moments(LinearId::Head, &mut full)?;
                 matrices.moments = Some((LinearId::Head, hessian(LinearId::Head, n, full)?));
-                let mut reports = Vec::new();
-                for (id, layer) in unit {
-                    reports.push(matrices.write(*id, layer, None)?.0);
-                }
-                reports
+                matrices.write_parts(unit)?.0
             }
             (LinearId::Embed, _) => {
                 // The head comes last, so a tied embedding takes the original model's moments.
                 matrices.calibrated(calibration, LinearId::Embed)?;
-                let (mut reports, mut parts) = (Vec::new(), Vec::new());
-                for (id, layer) in unit {
-                    let (report, stored) = matrices.write(*id, layer, None)?;
-                    reports.push(report);
-                    parts.push(stored);
-                }
+                let (reports, parts) = matrices.write_parts(unit)?;
                 streams.begin(source, &matrices.joined(LinearId::Embed, parts, &kernels)?)?;
                 reports
             }
         };
         matrices.writer.checkpoint(json!(step))?;
-        if matches!(unit[0].0, LinearId::Layer(..)) {
+        if unit[0].0.is_layer() {
             streams.exact.advance()?;
             streams.quantized.advance()?;
         }
