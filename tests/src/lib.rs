@@ -8,11 +8,12 @@ pub use parts::{Parts, Stored};
 
 use fracbit::{
     Error, Opened, Plan, PlanOptions, QuantizeOptions, QuantizeReport, Quiet, Sensitivities, Target,
-    directory, plan::Inventory,
+    bands::Bands, directory, plan::Inventory,
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Isa, Kernels};
-use fracbit_model::{KvType, Model, RotationMode, StateOptions, WeightSource};
+use fracbit_model::{KvType, LinearId, Model, RotationMode, StateOptions, WeightSource};
+use fracbit_quant::sensitivity::Fit;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -199,6 +200,31 @@ impl Source {
     /// As [`fracbit::plan()`].
     pub fn plan(&self, options: &PlanOptions) -> Result<Plan, Error> {
         fracbit::plan(&self.inventory, &Sensitivities::prior(&self.inventory, self.rotation()), options)
+    }
+
+    /// The matrices that may be in bands of rows: embedding and head.
+    #[must_use]
+    pub fn ends(&self) -> Vec<LinearId> {
+        self.inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer()).collect()
+    }
+
+    /// Prior sensitivities with embedding and head in bands of rows, the first of which have most of their losses.
+    ///
+    /// # Panics
+    /// When the vocabulary is too small for bands.
+    #[must_use]
+    pub fn banded(&self) -> Sensitivities {
+        let rows = self.opened.config.vocab_size;
+        let counts: Vec<u32> = (0..rows).map(|row| (40 * rows / (1 + row * 77 % rows)) as u32).collect();
+        let mut guess = Sensitivities::prior(&self.inventory, self.rotation());
+        for id in self.ends() {
+            let whole = guess.of(&id.to_string()).expect("it has all");
+            for (band, share) in [0.5, 0.3, 0.15, 0.05].into_iter().enumerate() {
+                guess.layers.insert(directory::band_name(id, band), Fit { a: whole * share, residual: 0.0 });
+            }
+        }
+        guess.bands = Some(Bands::of(&counts).expect("a vocabulary that is uneven enough"));
+        guess
     }
 
     /// One scheme for every matrix.

@@ -3,11 +3,9 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit::{
-    Error, EvalOptions, Opened, PlanOptions, Preset, Quiet, Sensitivities, Target,
-    bands::{self, Bands},
+    Error, EvalOptions, Opened, PlanOptions, Preset, Quiet, Target,
     bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model},
     cuda::score,
-    directory::band_name,
     evaluate,
     evaluate::windows_of_both,
     kernels, plan,
@@ -17,7 +15,7 @@ use fracbit_codebook::Rounder;
 use fracbit_format::{TILE, TILE_COLS};
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
-use fracbit_model::{LinearId, RotationMode, eval::log_sum_exp};
+use fracbit_model::{RotationMode, eval::log_sum_exp};
 use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
 use fracbit_tests::{Source, demo_model, logits, stories};
 use half::f16;
@@ -113,15 +111,8 @@ fn banded_embeddings_run_on_the_device() {
     let dir = tempfile::tempdir().unwrap();
     let reference = fracbit_tests::reference("llama3");
     let source = Source::open(&reference.dir, RotationMode::Fold, 0).unwrap();
-    let mut guess = Sensitivities::prior(&source.inventory, RotationMode::Fold);
-    for id in [LinearId::Embed, LinearId::Head] {
-        let whole = guess.layers[&id.to_string()];
-        guess.layers.extend((0..bands::COUNT).map(|band| (band_name(id, band), whole)));
-    }
-    let counts: Vec<u32> = (0..source.opened.config.vocab_size as u32).map(|row| row * row).collect();
-    guess.bands = Bands::of(&counts);
     let options = PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(7.0)) };
-    let plan = plan(&source.inventory, &guess, &options).unwrap();
+    let plan = plan(&source.inventory, &source.banded(), &options).unwrap();
     assert!(plan.bands.is_some());
     let out = dir.path().join("banded");
     source.quantize(&plan, &out, false).unwrap();

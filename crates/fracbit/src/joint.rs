@@ -665,12 +665,10 @@ mod tests {
         let bench = Bench::new();
         let prior = Sensitivities::prior(&bench.inventory, RotationMode::Fold);
         let mut banded = prior.clone();
-        let ends = bench.inventory.matrices.iter().filter(|m| !matches!(m.id, LinearId::Layer(..)));
+        let ends = bench.inventory.matrices.iter().filter(|m| !m.id.is_layer());
         for matrix in ends {
-            let whole = prior.layers[&matrix.name];
-            let bands = (0..bands::COUNT).map(|band| (directory::band_name(matrix.id, band), whole));
-            banded.layers.extend(bands);
-            banded.bands = Bands::of(&(0..matrix.shape.rows as u32).map(|row| row * row).collect::<Vec<_>>());
+            let counts: Vec<u32> = (0..matrix.shape.rows as u32).map(|row| row * row).collect();
+            banded.share_out(matrix.id, &Bands::of(&counts).unwrap(), &[1.0; bands::COUNT]).unwrap();
         }
         let options = PlanOptions::new(Target::Bits(4.0));
         let [whole, parts] = [&prior, &banded].map(|sensitivities| {

@@ -1,8 +1,8 @@
 //! Embeddings in bands of rows: planned, written, read, run, tuned and refused like whole matrices.
 
 use fracbit::{
-    CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet,
-    Sensitivities, Target, TuneOptions,
+    CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet, Target,
+    TuneOptions,
     bands::{self, Bands},
     calibrate,
     directory::{BANDS, band_name},
@@ -13,33 +13,11 @@ use fracbit::{
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::{OutputDir, Overwrite, verify};
 use fracbit_model::{LinearId, Model, RotationMode};
-use fracbit_quant::sensitivity::Fit;
 use fracbit_tests::{Parts, Source, Stored, demo_model, load, logits, references, relative, stories};
 use std::{path::Path, sync::Arc};
 
-/// A guess of the losses, in which the first bands of embedding and head have most of theirs.
-fn guess(source: &Source) -> Sensitivities {
-    let rows = source.opened.config.vocab_size;
-    let counts: Vec<u32> = (0..rows).map(|row| (40 * rows / (1 + row * 77 % rows)) as u32).collect();
-    let mut guess = Sensitivities::prior(&source.inventory, source.rotation());
-    for matrix in source.inventory.matrices.iter().filter(|m| !matches!(m.id, LinearId::Layer(..))) {
-        let whole = guess.of(&matrix.name).expect("it has all");
-        for (band, share) in [0.5, 0.3, 0.15, 0.05].into_iter().enumerate() {
-            guess.layers.insert(band_name(matrix.id, band), Fit { a: whole * share, residual: 0.0 });
-        }
-    }
-    guess.bands = Some(Bands::of(&counts).expect("a vocabulary that is uneven enough"));
-    guess
-}
-
 fn options(source: &Source, bits: f64) -> PlanOptions {
     PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(bits)) }
-}
-
-/// The matrices that are in bands.
-fn ends(source: &Source) -> Vec<LinearId> {
-    let ids = source.inventory.matrices.iter().map(|m| m.id);
-    ids.filter(|id| !matches!(id, LinearId::Layer(..))).collect()
 }
 
 #[test]
@@ -48,8 +26,8 @@ fn banded_models_run_as_their_weights_say() {
         let rotation = [RotationMode::Fold, RotationMode::None, RotationMode::Online][i % 3];
         let source = Source::open(&r.dir, rotation, 5).expect("a good checkpoint");
         let plan =
-            plan(&source.inventory, &guess(&source), &options(&source, 7.0)).expect("a budget in reach");
-        let ends = ends(&source);
+            plan(&source.inventory, &source.banded(), &options(&source, 7.0)).expect("a budget in reach");
+        let ends = source.ends();
         assert_eq!(
             plan.layers.len(),
             source.inventory.matrices.len() + (bands::COUNT - 1) * ends.len(),
@@ -104,7 +82,7 @@ fn banded_models_run_as_their_weights_say() {
 fn bands_are_for_plans_that_may_choose() {
     let reference = &references()[0];
     let source = Source::open(&reference.dir, RotationMode::Fold, 5).expect("a good checkpoint");
-    let guess = guess(&source);
+    let guess = source.banded();
     let base = options(&source, 7.0);
     let pinned = PlanOptions { pins: vec!["*.embed_tokens=nuq-8".parse().expect("a pin")], ..base.clone() };
     let kept = PlanOptions { keep_head: true, target: Target::Bits(9.0), ..base.clone() };
@@ -138,7 +116,7 @@ fn bands_are_for_plans_that_may_choose() {
 fn damaged_bands_are_refused_by_name() {
     let reference = &references()[0];
     let source = Source::open(&reference.dir, RotationMode::Fold, 5).expect("a good checkpoint");
-    let made = plan(&source.inventory, &guess(&source), &options(&source, 7.0)).expect("a budget in reach");
+    let made = plan(&source.inventory, &source.banded(), &options(&source, 7.0)).expect("a budget in reach");
     let place = tempfile::tempdir().expect("a temporary directory");
     let good = place.path().join("good");
     source.quantize(&made, &good, false).expect("a good plan");
@@ -178,7 +156,7 @@ fn banded_models_are_rounded_in_sequence_and_tuned() {
     calibrate(&source.opened, Some((&text, Path::new("text"))), &at("moments"), &calibrating, &Quiet)
         .expect("a good text");
     let calibration = Arc::new(Calibration::open(&at("moments")).expect("it was just written"));
-    let made = plan(&source.inventory, &guess(&source), &options(&source, 3.0)).expect("a budget in reach");
+    let made = plan(&source.inventory, &source.banded(), &options(&source, 3.0)).expect("a budget in reach");
     let options = QuantizeOptions {
         source_hash: source.opened.checkpoint.content_hash(),
         calibration: Some(calibration),
