@@ -9,7 +9,7 @@ use crate::{
 };
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
-    Sensitivities, Speed, Target, directory, plan::Inventory, sensitivity,
+    Sensitivities, Speed, Target, bands, directory, plan::Inventory, sensitivity,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::RotationMode;
@@ -294,6 +294,13 @@ impl fmt::Display for Shown<'_> {
             ]);
         }
         writeln!(f, "{table}")?;
+        if plan.bands.is_some() {
+            let last = bands::COUNT - 1;
+            writeln!(
+                f,
+                "bands            band0 to band{last}: rows of the most frequent to the least frequent tokens"
+            )?;
+        }
         writeln!(f, "size             {} ({} bytes of tensors)", Bytes(plan.bytes), plan.bytes)?;
         writeln!(f, "                 of which {} norms, biases and codebooks", Bytes(plan.fixed_bytes))?;
         writeln!(f, "bits per weight  {:.4}, everything counted", plan.bits_per_weight)?;
@@ -388,6 +395,15 @@ mod tests {
         {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn a_plan_says_what_bands_are() {
+        let bands = bands::Bands::of(&(0..64).collect::<Vec<_>>());
+        assert!(bands.is_some());
+        let text = Shown(&Plan { bands, ..sample() }).to_string();
+        assert!(text.contains("band0 to band3: rows of the most frequent"), "{text}");
+        assert!(!Shown(&sample()).to_string().contains("band"));
     }
 
     #[test]
