@@ -7,9 +7,13 @@ use fracbit::{
 };
 use fracbit_base::Bytes;
 use fracbit_io::{OutputDir, Overwrite};
-use fracbit_model::RotationMode;
-use fracbit_tests::{Source, demo_model, files, stories};
-use std::{fs, path::Path, sync::Arc};
+use fracbit_kernels::Kernels;
+use fracbit_model::{
+    LinearId, RotationMode, StateOptions,
+    gradient::{RowLogs, divergence},
+};
+use fracbit_tests::{Source, backends, demo_model, files, relative, stories};
+use std::{fs, ops::Range, path::Path, sync::Arc};
 
 /// The demo model with one scheme everywhere.
 fn small(source: &Source, name: &str, out: &Path) {
@@ -128,4 +132,51 @@ fn learning_tunes_where_there_is_text_enough() {
     }
     let left: Vec<_> = fs::read_dir(place.path()).expect("it is there").flatten().collect();
     assert_eq!(left.len(), 4, "nothing is left beside them: {left:?}");
+}
+
+#[test]
+fn factors_rounded_to_bf16_give_nearly_the_same() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let source = Source::open(&demo_model(), RotationMode::Fold, 1).expect("the embedded model is good");
+    let rounded = place.path().join("rounded");
+    small(&source, "vq-2", &rounded);
+    let rounded = Opened::new(&rounded).expect("it was just written");
+    let text = text(&source, 300);
+    let tokens: Vec<u32> = text.sequences.iter().flatten().copied().collect();
+    // The original's logits, and the gradient for the scales of the rounded model.
+    let run = |kernels: &Kernels, coarse: bool| -> (Vec<f32>, Vec<f32>) {
+        let model = source.opened.model(kernels, false).expect("a good model");
+        let vocab = model.config().vocab_size;
+        let options = StateOptions { context: Some(tokens.len()), coarse, ..StateOptions::default() };
+        let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+        let mut state = model.state(&options);
+        model.forward(&mut state, &tokens, &mut hidden).expect("tokens of the model");
+        model.logits(&mut state, &hidden, &mut logits).expect("rows of hidden states");
+        let rounded = rounded.model(kernels, false).expect("a good model");
+        let mut gradient: RowLogs = LinearId::all(rounded.config())
+            .map(|id| (id, vec![0.0; id.shape(rounded.config()).rows]))
+            .collect();
+        let logs = gradient.clone();
+        let mut give = |rows: Range<usize>, out: &mut Vec<f32>| {
+            out.clear();
+            out.extend_from_slice(&logits[rows.start * vocab..rows.end * vocab]);
+            Ok(())
+        };
+        divergence(&rounded, &logs, &[&tokens], &mut give, Some(&mut gradient)).expect("a gradient");
+        (logits, gradient.into_values().flatten().collect())
+    };
+    let (logits, gradient) = run(&Kernels::scalar(), true);
+    assert_eq!(logits, run(&Kernels::scalar(), false).0, "only where a processor has them");
+    let mut seen = 0;
+    for (isa, kernels) in backends() {
+        let Some(kernels) = kernels.filter(|k| k.vectors().has_bf16()) else { continue };
+        let (coarse, other) = run(&kernels, true);
+        let (exact, _) = run(&kernels, false);
+        let off = [relative(&exact, &logits), relative(&coarse, &logits), relative(&other, &gradient)];
+        assert!(off[0] < 1e-5 && (1e-4..0.01).contains(&off[1]) && off[2] < 0.02, "{isa}: {off:?}");
+        seen += 1;
+    }
+    if seen == 0 {
+        eprintln!("skipped: no instruction set of this machine multiplies bf16");
+    }
 }

@@ -25,6 +25,7 @@ pub(crate) fn vectors() -> Vectors {
         narrow: plain::narrow,
         narrow_pair: plain::narrow_pair,
         wide: plain::wide,
+        bf16_tile: None,
     };
     // SAFETY: NEON is part of the target; lengths are checked by the methods of `Vectors`.
     unsafe { Vectors::new(Isa::Neon, slots) }

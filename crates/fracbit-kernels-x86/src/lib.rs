@@ -61,7 +61,7 @@ pub fn features() -> Vec<String> {
                 }
             )* };
         }
-        detect!("avx2" "f16c" "fma" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512vbmi2");
+        detect!("avx2" "f16c" "fma" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512vbmi2" "avx512bf16");
     }
     #[cfg(not(target_arch = "x86_64"))]
     found.clear();

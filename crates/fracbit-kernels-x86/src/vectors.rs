@@ -2,7 +2,7 @@
 
 /// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of all.
 macro_rules! table {
-    ($isa:expr, $features:literal, $proof:ty) => {
+    ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
         use fracbit_kernels::{
             Isa, Vectors,
             vectors::{Rounded, Slots, plain},
@@ -62,6 +62,7 @@ macro_rules! table {
                 narrow,
                 narrow_pair,
                 wide,
+                bf16_tile: $bf16_tile,
             };
             // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
             unsafe { Vectors::new($isa, slots) }

@@ -14,17 +14,23 @@
 //! 1604.06174). So memory is that of the hidden states at every block and of the inside of one, and matrices are expanded to f32 one
 //! block at a time.
 //!
-//! The pass runs in f32 on the expanded weights: that the runtime rounds activations and the cache is left out.
+//! The pass runs in f32 on the expanded weights, with both factors of a matrix product rounded to bf16 where the processor has such products
+//! ([`fracbit_kernels::vectors::bf16`]): that the runtime rounds activations to integers, and the cache, is left out.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fracbit_kernels::vectors::plain::{exp, rms_norm};
+use fracbit_kernels::{
+    Vectors,
+    vectors::plain::{exp, rms_norm},
+    with_crew,
+};
 use fracbit_rotation::Rotation;
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
 
+use crate::coarse;
 use crate::id::{LayerLinear, LinearId};
 use crate::sites::HeadSite;
 use crate::{Error, Model};
@@ -102,6 +108,7 @@ pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -
 /// A matrix in f32, its rows multiplied by their factors.
 struct Dense<'a> {
     id: LinearId,
+    vectors: Vectors,
     weights: Array2<f32>, // (rows, cols)
     bias: Option<&'a [f32]>,
 }
@@ -109,7 +116,7 @@ struct Dense<'a> {
 impl Dense<'_> {
     /// x W^T + b, (tokens, rows).
     fn forward(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = product(x, self.weights.t());
+        let mut out = product(&self.vectors, x, &self.weights, true);
         if let Some(bias) = self.bias {
             out.par_chunks_exact_mut(bias.len())
                 .for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
@@ -119,7 +126,7 @@ impl Dense<'_> {
 
     /// dy W, (tokens, cols).
     fn back(&self, dy: &[f32]) -> Vec<f32> {
-        product(dy, self.weights.view())
+        product(&self.vectors, dy, &self.weights, false)
     }
 
     /// Adds sum over tokens of dy (y - b) to the derivatives of the rows' logarithms.
@@ -144,16 +151,30 @@ fn slot(gradient: &mut RowLogs, id: LinearId, rows: usize) -> &mut [f32] {
     gradient.entry(id).or_insert_with(|| vec![0.0; rows])
 }
 
-/// `x` of (tokens, inner) times `m` of (inner, n).
-fn product(x: &[f32], m: ArrayView2<'_, f32>) -> Vec<f32> {
+/// `x` of (tokens, inner) times `weights`, or their transpose.
+fn product(vectors: &Vectors, x: &[f32], weights: &Array2<f32>, transposed: bool) -> Vec<f32> {
+    let m = if transposed { weights.t() } else { weights.view() };
     let (inner, n) = m.dim();
-    let mut out = vec![0.0; x.len() / inner * n];
-    out.par_chunks_mut(BLOCK * n).zip(x.par_chunks(BLOCK * inner)).for_each(|(out, x)| {
-        let x = view(x, inner);
-        let mut out = ArrayViewMut2::from_shape((x.nrows(), n), out).expect("as many rows as x");
-        general_mat_mul(1.0, &x, &m, 0.0, &mut out);
-    });
-    out
+    let mut out = Array2::zeros((x.len() / inner, n));
+    if vectors.has_bf16() {
+        let values = weights.as_slice().expect("rows of a new matrix");
+        with_crew(|crew| {
+            coarse::product(crew, vectors, x, inner, out.view_mut(), |columns, _, panels| {
+                if transposed {
+                    panels.set_transposed(&values[columns.start * inner..columns.end * inner], inner);
+                } else {
+                    panels.set(values, n, columns);
+                }
+            });
+        });
+    } else {
+        let parts: Vec<_> = out.axis_chunks_iter_mut(Axis(0), BLOCK).collect();
+        parts
+            .into_par_iter()
+            .zip(x.par_chunks(BLOCK * inner))
+            .for_each(|(mut out, x)| general_mat_mul(1.0, &view(x, inner), &m, 0.0, &mut out));
+    }
+    out.into_raw_vec_and_offset().0
 }
 
 /// (rows, width) of what lies row by row.
@@ -288,7 +309,7 @@ impl<'a> Walk<'a> {
             });
         }
         let weights = Array2::from_shape_vec((shape.rows, shape.cols), weights).expect("a whole matrix");
-        Ok(Dense { id, weights, bias: linear.bias() })
+        Ok(Dense { id, vectors: self.model.vectors, weights, bias: linear.bias() })
     }
 
     fn matrices(&self, layer: usize) -> Result<Vec<Dense<'a>>, Error> {

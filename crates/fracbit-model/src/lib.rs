@@ -24,6 +24,7 @@
 
 mod attention;
 pub mod block;
+mod coarse;
 mod error;
 pub mod eval;
 pub mod generate;

@@ -44,6 +44,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
+use crate::coarse;
 use crate::id::LinearId;
 use crate::sites::RotationMode;
 use crate::{Error, WeightSource};
@@ -132,6 +133,8 @@ pub struct LinearScratch {
     fused: Vec<f32>, // (batch, rows of a shared matrix or of a band)
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
+    /// Whether products of many tokens may round weights and inputs to bf16.
+    pub(crate) coarse: bool,
 }
 
 impl LinearScratch {
@@ -451,6 +454,12 @@ impl Linear {
             Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, x, out),
             Weights::Dense(..) | Weights::Stored(_) if batch <= FEW => {
                 self.few_product(crew, &scratch.vectors, x, out);
+            }
+            Weights::Dense(..) | Weights::Stored(_) if scratch.coarse && scratch.vectors.has_bf16() => {
+                let out = ArrayViewMut2::from_shape((batch, shape.rows), &mut *out).expect("length checked");
+                coarse::product(crew, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
+                    panels.set_transposed(self.weights.block(rows, buffer), shape.cols);
+                });
             }
             Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {

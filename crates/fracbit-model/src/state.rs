@@ -17,11 +17,14 @@ pub struct StateOptions {
     pub kv: KvType,
     /// Tokens run together in prefill, at least 1.
     pub chunk: usize,
+    /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill, where that is faster: for statistics and
+    /// training, not for what is compared digit by digit.
+    pub coarse: bool,
 }
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::F16, chunk: 512 }
+        Self { context: None, kv: KvType::F16, chunk: 512, coarse: false }
     }
 }
 
@@ -77,9 +80,11 @@ impl State {
     pub(crate) fn new(config: &ModelConfig, options: &StateOptions) -> Self {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let layer = || KvLayer::new(options.kv, config.num_key_value_heads, config.head_dim);
+        let mut scratch = Scratch::default();
+        scratch.linear.coarse = options.coarse;
         Self {
             layers: (0..config.num_hidden_layers()).map(|_| layer()).collect(),
-            scratch: Scratch::default(),
+            scratch,
             shape: StateShape::of(config),
             capacity,
             len: 0,

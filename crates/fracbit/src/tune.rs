@@ -230,8 +230,12 @@ struct Teacher<'a> {
 impl<'a> Teacher<'a> {
     fn new(model: &'a Model, sequences: &[&[u32]], progress: &dyn Progress) -> Result<Self, Error> {
         let longest = sequences.iter().map(|s| s.len()).max();
-        let mut state =
-            model.state(&StateOptions { context: longest, kv: KvType::F32, ..StateOptions::default() });
+        let mut state = model.state(&StateOptions {
+            context: longest,
+            kv: KvType::F32,
+            coarse: true,
+            ..StateOptions::default()
+        });
         let (mut hidden, mut rows) = (Vec::new(), Vec::new());
         for sequence in sequences {
             state.reset();

@@ -9,7 +9,7 @@ use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
 use half::f16;
 use std::arch::x86_64::*;
 
-table!(Isa::Avx2, "avx2,f16c", Avx2);
+table!(Isa::Avx2, "avx2,f16c", Avx2, None);
 
 /// Lanes of a vector.
 const LANES: usize = 8;

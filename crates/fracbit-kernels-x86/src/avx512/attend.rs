@@ -12,7 +12,12 @@ use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
 use half::f16;
 use std::arch::x86_64::*;
 
-table!(Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", Avx512);
+table!(
+    Isa::Avx512,
+    "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2",
+    Avx512,
+    super::bf16::tile()
+);
 
 /// Elements of a cache.
 trait Element: Copy {

@@ -21,6 +21,7 @@ use fracbit_kernels::{Body, Interleave, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
 mod attend;
+mod bf16;
 mod dense;
 mod expand;
 mod groups;

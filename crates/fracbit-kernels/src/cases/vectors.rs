@@ -5,21 +5,23 @@ use crate::{
     Vectors,
     vectors::{
         Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh,
+        bf16::{COLS, ROWS, Tile},
         plain::{GROUP, LANES, PIECE},
     },
 };
 use fracbit_format::TILE_COLS;
-use half::f16;
+use half::{bf16, f16};
 
 /// Compares all operations with the scalar reference on all cases.
 ///
 /// # Panics
-/// When a bit differs.
+/// When a bit differs, or a sum of bf16 products by more than its bound.
 pub fn check(vectors: &Vectors) {
     attention(vectors);
     dense(vectors);
     elementwise(vectors);
     rounding(vectors);
+    bf16_tiles(vectors);
 }
 
 /// Numbers with a few that are special.
@@ -99,6 +101,41 @@ fn dense(vectors: &Vectors) {
                 vectors.products(&args, &mut got);
                 let what = format!("products {} {rows} {tokens} {width}", vectors.isa());
                 assert_same(want.as_flattened(), got.as_flattened(), &what);
+            }
+        }
+    }
+}
+
+/// Sums in the order of a body's instructions: within the bound of [`crate::vectors::bf16`], and special where the reference is.
+fn bf16_tiles(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    for (seed, (pairs, stride)) in
+        [(0, 0), (0, 3), (1, 1), (2, 5), (7, 7), (64, 65), (512, 600)].into_iter().enumerate()
+    {
+        for seed in [3 * seed as u64, 3 * seed as u64 + 1] {
+            let pack = |x: &[f32]| -> Vec<u32> {
+                let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
+                x.as_chunks::<2>().0.iter().map(|&[a, b]| bits(a) | bits(b) << 16).collect()
+            };
+            let magnitudes =
+                |x: &[u32]| -> Vec<u32> { x.iter().map(|x| x & 0x7fff_7fff).collect::<Vec<_>>() };
+            let rows = pack(&special(2 * ROWS * stride, seed));
+            let panel = pack(&activations(2 * pairs * COLS, seed + 1));
+            let of = |vectors: &Vectors, rows: &[u32], panel: &[u32]| {
+                let mut out = [[9.0; COLS]; ROWS];
+                vectors.bf16_tile(&Tile { rows, stride, panel }, &mut out);
+                out
+            };
+            let (want, got) = (of(&scalar, &rows, &panel), of(vectors, &rows, &panel));
+            let size = of(&scalar, &magnitudes(&rows), &magnitudes(&panel));
+            let what = format!("bf16 tile {} {pairs} {seed}", vectors.isa());
+            let each = want.as_flattened().iter().zip(got.as_flattened()).zip(size.as_flattened());
+            for ((want, got), size) in each {
+                // Both sums are off by up to the bound; bodies may take denormal numbers for zero.
+                let bound = (4 * pairs + 2) as f32 * (size * 2f32.powi(-23) + f32::MIN_POSITIVE);
+                let same =
+                    if want.is_finite() { (want - got).abs() <= bound } else { want.total_cmp(got).is_eq() };
+                assert!(same || want.is_nan() && got.is_nan(), "{what}: {want} {got}");
             }
         }
     }

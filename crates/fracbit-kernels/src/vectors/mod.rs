@@ -8,6 +8,7 @@
 //! Operations without conversions of half-precision numbers are written once, in [`plain`], as loops that the compiler
 //! makes vectors of; a backend compiles the same source for its instruction set. Attention has bodies of its own.
 
+pub mod bf16;
 pub mod plain;
 
 use crate::Isa;
@@ -140,6 +141,7 @@ pub struct Slots {
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
     pub narrow_pair: unsafe fn(&[f32], Rounded<'_, i8>),
     pub wide: unsafe fn(&[f32], Rounded<'_, i16>),
+    pub bf16_tile: Option<bf16::TileFn>,
 }
 
 impl Default for Vectors {
@@ -172,6 +174,7 @@ impl Vectors {
             narrow: plain::narrow,
             narrow_pair: plain::narrow_pair,
             wide: plain::wide,
+            bf16_tile: None,
         };
         Self { isa: Isa::Scalar, slots }
     }
@@ -236,6 +239,28 @@ impl Vectors {
         assert_eq!(Some(sums.len()), rows.checked_mul(tokens), "products: sums of every row and token");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.products)(args, sums) }
+    }
+
+    /// Whether this processor multiplies pairs of bf16 faster than numbers of f32.
+    #[must_use]
+    pub const fn has_bf16(&self) -> bool {
+        self.slots.bf16_tile.is_some()
+    }
+
+    /// `out = rows · panel`; see [`bf16`].
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn bf16_tile(&self, args: &bf16::Tile<'_>, out: &mut [[f32; bf16::COLS]; bf16::ROWS]) {
+        assert!(args.panel.len().is_multiple_of(bf16::COLS), "bf16_tile: whole rows of the panel");
+        let pairs = args.panel.len() / bf16::COLS;
+        assert!(pairs <= args.stride, "bf16_tile: rows side by side");
+        assert!(fits(args.rows.len(), bf16::ROWS, args.stride, pairs), "bf16_tile: all rows");
+        match self.slots.bf16_tile {
+            // SAFETY: as in `scores`.
+            Some(tile) => unsafe { tile(args, out) },
+            None => bf16::tile(args, out),
+        }
     }
 
     /// `scores[j] = e^(scores[j] - m)` with m the largest; returns m and the sum. NaN stays NaN.

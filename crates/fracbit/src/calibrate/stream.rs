@@ -163,7 +163,7 @@ impl<'a> Stream<'a> {
     /// A state that every sequence fits.
     pub(crate) fn state(&self, block: &Block) -> State {
         let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
-        block.state(&StateOptions { context: Some(longest), ..StateOptions::default() })
+        block.state(&StateOptions { context: Some(longest), coarse: true, ..StateOptions::default() })
     }
 
     /// Gives the hidden states of one sequence after the other, (tokens, hidden).
