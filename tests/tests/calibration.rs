@@ -4,9 +4,10 @@ use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Evaluation, Opened, PlanOptions, QuantizeOptions, Quiet,
     Target, calibrate, evaluate, quantize,
 };
+use fracbit_kernels::{Vectors, with_crew};
 use fracbit_model::{LinearId, RotationMode};
-use fracbit_quant::{Quantized, Rounding, quantize_with};
-use fracbit_tests::{Source, demo_model, files, scheme, shared, stories};
+use fracbit_quant::{CrossMoments, Moments, Quantized, Rounding, quantize_with};
+use fracbit_tests::{Source, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
 
 fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, out: &Path) -> Calibration {
@@ -126,4 +127,29 @@ fn calibrated_models_diverge_less_and_strangers_are_refused() {
     let damaged = Calibration::open(&stats).expect("headers are whole");
     assert!(damaged.moments(&source.weights, LinearId::Embed).is_err(), "the last tensor is the head's");
     assert!(Calibration::open(&demo_model()).is_err(), "a model is no calibration");
+}
+
+#[test]
+fn moments_of_numbers_rounded_to_bf16_are_near() {
+    let (rows, m, n) = (300, 130, 201);
+    let value = |i: usize| ((i * 7919 + 13) % 4001) as f32 / 1000.0 - 2.0;
+    let x: Vec<f32> = (0..rows * n).map(value).collect();
+    let e: Vec<f32> = (0..rows * m).map(|i| value(i + 5)).collect();
+    let of = |vectors: &Vectors| {
+        let (mut moments, mut cross) = (Moments::new(n), CrossMoments::new(m, n));
+        with_crew(|crew| {
+            for (e, x) in e.chunks(m * 100).zip(x.chunks(n * 100)) {
+                moments.add_on(crew, vectors, x).expect("whole rows");
+                cross.add_on(crew, vectors, e, x).expect("whole rows");
+            }
+        });
+        (moments.triangle(), cross.means())
+    };
+    let want = of(&Vectors::scalar());
+    for (isa, kernels) in backends() {
+        let Some(kernels) = kernels.filter(|k| k.vectors().has_bf16()) else { continue };
+        let got = of(&kernels.vectors());
+        let off = [relative(&got.0, &want.0), relative(&got.1, &want.1)];
+        assert!(off.iter().all(|off| (1e-6..5e-3).contains(off)), "{isa}: {off:?}");
+    }
 }

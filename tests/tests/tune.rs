@@ -167,16 +167,11 @@ fn factors_rounded_to_bf16_give_nearly_the_same() {
     };
     let (logits, gradient) = run(&Kernels::scalar(), true);
     assert_eq!(logits, run(&Kernels::scalar(), false).0, "only where a processor has them");
-    let mut seen = 0;
     for (isa, kernels) in backends() {
         let Some(kernels) = kernels.filter(|k| k.vectors().has_bf16()) else { continue };
         let (coarse, other) = run(&kernels, true);
         let (exact, _) = run(&kernels, false);
         let off = [relative(&exact, &logits), relative(&coarse, &logits), relative(&other, &gradient)];
         assert!(off[0] < 1e-5 && (1e-4..0.01).contains(&off[1]) && off[2] < 0.02, "{isa}: {off:?}");
-        seen += 1;
-    }
-    if seen == 0 {
-        eprintln!("skipped: no instruction set of this machine multiplies bf16");
     }
 }

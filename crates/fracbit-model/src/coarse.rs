@@ -26,10 +26,8 @@ pub(crate) fn product(
             let first = (task * each + i) * WIDTH;
             fill(first..first + out.ncols(), &mut buffer, &mut panels);
             out.fill(0.0);
-            panels.product(vectors, &rows, |row, col, sums| {
-                if row < out.nrows()
-                    && let Some(out) = out.row_mut(row).into_slice()
-                {
+            panels.product(vectors, &rows, 0..rows.count(), |row, col, sums| {
+                if let Some(out) = out.row_mut(row).into_slice() {
                     out[col..].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
                 }
             });

@@ -10,5 +10,5 @@ pub mod sensitivity;
 
 pub use hessian::Hessian;
 pub use matrix::{Grouping, QuantError, Quantized, Rounding, quantize, quantize_with};
-pub use moments::{AddPanel, CrossMoments, Moments};
+pub use moments::{CrossMoments, Moments};
 pub use rounders::{Effort, Provider, codebook, has_efforts, provide, rounder, rounder_at};

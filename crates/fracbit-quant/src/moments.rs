@@ -2,15 +2,18 @@
 
 use crate::hessian::multiply;
 use fracbit_base::ShapeError;
+use fracbit_kernels::{
+    Crew, Vectors,
+    vectors::bf16::{Panels, Rows, WIDTH},
+    with_crew,
+};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Rows that one single-precision product sums up; products are added in double precision.
 const ROWS: usize = 256;
 /// Columns of a panel of the lower triangle.
 const PANEL: usize = 128;
-
-/// Adds what rows give to a panel of the sums, told its place.
-pub type AddPanel<'a> = dyn Fn(usize, &mut [f64]) + Sync + 'a;
 
 /// Second moments being collected: the lower triangle of `sum x x^T`.
 ///
@@ -42,45 +45,25 @@ impl Moments {
         self.rows
     }
 
-    /// Adds rows, (rows, n), on the threads of rayon's pool.
+    /// Adds rows, (rows, n), in f32.
     ///
     /// # Errors
     /// When the length is not whole rows.
     pub fn add(&mut self, x: &[f32]) -> Result<(), ShapeError> {
-        self.add_on(x, |panels, add| {
-            panels.par_iter_mut().enumerate().for_each(|(at, panel)| add(at, panel));
-        })
+        with_crew(|crew| self.add_on(crew, &Vectors::scalar(), x))
     }
 
-    /// [`Moments::add`] on other threads: `each` is given panels and what to do with each of them and its place.
+    /// [`Moments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has such products.
     ///
     /// # Errors
     /// As for [`Moments::add`].
-    pub fn add_on(
-        &mut self,
-        x: &[f32],
-        each: impl Fn(&mut [&mut [f64]], &AddPanel<'_>),
-    ) -> Result<(), ShapeError> {
+    pub fn add_on(&mut self, crew: &Crew<'_>, vectors: &Vectors, x: &[f32]) -> Result<(), ShapeError> {
         let n = self.n;
         let rows = x.len() / n.max(1);
         ShapeError::check_len("moments", "rows", rows * n, x.len())?;
         for x in x.chunks(ROWS * n.max(1)) {
-            let rows = x.len() / n;
-            let mut panels: Vec<&mut [f64]> = self.sums.chunks_mut(PANEL * n).collect();
-            each(&mut panels, &|panel, sums| {
-                let first = panel * PANEL;
-                let width = sums.len() / n;
-                let columns = first + width;
-                let mut transposed = vec![0.0; width * rows];
-                for (r, row) in x.chunks(n).enumerate() {
-                    row[first..columns].iter().enumerate().for_each(|(c, &v)| transposed[c * rows + r] = v);
-                }
-                let mut product = vec![0.0; width * columns];
-                multiply(1.0, &transposed, rows, x, n, (width, rows, columns), 0.0, &mut product, columns);
-                for (sums, product) in sums.chunks_mut(n).zip(product.chunks(columns)) {
-                    sums.iter_mut().zip(product).for_each(|(s, &p)| *s += f64::from(p));
-                }
-            });
+            let columns = |rows: &Range<usize>| rows.end;
+            add_products(crew, vectors, (x, n), (x, n), columns, &mut self.sums);
         }
         self.rows += rows as u64;
         Ok(())
@@ -116,31 +99,31 @@ impl CrossMoments {
         Self { m, n, rows: 0, sums: vec![0.0; m * n] }
     }
 
-    /// Adds rows: `e`, (rows, m), beside `x`, (rows, n).
+    /// Adds rows: `e`, (rows, m), beside `x`, (rows, n), in f32.
     ///
     /// # Errors
     /// When a length is not whole rows, or they are not as many.
     pub fn add(&mut self, e: &[f32], x: &[f32]) -> Result<(), ShapeError> {
+        with_crew(|crew| self.add_on(crew, &Vectors::scalar(), e, x))
+    }
+
+    /// [`CrossMoments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has such products.
+    ///
+    /// # Errors
+    /// As for [`CrossMoments::add`].
+    pub fn add_on(
+        &mut self,
+        crew: &Crew<'_>,
+        vectors: &Vectors,
+        e: &[f32],
+        x: &[f32],
+    ) -> Result<(), ShapeError> {
         let (m, n) = (self.m, self.n);
         let rows = x.len() / n.max(1);
         ShapeError::check_len("cross moments", "x", rows * n, x.len())?;
         ShapeError::check_len("cross moments", "e", rows * m, e.len())?;
         for (e, x) in e.chunks(ROWS * m.max(1)).zip(x.chunks(ROWS * n.max(1))) {
-            let rows = x.len() / n;
-            self.sums.par_chunks_mut(PANEL * n).enumerate().for_each(|(panel, sums)| {
-                let first = panel * PANEL;
-                let width = sums.len() / n;
-                let mut transposed = vec![0.0; width * rows];
-                for (r, row) in e.chunks(m).enumerate() {
-                    row[first..first + width]
-                        .iter()
-                        .enumerate()
-                        .for_each(|(c, &v)| transposed[c * rows + r] = v);
-                }
-                let mut product = vec![0.0; width * n];
-                multiply(1.0, &transposed, rows, x, n, (width, rows, n), 0.0, &mut product, n);
-                sums.iter_mut().zip(product).for_each(|(s, p)| *s += f64::from(p));
-            });
+            add_products(crew, vectors, (e, m), (x, n), |_| n, &mut self.sums);
         }
         self.rows += rows as u64;
         Ok(())
@@ -154,6 +137,48 @@ impl CrossMoments {
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         self.sums.iter().map(|s| (s / count) as f32).collect()
     }
+}
+
+/// `sums += e^T x` for `e`, (rows, m), and `x`, (rows, n); of some rows of the sums only the first columns, as many as `columns` says.
+fn add_products(
+    crew: &Crew<'_>,
+    vectors: &Vectors,
+    (e, m): (&[f32], usize),
+    (x, n): (&[f32], usize),
+    columns: impl Fn(&Range<usize>) -> usize + Sync,
+    sums: &mut [f64],
+) {
+    let coarse = vectors.has_bf16().then(|| {
+        let mut panels = vec![Panels::default(); n.div_ceil(WIDTH)];
+        crew.chunks(&mut panels, 1, |at, panel| {
+            panel.iter_mut().for_each(|panel| panel.set(x, n, at * WIDTH..n.min((at + 1) * WIDTH)));
+        });
+        (Rows::of_transposed(crew, e, m), panels)
+    });
+    crew.chunks(sums, PANEL * n, |at, sums| {
+        let rows = at * PANEL..at * PANEL + sums.len() / n;
+        let columns = columns(&rows);
+        if let Some((e, panels)) = &coarse {
+            for (at, panel) in panels[..columns.div_ceil(WIDTH)].iter().enumerate() {
+                panel.product(vectors, e, rows.clone(), |row, col, product| {
+                    let first = at * WIDTH + col;
+                    let sums = &mut sums[(row - rows.start) * n..][..n][first..];
+                    sums.iter_mut().zip(product).for_each(|(s, &p)| *s += f64::from(p));
+                });
+            }
+            return;
+        }
+        let (count, width) = (x.len() / n, rows.len());
+        let mut transposed = vec![0.0; width * count];
+        for (r, row) in e.chunks(m).enumerate() {
+            row[rows.clone()].iter().enumerate().for_each(|(c, &v)| transposed[c * count + r] = v);
+        }
+        let mut product = vec![0.0; width * columns];
+        multiply(1.0, &transposed, count, x, n, (width, count, columns), 0.0, &mut product, columns);
+        for (sums, product) in sums.chunks_mut(n).zip(product.chunks(columns)) {
+            sums.iter_mut().zip(product).for_each(|(s, &p)| *s += f64::from(p));
+        }
+    });
 }
 
 /// The square matrix of a lower triangle of n (n + 1) / 2 entries.

@@ -20,7 +20,7 @@ use crate::{
     plan::PlannedLayer,
     quantize::{LayerReport, Matrices},
 };
-use fracbit_kernels::{Crew, Kernels};
+use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
 use fracbit_model::{
     Block, BlockInput, LayerLinear, Linear, LinearId, State, WeightSource, block::head_input,
 };
@@ -121,7 +121,7 @@ impl Streams<'_> {
         for input in BlockInput::ALL {
             let first = LinearId::Layer(index, input.reader());
             matrices.moments = None;
-            let (inputs, cross) = self.collect(source, &exact, &quantized, input)?;
+            let (inputs, cross) = self.collect(source, &exact, &quantized, input, &kernels.vectors())?;
             let n = first.shape(source.config()).cols;
             let full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
             let trust = trust(inputs.rows(), n);
@@ -157,6 +157,7 @@ impl Streams<'_> {
         exact: &Observed,
         quantized: &Observed,
         input: BlockInput,
+        vectors: &Vectors,
     ) -> Result<(Moments, Cross), Error> {
         let config = source.config();
         let n = LinearId::Layer(0, input.reader()).shape(config).cols;
@@ -173,12 +174,14 @@ impl Streams<'_> {
             let after = quantized.run(&mut other, y, input)?;
             behind.as_mut().map_or(Ok(()), |out| out.write(x))?;
             let off = if input == BlockInput::Down { difference(x, y) } else { entering };
-            let mut add = || {
-                inputs.add(&after)?;
-                lost.as_mut().map_or(Ok(()), |m| m.add(&difference(&before, &after), &after))?;
-                stream.as_mut().map_or(Ok(()), |m| m.add(&off, &after))
+            let add = |crew: &Crew<'_>| {
+                inputs.add_on(crew, vectors, &after)?;
+                let lose =
+                    |m: &mut CrossMoments| m.add_on(crew, vectors, &difference(&before, &after), &after);
+                lost.as_mut().map_or(Ok(()), lose)?;
+                stream.as_mut().map_or(Ok(()), |m| m.add_on(crew, vectors, &off, &after))
             };
-            Ok(add().map_err(fracbit_model::Error::from)?)
+            Ok(with_crew(add).map_err(fracbit_model::Error::from)?)
         })?;
         behind.map_or(Ok(()), Writer::finish)?;
         let means = |m: Option<CrossMoments>| m.map(|m| m.means());

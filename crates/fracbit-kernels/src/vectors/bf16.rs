@@ -84,6 +84,7 @@ pub(super) fn tile(args: &Tile<'_>, out: &mut [[f32; COLS]; ROWS]) {
 /// The left factor of a product, rounded.
 #[derive(Clone, Debug)]
 pub struct Rows {
+    count: usize,
     depth: usize,
     pairs: Vec<Pair>, // (count, depth), the count a multiple of ROWS
 }
@@ -102,7 +103,34 @@ impl Rows {
         crew.chunks(&mut rows, ROWS, |_, rows| {
             rows.iter_mut().for_each(|(to, x)| pack(x, to));
         });
-        Self { depth, pairs }
+        Self { count: x.len() / inner, depth, pairs }
+    }
+
+    /// Of the transpose of `x`, (inner, count).
+    ///
+    /// # Panics
+    /// When it is not whole rows.
+    #[must_use]
+    pub fn of_transposed(crew: &Crew<'_>, x: &[f32], count: usize) -> Self {
+        assert!(count > 0 && !x.is_empty() && x.len().is_multiple_of(count), "rows of {count}");
+        let depth = (x.len() / count).div_ceil(2);
+        let mut pairs = vec![0; count.next_multiple_of(ROWS) * depth];
+        crew.chunks(&mut pairs, PACKED * depth, |at, pairs| {
+            let columns = at * PACKED..count.min((at + 1) * PACKED);
+            for (at, rows) in x.chunks(2 * count).enumerate() {
+                let (first, second) = rows.split_at(count);
+                for (to, column) in pairs.chunks_exact_mut(depth).zip(columns.clone()) {
+                    to[at] = pair(first[column], second.get(column).copied().unwrap_or(0.0));
+                }
+            }
+        });
+        Self { count, depth, pairs }
+    }
+
+    /// Rows.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.count
     }
 }
 
@@ -163,24 +191,31 @@ impl Panels {
         self.pairs.chunks_exact_mut((depth * COLS).max(1)).enumerate()
     }
 
-    /// The product of `rows` and these columns, in parts: `add` gets a row, a column and the sums of a part from there on, which count as far
-    /// as there are columns.
+    /// The product of some of `rows`, from a multiple of [`ROWS`] on, and these columns, in parts: `add` gets a row, a column and the sums of a
+    /// part from there on, which count as far as there are columns.
     ///
     /// # Panics
-    /// When the inner dimensions differ.
-    pub fn product(&self, vectors: &Vectors, rows: &Rows, mut add: impl FnMut(usize, usize, &[f32; COLS])) {
+    /// When the inner dimensions differ, or there are no such rows.
+    pub fn product(
+        &self,
+        vectors: &Vectors,
+        rows: &Rows,
+        some: Range<usize>,
+        mut add: impl FnMut(usize, usize, &[f32; COLS]),
+    ) {
+        assert!(some.start.is_multiple_of(ROWS) && some.end <= rows.count, "rows of {}", rows.count);
         let depth = rows.depth;
         assert!(self.pairs.len().is_multiple_of(depth * COLS), "panels: {depth} pairs in a row");
         let mut sums = [[0.0; COLS]; ROWS];
         for first in (0..depth).step_by(DEPTH) {
             let pairs = DEPTH.min(depth - first);
-            for strip in 0..rows.pairs.len() / (ROWS * depth) {
+            for strip in some.start / ROWS..some.end.div_ceil(ROWS) {
                 let of_strip = &rows.pairs[strip * ROWS * depth + first..];
                 for (at, panel) in self.pairs.chunks_exact(depth * COLS).enumerate() {
                     let panel = &panel[first * COLS..][..pairs * COLS];
                     vectors.bf16_tile(&Tile { rows: of_strip, stride: depth, panel }, &mut sums);
-                    for (row, sums) in sums.iter().enumerate() {
-                        add(strip * ROWS + row, at * COLS, sums);
+                    for (row, sums) in (strip * ROWS..some.end).zip(&sums) {
+                        add(row, at * COLS, sums);
                     }
                 }
             }
@@ -227,10 +262,19 @@ mod tests {
             panels.set(&wide, cols + 2, 1..cols + 1);
             other.set_transposed(&turned, inner);
             assert_eq!(panels.pairs, other.pairs, "{count} {inner} {cols}");
-            let mut out = vec![0.0; count.next_multiple_of(ROWS) * WIDTH];
-            panels.product(&Vectors::scalar(), &Rows::of(&Crew::alone(), &x, inner), |row, col, sums| {
-                out[row * WIDTH + col..][..COLS].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-            });
+            let rows = Rows::of(&Crew::alone(), &x, inner);
+            if count > 0 {
+                let turned: Vec<f32> = (0..x.len()).map(|i| x[i % count * inner + i / count]).collect();
+                let turned = Rows::of_transposed(&Crew::alone(), &turned, count);
+                assert_eq!(rows.pairs, turned.pairs, "{count} {inner} {cols}");
+            }
+            let mut out = vec![0.0; count * WIDTH];
+            let half = count / 2 / ROWS * ROWS;
+            for some in [0..half, half..count] {
+                panels.product(&Vectors::scalar(), &rows, some, |row, col, sums| {
+                    out[row * WIDTH + col..][..COLS].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+                });
+            }
             for (row, col) in (0..count).flat_map(|row| (0..cols).map(move |col| (row, col))) {
                 let terms = (0..inner).map(|i| rounded(x[row * inner + i]) * rounded(at(i, col)));
                 let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()));

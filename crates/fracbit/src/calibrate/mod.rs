@@ -336,18 +336,17 @@ pub(crate) fn collect(
             (input, Arc::new(Mutex::new(Moments::new(n))))
         })
         .collect();
+    let kernels = kernels()?;
+    let vectors = kernels.vectors();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
         Some(Arc::new(move |crew: &Crew<'_>, x: &[f32]| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             // The threads of the pool stand by for the pass: a loop of rayon's would find none of them.
-            let added = moments.add_on(x, |panels, add| {
-                crew.chunks(panels, 1, |at, panels| panels.iter_mut().for_each(|panel| add(at, panel)));
-            });
-            added.expect("a layer reads whole rows");
+            moments.add_on(crew, &vectors, x).expect("a layer reads whole rows");
         }))
     })?
-    .with_kernels(&kernels()?);
+    .with_kernels(&kernels);
     stream.through(&block, progress)?;
     drop(block);
     let taken = collected.into_iter().map(|(input, moments)| {
