@@ -72,14 +72,24 @@ pub fn divergence(
     let mut unused = RowLogs::new();
     let wanted = gradient.is_some();
     let gradient = gradient.unwrap_or(&mut unused);
+    let mut count = |seen: &Seen<'_, '_>| seen.matrix.count(logs, seen.y, seen.dy, gradient);
     let last = inputs.pop().expect("the embedding at least");
-    let (sum, mut dx) = walk.head(&last, baseline, gradient)?;
+    let vocab = model.config.vocab_size;
+    let mut loss = |rows, logits: &[f32], d: &mut Vec<f32>| {
+        baseline(rows, d)?;
+        fracbit_base::ShapeError::check_len("divergence", "baseline logits", logits.len(), d.len())?;
+        let rows = d.par_chunks_exact_mut(vocab).zip(logits.par_chunks_exact(vocab));
+        let each: Vec<f64> = rows.map(|(p, q)| pull(p, q)).collect();
+        Ok(each.iter().sum())
+    };
+    let parts = (0..tokens.len()).step_by(LOGIT_ROWS).map(|at| at..tokens.len().min(at + LOGIT_ROWS));
+    let (sum, mut dx) = walk.head(&last, parts, &mut loss, &mut count)?;
     if wanted {
         for layer in (0..layers).rev() {
             let x = inputs.pop().expect("one for each block");
             let matrices = walk.matrices(layer)?;
             let inside = walk.block(layer, &matrices, &x);
-            dx = walk.block_back(layer, &matrices, &x, &inside, &dx, gradient);
+            dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut count);
         }
         if logs.contains_key(&LinearId::Embed) {
             // `inputs` is empty: rows of the embedding are made again.
@@ -97,7 +107,7 @@ pub fn divergence(
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -> u64 {
     let (h, f) = (config.hidden_size, config.intermediate_size);
-    let inside = 6 * h + 5 * config.q_dim() + 5 * config.kv_dim() + 7 * f;
+    let inside = 8 * h + 6 * config.q_dim() + 5 * config.kv_dim() + 8 * f;
     let per_token = h * (config.num_hidden_layers() + 2) + inside;
     let block: usize = LayerLinear::ALL.map(|l| LinearId::Layer(0, l).shape(config).len()).iter().sum();
     let head = LinearId::Embed.shape(config).len() + 3 * LOGIT_ROWS * config.vocab_size;
@@ -105,9 +115,21 @@ pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -
     4 * (tokens * per_token + block.max(head) + scores) as u64
 }
 
+/// Some rows, from the first on, their logits and the derivatives with respect to these: the loss of those rows.
+pub(crate) type Loss<'a> = dyn FnMut(Range<usize>, &[f32], &mut Vec<f32>) -> Result<f64, Error> + 'a;
+
+/// What a backward pass sees of a matrix: rows from `first` on of what it reads and writes, and the derivatives with respect to that.
+pub(crate) struct Seen<'s, 'a> {
+    pub(crate) matrix: &'s Dense<'a>,
+    pub(crate) first: usize,
+    pub(crate) x: &'s [f32],
+    pub(crate) y: &'s [f32],
+    pub(crate) dy: &'s [f32],
+}
+
 /// A matrix in f32, its rows multiplied by their factors.
-struct Dense<'a> {
-    id: LinearId,
+pub(crate) struct Dense<'a> {
+    pub(crate) id: LinearId,
     vectors: Vectors,
     weights: Array2<f32>, // (rows, cols)
     bias: Option<&'a [f32]>,
@@ -116,7 +138,7 @@ struct Dense<'a> {
 impl Dense<'_> {
     /// x W^T + b, (tokens, rows).
     fn forward(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = product(&self.vectors, x, &self.weights, true);
+        let mut out = product(&self.vectors, x, self.values(), self.weights.ncols(), true);
         if let Some(bias) = self.bias {
             out.par_chunks_exact_mut(bias.len())
                 .for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
@@ -126,7 +148,12 @@ impl Dense<'_> {
 
     /// dy W, (tokens, cols).
     fn back(&self, dy: &[f32]) -> Vec<f32> {
-        product(&self.vectors, dy, &self.weights, false)
+        product(&self.vectors, dy, self.values(), self.weights.ncols(), false)
+    }
+
+    /// The weights, row-major.
+    pub(crate) fn values(&self) -> &[f32] {
+        self.weights.as_slice().expect("rows of a new matrix")
     }
 
     /// Adds sum over tokens of dy (y - b) to the derivatives of the rows' logarithms.
@@ -151,13 +178,19 @@ fn slot(gradient: &mut RowLogs, id: LinearId, rows: usize) -> &mut [f32] {
     gradient.entry(id).or_insert_with(|| vec![0.0; rows])
 }
 
-/// `x` of (tokens, inner) times `weights`, or their transpose.
-fn product(vectors: &Vectors, x: &[f32], weights: &Array2<f32>, transposed: bool) -> Vec<f32> {
-    let m = if transposed { weights.t() } else { weights.view() };
+/// `x` of (tokens, inner) times `values` of rows of `cols`, or their transpose.
+pub(crate) fn product(
+    vectors: &Vectors,
+    x: &[f32],
+    values: &[f32],
+    cols: usize,
+    transposed: bool,
+) -> Vec<f32> {
+    let weights = view(values, cols);
+    let m = if transposed { weights.t() } else { weights };
     let (inner, n) = m.dim();
     let mut out = Array2::zeros((x.len() / inner, n));
     if vectors.has_bf16() {
-        let values = weights.as_slice().expect("rows of a new matrix");
         with_crew(|crew| {
             coarse::product(crew, vectors, x, inner, out.view_mut(), |columns, _, panels| {
                 if transposed {
@@ -178,12 +211,12 @@ fn product(vectors: &Vectors, x: &[f32], weights: &Array2<f32>, transposed: bool
 }
 
 /// (rows, width) of what lies row by row.
-fn view(x: &[f32], width: usize) -> ArrayView2<'_, f32> {
+pub(crate) fn view(x: &[f32], width: usize) -> ArrayView2<'_, f32> {
     ArrayView2::from_shape((x.len() / width, width), x).expect("whole rows")
 }
 
 /// Turns rows in place.
-fn turn(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
+pub(crate) fn turn(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
     if let Some(rotation) = rotation {
         rows.par_chunks_mut(8 * rotation.width()).for_each(|part| {
             if back { rotation.apply_rows_inverse(part) } else { rotation.apply_rows(part) }
@@ -223,7 +256,12 @@ fn norm_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: &[f32]
 }
 
 /// What lies inside a block, all (tokens, width).
-struct Inside {
+pub(crate) struct Inside {
+    /// What the matrices read: queries, keys and values; the output; gate and up; down.
+    attention_in: Vec<f32>,
+    attended: Vec<f32>,
+    mlp_in: Vec<f32>,
+    act: Vec<f32>,
     /// Queries and keys before and behind norm and rotary embedding.
     raw_q: Vec<f32>,
     raw_k: Vec<f32>,
@@ -241,7 +279,7 @@ struct Inside {
 
 impl Inside {
     /// The residual stream behind the block.
-    fn out(self) -> Vec<f32> {
+    pub(crate) fn out(self) -> Vec<f32> {
         let mut out = self.middle;
         add(&mut out, &self.down);
         out
@@ -249,11 +287,11 @@ impl Inside {
 }
 
 /// A model, its factors, and the places of the tokens.
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     model: &'a Model,
     logs: &'a RowLogs,
     /// Rows of each sequence.
-    spans: Vec<Range<usize>>,
+    pub(crate) spans: Vec<Range<usize>>,
     /// (tokens, head_dim / 2)
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -262,7 +300,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(model: &'a Model, logs: &'a RowLogs, sequences: &[&[u32]]) -> Result<Self, Error> {
+    pub(crate) fn new(model: &'a Model, logs: &'a RowLogs, sequences: &[&[u32]]) -> Result<Self, Error> {
         let config = &model.config;
         for (&id, values) in logs {
             let want = model.linear(id)?.shape().rows;
@@ -289,7 +327,15 @@ impl<'a> Walk<'a> {
         Ok(Self { model, logs, spans, cos, sin, back })
     }
 
-    fn width(&self) -> usize {
+    pub(crate) fn vectors(&self) -> Vectors {
+        self.model.vectors
+    }
+
+    pub(crate) fn config(&self) -> &fracbit_io::ModelConfig {
+        &self.model.config
+    }
+
+    pub(crate) fn width(&self) -> usize {
         self.model.config.hidden_size
     }
 
@@ -297,7 +343,7 @@ impl<'a> Walk<'a> {
         self.logs.get(&id).map_or(1.0, |logs| logs[row].exp())
     }
 
-    fn dense(&self, id: LinearId) -> Result<Dense<'a>, Error> {
+    pub(crate) fn dense(&self, id: LinearId) -> Result<Dense<'a>, Error> {
         let linear = self.model.linear(id)?;
         let shape = linear.shape();
         let bad = |source| Error::Linear { id, source };
@@ -312,12 +358,12 @@ impl<'a> Walk<'a> {
         Ok(Dense { id, vectors: self.model.vectors, weights, bias: linear.bias() })
     }
 
-    fn matrices(&self, layer: usize) -> Result<Vec<Dense<'a>>, Error> {
+    pub(crate) fn matrices(&self, layer: usize) -> Result<Vec<Dense<'a>>, Error> {
         LayerLinear::ALL.into_iter().map(|which| self.dense(LinearId::Layer(layer, which))).collect()
     }
 
     /// The residual stream before the first block.
-    fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+    pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
         let (width, embed) = (self.width(), self.model.linear(LinearId::Embed)?);
         let mut x = vec![0.0; tokens.len() * width];
         for (&token, x) in tokens.iter().zip(x.chunks_exact_mut(width)) {
@@ -330,13 +376,13 @@ impl<'a> Walk<'a> {
     }
 
     /// One block.
-    fn block(&self, layer: usize, matrices: &[Dense<'_>], x: &[f32]) -> Inside {
+    pub(crate) fn block(&self, layer: usize, matrices: &[Dense<'_>], x: &[f32]) -> Inside {
         let (model, width) = (self.model, self.width());
         let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
-        let mut n = norm(x, width, Some(&norms.attention_norm), model.eps);
-        turn(sites.attention_in.as_ref(), &mut n, false);
-        let (raw_q, raw_k, v) = (q.forward(&n), k.forward(&n), v.forward(&n));
+        let mut attention_in = norm(x, width, Some(&norms.attention_norm), model.eps);
+        turn(sites.attention_in.as_ref(), &mut attention_in, false);
+        let [raw_q, raw_k, v] = [q, k, v].map(|m| m.forward(&attention_in));
         let q = self.prepare(layer, &raw_q, norms.query_norm.as_deref());
         let k = self.prepare(layer, &raw_k, norms.key_norm.as_deref());
         let mut attended = self.attend(layer, &q, &k, &v);
@@ -344,31 +390,33 @@ impl<'a> Walk<'a> {
         let o = o.forward(&attended);
         let mut middle = x.to_vec();
         add(&mut middle, &o);
-        let mut n = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
-        turn(sites.mlp_in.as_ref(), &mut n, false);
-        let (gate, up) = (gate.forward(&n), up.forward(&n));
+        let mut mlp_in = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
+        turn(sites.mlp_in.as_ref(), &mut mlp_in, false);
+        let [gate, up] = [gate, up].map(|m| m.forward(&mlp_in));
         let mut act: Vec<f32> = gate.par_iter().zip(&up).map(|(&g, u)| g * sigmoid(g) * u).collect();
         turn(sites.down_in.as_ref(), &mut act, false);
         let down = down.forward(&act);
-        Inside { raw_q, raw_k, q, k, v, o, middle, gate, up, down }
+        Inside { attention_in, raw_q, raw_k, q, k, v, attended, o, middle, mlp_in, gate, up, act, down }
     }
 
     /// The way back through a block: from derivatives of what leaves it to those of what enters it.
-    fn block_back(
+    pub(crate) fn block_back(
         &self,
         layer: usize,
         matrices: &[Dense<'_>],
         x: &[f32],
         inside: &Inside,
         dout: &[f32],
-        gradient: &mut RowLogs,
+        see: &mut dyn FnMut(&Seen<'_, '_>),
     ) -> Vec<f32> {
         let (model, width) = (self.model, self.width());
         let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
-        let mut count = |m: &Dense<'_>, y: &[f32], dy: &[f32]| m.count(self.logs, y, dy, gradient);
+        let mut see = |matrix: &Dense<'_>, x: &[f32], y: &[f32], dy: &[f32]| {
+            see(&Seen { matrix, first: 0, x, y, dy });
+        };
 
-        count(down, &inside.down, dout);
+        see(down, &inside.act, &inside.down, dout);
         let mut dgate = down.back(dout);
         turn(sites.down_in.as_ref(), &mut dgate, true);
         let mut dup = dgate.clone();
@@ -378,23 +426,23 @@ impl<'a> Walk<'a> {
             *du *= g * s;
             *dg *= u * s * (1.0 + g * (1.0 - s));
         });
-        count(gate, &inside.gate, &dgate);
-        count(up, &inside.up, &dup);
+        see(gate, &inside.mlp_in, &inside.gate, &dgate);
+        see(up, &inside.mlp_in, &inside.up, &dup);
         let mut dn = gate.back(&dgate);
         add(&mut dn, &up.back(&dup));
         turn(sites.mlp_in.as_ref(), &mut dn, true);
         let mut dx = norm_back(&inside.middle, width, Some(&norms.mlp_norm), model.eps, &dn);
         add(&mut dx, dout);
 
-        count(o, &inside.o, &dx);
+        see(o, &inside.attended, &inside.o, &dx);
         let mut attended = o.back(&dx);
         turn(sites.output_in.as_ref(), &mut attended, true);
         let [dq, dk, dv] = self.attend_back(layer, inside, &attended);
         let dq = self.prepare_back(layer, &inside.raw_q, norms.query_norm.as_deref(), dq);
         let dk = self.prepare_back(layer, &inside.raw_k, norms.key_norm.as_deref(), dk);
-        count(q, &inside.raw_q, &dq);
-        count(k, &inside.raw_k, &dk);
-        count(v, &inside.v, &dv);
+        see(q, &inside.attention_in, &inside.raw_q, &dq);
+        see(k, &inside.attention_in, &inside.raw_k, &dk);
+        see(v, &inside.attention_in, &inside.v, &dv);
         let mut dn = q.back(&dq);
         add(&mut dn, &k.back(&dk));
         add(&mut dn, &v.back(&dv));
@@ -530,12 +578,14 @@ impl<'a> Walk<'a> {
         p
     }
 
-    /// The divergence of what the head makes of the last residual stream, and its derivatives with respect to that stream.
-    fn head(
+    /// The loss of what the head makes of the last residual stream, and its derivatives with respect to that stream. `loss` gets some
+    /// rows and their logits, and returns their loss and its derivatives with respect to those.
+    pub(crate) fn head(
         &self,
         x: &[f32],
-        baseline: &mut Logits<'_>,
-        gradient: &mut RowLogs,
+        parts: impl Iterator<Item = Range<usize>>,
+        loss: &mut Loss<'_>,
+        see: &mut dyn FnMut(&Seen<'_, '_>),
     ) -> Result<(f64, Vec<f32>), Error> {
         let (model, width) = (self.model, self.width());
         let gain = model.final_norm.as_slice();
@@ -561,21 +611,13 @@ impl<'a> Walk<'a> {
         }
         turn(behind, &mut n, false);
 
-        let (mut sum, mut dn, mut other) = (0.0, Vec::with_capacity(n.len()), Vec::new());
-        for (part, rows) in n.chunks(LOGIT_ROWS * width).enumerate() {
-            let logits = head.forward(rows);
-            let first = part * LOGIT_ROWS;
-            baseline(first..first + rows.len() / width, &mut other)?;
-            let vocab = model.config.vocab_size;
-            fracbit_base::ShapeError::check_len("divergence", "baseline logits", logits.len(), other.len())?;
-            let each: Vec<f64> = other
-                .par_chunks_exact_mut(vocab)
-                .zip(logits.par_chunks_exact(vocab))
-                .map(|(p, q)| pull(p, q))
-                .collect();
-            sum = each.iter().fold(sum, |sum, kl| sum + kl);
-            head.count(self.logs, &logits, &other, gradient);
-            dn.extend_from_slice(&head.back(&other));
+        let (mut sum, mut dn, mut d) = (0.0, Vec::with_capacity(n.len()), Vec::new());
+        for rows in parts {
+            let x = &n[rows.start * width..rows.end * width];
+            let logits = head.forward(x);
+            sum += loss(rows.clone(), &logits, &mut d)?;
+            see(&Seen { matrix: &head, first: rows.start, x, y: &logits, dy: &d });
+            dn.extend_from_slice(&head.back(&d));
         }
         turn(behind, &mut dn, true);
         if between.is_some() {

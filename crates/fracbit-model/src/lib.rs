@@ -13,6 +13,7 @@
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
+//! | [`curvature`] | what noise in a matrix does to the divergence from the model without |
 //! | [`gradient`] | what scales of rows do to the divergence from another model |
 //!
 //! # Numbers
@@ -26,6 +27,7 @@
 mod attention;
 pub mod block;
 mod coarse;
+pub mod curvature;
 mod error;
 pub mod eval;
 pub mod generate;

@@ -1,0 +1,212 @@
+//! How much the divergence from a model rises when one of its matrices gets noise, from one backward pass.
+//!
+//! For small changes d of the weights, KL(p‖q) is `d^T F d / 2` with the Fisher information F, the mean of `g g^T` for gradients g of log p of
+//! tokens that the model itself draws (Martens 2020, arXiv 1412.1193, section 9). White noise with standard deviation s_r c_j in row r and column j
+//! meets its diagonal:
+//!
+//! ```text
+//! E KL = sum over r, j of s_r^2 c_j^2 E[g_rj^2] / 2,      g = sum over tokens of dy x^T
+//! ```
+//!
+//! Positions draw independently, so one draw for each gives g for all of them at once. The norm of a matrix's g is that of the
+//! product of two Gram matrices, `sum over t, u of (dy_t . dy_u) (x_t . x_u)`: no gradient of a matrix is formed, and all matrices together cost about
+//! three runs of the text. A tied matrix is head and embedding at once; its g is the sum of both.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rayon::prelude::*;
+
+use crate::gradient::{RowLogs, Seen, Walk, product, turn};
+use crate::id::LinearId;
+use crate::{Error, Model};
+
+/// Standard deviations of the noise in a matrix: of its rows, and what columns multiply them by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Noise {
+    /// (rows)
+    pub rows: Vec<f32>,
+    /// (cols); `None`: ones.
+    pub cols: Option<Vec<f32>>,
+}
+
+/// Says what noise a matrix gets, given its weights, row-major.
+pub type NoiseOf<'a> = dyn FnMut(LinearId, &[f32]) -> Result<Noise, Error> + 'a;
+
+/// The rise of KL divergence, in nats, summed over all tokens of `sequences`, each run from an empty state, for noise in each matrix of the
+/// model alone. Tokens are drawn with `seed`.
+///
+/// # Errors
+/// [`Error::Token`] for numbers that fit no embedding, and what `noise` returns.
+pub fn rises(
+    model: &Model,
+    sequences: &[&[u32]],
+    seed: u64,
+    noise: &mut NoiseOf<'_>,
+) -> Result<BTreeMap<LinearId, f64>, Error> {
+    let nothing = RowLogs::new();
+    let walk = Walk::new(model, &nothing, sequences)?;
+    let tokens = sequences.concat();
+    let layers = model.config.num_hidden_layers();
+    let mut inputs = vec![walk.embed(&tokens)?];
+    for layer in 0..layers {
+        let matrices = walk.matrices(layer)?;
+        inputs.push(walk.block(layer, &matrices, &inputs[layer]).out());
+    }
+    let mut squares =
+        Squares { walk: &walk, tokens: &tokens, noise, sums: BTreeMap::new(), tied: None, failed: None };
+    let vocab = model.config.vocab_size;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut draw = |_: Range<usize>, logits: &[f32], d: &mut Vec<f32>| {
+        d.clear();
+        d.extend_from_slice(logits);
+        let draws: Vec<u64> = (0..d.len() / vocab).map(|_| rng.next_u64()).collect();
+        d.par_chunks_exact_mut(vocab).zip(draws).for_each(|(row, draw)| score(row, draw));
+        Ok(0.0)
+    };
+    let last = inputs.pop().expect("the embedding at least");
+    let (_, mut dx) =
+        walk.head(&last, walk.spans.iter().cloned(), &mut draw, &mut |seen| squares.see(seen))?;
+    for layer in (0..layers).rev() {
+        let x = inputs.pop().expect("one for each block");
+        let matrices = walk.matrices(layer)?;
+        let inside = walk.block(layer, &matrices, &x);
+        dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut |seen| squares.see(seen));
+    }
+    turn(model.sites.embed_out.as_ref(), &mut dx, false);
+    squares.embedding(&dx)?;
+    let Squares { sums, failed, .. } = squares;
+    failed.map_or(Ok(()), Err)?;
+    Ok(sums.into_iter().map(|(id, sum)| (id, sum / 2.0)).collect())
+}
+
+/// Logits become the probabilities less the one of a drawn token: derivatives of -log p of that token.
+fn score(row: &mut [f32], draw: u64) {
+    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0f64;
+    for v in &mut *row {
+        *v = (*v - top).exp();
+        sum += f64::from(*v);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "53 random bits are exact")]
+    let mut left = (draw >> 11) as f64 * 2f64.powi(-53) * sum;
+    let mut drawn = None;
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+    for (i, v) in row.iter_mut().enumerate() {
+        left -= f64::from(*v);
+        if left < 0.0 && drawn.is_none() {
+            drawn = Some(i);
+        }
+        *v = (f64::from(*v) / sum) as f32;
+    }
+    // Rounding may leave a rest at the end; NaN has no token, and stays.
+    if let Some(v) = drawn.or(row.len().checked_sub(1)).and_then(|i| row.get_mut(i)) {
+        *v -= 1.0;
+    }
+}
+
+/// Weighted squares of gradients, as they come.
+struct Squares<'a, 'n> {
+    walk: &'a Walk<'a>,
+    tokens: &'a [u32],
+    noise: &'a mut NoiseOf<'n>,
+    sums: BTreeMap<LinearId, f64>,
+    /// What the embedding of a tied model needs of the head.
+    tied: Option<Tied>,
+    failed: Option<Error>,
+}
+
+/// The head's part of a tied matrix.
+#[derive(Default)]
+struct Tied {
+    /// Inputs of the head, (tokens, width).
+    x: Vec<f32>,
+    /// For each sequence the derivatives of its rows with respect to the logits of its own tokens, (tokens, tokens), times their noise.
+    own: Vec<f32>,
+}
+
+/// `x` with every row multiplied element by element.
+fn scaled(x: &[f32], by: Option<&[f32]>) -> Vec<f32> {
+    let mut x = x.to_vec();
+    if let Some(by) = by {
+        x.par_chunks_exact_mut(by.len()).for_each(|row| row.iter_mut().zip(by).for_each(|(x, by)| *x *= by));
+    }
+    x
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.chunks(256)
+        .zip(b.chunks(256))
+        .map(|(a, b)| f64::from(a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>()))
+        .sum()
+}
+
+impl Squares<'_, '_> {
+    /// Inner products of the rows of `a` with those of `b`.
+    fn gram(&self, a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
+        product(&self.walk.vectors(), a, b, width, true)
+    }
+
+    fn see(&mut self, seen: &Seen<'_, '_>) {
+        let done = self.add(seen);
+        self.failed = self.failed.take().or(done.err());
+    }
+
+    fn add(&mut self, seen: &Seen<'_, '_>) -> Result<(), Error> {
+        let id = seen.matrix.id;
+        let shape = id.shape(self.walk.config());
+        let noise = (self.noise)(id, seen.matrix.values())?;
+        let (d, x) = (scaled(seen.dy, Some(&noise.rows)), scaled(seen.x, noise.cols.as_deref()));
+        let rows = seen.first..seen.first + d.len() / shape.rows;
+        let inside = |span: &&Range<usize>| rows.contains(&span.start);
+        let mut sum = 0.0;
+        for span in self.walk.spans.iter().filter(inside) {
+            let of = |width| (span.start - rows.start) * width..(span.end - rows.start) * width;
+            let (d, x) = (&d[of(shape.rows)], &x[of(shape.cols)]);
+            sum += dot(&self.gram(d, d, shape.rows), &self.gram(x, x, shape.cols));
+            if id == LinearId::Embed {
+                let tied = self.tied.get_or_insert_default();
+                let own = d.chunks_exact(shape.rows);
+                tied.own.extend(own.flat_map(|d| self.tokens[span.clone()].iter().map(|&t| d[t as usize])));
+            }
+        }
+        if let (LinearId::Embed, Some(tied)) = (id, &mut self.tied) {
+            tied.x.extend_from_slice(&x);
+        }
+        *self.sums.entry(id).or_default() += sum;
+        Ok(())
+    }
+
+    /// The embedding, from the derivatives with respect to what it gives: its rows are those of the tokens.
+    fn embedding(&mut self, dx: &[f32]) -> Result<(), Error> {
+        let (id, width) = (LinearId::Embed, self.walk.width());
+        let embedding = self.walk.dense(id)?;
+        let noise = (self.noise)(id, embedding.values())?;
+        drop(embedding);
+        let dx = scaled(dx, noise.cols.as_deref());
+        let (mut sum, mut at) = (0.0, 0);
+        for span in &self.walk.spans {
+            let (tokens, dx) = (&self.tokens[span.clone()], &dx[span.start * width..span.end * width]);
+            let own = self.gram(dx, dx, width);
+            for (&t, own) in tokens.iter().zip(own.chunks_exact(tokens.len())) {
+                let same = tokens.iter().zip(own).filter(|(u, _)| **u == t);
+                sum +=
+                    f64::from(noise.rows[t as usize]).powi(2) * same.map(|(_, &v)| f64::from(v)).sum::<f64>();
+            }
+            if let Some(tied) = &self.tied {
+                let met = self.gram(&tied.x[span.start * width..span.end * width], dx, width);
+                let d = &tied.own[at..at + met.len()];
+                at += met.len();
+                for (d, met) in d.chunks_exact(tokens.len()).zip(met.chunks_exact(tokens.len())) {
+                    let each = tokens.iter().zip(d.iter().zip(met));
+                    let each = each.map(|(&t, (d, met))| f64::from(noise.rows[t as usize] * d * met));
+                    sum += 2.0 * each.sum::<f64>();
+                }
+            }
+        }
+        *self.sums.entry(id).or_default() += sum;
+        Ok(())
+    }
+}
