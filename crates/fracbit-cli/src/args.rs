@@ -202,7 +202,7 @@ impl ShapeArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Losses")]
 pub(crate) struct LossArgs {
-    /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure 512 tokens now, or `prior` to measure nothing
+    /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure now, on 1024 tokens, or `prior` to measure nothing
     /// [default: quick; with --scheme prior].
     #[arg(long, value_name = "FILE|quick|prior")]
     pub(crate) sensitivity: Option<SensitivitySource>,
@@ -236,7 +236,7 @@ impl From<ObjectiveName> for Objective {
 /// Where sensitivities come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SensitivitySource {
-    /// One noise level on a short text that the model writes.
+    /// The curvature on a short text that the model writes.
     Quick,
     /// Medians published for another model.
     Prior,

@@ -95,8 +95,8 @@ impl Source {
             SensitivitySource::Quick => {
                 let protocol = quick(seed);
                 context.progress.note(&format!(
-                    "sensitivities: quick measurement, {} noise level on {} tokens (--sensitivity FILE takes a full one)",
-                    protocol.levels, protocol.tokens
+                    "sensitivities: quick measurement on {} tokens (--sensitivity FILE takes a full one)",
+                    protocol.tokens
                 ));
                 let weights = self.opened.source(rotation, seed)?;
                 // What an interrupted run measured; a file that is no such document is measured anew.

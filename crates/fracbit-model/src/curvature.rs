@@ -8,13 +8,14 @@
 //! E KL = sum over r, j of s_r^2 c_j^2 E[g_rj^2] / 2,      g = sum over tokens of dy x^T
 //! ```
 //!
-//! Positions draw independently, so one draw for each gives g for all of them at once. The norm of a matrix's g is that of the
-//! product of two Gram matrices, `sum over t, u of (dy_t . dy_u) (x_t . x_u)`: no gradient of a matrix is formed, and all matrices together cost about
-//! three runs of the text. A tied matrix is head and embedding at once; its g is the sum of both.
+//! Positions draw independently, so one draw for each gives g for all of them at once. The square of a row of g is
+//! `sum over t, u of dy_tr dy_ur (x_t . x_u)`: no gradient of a matrix is formed, and all matrices together cost about three runs of the
+//! text. A tied matrix is head and embedding at once; its g is the sum of both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use fracbit_base::Shape;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
@@ -23,29 +24,24 @@ use crate::gradient::{RowLogs, Seen, Walk, product, turn};
 use crate::id::LinearId;
 use crate::{Error, Model};
 
-/// Standard deviations of the noise in a matrix: of its rows, and what columns multiply them by.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Noise {
-    /// (rows)
-    pub rows: Vec<f32>,
-    /// (cols); `None`: ones.
-    pub cols: Option<Vec<f32>>,
-}
+/// Factors of the columns of some matrices; the others have ones.
+pub type Columns = BTreeMap<LinearId, Vec<f32>>;
 
-/// Says what noise a matrix gets, given its weights, row-major.
-pub type NoiseOf<'a> = dyn FnMut(LinearId, &[f32]) -> Result<Noise, Error> + 'a;
-
-/// The rise of KL divergence, in nats, summed over all tokens of `sequences`, each run from an empty state, for noise in each matrix of the
-/// model alone. Tokens are drawn with `seed`.
+/// The mean over what the model draws of `sum over j of c_j^2 g_rj^2` for every row r of every matrix, summed over all tokens of `sequences`, each run
+/// from an empty state; estimated from one draw of each token, with `seed`. Half of it, times the square of a row's deviation, is the rise
+/// of the divergence in nats.
 ///
 /// # Errors
-/// [`Error::Token`] for numbers that fit no embedding, and what `noise` returns.
-pub fn rises(
+/// [`Error::Token`] for numbers that fit no embedding.
+///
+/// # Panics
+/// When there is not one factor for each column.
+pub fn squares(
     model: &Model,
     sequences: &[&[u32]],
     seed: u64,
-    noise: &mut NoiseOf<'_>,
-) -> Result<BTreeMap<LinearId, f64>, Error> {
+    columns: &Columns,
+) -> Result<BTreeMap<LinearId, Vec<f64>>, Error> {
     let nothing = RowLogs::new();
     let walk = Walk::new(model, &nothing, sequences)?;
     let tokens = sequences.concat();
@@ -55,8 +51,7 @@ pub fn rises(
         let matrices = walk.matrices(layer)?;
         inputs.push(walk.block(layer, &matrices, &inputs[layer]).out());
     }
-    let mut squares =
-        Squares { walk: &walk, tokens: &tokens, noise, sums: BTreeMap::new(), tied: None, failed: None };
+    let mut squares = Squares { walk: &walk, tokens: &tokens, columns, sums: BTreeMap::new(), tied: None };
     let vocab = model.config.vocab_size;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut draw = |_: Range<usize>, logits: &[f32], d: &mut Vec<f32>| {
@@ -76,10 +71,8 @@ pub fn rises(
         dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut |seen| squares.see(seen));
     }
     turn(model.sites.embed_out.as_ref(), &mut dx, false);
-    squares.embedding(&dx)?;
-    let Squares { sums, failed, .. } = squares;
-    failed.map_or(Ok(()), Err)?;
-    Ok(sums.into_iter().map(|(id, sum)| (id, sum / 2.0)).collect())
+    squares.embedding(&dx);
+    Ok(squares.sums)
 }
 
 /// Logits become the probabilities less the one of a drawn token: derivatives of -log p of that token.
@@ -108,14 +101,13 @@ fn score(row: &mut [f32], draw: u64) {
 }
 
 /// Weighted squares of gradients, as they come.
-struct Squares<'a, 'n> {
+struct Squares<'a> {
     walk: &'a Walk<'a>,
     tokens: &'a [u32],
-    noise: &'a mut NoiseOf<'n>,
-    sums: BTreeMap<LinearId, f64>,
+    columns: &'a Columns,
+    sums: BTreeMap<LinearId, Vec<f64>>, // (rows)
     /// What the embedding of a tied model needs of the head.
     tied: Option<Tied>,
-    failed: Option<Error>,
 }
 
 /// The head's part of a tied matrix.
@@ -123,12 +115,12 @@ struct Squares<'a, 'n> {
 struct Tied {
     /// Inputs of the head, (tokens, width).
     x: Vec<f32>,
-    /// For each sequence the derivatives of its rows with respect to the logits of its own tokens, (tokens, tokens), times their noise.
+    /// For each sequence the derivatives of its rows with respect to the logits of its own tokens, (tokens, tokens).
     own: Vec<f32>,
 }
 
 /// `x` with every row multiplied element by element.
-fn scaled(x: &[f32], by: Option<&[f32]>) -> Vec<f32> {
+fn scaled(x: &[f32], by: Option<&Vec<f32>>) -> Vec<f32> {
     let mut x = x.to_vec();
     if let Some(by) = by {
         x.par_chunks_exact_mut(by.len()).for_each(|row| row.iter_mut().zip(by).for_each(|(x, by)| *x *= by));
@@ -136,64 +128,49 @@ fn scaled(x: &[f32], by: Option<&[f32]>) -> Vec<f32> {
     x
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.chunks(256)
-        .zip(b.chunks(256))
-        .map(|(a, b)| f64::from(a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>()))
-        .sum()
-}
-
-impl Squares<'_, '_> {
+impl Squares<'_> {
     /// Inner products of the rows of `a` with those of `b`.
     fn gram(&self, a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
         product(&self.walk.vectors(), a, b, width, true)
     }
 
     fn see(&mut self, seen: &Seen<'_, '_>) {
-        let done = self.add(seen);
-        self.failed = self.failed.take().or(done.err());
-    }
-
-    fn add(&mut self, seen: &Seen<'_, '_>) -> Result<(), Error> {
-        let id = seen.matrix.id;
-        let shape = id.shape(self.walk.config());
-        let noise = (self.noise)(id, seen.matrix.values())?;
-        let (d, x) = (scaled(seen.dy, Some(&noise.rows)), scaled(seen.x, noise.cols.as_deref()));
-        let rows = seen.first..seen.first + d.len() / shape.rows;
-        let inside = |span: &&Range<usize>| rows.contains(&span.start);
-        let mut sum = 0.0;
-        for span in self.walk.spans.iter().filter(inside) {
-            let of = |width| (span.start - rows.start) * width..(span.end - rows.start) * width;
-            let (d, x) = (&d[of(shape.rows)], &x[of(shape.cols)]);
-            sum += dot(&self.gram(d, d, shape.rows), &self.gram(x, x, shape.cols));
+        let (id, d) = (seen.matrix.id, seen.dy);
+        let Shape { rows, cols } = id.shape(self.walk.config());
+        let x = scaled(seen.x, self.columns.get(&id));
+        let tokens = seen.first..seen.first + d.len() / rows;
+        let mut sums = self.sums.remove(&id).unwrap_or_else(|| vec![0.0; rows]);
+        for span in self.walk.spans.iter().filter(|span| tokens.contains(&span.start)) {
+            let of = |width| (span.start - tokens.start) * width..(span.end - tokens.start) * width;
+            let (d, x) = (&d[of(rows)], &x[of(cols)]);
+            let met = product(&self.walk.vectors(), &self.gram(x, x, cols), d, rows, false);
+            for (d, met) in d.chunks_exact(rows).zip(met.chunks_exact(rows)) {
+                sums.iter_mut().zip(d.iter().zip(met)).for_each(|(sum, (d, met))| *sum += f64::from(d * met));
+            }
             if id == LinearId::Embed {
                 let tied = self.tied.get_or_insert_default();
-                let own = d.chunks_exact(shape.rows);
+                let own = d.chunks_exact(rows);
                 tied.own.extend(own.flat_map(|d| self.tokens[span.clone()].iter().map(|&t| d[t as usize])));
             }
         }
         if let (LinearId::Embed, Some(tied)) = (id, &mut self.tied) {
             tied.x.extend_from_slice(&x);
         }
-        *self.sums.entry(id).or_default() += sum;
-        Ok(())
+        self.sums.insert(id, sums);
     }
 
     /// The embedding, from the derivatives with respect to what it gives: its rows are those of the tokens.
-    fn embedding(&mut self, dx: &[f32]) -> Result<(), Error> {
+    fn embedding(&mut self, dx: &[f32]) {
         let (id, width) = (LinearId::Embed, self.walk.width());
-        let embedding = self.walk.dense(id)?;
-        let noise = (self.noise)(id, embedding.values())?;
-        drop(embedding);
-        let dx = scaled(dx, noise.cols.as_deref());
-        let (mut sum, mut at) = (0.0, 0);
+        let dx = scaled(dx, self.columns.get(&id));
+        let mut sums = self.sums.remove(&id).unwrap_or_else(|| vec![0.0; id.shape(self.walk.config()).rows]);
+        let mut at = 0;
         for span in &self.walk.spans {
             let (tokens, dx) = (&self.tokens[span.clone()], &dx[span.start * width..span.end * width]);
             let own = self.gram(dx, dx, width);
             for (&t, own) in tokens.iter().zip(own.chunks_exact(tokens.len())) {
                 let same = tokens.iter().zip(own).filter(|(u, _)| **u == t);
-                sum +=
-                    f64::from(noise.rows[t as usize]).powi(2) * same.map(|(_, &v)| f64::from(v)).sum::<f64>();
+                sums[t as usize] += same.map(|(_, &v)| f64::from(v)).sum::<f64>();
             }
             if let Some(tied) = &self.tied {
                 let met = self.gram(&tied.x[span.start * width..span.end * width], dx, width);
@@ -201,12 +178,10 @@ impl Squares<'_, '_> {
                 at += met.len();
                 for (d, met) in d.chunks_exact(tokens.len()).zip(met.chunks_exact(tokens.len())) {
                     let each = tokens.iter().zip(d.iter().zip(met));
-                    let each = each.map(|(&t, (d, met))| f64::from(noise.rows[t as usize] * d * met));
-                    sum += 2.0 * each.sum::<f64>();
+                    each.for_each(|(&t, (d, met))| sums[t as usize] += 2.0 * f64::from(d * met));
                 }
             }
         }
-        *self.sums.entry(id).or_default() += sum;
-        Ok(())
+        self.sums.insert(id, sums);
     }
 }

@@ -8,6 +8,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
+use rayon::prelude::*;
 
 /// The 16 relative noise levels `t = i / 16` of the HIGGS protocol are spread evenly below this one.
 ///
@@ -22,36 +23,53 @@ pub fn noise_levels(count: usize) -> Vec<f64> {
     (1..=count).map(|i| MAX_NOISE * i as f64 / count as f64).collect()
 }
 
-/// Adds seeded Gaussian noise to a row-major matrix of `cols` columns so that the expected `|W - W'|^2` is `t^2 |W|^2`.
+/// Standard deviations of the rows of noise whose expected `|W - W'|^2` is `|W|^2`, for a row-major matrix of `cols` columns: each row gets noise
+/// as large as it is, as codes with a scale for each row do; where `turned`, all the same, for a rotation will mix the rows.
 ///
-/// With `gain` (one number per column) both norms are those of `W diag(gain)`: the noise is white in the matrix
-/// that results from folding a norm's gain into it, and so stays white under any rotation. Columns of zero gain
-/// vanish by folding and get no noise.
+/// With `gain` (one number per column) norms are those of `W diag(gain)`: the noise is white in the matrix that results from folding
+/// a norm's gain into it, and so stays white under any rotation of its columns.
 ///
 /// # Panics
 /// When `gain` is not `cols` long.
-pub fn add_noise(weights: &mut [f32], cols: usize, gain: Option<&[f32]>, t: f64, seed: u64) {
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "standard deviations in f32"
+)]
+pub fn deviations(weights: &[f32], cols: usize, gain: Option<&[f32]>, turned: bool) -> Vec<f32> {
     assert!(gain.is_none_or(|g| g.len() == cols), "one gain per column");
     let factor = |col: usize| gain.map_or(1.0, |g| g[col]);
-    let energy: f64 = weights
-        .chunks(cols)
-        .map(|row| row.iter().enumerate().map(|(c, &w)| f64::from(w * factor(c)).powi(2)).sum::<f64>())
-        .sum();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        reason = "a standard deviation in f32"
-    )]
-    let sigma = (t * (energy / weights.len().max(1) as f64).sqrt()) as f32;
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    for row in weights.chunks_mut(cols) {
+    let square =
+        |row: &[f32]| row.iter().enumerate().map(|(c, &w)| f64::from(w * factor(c)).powi(2)).sum::<f64>();
+    let squares: Vec<f64> = weights.par_chunks(cols.max(1)).map(square).collect();
+    let mean = squares.iter().sum::<f64>() / squares.len().max(1) as f64;
+    let of = |&own: &f64| ((if turned { mean } else { own }) / cols.max(1) as f64).sqrt() as f32;
+    squares.iter().map(of).collect()
+}
+
+/// Adds seeded Gaussian noise to a row-major matrix, `t` times the [`deviations`] of its rows, and divided by the `gain` of columns. Columns of
+/// zero gain vanish by folding and get no noise.
+///
+/// # Panics
+/// When there is not one deviation for each row, or one gain for each column.
+pub fn add_noise(weights: &mut [f32], deviations: &[f32], gain: Option<&[f32]>, t: f64, seed: u64) {
+    let cols = weights.len() / deviations.len().max(1);
+    assert_eq!(weights.len(), cols * deviations.len(), "one deviation per row");
+    assert!(gain.is_none_or(|g| g.len() == cols), "one gain per column");
+    weights.par_chunks_mut(cols.max(1)).zip(deviations).enumerate().for_each(|(at, (row, &deviation))| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(at as u64);
+        #[expect(clippy::cast_possible_truncation, reason = "a standard deviation in f32")]
+        let sigma = (t * f64::from(deviation)) as f32;
         for (col, w) in row.iter_mut().enumerate() {
             let noise = sigma * rng.sample::<f32, _>(StandardNormal);
-            if factor(col) != 0.0 {
-                *w += noise / factor(col);
+            let gain = gain.map_or(1.0, |g| g[col]);
+            if gain != 0.0 {
+                *w += noise / gain;
             }
         }
-    }
+    });
 }
 
 /// A fitted sensitivity.
@@ -102,7 +120,7 @@ mod tests {
         let clean: Vec<f32> = (0..40_000).map(|i| (i as f32 * 0.1).cos()).collect();
         let noisy = |seed| {
             let mut w = clean.clone();
-            add_noise(&mut w, 200, None, 0.25, seed);
+            add_noise(&mut w, &deviations(&clean, 200, None, true), None, 0.25, seed);
             w
         };
         let (a, b) = (noisy(7), noisy(7));
@@ -114,11 +132,24 @@ mod tests {
     }
 
     #[test]
+    fn rows_get_as_much_as_they_are_unless_they_turn() {
+        let weights = [3.0, -3.0, 0.0, 0.0, 1.0, 1.0];
+        assert_eq!(deviations(&weights, 2, None, false), [3.0, 0.0, 1.0]);
+        let all = (20.0f32 / 6.0).sqrt();
+        assert_eq!(deviations(&weights, 2, None, true), [all; 3]);
+        assert_eq!(deviations(&weights, 2, Some(&[1.0, 0.0]), false), [4.5f32.sqrt(), 0.0, 0.5f32.sqrt()]);
+        let mut noisy = weights;
+        add_noise(&mut noisy, &[3.0, 0.0, 1.0], Some(&[1.0, 0.0]), 0.5, 1);
+        let same = |i: usize| noisy[i] == weights[i];
+        assert_eq!([0, 1, 2, 3, 4, 5].map(same), [false, true, true, true, false, true]);
+    }
+
+    #[test]
     fn noise_is_white_after_folding_the_gain() {
         let gain: Vec<f32> = (0..50).map(|c| if c == 7 { 0.0 } else { 0.2 + c as f32 * 0.1 }).collect();
         let clean: Vec<f32> = (0..50_000).map(|i| (i as f32 * 0.37).sin()).collect();
         let mut noisy = clean.clone();
-        add_noise(&mut noisy, 50, Some(&gain), 0.2, 3);
+        add_noise(&mut noisy, &deviations(&clean, 50, Some(&gain), true), Some(&gain), 0.2, 3);
         let folded = |w: &[f32], i: usize| f64::from(w[i] * gain[i % 50]);
         let (mut energy, mut columns) = (0.0, [0.0; 50]);
         for i in 0..clean.len() {

@@ -14,10 +14,10 @@
 use crate::{
     Error, PlanOptions, Progress, Target, directory,
     plan::{Inventory, plan},
-    sensitivity::{JointPoint, Probe, Sensitivities, folded_gain},
+    sensitivity::{JointPoint, Probe, Sensitivities, folded_gain, rows_turn},
 };
 use fracbit_model::{Linear, Model, WeightSource};
-use fracbit_quant::sensitivity::add_noise;
+use fracbit_quant::sensitivity::{add_noise, deviations};
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -113,13 +113,8 @@ pub(crate) fn measure(
             let mut matrix = plain.linear(id)?;
             let gain = folded_gain(plain, id, rotation)?;
             let noise = seed ^ (((index as u64) << 32) | (0x8000_0000 + draw as u64));
-            add_noise(
-                &mut matrix.data,
-                matrix.shape.cols,
-                gain.as_deref(),
-                layer.scheme.error()?.sqrt(),
-                noise,
-            );
+            let rows = deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(id, rotation));
+            add_noise(&mut matrix.data, &rows, gain.as_deref(), layer.scheme.error()?.sqrt(), noise);
             let noisy = Linear::dense(matrix.shape, matrix.data, plain.bias(id)?);
             model.replace(id, noisy.map_err(fracbit_model::Error::from)?)?;
         }

@@ -26,8 +26,7 @@ use std::{
 };
 
 const AFTER: &str = "\
-Without --sensitivity, a quick measurement comes first: one noise level per matrix on 512 tokens that the model \
-writes. It holds the whole model in memory; `--sensitivity prior` measures nothing and holds one matrix at a time.
+Without --sensitivity, a quick measurement comes first, on 1024 tokens that the model writes. It holds the whole model in memory; `--sensitivity prior` measures nothing and holds one matrix at a time.
 
 OUT gets its name when everything in it is on disk. A run that is killed or fails leaves OUT.partial-XXXXXX beside it: the \
 same command with --resume continues it (at most one matrix is done again) and ends with the same bytes. It may also be deleted.
@@ -173,7 +172,8 @@ impl QuantizeArgs {
         if self.learning.learn.is_some() {
             return Ok(None);
         }
-        let bytes = planning::quick(options.seed).memory(&source.inventory(options.rotation));
+        let bytes =
+            planning::quick(options.seed).memory(&source.opened.config, &source.inventory(options.rotation));
         if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
             let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
             let refused = Failure::from(fracbit::Error::Option { option: "--max-memory", rule });

@@ -30,16 +30,16 @@ rotation, tokens, levels and seed), the rest is measured; another measurement is
 
 Examples:
   fracbit sensitivity Llama-3.2-1B -o a.json
-  fracbit sensitivity Llama-3.2-1B -o a.json --tokens 1024 --levels 4
+  fracbit sensitivity Llama-3.2-1B -o a.json --levels 16
   fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt
   fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt --along tcq-2 --calibration stats
   fracbit sensitivity Llama-3.2-1B -o a.json --text train.txt --actual tcq-3 --calibration stats";
 
 /// Measure how much each matrix matters to the model.
 ///
-/// Adds noise of known size to one matrix at a time, measures how far the model's predictions move on text that it wrote
-/// itself or that is given (Kullback-Leibler divergence), and fits a line: its slope is the sensitivity that `plan` and
-/// `quantize` take with `--sensitivity FILE`. With `--along` or `--actual SCHEME` no noise is added: the model is quantized with that
+/// The sensitivity of a matrix, which `plan` and `quantize` take with `--sensitivity FILE`, says how far small noise in it moves the model's
+/// predictions (Kullback-Leibler divergence) on text that the model wrote itself or that is given. One pass back through the model measures all
+/// matrices at once; with `--levels N` noise of N sizes is added to one matrix at a time, and a line is fitted. With `--along` or `--actual SCHEME` no noise is added: the model is quantized with that
 /// scheme, and the error of one matrix at a time is halved, or the matrix quantized with every other scheme of the palette. It can be stopped at any time and continued by the same command.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -52,8 +52,8 @@ pub(crate) struct SensitivityArgs {
     /// Tokens to measure on.
     #[arg(long, value_name = "N", default_value_t = Protocol::FULL.tokens, value_parser = args::count)]
     tokens: usize,
-    /// Noise levels per matrix.
-    #[arg(long, value_name = "N", default_value_t = Protocol::FULL.levels, value_parser = args::count)]
+    /// Noise levels per matrix, the papers take 16; 0: none, but the curvature of the divergence, for all matrices at once.
+    #[arg(long, value_name = "N", default_value_t = Protocol::FULL.levels)]
     levels: usize,
     /// UTF-8 text to measure on; `-` reads standard input [default: the model writes one].
     #[arg(long, value_name = "FILE")]
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
             done.layers.len()
         ));
     }
-    let bytes = protocol.memory(&source.inventory(args.rotation.into()));
+    let bytes = protocol.memory(&source.opened.config, &source.inventory(args.rotation.into()));
     context
         .progress
         .note(&format!("memory: about {bytes} for noisy matrices and the logits, beside the mapped file"));

@@ -8,7 +8,7 @@
 //! Every finished block is recorded: a run that was killed continues with the next one and ends with the same bytes.
 
 mod stream;
-mod written;
+pub(crate) mod written;
 
 pub use stream::Sequences;
 pub(crate) use stream::{Stream, Writer};

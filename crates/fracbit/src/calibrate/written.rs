@@ -26,7 +26,7 @@ pub(super) fn memory(config: &ModelConfig, length: usize) -> u64 {
 
 /// Sequences of `length` tokens, `tokens` in all, sampled at temperature 1. Sequence i has a sampler of its own, seeded by (seed, i), and
 /// starts with BOS or, where the model has none, with a token that depends on i.
-pub(super) fn write(
+pub(crate) fn write(
     model: &Model,
     tokens: usize,
     length: usize,
