@@ -186,7 +186,7 @@ mod tests {
         ("tune Q --text t -o O", "--baseline"),
         ("tune Q --baseline M --text t -o O --passes 0", "at least 1"),
         ("sensitivity M", "--out"),
-        ("sensitivity M -o a --levels 0", "at least 1"),
+        ("sensitivity M -o a --tokens 0", "at least 1"),
         ("eval M", "--text"),
         ("eval M --text t --bos --no-bos", "cannot be used with"),
         ("run M", "--prompt"),

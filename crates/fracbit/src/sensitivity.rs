@@ -445,7 +445,10 @@ pub fn measure_on(
         progress.stage("measuring sensitivity", probe.sequences.iter().map(|s| s.len() as u64).sum());
         let sequences: Vec<&[u32]> = probe.sequences.iter().map(Vec::as_slice).collect();
         for (id, rises) in curvatures(&model, &plain, mode, protocol.seed, &sequences, progress)? {
-            result.layers.insert(id.to_string(), Fit { a: rises.iter().sum(), residual: 0.0 });
+            // Rounding may take a sum of squares below zero; NaN stays, to be named.
+            let sum: f64 = rises.iter().sum();
+            let a = if sum < 0.0 { 0.0 } else { sum };
+            result.layers.insert(id.to_string(), Fit { a, residual: 0.0 });
         }
         checkpoint(&result)?;
     } else {
