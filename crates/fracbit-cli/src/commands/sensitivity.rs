@@ -181,9 +181,18 @@ fn taken(path: &Path) -> Failure {
 fn show(measured: &Sensitivities, path: &Path, context: &mut Context) -> Result<(), Failure> {
     let mut rows: Vec<_> = measured.layers.iter().collect();
     rows.sort_by(|x, y| y.1.a.total_cmp(&x.1.a));
-    let mut table = Table::new(["matrix", "sensitivity", "fit error"], &[]);
+    // What comes from one pass has no line that was fitted.
+    let fitted = rows.iter().any(|(_, fit)| fit.residual > 0.0);
+    let mut table = match fitted {
+        true => Table::new(["matrix", "sensitivity", "fit error"], &[]),
+        false => Table::new(["matrix", "sensitivity"], &[]),
+    };
     for (name, fit) in rows.iter().take(SHOWN) {
-        table.row([(*name).clone(), format!("{:.5}", fit.a), format!("{:.2e}", fit.residual)]);
+        let (name, a) = ((*name).clone(), format!("{:.5}", fit.a));
+        match fitted {
+            true => table.row([name, a, format!("{:.2e}", fit.residual)]),
+            false => table.row([name, a]),
+        }
     }
     write!(context.out, "{table}")?;
     if rows.len() > SHOWN {
