@@ -40,7 +40,7 @@ Examples:
 /// The sensitivity of a matrix, which `plan` and `quantize` take with `--sensitivity FILE`, says how far small noise in it moves the model's
 /// predictions (Kullback-Leibler divergence) on text that the model wrote itself or that is given. One pass back through the model measures all
 /// matrices at once; with `--levels N` noise of N sizes is added to one matrix at a time, and a line is fitted. With `--along` or `--actual SCHEME` no noise is added: the model is quantized with that
-/// scheme, and the error of one matrix at a time is halved, or the matrix quantized with every other scheme of the palette. It can be stopped at any time and continued by the same command.
+/// scheme, and the error of one matrix at a time is turned round and taken away, or the matrix quantized with every other scheme of the palette. It can be stopped at any time and continued by the same command.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct SensitivityArgs {
