@@ -1,10 +1,11 @@
 //! Sensitivities `a_l`: the rise of the loss per unit of relative squared error in one matrix.
 //!
-//! Measured as HIGGS and Q-Palette do (appendix E): noise of known size in one matrix at a time, KL divergence to
-//! the clean model, a least-squares fit. The tokens are those that the model itself generates (the papers' data-free
+//! By default in the limit of small errors, from the curvature of the KL divergence to the clean model, all matrices in one pass
+//! ([`fracbit_model::curvature`]). With noise levels as HIGGS and Q-Palette do (appendix E): noise of known size in one matrix at a time, the divergence,
+//! a least-squares fit. The tokens are those that the model itself generates (the papers' data-free
 //! protocol) or of a given text (their `linear`, with the divergence in place of perplexity: its noise is far smaller on
-//! the same tokens). The noise goes into the weights as they will be quantized, that is after folding, where
-//! quantization error is white. What each scheme really costs (their `actual`) is measured in [`crate::losses`].
+//! the same tokens). The noise is that of weights as they will be quantized, that is after folding, as large as each row.
+//! What each scheme really costs (their `actual`) is measured in [`crate::losses`].
 
 use crate::{
     Calibration, Error, EvalOptions, Opened, Progress,
@@ -400,7 +401,7 @@ pub fn describe(protocol: Protocol, text: Option<&Text>) -> String {
 }
 
 /// Measures every matrix of `source` on text that the model writes. `done` holds coefficients measured earlier by the same protocol
-/// (they are kept), `checkpoint` is called with the growing document after every matrix, so that a caller can save it and resume.
+/// (they are kept), `checkpoint` is called with the growing document after every matrix or pass, so that a caller can save it and resume.
 ///
 /// # Errors
 /// When the model cannot be built or run.
@@ -441,17 +442,12 @@ pub fn measure_on(
         Some(text) => Probe::of(&model, text.sequences.iter().map(<[u32]>::to_vec).collect())?,
         None => Probe::new(&model, protocol)?,
     };
-    if protocol.levels == 0 && result.layers.is_empty() {
-        progress.stage("measuring sensitivity", probe.sequences.iter().map(|s| s.len() as u64).sum());
-        let sequences: Vec<&[u32]> = probe.sequences.iter().map(Vec::as_slice).collect();
-        for (id, rises) in curvatures(&model, &plain, mode, protocol.seed, &sequences, progress)? {
-            // Rounding may take a sum of squares below zero; NaN stays, to be named.
-            let sum: f64 = rises.iter().sum();
-            let a = if sum < 0.0 { 0.0 } else { sum };
-            result.layers.insert(id.to_string(), Fit { a, residual: 0.0 });
-        }
+    let missing = ids.iter().any(|id| !result.layers.contains_key(&id.to_string()));
+    if protocol.levels == 0 && missing {
+        result.layers = curvatures(&model, &plain, mode, protocol.seed, &probe, progress)?;
         checkpoint(&result)?;
-    } else {
+    }
+    if protocol.levels > 0 {
         progress.stage("measuring sensitivity", (ids.len() * protocol.levels) as u64);
     }
     let mut prefix = Prefix::new(&probe);
@@ -501,16 +497,16 @@ pub fn measure_on(
 /// Tokens of one pass back through the model, at least.
 const BATCH: usize = 1024;
 
-/// What noise in each row of every matrix adds to the loss per unit of relative squared error, in the limit of small noise ([`curvature`]).
+/// The coefficients in the limit of small noise ([`curvature`]).
 #[expect(clippy::cast_precision_loss, reason = "a mean over a few thousand tokens")]
 fn curvatures(
     model: &Model,
     plain: &WeightSource,
     mode: RotationMode,
     seed: u64,
-    sequences: &[&[u32]],
+    probe: &Probe,
     progress: &dyn Progress,
-) -> Result<BTreeMap<LinearId, Vec<f64>>, Error> {
+) -> Result<BTreeMap<String, Fit>, Error> {
     let inverse = |gain: Vec<f32>| gain.into_iter().map(|g| if g == 0.0 { 0.0 } else { g.recip() }).collect();
     let mut columns = BTreeMap::new();
     for id in LinearId::all(plain.config()) {
@@ -519,9 +515,10 @@ fn curvatures(
         }
     }
     let mut sums = BTreeMap::<LinearId, Vec<f64>>::new();
-    let tokens: usize = sequences.iter().map(|s| s.len()).sum();
+    let tokens: usize = probe.sequences.iter().map(Vec::len).sum();
+    progress.stage("measuring sensitivity", tokens as u64);
     let mut batch: Vec<&[u32]> = Vec::new();
-    for (at, &sequence) in sequences.iter().enumerate().rev() {
+    for (at, sequence) in probe.sequences.iter().enumerate().rev() {
         batch.push(sequence);
         let count = batch.iter().map(|s| s.len()).sum::<usize>();
         if at == 0 || count >= BATCH {
@@ -533,14 +530,17 @@ fn curvatures(
             batch.clear();
         }
     }
-    let mut rises = BTreeMap::new();
+    let mut coefficients = BTreeMap::new();
     for (id, squares) in sums {
         let (matrix, gain) = (plain.linear(id)?, folded_gain(plain, id, mode)?);
         let rows = deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(id, mode));
         let of = |(square, row)| square * f64::from(row).powi(2) / 2.0 / tokens as f64;
-        rises.insert(id, squares.into_iter().zip(rows).map(of).collect());
+        let sum: f64 = squares.into_iter().zip(rows).map(of).sum();
+        // Rounding may take a sum of squares below zero; NaN stays, to be named.
+        let a = if sum < 0.0 { 0.0 } else { sum };
+        coefficients.insert(id.to_string(), Fit { a, residual: 0.0 });
     }
-    Ok(rises)
+    Ok(coefficients)
 }
 
 /// Whether `mode` rotates the outputs of a matrix: its rows are then mixed.

@@ -26,7 +26,7 @@ use std::{
 };
 
 const AFTER: &str = "\
-Without --sensitivity, a quick measurement comes first, on 1024 tokens that the model writes. It holds the whole model in memory; `--sensitivity prior` measures nothing and holds one matrix at a time.
+Without --sensitivity, a quick measurement comes first, on 1024 tokens that the model writes. It may take more memory than what follows; `--sensitivity prior` measures nothing and holds one matrix at a time.
 
 OUT gets its name when everything in it is on disk. A run that is killed or fails leaves OUT.partial-XXXXXX beside it: the \
 same command with --resume continues it (at most one matrix is done again) and ends with the same bytes. It may also be deleted.
