@@ -61,6 +61,18 @@ template <int H> struct Codes {
         return p + 16 <= unit ? bits_at<H>(w, q * unit + p, 16) : tail[q] >> (p - (unit - 16));
     }
 
+    /// The same state in both halves of a word.
+    FB_DEVICE uint32_t twice_window(int q, int p) const {
+        constexpr int unit = 16 * H;
+        const bool inside = p + 16 <= unit;
+        const int at = q * unit + p;
+        if (at % 8 != 0) return prmt(window(q, p), 0, 0x1010);
+        // Two bytes of a pair of words; the one past the lane's rows is the next lane's first.
+        const uint32_t b = (uint32_t)(at % 32 / 8), n = inside ? b + 1 : 4 + 2 * (uint32_t)q;
+        const uint32_t high = !inside ? next : at % 32 > 16 ? w[at / 32 + 1] : w[at / 32];
+        return prmt(w[at / 32], high, (b | n << 4) * 0x101);
+    }
+
     /// The same state with its sign extended.
     FB_DEVICE uint32_t signed_window(int q, int p) const {
         constexpr int unit = 16 * H;
@@ -109,29 +121,31 @@ template <int H_> struct Fine {
 
 /// Four weights per state up to 2 bits, two above: bytes of a linear hash, each a row.
 ///
-/// The hash word x a + ((x b + 2^14) >> 15) is bits 16 to 31 of x (2b + 2^16 a) + 2^15 with x and b signed: one multiplication.
+/// Four are bits 8 to 39 of the product of the state, standing in both halves of a word, with FACTOR_4. Two, with x and b signed, are
+/// x a + ((x b + 2^14) >> 15), which is bits 16 to 31 of x (2b + 2^16 a) + 2^15. Either is one multiplication.
 template <int H_> struct Fast {
     static constexpr int H = H_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, AROUND = true;
-    static constexpr uint32_t factor(uint32_t a, uint32_t b) {
-        return 2 * (b | (b & 0x8000 ? 0xFFFF0000 : 0)) + (a << 16);
-    }
-    FB_DEVICE static void word(uint32_t x, uint32_t factor, Table t, uint32_t& first, uint32_t& second) {
-        const uint32_t y = x * factor + 0x8000;
+    FB_DEVICE static void pair(uint32_t x, Table t, uint32_t& first, uint32_t& second) {
+        const uint32_t y = x * FACTOR_2 + 0x8000;
         first = lookup(prmt(y, t.lane, 0x5524));
         second = lookup(prmt(y, t.lane, 0x5534));
     }
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         if constexpr (H <= 4) {
-            const uint32_t x = codes.signed_window(q, 2 * i * H);
-            word(x, FACTOR_0, t, out[0], out[1]);
-            word(x, FACTOR_1, t, out[2], out[3]);
+            const uint64_t y = (uint64_t)codes.twice_window(q, 2 * i * H) * FACTOR_4;
+            const uint32_t low = (uint32_t)y, high = (uint32_t)(y >> 32);
+            out[0] = lookup(prmt(low, t.lane, 0x5514));
+            out[1] = lookup(prmt(low, t.lane, 0x5524));
+            out[2] = lookup(prmt(low, t.lane, 0x5534));
+            out[3] = lookup(prmt(high, t.lane, 0x5504));
         } else {
-            word(codes.signed_window(q, 2 * i * H), FACTOR_0, t, out[0], out[1]);
-            word(codes.signed_window(q, (2 * i + 1) * H), FACTOR_0, t, out[2], out[3]);
+            pair(codes.signed_window(q, 2 * i * H), t, out[0], out[1]);
+            pair(codes.signed_window(q, (2 * i + 1) * H), t, out[2], out[3]);
         }
     }
-    static constexpr uint32_t FACTOR_0 = factor(0x3AF7, 0x5C8F), FACTOR_1 = factor(0xB519, 0xA233);
+    static constexpr uint32_t FACTOR_4 = 0x62F08201;
+    static constexpr uint32_t FACTOR_2 = 2 * 0x5C8F + (0x3AF7u << 16);
 };
 
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.

@@ -48,11 +48,11 @@ def hash_hyb(x):
     return x * (x + 1) & M16
 
 
-def hash_fast(x):
-    def word(a, b):
-        return x * a + (signed(x) * signed(b) + (1 << 14) >> 15) & M16
-
-    return word(0x3AF7, 0x5C8F) | word(0xB519, 0xA233) << 16
+def hash_fast(x, v):
+    """The bytes of `v` weights."""
+    if v == 4:
+        return ((x << 16 | x) * 0x62F08201 >> 8 & 0xFFFFFFFF).to_bytes(4, "little")
+    return (x * 0x3AF7 + (signed(x) * 0x5C8F + (1 << 14) >> 15) & M16).to_bytes(2, "little")
 
 
 def tile(family, code, rate, entries, tape):
@@ -83,7 +83,7 @@ def tile(family, code, rate, entries, tape):
             value = entries[(h & 0x7FFF) >> 15 - q]
             out.append(-value if h >> 15 else value)
         elif code == "fast":
-            for b in hash_fast(x).to_bytes(4, "little")[:v]:
+            for b in hash_fast(x, v):
                 value = entries[b % len(entries)]
                 out.append(-value if b >> 7 else value)
         else:

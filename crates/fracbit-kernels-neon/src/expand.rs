@@ -11,7 +11,7 @@
 use crate::neon::*;
 use crate::shims::Blocks;
 use crate::words::{self, Words, unroll, window};
-use fracbit_format::trellis::{FAST_MUL, FINE_ADD};
+use fracbit_format::trellis::{FINE_ADD, PAIR_FACTORS, QUAD_FACTOR};
 use fracbit_kernels::Line;
 
 /// Takes the vectors of a tile.
@@ -119,7 +119,13 @@ fn quads<const H: usize>(e: &impl Pairs, mut words: Words, sink: &mut impl Sink)
 /// Pairs of columns `4 Q`, `4 Q + 1` and of the next two, as quads.
 #[inline(always)]
 pub(crate) fn put<const Q: i32, const G: usize>(sink: &mut impl Sink, a: uint16x8_t, b: uint16x8_t) {
-    let (low, high) = (vreinterpretq_s8_u16(vzip1q_u16(a, b)), vreinterpretq_s8_u16(vzip2q_u16(a, b)));
+    put_quads::<Q, G>(sink, vzip1q_u16(a, b), vzip2q_u16(a, b));
+}
+
+/// Quads of the first and of the last four lanes.
+#[inline(always)]
+fn put_quads<const Q: i32, const G: usize>(sink: &mut impl Sink, low: uint16x8_t, high: uint16x8_t) {
+    let (low, high) = (vreinterpretq_s8_u16(low), vreinterpretq_s8_u16(high));
     if G == 0 {
         sink.put::<Q, 0>(low);
         sink.put::<Q, 1>(high);
@@ -181,12 +187,19 @@ pub(crate) struct Fast<const H: usize, const V: usize, const B: usize> {
 }
 
 impl<const H: usize, const V: usize, const B: usize> Fast<H, V, B> {
-    /// Word `k` of the hash.
+    /// The hash of two weights.
     #[inline(always)]
-    fn hash(state: uint16x8_t, k: usize) -> uint16x8_t {
-        let (a, b) = FAST_MUL[k];
+    fn pair(state: uint16x8_t) -> uint16x8_t {
+        let (a, b) = PAIR_FACTORS;
         let rounded = vqrdmulhq_s16(vreinterpretq_s16_u16(state), vdupq_n_s16(b.cast_signed()));
         vmlaq_u16(vreinterpretq_u16_s16(rounded), state, vdupq_n_u16(a))
+    }
+
+    /// The hash of four weights, of states that stand in both halves of a word.
+    #[inline(always)]
+    fn quad(twice: uint16x8_t) -> uint16x8_t {
+        let x = vreinterpretq_u32_u16(twice);
+        vreinterpretq_u16_u32(vsraq_n_u32::<8>(vmulq_u32(x, vdupq_n_u32(QUAD_FACTOR >> 8)), x))
     }
 
     /// Each byte of a hash is a weight: low bits the magnitude, bit 7 the sign.
@@ -215,9 +228,13 @@ impl<const H: usize, const V: usize, const B: usize> Expand for Fast<H, V, B> {
         unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
             let first = 16 * ODD + 4 * Q;
             let state = window(&words, first * H / 2);
-            let a = Self::hash(state, 0);
-            let b = if V == 4 { Self::hash(state, 1) } else { Self::hash(window(&words, (first + 2) * H / 2), 0) };
-            put::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(a), self.look(b));
+            if V == 4 {
+                let (low, high) = (vzip1q_u16(state, state), vzip2q_u16(state, state));
+                put_quads::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(Self::quad(low)), self.look(Self::quad(high)));
+            } else {
+                let next = window(&words, (first + 2) * H / 2);
+                put::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(Self::pair(state)), self.look(Self::pair(next)));
+            }
             sink.fence::<ODD>(&mut words, H + 1);
         }); });
     }

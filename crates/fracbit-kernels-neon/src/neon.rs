@@ -5,8 +5,8 @@
 use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t};
 pub(crate) use std::arch::aarch64::{
     float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int32x4_t, uint8x16_t, uint8x16x2_t, uint8x16x4_t,
-    uint16x8_t, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s16,
-    vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
+    uint16x8_t, uint32x4_t, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16, vld2q_f32,
+    vld2q_s16, vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
 };
 
 macro_rules! safe {
@@ -38,6 +38,7 @@ safe! {
     vdupq_n_s32(a: i32) -> int32x4_t;
     vdupq_n_s8(a: i8) -> int8x16_t;
     vdupq_n_u16(a: u16) -> uint16x8_t;
+    vdupq_n_u32(a: u32) -> uint32x4_t;
     vdupq_n_u8(a: u8) -> uint8x16_t;
     veorq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vextq_u16[const N: i32](a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
@@ -53,6 +54,7 @@ safe! {
     vmulq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vmulq_n_f32(a: float32x4_t, b: f32) -> float32x4_t;
     vmulq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vmulq_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t;
     vorrq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vpadalq_s16(a: int32x4_t, b: int16x8_t) -> int32x4_t;
     vpaddq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
@@ -71,7 +73,9 @@ safe! {
     vreinterpretq_s8_u16(a: uint16x8_t) -> int8x16_t;
     vreinterpretq_s8_u8(a: uint8x16_t) -> int8x16_t;
     vreinterpretq_u16_s16(a: int16x8_t) -> uint16x8_t;
+    vreinterpretq_u16_u32(a: uint32x4_t) -> uint16x8_t;
     vreinterpretq_u16_u8(a: uint8x16_t) -> uint16x8_t;
+    vreinterpretq_u32_u16(a: uint16x8_t) -> uint32x4_t;
     vreinterpretq_u8_s8(a: int8x16_t) -> uint8x16_t;
     vreinterpretq_u8_u16(a: uint16x8_t) -> uint8x16_t;
     vshlq_u16(a: uint16x8_t, b: int16x8_t) -> uint16x8_t;
@@ -80,6 +84,7 @@ safe! {
     vshrq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
     vsliq_n_u16[const N: i32](a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vsliq_n_u8[const N: i32](a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vsraq_n_u32[const N: i32](a: uint32x4_t, b: uint32x4_t) -> uint32x4_t;
     vsubq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vtrn1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vtrn2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;

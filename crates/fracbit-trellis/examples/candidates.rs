@@ -55,7 +55,7 @@ impl Candidate {
             out[0] = ((h >> below) as usize & (self.entries - 1), h >> (self.bits - 1) != 0);
         } else {
             assert_eq!(self.bits, 16, "the hash of the fast code takes 16 bits");
-            for (out, byte) in out.iter_mut().zip(trellis::hash_fast(state as u16).to_le_bytes()) {
+            for (out, byte) in out.iter_mut().zip(trellis::hash_fast(state as u16, self.weights)) {
                 *out = (usize::from(byte) & (self.entries - 1), byte >> 7 != 0);
             }
         }

@@ -4,7 +4,7 @@ use crate::{
     Error, bands, fusion,
     plan::{Inventory, Matrix, Plan, Storage},
 };
-use fracbit_base::Scheme;
+use fracbit_base::{Code, Scheme};
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{LinearId, NormId, RotationMode};
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,9 @@ use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
-/// Version of the file format that this program writes, and the only one it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of the file format that this program writes. It reads version 1 as well, which differs in the hash of the trellis
+/// code `fast` of four weights a state alone (up to 2 bits): models with such matrices are refused.
+pub const FORMAT_VERSION: u32 = 2;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
 
@@ -46,6 +47,15 @@ pub struct Module {
     pub scheme: Storage,
 }
 
+impl Module {
+    /// The scheme, where version 1 of the format meant other weights by it.
+    fn rehashed(self) -> Option<Scheme> {
+        let Storage::Packed(scheme) = self.scheme else { return None };
+        let lower = scheme.halves()[0];
+        (scheme.code() == Some(Code::Fast) && lower.quarters() <= 8).then_some(scheme)
+    }
+}
+
 impl QuantizationConfig {
     /// The block for a plan.
     #[must_use]
@@ -76,13 +86,21 @@ impl QuantizationConfig {
                 field("quant_method")
             )));
         }
-        if field("format_version") != FORMAT_VERSION {
+        if field("format_version") != FORMAT_VERSION && field("format_version") != 1 {
             let got = field("format_version");
             return Err(bad(format!(
-                "format_version should be {FORMAT_VERSION}, got {got}: a newer fracbit may read it"
+                "format_version should be {FORMAT_VERSION} or 1, got {got}: a newer fracbit may read it"
             )));
         }
         let parsed: Self = serde_json::from_value(block.clone()).map_err(|e| bad(e.to_string()))?;
+        if parsed.format_version == 1
+            && let Some((name, scheme)) = parsed.modules.iter().find_map(|(n, m)| Some((n, m.rehashed()?)))
+        {
+            return Err(bad(format!(
+                "format_version should be {FORMAT_VERSION} for `{name}` in {scheme}, got 1, in which it means other weights: \
+                 quantize the original model again"
+            )));
+        }
         if !parsed.group.is_multiple_of(16) {
             return Err(bad(format!("group should be 0 or a multiple of 16, got {}", parsed.group)));
         }

@@ -315,8 +315,16 @@ const LIES: &[Case] = &[
     // The configuration's block.
     (
         "format of the future",
-        |p| block(p)["format_version"] = json!(2),
-        &["quantization_config", "format_version should be 1, got 2"],
+        |p| block(p)["format_version"] = json!(3),
+        &["quantization_config", "format_version should be 2 or 1, got 3"],
+    ),
+    (
+        "a code that meant something else in version 1",
+        |p| {
+            block(p)["format_version"] = json!(1);
+            block(p)["modules"]["model.layers.0.self_attn.q_proj"]["scheme"] = json!("half-tcq-fast-2.25");
+        },
+        &["quantization_config", "model.layers.0.self_attn.q_proj", "half-tcq-fast-2.25", "again"],
     ),
     (
         "no format version",

@@ -206,16 +206,30 @@ pub(super) mod kind {
     pub(crate) const TWO_64: usize = 4;
     /// 128 pairs.
     pub(crate) const TWO_128: usize = 5;
-    /// `fast` trellis, 64 magnitudes.
-    pub(crate) const FAST_64: usize = 6;
-    /// `fast` trellis, 128 magnitudes.
-    pub(crate) const FAST_128: usize = 7;
-    /// `fast` trellis, 64 magnitudes, states that begin with a byte: the two stretches are the states of the two pieces.
-    pub(crate) const FAST_64_BYTES: usize = 8;
+    /// `fast` trellis of two weights a state, 64 magnitudes.
+    pub(crate) const PAIR_64: usize = 6;
+    /// `fast` trellis of two weights a state, 128 magnitudes.
+    pub(crate) const PAIR_128: usize = 7;
+    /// `fast` trellis of four weights a state, 64 magnitudes: 32-bit lanes hold a state twice.
+    pub(crate) const QUAD_64: usize = 8;
+    /// `fast` trellis of four weights a state, 128 magnitudes.
+    pub(crate) const QUAD_128: usize = 9;
+    /// As `QUAD_64`, states that begin with a byte: the two stretches are the states of the two pieces.
+    pub(crate) const QUAD_64_BYTES: usize = 10;
+
+    /// Whether an index is a hash of two weights to be made.
+    pub(crate) const fn is_pair(kind: usize) -> bool {
+        matches!(kind, PAIR_64 | PAIR_128)
+    }
+
+    /// Whether an index is a hash of four weights to be made.
+    pub(crate) const fn is_quad(kind: usize) -> bool {
+        matches!(kind, QUAD_64 | QUAD_128 | QUAD_64_BYTES)
+    }
 
     /// Whether a byte of an index is a hash to be made.
     pub(crate) const fn is_fast(kind: usize) -> bool {
-        matches!(kind, FAST_64 | FAST_128 | FAST_64_BYTES)
+        is_pair(kind) || is_quad(kind)
     }
 }
 
@@ -261,12 +275,15 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
         for (half, out) in out.iter_mut().enumerate() {
             for (g, out) in out.iter_mut().enumerate() {
                 let stretch = spread[if N == 1 { 0 } else { g }][half];
-                let i = if K == kind::FAST_64_BYTES {
+                let i = if K == kind::QUAD_64_BYTES {
                     stretch
                 } else {
                     _mm512_multishift_epi64_epi8(self.cuts[g], stretch)
                 };
-                *out = if fast {
+                *out = if kind::is_quad(K) {
+                    let low = _mm512_mullo_epi32(i, self.table[2]);
+                    _mm512_add_epi32(low, _mm512_srli_epi32::<8>(i))
+                } else if kind::is_pair(K) {
                     let (low, high) =
                         (_mm512_mullo_epi16(i, self.table[2]), _mm512_mulhrs_epi16(i, self.table[3]));
                     _mm512_add_epi16(low, high)
@@ -298,7 +315,7 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
                     }
                     // Each byte of the hash is a weight: low bits the magnitude, bit 7 the sign.
                     _ => {
-                        let value = if K != kind::FAST_128 {
+                        let value = if K == kind::PAIR_64 || K == kind::QUAD_64 || K == kind::QUAD_64_BYTES {
                             _mm512_permutexvar_epi8(i, t[0])
                         } else {
                             _mm512_permutex2var_epi8(t[0], i, t[1])

@@ -136,22 +136,23 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         if whole { bytes_of_states(bytes, position) } else { bytes_of_columns(codebook, 16, position) };
     let n = stretches(bytes, position(15) + 16);
     table.extend(byte_table(128, |i| i32::from(codebook.entries()[i % len])));
-    let factors = trellis::FAST_MUL;
-    let word = |i: usize| factors[if weights == 4 { i % 2 } else { 0 }];
-    table.push(words(|i| word(i).0));
-    table.push(words(|i| word(i).1));
+    let (low, high) = trellis::PAIR_FACTORS;
+    let quad = (trellis::QUAD_FACTOR >> 8).to_le_bytes();
+    let quad = [0, 2].map(|i| u16::from_le_bytes([quad[i], quad[i + 1]]));
+    table.push(words(|i| if weights == 4 { quad[i % 2] } else { low }));
+    table.push(words(|_| high));
     let run = match (fetch::of(bytes), n, len) {
-        _ if whole => strips::<Lookup<ONE, 2, { kind::FAST_64_BYTES }>> as StripFn,
-        (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::FAST_64 }>>,
-        (ONE, _, _) => strips::<Lookup<ONE, 1, { kind::FAST_128 }>>,
-        (TWO, 1, 64) => strips::<Lookup<TWO, 1, { kind::FAST_64 }>>,
-        (TWO, 1, _) => strips::<Lookup<TWO, 1, { kind::FAST_128 }>>,
-        (TWO, _, 64) => strips::<Lookup<TWO, 2, { kind::FAST_64 }>>,
-        (TWO, _, _) => strips::<Lookup<TWO, 2, { kind::FAST_128 }>>,
-        (DIRECT, _, 64) => strips::<Lookup<DIRECT, 2, { kind::FAST_64 }>>,
-        (DIRECT, _, _) => strips::<Lookup<DIRECT, 2, { kind::FAST_128 }>>,
-        (_, _, 64) => strips::<Lookup<HALVES, 2, { kind::FAST_64 }>>,
-        _ => strips::<Lookup<HALVES, 2, { kind::FAST_128 }>>,
+        _ if whole => strips::<Lookup<ONE, 2, { kind::QUAD_64_BYTES }>> as StripFn,
+        (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::QUAD_64 }>>,
+        (ONE, _, _) => strips::<Lookup<ONE, 1, { kind::QUAD_128 }>>,
+        (TWO, 1, 64) => strips::<Lookup<TWO, 1, { kind::PAIR_64 }>>,
+        (TWO, 1, _) => strips::<Lookup<TWO, 1, { kind::PAIR_128 }>>,
+        (TWO, _, 64) => strips::<Lookup<TWO, 2, { kind::PAIR_64 }>>,
+        (TWO, _, _) => strips::<Lookup<TWO, 2, { kind::PAIR_128 }>>,
+        (DIRECT, _, 64) => strips::<Lookup<DIRECT, 2, { kind::PAIR_64 }>>,
+        (DIRECT, _, _) => strips::<Lookup<DIRECT, 2, { kind::PAIR_128 }>>,
+        (_, _, 64) => strips::<Lookup<HALVES, 2, { kind::PAIR_64 }>>,
+        _ => strips::<Lookup<HALVES, 2, { kind::PAIR_128 }>>,
     };
     (table, run)
 }
