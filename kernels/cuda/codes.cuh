@@ -119,21 +119,37 @@ template <int H_> struct Fine {
     static constexpr uint32_t FINE_ADD = 0x79B5;
 };
 
+/// The factors of the `fast` code, by half bits a weight.
+FB_DEVICE constexpr uint32_t fast_factor(int half_bits) {
+    switch (half_bits) {
+        case 2: return 0xE84B7101;
+        case 3: return 0x62F08201;
+        case 4: return 0x28B86601;
+        case 5: return 0x57CE01;
+        case 6: return 0x176601;
+        case 7: return 0xB68F01;
+        case 8: return 0xD6C401;
+        case 9: return 0xE99401;
+        default: return 0xB05201;
+    }
+}
+
 /// Four weights per state up to 2 bits, two above: bytes of a linear hash, each a row.
 ///
-/// Four are bits 8 to 39 of the product of the state, standing in both halves of a word, with FACTOR_4. Two, with x and b signed, are
-/// x a + ((x b + 2^14) >> 15), which is bits 16 to 31 of x (2b + 2^16 a) + 2^15. Either is one multiplication.
+/// Four are bits 8 to 39 of the product of the state, standing in both halves of a word, with the factor; two are bits 8 to 23 of the product
+/// of the signed state.
 template <int H_> struct Fast {
     static constexpr int H = H_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, AROUND = true;
+    static constexpr uint32_t FACTOR = fast_factor(H);
     FB_DEVICE static void pair(uint32_t x, Table t, uint32_t& first, uint32_t& second) {
-        const uint32_t y = x * FACTOR_2 + 0x8000;
-        first = lookup(prmt(y, t.lane, 0x5524));
-        second = lookup(prmt(y, t.lane, 0x5534));
+        const uint32_t y = x * FACTOR;
+        first = lookup(prmt(y, t.lane, 0x5514));
+        second = lookup(prmt(y, t.lane, 0x5524));
     }
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         if constexpr (H <= 4) {
-            const uint64_t y = (uint64_t)codes.twice_window(q, 2 * i * H) * FACTOR_4;
+            const uint64_t y = (uint64_t)codes.twice_window(q, 2 * i * H) * FACTOR;
             const uint32_t low = (uint32_t)y, high = (uint32_t)(y >> 32);
             out[0] = lookup(prmt(low, t.lane, 0x5514));
             out[1] = lookup(prmt(low, t.lane, 0x5524));
@@ -144,8 +160,6 @@ template <int H_> struct Fast {
             pair(codes.signed_window(q, (2 * i + 1) * H), t, out[2], out[3]);
         }
     }
-    static constexpr uint32_t FACTOR_4 = 0x62F08201;
-    static constexpr uint32_t FACTOR_2 = 2 * 0x5C8F + (0x3AF7u << 16);
 };
 
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.

@@ -48,11 +48,19 @@ def hash_hyb(x):
     return x * (x + 1) & M16
 
 
-def hash_fast(x, v):
+# At 1, 1.5, ... 5 bits.
+FACTORS = [
+    0xE84B7101, 0x62F08201, 0x28B86601, 0x57CE01, 0x176601,
+    0xB68F01, 0xD6C401, 0xE99401, 0xB05201,
+]
+
+
+def hash_fast(x, v, rate):
     """The bytes of `v` weights."""
+    factor = FACTORS[rate // 2 - 2]
     if v == 4:
-        return ((x << 16 | x) * 0x62F08201 >> 8 & 0xFFFFFFFF).to_bytes(4, "little")
-    return (x * 0x3AF7 + (signed(x) * 0x5C8F + (1 << 14) >> 15) & M16).to_bytes(2, "little")
+        return ((x << 16 | x) * factor >> 8 & 0xFFFFFFFF).to_bytes(4, "little")
+    return (signed(x) * factor >> 8 & M16).to_bytes(2, "little")
 
 
 def tile(family, code, rate, entries, tape):
@@ -83,7 +91,7 @@ def tile(family, code, rate, entries, tape):
             value = entries[(h & 0x7FFF) >> 15 - q]
             out.append(-value if h >> 15 else value)
         elif code == "fast":
-            for b in hash_fast(x, v):
+            for b in hash_fast(x, v, rate):
                 value = entries[b % len(entries)]
                 out.append(-value if b >> 7 else value)
         else:

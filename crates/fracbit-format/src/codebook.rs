@@ -240,10 +240,9 @@ impl Codebook {
             }
             Family::Tcq | Family::HalfTcq => {
                 let steps = trellis::Steps::of(self.scheme).expect("half-TCQ is refused by `new`");
-                let kind = self.scheme.code().expect("a trellis scheme has a code");
                 for (t, values) in (first / steps.weights..).zip(out.chunks_exact_mut(steps.weights)) {
                     let state = read_bits(code, steps.position(t), trellis::STATE_BITS);
-                    let all = trellis::state_values(kind, steps.weights, &self.entries, state);
+                    let all = trellis::state_values(self.scheme, &self.entries, state);
                     values.copy_from_slice(&all[..steps.weights]);
                 }
             }

@@ -12,13 +12,13 @@
 //! for independent weights has the same distortion; little-endian windows make a state one unaligned load.
 //!
 //! # The hashes
-//! A hash spreads the state `x` over 16 or 32 bits; arithmetic is modulo 2^16, for [`hash_quad`] modulo 2^40.
+//! A hash spreads the state `x` over 16 or 32 bits. Arithmetic is modulo 2^16 but for the hash of `fast`.
 //!
 //! | code | V | hash | weights of a state |
 //! | --- | --- | --- | --- |
 //! | `fine` | 1 | [`hash_fine`]: `h = x (x + c)` | entry `h >> (15 - q) mod 2^q` of `2^q`, negated when bit 15 of `h` is set |
-//! | `fast`, up to 2 bits | 4 | [`hash_quad`]: 32 bits | each byte `b`, lowest first: entry `b mod 2^q` of `2^q`, negated by bit 7 |
-//! | `fast`, above 2 bits | 2 | [`hash_pair`]: 16 bits | as above with two bytes |
+//! | `fast`, up to 2 bits | 4 | [`hash_quad`]: bits 8 to 39 of `(x + 2^16 x) c` | each byte `b`, lowest first: entry `b mod 2^q` of `2^q`, negated by bit 7 |
+//! | `fast`, above 2 bits | 2 | [`hash_pair`]: bits 8 to 23 of `x c`, `x` signed | as above with two bytes |
 //! | `hyb` | 2 | [`hash16`]: `h = x (x + 1)` | pair `h >> (15 - q) mod 2^q`, the first negated when bit 15 of `h` is set (QTIP's hybrid code, Q-Palette's `quantlut_sym`) |
 //!
 //! The window takes its new bits at the top, and the `2^k` successors of a state differ only there. In `x (x + c)` with odd `c`
@@ -102,48 +102,60 @@ pub const fn hash_fine(x: u16) -> u16 {
     x.wrapping_mul(x.wrapping_add(FINE_ADD))
 }
 
-/// The factor of [`hash_quad`].
-pub const QUAD_FACTOR: u32 = 0x62F0_8201;
-
-/// The hash of the `fast` code of four weights: bits 8 to 39 of `(x + 2^16 x) c` with `c` = [`QUAD_FACTOR`].
+/// The factors of the `fast` code at 1, 1.5, ... 5 bits, found by search (`docs/quality.md`).
 ///
-/// A GPU has them all from one wide multiplication. The lowest byte of `c` is one, so that in 32-bit lanes they are `X (c >> 8) + (X >> 8)`
-/// with `X = x + 2^16 x`: a multiplication, a shift and an addition for four weights. The lowest byte of the product is left out because it knows
-/// only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
+/// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`, which lanes as wide as the hash can hold.
+/// The lowest byte of the product is no part of the hash because it knows only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
+const FAST_FACTORS: [u32; 9] =
+    [0xE84B_7101, 0x62F0_8201, 0x28B8_6601, 0x57_CE01, 0x17_6601, 0xB6_8F01, 0xD6_C401, 0xE9_9401, 0xB0_5201];
+
+/// The factor of the `fast` code at `half_bits / 2` bits.
+///
+/// # Panics
+/// When there is no such rate.
+#[must_use]
+pub const fn fast_factor(half_bits: usize) -> u32 {
+    FAST_FACTORS[half_bits - 2]
+}
+
+/// The hash of four weights of the `fast` code: bits 8 to 39 of `(x + 2^16 x) factor`.
+///
+/// A GPU has them from one wide multiplication, 32-bit lanes from a multiplication, a shift and an addition.
 #[inline]
 #[must_use]
-pub const fn hash_quad(x: u16) -> u32 {
+pub const fn hash_quad(x: u16, factor: u32) -> u32 {
     let twice = x as u32 * 0x1_0001;
-    twice.wrapping_mul(QUAD_FACTOR >> 8).wrapping_add(twice >> 8)
+    twice.wrapping_mul(factor >> 8).wrapping_add(twice >> 8)
 }
 
-/// The factors of [`hash_pair`].
-pub const PAIR_FACTORS: (u16, u16) = (0x3AF7, 0x5C8F);
-
-/// The hash of the `fast` code of two weights: `x a + round(x b / 2^15)`, the second product signed.
+/// The hash of two weights of the `fast` code: bits 8 to 23 of `x factor`, `x` signed.
 ///
-/// Three 16-bit vector instructions: `vpmullw`, `vpmulhrsw`, `vpaddw` (NEON: `sqrdmulh`, `mla`). No factor is -32768, so that the
-/// saturating and the wrapping rounded products agree.
+/// A GPU has them from one multiplication, 16-bit lanes from a multiplication, a shift and an addition.
 #[inline]
 #[must_use]
-pub const fn hash_pair(x: u16) -> u16 {
-    let (a, b) = PAIR_FACTORS;
-    let rounded = (x.cast_signed() as i32 * b.cast_signed() as i32 + (1 << 14)) >> 15;
-    x.wrapping_mul(a).wrapping_add(rounded as u16)
+pub const fn hash_pair(x: u16, factor: u32) -> u16 {
+    x.wrapping_mul((factor >> 8) as u16).wrapping_add((x.cast_signed() >> 8).cast_unsigned())
 }
 
-/// The hash of the `fast` code: the first `weights` bytes (two or four) count.
+/// The hash of the `fast` code at `half_bits / 2` bits: the first `weights` bytes (two or four) count.
 #[inline]
 #[must_use]
-pub const fn hash_fast(x: u16, weights: usize) -> [u8; 4] {
-    if weights == 4 { hash_quad(x) } else { hash_pair(x) as u32 }.to_le_bytes()
+pub const fn hash_fast(x: u16, weights: usize, half_bits: usize) -> [u8; 4] {
+    let factor = fast_factor(half_bits);
+    if weights == 4 { hash_quad(x, factor) } else { hash_pair(x, factor) as u32 }.to_le_bytes()
 }
 
 /// The weights of state `x` on the codebook's integer grid; the first `V` elements of the result count.
 ///
 /// `entries` is the codebook's table: `2^q` magnitudes (`fine`, `fast`) or `2^q` pairs (`hyb`).
+///
+/// # Panics
+/// When `scheme` is no `tcq` scheme.
 #[must_use]
-pub fn state_values(code: Code, weights: usize, entries: &[i16], x: u16) -> [i16; 4] {
+pub fn state_values(scheme: Scheme, entries: &[i16], x: u16) -> [i16; 4] {
+    let (Some(steps), Some(code)) = (Steps::of(scheme), scheme.code()) else {
+        panic!("{scheme} has no states")
+    };
     let negate = |value: i16, sign: bool| if sign { -value } else { value };
     let mut out = [0; 4];
     match code {
@@ -153,7 +165,9 @@ pub fn state_values(code: Code, weights: usize, entries: &[i16], x: u16) -> [i16
             out[0] = negate(entries[index], h >> 15 != 0);
         }
         Code::Fast => {
-            for (value, byte) in out.iter_mut().zip(hash_fast(x, weights)).take(weights) {
+            for (value, byte) in
+                out.iter_mut().zip(hash_fast(x, steps.weights, steps.half_bits)).take(steps.weights)
+            {
                 *value = negate(entries[usize::from(byte) & (entries.len() - 1)], byte >> 7 != 0);
             }
         }
@@ -197,25 +211,30 @@ mod tests {
 
     #[test]
     fn bytes_of_the_fast_hashes_are_even() {
-        // Over all states every byte value of every weight occurs 256 times, give or take what carries and rounding move.
-        for weights in [2, 4] {
+        // Over all states every byte value of every weight occurs 256 times, give or take what carries move.
+        for half_bits in 2..=10 {
+            let weights = if half_bits <= 4 { 4 } else { 2 };
             let mut counts = [[0u32; 256]; 4];
             for x in 0..=u16::MAX {
-                for (count, byte) in counts.iter_mut().zip(hash_fast(x, weights)) {
+                for (count, byte) in counts.iter_mut().zip(hash_fast(x, weights, half_bits)) {
                     count[usize::from(byte)] += 1;
                 }
             }
             for count in counts[..weights].iter().flatten() {
-                assert!((200..=312).contains(count), "{count}");
+                assert!((200..=312).contains(count), "{half_bits} half bits: {count}");
             }
         }
     }
 
     #[test]
-    fn the_hash_of_four_is_the_middle_of_one_product() {
-        for x in 0..=u16::MAX {
-            let product = u64::from(x) * 0x1_0001 * u64::from(QUAD_FACTOR);
-            assert_eq!(u64::from(hash_quad(x)), product >> 8 & 0xFFFF_FFFF, "{x}");
+    fn the_fast_hashes_are_bits_of_one_product() {
+        for factor in FAST_FACTORS {
+            for x in 0..=u16::MAX {
+                let product = u64::from(x) * 0x1_0001 * u64::from(factor);
+                assert_eq!(u64::from(hash_quad(x, factor)), product >> 8 & 0xFFFF_FFFF, "{x} {factor:x}");
+                let product = i64::from(x.cast_signed()) * i64::from(factor);
+                assert_eq!(i64::from(hash_pair(x, factor)), product >> 8 & 0xFFFF, "{x} {factor:x}");
+            }
         }
     }
 }

@@ -11,7 +11,7 @@
 use crate::neon::*;
 use crate::shims::Blocks;
 use crate::words::{self, Words, unroll, window};
-use fracbit_format::trellis::{FINE_ADD, PAIR_FACTORS, QUAD_FACTOR};
+use fracbit_format::trellis::{FINE_ADD, fast_factor};
 use fracbit_kernels::Line;
 
 /// Takes the vectors of a tile.
@@ -187,19 +187,21 @@ pub(crate) struct Fast<const H: usize, const V: usize, const B: usize> {
 }
 
 impl<const H: usize, const V: usize, const B: usize> Fast<H, V, B> {
+    const FACTOR: u32 = fast_factor(H) >> 8;
+
     /// The hash of two weights.
     #[inline(always)]
     fn pair(state: uint16x8_t) -> uint16x8_t {
-        let (a, b) = PAIR_FACTORS;
-        let rounded = vqrdmulhq_s16(vreinterpretq_s16_u16(state), vdupq_n_s16(b.cast_signed()));
-        vmlaq_u16(vreinterpretq_u16_s16(rounded), state, vdupq_n_u16(a))
+        let x = vreinterpretq_s16_u16(state);
+        let low = vmulq_u16(state, vdupq_n_u16(Self::FACTOR as u16));
+        vreinterpretq_u16_s16(vsraq_n_s16::<8>(vreinterpretq_s16_u16(low), x))
     }
 
     /// The hash of four weights, of states that stand in both halves of a word.
     #[inline(always)]
     fn quad(twice: uint16x8_t) -> uint16x8_t {
         let x = vreinterpretq_u32_u16(twice);
-        vreinterpretq_u16_u32(vsraq_n_u32::<8>(vmulq_u32(x, vdupq_n_u32(QUAD_FACTOR >> 8)), x))
+        vreinterpretq_u16_u32(vsraq_n_u32::<8>(vmulq_u32(x, vdupq_n_u32(Self::FACTOR)), x))
     }
 
     /// Each byte of a hash is a weight: low bits the magnitude, bit 7 the sign.

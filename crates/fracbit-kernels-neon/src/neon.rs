@@ -84,6 +84,7 @@ safe! {
     vshrq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
     vsliq_n_u16[const N: i32](a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vsliq_n_u8[const N: i32](a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vsraq_n_s16[const N: i32](a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vsraq_n_u32[const N: i32](a: uint32x4_t, b: uint32x4_t) -> uint32x4_t;
     vsubq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vtrn1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;

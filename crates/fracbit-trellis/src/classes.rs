@@ -471,7 +471,7 @@ mod tests {
         let (book, steps) = (builtin(scheme).unwrap(), Steps::of(scheme).unwrap());
         let largest = book.entries().iter().map(|e| e.unsigned_abs()).max().unwrap();
         let metric = Metric::new(scheme, f32::from(largest) * book.step());
-        let value = |x| state_values(scheme.code().unwrap(), 1, book.entries(), x)[0];
+        let value = |x| state_values(scheme, book.entries(), x)[0];
         let values: Vec<i16> =
             (0..=u16::MAX).map(|x| metric.grid(f32::from(value(x)) * book.step())).collect();
         let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();

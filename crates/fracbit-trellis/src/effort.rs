@@ -48,11 +48,13 @@ impl Effort {
             (true, 13..=16) => (5, 6),
             (true, _) => (5, 7),
             // Four weights a step.
-            (false, ..=4) => (7, 9),
+            (false, ..=4) => (7, 10),
             (false, 5..=6) => (8, 14),
-            (false, 7..=8) => (12, 18),
+            (false, 7..=8) => (11, 20),
             // Two.
-            (false, _) => (7, 10),
+            (false, 9..=12 | 16) => (4, 6),
+            (false, 13..=18) => (5, 6),
+            (false, _) => (6, 7),
         };
         match self {
             Self::Fast => {

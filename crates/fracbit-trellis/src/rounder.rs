@@ -94,7 +94,7 @@ impl TrellisRounder {
         let metric = Metric::new(scheme, f32::from(largest) * codebook.step());
         let mut values = Vec::with_capacity(STATES * steps.weights);
         for state in 0..=u16::MAX {
-            let integers = trellis::state_values(code, steps.weights, codebook.entries(), state);
+            let integers = trellis::state_values(scheme, codebook.entries(), state);
             values.extend(
                 integers[..steps.weights].iter().map(|&v| metric.grid(f32::from(v) * codebook.step())),
             );
@@ -117,11 +117,10 @@ impl TrellisRounder {
     /// What a search on another device needs to find the bytes of [`Effort::Exact`].
     #[must_use]
     pub fn parts(&self) -> SearchParts {
-        let code = self.codebook.scheme().code().expect("a trellis scheme has a code");
         let weights = self.steps.weights;
         let mut values = vec![0; STATES * weights];
         for state in 0..=u16::MAX {
-            let integers = trellis::state_values(code, weights, self.codebook.entries(), state);
+            let integers = trellis::state_values(self.codebook.scheme(), self.codebook.entries(), state);
             for (i, &v) in integers[..weights].iter().enumerate() {
                 values[i * STATES + usize::from(state)] =
                     self.metric.grid(f32::from(v) * self.codebook.step());

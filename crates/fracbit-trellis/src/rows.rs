@@ -639,7 +639,7 @@ mod tests {
         let largest = book.entries().iter().map(|e| e.unsigned_abs()).max().unwrap();
         let metric = Metric::new(scheme, f32::from(largest) * book.step());
         let weights = steps.weights;
-        let state = |x| state_values(scheme.code().unwrap(), weights, book.entries(), x);
+        let state = |x| state_values(scheme, book.entries(), x);
         let values: Vec<i16> = (0..=u16::MAX)
             .flat_map(|x| state(x).into_iter().take(weights))
             .map(|v| metric.grid(f32::from(v) * book.step()))

@@ -284,7 +284,7 @@ mod tests {
         let weights = Steps::of(scheme).unwrap().weights;
         let values: Vec<f32> = (0..=u16::MAX)
             .flat_map(|x| {
-                let all = state_values(scheme.code().unwrap(), weights, book.entries(), x);
+                let all = state_values(scheme, book.entries(), x);
                 all.into_iter().take(weights).map(|v| f32::from(v) * book.step())
             })
             .collect();

@@ -232,11 +232,10 @@ fn refit_step(mut book: Codebook, tiles: &[[f32; TILE]]) -> Codebook {
 /// One Lloyd round: every entry becomes the mean of the weights it coded, with their signs undone.
 fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
     let steps = Steps::of(scheme).expect("a trellis scheme");
-    let kind = scheme.code().expect("a trellis scheme has a code");
     // A table of 1, 2, 3, ... tells which entry, and which sign, each weight of a state has.
     let slots: Vec<i16> = (1..=256).take(table.len()).collect();
     let slot_of: Vec<[i16; 4]> = (0..STATES)
-        .map(|x| trellis::state_values(kind, steps.weights, &slots, u16::try_from(x).expect("a state")))
+        .map(|x| trellis::state_values(scheme, &slots, u16::try_from(x).expect("a state")))
         .collect();
     let book = fine_grid(scheme, table);
     let parts = code(

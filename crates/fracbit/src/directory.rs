@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, path::Path};
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
 /// Version of the file format that this program writes. It reads version 1 as well, which differs in the hash of the trellis
-/// code `fast` of four weights a state alone (up to 2 bits): models with such matrices are refused.
+/// code `fast` alone: models with such matrices are refused.
 pub const FORMAT_VERSION: u32 = 2;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -51,8 +51,7 @@ impl Module {
     /// The scheme, where version 1 of the format meant other weights by it.
     fn rehashed(self) -> Option<Scheme> {
         let Storage::Packed(scheme) = self.scheme else { return None };
-        let lower = scheme.halves()[0];
-        (scheme.code() == Some(Code::Fast) && lower.quarters() <= 8).then_some(scheme)
+        (scheme.code() == Some(Code::Fast)).then_some(scheme)
     }
 }
 

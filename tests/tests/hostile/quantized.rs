@@ -322,9 +322,9 @@ const LIES: &[Case] = &[
         "a code that meant something else in version 1",
         |p| {
             block(p)["format_version"] = json!(1);
-            block(p)["modules"]["model.layers.0.self_attn.q_proj"]["scheme"] = json!("half-tcq-fast-2.25");
+            block(p)["modules"]["model.layers.0.self_attn.q_proj"]["scheme"] = json!("half-tcq-fast-4.25");
         },
-        &["quantization_config", "model.layers.0.self_attn.q_proj", "half-tcq-fast-2.25", "again"],
+        &["quantization_config", "model.layers.0.self_attn.q_proj", "half-tcq-fast-4.25", "again"],
     ),
     (
         "no format version",

@@ -409,14 +409,13 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
         // SAFETY: promised by the caller.
         let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
         let state = words(row, p0 - 8 * start, row, p1 - 8 * start);
+        let factor = const { (trellis::fast_factor(R4 / 2) >> 8).cast_signed() };
         let hash = if V == 4 {
-            let factor = _mm256_set1_epi32((trellis::QUAD_FACTOR >> 8).cast_signed());
-            _mm256_add_epi32(_mm256_mullo_epi32(state, factor), _mm256_srli_epi32::<8>(state))
+            let low = _mm256_mullo_epi32(state, _mm256_set1_epi32(factor));
+            _mm256_add_epi32(low, _mm256_srli_epi32::<8>(state))
         } else {
-            let (low, high) = trellis::PAIR_FACTORS;
-            let both = |factor: u16| _mm256_set1_epi16(factor.cast_signed());
-            let products = (_mm256_mullo_epi16(state, both(low)), _mm256_mulhrs_epi16(state, both(high)));
-            _mm256_add_epi16(products.0, products.1)
+            let low = _mm256_mullo_epi16(state, _mm256_set1_epi16(factor as i16));
+            _mm256_add_epi16(low, _mm256_srai_epi16::<8>(state))
         };
         [hash, hash]
     }

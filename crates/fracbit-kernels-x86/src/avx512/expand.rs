@@ -284,9 +284,8 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
                     let low = _mm512_mullo_epi32(i, self.table[2]);
                     _mm512_add_epi32(low, _mm512_srli_epi32::<8>(i))
                 } else if kind::is_pair(K) {
-                    let (low, high) =
-                        (_mm512_mullo_epi16(i, self.table[2]), _mm512_mulhrs_epi16(i, self.table[3]));
-                    _mm512_add_epi16(low, high)
+                    let low = _mm512_mullo_epi16(i, self.table[2]);
+                    _mm512_add_epi16(low, _mm512_srai_epi16::<8>(i))
                 } else {
                     i
                 };

@@ -56,7 +56,9 @@ pub(super) unsafe fn panels<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>,
             // The codes of the next block, or of the first one of the strips behind these: while all tokens meet this block, the
             // processor forgets their stream.
             let (at, bytes) = match args.blocks.get(index + 1) {
-                Some(next) => (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes),
+                Some(next) => {
+                    (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes)
+                }
                 None => ((args.strips + strip) * args.stride, block.tiles * args.tile_bytes),
             };
             for line in (0..bytes).step_by(64) {

@@ -136,11 +136,10 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         if whole { bytes_of_states(bytes, position) } else { bytes_of_columns(codebook, 16, position) };
     let n = stretches(bytes, position(15) + 16);
     table.extend(byte_table(128, |i| i32::from(codebook.entries()[i % len])));
-    let (low, high) = trellis::PAIR_FACTORS;
-    let quad = (trellis::QUAD_FACTOR >> 8).to_le_bytes();
-    let quad = [0, 2].map(|i| u16::from_le_bytes([quad[i], quad[i + 1]]));
-    table.push(words(|i| if weights == 4 { quad[i % 2] } else { low }));
-    table.push(words(|_| high));
+    let factor = (trellis::fast_factor(usize::from(codebook.scheme().quarters() / 2)) >> 8).to_le_bytes();
+    let halves = [0, 2].map(|i| u16::from_le_bytes([factor[i], factor[i + 1]]));
+    table.push(words(|i| halves[if weights == 4 { i % 2 } else { 0 }]));
+    table.push(Line::ZERO);
     let run = match (fetch::of(bytes), n, len) {
         _ if whole => strips::<Lookup<ONE, 2, { kind::QUAD_64_BYTES }>> as StripFn,
         (ONE, _, 64) => strips::<Lookup<ONE, 1, { kind::QUAD_64 }>>,
