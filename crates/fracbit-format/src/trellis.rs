@@ -23,7 +23,7 @@
 //!
 //! The window takes its new bits at the top, and the `2^k` successors of a state differ only there. In `x (x + c)` with odd `c`
 //! they run once through all values of the top `k` bits of `h`: the sign and the leading index bits, so that a
-//! sorted table offers every successor set one value from each of `2^k` cells. The hashes of `fast` are linear up to rounding,
+//! sorted table offers every successor set one value from each of `2^k` cells. The hashes of `fast` are linear up to carries,
 //! and their bytes of successive successors form a rank-1 lattice over the tables: the same evenness in 2 or 4 dimensions.
 
 use fracbit_base::{Code, Scheme};
@@ -106,7 +106,7 @@ pub const fn hash_fine(x: u16) -> u16 {
 ///
 /// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`, which lanes as wide as the hash can hold.
 /// The lowest byte of the product is no part of the hash because it knows only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
-const FAST_FACTORS: [u32; 9] =
+pub const FAST_FACTORS: [u32; 9] =
     [0xE84B_7101, 0x62F0_8201, 0x28B8_6601, 0x57_CE01, 0x17_6601, 0xB6_8F01, 0xD6_C401, 0xE9_9401, 0xB0_5201];
 
 /// The factor of the `fast` code at `half_bits / 2` bits.
