@@ -61,28 +61,19 @@ template <int H> struct Codes {
         return p + 16 <= unit ? bits_at<H>(w, q * unit + p, 16) : tail[q] >> (p - (unit - 16));
     }
 
-    /// The same state in both halves of a word.
-    FB_DEVICE uint32_t twice_window(int q, int p) const {
+    /// The same state as a whole word: with its sign extended, or standing in both halves.
+    template <bool SIGNED> FB_DEVICE uint32_t state(int q, int p) const {
         constexpr int unit = 16 * H;
         const bool inside = p + 16 <= unit;
         const int at = q * unit + p;
-        if (at % 8 != 0) return prmt(window(q, p), 0, 0x1010);
-        // Two bytes of a pair of words; the one past the lane's rows is the next lane's first.
+        if (at % 8 != 0) {
+            const uint32_t x = window(q, p);
+            return SIGNED ? (uint32_t)(int32_t)(int16_t)x : prmt(x, 0, 0x1010);
+        }
+        // Two bytes of a pair of words, above them the second one's sign or both again; the one past the lane's rows is the next lane's first.
         const uint32_t b = (uint32_t)(at % 32 / 8), n = inside ? b + 1 : 4 + 2 * (uint32_t)q;
         const uint32_t high = !inside ? next : at % 32 > 16 ? w[at / 32 + 1] : w[at / 32];
-        return prmt(w[at / 32], high, (b | n << 4) * 0x101);
-    }
-
-    /// The same state with its sign extended.
-    FB_DEVICE uint32_t signed_window(int q, int p) const {
-        constexpr int unit = 16 * H;
-        const bool inside = p + 16 <= unit;
-        const int at = q * unit + p;
-        if (at % 8 != 0) return (uint32_t)(int32_t)(int16_t)window(q, p);
-        // Two bytes of a pair of words, the second with its sign; the one past the lane's rows is the next lane's first.
-        const uint32_t b = (uint32_t)(at % 32 / 8), n = inside ? b + 1 : 4 + 2 * (uint32_t)q;
-        const uint32_t high = !inside ? next : at % 32 > 16 ? w[at / 32 + 1] : w[at / 32];
-        return prmt(w[at / 32], high, b | n << 4 | (n | 8) << 8 | (n | 8) << 12);
+        return prmt(w[at / 32], high, b | n << 4 | (SIGNED ? (n | 8) * 0x1100 : (b | n << 4) << 8));
     }
 };
 
@@ -149,15 +140,15 @@ template <int H_> struct Fast {
     }
     FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         if constexpr (H <= 4) {
-            const uint64_t y = (uint64_t)codes.twice_window(q, 2 * i * H) * FACTOR;
+            const uint64_t y = (uint64_t)codes.template state<false>(q, 2 * i * H) * FACTOR;
             const uint32_t low = (uint32_t)y, high = (uint32_t)(y >> 32);
             out[0] = lookup(prmt(low, t.lane, 0x5514));
             out[1] = lookup(prmt(low, t.lane, 0x5524));
             out[2] = lookup(prmt(low, t.lane, 0x5534));
             out[3] = lookup(prmt(high, t.lane, 0x5504));
         } else {
-            pair(codes.signed_window(q, 2 * i * H), t, out[0], out[1]);
-            pair(codes.signed_window(q, (2 * i + 1) * H), t, out[2], out[3]);
+            pair(codes.template state<true>(q, 2 * i * H), t, out[0], out[1]);
+            pair(codes.template state<true>(q, (2 * i + 1) * H), t, out[2], out[3]);
         }
     }
 };
