@@ -19,7 +19,7 @@ mod vectors;
 /// # Errors
 /// When `FRACBIT_ISA` names no instruction set.
 pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
-    let most = Isa::cap()?.unwrap_or(Isa::Avx512);
+    let most = Isa::cap()?.unwrap_or(Isa::Amx);
     Ok(install_up_to(kernels, most))
 }
 
@@ -42,9 +42,36 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install_vectors(avx512::vectors(proof));
             best = Isa::Avx512;
         }
+        if most >= Isa::Amx && avx512::Amx::detect().is_some() {
+            kernels.install(avx512::amx_body);
+            best = Isa::Amx;
+        }
     }
     let _ = (kernels, most);
     best
+}
+
+/// Asks for what comes behind the `bytes` at `at` (a tile of codes, cached keys or values), which are at hand: to the second-level cache as
+/// early as memory of a large server takes to answer, then to the first-level one, which keeps only some ten requests under way.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn stream(at: *const u8, bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+    const FAR: usize = 4096;
+    const NEAR: usize = 512;
+    let line = |i: usize| {
+        // SAFETY: a prefetch may point anywhere.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + i).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + i).cast());
+        }
+    };
+    // The common ones without a loop.
+    line(0);
+    if bytes > 64 {
+        line(64);
+        (128..bytes).step_by(64).for_each(line);
+    }
 }
 
 /// Features of this processor that matter to kernels, by the names of the Rust standard library. Empty on other

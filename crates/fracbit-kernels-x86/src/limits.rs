@@ -57,6 +57,20 @@ pub fn int8_peak(rounds: u32) -> u64 {
     portable::products(rounds)
 }
 
+/// The same in tile registers (AMX), which a processor with them has beside its vectors.
+///
+/// # Panics
+/// When `rounds` is not below 2^25: a 32-bit sum would overflow.
+#[must_use]
+pub fn tile_peak(rounds: u32) -> Option<u64> {
+    assert!(rounds < 1 << 25, "rounds should be below 2^25, got {rounds}");
+    #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = crate::avx512::Amx::detect() {
+        return Some(crate::avx512::tile_peak(proof, rounds));
+    }
+    None
+}
+
 /// For machines without a body of their own; the compiler makes of it what it can.
 mod portable {
     use std::hint::black_box;
@@ -192,6 +206,7 @@ mod tests {
     #[test]
     fn products_are_counted() {
         for rounds in [0, 1, 1000] {
+            assert!(tile_peak(rounds).is_none_or(|sum| sum == 4 * 16 * 16 * 64 * u64::from(rounds)));
             assert_eq!(portable::products(rounds), 64 * u64::from(rounds));
             #[cfg(target_arch = "x86_64")]
             {

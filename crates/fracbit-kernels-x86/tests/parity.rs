@@ -3,7 +3,8 @@
 //! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped.
 #![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
 
-use fracbit_base::{Scheme, Shape};
+use fracbit_base::{Family, Scheme, Shape};
+use fracbit_format::Grid;
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix,
     cases::{self, CASES, Case, Packed, assert_same, product, tables},
@@ -13,7 +14,7 @@ use std::fmt::Write as _;
 /// The instruction sets beyond scalar that this machine has, and the rest.
 fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
     let (mut have, mut skip) = (Vec::new(), Vec::new());
-    for isa in [Isa::Avx2, Isa::Avx512] {
+    for isa in [Isa::Avx2, Isa::Avx512, Isa::Amx] {
         let mut kernels = Kernels::scalar();
         if fracbit_kernels_x86::install_up_to(&mut kernels, isa) == isa {
             have.push((isa, kernels));
@@ -49,8 +50,13 @@ fn every_body_gives_the_bits_of_the_reference() {
                 }
             }
             for (isa, kernels) in &have {
-                // Every scheme has a body of its own on every instruction set of this backend.
-                books.iter().for_each(|b| assert_eq!(kernels.isa(b), *isa, "{scheme} {lengths:?}"));
+                // Every scheme has a body of its own on every instruction set of this backend, but where AMX has nothing to win.
+                for book in &books {
+                    let group_wise = matches!(book.scheme().family(), Family::Gnuq | Family::Int);
+                    let plain = *isa == Isa::Amx && (group_wise || book.grid() == Grid::I16);
+                    let want = if plain { Isa::Avx512 } else { *isa };
+                    assert_eq!(kernels.isa(book), want, "{scheme} {lengths:?}");
+                }
                 let _ = write!(matrix, " {isa} ok");
             }
             skip.iter().for_each(|isa| matrix.push_str(&format!(" {isa} skip(processor lacks it)")));

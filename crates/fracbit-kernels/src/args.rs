@@ -12,6 +12,10 @@ pub const MAX_TOKENS: usize = 512;
 pub const PANEL_TOKENS: usize = 8;
 /// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take them.
 pub const PANEL_FROM: usize = 9;
+/// Tokens of a group of [`Interleave::Rows`]; [`MAX_TOKENS`] is a multiple.
+pub const ROWS: usize = 16;
+/// Bytes behind the last row of activations that a body which takes [`Interleave::Rows`] may read.
+pub(crate) const ROW_OVERREAD: usize = 64;
 /// Most strips of one call of a body.
 pub const MAX_STRIPS: usize = 2;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
@@ -84,16 +88,19 @@ pub struct Args<'a> {
     pub x: Ints<'a>,
     /// Elements from a token to the next.
     pub x_stride: usize,
-    /// The same activations as panels; with them, `block_scales` and `block_sums` are `(block, token)`.
+    /// How activations come for several tokens; if at all, `block_scales` and `block_sums` are `(block, token)`.
+    pub interleave: Option<Interleave>,
+    /// The same activations as a panel, for all but [`Interleave::Rows`].
     pub panel: Option<Panel<'a>>,
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
     /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
-    /// dot instructions that want one operand unsigned. Zeros with a panel of [`Interleave::Pairs`].
+    /// dot instructions that want one operand unsigned. Zeros with [`Interleave::Pairs`] and
+    /// [`Interleave::Rows`], which are for signed products.
     pub block_sums: &'a [i32],
 }
 
-/// How many tokens a [`Panel`] lays side by side, and how finely.
+/// How activations of several tokens come to a body: how many a [`Panel`] lays side by side, and how finely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interleave {
     /// Pieces of four bytes (four activations on the int8 grid, two on the int16 grid) of [`PANEL_TOKENS`] tokens; the last
@@ -102,15 +109,23 @@ pub enum Interleave {
     /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the last of an odd number is a
     /// group of its own. Only on the int8 grid.
     Pairs,
+    /// No panel: the rows of [`Args::x`], of which whole groups of [`ROWS`] and 64 bytes behind them are readable, whatever stands
+    /// there. Only on the int8 grid.
+    Rows,
 }
 
 impl Interleave {
-    /// Tokens from which on activations come as panels, to bodies that take them.
+    /// Tokens from which on activations come so, to bodies that take them.
     pub(crate) const fn from(self) -> usize {
         match self {
-            Self::Eights => PANEL_FROM,
+            Self::Eights | Self::Rows => PANEL_FROM,
             Self::Pairs => 2,
         }
+    }
+
+    /// Whether products of one operand that is unsigned want sums of activations.
+    pub(crate) const fn sums(self) -> bool {
+        matches!(self, Self::Eights)
     }
 }
 
@@ -172,6 +187,13 @@ impl Args<'_> {
             "activations"
         );
         debug_assert_eq!(self.codebook.grid(), grid, "activations of the codebook's grid");
+        if self.interleave == Some(Interleave::Rows) {
+            let rows = self.tokens.next_multiple_of(ROWS);
+            debug_assert!(
+                grid == Grid::I8 && len >= rows * self.x_stride + ROW_OVERREAD - self.x_stride,
+                "whole groups"
+            );
+        }
         if let Some(panel) = self.panel {
             let piece = if grid == Grid::I8 { TILE_COLS / 4 } else { TILE_COLS / 2 };
             debug_assert!(panel.first + self.tiles * piece <= panel.stride, "pieces of the segment");

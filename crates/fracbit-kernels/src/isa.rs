@@ -12,6 +12,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, VNNI, VBMI and VBMI2 together (Ice Lake, Zen 4 and later).
     Avx512,
+    /// That and AMX for bytes (Sapphire Rapids and later), on Linux.
+    Amx,
     /// NEON, which every aarch64 processor has.
     Neon,
     /// NEON with the dot product of bytes, `sdot` (Armv8.2 and later: Cortex-A55, A75, Neoverse N1).
@@ -22,8 +24,8 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the reference first.
-    pub const ALL: [Self; 6] =
-        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon, Self::Dotprod, Self::I8mm];
+    pub const ALL: [Self; 7] =
+        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx, Self::Neon, Self::Dotprod, Self::I8mm];
 
     /// The name used in `FRACBIT_ISA` and in reports.
     #[must_use]
@@ -32,6 +34,7 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
             Self::Neon => "neon",
             Self::Dotprod => "dotprod",
             Self::I8mm => "i8mm",
@@ -55,7 +58,7 @@ impl Isa {
 
 /// A name that is no instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("FRACBIT_ISA: instruction set should be scalar, avx2, avx512, neon, dotprod or i8mm, got `{0}`")]
+#[error("FRACBIT_ISA: instruction set should be scalar, avx2, avx512, amx, neon, dotprod or i8mm, got `{0}`")]
 pub struct IsaError(pub String);
 
 impl fmt::Display for Isa {
@@ -82,7 +85,7 @@ mod tests {
             assert_eq!(isa.to_string().parse(), Ok(isa));
         }
         assert!("AVX512".parse::<Isa>().is_err(), "names are lower case");
-        assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512);
+        assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512 && Isa::Avx512 < Isa::Amx);
         assert!(Isa::Neon < Isa::Dotprod && Isa::Dotprod < Isa::I8mm);
     }
 }

@@ -142,10 +142,10 @@ fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) 
                 block_scales.extend(tokens.clone().map(|token| scale(token, block)));
             }
             before = group;
-            match interleave {
-                Interleave::Eights => block_sums.extend(tokens.clone().map(|token| sum(token, block))),
-                // Signed products need no sums.
-                Interleave::Pairs => block_sums.resize(block_sums.len() + tokens.len(), 0),
+            if interleave.sums() {
+                block_sums.extend(tokens.clone().map(|token| sum(token, block)));
+            } else {
+                block_sums.resize(block_sums.len() + tokens.len(), 0);
             }
         }
     }
@@ -202,6 +202,7 @@ fn multiply(
     let mut before = 0;
     for part in w.parts() {
         let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
+        let interleave = takes_panels(part, x);
         let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
         let factors = before + tokens.start * blocks..before + tokens.end * blocks;
         before += x.batch() * blocks;
@@ -222,7 +223,9 @@ fn multiply(
                 Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
             },
             x_stride: x.stride(),
-            panel: takes_panels(part, x)
+            interleave,
+            panel: interleave
+                .filter(|interleave| *interleave != Interleave::Rows)
                 .map(|_| x.panel(part.codebook.grid(), part.segment.start, tokens.start)),
             block_scales: &x.block_scales[factors.clone()],
             block_sums: &x.block_sums[factors],

@@ -35,8 +35,8 @@ Examples:
   fracbit bench model --shape llama-3.2-1b --bits 2 --vocab 32000";
 
 const AFTER_LIMITS: &str = "\
-JSON fields: threads, bytes, read_gb_per_s, read_spread, int8_gmac_per_s, int8_spread, loop_us, loop_spread, rayon_us, \
-rayon_spread (spreads are [least, most]).
+JSON fields: threads, bytes, read_gb_per_s, read_spread, int8_gmac_per_s, int8_spread, tile_gmac_per_s (with AMX), \
+loop_us, loop_spread, rayon_us, rayon_spread (spreads are [least, most]).
 
 Example:
   fracbit bench limits --threads 1,2 --json";
@@ -114,7 +114,7 @@ impl Common {
 /// Measure reads from memory and int8 products.
 ///
 /// Sums an array that is larger than all caches with the widest loads, and multiplies int8 numbers in registers with the widest
-/// instruction: no kernel can be faster than the one or the other.
+/// vector instruction and, where the processor has AMX, in tile registers: no kernel can be faster than these.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LIMITS)]
 struct LimitArgs {
@@ -579,6 +579,7 @@ fn limits_table(rows: &[MachineLimits]) -> Table {
         "least-most",
         "int8 GMAC/s",
         "least-most",
+        "in tiles",
         "loop \u{b5}s",
         "by rayon \u{b5}s",
     ];
@@ -590,6 +591,7 @@ fn limits_table(rows: &[MachineLimits]) -> Table {
             range(row.read_spread),
             format!("{:.0}", row.int8_gmac_per_s),
             range(row.int8_spread),
+            row.tile_gmac_per_s.map_or_else(|| "-".to_owned(), |tiles| format!("{tiles:.0}")),
             format!("{:.2}", row.loop_us),
             format!("{:.2}", row.rayon_us),
         ]);

@@ -2,8 +2,7 @@
 //!
 //! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that spares shuffles). There is no
 //! byte shuffle across lanes and no unaligned cut, so everything that depends on the rate is a constant of the type:
-//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries are a tree of `pshufb` and
-//! blends. One token meets the weights in registers, several through a buffer of expanded tiles.
+//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries take a `pshufb` for each 16 (see [`lookup`]). One token meets the weights in registers, several through a buffer of expanded tiles.
 //!
 //! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of a weight, 0 to 127, and the
 //! activation, -127 to 127, with the weight's sign: two products are at most 2 * 127 * 127 = 32258 in magnitude, below
@@ -268,7 +267,8 @@ fn join(a: __m256i, b: __m256i) -> __m256i {
     _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, _mm256_set1_epi16(-256)))
 }
 
-/// `16 N` entries in banks of 16, each twice.
+/// `16 N` entries in banks of 16, each twice, as [`lookup`] wants them: every bank but the first and the ninth as its difference, bit by
+/// bit, from the one before.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn banks<const N: usize>(table: &[Line]) -> [__m256i; N] {
@@ -278,28 +278,32 @@ fn banks<const N: usize>(table: &[Line]) -> [__m256i; N] {
         // SAFETY: the slice is 16 bytes.
         *out = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) });
     }
+    for bank in (1..N).rev().filter(|bank| bank % 8 != 0) {
+        out[bank] = _mm256_xor_si256(out[bank], out[bank - 1]);
+    }
     out
 }
 
-/// Looks up bytes among `16 N` entries: `low` has the lowest four bits of the index, no others but bits 4 to 6, `index`
-/// has all.
+/// Looks up bytes among `16 N` entries by indices below `16 N`.
+///
+/// `vpshufb` gives zero where bit 7 of its index is set: with 16 subtracted `k` times, the differences of the banks up to that of
+/// the index remain, and their sum without carries is its entry. A blend of two banks is three operations on Intel's processors.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn lookup<const N: usize>(t: &[__m256i; N], low: __m256i, index: __m256i) -> __m256i {
-    // A blend looks at bit 7 of a byte: bits 4, 5, 6 of the index are moved there.
-    let (b4, b5) = (_mm256_slli_epi16::<3>(index), _mm256_slli_epi16::<2>(index));
-    let b6 = _mm256_slli_epi16::<1>(index);
-    let one = |i: usize| _mm256_shuffle_epi8(t[i % N], low);
-    let two = |i: usize| _mm256_blendv_epi8(one(2 * i), one(2 * i + 1), b4);
-    let four = |i: usize| _mm256_blendv_epi8(two(2 * i), two(2 * i + 1), b5);
-    let eight = |i: usize| _mm256_blendv_epi8(four(2 * i), four(2 * i + 1), b6);
-    match N {
-        1 => one(0),
-        2 => two(0),
-        4 => four(0),
-        8 => eight(0),
-        _ => _mm256_blendv_epi8(eight(0), eight(1), index),
+fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
+    let eight = |first: usize, mut index: __m256i| {
+        let mut sum = _mm256_shuffle_epi8(t[first], index);
+        for &bank in &t[first + 1..N.min(first + 8)] {
+            index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
+            sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(bank, index));
+        }
+        sum
+    };
+    if N <= 8 {
+        return eight(0, index);
     }
+    let low = low_bits(index, 7);
+    _mm256_blendv_epi8(eight(0, low), eight(N / 2, low), index)
 }
 
 /// Magnitudes and signs of weights.
@@ -317,11 +321,11 @@ fn signed(entry: __m256i, hash: __m256i) -> (__m256i, __m256i) {
     (_mm256_abs_epi8(entry), _mm256_or_si256(_mm256_xor_si256(hash, entry), _mm256_set1_epi8(1)))
 }
 
-/// The low four bits of every byte.
+/// The low bits of every byte.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn nibbles(v: __m256i) -> __m256i {
-    _mm256_and_si256(v, _mm256_set1_epi8(15))
+fn low_bits(v: __m256i, bits: u32) -> __m256i {
+    _mm256_and_si256(v, _mm256_set1_epi8(((1u32 << bits) - 1) as i8))
 }
 
 /// Trellis, one weight a step, at `R4` quarter bits a weight, `16 N` magnitudes.
@@ -358,15 +362,12 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> (__m256i, __m256i) {
-        let (low, index) = match N {
-            4 => {
-                let index = _mm256_srli_epi16::<1>(top);
-                (nibbles(index), index)
-            }
-            8 => (_mm256_and_si256(top, _mm256_set1_epi8(0x7F)), top),
-            _ => (nibbles(all), all),
+        let index = match N {
+            4 => low_bits(_mm256_srli_epi16::<1>(top), 6),
+            8 => low_bits(top, 7),
+            _ => all,
         };
-        signed(lookup(&self.0, low, index), top)
+        signed(lookup(&self.0, index), top)
     }
 }
 
@@ -423,8 +424,7 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        let low = _mm256_and_si256(hash, _mm256_set1_epi8(0x7F));
-        signed(lookup(&self.0, low, hash), hash)
+        signed(lookup(&self.0, low_bits(hash, (16 * N).ilog2())), hash)
     }
 }
 
@@ -457,7 +457,7 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0, nibbles(index), index))
+        apart(lookup(&self.0, index))
     }
 }
 
@@ -544,7 +544,7 @@ impl Narrow for Scalar4 {
         // SAFETY: a tile has 64 bytes.
         let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
         // The table is repeated: the upper two bits do not matter.
-        let index = nibbles(right(rows, I / 2 * 2));
+        let index = low_bits(right(rows, I / 2 * 2), 4);
         [index, index]
     }
 
@@ -583,7 +583,7 @@ impl Narrow for Scalar16 {
     unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
         // SAFETY: a tile has 128 bytes.
         let rows = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
-        let index = nibbles(right(rows, I / 4 * 4));
+        let index = low_bits(right(rows, I / 4 * 4), 4);
         [index, index]
     }
 
@@ -622,7 +622,7 @@ impl Narrow for Pairs16 {
     unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
         // SAFETY: a tile has 64 bytes.
         let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
-        let index = nibbles(right(rows, I / 4 * 4));
+        let index = low_bits(right(rows, I / 4 * 4), 4);
         [index, index]
     }
 
@@ -666,7 +666,7 @@ impl Narrow for Pairs256 {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0[I / 4], nibbles(index), index))
+        apart(lookup(&self.0[I / 4], index))
     }
 
     #[inline]
@@ -712,7 +712,7 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0[I / 2 % 2], nibbles(index), index))
+        apart(lookup(&self.0[I / 2 % 2], index))
     }
 
     #[inline]

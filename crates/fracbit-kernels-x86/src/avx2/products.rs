@@ -108,6 +108,7 @@ unsafe fn one_token<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [
             // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
             unsafe {
                 let code = codes.add((tile + usize::from(E::AHEAD)) * E::TILE_BYTES);
+                crate::stream(code, E::TILE_BYTES);
                 let (last, x) = (last_row::<E>(code), x.add(16 * tile));
                 vectors!(I => {
                     let next = e.index::<I>(code, last);
@@ -140,6 +141,7 @@ unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut
             // SAFETY: tiles of the block are inside `codes`.
             unsafe {
                 let code = codes.add((block.start + i) * E::TILE_BYTES);
+                crate::stream(code, E::TILE_BYTES);
                 let last = last_row::<E>(code);
                 vectors!(I => {
                     let (magnitudes, signs) = e.weights_by::<I>(e.index::<I>(code, last), &books);

@@ -98,6 +98,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
             let keys = keys.add(block * dim * KEY_BLOCK);
             let mut i = 0;
             while i + 2 <= dim {
+                crate::stream(keys.add(i * KEY_BLOCK).cast(), 2 * KEY_BLOCK * size_of::<T>());
                 let (a, b) = (T::load(keys.add(i * KEY_BLOCK)), T::load(keys.add((i + 1) * KEY_BLOCK)));
                 for q in 0..Q {
                     let at = query.add(q * dim + i);
@@ -206,6 +207,9 @@ impl<T: Element> Part<'_, T> {
             let weights = self.args.weights.as_ptr().add(self.query * stride);
             let values = self.values.add(self.at);
             for j in 0..self.positions {
+                if self.at == 0 {
+                    crate::stream(values.add(j * dim).cast(), dim * size_of::<T>());
+                }
                 let row: [__m512; V] = std::array::from_fn(|v| T::load(values.add(j * dim + 16 * v)));
                 for q in 0..Q {
                     let w = _mm512_set1_ps(*weights.add(q * stride + j));

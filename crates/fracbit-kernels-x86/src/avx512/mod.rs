@@ -9,6 +9,8 @@
 //!    block. With several tokens the lanes are first regrouped, 16 rows of four columns to a vector, so that a token takes
 //!    one accumulator.
 //!
+//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`]).
+//!
 //! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
 //! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
 //! No sum saturates: `vpdpbusd` adds four products of at most 255 x 127 to 32 bits without saturation, and a block's sum stays
@@ -29,6 +31,7 @@ mod panel;
 mod spread;
 mod strips;
 mod tables;
+mod tiles;
 
 /// Proof that the processor has AVX-512 F, BW, VL, VNNI, VBMI and VBMI2.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +51,10 @@ impl Avx512 {
     }
 }
 
-pub(crate) use attend::vectors;
+pub(crate) use {
+    attend::vectors,
+    tiles::{Amx, peak as tile_peak},
+};
 
 /// The order of rows in the 32-bit lanes of a regrouped vector.
 const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
@@ -60,6 +66,18 @@ pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
     // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
     Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(Interleave::Eights))
+}
+
+/// The body of `codebook` that takes several tokens to AMX, if there is one: for the int8 grid where one scale counts for a row.
+pub(crate) fn amx_body(codebook: &Codebook) -> Option<Body> {
+    Amx::detect()?;
+    let group_wise = matches!(codebook.scheme().family(), Family::Gnuq | Family::Int);
+    if group_wise || codebook.grid() != Grid::I8 {
+        return None;
+    }
+    let (table, run) = tables::choose(codebook, Avx512::detect()?)?;
+    // SAFETY: as in `body`, and `Amx` shows the tile registers.
+    Some(unsafe { Body::new(Isa::Amx, table, LANES, run) }.with_panels(Interleave::Rows))
 }
 
 /// A line of constants.

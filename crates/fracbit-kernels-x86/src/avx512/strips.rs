@@ -1,12 +1,9 @@
-//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`].
+//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`] or [`super::tiles`].
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
-use super::{expand::Expand, panel::panels, *};
+use super::{expand::Expand, panel::panels, tiles::tiles, *};
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
-
-/// How far ahead of the tile at hand codes are asked for.
-const AHEAD: usize = 512;
 
 /// The body of every scheme: expander `E` and the shared dot products.
 ///
@@ -22,6 +19,7 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     unsafe {
         match (args.panel, args.tokens) {
             (Some(panel), _) => panels(&expander, args, panel, out),
+            (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => tiles(&expander, args, out),
             (None, 1) if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, out),
             (None, 1) => one_token::<E, 1>(&expander, args, out),
             (None, 2) => few_tokens::<E, 2>(&expander, args, out),
@@ -95,14 +93,20 @@ fn then(first: __m512i, later: &mut __m512i) {
     }
 }
 
-/// Asks for the codes of a tile to come.
+/// Eight bytes in every lane, straight from memory: the compiler would load them and broadcast them apart, which on Intel's processors
+/// takes the one unit for shuffles across lanes.
+///
+/// # Safety
+/// Eight bytes are readable at `at`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn prefetch(code: *const u8, tile_bytes: usize) {
-    _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD).cast());
-    if tile_bytes > 64 {
-        _mm_prefetch::<_MM_HINT_T0>(code.wrapping_add(AHEAD + 64).cast());
+unsafe fn broadcast(at: *const i64) -> __m512i {
+    let out;
+    // SAFETY: promised by the caller.
+    unsafe {
+        std::arch::asm!("vpbroadcastq {}, [{}]", out(zmm_reg) out, in(reg) at, options(pure, readonly, nostack, preserves_flags));
     }
+    out
 }
 
 /// `S` strips side by side: they share the activations, and their codes are separate streams for the prefetcher of
@@ -171,13 +175,13 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                         let both = _mm512_broadcast_i32x4(_mm_loadu_si128(x.cast()));
                         _mm512_shuffle_epi8(both, if p == 0 { even } else { odd })
                     } else {
-                        _mm512_set1_epi64(x.add(p).read_unaligned())
+                        broadcast(x.add(p))
                     };
                 }
                 for s in 0..S {
                     let last = tile + 1 == args.tiles;
                     let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
-                    prefetch(code, args.tile_bytes);
+                    crate::stream(code, args.tile_bytes);
                     let next = e.begin(code);
                     let weights = e.end_by(mid[s], books[s]);
                     mid[s] = next;
@@ -250,7 +254,7 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                 // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
                 unsafe {
                     let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
-                    prefetch(code, args.tile_bytes);
+                    crate::stream(code, args.tile_bytes);
                     let meet = |v: usize, weights: &[__m512i; 8], sums: &mut [__m512i; T]| {
                         for t in 0..T {
                             let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();

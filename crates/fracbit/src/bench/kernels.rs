@@ -107,7 +107,7 @@ pub fn kernels(
         let spreads = rounds(options.rounds, cases, |case| {
             let value = pools[case / per_pool].install(|| match case % per_pool {
                 0 => memory.read(),
-                1 => limits::products(),
+                1 => limits::int8_products(),
                 i => stream(&matrices, &mut next, options.batch[i - 2], &mut x),
             });
             progress.advance(1);

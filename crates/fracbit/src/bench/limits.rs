@@ -14,7 +14,7 @@ const PRODUCTS: u32 = 1 << 12;
 /// Parallel loops of one call.
 const LOOPS: u32 = 64;
 /// Quantities that are measured for a number of threads.
-const KINDS: usize = 4;
+const KINDS: usize = 5;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct MachineLimits {
     pub int8_gmac_per_s: f64,
     /// Its least and most.
     pub int8_spread: Spread,
+    /// The same in tile registers (AMX), where there are some. Shares of int8 products are of those of vectors.
+    pub tile_gmac_per_s: Option<f64>,
     /// Start and end of a parallel loop in which every thread has one task, on the threads that stand by for a forward pass
     /// ([`Crew`](fracbit_kernels::Crew)), microseconds.
     pub loop_us: f64,
@@ -75,8 +77,9 @@ pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<Mac
     let spreads = rounds(options.rounds, cases, |case| {
         let value = pools[case / KINDS].install(|| match case % KINDS {
             0 => memory.read(),
-            1 => products(),
+            1 => int8_products(),
             2 => crew_loop(),
+            3 => products(|| tile_peak(PRODUCTS)),
             _ => rayon_loop(),
         });
         progress.advance(1);
@@ -88,7 +91,7 @@ pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<Mac
 
 impl MachineLimits {
     fn new(threads: usize, bytes: u64, of: &[Spread]) -> Self {
-        let (read, int8, crew, rayon) = (of[0], of[1], of[2], of[3]);
+        let (read, int8, crew, tiles, rayon) = (of[0], of[1], of[2], of[3], of[4]);
         Self {
             threads,
             bytes,
@@ -96,6 +99,7 @@ impl MachineLimits {
             read_spread: read,
             int8_gmac_per_s: int8.median,
             int8_spread: int8,
+            tile_gmac_per_s: (tiles.median > 0.0).then_some(tiles.median),
             loop_us: crew.median,
             loop_spread: crew,
             rayon_us: rayon.median,
@@ -157,11 +161,19 @@ impl Memory {
     }
 }
 
-/// Int8 products of the threads of the current pool, 10^9 per second.
-pub(super) fn products() -> f64 {
+/// Int8 products of the threads of the current pool by vectors, 10^9 per second.
+pub(super) fn int8_products() -> f64 {
+    products(|| Some(int8_peak(PRODUCTS)))
+}
+
+/// Products of the threads of the current pool, 10^9 per second, by a loop that counts them; 0 where there is none.
+fn products(peak: impl Fn() -> Option<u64> + Sync) -> f64 {
+    if peak().is_none() {
+        return 0.0;
+    }
     let each = rayon::broadcast(|_| {
         rate(|| {
-            let sum = int8_peak(PRODUCTS);
+            let sum = peak().unwrap_or(0);
             assert!(sum > 0 && sum.is_multiple_of(u64::from(PRODUCTS)), "products of ones, got {sum}");
             #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
             let products = sum as f64;
@@ -213,7 +225,7 @@ fn rayon_loop() -> f64 {
 }
 
 #[cfg(target_arch = "x86_64")]
-use fracbit_kernels_x86::limits::{int8_peak, read_sum as sum};
+use fracbit_kernels_x86::limits::{int8_peak, read_sum as sum, tile_peak};
 
 /// The loops are written for x86; elsewhere plain ones stand in, and say so by their numbers.
 #[cfg(not(target_arch = "x86_64"))]
@@ -231,6 +243,11 @@ fn int8_peak(rounds: u32) -> u64 {
         }
     }
     sums.iter().map(|&s| u64::from(s.unsigned_abs())).sum()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tile_peak(_rounds: u32) -> Option<u64> {
+    None
 }
 
 #[cfg(test)]

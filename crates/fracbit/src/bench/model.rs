@@ -141,7 +141,7 @@ pub fn model(
     let spreads = rounds(options.rounds, cases, |case| {
         let value = pools[case / per_pool].install(|| match case % per_pool {
             0 => memory.read(),
-            1 => limits::products(),
+            1 => limits::int8_products(),
             i if i < 2 + batches => runner.decode(options, options.batches[i - 2]),
             i => runner.prefill(options.prompts[i - 2 - batches]),
         });

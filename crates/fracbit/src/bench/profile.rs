@@ -97,7 +97,7 @@ pub fn profile(
     let mut flush = limits::Memory::new(options.flush.unwrap_or_else(|| 8 * last_cache()).max(4096))?;
     let limits = pool.install(|| {
         let mut read: Vec<f64> = (0..3).map(|_| flush.read()).collect();
-        let mut products: Vec<f64> = (0..3).map(|_| limits::products()).collect();
+        let mut products: Vec<f64> = (0..3).map(|_| limits::int8_products()).collect();
         read.sort_by(f64::total_cmp);
         products.sort_by(f64::total_cmp);
         [read[1], products[1]]
