@@ -15,7 +15,8 @@ pub struct StateOptions {
     pub context: Option<usize>,
     /// Element type of the cache.
     pub kv: KvType,
-    /// Tokens run together in prefill, at least 1.
+    /// Tokens run together in prefill, at least 1: the more, the less weights have to be expanded or converted, and the less of what lies between
+    /// two layers stays in a cache. 256 suit packed weights, 512 dense ones.
     pub chunk: usize,
     /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill, where that is faster: for statistics and
     /// training, not for what is compared digit by digit.
@@ -24,7 +25,7 @@ pub struct StateOptions {
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::F16, chunk: 512, coarse: false }
+        Self { context: None, kv: KvType::F16, chunk: 256, coarse: false }
     }
 }
 

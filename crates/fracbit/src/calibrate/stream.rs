@@ -163,7 +163,9 @@ impl<'a> Stream<'a> {
     /// A state that every sequence fits.
     pub(crate) fn state(&self, block: &Block) -> State {
         let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
-        block.state(&StateOptions { context: Some(longest), coarse: true, ..StateOptions::default() })
+        let options =
+            StateOptions { context: Some(longest), chunk: 512, coarse: true, ..StateOptions::default() };
+        block.state(&options)
     }
 
     /// Gives the hidden states of one sequence after the other, (tokens, hidden).
