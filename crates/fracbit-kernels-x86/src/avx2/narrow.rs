@@ -2,7 +2,8 @@
 //!
 //! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that spares shuffles). There is no
 //! byte shuffle across lanes and no unaligned cut, so everything that depends on the rate is a constant of the type:
-//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries take a `pshufb` for each 16 (see [`lookup`]). One token meets the weights in registers, several through a buffer of expanded tiles.
+//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries take a `pshufb` for
+//! each 16 (see [`lookup`]). One token meets the weights in registers, several through a buffer of expanded tiles.
 //!
 //! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of a weight, 0 to 127, and the
 //! activation, -127 to 127, with the weight's sign: two products are at most 2 * 127 * 127 = 32258 in magnitude, below

@@ -9,7 +9,7 @@
 
 use super::{
     expand::Expand,
-    strips::{close, dot, finish, initial, vectors},
+    strips::{ask_next, close, dot, finish, initial, vectors},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_TOKENS, Panel};
@@ -52,19 +52,7 @@ pub(super) unsafe fn panels<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>,
                 }
             }
         }
-        for strip in 0..args.strips {
-            // The codes of the next block, or of the first one of the strips behind these: while all tokens meet this block, the
-            // processor forgets their stream.
-            let (at, bytes) = match args.blocks.get(index + 1) {
-                Some(next) => {
-                    (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes)
-                }
-                None => ((args.strips + strip) * args.stride, block.tiles * args.tile_bytes),
-            };
-            for line in (0..bytes).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T1>(args.codes.as_ptr().wrapping_add(at + line).cast());
-            }
-        }
+        ask_next(args, index);
         step.index = index;
         // SAFETY: `weights` was filled above; `inner` is written before it is read (`fresh`).
         unsafe {

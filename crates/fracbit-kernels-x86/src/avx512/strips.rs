@@ -93,6 +93,23 @@ fn then(first: __m512i, later: &mut __m512i) {
     }
 }
 
+/// Asks for the codes of the block behind `args.blocks[index]`, or of the first one of the strips behind these: while all tokens meet this
+/// block, the processor forgets their stream.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) fn ask_next(args: &Args<'_>, index: usize) {
+    let block = &args.blocks[index];
+    for strip in 0..args.strips {
+        let (at, bytes) = match args.blocks.get(index + 1) {
+            Some(next) => (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes),
+            None => ((args.strips + strip) * args.stride, block.tiles * args.tile_bytes),
+        };
+        for line in (0..bytes).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T1>(args.codes.as_ptr().wrapping_add(at + line).cast());
+        }
+    }
+}
+
 /// Eight bytes in every lane, straight from memory: the compiler would load them and broadcast them apart, which on Intel's processors
 /// takes the one unit for shuffles across lanes.
 ///

@@ -12,7 +12,7 @@
 
 use super::{
     expand::Expand,
-    strips::{close, finish, vectors},
+    strips::{ask_next, close, finish, vectors},
     *,
 };
 use fracbit_format::TILE_COLS;
@@ -173,17 +173,8 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
             }
             let end = 4 * block.tiles;
             to[end..end.next_multiple_of(VECTORS)].fill(_mm512_setzero_si512());
-            // The codes of the next block, or of the first one of the strips behind these.
-            let (at, bytes) = match args.blocks.get(index + 1) {
-                Some(next) => {
-                    (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes)
-                }
-                None => ((args.strips + strip) * args.stride, block.tiles * args.tile_bytes),
-            };
-            for line in (0..bytes).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T1>(args.codes.as_ptr().wrapping_add(at + line).cast());
-            }
         }
+        ask_next(args, index);
         if fresh {
             inner[..args.tokens.div_ceil(ROWS)]
                 .fill(MaybeUninit::new([[_mm512_setzero_ps(); ROWS]; MAX_STRIPS]));
@@ -199,24 +190,19 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
         };
         // While the sums of some tokens meet their scales the tile registers are at the next ones.
         let mut sums = [MaybeUninit::<Sums>::uninit(); 2];
-        let mut last = (0, 0);
         for (nth, token) in (0..args.tokens).step_by(GROUPS * ROWS).enumerate() {
             let now = &mut sums[nth % 2];
             // SAFETY: rows up to a multiple of sixteen are readable; the sums of the tokens before were written.
             unsafe {
-                if args.tokens - token > ROWS {
-                    step.multiply::<2>(token, now);
-                } else {
-                    step.multiply::<1>(token, now);
-                }
+                step.multiply(token, now);
                 if nth > 0 {
                     step.scale(token - GROUPS * ROWS, &sums[(nth - 1) % 2]);
                 }
             }
-            last = (nth, token);
         }
+        let last = (args.tokens - 1) / (GROUPS * ROWS);
         // SAFETY: the sums of the last tokens were written.
-        unsafe { step.scale(last.1, &sums[last.0 % 2]) };
+        unsafe { step.scale(last * GROUPS * ROWS, &sums[last % 2]) };
         fresh = block.closes;
     }
     // SAFETY: no tile register holds anything that is wanted.
@@ -234,13 +220,13 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Sums of `16 G` tokens and both strips.
+    /// Sums of 32 tokens, or of 16 where no more are left, and both strips.
     ///
     /// # Safety
-    /// Rows of activations are readable up to `token + 16 G`.
+    /// Rows of activations are readable up to a multiple of sixteen.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn multiply<const G: usize>(&self, token: usize, sums: &mut MaybeUninit<Sums>) {
+    unsafe fn multiply(&self, token: usize, sums: &mut MaybeUninit<Sums>) {
         let args = self.args;
         let block = &args.blocks[self.index];
         let steps = block.tiles.div_ceil(COLS / TILE_COLS);
@@ -248,72 +234,45 @@ impl Step<'_> {
         // one strip, the second one's are zeros); each sum fills 16 vectors.
         unsafe {
             let x = self.x.add(token * args.x_stride);
-            let first = self.weights.as_ptr();
-            if G == 2 {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    "2:",
-                    "tileloadd tmm4, [{x} + {stride}]",
-                    "tileloadd tmm6, [{w} + {line}]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{v} + {line}]",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{y} + {stride}]",
-                    "tdpbssd tmm2, tmm5, tmm6",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    "add {x}, 64",
-                    "add {y}, 64",
-                    "add {w}, 1024",
-                    "add {v}, 1024",
-                    "dec {n}",
-                    "jnz 2b",
-                    "tilestored [{to} + {line}], tmm0",
-                    "tilestored [{to} + {line} + 1024], tmm1",
-                    "tilestored [{to} + {line} + 2048], tmm2",
-                    "tilestored [{to} + {line} + 3072], tmm3",
-                    x = inout(reg) x => _,
-                    y = inout(reg) x.add(ROWS * args.x_stride) => _,
-                    w = inout(reg) first => _,
-                    v = inout(reg) first.add(STRIP) => _,
-                    n = inout(reg) steps => _,
-                    stride = in(reg) args.x_stride,
-                    line = in(reg) 64usize,
-                    to = in(reg) sums.as_mut_ptr(),
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            } else {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "2:",
-                    "tileloadd tmm4, [{x} + {stride}]",
-                    "tileloadd tmm6, [{w} + {line}]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{v} + {line}]",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "add {x}, 64",
-                    "add {w}, 1024",
-                    "add {v}, 1024",
-                    "dec {n}",
-                    "jnz 2b",
-                    "tilestored [{to} + {line}], tmm0",
-                    "tilestored [{to} + {line} + 1024], tmm1",
-                    x = inout(reg) x => _,
-                    w = inout(reg) first => _,
-                    v = inout(reg) first.add(STRIP) => _,
-                    n = inout(reg) steps => _,
-                    stride = in(reg) args.x_stride,
-                    line = in(reg) 64usize,
-                    to = in(reg) sums.as_mut_ptr(),
-                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm6, [{w} + {line}]",
+                "tdpbssd tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {line} + {strip}]",
+                "tdpbssd tmm1, tmm4, tmm7",
+                "test {more:e}, {more:e}",
+                "jz 3f",
+                "tileloadd tmm5, [{y} + {stride}]",
+                "tdpbssd tmm2, tmm5, tmm6",
+                "tdpbssd tmm3, tmm5, tmm7",
+                "3:",
+                "add {x}, 64",
+                "add {y}, 64",
+                "add {w}, 1024",
+                "dec {n}",
+                "jnz 2b",
+                "tilestored [{to} + {line}], tmm0",
+                "tilestored [{to} + {line} + 1024], tmm1",
+                "tilestored [{to} + {line} + 2048], tmm2",
+                "tilestored [{to} + {line} + 3072], tmm3",
+                x = inout(reg) x => _,
+                y = inout(reg) x.wrapping_add(ROWS * args.x_stride) => _,
+                w = inout(reg) self.weights.as_ptr() => _,
+                n = inout(reg) steps => _,
+                more = in(reg) u32::from(args.tokens - token > ROWS),
+                stride = in(reg) args.x_stride,
+                line = in(reg) 64usize,
+                strip = const 64 * STRIP,
+                to = in(reg) sums.as_mut_ptr(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
         }
     }
 
