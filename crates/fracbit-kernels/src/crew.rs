@@ -39,7 +39,8 @@ pub struct Crew<'a> {
 struct Shared {
     epoch: Padded<AtomicUsize>,
     job: UnsafeCell<Job>,
-    next: Padded<AtomicUsize>,
+    /// The next task of every range.
+    next: [Padded<AtomicUsize>; RANGES],
     busy: Padded<AtomicUsize>,
     poisoned: AtomicBool,
 }
@@ -47,6 +48,9 @@ struct Shared {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
+
+/// Ranges that the tasks of a loop are cut into, at most.
+const RANGES: usize = 8;
 
 /// The epoch that sends helpers home.
 const CLOSED: usize = usize::MAX;
@@ -57,11 +61,19 @@ struct Job {
     data: *const (),
     call: unsafe fn(*const (), usize),
     tasks: usize,
+    ranges: usize,
+}
+
+impl Job {
+    /// The tasks of range `i`.
+    const fn range(&self, i: usize) -> std::ops::Range<usize> {
+        i * self.tasks / self.ranges..(i + 1) * self.tasks / self.ranges
+    }
 }
 
 impl Default for Job {
     fn default() -> Self {
-        Self { data: std::ptr::null(), call: |_, _| (), tasks: 0 }
+        Self { data: std::ptr::null(), call: |_, _| (), tasks: 0, ranges: 1 }
     }
 }
 
@@ -110,6 +122,9 @@ impl Crew<'_> {
 
     /// Calls `task(i)` once for every `i` below `tasks`, in any order, on any of the threads.
     ///
+    /// Each thread has a range of neighbouring tasks, which it takes in their order: what a task asks memory for ahead is for the next task
+    /// of the same thread. A thread that is done helps the others.
+    ///
     /// # Panics
     /// When a task panics; the others may then not have run.
     pub fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: F) {
@@ -123,16 +138,19 @@ impl Crew<'_> {
             // SAFETY: promised by the caller.
             unsafe { (*data.cast::<F>())(i) }
         }
-        let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks };
+        let ranges = self.threads.min(RANGES);
+        let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks, ranges };
         let epoch = shared.epoch.0.load(Ordering::Relaxed);
         // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Crew` is not `Sync`), and the end
         // of the loop before waited for both.
         unsafe { *shared.job.get() = job };
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (i, next) in shared.next[..ranges].iter().enumerate() {
+            next.0.store(job.range(i).start, Ordering::Relaxed);
+        }
         shared.epoch.0.store(epoch + 1, Ordering::SeqCst);
         // Waits for the helpers even when a task panics here: they hold `task`.
         let end = End { shared, epoch: epoch + 2 };
-        shared.drain(job);
+        shared.drain(job, 0);
         drop(end);
         assert!(!shared.poisoned.load(Ordering::Acquire), "a task of this loop panicked on another thread");
     }
@@ -220,13 +238,14 @@ impl Shared {
     /// Turns up to `helpers` threads of the pool into helpers until the crew is dismissed.
     fn recruit(&self, helpers: usize) {
         if helpers == 1 {
-            self.help();
+            self.help(helpers);
         } else {
-            rayon::join(|| self.help(), || self.recruit(helpers - 1));
+            rayon::join(|| self.help(helpers), || self.recruit(helpers - 1));
         }
     }
 
-    fn help(&self) {
+    /// The work of helper `me`, from 1 on (the leader is 0).
+    fn help(&self, me: usize) {
         let (mut seen, mut polls) = (0, 0);
         loop {
             let epoch = self.epoch.0.load(Ordering::Acquire);
@@ -239,7 +258,7 @@ impl Shared {
                 if self.epoch.0.load(Ordering::SeqCst) == epoch {
                     // SAFETY: busy in the epoch of this job: the leader waits before it writes another.
                     let job = unsafe { *self.job.get() };
-                    self.drain(job);
+                    self.drain(job, me);
                     seen = epoch;
                 }
                 drop(leave);
@@ -249,14 +268,19 @@ impl Shared {
         }
     }
 
-    fn drain(&self, job: Job) {
-        loop {
-            let i = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if i >= job.tasks {
-                return;
+    /// Takes tasks until all are taken, first those of the range of thread `me`.
+    fn drain(&self, job: Job, me: usize) {
+        for i in 0..job.ranges {
+            let range = (me + i) % job.ranges;
+            let (next, end) = (&self.next[range].0, job.range(range).end);
+            // Looks before it takes: threads that find nothing left do not write what others read.
+            while next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task < end {
+                    // SAFETY: the closure lives until `for_each` returns, and that waits for all that are busy.
+                    unsafe { (job.call)(job.data, task) };
+                }
             }
-            // SAFETY: the closure lives until `for_each` returns, and that waits for all that are busy.
-            unsafe { (job.call)(job.data, i) };
         }
     }
 }

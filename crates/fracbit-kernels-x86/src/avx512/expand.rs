@@ -92,11 +92,60 @@ const ODD_BYTES: __mmask64 = 0xAAAA_AAAA_AAAA_AAAA;
 /// The low 16 bits of every 32-bit lane, as bytes.
 const LOW_WORDS: __mmask64 = 0x3333_3333_3333_3333;
 
-/// Even bytes of `a`, odd bytes of `b`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn interleave(a: __m512i, b: __m512i) -> __m512i {
-    _mm512_ternarylogic_epi32::<0xE4>(a, b, _mm512_set1_epi16(0xFF))
+/// What joins bytes of 16-bit lanes: one instruction, where a shift and a blend are two.
+#[derive(Clone, Copy)]
+struct Join {
+    swap: __m512i,
+    odd: __mmask64,
+    even: __mmask64,
+}
+
+impl Join {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    fn new() -> Self {
+        let mut masks = [ODD_BYTES, !ODD_BYTES];
+        for mask in &mut masks {
+            // The compiler shall not know the masks: it would make them anew every time.
+            // SAFETY: an empty statement.
+            unsafe {
+                std::arch::asm!(
+                    "/* {} */",
+                    inout(kreg) * mask,
+                    options(pure, nomem, nostack, preserves_flags)
+                )
+            };
+        }
+        Self {
+            swap: _mm512_broadcast_i32x4(_mm_set_epi64x(0x0E0F_0C0D_0A0B_0809, 0x0607_0405_0203_0001)),
+            odd: masks[0],
+            even: masks[1],
+        }
+    }
+
+    /// The upper bytes of the lanes of `even` and `odd`, side by side.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    fn uppers(self, even: __m512i, mut odd: __m512i) -> __m512i {
+        // SAFETY: reads and writes registers only.
+        unsafe {
+            std::arch::asm!("vpshufb {}{{{}}}, {}, {}", inout(zmm_reg) odd, in(kreg) self.even, in(zmm_reg) even, in(zmm_reg) self.swap,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        odd
+    }
+
+    /// The lower bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    fn lowers(self, mut even: __m512i, odd: __m512i) -> __m512i {
+        // SAFETY: reads and writes registers only.
+        unsafe {
+            std::arch::asm!("vpshufb {}{{{}}}, {}, {}", inout(zmm_reg) even, in(kreg) self.odd, in(zmm_reg) odd, in(zmm_reg) self.swap,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        even
+    }
 }
 
 /// `256 - w` where `negative`: the negative of a weight that carries 128.
@@ -108,15 +157,14 @@ fn negate(value: __m512i, negative: __mmask64) -> __m512i {
 
 /// Trellis, one weight a step, `2^Q` magnitudes (6 to 8).
 ///
-/// States of even and of odd columns are hashed apart, as 16-bit lanes; then the top bytes of both make one vector. These
-/// are shifts and logic, which run beside the multiplications; `vpmultishiftqb` would compete with them
-/// (on Zen 4 both are made by the same two of four units).
+/// States of even and of odd columns are hashed apart, as 16-bit lanes; then the upper bytes of both make one vector.
 #[derive(Clone, Copy)]
 pub(super) struct Fine<const F: usize, const N: usize, const Q: usize> {
     spread: Spread<F, N>,
     /// Cuts of even columns and of odd columns, of columns 0..8 and of columns 8..16.
     cuts: [__m512i; 4],
     table: [__m512i; 4],
+    join: Join,
 }
 
 impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
@@ -137,6 +185,7 @@ impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
             spread: Spread::load(table, tile_bytes),
             cuts: std::array::from_fn(|g| line(&rest[g])),
             table: std::array::from_fn(|i| line(&rest[4 + i])),
+            join: Join::new(),
         }
     }
 
@@ -157,31 +206,35 @@ impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn end(&self, hashes: Self::Mid) -> [[__m512i; 4]; 2] {
+    unsafe fn end(&self, [low, high]: Self::Mid) -> [[__m512i; 4]; 2] {
+        let zero = _mm512_setzero_si512();
+        [
+            [self.weights(low[0], low[1]), self.weights(low[2], low[3]), zero, zero],
+            [self.weights(high[0], high[1]), self.weights(high[2], high[3]), zero, zero],
+        ]
+    }
+}
+
+impl<const F: usize, const N: usize, const Q: usize> Fine<F, N, Q> {
+    /// The weights of hashes of even and of odd columns.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    fn weights(&self, even: __m512i, odd: __m512i) -> __m512i {
         let [t0, t1, t2, t3] = self.table;
-        let mut out = [[_mm512_setzero_si512(); 4]; 2];
-        for (half, out) in out.iter_mut().enumerate() {
-            for (g, out) in out[..2].iter_mut().enumerate() {
-                let (even, odd) = (hashes[half][2 * g], hashes[half][2 * g + 1]);
-                *out = if Q == 6 {
-                    // Seven bits: the sign is the highest of the index.
-                    let index = interleave(_mm512_srli_epi16::<9>(even), _mm512_srli_epi16::<1>(odd));
-                    _mm512_permutex2var_epi8(t0, index, t1)
-                } else {
-                    // Bit 7 of a byte is the sign; `vpermi2b` looks at the others.
-                    let index = interleave(_mm512_srli_epi16::<8>(even), odd);
-                    let mut value = _mm512_permutex2var_epi8(t0, index, t1);
-                    if Q == 8 {
-                        // The last bit of the index chooses between a table of even and one of odd entries.
-                        let last = interleave(even, _mm512_slli_epi16::<8>(odd));
-                        let other = _mm512_permutex2var_epi8(t2, index, t3);
-                        value = _mm512_mask_blend_epi8(_mm512_movepi8_mask(last), value, other);
-                    }
-                    negate(value, _mm512_movepi8_mask(index))
-                };
-            }
+        let index = self.join.uppers(even, odd);
+        if Q == 6 {
+            // Seven bits from bit 1 on: the sign is the highest. `vpermi2b` does not look at bit 7, a bit of the neighbour.
+            return _mm512_permutex2var_epi8(t0, _mm512_srli_epi16::<1>(index), t1);
         }
-        out
+        // Bit 7 of a byte is the sign; `vpermi2b` looks at the others.
+        let mut value = _mm512_permutex2var_epi8(t0, index, t1);
+        if Q == 8 {
+            // The last bit of the index chooses between a table of even and one of odd entries.
+            let last = self.join.lowers(even, odd);
+            let other = _mm512_permutex2var_epi8(t2, index, t3);
+            value = _mm512_mask_blend_epi8(_mm512_movepi8_mask(last), value, other);
+        }
+        negate(value, _mm512_movepi8_mask(index))
     }
 }
 

@@ -13,11 +13,12 @@ pub(super) mod fetch {
     /// Tiles of up to 64 bytes: one load, bytes picked by `vpermb`. The circular tape costs nothing: positions are taken
     /// modulo the tile.
     pub(crate) const ONE: usize = 1;
-    /// Tiles of up to 128 bytes: two loads and `vpermi2b`, otherwise the same.
+    /// Tiles of up to 112 bytes: a load and `vpermb` for each half. The end of the tape is patched.
     pub(crate) const TWO: usize = 2;
     /// Rows of 8 bytes: a load is a stretch. The end of the tape is patched.
     pub(crate) const DIRECT: usize = 3;
-    /// Larger tiles: each half spans two loads. The end of the tape is patched.
+    /// Larger tiles: each half spans two loads, with a `vpermb` for each (`vpermi2b` would take longer than both). The end of the
+    /// tape is patched.
     pub(crate) const HALVES: usize = 4;
 
     /// The way for a tile size.
@@ -25,7 +26,7 @@ pub(super) mod fetch {
         match tile_bytes {
             0..=64 => ONE,
             128 => DIRECT,
-            65..=127 => TWO,
+            65..=112 => TWO,
             _ => HALVES,
         }
     }
@@ -39,9 +40,11 @@ pub(super) const fn start(tile_bytes: usize, k: usize, n: usize) -> usize {
 /// `N` stretches of each half of a tile, fetched the way `F`.
 #[derive(Clone, Copy)]
 pub(super) struct Spread<const F: usize, const N: usize> {
-    /// Bytes to pick, `[stretch][half]`; `HALVES` picks the same ones for both halves and has in `[0][1]` what the last
+    /// Bytes to pick, `[stretch][half]`; `TWO` and `HALVES` pick the same ones for both halves and have in `[0][1]` what the last
     /// stretch of the last row takes from the start of the tape.
     index: [[__m512i; 2]; N],
+    /// Bytes of `HALVES` that come from the second load.
+    beyond: [__mmask64; N],
     wrapped: __mmask64,
     half: usize,
     second: usize,
@@ -62,13 +65,13 @@ pub(super) fn spread_table(tile_bytes: usize, n: usize) -> Vec<Line> {
             lines.push(Line(std::array::from_fn(|b| {
                 let across = start(tile_bytes, k, n) + b % 8;
                 let place = match fetch::of(tile_bytes) {
-                    fetch::HALVES if (k, half) == (0, 1) => {
+                    fetch::TWO | fetch::HALVES if (k, half) == (0, 1) => {
                         let at = 15 * row_bytes + start(tile_bytes, n - 1, n) + b % 8;
                         let past = b / 8 == 7 && at >= tile_bytes;
                         wrapped |= u64::from(past) << b;
                         if past { at - tile_bytes } else { 0 }
                     }
-                    fetch::HALVES => b / 8 * row_bytes + across,
+                    fetch::TWO | fetch::HALVES => b / 8 * row_bytes + across,
                     _ => ((8 * half + b / 8) * row_bytes + across) % tile_bytes,
                 };
                 u8::try_from(place).expect("inside two vectors")
@@ -88,6 +91,7 @@ impl<const F: usize, const N: usize> Spread<F, N> {
         debug_assert!(F == fetch::of(tile_bytes) && N <= 2, "the body of this tile size");
         Self {
             index: std::array::from_fn(|k| [line(&table[2 * k]), line(&table[2 * k + 1])]),
+            beyond: std::array::from_fn(|k| _mm512_test_epi8_mask(line(&table[2 * k]), _mm512_set1_epi8(64))),
             wrapped: u64::from_le_bytes(table[2 * N].0.as_chunks::<8>().0[0]),
             half: tile_bytes / 2,
             second: start(tile_bytes, 1, 2),
@@ -114,14 +118,6 @@ impl<const F: usize, const N: usize> Spread<F, N> {
                         }
                     }
                 }
-                fetch::TWO => {
-                    let (z, y) = (load(code), load(code.add(64)));
-                    for k in 0..N {
-                        for half in 0..2 {
-                            out[k][half] = _mm512_permutex2var_epi8(z, self.index[k][half], y);
-                        }
-                    }
-                }
                 fetch::DIRECT => {
                     out[0] = [load(code), load(code.add(64))];
                     if N > 1 {
@@ -134,15 +130,18 @@ impl<const F: usize, const N: usize> Spread<F, N> {
                 }
                 _ => {
                     let middle = code.add(self.half);
-                    let (a, b) = (load(code), load(code.add(64)));
-                    let (c, d) = (load(middle), load(middle.add(64)));
+                    let (a, c) = (load(code), load(middle));
                     for k in 0..N {
                         let index = self.index[k][0];
-                        let high = _mm512_permutex2var_epi8(c, index, d);
-                        out[k] = [_mm512_permutex2var_epi8(a, index, b), high];
+                        out[k] = [_mm512_permutexvar_epi8(index, a), _mm512_permutexvar_epi8(index, c)];
+                        if F == fetch::HALVES {
+                            let (b, d) = (load(code.add(64)), load(middle.add(64)));
+                            out[k][0] = _mm512_mask_permutexvar_epi8(out[k][0], self.beyond[k], index, b);
+                            out[k][1] = _mm512_mask_permutexvar_epi8(out[k][1], self.beyond[k], index, d);
+                        }
                         if TAPE && k + 1 == N {
                             let (wrapped, from) = (self.wrapped, self.index[0][1]);
-                            out[k][1] = _mm512_mask_permutexvar_epi8(high, wrapped, from, a);
+                            out[k][1] = _mm512_mask_permutexvar_epi8(out[k][1], wrapped, from, a);
                         }
                     }
                 }

@@ -174,6 +174,8 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
         }
     });
     let mut inner = [_mm512_setzero_ps(); S];
+    // A copy, which stays in registers.
+    let mut current = *mid;
     for (i, block) in args.blocks.iter().enumerate() {
         // Two chains for each half, so that the latency of the dot product does not bind.
         let mut sums = [[[zero; 2]; 2]; S];
@@ -200,8 +202,8 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                     let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
                     crate::stream(code, args.tile_bytes);
                     let next = e.begin(code);
-                    let weights = e.end_by(mid[s], books[s]);
-                    mid[s] = next;
+                    let weights = e.end_by(current[s], books[s]);
+                    current[s] = next;
                     for p in 0..E::PIECES {
                         for half in 0..2 {
                             let sum = &mut sums[s][half][p % 2];
@@ -231,6 +233,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
             }
         }
     }
+    *mid = current;
 }
 
 /// Up to `T` tokens: each tile is expanded once and meets all of them in registers. Surplus tokens repeat the last one and are
