@@ -166,13 +166,14 @@ fn parse(text: &str) -> Result<Vec<Family>, Failure> {
 }
 
 fn support(families: &[Family]) -> String {
-    const BODIES: [&str; 8] = ["scalar", "avx2", "avx512", "amx", "neon", "dotprod", "i8mm", "cuda"];
+    const BODIES: [&str; 9] =
+        ["scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod", "i8mm", "cuda"];
     let mut out = String::from(
         "<!-- Written by `cargo xtask codegen` from kernels/families.toml: do not edit. -->\n\n# Schemes and where they run\n\n\
          Every scheme runs everywhere through the scalar reference; `yes` marks a body of its own. Where AMX has one,\n\
          it serves codebooks on the int8 grid and nine tokens or more; everything else there is the AVX-512 body.\n\n\
-         | family | codes | bits per weight | scalar | AVX2 | AVX-512 (VNNI, VBMI, VBMI2) | AMX | NEON | dotprod | i8mm | CUDA (sm_80 and later) |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         | family | codes | bits per weight | scalar | AVX2 | AVX-VNNI | AVX-512 (VNNI, VBMI, VBMI2) | AMX | NEON | dotprod | i8mm | CUDA (sm_80 and later) |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for family in families {
         let codes = if family.codes.is_empty() { "-".to_owned() } else { family.codes.join(", ") };

@@ -117,7 +117,7 @@ fn instruction_sets_and_threads_do_not_change_the_text() {
     };
     let best = told(None, "2");
     assert!(best.len() > 40, "a text: {best}");
-    for isa in ["scalar", "avx2", "avx512", "amx"] {
+    for isa in ["scalar", "avx2", "avxvnni", "avx512", "amx"] {
         // A set that this machine lacks is a cap that does nothing.
         assert_eq!(told(Some(isa), "2"), best, "FRACBIT_ISA={isa}");
     }

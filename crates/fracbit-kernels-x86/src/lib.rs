@@ -35,6 +35,10 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install_vectors(avx2::vectors(proof));
             best = Isa::Avx2;
         }
+        if most >= Isa::AvxVnni && avx2::AvxVnni::detect().is_some() {
+            kernels.install(avx2::vnni_body);
+            best = Isa::AvxVnni;
+        }
         if most >= Isa::Avx512
             && let Some(proof) = avx512::Avx512::detect()
         {

@@ -6,7 +6,7 @@
 //!
 //! - Reads: four streams a quarter of the slice apart, one accumulator each, so that several pages are under way at
 //!   once: a hardware prefetcher stops at the end of a 4 KiB page. Loads are plain, without software prefetch.
-//! - Products: twelve accumulators of `vpdpbusd` (AVX-512 VNNI, 64 products an instruction) or of `vpmaddubsw`,
+//! - Products: twelve accumulators of `vpdpbusd` (AVX-512 VNNI, 64 products an instruction, or AVX-VNNI, 32) or of `vpmaddubsw`,
 //!   `vpmaddwd` and `vpaddd` (AVX2, 32 products), more than latency times throughput asks for. Operands stay in registers: this is the
 //!   bound that no kernel reaches, because it has to load and to expand.
 
@@ -49,9 +49,15 @@ pub fn int8_peak(rounds: u32) -> u64 {
             // SAFETY: the features were detected.
             return unsafe { x86::products_avx512(rounds) };
         }
-        if is_x86_feature_detected!("avx2") {
+        if crate::avx2::Avx2::detect().is_some() {
             // SAFETY: as above.
-            return unsafe { x86::products_avx2(rounds) };
+            return unsafe {
+                if crate::avx2::AvxVnni::detect().is_some() {
+                    x86::products_avx2::<true>(rounds)
+                } else {
+                    x86::products_avx2::<false>(rounds)
+                }
+            };
         }
     }
     portable::products(rounds)
@@ -159,18 +165,19 @@ mod x86 {
     }
 
     /// # Safety
-    /// AVX2.
-    #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn products_avx2(rounds: u32) -> u64 {
+    /// AVX2 and F16C, with `VNNI` AVX-VNNI.
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) unsafe fn products_avx2<const VNNI: bool>(rounds: u32) -> u64 {
         let mut ones = _mm256_set1_epi8(1);
-        let ones16 = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_si256(); ACCUMULATORS];
         for _ in 0..rounds {
             for sum in &mut sums {
-                // SAFETY: an empty instruction; it only hides from the compiler that all products are one and the same.
-                unsafe { asm!("/* {0} */", inout(ymm_reg) ones, options(nomem, nostack, preserves_flags)) };
-                let pairs = _mm256_maddubs_epi16(ones, ones);
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones16));
+                // SAFETY: an empty instruction; it only hides from the compiler that all products are one and the same. The features of
+                // the product are the caller's promise.
+                unsafe {
+                    asm!("/* {0} */", inout(ymm_reg) ones, options(nomem, nostack, preserves_flags));
+                    *sum = crate::avx2::dot::<VNNI>(*sum, ones, ones);
+                }
             }
         }
         let mut total = 0;
@@ -210,9 +217,13 @@ mod tests {
             assert_eq!(portable::products(rounds), 64 * u64::from(rounds));
             #[cfg(target_arch = "x86_64")]
             {
-                if is_x86_feature_detected!("avx2") {
+                if crate::avx2::Avx2::detect().is_some() {
                     // SAFETY: detected.
-                    assert_eq!(unsafe { x86::products_avx2(rounds) }, 12 * 32 * u64::from(rounds));
+                    assert_eq!(unsafe { x86::products_avx2::<false>(rounds) }, 12 * 32 * u64::from(rounds));
+                }
+                if crate::avx2::AvxVnni::detect().is_some() {
+                    // SAFETY: detected.
+                    assert_eq!(unsafe { x86::products_avx2::<true>(rounds) }, 12 * 32 * u64::from(rounds));
                 }
                 if x86::has_avx512() {
                     assert_eq!(int8_peak(rounds), 12 * 64 * u64::from(rounds));

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 /// The instruction sets beyond scalar that this machine has, and the rest.
 fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
     let (mut have, mut skip) = (Vec::new(), Vec::new());
-    for isa in [Isa::Avx2, Isa::Avx512, Isa::Amx] {
+    for isa in [Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx] {
         let mut kernels = Kernels::scalar();
         if fracbit_kernels_x86::install_up_to(&mut kernels, isa) == isa {
             have.push((isa, kernels));

@@ -10,6 +10,8 @@ pub enum Isa {
     Scalar,
     /// AVX2.
     Avx2,
+    /// That and AVX-VNNI (Alder Lake and later processors of desktops and laptops, which have no AVX-512).
+    AvxVnni,
     /// AVX-512 F, BW, VL, VNNI, VBMI and VBMI2 together (Ice Lake, Zen 4 and later).
     Avx512,
     /// That and AMX for bytes (Sapphire Rapids and later), on Linux.
@@ -24,8 +26,16 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the reference first.
-    pub const ALL: [Self; 7] =
-        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx, Self::Neon, Self::Dotprod, Self::I8mm];
+    pub const ALL: [Self; 8] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Amx,
+        Self::Neon,
+        Self::Dotprod,
+        Self::I8mm,
+    ];
 
     /// The name used in `FRACBIT_ISA` and in reports.
     #[must_use]
@@ -33,6 +43,7 @@ impl Isa {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",
             Self::Neon => "neon",
@@ -58,7 +69,9 @@ impl Isa {
 
 /// A name that is no instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("FRACBIT_ISA: instruction set should be scalar, avx2, avx512, amx, neon, dotprod or i8mm, got `{0}`")]
+#[error(
+    "FRACBIT_ISA: instruction set should be scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm, got `{0}`"
+)]
 pub struct IsaError(pub String);
 
 impl fmt::Display for Isa {
@@ -85,7 +98,12 @@ mod tests {
             assert_eq!(isa.to_string().parse(), Ok(isa));
         }
         assert!("AVX512".parse::<Isa>().is_err(), "names are lower case");
-        assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512 && Isa::Avx512 < Isa::Amx);
+        assert!(
+            Isa::Scalar < Isa::Avx2
+                && Isa::Avx2 < Isa::AvxVnni
+                && Isa::AvxVnni < Isa::Avx512
+                && Isa::Avx512 < Isa::Amx
+        );
         assert!(Isa::Neon < Isa::Dotprod && Isa::Dotprod < Isa::I8mm);
     }
 }

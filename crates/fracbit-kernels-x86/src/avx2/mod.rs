@@ -1,4 +1,4 @@
-//! AVX2 bodies.
+//! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
 //!
 //! [`narrow`] has the bodies of codebooks on the int8 grid, [`expand`] and [`strips`] those that gather from tables in
 //! memory: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
@@ -32,13 +32,41 @@ impl Avx2 {
 }
 
 pub(crate) use attend::vectors;
+pub(crate) use products::dot;
+
+/// Proof that the processor has these and AVX-VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AvxVnni(());
+
+impl AvxVnni {
+    /// The proof, if this processor has them.
+    #[must_use]
+    pub(crate) fn detect() -> Option<Self> {
+        (Avx2::detect().is_some() && is_x86_feature_detected!("avxvnni")).then_some(Self(()))
+    }
+}
 
 /// The body of `codebook`, if there is one.
 pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
-    let proof = Avx2::detect()?;
-    let (table, run) = tables::choose(codebook, proof)?;
+    Avx2::detect()?;
+    // SAFETY: the line above.
+    unsafe { body_of(codebook, Isa::Avx2) }
+}
+
+/// The same with AVX-VNNI.
+pub(crate) fn vnni_body(codebook: &Codebook) -> Option<Body> {
+    AvxVnni::detect()?;
+    // SAFETY: the line above.
+    unsafe { body_of(codebook, Isa::AvxVnni) }
+}
+
+/// # Safety
+/// The processor has the features of [`Avx2`], and of [`AvxVnni`] where `isa` says so.
+unsafe fn body_of(codebook: &Codebook, isa: Isa) -> Option<Body> {
+    let (table, [plain, vnni]) = tables::choose(codebook)?;
     let lanes = std::array::from_fn(|i| u8::try_from(i).expect("16 rows"));
-    // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook; gathers of codes
+    let run = if isa == Isa::AvxVnni { vnni } else { plain };
+    // SAFETY: the instruction set is here by the caller's promise; `choose` built `table` for `run` and this codebook; gathers of codes
     // stay inside what `Args` promises, and indices are cut to the sizes of the tables.
-    Some(unsafe { Body::new(Isa::Avx2, table, lanes, run) })
+    Some(unsafe { Body::new(isa, table, lanes, run) })
 }

@@ -5,10 +5,13 @@
 //! where stretches of rows start and how far they are shifted. Tables of more than 16 entries take a `pshufb` for
 //! each 16 (see [`lookup`]). One token meets the weights in registers, several through a buffer of expanded tiles.
 //!
-//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of a weight, 0 to 127, and the
-//! activation, -127 to 127, with the weight's sign: two products are at most 2 * 127 * 127 = 32258 in magnitude, below
+//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of one factor, 0 to 127, and the
+//! other one, -127 to 127, with the sign of the first: two products are at most 2 * 127 * 127 = 32258 in magnitude, below
 //! 32767, so it never saturates. `vpmaddwd` by ones widens their sum to 32 bits, where a block's sum fits by the ranges
 //! at `BLOCK_TILES`.
+//!
+//! With AVX-VNNI one `vpdpbusd` takes the place of these three. It wants one operand unsigned, too, and widens by itself: it gets weights with
+//! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
 
 use super::*;
 
@@ -27,11 +30,14 @@ pub(super) trait Narrow: Copy {
     /// Controls of byte shuffles that fetch them.
     const CONTROLS: &'static [[[[u8; 32]; 2]; 2]; 4] = &controls(Self::TILE_BYTES / TILE_ROWS, Self::STARTS);
 
-    /// Loads the constants that `tables` laid out.
+    /// The top bits of the bytes of the first index negate weights.
+    const SIGNED: bool = false;
+
+    /// Loads the constants that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
     ///
     /// # Safety
     /// The features of [`Avx2`].
-    unsafe fn new(table: &[Line]) -> Self;
+    unsafe fn new(table: &[Line], bias: u8) -> Self;
 
     /// First half of the work on vector `I = piece * GROUPS + group`: indices (and, for the largest trellis tables, signs).
     /// A body does it for a tile ahead: two short chains of dependent instructions side by side fill the units of the
@@ -42,11 +48,11 @@ pub(super) trait Narrow: Copy {
     /// behind it; `last` is [`last_row`] of it.
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2];
 
-    /// Second half: magnitudes, and bytes that have the signs and are zero for zero magnitudes only.
+    /// Second half: entries of the codebook.
     ///
     /// # Safety
     /// The features of [`Avx2`].
-    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> (__m256i, __m256i);
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i;
 
     /// Weights depend on the scale of their group.
     const BOOKS: bool = false;
@@ -67,11 +73,7 @@ pub(super) trait Narrow: Copy {
     /// The features of [`Avx2`].
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights_by<const I: usize>(
-        &self,
-        index: [__m256i; 2],
-        _books: &[__m256i; 2],
-    ) -> (__m256i, __m256i) {
+    unsafe fn weights_by<const I: usize>(&self, index: [__m256i; 2], _books: &[__m256i; 2]) -> __m256i {
         // SAFETY: the same.
         unsafe { self.weights::<I>(index) }
     }
@@ -272,7 +274,7 @@ fn join(a: __m256i, b: __m256i) -> __m256i {
 /// bit, from the one before.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn banks<const N: usize>(table: &[Line]) -> [__m256i; N] {
+fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
     let mut out = [_mm256_setzero_si256(); N];
     for (bank, out) in out.iter_mut().enumerate() {
         let bytes = &table[bank / 4].0[16 * (bank % 4)..][..16];
@@ -281,6 +283,9 @@ fn banks<const N: usize>(table: &[Line]) -> [__m256i; N] {
     }
     for bank in (1..N).rev().filter(|bank| bank % 8 != 0) {
         out[bank] = _mm256_xor_si256(out[bank], out[bank - 1]);
+    }
+    for bank in out.iter_mut().step_by(8) {
+        *bank = _mm256_xor_si256(*bank, _mm256_set1_epi8(bias.cast_signed()));
     }
     out
 }
@@ -307,21 +312,6 @@ fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
     _mm256_blendv_epi8(eight(0, low), eight(N / 2, low), index)
 }
 
-/// Magnitudes and signs of weights.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) fn apart(w: __m256i) -> (__m256i, __m256i) {
-    (_mm256_abs_epi8(w), w)
-}
-
-/// Entries of a trellis table (a few are negative) and the hashes whose top bits negate them, as magnitudes and signs
-/// that are never zero.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn signed(entry: __m256i, hash: __m256i) -> (__m256i, __m256i) {
-    (_mm256_abs_epi8(entry), _mm256_or_si256(_mm256_xor_si256(hash, entry), _mm256_set1_epi8(1)))
-}
-
 /// The low bits of every byte.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -336,13 +326,14 @@ pub(super) struct Fine<const R4: usize, const N: usize>([__m256i; N]);
 impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
+    const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        Self(banks(table))
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self(banks(table, bias))
     }
 
     #[inline]
@@ -362,13 +353,13 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> (__m256i, __m256i) {
+    unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> __m256i {
         let index = match N {
             4 => low_bits(_mm256_srli_epi16::<1>(top), 6),
             8 => low_bits(top, 7),
             _ => all,
         };
-        signed(lookup(&self.0, index), top)
+        lookup(&self.0, index)
     }
 }
 
@@ -390,13 +381,14 @@ pub(super) struct Fast<const R4: usize, const V: usize, const N: usize>([__m256i
 impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
+    const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: [[usize; 2]; 4] = quads(2 * R4);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        Self(banks(table))
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self(banks(table, bias))
     }
 
     #[inline]
@@ -424,8 +416,8 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        signed(lookup(&self.0, low_bits(hash, (16 * N).ilog2())), hash)
+    unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> __m256i {
+        lookup(&self.0, low_bits(hash, (16 * N).ilog2()))
     }
 }
 
@@ -440,8 +432,8 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        Self(banks(table))
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self(banks(table, bias))
     }
 
     #[inline]
@@ -457,8 +449,8 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0, index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        lookup(&self.0, index)
     }
 }
 
@@ -479,10 +471,10 @@ impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
         let last = table.last().expect("the line with the number of codebooks").0[0];
         // SAFETY: promised by the caller.
-        Self { scalar: unsafe { Scalar::new(table) }, numbers: _mm256_set1_epi32(last.into()) }
+        Self { scalar: unsafe { Scalar::new(table, bias) }, numbers: _mm256_set1_epi32(last.into()) }
     }
 
     #[inline]
@@ -505,18 +497,14 @@ impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> (__m256i, __m256i) {
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
         unsafe { self.scalar.weights::<I>(index) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights_by<const I: usize>(
-        &self,
-        [index, _]: [__m256i; 2],
-        books: &[__m256i; 2],
-    ) -> (__m256i, __m256i) {
+    unsafe fn weights_by<const I: usize>(&self, [index, _]: [__m256i; 2], books: &[__m256i; 2]) -> __m256i {
         let index = _mm256_or_si256(index, books[I % 2]);
         // SAFETY: promised by the caller.
         unsafe { self.scalar.weights::<I>([index; 2]) }
@@ -534,8 +522,8 @@ impl Narrow for Scalar4 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        let [table] = banks(table);
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        let [table] = banks(table, bias);
         Self(table)
     }
 
@@ -551,8 +539,8 @@ impl Narrow for Scalar4 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(_mm256_shuffle_epi8(self.0, index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        _mm256_shuffle_epi8(self.0, index)
     }
 
     #[inline]
@@ -574,8 +562,8 @@ impl Narrow for Scalar16 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        let [table] = banks(table);
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        let [table] = banks(table, bias);
         Self(table)
     }
 
@@ -590,8 +578,8 @@ impl Narrow for Scalar16 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(_mm256_shuffle_epi8(self.0, index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        _mm256_shuffle_epi8(self.0, index)
     }
 
     #[inline]
@@ -613,8 +601,8 @@ impl Narrow for Pairs16 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        let ([first], [second]) = (banks(table), banks(&table[1..]));
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        let ([first], [second]) = (banks(table, bias), banks(&table[1..], bias));
         Self([first, second])
     }
 
@@ -629,8 +617,8 @@ impl Narrow for Pairs16 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(_mm256_shuffle_epi8(self.0[I / 2 % 2], index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        _mm256_shuffle_epi8(self.0[I / 2 % 2], index)
     }
 
     #[inline]
@@ -652,8 +640,8 @@ impl Narrow for Pairs256 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        Self([banks(table), banks(&table[4..])])
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self([banks(table, bias), banks(&table[4..], bias)])
     }
 
     #[inline]
@@ -666,8 +654,8 @@ impl Narrow for Pairs256 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0[I / 4], index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        lookup(&self.0[I / 4], index)
     }
 
     #[inline]
@@ -690,8 +678,8 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line]) -> Self {
-        Self([banks(table), banks(&table[N.div_ceil(4)..])])
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self([banks(table, bias), banks(&table[N.div_ceil(4)..], bias)])
     }
 
     #[inline]
@@ -712,8 +700,8 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> (__m256i, __m256i) {
-        apart(lookup(&self.0[I / 2 % 2], index))
+    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
+        lookup(&self.0[I / 2 % 2], index)
     }
 
     #[inline]

@@ -1,41 +1,66 @@
 //! From expanded int8 tiles to outputs: one token in registers, several through a buffer.
 
 use super::{
-    narrow::{Narrow, apart, last_row},
+    narrow::{Narrow, last_row},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints};
 
-/// The body of every expander.
+/// What is added to weights for `vpdpbusd`: their sign bit, turned.
+const BIAS: u8 = 128;
+
+/// The body of every expander, with the instructions of [`AvxVnni`] or without them.
 ///
 /// # Safety
-/// The processor has the features of [`Avx2`]; `args.table` was built for `E` and `args.codebook`.
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built for `E` and `args.codebook`.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn strips<E: Narrow>(args: &Args<'_>, out: &mut [f32]) {
+pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: the table fits by the caller's promise.
-    let e = unsafe { E::new(args.table) };
+    let e = unsafe { E::new(args.table, if VNNI { BIAS } else { 0 }) };
     for strip in 0..args.strips {
         let out = &mut out[strip * args.tokens * TILE_ROWS..][..args.tokens * TILE_ROWS];
         // SAFETY: promised by the caller; `strip` exists.
         unsafe {
             if args.tokens == 1 {
-                one_token(&e, args, strip, out);
+                one_token::<E, VNNI>(&e, args, strip, out);
             } else {
-                many_tokens(&e, args, strip, out);
+                many_tokens::<E, VNNI>(&e, args, strip, out);
             }
         }
     }
 }
 
-/// Adds the products of magnitudes and signed activations.
+/// Adds the products of bytes, the first ones unsigned. `VNNI`: exact for all; without it the sum of two products must fit 16 bits.
+///
+/// # Safety
+/// `VNNI`: the processor has the features of [`AvxVnni`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn dot(sum: __m256i, magnitudes: __m256i, x: __m256i) -> __m256i {
-    let pairs = _mm256_maddubs_epi16(magnitudes, x);
+pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+    if VNNI {
+        // Not by its intrinsic: that would want a function of its own features around it, and so a second copy of all these.
+        // SAFETY: reads and writes registers; the processor has it, as promised by the caller.
+        unsafe {
+            std::arch::asm!("{{vex}} vpdpbusd {}, {}, {}", inout(ymm_reg) sum, in(ymm_reg) unsigned, in(ymm_reg) signed,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        return sum;
+    }
+    let pairs = _mm256_maddubs_epi16(unsigned, signed);
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+}
+
+/// Entries of a codebook with their signs: `index` is that of the expander. A bias of 128 stays one: bytes are negated modulo 256.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
+    if !E::SIGNED {
+        return entries;
+    }
+    _mm256_sign_epi8(entries, _mm256_or_si256(index[0], _mm256_set1_epi8(1)))
 }
 
 /// Accumulators to the sums of rows 0..8 and 8..16.
@@ -88,7 +113,7 @@ unsafe fn books_of<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, block: &Bloc
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn one_token<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
+unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
     let x = activations(args).as_ptr();
     let codes = args.codes[strip * args.stride..].as_ptr();
     let mut inner = [_mm256_setzero_ps(); 2];
@@ -112,25 +137,32 @@ unsafe fn one_token<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [
                 let (last, x) = (last_row::<E>(code), x.add(16 * tile));
                 vectors!(I => {
                     let next = e.index::<I>(code, last);
-                    let (magnitudes, signs) = e.weights_by::<I>(if E::AHEAD { ahead[I] } else { next }, &books);
+                    let index = if E::AHEAD { ahead[I] } else { next };
+                    let w = with_signs::<E>(e.weights_by::<I>(index, &books), index);
                     if E::AHEAD {
                         ahead[I] = next;
                     }
-                    let x = _mm256_sign_epi8(E::piece(x, I / E::GROUPS), signs);
-                    sums[I % E::GROUPS] = dot(sums[I % E::GROUPS], magnitudes, x);
+                    let x = E::piece(x, I / E::GROUPS);
+                    let sum = &mut sums[I % E::GROUPS];
+                    *sum = if VNNI {
+                        dot::<true>(*sum, w, x)
+                    } else {
+                        // Several vectors share the magnitudes of activations.
+                        dot::<false>(*sum, _mm256_abs_epi8(x), _mm256_sign_epi8(w, x))
+                    };
                 });
             }
         }
         let sums = by_rows::<E>(&sums);
         // SAFETY: 16 scales for every group, 16 outputs.
-        unsafe { finish(args, (strip, index, 0), &sums, &mut inner, out) };
+        unsafe { finish::<VNNI>(args, (strip, index, 0), &sums, &mut inner, out) };
     }
 }
 
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
+unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
     let codes = args.codes[strip * args.stride..].as_ptr();
     let mut buffer = [[_mm256_setzero_si256(); 8]; BLOCK_TILES];
     let mut inner = [[_mm256_setzero_ps(); 2]; fracbit_kernels::MAX_TOKENS];
@@ -144,8 +176,8 @@ unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut
                 crate::stream(code, E::TILE_BYTES);
                 let last = last_row::<E>(code);
                 vectors!(I => {
-                    let (magnitudes, signs) = e.weights_by::<I>(e.index::<I>(code, last), &books);
-                    to[I] = _mm256_sign_epi8(magnitudes, signs);
+                    let index = e.index::<I>(code, last);
+                    to[I] = with_signs::<E>(e.weights_by::<I>(index, &books), index);
                 });
             }
         }
@@ -157,18 +189,18 @@ unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut
             // SAFETY: `token` and the next ones are tokens.
             let count = unsafe {
                 if E::GROUPS == 2 && left >= 4 {
-                    products::<E, 4>(args, index, token, tiles, &mut sums)
+                    products::<E, VNNI, 4>(args, index, token, tiles, &mut sums)
                 } else if left >= 2 {
-                    products::<E, 2>(args, index, token, tiles, &mut sums)
+                    products::<E, VNNI, 2>(args, index, token, tiles, &mut sums)
                 } else {
-                    products::<E, 1>(args, index, token, tiles, &mut sums)
+                    products::<E, VNNI, 1>(args, index, token, tiles, &mut sums)
                 }
             };
             for t in token..token + count {
                 let out = &mut out[t * TILE_ROWS..][..TILE_ROWS];
                 let sums = by_rows::<E>(&sums[t - token]);
                 // SAFETY: 16 scales for every group, 16 outputs.
-                unsafe { finish(args, (strip, index, t), &sums, &mut inner[t], out) };
+                unsafe { finish::<VNNI>(args, (strip, index, t), &sums, &mut inner[t], out) };
             }
             token += count;
         }
@@ -181,7 +213,7 @@ unsafe fn many_tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut
 /// As [`strips`]; tokens `token..token + T` exist.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn products<E: Narrow, const T: usize>(
+unsafe fn products<E: Narrow, const VNNI: bool, const T: usize>(
     args: &Args<'_>,
     index: usize,
     token: usize,
@@ -192,11 +224,15 @@ unsafe fn products<E: Narrow, const T: usize>(
     let mut local = [[_mm256_setzero_si256(); 4]; T];
     for (i, tile) in tiles.iter().enumerate() {
         vectors!(I => {
-            let (magnitudes, signs) = apart(tile[I]);
+            let w = tile[I];
+            let unsigned = if VNNI { w } else { _mm256_abs_epi8(w) };
             for (t, local) in local.iter_mut().enumerate() {
-                // SAFETY: the block's activations of a token.
-                let x = unsafe { E::piece(x.add(t * args.x_stride + 16 * i), I / E::GROUPS) };
-                local[I % E::GROUPS] = dot(local[I % E::GROUPS], magnitudes, _mm256_sign_epi8(x, signs));
+                // SAFETY: the block's activations of a token; the instructions as promised by the caller.
+                unsafe {
+                    let x = E::piece(x.add(t * args.x_stride + 16 * i), I / E::GROUPS);
+                    let signed = if VNNI { x } else { _mm256_sign_epi8(x, w) };
+                    local[I % E::GROUPS] = dot::<VNNI>(local[I % E::GROUPS], unsigned, signed);
+                }
             }
         });
     }
@@ -210,7 +246,7 @@ unsafe fn products<E: Narrow, const T: usize>(
 /// As [`strips`]; lengths as in `Args`; `out` has 16 values.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn finish(
+unsafe fn finish<const VNNI: bool>(
     args: &Args<'_>,
     (strip, index, token): (usize, usize, usize),
     sums: &[__m256i; 2],
@@ -218,11 +254,16 @@ unsafe fn finish(
     out: &mut [f32],
 ) {
     let block = &args.blocks[index];
-    let scale = _mm256_set1_ps(args.block_scales[token * args.blocks.len() + index]);
+    let place = token * args.blocks.len() + index;
+    let scale = _mm256_set1_ps(args.block_scales[place]);
+    let bias = _mm256_set1_epi32(if VNNI { i32::from(BIAS) * args.block_sums[place] } else { 0 });
     let scales = args.scales[(strip * args.groups + block.group) * TILE_ROWS..][..TILE_ROWS].as_ptr();
     let out = out[..TILE_ROWS].as_mut_ptr();
     for half in 0..2 {
-        let sum = _mm256_add_ps(inner[half], _mm256_mul_ps(_mm256_cvtepi32_ps(sums[half]), scale));
+        let sum = _mm256_add_ps(
+            inner[half],
+            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(sums[half], bias)), scale),
+        );
         inner[half] = sum;
         if block.closes {
             // SAFETY: 16 scales and 16 outputs.

@@ -2,6 +2,7 @@
 
 use super::{
     expand::{Expand, Windows},
+    products::dot,
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, Ints};
@@ -9,9 +10,9 @@ use fracbit_kernels::{Args, BLOCK_TILES, Ints};
 /// The body of every scheme: a block of a strip is expanded to a buffer, then met by all tokens.
 ///
 /// # Safety
-/// The processor has the features of [`Avx2`]; `args.table` was built for `E` and `args.codebook`.
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built for `E` and `args.codebook`.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
+pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
     let windows = Windows::new(args.table, args.tile_bytes);
@@ -34,11 +35,14 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
                 let pieces = Pieces { args, index, token };
                 let count = if token + 4 <= args.tokens { 4 } else { 1 };
                 let mut sums = [[zero; 2]; 4];
-                match (E::WIDE, count) {
-                    (false, 4) => pieces.narrow::<4>(weights, &mut sums),
-                    (false, _) => pieces.narrow::<1>(weights, &mut sums),
-                    (true, 4) => pieces.wide::<4>(weights, &mut sums),
-                    (true, _) => pieces.wide::<1>(weights, &mut sums),
+                // SAFETY: promised by the caller.
+                unsafe {
+                    match (E::WIDE, count) {
+                        (false, 4) => pieces.narrow::<VNNI, 4>(weights, &mut sums),
+                        (false, _) => pieces.narrow::<VNNI, 1>(weights, &mut sums),
+                        (true, 4) => pieces.wide::<VNNI, 4>(weights, &mut sums),
+                        (true, _) => pieces.wide::<VNNI, 1>(weights, &mut sums),
+                    }
                 }
                 for t in 0..count {
                     let scale = _mm256_set1_ps(args.block_scales[(token + t) * args.blocks.len() + index]);
@@ -72,6 +76,24 @@ struct Pieces<'a> {
     token: usize,
 }
 
+/// Adds the products of words.
+///
+/// # Safety
+/// As [`dot`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn dot_words<const VNNI: bool>(mut sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    if VNNI {
+        // SAFETY: reads and writes registers; the processor has it, as promised by the caller.
+        unsafe {
+            std::arch::asm!("{{vex}} vpdpwssd {}, {}, {}", inout(ymm_reg) sum, in(ymm_reg) w, in(ymm_reg) x,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        return sum;
+    }
+    _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
+}
+
 impl Pieces<'_> {
     /// First element of a token's activations for the block.
     #[inline]
@@ -80,9 +102,16 @@ impl Pieces<'_> {
     }
 
     /// Adds the products of bytes.
+    ///
+    /// # Safety
+    /// As [`dot`].
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    fn narrow<const T: usize>(&self, weights: &[__m256i], sums: &mut [[__m256i; 2]; 4]) {
+    unsafe fn narrow<const VNNI: bool, const T: usize>(
+        &self,
+        weights: &[__m256i],
+        sums: &mut [[__m256i; 2]; 4],
+    ) {
         let Ints::I8(x) = self.args.x else { unreachable!("a narrow body has narrow activations") };
         let mut local = [[_mm256_setzero_si256(); 2]; T];
         let x: [&[[i8; 4]]; T] =
@@ -92,10 +121,10 @@ impl Pieces<'_> {
                 let x = _mm256_set1_epi32(i32::from_le_bytes(x[t][q].map(i8::cast_unsigned)));
                 let size = _mm256_abs_epi8(x);
                 for half in 0..2 {
-                    // At most 2 * 127 * 127 in magnitude: `vpmaddubsw` cannot saturate.
-                    let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w[half], x));
-                    let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                    local[t][half] = _mm256_add_epi32(local[t][half], quads);
+                    // Two products are at most 2 * 127 * 127 in magnitude.
+                    // SAFETY: promised by the caller.
+                    local[t][half] =
+                        unsafe { dot::<VNNI>(local[t][half], size, _mm256_sign_epi8(w[half], x)) };
                 }
             }
         }
@@ -103,9 +132,16 @@ impl Pieces<'_> {
     }
 
     /// Adds the products of words.
+    ///
+    /// # Safety
+    /// As [`dot`].
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    fn wide<const T: usize>(&self, weights: &[__m256i], sums: &mut [[__m256i; 2]; 4]) {
+    unsafe fn wide<const VNNI: bool, const T: usize>(
+        &self,
+        weights: &[__m256i],
+        sums: &mut [[__m256i; 2]; 4],
+    ) {
         let Ints::I16(x) = self.args.x else { unreachable!("a wide body has wide activations") };
         let mut local = [[_mm256_setzero_si256(); 2]; T];
         let x: [&[[i16; 2]]; T] =
@@ -115,7 +151,8 @@ impl Pieces<'_> {
                 let [a, b] = x[t][p].map(i16::cast_unsigned);
                 let x = _mm256_set1_epi32((u32::from(a) | u32::from(b) << 16).cast_signed());
                 for half in 0..2 {
-                    local[t][half] = _mm256_add_epi32(local[t][half], _mm256_madd_epi16(w[half], x));
+                    // SAFETY: promised by the caller.
+                    local[t][half] = unsafe { dot_words::<VNNI>(local[t][half], w[half], x) };
                 }
             }
         }

@@ -9,8 +9,15 @@ use super::{
 };
 use fracbit_format::TILE_COLS;
 
-/// The constants and the function for `codebook`, if there are.
-pub(super) fn choose(codebook: &Codebook, _proof: Avx2) -> Option<(Vec<Line>, StripFn)> {
+/// A function without the instructions of [`AvxVnni`], and with them.
+macro_rules! both {
+    ($strips:ident, $body:ty) => {
+        [$strips::<$body, false> as StripFn, $strips::<$body, true>]
+    };
+}
+
+/// The constants and the functions for `codebook`, if there are: for AVX2, and for AVX-VNNI.
+pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     match (scheme.family(), scheme.code()) {
@@ -31,47 +38,47 @@ macro_rules! rates {
         match $quarters {
             $($rate => {
                 const R: usize = $rate;
-                strips::<$body> as StripFn
+                both!(strips, $body)
             })*
             other => unreachable!("{other} quarters of a bit"),
         }
     };
 }
 
-fn scalar(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn scalar(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
-        8 => strips::<Scalar4> as StripFn,
-        12 => strips::<Scalar<12, 1>>,
-        16 => strips::<Scalar16>,
-        20 => strips::<Scalar<20, 2>>,
-        24 => strips::<Scalar<24, 4>>,
-        28 => strips::<Scalar<28, 8>>,
-        _ => strips::<Scalar<32, 16>>,
+        8 => both!(strips, Scalar4),
+        12 => both!(strips, Scalar<12, 1>),
+        16 => both!(strips, Scalar16),
+        20 => both!(strips, Scalar<20, 2>),
+        24 => both!(strips, Scalar<24, 4>),
+        28 => both!(strips, Scalar<28, 8>),
+        _ => both!(strips, Scalar<32, 16>),
     };
     (byte_table(codebook, 1, 0), run)
 }
 
-fn group_wise(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     // A codebook alone has no number.
     if codebook.books() == 1 && [8, 16].contains(&codebook.scheme().quarters()) {
         return scalar(codebook);
     }
     let run = match (codebook.scheme().quarters(), codebook.entries().len()) {
-        (8, ..=16) => strips::<Books<8, 1>> as StripFn,
-        (8, 32) => strips::<Books<8, 2>>,
-        (8, _) => strips::<Books<8, 4>>,
-        (12, ..=16) => strips::<Books<12, 1>>,
-        (12, 32) => strips::<Books<12, 2>>,
-        (12, _) => strips::<Books<12, 4>>,
-        (_, 32) => strips::<Books<16, 2>>,
-        (..) => strips::<Books<16, 4>>,
+        (8, ..=16) => both!(strips, Books<8, 1>),
+        (8, 32) => both!(strips, Books<8, 2>),
+        (8, _) => both!(strips, Books<8, 4>),
+        (12, ..=16) => both!(strips, Books<12, 1>),
+        (12, 32) => both!(strips, Books<12, 2>),
+        (12, _) => both!(strips, Books<12, 4>),
+        (_, 32) => both!(strips, Books<16, 2>),
+        (..) => both!(strips, Books<16, 4>),
     };
     let mut table = byte_table(codebook, 1, 0);
     table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
     (table, run)
 }
 
-fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     let run = match codebook.entries().len() {
         64 => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 4>),
@@ -81,21 +88,21 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     (byte_table(codebook, 1, 0), run)
 }
 
-fn pairs(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
-        6 => strips::<Pairs<6, 1>> as StripFn,
-        8 => strips::<Pairs16>,
-        10 => strips::<Pairs<10, 2>>,
-        12 => strips::<Pairs<12, 4>>,
-        14 => strips::<Pairs<14, 8>>,
-        _ => strips::<Pairs256>,
+        6 => both!(strips, Pairs<6, 1>),
+        8 => both!(strips, Pairs16),
+        10 => both!(strips, Pairs<10, 2>),
+        12 => both!(strips, Pairs<12, 4>),
+        14 => both!(strips, Pairs<14, 8>),
+        _ => both!(strips, Pairs256),
     };
     let mut table = byte_table(codebook, 2, 0);
     table.extend(byte_table(codebook, 2, 1));
     (table, run)
 }
 
-fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     let run = match (quarters, codebook.entries().len()) {
         (..=8, 64) => rates!(quarters, [4 6 8], Fast<R, 4, 4>),
@@ -106,14 +113,14 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     (byte_table(codebook, 1, 0), run)
 }
 
-fn wide(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn wide(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let bits = usize::from(codebook.scheme().quarters() / 4);
     let mut table = windows(1, |c| c * bits, bits, 0);
     table.extend(dword_table(1 << bits, |i| codebook.entries()[i].cast_unsigned().into()));
-    (table, gathers::<Gather<{ kind::WIDE_ONE }, false>>)
+    (table, both!(gathers, Gather<{ kind::WIDE_ONE }, false>))
 }
 
-fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
+fn gather(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     let entries = codebook.entries();
@@ -133,10 +140,10 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         }
     }));
     let run = match (narrow, hash) {
-        (true, true) => gathers::<Gather<{ kind::PAIRS }, true>> as StripFn,
-        (true, false) => gathers::<Gather<{ kind::PAIRS }, false>>,
-        (false, true) => gathers::<Gather<{ kind::WIDE_PAIRS }, true>>,
-        (false, false) => gathers::<Gather<{ kind::WIDE_PAIRS }, false>>,
+        (true, true) => both!(gathers, Gather<{ kind::PAIRS }, true>),
+        (true, false) => both!(gathers, Gather<{ kind::PAIRS }, false>),
+        (false, true) => both!(gathers, Gather<{ kind::WIDE_PAIRS }, true>),
+        (false, false) => both!(gathers, Gather<{ kind::WIDE_PAIRS }, false>),
     };
     (table, run)
 }
