@@ -16,8 +16,10 @@ pub const PANEL_FROM: usize = 9;
 pub const ROWS: usize = 16;
 /// Bytes behind the last row of activations that a body which takes [`Interleave::Rows`] may read.
 pub(crate) const ROW_OVERREAD: usize = 64;
-/// Most strips of one call of a body.
+/// Most strips of one call of a body for several tokens.
 pub const MAX_STRIPS: usize = 2;
+/// Most strips of one call for one token: few enough to share out, enough that starting a call costs nothing.
+pub const ONE_TOKEN_STRIPS: usize = 16;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
 ///
 /// 256 columns x 255 x 127 < 2^23: a block's sum is exact in `i32` (with weights offset by 128) and in `f32`.
@@ -70,7 +72,7 @@ pub struct Args<'a> {
     pub stride: usize,
     /// Bytes of a tile.
     pub tile_bytes: usize,
-    /// Strips, 1 to [`MAX_STRIPS`].
+    /// Strips, 1 to [`MAX_STRIPS`], or for one token to [`ONE_TOKEN_STRIPS`].
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
@@ -166,7 +168,8 @@ pub enum Ints<'a> {
 impl Args<'_> {
     /// Repeats the promises as debug assertions; bodies call it first.
     pub fn debug_check(&self) {
-        debug_assert!((1..=MAX_STRIPS).contains(&self.strips), "strips of a call");
+        let most = if self.tokens == 1 { ONE_TOKEN_STRIPS } else { MAX_STRIPS };
+        debug_assert!((1..=most).contains(&self.strips), "strips of a call");
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
         let end = (self.strips - 1) * self.stride + self.tiles * self.tile_bytes;
         debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");

@@ -14,8 +14,8 @@ pub mod vectors;
 
 pub use activations::Activations;
 pub use args::{
-    Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS, OVERREAD,
-    PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
+    Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS,
+    ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
 pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};

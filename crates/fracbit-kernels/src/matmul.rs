@@ -2,7 +2,7 @@
 
 use crate::{
     Activations, Args, Block, Crew, Ints, PackedMatrix,
-    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, PANEL_FROM, PANEL_TOKENS},
+    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, PANEL_TOKENS},
     crew::with_crew,
     matrix::Part,
 };
@@ -161,7 +161,7 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
     let (mut one, mut few, mut many);
     let buffer: &mut [f32] = match x.batch() {
         1 => {
-            one = [0f32; MAX_STRIPS * TILE_ROWS];
+            one = [0f32; ONE_TOKEN_STRIPS * TILE_ROWS];
             &mut one
         }
         2..=PANEL_TOKENS => {
@@ -173,7 +173,7 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
             &mut many
         }
     };
-    let gathered = gathered(x);
+    let gathered = if x.batch() == 1 { ONE_TOKEN_STRIPS } else { gathered(x) };
     for strip in strips.clone().step_by(gathered) {
         let count = gathered.min(strips.end - strip);
         for token in (0..x.batch()).step_by(MAX_TOKENS) {
@@ -181,7 +181,11 @@ fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Ou
             let out = &mut buffer[..count * tokens * TILE_ROWS];
             out.fill(0.0);
             // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other.
-            let each = if tokens == 1 && w.parts().len() > 1 { 1 } else { MAX_STRIPS };
+            let each = match tokens {
+                1 if w.parts().len() > 1 => 1,
+                1 if x.batch() == 1 => ONE_TOKEN_STRIPS,
+                _ => MAX_STRIPS,
+            };
             for (call, out) in out.chunks_mut(each * tokens * TILE_ROWS).enumerate() {
                 multiply(w, x, strip + call * each, token..token + tokens, out);
             }

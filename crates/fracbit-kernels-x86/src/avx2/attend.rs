@@ -9,7 +9,7 @@ use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
 use half::f16;
 use std::arch::x86_64::*;
 
-table!(Isa::Avx2, "avx2,f16c", Avx2, None);
+table!(Isa::Avx2, "avx2,f16c,fma", Avx2, None);
 
 /// Lanes of a vector.
 const LANES: usize = 8;
@@ -22,7 +22,7 @@ trait Element: Copy {
 
 impl Element for f16 {
     #[inline]
-    #[target_feature(enable = "avx2,f16c")]
+    #[target_feature(enable = "avx2,f16c,fma")]
     unsafe fn load(at: *const Self) -> __m256 {
         // SAFETY: promised by the caller.
         _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
@@ -31,7 +31,7 @@ impl Element for f16 {
 
 impl Element for f32 {
     #[inline]
-    #[target_feature(enable = "avx2,f16c")]
+    #[target_feature(enable = "avx2,f16c,fma")]
     unsafe fn load(at: *const Self) -> __m256 {
         // SAFETY: promised by the caller.
         unsafe { _mm256_loadu_ps(at) }
@@ -40,7 +40,7 @@ impl Element for f32 {
 
 /// # Safety
 /// The features, and lengths as `Vectors::scores` checks them.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
     let (count, blocks) = (args.queries.len() / args.dim, args.keys.len() / (args.dim * KEY_BLOCK));
     let (mut query, mut left) = (args.queries.as_ptr(), count);
@@ -73,7 +73,7 @@ unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
 /// # Safety
 /// `Q` queries at `query`, `blocks` blocks at `keys`, `Q` rows of scores at `out`.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn some_scores<T: Element, const Q: usize>(
     args: &Scores<'_>,
     query: *const f32,
@@ -96,8 +96,8 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                 let (a, b) = (T::load(keys.add(i * KEY_BLOCK)), T::load(keys.add((i + 1) * KEY_BLOCK)));
                 for q in 0..Q {
                     let at = query.add(q * dim + i);
-                    sums[q][0] = _mm256_add_ps(sums[q][0], _mm256_mul_ps(a, _mm256_set1_ps(*at)));
-                    sums[q][1] = _mm256_add_ps(sums[q][1], _mm256_mul_ps(b, _mm256_set1_ps(*at.add(1))));
+                    sums[q][0] = _mm256_fmadd_ps(a, _mm256_set1_ps(*at), sums[q][0]);
+                    sums[q][1] = _mm256_fmadd_ps(b, _mm256_set1_ps(*at.add(1)), sums[q][1]);
                 }
                 i += 2;
             }
@@ -105,7 +105,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                 let a = T::load(keys.add(i * KEY_BLOCK));
                 for q in 0..Q {
                     let x = _mm256_set1_ps(*query.add(q * dim + i));
-                    sums[q][0] = _mm256_add_ps(sums[q][0], _mm256_mul_ps(a, x));
+                    sums[q][0] = _mm256_fmadd_ps(a, x, sums[q][0]);
                 }
             }
             for q in 0..Q {
@@ -118,7 +118,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
 
 /// # Safety
 /// The features, and lengths as `Vectors::weigh` checks them.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
     // SAFETY: the same promises.
     unsafe {
@@ -132,7 +132,7 @@ unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
 /// # Safety
 /// As [`weigh`], with `positions` values at `values`.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn weigh_of<T: Element>(args: &Weigh<'_>, values: *const T, positions: usize, out: &mut [f32]) {
     let dim = args.dim;
     let wide = dim / 16 * 16;
@@ -186,7 +186,7 @@ impl<T: Element> Part<'_, T> {
     /// # Safety
     /// `Q` queries from `query` on and `8 V` dimensions from `at` on exist.
     #[inline]
-    #[target_feature(enable = "avx2,f16c")]
+    #[target_feature(enable = "avx2,f16c,fma")]
     unsafe fn run<const Q: usize, const V: usize>(&self, out: *mut f32) {
         let (dim, stride) = (self.args.dim, self.args.stride);
         let mut sums = [[_mm256_setzero_ps(); V]; Q];
@@ -208,7 +208,7 @@ impl<T: Element> Part<'_, T> {
                 for q in 0..Q {
                     let w = _mm256_set1_ps(*weights.add(q * stride + j));
                     for v in 0..V {
-                        sums[q][v] = _mm256_add_ps(sums[q][v], _mm256_mul_ps(w, row[v]));
+                        sums[q][v] = _mm256_fmadd_ps(w, row[v], sums[q][v]);
                     }
                 }
             }

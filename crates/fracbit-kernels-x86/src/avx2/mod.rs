@@ -19,7 +19,7 @@ mod products;
 mod strips;
 mod tables;
 
-/// Proof that the processor has AVX2 and F16C.
+/// Proof that the processor has AVX2, F16C and FMA.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
@@ -27,7 +27,10 @@ impl Avx2 {
     /// The proof, if this processor has them.
     #[must_use]
     pub(crate) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Self(()))
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma"))
+        .then_some(Self(()))
     }
 }
 

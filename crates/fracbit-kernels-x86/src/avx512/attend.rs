@@ -102,8 +102,8 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                 let (a, b) = (T::load(keys.add(i * KEY_BLOCK)), T::load(keys.add((i + 1) * KEY_BLOCK)));
                 for q in 0..Q {
                     let at = query.add(q * dim + i);
-                    sums[q][0] = _mm512_add_ps(sums[q][0], _mm512_mul_ps(a, _mm512_set1_ps(*at)));
-                    sums[q][1] = _mm512_add_ps(sums[q][1], _mm512_mul_ps(b, _mm512_set1_ps(*at.add(1))));
+                    sums[q][0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*at), sums[q][0]);
+                    sums[q][1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*at.add(1)), sums[q][1]);
                 }
                 i += 2;
             }
@@ -111,7 +111,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                 let a = T::load(keys.add(i * KEY_BLOCK));
                 for q in 0..Q {
                     let x = _mm512_set1_ps(*query.add(q * dim + i));
-                    sums[q][0] = _mm512_add_ps(sums[q][0], _mm512_mul_ps(a, x));
+                    sums[q][0] = _mm512_fmadd_ps(a, x, sums[q][0]);
                 }
             }
             for q in 0..Q {
@@ -214,7 +214,7 @@ impl<T: Element> Part<'_, T> {
                 for q in 0..Q {
                     let w = _mm512_set1_ps(*weights.add(q * stride + j));
                     for v in 0..V {
-                        sums[q][v] = _mm512_add_ps(sums[q][v], _mm512_mul_ps(w, row[v]));
+                        sums[q][v] = _mm512_fmadd_ps(w, row[v], sums[q][v]);
                     }
                 }
             }

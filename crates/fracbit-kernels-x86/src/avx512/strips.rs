@@ -20,7 +20,9 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
         match (args.panel, args.tokens) {
             (Some(panel), _) => panels(&expander, args, panel, out),
             (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => tiles(&expander, args, out),
-            (None, 1) if E::STREAMS == 2 && args.strips == 2 => one_token::<E, 2>(&expander, args, out),
+            (None, 1) if E::STREAMS == 2 && args.strips.is_multiple_of(2) => {
+                one_token::<E, 2>(&expander, args, out)
+            }
             (None, 1) => one_token::<E, 1>(&expander, args, out),
             (None, 2) => few_tokens::<E, 2>(&expander, args, out),
             (None, 3 | 4) => few_tokens::<E, 4>(&expander, args, out),

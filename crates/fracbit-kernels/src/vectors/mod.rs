@@ -195,7 +195,7 @@ impl Vectors {
     }
 
     /// `out[q][j] = query_q · key_j` for all positions of the given blocks; even and odd dimensions are summed apart, each
-    /// in order, and then added.
+    /// in order by fused multiplications and additions, and then added.
     ///
     /// # Panics
     /// When a length does not fit.
@@ -211,7 +211,7 @@ impl Vectors {
         unsafe { (self.slots.scores)(args, out) }
     }
 
-    /// `out[q] += Σ_j weights[q][j] values[j]`, in the order of positions; `out` is (query, dim).
+    /// `out[q] += Σ_j weights[q][j] values[j]`, in the order of positions, each fused; `out` is (query, dim).
     ///
     /// # Panics
     /// When a length does not fit.

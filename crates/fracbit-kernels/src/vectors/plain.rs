@@ -111,7 +111,7 @@ pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
                 let mut key = [0.0; KEY_BLOCK];
                 keys.copy((block * dim + i) * KEY_BLOCK, &mut key);
                 for (sums, query) in sums.iter_mut().zip(queries.chunks_exact(dim)) {
-                    sums[i % 2].iter_mut().zip(&key).for_each(|(sum, k)| *sum += k * query[i]);
+                    sums[i % 2].iter_mut().zip(&key).for_each(|(sum, k)| *sum = k.mul_add(query[i], *sum));
                 }
             }
             for (sums, out) in sums.iter().zip(out.chunks_mut(stride)).take(queries.len() / dim) {
@@ -134,7 +134,7 @@ pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
             values.copy(j * dim + first, value);
             for (q, out) in out.chunks_exact_mut(dim).enumerate() {
                 let weight = weights[q * stride + j];
-                out[columns.clone()].iter_mut().zip(&*value).for_each(|(o, v)| *o += weight * v);
+                out[columns.clone()].iter_mut().zip(&*value).for_each(|(o, v)| *o = weight.mul_add(*v, *o));
             }
         }
     }
@@ -150,7 +150,7 @@ const COLUMNS: usize = 64;
 pub fn weigh_columns(weights: &[f32], values: Floats<'_>, dim: usize, first: usize, out: &mut [f32]) {
     for (j, weight) in weights[..values.len() / dim].iter().enumerate() {
         for (i, out) in out.iter_mut().enumerate() {
-            *out += weight * values.get(j * dim + first + i);
+            *out = weight.mul_add(values.get(j * dim + first + i), *out);
         }
     }
 }
