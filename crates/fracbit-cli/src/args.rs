@@ -4,7 +4,13 @@ use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Scheme};
 use fracbit_model::{RotationMode, SampleConfig};
-use std::{convert::Infallible, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
+use std::{
+    convert::Infallible,
+    fmt,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// Heading of budgets.
 pub(crate) const BUDGET: &str = "Budget (one or several)";
@@ -92,12 +98,12 @@ pub(crate) struct SpeedArgs {
 }
 
 impl SpeedArgs {
-    /// As typed, for the record.
-    pub(crate) fn recorded(&self) -> String {
+    /// As typed, for the record, with the path as `show` writes it.
+    pub(crate) fn recorded(&self, show: ShowPath) -> String {
         let Some(path) = &self.profile else { return String::new() };
         let Self { context, batch, no_fusion, .. } = self;
         let fusion = if *no_fusion { " --no-fusion" } else { "" };
-        format!(" --profile {} --context {context} --batch {batch}{fusion}", path.display())
+        format!(" --profile {} --context {context} --batch {batch}{fusion}", show(path))
     }
 }
 
@@ -253,6 +259,19 @@ impl FromStr for SensitivitySource {
             "prior" => Self::Prior,
             path => Self::File(path.into()),
         })
+    }
+}
+
+/// How a record writes paths: as they were typed, or their names only.
+pub(crate) type ShowPath = fn(&Path) -> String;
+
+impl SensitivitySource {
+    /// For the record.
+    pub(crate) fn recorded(&self, show: ShowPath) -> String {
+        match self {
+            Self::File(path) => show(path),
+            Self::Quick | Self::Prior => self.to_string(),
+        }
     }
 }
 

@@ -118,6 +118,13 @@ pub(crate) fn typed(path: &Path) -> String {
     format!("'{}'", shown.replace('\'', "'\\''"))
 }
 
+/// The last part of a path, for what goes out with a model: where it lies on this machine is nobody's business, and the same files give the
+/// same bytes wherever they lie.
+pub(crate) fn name(path: &Path) -> String {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    typed(whole.file_name().map_or(path, Path::new))
+}
+
 /// The last part of a path that looks like `organization/model`.
 fn hub_name(dir: &Path) -> Option<&str> {
     let (organization, name) = dir.to_str()?.split_once('/')?;

@@ -101,7 +101,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                     for q in 0..Q {
                         let x = *queries.add(q * dim + i + parity);
                         for v in 0..2 {
-                            sums[q][parity][v] = vaddq_f32(sums[q][parity][v], vmulq_n_f32(key[v], x));
+                            sums[q][parity][v] = vfmaq_n_f32(sums[q][parity][v], key[v], x);
                         }
                     }
                 }
@@ -112,7 +112,7 @@ unsafe fn some_scores<T: Element, const Q: usize>(
                 for q in 0..Q {
                     let x = *queries.add(q * dim + i);
                     for v in 0..2 {
-                        sums[q][0][v] = vaddq_f32(sums[q][0][v], vmulq_n_f32(key[v], x));
+                        sums[q][0][v] = vfmaq_n_f32(sums[q][0][v], key[v], x);
                     }
                 }
             }
@@ -204,7 +204,7 @@ impl<T: Element> Part<'_, T> {
                     let w = *weights.add(q * stride + j);
                     for v in 0..V {
                         for half in 0..2 {
-                            sums[q][v][half] = vaddq_f32(sums[q][v][half], vmulq_n_f32(row[v][half], w));
+                            sums[q][v][half] = vfmaq_n_f32(sums[q][v][half], row[v][half], w);
                         }
                     }
                 }

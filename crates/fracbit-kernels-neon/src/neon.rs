@@ -26,6 +26,7 @@ safe! {
     vcvtq_n_f32_s32[const N: i32](a: int32x4_t) -> float32x4_t;
     vshlq_n_s8[const N: i32](a: int8x16_t) -> int8x16_t;
     vshlq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
+    vfmaq_n_f32(a: float32x4_t, b: float32x4_t, c: f32) -> float32x4_t;
     vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vzip1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vzip2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
@@ -52,13 +53,11 @@ safe! {
     vmull_high_s8(a: int8x16_t, b: int8x16_t) -> int16x8_t;
     vmull_s8(a: int8x8_t, b: int8x8_t) -> int16x8_t;
     vmulq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
-    vmulq_n_f32(a: float32x4_t, b: f32) -> float32x4_t;
     vmulq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vmulq_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t;
     vorrq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vpadalq_s16(a: int32x4_t, b: int16x8_t) -> int32x4_t;
     vpaddq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
-    vqrdmulhq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vqtbl1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vqtbl2q_u8(a: uint8x16x2_t, b: uint8x16_t) -> uint8x16_t;
     vqtbl4q_u8(a: uint8x16x4_t, b: uint8x16_t) -> uint8x16_t;

@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_in_every_loop() {
-        for threads in [1, 2, 3, 7] {
+        for threads in [1, 2, 3, 7, 11] {
             pool(threads).install(|| {
                 with_crew(|crew| {
                     assert_eq!(crew.threads(), threads);

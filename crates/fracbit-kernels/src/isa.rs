@@ -52,7 +52,7 @@ impl Isa {
         }
     }
 
-    /// The most that the user allows: the value of `FRACBIT_ISA`, or `None` when it is unset. It can lower what
+    /// The most that the user allows: the value of `FRACBIT_ISA`, or `None` when it is unset or empty. It can lower what
     /// the machine offers and never raise it, because a backend installs only what it has detected.
     ///
     /// # Errors
@@ -60,6 +60,8 @@ impl Isa {
     pub fn cap() -> Result<Option<Self>, IsaError> {
         #[expect(clippy::disallowed_methods, reason = "the one reader of FRACBIT_ISA")]
         match std::env::var("FRACBIT_ISA") {
+            // As in a shell script that sets it to nothing.
+            Ok(text) if text.is_empty() => Ok(None),
             Ok(text) => text.parse().map(Some),
             Err(std::env::VarError::NotPresent) => Ok(None),
             Err(std::env::VarError::NotUnicode(text)) => Err(IsaError(text.to_string_lossy().into_owned())),

@@ -551,7 +551,7 @@ fn model_card(plan: &Plan, report: &QuantizeReport, options: &QuantizeOptions) -
     let _ = write!(
         card,
         "| | |\n| --- | --- |\n| source | `{}` |\n| source hash (blake3) | `{}` |\n| bits per weight, everything counted | {:.3} |\n\
-         | bytes of tensors | {} ({}) |\n| rotation | {:?}, seed {} |\n| sensitivities | {} |\n\
+         | bytes of tensors | {} ({}) |\n| rotation | {}, seed {} |\n| sensitivities | {} |\n\
          | predicted rise of the loss | {:.4} nats per token |\n| calibrated on | {} |\n| made by | fracbit {}: `{}` |\n\n",
         options.source,
         options.source_hash,

@@ -45,6 +45,9 @@ pub(crate) struct PlanArgs {
     /// Write the plan to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Replace the file of --save.
+    #[arg(long, requires = "save")]
+    force: bool,
     /// Show where the loss comes from, what a byte and a microsecond are worth, and what would help.
     #[arg(long, conflicts_with = "plan")]
     explain: bool,
@@ -66,6 +69,12 @@ pub(crate) struct PlanArgs {
 }
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
+    if let Some(path) = args.save.as_ref().filter(|path| path.exists() && !args.force) {
+        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(
+            Failure::writing(path, exists).hint("--force replaces the plan, which may have been edited")
+        );
+    }
     let source = Source::open(&args.model)?;
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),
@@ -95,9 +104,8 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         context.progress.note(&format!("wrote {}", path.display()));
     }
     if let Some(path) = &args.save {
-        let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))?;
-        fracbit_io::write_atomic(path, format!("{text}\n").as_bytes())
-            .map_err(|e| Failure::writing(path, e))?;
+        let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))? + "\n";
+        fracbit_io::write_atomic(path, text.as_bytes()).map_err(|e| Failure::writing(path, e))?;
         let (model, typed, path) = (files::typed(&args.model), files::typed(path), path.display());
         context
             .progress
@@ -111,7 +119,8 @@ impl PlanArgs {
     fn recorded(&self) -> String {
         let Self { model, target, speed, shape, losses, .. } = self;
         let losses = losses.sensitivity.as_ref().map(|s| format!(" --sensitivity {s}")).unwrap_or_default();
-        let (target, speed, shape) = (target.recorded(), speed.recorded(), shape.recorded());
+        let (target, speed, shape) =
+            (target.recorded(), speed.recorded(|path| path.display().to_string()), shape.recorded());
         format!("fracbit plan {} {target}{speed}{shape}{losses}", model.display())
     }
 }

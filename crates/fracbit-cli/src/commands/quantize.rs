@@ -2,7 +2,8 @@
 
 use crate::{
     args::{
-        self, BUDGET, LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs, TextArgs, rotation_name,
+        self, BUDGET, LossArgs, SensitivitySource, ShapeArgs, ShowPath, SpeedArgs, TargetArgs, TextArgs,
+        rotation_name,
     },
     context::Context,
     failure::{Exit, Failure},
@@ -139,9 +140,9 @@ impl LearnArgs {
         Ok(Some(LearnText(path.as_ref().map(read).transpose()?)))
     }
 
-    fn recorded(&self) -> String {
+    fn recorded(&self, show: ShowPath) -> String {
         let Some(text) = &self.learn else { return String::new() };
-        let from = text.as_ref().map_or_else(String::new, |path| format!("={}", path.display()));
+        let from = text.as_ref().map_or_else(String::new, |path| format!("={}", show(path)));
         format!(" --learn{from} --tokens {}{}", self.tokens, self.how.recorded())
     }
 }
@@ -221,18 +222,18 @@ impl QuantizeArgs {
     }
 
     /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
-    fn recorded(&self) -> String {
-        let model = self.model.display();
+    fn recorded(&self, show: ShowPath) -> String {
+        let model = show(&self.model);
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
-            format!(" --calibration {}{}", dir.display(), if self.sequential { " --sequential" } else { "" })
+            format!(" --calibration {}{}", show(dir), if self.sequential { " --sequential" } else { "" })
         });
-        let calibration = calibration + &self.learning.recorded();
+        let calibration = calibration + &self.learning.recorded(show);
         let mut effort = format!(" --effort {}", self.effort());
         if self.codebook_bytes != 16 {
             effort += &format!(" --codebook-bytes {}", self.codebook_bytes);
         }
         if let Some(path) = &self.plan {
-            return format!("fracbit quantize {model} --plan {}{calibration}{effort}", path.display());
+            return format!("fracbit quantize {model} --plan {}{calibration}{effort}", show(path));
         }
         let mut line = format!("fracbit quantize {model} {}", self.target.recorded());
         let timed = self.target.limit_us(self.speed.batch).is_some();
@@ -245,14 +246,14 @@ impl QuantizeArgs {
         let sensitivity = self.losses.sensitivity.as_ref().unwrap_or(&default);
         let sensitivity = match self.learning.learn {
             Some(_) => String::new(),
-            None => format!(" --sensitivity {sensitivity}"),
+            None => format!(" --sensitivity {}", sensitivity.recorded(show)),
         };
         let (rotation, seed) = (rotation_name(self.shape.rotation.into()), self.shape.seed);
         line += &format!(" --rotation {rotation}{sensitivity} --seed {seed}");
         if self.shape.keep_head {
             line += " --keep-head";
         }
-        line + &self.speed.recorded() + &self.shape.recorded() + &calibration + &effort
+        line + &self.speed.recorded(show) + &self.shape.recorded() + &calibration + &effort
     }
 }
 
@@ -355,8 +356,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
 
     let options = QuantizeOptions {
         force: args.force,
-        command: args.recorded(),
-        source: args.model.display().to_string(),
+        command: args.recorded(files::name),
+        source: files::name(&args.model),
         source_hash: source.hash().to_owned(),
         calibration,
         sequential,
@@ -405,7 +406,7 @@ fn begin(
 ) -> Result<Option<OutputDir>, Failure> {
     let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
     let key = json!({
-        "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(), "source": source.hash(),
+        "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(|path| path.display().to_string()), "source": source.hash(),
         "calibration": calibration.map(Calibration::digest),
         "text": text.and_then(LearnText::named).map(|(text, path)| calibrate::text_origin(text, path)),
     });
@@ -498,7 +499,10 @@ mod tests {
         ];
         for (line, want) in table {
             let args = args(line);
-            assert_eq!(args.recorded(), want);
+            assert_eq!(args.recorded(files::name), want);
         }
+        let elsewhere = args("/home/me/M -o B --bits 2 --calibration ../stats/ --sensitivity ./s/a.json");
+        let want = "fracbit quantize M --bits 2 --palette tcq --code fine --rotation fold --sensitivity a.json --seed 0 --calibration stats --effort balanced";
+        assert_eq!(elsewhere.recorded(files::name), want, "no directory of this machine");
     }
 }
