@@ -53,6 +53,7 @@ safe! {
     vmull_high_s8(a: int8x16_t, b: int8x16_t) -> int16x8_t;
     vmull_s8(a: int8x8_t, b: int8x8_t) -> int16x8_t;
     vmulq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
+    vmulq_n_f32(a: float32x4_t, b: f32) -> float32x4_t;
     vmulq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vmulq_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t;
     vorrq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;

@@ -67,8 +67,7 @@ fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec
 
     let source = opened.source(RotationMode::Fold, 0)?;
     let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
-    let protocol = Protocol { levels: 4, tokens: 1024, seed: 0 };
-    let free = sensitivity::measure(&source, &hash, protocol, None, &Quiet, &mut |_| Ok(()))?;
+    let free = sensitivity::measure(&source, &hash, Protocol::FULL, None, &Quiet, &mut |_| Ok(()))?;
     let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &stories::reading(name))?;
 
     let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(EVAL), &options, &Quiet);
