@@ -118,6 +118,15 @@ pub(crate) fn typed(path: &Path) -> String {
     format!("'{}'", shown.replace('\'', "'\\''"))
 }
 
+/// Refuses to replace a file, unless `force`.
+pub(crate) fn refuse_existing(path: &Path, force: bool) -> Result<(), Failure> {
+    if force || !path.exists() {
+        return Ok(());
+    }
+    let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+    Err(Failure::writing(path, exists).hint("--force replaces the file"))
+}
+
 /// The last part of a path, for what goes out with a model: where it lies on this machine is nobody's business, and the same files give the
 /// same bytes wherever they lie.
 pub(crate) fn name(path: &Path) -> String {

@@ -69,12 +69,8 @@ pub(crate) struct PlanArgs {
 }
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
-    if let Some(path) = args.save.as_ref().filter(|path| path.exists() && !args.force) {
-        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-        return Err(
-            Failure::writing(path, exists).hint("--force replaces the plan, which may have been edited")
-        );
-    }
+    // It may have been edited by hand.
+    args.save.as_ref().map_or(Ok(()), |path| files::refuse_existing(path, args.force))?;
     let source = Source::open(&args.model)?;
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),
@@ -104,8 +100,9 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         context.progress.note(&format!("wrote {}", path.display()));
     }
     if let Some(path) = &args.save {
-        let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))? + "\n";
-        fracbit_io::write_atomic(path, text.as_bytes()).map_err(|e| Failure::writing(path, e))?;
+        let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::writing(path, e.into()))?;
+        fracbit_io::write_atomic(path, format!("{text}\n").as_bytes())
+            .map_err(|e| Failure::writing(path, e))?;
         let (model, typed, path) = (files::typed(&args.model), files::typed(path), path.display());
         context
             .progress

@@ -60,10 +60,7 @@ pub(crate) struct ProfileArgs {
 }
 
 pub(crate) fn run(args: &ProfileArgs, context: &mut Context) -> Result<(), Failure> {
-    if args.out.exists() && !args.force {
-        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-        return Err(Failure::writing(&args.out, exists).hint("--force replaces the file"));
-    }
+    files::refuse_existing(&args.out, args.force)?;
     let (subject, config) = match (&args.model, args.shape) {
         (_, Some(preset)) => (preset.name.to_owned(), preset.model_config()?),
         (Some(dir), None) => {

@@ -126,25 +126,27 @@ impl Join {
     /// The upper bytes of the lanes of `even` and `odd`, side by side.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    fn uppers(self, even: __m512i, mut odd: __m512i) -> __m512i {
-        // SAFETY: reads and writes registers only.
-        unsafe {
-            std::arch::asm!("vpshufb {}{{{}}}, {}, {}", inout(zmm_reg) odd, in(kreg) self.even, in(zmm_reg) even, in(zmm_reg) self.swap,
-                options(pure, nomem, nostack, preserves_flags));
-        }
-        odd
+    fn uppers(self, even: __m512i, odd: __m512i) -> __m512i {
+        self.bytes(odd, self.even, even)
     }
 
     /// The lower bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    fn lowers(self, mut even: __m512i, odd: __m512i) -> __m512i {
+    fn lowers(self, even: __m512i, odd: __m512i) -> __m512i {
+        self.bytes(even, self.odd, odd)
+    }
+
+    /// `to`, with the neighbouring bytes of `from` at `places`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    fn bytes(self, mut to: __m512i, places: __mmask64, from: __m512i) -> __m512i {
         // SAFETY: reads and writes registers only.
         unsafe {
-            std::arch::asm!("vpshufb {}{{{}}}, {}, {}", inout(zmm_reg) even, in(kreg) self.odd, in(zmm_reg) odd, in(zmm_reg) self.swap,
+            std::arch::asm!("vpshufb {}{{{}}}, {}, {}", inout(zmm_reg) to, in(kreg) places, in(zmm_reg) from, in(zmm_reg) self.swap,
                 options(pure, nomem, nostack, preserves_flags));
         }
-        even
+        to
     }
 }
 
