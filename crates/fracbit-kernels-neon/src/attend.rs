@@ -16,6 +16,7 @@ pub(crate) fn vectors() -> Vectors {
     let slots = Slots {
         scores,
         weigh,
+        widen: widen_all,
         products,
         softmax: plain::softmax,
         rms_norm: plain::rms_norm,
@@ -54,6 +55,22 @@ impl Element for f32 {
         // SAFETY: promised by the caller.
         unsafe { [vld1q_f32(at), vld1q_f32(at.add(4))] }
     }
+}
+
+/// # Safety
+/// As many outputs as inputs.
+unsafe fn widen_all(x: &[f16], out: &mut [f32]) {
+    let (x, x_rest) = x.as_chunks::<8>();
+    let (out, out_rest) = out.as_chunks_mut::<8>();
+    for (x, out) in x.iter().zip(out) {
+        // SAFETY: eight inputs and outputs.
+        unsafe {
+            let [low, high] = f16::load(x.as_ptr());
+            vst1q_f32(out.as_mut_ptr(), low);
+            vst1q_f32(out.as_mut_ptr().add(4), high);
+        }
+    }
+    plain::widen(x_rest, out_rest);
 }
 
 /// # Safety

@@ -97,7 +97,7 @@ pub(crate) fn bytes_of(args: &Args<'_>) -> *const i8 {
 /// are in.
 pub(crate) unsafe fn strips<E: Expand, D: Dot, const PAIRS: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
-    assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+    assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     let expander = E::new(args.table);
     // SAFETY: lengths are those that `Args` states; the rest is promised by the caller.
     unsafe {

@@ -234,10 +234,11 @@ unsafe fn single_group<D: Dot, const T: usize>(
     out: &mut [f32],
 ) {
     let at = strip * s.args.tokens + token;
-    let out = out[at * TILE_ROWS..][..T * TILE_ROWS].as_mut_ptr();
+    let stride = s.args.out_stride;
+    let out = out[s.args.out_at(strip, token)..][..(T - 1) * stride + TILE_ROWS].as_mut_ptr();
     let kept = inner[4 * at..][..4 * T].as_mut_ptr().cast::<[float32x4_t; 4]>();
     // SAFETY: sixteen outputs of each token.
-    let mut total: [_; T] = std::array::from_fn(|t| unsafe { load_lanes(out.add(t * TILE_ROWS)) });
+    let mut total: [_; T] = std::array::from_fn(|t| unsafe { load_lanes(out.add(t * stride)) });
     let zero = [vdupq_n_f32(0.0); 4];
     // SAFETY: written by the stretch before, promised by the caller.
     let mut open: [_; T] = std::array::from_fn(|t| if s.fresh { zero } else { unsafe { *kept.add(t) } });
@@ -277,7 +278,7 @@ unsafe fn single_group<D: Dot, const T: usize>(
     for t in 0..T {
         // SAFETY: as for the loads.
         unsafe {
-            store_lanes(out.add(t * TILE_ROWS), total[t]);
+            store_lanes(out.add(t * stride), total[t]);
             kept.add(t).write(open[t]);
         }
     }
@@ -292,7 +293,7 @@ unsafe fn wide(s: &Stretch<'_>, inner: &mut [Quad], out: &mut [f32]) {
     for strip in 0..s.args.strips {
         for token in 0..s.args.tokens {
             let at = strip * s.args.tokens + token;
-            let out = out[at * TILE_ROWS..][..TILE_ROWS].as_mut_ptr();
+            let out = out[s.args.out_at(strip, token)..][..TILE_ROWS].as_mut_ptr();
             let kept = inner[4 * at..][..4].as_mut_ptr().cast::<[float32x4_t; 4]>();
             // SAFETY: sixteen outputs; `kept` was written by the stretch before unless this one is fresh.
             let (mut total, mut open) =
@@ -341,7 +342,7 @@ const fn place(strip: usize, half: usize, pair: usize) -> usize {
 fn load_pairs(args: &Args<'_>, out: &[f32], total: &mut [Quad]) {
     let row = |strip: usize, token: usize| {
         // The partner of the last of an odd number of tokens is itself.
-        let at = (strip * args.tokens + token.min(args.tokens - 1)) * TILE_ROWS;
+        let at = args.out_at(strip, token.min(args.tokens - 1));
         // SAFETY: sixteen outputs of a strip and token.
         unsafe { load_lanes(out[at..at + TILE_ROWS].as_ptr()) }
     };
@@ -370,7 +371,7 @@ fn store_pairs(args: &Args<'_>, total: &[Quad], out: &mut [f32]) {
             }
             for (token, values) in [(2 * pair, a), (2 * pair + 1, b)] {
                 if token < args.tokens {
-                    let at = (strip * args.tokens + token) * TILE_ROWS;
+                    let at = args.out_at(strip, token);
                     // SAFETY: sixteen outputs of a strip and token.
                     unsafe { store_lanes(out[at..at + TILE_ROWS].as_mut_ptr(), values) };
                 }

@@ -53,6 +53,7 @@ macro_rules! table {
             let slots = Slots {
                 scores,
                 weigh,
+                widen,
                 products,
                 softmax,
                 rms_norm,

@@ -3,6 +3,7 @@
 use crate::{
     Crew, Interleave, Panel,
     args::{PANEL_TOKENS, ROW_OVERREAD, ROWS, panel_groups},
+    lines::Aligned,
     vectors::{
         Rounded, Vectors,
         plain::{GROUP, PIECE},
@@ -27,7 +28,7 @@ const PARALLEL: usize = 16;
 pub struct Activations {
     cols: usize,
     batch: usize,
-    values: Vec<f32>, // (batch, cols)
+    values: Vec<f32>, // (batch, cols), unless they come with each product
     pub(crate) narrow: Form<i8>,
     pub(crate) wide: Form<i16>,
     pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
@@ -40,8 +41,9 @@ pub struct Activations {
 pub(crate) struct Form<T> {
     ready: bool,
     packed: Option<Interleave>,
-    panel: Vec<i32>,             // (group of tokens, piece, token of the group); see `Panel`
-    pub(crate) ints: Vec<T>,     // (batch, stride)
+    panel: Vec<i32>, // (group of tokens, piece, token of the group); see `Panel`
+    /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
+    pub(crate) ints: Aligned<T>,
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
 }
@@ -58,6 +60,16 @@ impl Activations {
     /// # Errors
     /// When `x` is not a positive whole number of rows of `cols` (positive) values.
     pub fn set(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
+        self.announce(x, cols)?;
+        self.values.extend_from_slice(x);
+        Ok(())
+    }
+
+    /// As [`set`](Self::set), without a copy: `x` comes again with each product, see [`matmul_with`](crate::matmul_with).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn announce(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
         if cols == 0 || x.is_empty() || !x.len().is_multiple_of(cols) {
             let want = format_args!("a positive multiple of cols = {cols} long").to_string();
             return Err(ShapeError::new("activations", "x", want, x.len()));
@@ -65,9 +77,16 @@ impl Activations {
         self.cols = cols;
         self.batch = x.len() / cols;
         self.values.clear();
-        self.values.extend_from_slice(x);
         self.forget();
         Ok(())
+    }
+
+    /// `f` with the copy of [`set`](Self::set), and forms that belong to it.
+    pub(crate) fn with_values<R>(&mut self, f: impl FnOnce(&[f32], &mut Self) -> R) -> R {
+        let values = std::mem::take(&mut self.values);
+        let result = f(&values, self);
+        self.values = values;
+        result
     }
 
     /// No form is that of the values any more.
@@ -76,12 +95,14 @@ impl Activations {
         (self.wide.ready, self.wide.packed) = (false, None);
     }
 
-    /// Doubles the batch: behind the tokens come, in their order, the values that rounding them to int8 loses.
-    pub(crate) fn append_losses(&mut self, vectors: &Vectors, crew: &Crew<'_>) {
-        self.make_narrow(vectors, crew, None);
+    /// Doubles the batch: behind the tokens `x` come, in their order, the values that rounding them to int8 loses.
+    pub(crate) fn append_losses(&mut self, x: &[f32], vectors: &Vectors, crew: &Crew<'_>) {
+        self.make_narrow(x, vectors, crew, None);
         let (cols, batch, groups, stride) = (self.cols, self.batch, self.groups(), self.stride());
-        self.values.resize(2 * batch * cols, 0.0);
-        let (values, losses) = self.values.split_at_mut(batch * cols);
+        self.values.clear();
+        self.values.extend_from_slice(x);
+        self.values.resize(2 * x.len(), 0.0);
+        let (values, losses) = self.values.split_at_mut(x.len());
         for (token, (values, losses)) in
             values.chunks_exact(cols).zip(losses.chunks_exact_mut(cols)).enumerate()
         {
@@ -100,11 +121,11 @@ impl Activations {
     /// Drops what [`append_losses`](Self::append_losses) appended.
     pub(crate) fn drop_losses(&mut self) {
         self.resize_batch(self.batch / 2);
+        self.values.truncate(self.batch * self.cols);
     }
 
     fn resize_batch(&mut self, batch: usize) {
         self.batch = batch;
-        self.values.truncate(batch * self.cols);
         self.forget();
     }
 
@@ -136,8 +157,14 @@ impl Activations {
         self.cols.div_ceil(GROUP)
     }
 
-    pub(crate) fn make_narrow(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: Option<Interleave>) {
-        let (values, cols) = (&self.values, self.cols);
+    pub(crate) fn make_narrow(
+        &mut self,
+        values: &[f32],
+        vectors: &Vectors,
+        crew: &Crew<'_>,
+        panel: Option<Interleave>,
+    ) {
+        let cols = self.cols;
         let token = |t: usize| &values[t * cols..][..cols];
         if panel == Some(Interleave::Pairs) {
             return self.narrow.make_pairs(vectors, cols, self.batch, crew, token);
@@ -148,12 +175,18 @@ impl Activations {
         }
     }
 
-    pub(crate) fn make_wide(&mut self, vectors: &Vectors, crew: &Crew<'_>, panel: Option<Interleave>) {
+    pub(crate) fn make_wide(
+        &mut self,
+        values: &[f32],
+        vectors: &Vectors,
+        crew: &Crew<'_>,
+        panel: Option<Interleave>,
+    ) {
         debug_assert!(
             panel.is_none_or(|panel| panel == Interleave::Eights),
             "the others are of the int8 grid"
         );
-        let (values, cols) = (&self.values, self.cols);
+        let cols = self.cols;
         let token = |t: usize| &values[t * cols..][..cols];
         self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
         if panel.is_some() {
@@ -193,7 +226,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
         let (tiles, groups, stride) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP), stride(cols));
         // A body that takes `Interleave::Rows` reads whole groups of them.
         let room = if batch == 1 { stride } else { batch.next_multiple_of(ROWS) * stride + ROW_OVERREAD };
-        self.ints.resize(room, T::default());
+        self.ints.resize(room);
         self.scales.resize(batch * groups, 0.0);
         self.sums.resize(batch * tiles, 0);
         let mut parts: Vec<_>;
@@ -293,8 +326,8 @@ mod tests {
         let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
         let mut a = Activations::new();
         a.set(&x, cols).unwrap();
-        a.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
-        a.make_wide(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+        a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+        a.make_wide(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
         assert!(a.narrow.ints.len() >= 2 * 320, "padded");
         let mut extremes = 0;
         for token in 0..2 {
@@ -334,8 +367,8 @@ mod tests {
                 b.set(&x, cols).unwrap();
                 // What was there before does not show.
                 b.narrow.panel.resize(10_000, 77);
-                a.make_narrow(&Vectors::scalar(), &Crew::alone(), None);
-                b.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
+                a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
+                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
                 assert_eq!(a.narrow.sums, b.narrow.sums, "sums");
                 assert!(
                     a.narrow.scales.iter().zip(&b.narrow.scales).all(|(a, b)| a.to_bits() == b.to_bits())
@@ -351,8 +384,8 @@ mod tests {
                     }
                 }
                 assert!(!b.narrow.ready, "no second copy");
-                b.make_narrow(&Vectors::scalar(), &Crew::alone(), None);
-                assert_eq!(a.narrow.ints, b.narrow.ints, "made when wanted");
+                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
+                assert_eq!(*a.narrow.ints, *b.narrow.ints, "made when wanted");
             }
         }
     }
@@ -370,8 +403,8 @@ mod tests {
             let mut x = [0.0; 16];
             x[3] = bad;
             a.set(&x, 16).unwrap();
-            a.make_narrow(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
-            a.make_wide(&Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+            a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+            a.make_wide(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
             assert!(
                 check(a.narrow.scales[0]) && check(a.wide.scales[0]),
                 "{bad}: scale {}",

@@ -1,7 +1,7 @@
 //! What a body is given.
 
 use crate::Line;
-use fracbit_format::{Codebook, Grid, TILE_COLS};
+use fracbit_format::{Codebook, Grid, TILE_COLS, TILE_ROWS};
 use half::f16;
 
 /// Bytes behind the last tile that a body may read (and must not depend on).
@@ -48,7 +48,7 @@ pub struct Block {
 
 /// Strips (rows of tiles) of one segment, the activations they meet, and the scales.
 ///
-/// The result, `out[(strip * tokens + token) * 16 + row]`, is added to what is there:
+/// The result, `out[token * out_stride + strip * 16 + row]`, is added to what is there:
 ///
 /// ```text
 /// for block:                                     // in order
@@ -90,6 +90,8 @@ pub struct Args<'a> {
     pub x: Ints<'a>,
     /// Elements from a token to the next.
     pub x_stride: usize,
+    /// Elements of the result from a token to the next.
+    pub out_stride: usize,
     /// How activations come for several tokens; if at all, `block_scales` and `block_sums` are `(block, token)`.
     pub interleave: Option<Interleave>,
     /// The same activations as a panel, for all but [`Interleave::Rows`].
@@ -166,11 +168,24 @@ pub enum Ints<'a> {
 }
 
 impl Args<'_> {
+    /// Where the sixteen outputs of a strip and a token start.
+    #[must_use]
+    pub const fn out_at(&self, strip: usize, token: usize) -> usize {
+        token * self.out_stride + strip * TILE_ROWS
+    }
+
+    /// Length of the result.
+    #[must_use]
+    pub const fn out_len(&self) -> usize {
+        self.out_at(self.strips, self.tokens - 1)
+    }
+
     /// Repeats the promises as debug assertions; bodies call it first.
     pub fn debug_check(&self) {
         let most = if self.tokens == 1 { ONE_TOKEN_STRIPS } else { MAX_STRIPS };
         debug_assert!((1..=most).contains(&self.strips), "strips of a call");
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
+        debug_assert!(self.tokens == 1 || self.out_stride >= self.strips * TILE_ROWS, "outputs of a token");
         let end = (self.strips - 1) * self.stride + self.tiles * self.tile_bytes;
         debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");
         debug_assert_eq!(self.scales.len(), self.strips * self.groups * 16, "one scale per row and group");

@@ -86,7 +86,7 @@ impl Body {
 
     #[expect(unsafe_code, reason = "the one call of a body")]
     pub(crate) fn run(&self, args: &Args<'_>, out: &mut [f32]) {
-        debug_assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+        debug_assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
         // SAFETY: `Body::new` was promised the instruction set and soundness for arguments built by `matmul`.
         unsafe { (self.run)(args, out) }
     }

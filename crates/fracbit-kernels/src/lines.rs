@@ -3,6 +3,7 @@
 use memmap2::{MmapMut, MmapOptions};
 use std::{
     fmt,
+    marker::PhantomData,
     ops::{Deref, DerefMut},
 };
 
@@ -104,6 +105,42 @@ impl Clone for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").field("lines", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// Numbers that start with a cache line, as a `Vec` that only grows and shrinks.
+#[derive(Clone, Default)]
+pub(crate) struct Aligned<T> {
+    lines: Vec<Line>,
+    len: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: bytemuck::Pod> Aligned<T> {
+    /// As `Vec::resize`, with zeros.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.lines.resize((len * size_of::<T>()).div_ceil(64), Line::ZERO);
+        self.len = len;
+    }
+}
+
+impl<T: bytemuck::Pod> Deref for Aligned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl<T: bytemuck::Pod> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+impl<T> fmt::Debug for Aligned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aligned").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

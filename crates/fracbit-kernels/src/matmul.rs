@@ -2,13 +2,13 @@
 
 use crate::{
     Activations, Args, Block, Crew, Ints, PackedMatrix,
-    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, PANEL_TOKENS},
+    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
     crew::with_crew,
     matrix::Part,
 };
-use fracbit_base::{Shape, ShapeError};
+use fracbit_base::ShapeError;
 use fracbit_format::{Grid, TILE_COLS, TILE_ROWS};
-use std::marker::PhantomData;
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
 const TASKS: usize = 16;
@@ -25,29 +25,92 @@ const GATHER: usize = 4 * MAX_STRIPS;
 /// # Errors
 /// When `x` has another width than `w`, or `y` another size than `batch x rows`.
 pub fn matmul(w: &PackedMatrix, x: &mut Activations, y: &mut [f32]) -> Result<(), ShapeError> {
-    with_crew(|crew| matmul_with(crew, w, x, y))
+    with_crew(|crew| x.with_values(|values, x| matmul_with(crew, w, values, x, y)))
 }
 
-/// As [`matmul`], on the threads of a crew.
+/// As [`matmul`], on the threads of a crew; `values` are those that `x` was [set](Activations::set) to or that were
+/// [announced](Activations::announce).
 ///
 /// # Errors
-/// As there.
+/// As there, and when `values` has another length than was announced.
 pub fn matmul_with(
     crew: &Crew<'_>,
     w: &PackedMatrix,
+    values: &[f32],
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
+    product(crew, &[RowsOf { matrix: w, rows: 0..w.shape().rows }], values, x, y)
+}
+
+/// Some rows of a matrix, from the start of a strip on.
+#[derive(Clone, Debug)]
+pub struct RowsOf<'a> {
+    matrix: &'a PackedMatrix,
+    rows: Range<usize>,
+}
+
+impl<'a> RowsOf<'a> {
+    /// `None` when the rows are not in the matrix or do not start with a strip of 16.
+    #[must_use]
+    pub fn new(matrix: &'a PackedMatrix, rows: Range<usize>) -> Option<Self> {
+        let whole = rows.start.is_multiple_of(TILE_ROWS) && rows.start <= rows.end;
+        (whole && rows.end <= matrix.shape().rows).then_some(Self { matrix, rows })
+    }
+}
+
+/// As [`matmul_with`], for some rows of a matrix.
+///
+/// # Errors
+/// As there.
+pub fn matmul_rows_with(
+    crew: &Crew<'_>,
+    rows: RowsOf<'_>,
+    values: &[f32],
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
+    product(crew, &[rows], values, x, y)
+}
+
+/// `y = silu(x G^T) * (x U^T)`, elementwise, for as many rows of a gate and of its factor: of neither product more is ever there than what
+/// fits a cache.
+///
+/// # Errors
+/// As [`matmul_with`], and when the numbers of rows differ.
+pub fn matmul_gated_with(
+    crew: &Crew<'_>,
+    gate_and_up: [RowsOf<'_>; 2],
+    values: &[f32],
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
+    let [gate, up] = &gate_and_up;
+    ShapeError::check_len("matmul", "rows of up", gate.rows.len(), up.rows.len())?;
+    product(crew, &gate_and_up, values, x, y)
+}
+
+/// One matrix, or a gate and its factor.
+fn product(
+    crew: &Crew<'_>,
+    of: &[RowsOf<'_>],
+    values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
     const OP: &str = "matmul";
-    let Shape { rows, cols } = w.shape();
-    if x.cols() != cols {
-        return Err(ShapeError::new(
-            OP,
-            "x",
-            format_args!("(batch, {cols})"),
-            format_args!("(batch, {})", x.cols()),
-        ));
+    let rows = of[0].rows.len();
+    for cols in of.iter().map(|of| of.matrix.shape().cols) {
+        if x.cols() != cols {
+            return Err(ShapeError::new(
+                OP,
+                "x",
+                format_args!("(batch, {cols})"),
+                format_args!("(batch, {})", x.cols()),
+            ));
+        }
     }
+    ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
     ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
     if y.is_empty() {
         return Ok(());
@@ -55,12 +118,17 @@ pub fn matmul_with(
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
     x.block_sums.clear();
-    w.parts().iter().for_each(|part| prepare(part, w, x, crew));
-    let x = &*x;
-    let each = task_strips(w.strips(), crew.threads(), gathered(x));
-    crew.for_each(w.strips().div_ceil(each), |task| {
-        run(w, x, task * each..w.strips().min((task + 1) * each), &out);
-    });
+    let most = call_tokens(of, x);
+    let mut factors = [0; 2];
+    for (of, factors) in of.iter().zip(&mut factors) {
+        *factors = x.block_scales.len();
+        of.matrix.parts().iter().for_each(|part| prepare(part, of.matrix, most, values, x, crew));
+    }
+    let job = Job { of, factors, most, x, y: out };
+    let strips = rows.div_ceil(TILE_ROWS);
+    let unit = if x.batch() >= PANEL_FROM { GATHER } else { MAX_STRIPS };
+    let each = task_strips(strips, crew.threads(), unit);
+    crew.for_each(strips.div_ceil(each), |task| job.run(task * each..strips.min((task + 1) * each)));
     Ok(())
 }
 
@@ -74,28 +142,25 @@ pub fn matmul_with(
 pub fn matmul_refined_with(
     crew: &Crew<'_>,
     w: &PackedMatrix,
+    values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
     // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds takes the plain product.
     if x.cols() != w.shape().cols || w.parts().iter().any(|part| part.codebook.grid() == Grid::I16) {
-        return matmul_with(crew, w, x, y);
+        return matmul_with(crew, w, values, x, y);
     }
+    ShapeError::check_len("matmul", "x", x.batch() * x.cols(), values.len())?;
     ShapeError::check_len("matmul", "y", x.batch() * w.shape().rows, y.len())?;
-    x.append_losses(w.vectors(), crew);
+    x.append_losses(values, w.vectors(), crew);
     let mut both = std::mem::take(&mut x.refined);
     both.resize(2 * y.len(), 0.0);
-    let done = matmul_with(crew, w, x, &mut both);
+    let done = x.with_values(|values, x| matmul_with(crew, w, values, x, &mut both));
     let (main, rest) = both.split_at(y.len());
     y.iter_mut().zip(main.iter().zip(rest)).for_each(|(y, (main, rest))| *y = main + rest);
     x.refined = both;
     x.drop_losses();
     done
-}
-
-/// Strips whose outputs are stored together.
-const fn gathered(x: &Activations) -> usize {
-    if x.batch() >= PANEL_FROM { GATHER } else { MAX_STRIPS }
 }
 
 /// Strips of a task; a multiple of `unit`, so that only the last call of a body may have a single strip.
@@ -104,13 +169,23 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     strips.div_ceil(tasks).next_multiple_of(unit)
 }
 
+/// Most tokens of one call of a body. Tile registers ask for activations so fast that these should stay in a second-level cache (2 MiB
+/// where there are tile registers) while strip after strip meets them.
+fn call_tokens(of: &[RowsOf<'_>], x: &Activations) -> usize {
+    const ROOM: usize = 5 << 18;
+    let mut parts = of.iter().flat_map(|of| of.matrix.parts());
+    let rows = parts.all(|part| takes_panels(part, x) == Some(Interleave::Rows));
+    let fit = if rows { ROOM / x.stride() } else { MAX_TOKENS };
+    (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
+}
+
 /// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
 /// `(block, token)` for each call's tokens.
-fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) {
+fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut Activations, crew: &Crew<'_>) {
     let panels = takes_panels(part, x);
     match part.codebook.grid() {
-        Grid::I8 => x.make_narrow(w.vectors(), crew, panels),
-        Grid::I16 => x.make_wide(w.vectors(), crew, panels),
+        Grid::I8 => x.make_narrow(values, w.vectors(), crew, panels),
+        Grid::I16 => x.make_wide(values, w.vectors(), crew, panels),
     }
     let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
     let (scales, sums) = match part.codebook.grid() {
@@ -131,8 +206,8 @@ fn prepare(part: &Part, w: &PackedMatrix, x: &mut Activations, crew: &Crew<'_>) 
         }
         return;
     };
-    for start in (0..batch).step_by(MAX_TOKENS) {
-        let tokens = start..batch.min(start + MAX_TOKENS);
+    for start in (0..batch).step_by(most) {
+        let tokens = start..batch.min(start + most);
         let mut before = None;
         for block in blocks {
             let group = Some(first(block) / BLOCK_TILES);
@@ -155,55 +230,99 @@ fn takes_panels(part: &Part, x: &Activations) -> Option<Interleave> {
     part.body.panels().filter(|interleave| x.batch() >= interleave.from())
 }
 
-/// One task: `strips`, all segments, all tokens.
-fn run(w: &PackedMatrix, x: &Activations, strips: std::ops::Range<usize>, y: &Output<'_>) {
-    // Clearing a large one would cost a decode step's task several percent of its time.
-    let (mut one, mut few, mut many);
-    let buffer: &mut [f32] = match x.batch() {
-        1 => {
-            one = [0f32; ONE_TOKEN_STRIPS * TILE_ROWS];
-            &mut one
+/// What the tasks of a product share.
+struct Job<'a> {
+    /// A matrix, or a gate and its factor.
+    of: &'a [RowsOf<'a>],
+    /// Where the factors of each start.
+    factors: [usize; 2],
+    /// Most tokens of a call.
+    most: usize,
+    x: &'a Activations,
+    y: Output<'a>,
+}
+
+impl Job<'_> {
+    /// One task: all segments of some strips, all tokens. A buffer is as large as the tokens want it, and only what is used is cleared: a
+    /// decode step's task would spend several percent of its time on more, and so would prefill's on several threads.
+    fn run(&self, strips: Range<usize>) {
+        const FEW: usize = 2 * MAX_STRIPS * (PANEL_FROM - 1) * TILE_ROWS;
+        const { assert!(FEW >= 2 * ONE_TOKEN_STRIPS * TILE_ROWS) }
+        match self.x.batch() {
+            1 => self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, ONE_TOKEN_STRIPS),
+            2..PANEL_FROM => self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, MAX_STRIPS),
+            _ => self.many(strips),
         }
-        2..=PANEL_TOKENS => {
-            few = [0f32; GATHER * PANEL_TOKENS * TILE_ROWS];
-            &mut few
-        }
-        _ => {
-            many = [0f32; GATHER * MAX_TOKENS * TILE_ROWS];
-            &mut many
-        }
-    };
-    let gathered = if x.batch() == 1 { ONE_TOKEN_STRIPS } else { gathered(x) };
-    for strip in strips.clone().step_by(gathered) {
-        let count = gathered.min(strips.end - strip);
-        for token in (0..x.batch()).step_by(MAX_TOKENS) {
-            let tokens = MAX_TOKENS.min(x.batch() - token);
-            let out = &mut buffer[..count * tokens * TILE_ROWS];
-            out.fill(0.0);
-            // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other.
-            let each = match tokens {
-                1 if w.parts().len() > 1 => 1,
-                1 if x.batch() == 1 => ONE_TOKEN_STRIPS,
-                _ => MAX_STRIPS,
-            };
-            for (call, out) in out.chunks_mut(each * tokens * TILE_ROWS).enumerate() {
-                multiply(w, x, strip + call * each, token..token + tokens, out);
+    }
+
+    #[inline(never)] // so that no other call makes room for its buffer
+    fn many(&self, strips: Range<usize>) {
+        const MANY: usize = 2 * GATHER * MAX_TOKENS * TILE_ROWS;
+        self.through(&mut [const { MaybeUninit::uninit() }; MANY], strips, GATHER);
+    }
+
+    /// The strips, `together` at a time, through a buffer that holds the outputs of these for all tokens of a call twice.
+    fn through(&self, buffer: &mut [MaybeUninit<f32>], strips: Range<usize>, together: usize) {
+        let batch = self.x.batch();
+        for strip in strips.clone().step_by(together) {
+            let some = strip..strips.end.min(strip + together);
+            let stride = some.len() * TILE_ROWS;
+            for token in (0..batch).step_by(self.most) {
+                let tokens = token..batch.min(token + self.most);
+                let (out, rest) = buffer.split_at_mut(tokens.len() * stride);
+                let out = cleared(out);
+                self.add(0, some.clone(), tokens.clone(), out);
+                if let Some(up) = self.of.get(1) {
+                    let factor = cleared(&mut rest[..out.len()]);
+                    self.add(1, some.clone(), tokens, factor);
+                    up.matrix.vectors().silu_mul(out, factor);
+                }
+                self.y.store(strip, token, stride, out);
             }
-            y.store(strip, token, tokens, out);
+        }
+    }
+
+    /// Some strips of one of the matrices, all segments, added to `out`: `(token, strip, 16)`.
+    fn add(&self, which: usize, strips: Range<usize>, tokens: Range<usize>, out: &mut [f32]) {
+        let RowsOf { matrix, rows } = &self.of[which];
+        let start = rows.start / TILE_ROWS + strips.start;
+        let stride = strips.len() * TILE_ROWS;
+        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other.
+        let each = match tokens.len() {
+            1 if matrix.parts().len() > 1 => 1,
+            1 if self.x.batch() == 1 => ONE_TOKEN_STRIPS,
+            _ => MAX_STRIPS,
+        };
+        for first in (0..strips.len()).step_by(each) {
+            let end = strips.len().min(first + each);
+            let out = &mut out[first * TILE_ROWS..(tokens.len() - 1) * stride + end * TILE_ROWS];
+            let strips = start + first..start + end;
+            multiply(matrix, self.factors[which], self.x, strips, tokens.clone(), stride, out);
         }
     }
 }
 
-/// The strips from `strip` on, as many as `out` has room for, all segments, added to `out`: `(strip, token, 16)`.
+/// Zeros.
+fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
+    numbers.fill(MaybeUninit::new(0.0));
+    #[expect(unsafe_code, reason = "numbers that were just written")]
+    // SAFETY: the same numbers, all written.
+    unsafe {
+        std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len())
+    }
+}
+
+/// Some strips, all segments, added to `out`: `(token, strip, 16)`, `out_stride` from a token to the next. The factors of the matrix start at
+/// `before`.
 fn multiply(
     w: &PackedMatrix,
+    mut before: usize,
     x: &Activations,
-    strip: usize,
-    tokens: std::ops::Range<usize>,
+    strips: Range<usize>,
+    tokens: Range<usize>,
+    out_stride: usize,
     out: &mut [f32],
 ) {
-    let strips = out.len() / (tokens.len() * TILE_ROWS);
-    let mut before = 0;
     for part in w.parts() {
         let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
         let interleave = takes_panels(part, x);
@@ -213,12 +332,12 @@ fn multiply(
         let args = Args {
             codebook: &part.codebook,
             table: part.body.table(),
-            codes: w.codes_of(part, strip),
+            codes: w.codes_of(part, strips.start),
             stride: w.stride(),
             tile_bytes: part.segment.tile_bytes,
-            strips,
+            strips: strips.len(),
             tiles: part.segment.end - part.segment.start,
-            scales: &part.scales[strip * per_strip..][..strips * per_strip],
+            scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
             groups: part.groups,
             blocks: &part.blocks,
             tokens: tokens.len(),
@@ -227,6 +346,7 @@ fn multiply(
                 Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
             },
             x_stride: x.stride(),
+            out_stride,
             interleave,
             panel: interleave
                 .filter(|interleave| *interleave != Interleave::Rows)
@@ -251,35 +371,18 @@ struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {
-    /// Copies `(strip, token, 16)` to `y`, without the padded rows.
-    fn store(&self, strip: usize, token: usize, tokens: usize, out: &[f32]) {
-        let strips = out.len() / (tokens * TILE_ROWS);
-        for t in 0..tokens {
-            for s in 0..strips {
-                let out: &[f32; TILE_ROWS] = out[(s * tokens + t) * TILE_ROWS..]
-                    .first_chunk()
-                    .expect("outputs of a strip and a token");
-                let (at, width) = self.place(strip + s, token + t);
-                #[expect(unsafe_code, reason = "see `Output`")]
-                // SAFETY: `place` checked that `at + width` is inside `y`; this task owns the strip; `width <= 16`.
-                unsafe {
-                    let to = self.start.add(at);
-                    if width == TILE_ROWS {
-                        to.cast::<[f32; TILE_ROWS]>().write_unaligned(*out);
-                    } else {
-                        std::ptr::copy_nonoverlapping(out.as_ptr(), to, width);
-                    }
-                }
+    /// Copies `(token, strip, 16)`, `stride` from a token to the next, to `y`, without the padded rows.
+    fn store(&self, strip: usize, token: usize, stride: usize, out: &[f32]) {
+        let row = strip * TILE_ROWS;
+        let width = stride.min(self.rows - row);
+        for (t, out) in out.chunks_exact(stride).enumerate() {
+            let at = (token + t) * self.rows + row;
+            assert!(at + width <= self.len, "strip {strip} of token {token} lies inside y");
+            #[expect(unsafe_code, reason = "see `Output`")]
+            // SAFETY: inside `y` by the assertion; this task owns the strips; `width <= stride`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(out.as_ptr(), self.start.add(at), width);
             }
         }
-    }
-
-    /// Where the outputs of a strip start for a token, and how many there are.
-    fn place(&self, strip: usize, token: usize) -> (usize, usize) {
-        let row = strip * TILE_ROWS;
-        let width = TILE_ROWS.min(self.rows - row);
-        let at = token * self.rows + row;
-        assert!(at + width <= self.len, "strip {strip} of token {token} lies inside y");
-        (at, width)
     }
 }

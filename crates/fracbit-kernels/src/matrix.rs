@@ -144,10 +144,6 @@ impl PackedMatrix {
         self.gain
     }
 
-    pub(crate) const fn strips(&self) -> usize {
-        self.layout.tiles_down()
-    }
-
     pub(crate) const fn stride(&self) -> usize {
         self.layout.row_bytes()
     }

@@ -24,7 +24,6 @@ fn strips(args: &Args<'_>, out: &mut [f32]) {
         inner.fill([0.0; TILE_ROWS]);
         let codes = &args.codes[strip * args.stride..][..args.tiles * args.tile_bytes];
         let scales = &args.scales[strip * args.groups * TILE_ROWS..];
-        let out = &mut out[strip * args.tokens * TILE_ROWS..][..args.tokens * TILE_ROWS];
         for (index, block) in args.blocks.iter().enumerate() {
             let codes = codes.chunks_exact(args.tile_bytes).skip(block.start).take(block.tiles);
             let scales = &scales[block.group * TILE_ROWS..][..TILE_ROWS];
@@ -34,7 +33,8 @@ fn strips(args: &Args<'_>, out: &mut [f32]) {
                 .zip(codes)
                 .for_each(|(tile, code)| args.codebook.expand_tile_by(code, &books, tile));
             let tiles = &tiles[..block.tiles];
-            for (token, out) in out.as_chunks_mut::<TILE_ROWS>().0.iter_mut().enumerate() {
+            for token in 0..args.tokens {
+                let out = &mut out[args.out_at(strip, token)..][..TILE_ROWS];
                 let at = token * args.blocks.len() + index;
                 let first = token * args.x_stride + block.start * TILE_COLS;
                 for (row, out) in out.iter_mut().enumerate() {

@@ -3,9 +3,11 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::PackedView;
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix,
+    Activations, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Packed},
-    matmul, matmul_refined_with, with_crew,
+    matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with,
+    vectors::Vectors,
+    with_crew,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
@@ -61,10 +63,16 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
                         case.why
                     );
                 }
+                let mut announced = Activations::new();
+                announced.announce(&input, case.cols).unwrap();
+                let mut again = vec![f32::NAN; y.len()];
+                with_crew(|crew| matmul_with(crew, &w, &input, &mut announced, &mut again)).unwrap();
+                assert_eq!(y, again, "{scheme} {}: values that come with the product", case.why);
+                assert!(matmul(&w, &mut announced, &mut again).is_err(), "it has no copy of them");
                 // What rounding loses is below half a step, and is rounded to 127 steps again.
                 let levels = if most > 127 { 1023.0 } else { 127.0 * 254.0 };
                 y.fill(f32::NAN);
-                with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut y)).unwrap();
+                with_crew(|crew| matmul_refined_with(crew, &w, &input, &mut x, &mut y)).unwrap();
                 for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
                     let error = (f64::from(got) - want).abs();
                     assert!(
@@ -93,10 +101,61 @@ fn a_matrix_of_both_grids_is_no_worse_refined() {
     let mut x = Activations::new();
     x.set(&input, 32).unwrap();
     let mut y = vec![f32::NAN; 64];
-    with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut y)).unwrap();
+    with_crew(|crew| matmul_refined_with(crew, &w, &input, &mut x, &mut y)).unwrap();
     for (&got, (want, bound)) in y.iter().zip(product(&view, &input, 1023.0)) {
         assert!((f64::from(got) - want).abs() <= bound, "{got}, want {want} +- {bound}");
     }
+}
+
+#[test]
+fn rows_of_a_matrix_and_gates_are_products_too() {
+    let matrix = |scheme: &str, rows: usize, seed: u64| {
+        let scheme: Scheme = scheme.parse().unwrap();
+        let books = cases::codebooks(scheme, 1, 127);
+        let packed = Packed::random(scheme, Shape::new(rows, 96), books, 32, seed);
+        PackedMatrix::new(&Kernels::scalar(), &packed.view().unwrap())
+    };
+    // A gate and its factor that share a matrix, and two of their own.
+    let (shared, other) = (matrix("tcq-2", 200, 1), matrix("half-tcq-2.25", 70, 2));
+    for (gate, up) in [
+        (RowsOf::new(&shared, 16..86), RowsOf::new(&shared, 96..166)),
+        (RowsOf::new(&shared, 0..70), RowsOf::new(&other, 0..70)),
+    ] {
+        let (gate, up) = (gate.unwrap(), up.unwrap());
+        for batch in [1, 3, 8, 9, 40, 515] {
+            let input = cases::activations(batch * 96, 7);
+            let mut x = Activations::new();
+            x.announce(&input, 96).unwrap();
+            let mut product = |rows: &RowsOf<'_>| {
+                let mut y = vec![f32::NAN; batch * 70];
+                with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y)).unwrap();
+                y
+            };
+            let (mut want, factor) = (product(&gate), product(&up));
+            Vectors::scalar().silu_mul(&mut want, &factor);
+            let mut got = vec![f32::NAN; batch * 70];
+            let both = [gate.clone(), up.clone()];
+            with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).unwrap();
+            assert_eq!(want, got, "{batch} tokens");
+        }
+    }
+    // The rows are those of the whole product.
+    let input = cases::activations(11 * 96, 3);
+    let mut x = Activations::new();
+    x.set(&input, 96).unwrap();
+    let (mut all, mut some) = (vec![0.0; 11 * 200], vec![0.0; 11 * 50]);
+    matmul(&shared, &mut x, &mut all).unwrap();
+    let rows = RowsOf::new(&shared, 32..82).unwrap();
+    with_crew(|crew| matmul_rows_with(crew, rows, &input, &mut x, &mut some)).unwrap();
+    for (all, some) in all.chunks(200).zip(some.chunks(50)) {
+        assert_eq!(&all[32..82], some);
+    }
+    for rows in [8..24, 0..201, 208..208] {
+        assert!(RowsOf::new(&shared, rows.clone()).is_none(), "{rows:?} of 200 rows");
+    }
+    let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
+    let refused = with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut []));
+    assert!(refused.unwrap_err().to_string().contains("rows of up"));
 }
 
 #[test]
@@ -107,7 +166,7 @@ fn a_matrix_without_rows_has_an_empty_product() {
     let mut x = Activations::new();
     x.set(&[1.0; 128], 64).unwrap();
     assert_eq!(matmul(&w, &mut x, &mut []), Ok(()));
-    with_crew(|crew| matmul_refined_with(crew, &w, &mut x, &mut [])).unwrap();
+    with_crew(|crew| matmul_refined_with(crew, &w, &[1.0; 128], &mut x, &mut [])).unwrap();
 }
 
 #[test]

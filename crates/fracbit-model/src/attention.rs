@@ -12,9 +12,9 @@
 //! every vector of keys and values that is loaded and converted, chunks begin at multiples of their size and are merged
 //! in order: a query's result depends neither on its batch nor on the cut or the threads.
 
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
-use fracbit_kernels::vectors::{KEY_BLOCK, Scores, Vectors, Weigh};
+use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Vectors, Weigh};
 use fracbit_kernels::{Crew, vectors::plain::exp};
 
 use crate::kv::KvLayer;
@@ -30,6 +30,45 @@ const QUERIES: usize = 32;
 const TOGETHER: usize = 8;
 /// Rows up to which chunks are tasks of their own.
 const FEW: usize = 8;
+
+/// Keys or values that are converted together: a third of a first-level cache, and at least a block of the widest head.
+const FLOATS: usize = KEY_BLOCK * MAX_HEAD_DIM;
+
+/// Work space of a thread that runs tasks of prefill.
+#[repr(align(64))]
+struct Work {
+    /// Keys or values in single precision.
+    floats: [f32; FLOATS],
+    /// (query, position of a chunk)
+    scores: [f32; QUERIES * CHUNK],
+    /// Of a chunk.
+    stats: [Stat; QUERIES],
+    /// (query, head_dim), of a chunk.
+    values: [f32; QUERIES * MAX_HEAD_DIM],
+}
+
+thread_local! {
+    // Constant, so that no first use allocates.
+    static WORK: RefCell<Work> = const {
+        RefCell::new(Work {
+            floats: [0.0; FLOATS],
+            scores: [0.0; QUERIES * CHUNK],
+            stats: [[0.0; 2]; QUERIES],
+            values: [0.0; QUERIES * MAX_HEAD_DIM],
+        })
+    };
+}
+
+/// Queries of one row, and the positions of a chunk that they see.
+struct Row {
+    queries: Range<usize>,
+    part: Range<usize>,
+    /// Nothing before is seen.
+    begins: bool,
+}
+
+/// Calls for every row that sees any.
+type EachRow<'a> = dyn Fn(&mut dyn FnMut(Row)) + 'a;
 
 /// What all tasks share.
 #[derive(Clone, Copy)]
@@ -136,45 +175,114 @@ impl<'a> Attention<'a> {
     /// Queries `at..` of one head, through all chunks.
     fn task(self, rows: usize, kv_head: usize, at: usize, queries: &[f32], out: &mut [f32]) {
         let d = self.dim();
-        let count = queries.len() / d;
         let row_of = |i: usize| (at + i) / self.group;
-        let ranges = (row_of(0)..=row_of(count - 1)).map(|row| self.row(rows, row).1);
-        let (start, end) = ranges.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
-        let mut totals = [[f32::NEG_INFINITY, 0.0]; QUERIES];
-        let mut new = [0.0; TOGETHER * MAX_HEAD_DIM];
-        for chunk in start / CHUNK..end.div_ceil(CHUNK) {
-            let mut i = 0;
-            while i < count {
-                // Queries of one row only: they see the same positions.
-                let row = row_of(i);
-                let some = TOGETHER.min(count - i).min((row + 1) * self.group - (at + i));
-                let (cache, sees) = self.row(rows, row);
-                let part = part(chunk, &sees);
-                let queries = &queries[i * d..][..some * d];
-                let (totals, out) = (&mut totals[i..i + some], &mut out[i * d..][..some * d]);
-                i += some;
-                if part.is_empty() {
-                    continue;
+        let each = rows / self.states.len();
+        let mut first = 0;
+        while first * d < out.len() {
+            // Queries of one sequence.
+            let end = ((row_of(first) / each + 1) * each * self.group - at).min(out.len() / d);
+            let (cache, sees) = self.row(rows, row_of(first));
+            let sees = sees.start..self.row(rows, row_of(end - 1)).1.end;
+            let mut totals = [[f32::NEG_INFINITY, 0.0]; QUERIES];
+            WORK.with_borrow_mut(|work| {
+                for chunk in sees.start / CHUNK..sees.end.div_ceil(CHUNK) {
+                    let rows = |f: &mut dyn FnMut(Row)| {
+                        let mut i = first;
+                        while i < end {
+                            let of_row = i..end.min((row_of(i) + 1) * self.group - at);
+                            let sees = self.row(rows, row_of(i)).1;
+                            let part = part(chunk, &sees);
+                            i = of_row.end;
+                            if !part.is_empty() {
+                                let queries = of_row.start - first..of_row.end - first;
+                                f(Row { queries, begins: part.start == sees.start, part });
+                            }
+                        }
+                    };
+                    let span = part(chunk, &sees);
+                    self.together(cache, kv_head, span, &queries[first * d..end * d], &rows, work);
+                    let out = &mut out[first * d..end * d];
+                    rows(&mut |Row { queries, begins, .. }| {
+                        for q in queries {
+                            let (stat, new) = (work.stats[q], &work.values[q * d..][..d]);
+                            let (total, out) = (&mut totals[q], &mut out[q * d..][..d]);
+                            if begins {
+                                *total = stat;
+                                out.copy_from_slice(new);
+                            } else {
+                                merge(total, out, stat, new);
+                            }
+                        }
+                    });
                 }
-                if part.start == sees.start {
-                    self.chunk(cache, kv_head, part, queries, totals, out);
-                } else {
-                    let mut stats = [[0.0; 2]; TOGETHER];
-                    let new = &mut new[..some * d];
-                    self.chunk(cache, kv_head, part, queries, &mut stats[..some], new);
-                    let all = totals.iter_mut().zip(out.chunks_exact_mut(d));
-                    for ((total, out), (stat, new)) in all.zip(stats.into_iter().zip(new.chunks_exact(d))) {
-                        merge(total, out, stat, new);
-                    }
-                }
+            });
+            for (total, out) in totals.iter().zip(out[first * d..end * d].chunks_exact_mut(d)) {
+                out.iter_mut().for_each(|o| *o /= total[1]);
             }
-        }
-        for (total, out) in totals.iter().zip(out.chunks_exact_mut(d)) {
-            out.iter_mut().for_each(|o| *o /= total[1]);
+            first = end;
         }
     }
 
-    /// What up to [`TOGETHER`] queries get from some positions of one chunk.
+    /// What queries of some rows get from some positions of one chunk, to `work`.
+    fn together(
+        self,
+        cache: &KvLayer,
+        kv_head: usize,
+        span: Range<usize>,
+        queries: &[f32],
+        rows: &EachRow<'_>,
+        work: &mut Work,
+    ) {
+        let Work { floats, scores, stats, values } = work;
+        let d = cache.head_dim;
+        let count = queries.len() / d;
+        let from = block_start(&span);
+        // Few queries take the numbers of the cache as they are.
+        let step = if count > TOGETHER { FLOATS / d / KEY_BLOCK * KEY_BLOCK } else { CHUNK };
+        for p in (from..span.end).step_by(step) {
+            let keys = cache.keys(kv_head, p, span.end.min(p + step));
+            let keys = if count > TOGETHER { self.widen(keys, floats) } else { keys };
+            self.vectors.scores(&Scores { queries, dim: d, keys, stride: CHUNK }, &mut scores[p - from..]);
+        }
+        rows(&mut |Row { queries, part, .. }| {
+            for q in queries {
+                let (top, sum) =
+                    self.vectors.softmax(&mut scores[q * CHUNK + part.start - from..][..part.len()]);
+                stats[q] = [top, sum];
+            }
+        });
+        values[..count * d].fill(0.0);
+        for p in (span.start..span.end).step_by(step) {
+            let end = span.end.min(p + step);
+            let cached = cache.values(kv_head, p, end);
+            let cached = if count > TOGETHER { self.widen(cached, floats) } else { cached };
+            rows(&mut |Row { queries, part, .. }| {
+                let (start, end) = (part.start.max(p), part.end.min(end));
+                if start < end {
+                    let weigh = Weigh {
+                        weights: &scores[queries.start * CHUNK + start - from..],
+                        stride: CHUNK,
+                        values: cached.slice((start - p) * d..(end - p) * d),
+                        dim: d,
+                    };
+                    self.vectors.weigh(&weigh, &mut values[queries.start * d..queries.end * d]);
+                }
+            });
+        }
+    }
+
+    /// The numbers in single precision.
+    fn widen<'b>(self, numbers: Floats<'b>, to: &'b mut [f32; FLOATS]) -> Floats<'b> {
+        match numbers {
+            Floats::F16(halves) => {
+                self.vectors.widen(halves, &mut to[..halves.len()]);
+                Floats::F32(&to[..halves.len()])
+            }
+            Floats::F32(_) => numbers,
+        }
+    }
+
+    /// What up to [`TOGETHER`] queries of one row get from some positions of one chunk.
     fn chunk(
         self,
         cache: &KvLayer,
@@ -186,7 +294,7 @@ impl<'a> Attention<'a> {
     ) {
         let d = cache.head_dim;
         let mut scores = [0.0; TOGETHER * CHUNK];
-        let from = part.start / KEY_BLOCK * KEY_BLOCK;
+        let from = block_start(&part);
         let skip = part.start - from;
         let keys = cache.keys(kv_head, from, part.end);
         self.vectors.scores(&Scores { queries, dim: d, keys, stride: CHUNK }, &mut scores);
@@ -198,6 +306,11 @@ impl<'a> Attention<'a> {
         out.fill(0.0);
         self.vectors.weigh(&Weigh { weights: &scores[skip..], stride: CHUNK, values, dim: d }, out);
     }
+}
+
+/// Keys come in blocks.
+fn block_start(span: &Range<usize>) -> usize {
+    span.start / KEY_BLOCK * KEY_BLOCK
 }
 
 /// The positions of a chunk that a query sees.

@@ -36,7 +36,8 @@ use fracbit_kernels::vectors::{
     plain::{LANES, accumulate, add, dot, finish},
 };
 use fracbit_kernels::{
-    Activations, Crew, PackedMatrix, Vectors, matmul_refined_with, matmul_with, with_crew,
+    Activations, Crew, PANEL_FROM, PackedMatrix, RowsOf, Vectors, matmul_gated_with, matmul_refined_with,
+    matmul_rows_with, matmul_with, with_crew,
 };
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -47,7 +48,7 @@ use rayon::prelude::*;
 use crate::coarse;
 use crate::id::LinearId;
 use crate::sites::RotationMode;
-use crate::{Error, WeightSource};
+use crate::{Error, WeightSource, model::TASK};
 
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
 /// block: with 64 that was 41 % of a small model's time.
@@ -114,7 +115,8 @@ struct Fused {
 }
 
 /// [`matmul_with`] or [`matmul_refined_with`].
-type PackedProduct = fn(&Crew<'_>, &PackedMatrix, &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
+type PackedProduct =
+    fn(&Crew<'_>, &PackedMatrix, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
 
 /// A matrix left in the checkpoint.
 #[derive(Debug)]
@@ -158,7 +160,7 @@ impl LinearScratch {
     /// The integer form of `x`, (batch, cols), unless it is there.
     fn quantize(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
         if !self.current {
-            self.activations.set(x, cols)?;
+            self.activations.announce(x, cols)?;
             self.current = true;
         }
         Ok(())
@@ -464,15 +466,52 @@ impl Linear {
             Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
-                packed(crew, matrix, &mut scratch.activations, out)?;
+                packed(crew, matrix, x, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
-                part.product(crew, x, scratch)?;
-                part.take(&scratch.fused, out);
+                scratch.quantize(x, shape.cols)?;
+                if let Some(rows) = self.rows_of(batch) {
+                    matmul_rows_with(crew, rows, x, &mut scratch.activations, out)?;
+                } else {
+                    part.product(crew, x, scratch)?;
+                    part.take(&scratch.fused, out);
+                }
             }
             Weights::Banded(of) => of.product(crew, x, packed, scratch, out)?,
         }
         self.add_bias(out);
+        Ok(())
+    }
+
+    /// The packed rows that several tokens multiply by themselves: one product of all members would be written twice.
+    fn rows_of(&self, batch: usize) -> Option<RowsOf<'_>> {
+        match &self.weights {
+            _ if batch < PANEL_FROM => None,
+            Weights::Packed(matrix) => RowsOf::new(matrix, 0..matrix.shape().rows),
+            Weights::Fused(part) => RowsOf::new(&part.whole, part.rows.clone()),
+            _ => None,
+        }
+    }
+
+    /// `out = silu(gate x) ∘ (up x)`, in one product of many tokens where both are packed without a bias; `other` is work space.
+    pub(crate) fn apply_gated(
+        crew: &Crew<'_>,
+        vectors: &Vectors,
+        [gate, up]: [&Self; 2],
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        [out, other]: [&mut [f32]; 2],
+    ) -> Result<(), ShapeError> {
+        let cols = gate.shape().cols;
+        let rows = [gate, up].map(|l| l.rows_of(x.len() / cols.max(1)).filter(|_| l.bias.is_none()));
+        if let [Some(gate_rows), Some(up_rows)] = rows {
+            gate.observe(crew, x);
+            up.observe(crew, x);
+            scratch.quantize(x, cols)?;
+            return matmul_gated_with(crew, [gate_rows, up_rows], x, &mut scratch.activations, out);
+        }
+        Self::apply_together(crew, [gate, up], x, scratch, [&mut *out, &mut *other])?;
+        crew.chunks(out, TASK, |i, out| vectors.silu_mul(out, &other[i * TASK..][..out.len()]));
         Ok(())
     }
 
@@ -495,6 +534,10 @@ impl Linear {
                 layers[i].apply_with(crew, x, scratch, outs[i])?;
                 continue;
             };
+            if layers[i].rows_of(x.len() / part.whole.shape().cols).is_some() {
+                layers[i].apply_with(crew, x, scratch, outs[i])?;
+                continue;
+            }
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
@@ -613,7 +656,7 @@ impl Fused {
         if scratch.fused.len() < len {
             scratch.fused.resize(len, 0.0);
         }
-        matmul_with(crew, &self.whole, &mut scratch.activations, &mut scratch.fused[..len])
+        matmul_with(crew, &self.whole, x, &mut scratch.activations, &mut scratch.fused[..len])
     }
 
     /// This layer's rows of a product, (batch, rows of the shared matrix).
@@ -645,7 +688,7 @@ impl Banded {
             if scratch.fused.len() < len {
                 scratch.fused.resize(len, 0.0);
             }
-            packed(crew, matrix, &mut scratch.activations, &mut scratch.fused[..len])?;
+            packed(crew, matrix, x, &mut scratch.activations, &mut scratch.fused[..len])?;
             let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
             for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {
                 rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);

@@ -485,6 +485,8 @@ impl Model {
 }
 
 /// Rows below which loops over rows stay on the calling thread.
+/// Numbers of a task of an elementwise operation: microseconds of work.
+pub(crate) const TASK: usize = 4096;
 const PARALLEL_ROWS: usize = 4;
 
 /// One forward pass: some rows, the same number of each state.
@@ -614,8 +616,7 @@ impl Pass<'_> {
         }
         s.linear.new_input();
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
-        Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *gate, &mut *up])?;
-        self.each(gate, |at, gate| model.vectors.silu_mul(gate, &up[at..][..gate.len()]));
+        Linear::apply_gated(crew, &model.vectors, inputs, n, &mut s.linear, [&mut *gate, up])?;
         if let Some(rotation) = &sites.down_in {
             sites::apply(rotation, crew, gate, &mut s.rotation);
         }
@@ -631,8 +632,7 @@ impl Pass<'_> {
 
     /// `f(place, piece)` for pieces of `x` of some thousand numbers: microseconds of work.
     fn each(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
-        const PIECE: usize = 4096;
-        self.crew.chunks(x, PIECE, |i, x| f(i * PIECE, x));
+        self.crew.chunks(x, TASK, |i, x| f(i * TASK, x));
     }
 
     /// `f(row number, row)` for every row of `x`: in parallel when there are several.

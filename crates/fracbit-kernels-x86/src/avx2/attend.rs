@@ -39,6 +39,19 @@ impl Element for f32 {
 }
 
 /// # Safety
+/// The features, and as many outputs as inputs.
+#[target_feature(enable = "avx2,f16c,fma")]
+unsafe fn widen(x: &[f16], out: &mut [f32]) {
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    for (x, out) in x.iter().zip(out) {
+        // SAFETY: as many inputs and outputs as lanes.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), f16::load(x.as_ptr())) };
+    }
+    plain::widen(x_rest, out_rest);
+}
+
+/// # Safety
 /// The features, and lengths as `Vectors::scores` checks them.
 #[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {

@@ -16,12 +16,12 @@ const BIAS: u8 = 128;
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
-    assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+    assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: the table fits by the caller's promise.
     let e = unsafe { E::new(args.table, if VNNI { BIAS } else { 0 }) };
     for strip in 0..args.strips {
-        let out = &mut out[strip * args.tokens * TILE_ROWS..][..args.tokens * TILE_ROWS];
+        let out = &mut out[strip * TILE_ROWS..];
         // SAFETY: promised by the caller; `strip` exists.
         unsafe {
             if args.tokens == 1 {
@@ -197,7 +197,7 @@ unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip
                 }
             };
             for t in token..token + count {
-                let out = &mut out[t * TILE_ROWS..][..TILE_ROWS];
+                let out = &mut out[t * args.out_stride..][..TILE_ROWS];
                 let sums = by_rows::<E>(&sums[t - token]);
                 // SAFETY: 16 scales for every group, 16 outputs.
                 unsafe { finish::<VNNI>(args, (strip, index, t), &sums, &mut inner[t], out) };

@@ -14,7 +14,7 @@ use fracbit_kernels::{Args, BLOCK_TILES, Ints};
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
-    assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+    assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     let windows = Windows::new(args.table, args.tile_bytes);
     let zero = _mm256_setzero_si256();
     let vectors = if E::WIDE { 16 } else { 8 };
@@ -46,7 +46,7 @@ pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &
                 }
                 for t in 0..count {
                     let scale = _mm256_set1_ps(args.block_scales[(token + t) * args.blocks.len() + index]);
-                    let out = &mut out[(strip * args.tokens + token + t) * TILE_ROWS..][..TILE_ROWS];
+                    let out = &mut out[args.out_at(strip, token + t)..][..TILE_ROWS];
                     for half in 0..2 {
                         let part = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[t][half]), scale);
                         let sum = _mm256_add_ps(inner[token + t][half], part);

@@ -19,10 +19,16 @@ table!(
     super::bf16::tile()
 );
 
+/// Lanes of a vector.
+const LANES: usize = 16;
+
 /// Elements of a cache.
 trait Element: Copy {
     /// Sixteen from `at` on.
     unsafe fn load(at: *const Self) -> __m512;
+
+    /// Asks for what stands some way behind `count` elements at `at`, where they come from a cache of positions.
+    fn ask(at: *const Self, count: usize);
 }
 
 impl Element for f16 {
@@ -31,6 +37,11 @@ impl Element for f16 {
     unsafe fn load(at: *const Self) -> __m512 {
         // SAFETY: promised by the caller.
         _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+    }
+
+    #[inline(always)]
+    fn ask(at: *const Self, count: usize) {
+        crate::stream(at.cast(), count * size_of::<Self>());
     }
 }
 
@@ -41,82 +52,116 @@ impl Element for f32 {
         // SAFETY: promised by the caller.
         unsafe { _mm512_loadu_ps(at) }
     }
+
+    /// Mostly converted numbers, which are near.
+    #[inline(always)]
+    fn ask(_at: *const Self, _count: usize) {}
+}
+
+/// # Safety
+/// The features, and as many outputs as inputs.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn widen(x: &[f16], out: &mut [f32]) {
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    for (x, out) in x.iter().zip(out) {
+        // SAFETY: as many inputs and outputs as lanes.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), f16::load(x.as_ptr())) };
+    }
+    plain::widen(x_rest, out_rest);
 }
 
 /// # Safety
 /// The features, and lengths as `Vectors::scores` checks them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
-    let (count, blocks) = (args.queries.len() / args.dim, args.keys.len() / (args.dim * KEY_BLOCK));
-    let (mut query, mut left) = (args.queries.as_ptr(), count);
-    let mut to = out.as_mut_ptr();
-    while left > 0 {
-        let step = if left >= 8 {
-            8
-        } else if left >= 4 {
-            4
-        } else if left >= 2 {
-            2
-        } else {
-            1
-        };
-        // SAFETY: `left` queries from `query` on, and as many rows of scores from `to` on.
-        unsafe {
-            match (args.keys, step) {
-                (Floats::F16(k), 8) => some_scores::<f16, 8>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F16(k), 4) => some_scores::<f16, 4>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F16(k), 2) => some_scores::<f16, 2>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F16(k), _) => some_scores::<f16, 1>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F32(k), 8) => some_scores::<f32, 8>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F32(k), 4) => some_scores::<f32, 4>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F32(k), 2) => some_scores::<f32, 2>(args, query, k.as_ptr(), blocks, to),
-                (Floats::F32(k), _) => some_scores::<f32, 1>(args, query, k.as_ptr(), blocks, to),
-            }
+    // SAFETY: the same promises.
+    unsafe {
+        match args.keys {
+            Floats::F16(k) => scores_of(args, k.as_ptr(), k.len(), out),
+            Floats::F32(k) => scores_of(args, k.as_ptr(), k.len(), out),
         }
-        left -= step;
-        query = query.wrapping_add(step * args.dim);
-        to = to.wrapping_add(step * args.stride);
     }
 }
 
 /// # Safety
-/// `Q` queries at `query`, `blocks` blocks at `keys`, `Q` rows of scores at `out`.
+/// As [`scores`], with `len` elements at `keys`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn some_scores<T: Element, const Q: usize>(
+unsafe fn scores_of<T: Element>(args: &Scores<'_>, keys: *const T, len: usize, out: &mut [f32]) {
+    let block = args.dim * KEY_BLOCK;
+    let blocks = len / block;
+    let count = args.queries.len() / args.dim;
+    let mut q = 0;
+    while q < count {
+        let step = if q + 4 <= count { 4 } else { 1 };
+        let query = args.queries[q * args.dim..].as_ptr();
+        let mut done = 0;
+        while done < blocks {
+            // SAFETY: `step` queries from `q` on, one or two blocks from `done` on, and as many scores.
+            unsafe {
+                let (keys, out) =
+                    (keys.add(done * block), out.as_mut_ptr().add(q * args.stride + done * KEY_BLOCK));
+                match (step, blocks - done) {
+                    (4, 1) => some_scores::<T, 4, 1>(args, query, keys, out),
+                    (4, _) => some_scores::<T, 4, 2>(args, query, keys, out),
+                    (_, 1) => some_scores::<T, 1, 1>(args, query, keys, out),
+                    _ => some_scores::<T, 1, 2>(args, query, keys, out),
+                }
+            }
+            done += 2.min(blocks - done);
+        }
+        q += step;
+    }
+}
+
+/// `Q` queries and `B` blocks of keys: a query's numbers serve every block, for loads are scarcer than products.
+///
+/// # Safety
+/// `Q` queries at `query`, `B` blocks at `keys`, `Q` rows of scores at `out`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn some_scores<T: Element, const Q: usize, const B: usize>(
     args: &Scores<'_>,
     query: *const f32,
     keys: *const T,
-    blocks: usize,
     out: *mut f32,
 ) {
-    let dim = args.dim;
-    for block in 0..blocks {
-        let mut sums = [[_mm512_setzero_ps(); 2]; Q];
-        // SAFETY: `dim` vectors of keys in the block and `dim` numbers of each query.
-        unsafe {
-            let keys = keys.add(block * dim * KEY_BLOCK);
-            let mut i = 0;
-            while i + 2 <= dim {
-                crate::stream(keys.add(i * KEY_BLOCK).cast(), 2 * KEY_BLOCK * size_of::<T>());
-                let (a, b) = (T::load(keys.add(i * KEY_BLOCK)), T::load(keys.add((i + 1) * KEY_BLOCK)));
-                for q in 0..Q {
-                    let at = query.add(q * dim + i);
-                    sums[q][0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*at), sums[q][0]);
-                    sums[q][1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*at.add(1)), sums[q][1]);
-                }
-                i += 2;
+    let (dim, block) = (args.dim, args.dim * KEY_BLOCK);
+    // (query, block, parity of the dimension)
+    let mut sums = [[[_mm512_setzero_ps(); 2]; B]; Q];
+    // SAFETY: `dim` vectors of keys in each block and `dim` numbers of each query.
+    unsafe {
+        let mut i = 0;
+        while i + 2 <= dim {
+            for b in 0..B {
+                T::ask(keys.add(b * block + i * KEY_BLOCK), 2 * KEY_BLOCK);
             }
-            if i < dim {
-                let a = T::load(keys.add(i * KEY_BLOCK));
+            for parity in 0..2 {
+                let i = i + parity;
+                let keys: [__m512; B] = std::array::from_fn(|b| T::load(keys.add(b * block + i * KEY_BLOCK)));
                 for q in 0..Q {
                     let x = _mm512_set1_ps(*query.add(q * dim + i));
-                    sums[q][0] = _mm512_fmadd_ps(a, x, sums[q][0]);
+                    for b in 0..B {
+                        sums[q][b][parity] = _mm512_fmadd_ps(keys[b], x, sums[q][b][parity]);
+                    }
                 }
             }
-            for q in 0..Q {
-                let sum = _mm512_add_ps(sums[q][0], sums[q][1]);
-                _mm512_storeu_ps(out.add(q * args.stride + block * KEY_BLOCK), sum);
+            i += 2;
+        }
+        if i < dim {
+            for b in 0..B {
+                let key = T::load(keys.add(b * block + i * KEY_BLOCK));
+                for q in 0..Q {
+                    let x = _mm512_set1_ps(*query.add(q * dim + i));
+                    sums[q][b][0] = _mm512_fmadd_ps(key, x, sums[q][b][0]);
+                }
+            }
+        }
+        for q in 0..Q {
+            for b in 0..B {
+                let sum = _mm512_add_ps(sums[q][b][0], sums[q][b][1]);
+                _mm512_storeu_ps(out.add(q * args.stride + b * KEY_BLOCK), sum);
             }
         }
     }
@@ -204,19 +249,19 @@ impl<T: Element> Part<'_, T> {
                     sums[q][v] = _mm512_loadu_ps(out.add(q * dim + 16 * v));
                 }
             }
-            let weights = self.args.weights.as_ptr().add(self.query * stride);
-            let values = self.values.add(self.at);
-            for j in 0..self.positions {
-                if self.at == 0 {
-                    crate::stream(values.add(j * dim).cast(), dim * size_of::<T>());
-                }
-                let row: [__m512; V] = std::array::from_fn(|v| T::load(values.add(j * dim + 16 * v)));
+            let mut weights = self.args.weights.as_ptr().add(self.query * stride);
+            let mut values = self.values.add(self.at);
+            for _ in 0..self.positions {
+                T::ask(values, 16 * V);
+                let row: [__m512; V] = std::array::from_fn(|v| T::load(values.add(16 * v)));
                 for q in 0..Q {
-                    let w = _mm512_set1_ps(*weights.add(q * stride + j));
+                    let w = _mm512_set1_ps(*weights.add(q * stride));
                     for v in 0..V {
                         sums[q][v] = _mm512_fmadd_ps(w, row[v], sums[q][v]);
                     }
                 }
+                values = values.wrapping_add(dim);
+                weights = weights.wrapping_add(1);
             }
             for q in 0..Q {
                 for v in 0..V {

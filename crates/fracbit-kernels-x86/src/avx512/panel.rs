@@ -76,7 +76,7 @@ struct Step<'a> {
     fresh: bool,
     weights: *const __m512i, // (piece, strip)
     inner: *mut __m512,      // (token, strip)
-    out: *mut f32,           // (strip, token, row)
+    out: *mut f32,           // (token, strip, row)
 }
 
 impl Step<'_> {
@@ -163,7 +163,7 @@ impl Step<'_> {
             for s in 0..S {
                 let scales = args.scales.as_ptr().add((s * args.groups + block.group) * TILE_ROWS);
                 for t in 0..T {
-                    close(after[t][s], scales, self.out.add((s * args.tokens + token + t) * TILE_ROWS));
+                    close(after[t][s], scales, self.out.add(args.out_at(s, token + t)));
                 }
             }
         }

@@ -12,7 +12,7 @@ use fracbit_kernels::{Args, Ints, PANEL_FROM};
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
-    assert_eq!(out.len(), args.strips * args.tokens * TILE_ROWS, "one vector per strip and token");
+    assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     // SAFETY: the table fits by the caller's promise.
     let expander = unsafe { E::new(args.table, args.tile_bytes) };
     // SAFETY: lengths are those that `Args` states.
@@ -311,7 +311,7 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
             }
             if block.closes {
                 for t in 0..args.tokens {
-                    let out = out[(strip * args.tokens + t) * TILE_ROWS..].as_mut_ptr();
+                    let out = out[args.out_at(strip, t)..].as_mut_ptr();
                     // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip and token.
                     unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
                 }

@@ -216,7 +216,7 @@ struct Step<'a> {
     weights: &'a [__m512i; MAX_STRIPS * STRIP], // (strip, piece)
     x: *const i8,
     inner: *mut Inner,
-    out: *mut f32, // (strip, token, row)
+    out: *mut f32, // (token, strip, row)
 }
 
 impl Step<'_> {
@@ -305,10 +305,10 @@ impl Step<'_> {
             }
             for s in 0..args.strips {
                 let scales = args.scales[(s * args.groups + block.group) * TILE_ROWS..].as_ptr();
-                let out = self.out.wrapping_add((s * args.tokens + first) * TILE_ROWS);
+                let out = self.out.wrapping_add(args.out_at(s, first));
                 for t in 0..ROWS.min(args.tokens - first) {
                     // SAFETY: sixteen scales, and sixteen values of `out` for every strip and token.
-                    unsafe { close(inner[s][t], scales, out.add(t * TILE_ROWS)) };
+                    unsafe { close(inner[s][t], scales, out.add(t * args.out_stride)) };
                 }
             }
         }

@@ -52,6 +52,10 @@ fn attention(vectors: &Vectors) {
                     (special(count * dim, seed), special(blocks * KEY_BLOCK * dim, seed + 1));
                 let (weights, values) = (special(count * 50, seed + 2), special(positions * dim, seed + 1));
                 let (key_halves, value_halves) = (halves(&keys), halves(&values));
+                let mut widened = vec![9.0; value_halves.len()];
+                vectors.widen(&value_halves, &mut widened);
+                let exact: Vec<f32> = value_halves.iter().map(|v| v.to_f32()).collect();
+                assert_same(&exact, &widened, &format!("widen {} {}", vectors.isa(), widened.len()));
                 let start = activations(count * dim, seed);
                 for (keys, values) in [
                     (Floats::F32(&keys), Floats::F32(&values)),

@@ -27,6 +27,15 @@ pub enum Floats<'a> {
 }
 
 impl Floats<'_> {
+    /// Some of the elements.
+    #[must_use]
+    pub fn slice(self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::F16(x) => Self::F16(&x[range]),
+            Self::F32(x) => Self::F32(&x[range]),
+        }
+    }
+
     /// Elements.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -132,6 +141,7 @@ pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Slots {
     pub scores: unsafe fn(&Scores<'_>, &mut [f32]),
     pub weigh: unsafe fn(&Weigh<'_>, &mut [f32]),
+    pub widen: unsafe fn(&[f16], &mut [f32]),
     pub products: unsafe fn(&Products<'_>, &mut [[f32; plain::LANES]]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
     pub rms_norm: NormFn,
@@ -165,6 +175,7 @@ impl Vectors {
         let slots = Slots {
             scores: plain::scores,
             weigh: plain::weigh,
+            widen: plain::widen,
             products: plain::products,
             softmax: plain::softmax,
             rms_norm: plain::rms_norm,
@@ -223,6 +234,16 @@ impl Vectors {
         assert!(fits(weights.len(), count, stride, positions), "weigh: weights of all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.weigh)(args, out) }
+    }
+
+    /// `out = x`, exactly.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn widen(&self, x: &[f16], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "widen: one output per input");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.widen)(x, out) }
     }
 
     /// Adds to the partial sums of every row and token, `sums[row · tokens + token]`, their products as [`plain::accumulate`] does: an

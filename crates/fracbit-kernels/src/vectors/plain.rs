@@ -7,6 +7,7 @@
 use super::{Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh};
 use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
 use fracbit_format::TILE_COLS;
+use half::f16;
 
 /// Partial sums.
 pub const LANES: usize = 16;
@@ -140,6 +141,12 @@ pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
     }
 }
 
+/// As [`Vectors::widen`](super::Vectors::widen).
+#[inline(always)]
+pub fn widen(x: &[f16], out: &mut [f32]) {
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32());
+}
+
 /// Queries that share a converted block of keys.
 const TOGETHER: usize = 8;
 /// Columns of a value converted at a time.
@@ -160,22 +167,31 @@ pub fn weigh_columns(weights: &[f32], values: Floats<'_>, dim: usize, first: usi
 pub fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let larger = |m: f32, s: f32| if s > m { s } else { m };
     let (groups, rest) = scores.as_chunks_mut::<LANES>();
+    // The rest goes with scores that weigh nothing: one by one it would take longer than all before it.
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
     let mut tops = [f32::NEG_INFINITY; LANES];
-    for group in groups.iter() {
+    for group in groups.iter().chain([&last]) {
         tops.iter_mut().zip(group).for_each(|(m, s)| *m = larger(*m, *s));
     }
-    let top = tops.iter().chain(&*rest).fold(f32::NEG_INFINITY, |m, s| larger(m, *s));
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            tops[i] = larger(tops[i], tops[i + width]);
+        }
+        width /= 2;
+    }
+    let top = tops[0];
     let mut sums = [0.0; LANES];
-    for group in groups {
+    let mut weigh = |group: &mut [f32; LANES]| {
         for (sum, s) in sums.iter_mut().zip(group) {
             *s = exp(*s - top);
             *sum += *s;
         }
-    }
-    for (sum, s) in sums.iter_mut().zip(rest) {
-        *s = exp(*s - top);
-        *sum += *s;
-    }
+    };
+    groups.iter_mut().for_each(&mut weigh);
+    weigh(&mut last);
+    rest.copy_from_slice(&last[..rest.len()]);
     (top, pairwise(sums))
 }
 
