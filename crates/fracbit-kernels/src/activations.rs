@@ -3,7 +3,7 @@
 use crate::{
     Crew, Interleave, Panel,
     args::{PANEL_TOKENS, ROW_OVERREAD, ROWS, panel_groups},
-    lines::Aligned,
+    lines::Numbers,
     vectors::{
         Rounded, Vectors,
         plain::{GROUP, PIECE},
@@ -43,7 +43,7 @@ pub(crate) struct Form<T> {
     packed: Option<Interleave>,
     panel: Vec<i32>, // (group of tokens, piece, token of the group); see `Panel`
     /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
-    pub(crate) ints: Aligned<T>,
+    pub(crate) ints: Numbers<T>,
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
 }
@@ -226,7 +226,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
         let (tiles, groups, stride) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP), stride(cols));
         // A body that takes `Interleave::Rows` reads whole groups of them.
         let room = if batch == 1 { stride } else { batch.next_multiple_of(ROWS) * stride + ROW_OVERREAD };
-        self.ints.resize(room);
+        self.ints.renew(room);
         self.scales.resize(batch * groups, 0.0);
         self.sums.resize(batch * tiles, 0);
         let mut parts: Vec<_>;

@@ -20,7 +20,7 @@ pub use args::{
 pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
-pub use lines::{Buffer, Line};
+pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{RowsOf, matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with};
 pub use matrix::PackedMatrix;
 pub use vectors::Vectors;

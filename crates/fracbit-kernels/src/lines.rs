@@ -2,6 +2,7 @@
 
 use memmap2::{MmapMut, MmapOptions};
 use std::{
+    collections::TryReserveError,
     fmt,
     marker::PhantomData,
     ops::{Deref, DerefMut},
@@ -20,7 +21,7 @@ impl Line {
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
 
-/// Cache lines that stay where they are: the home of codes.
+/// Cache lines that stay where they are: the home of codes, caches and work space.
 ///
 /// From 2 MiB on they lie on huge pages (2 MiB) as far as the system grants them: one thread then reads its stream at the full bandwidth,
 /// where with 4 KiB pages the hardware prefetcher stops at the end of each (see `docs/perf.md`).
@@ -42,6 +43,21 @@ impl Buffer {
     pub fn zeroed(len: usize) -> Self {
         let len = len.div_ceil(64);
         Self(Home::mapped(len).unwrap_or_else(|| Home::Heap(vec![Line::ZERO; len])))
+    }
+
+    /// As [`zeroed`](Self::zeroed).
+    ///
+    /// # Errors
+    /// When the system gives too little memory.
+    pub fn try_zeroed(len: usize) -> Result<Self, TryReserveError> {
+        let len = len.div_ceil(64);
+        if let Some(home) = Home::mapped(len) {
+            return Ok(Self(home));
+        }
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(len)?;
+        lines.resize(len, Line::ZERO);
+        Ok(Self(Home::Heap(lines)))
     }
 
     /// The same memory as numbers.
@@ -108,39 +124,62 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Numbers that start with a cache line, as a `Vec` that only grows and shrinks.
-#[derive(Clone, Default)]
-pub(crate) struct Aligned<T> {
-    lines: Vec<Line>,
+/// Numbers in a [`Buffer`]: caches of keys and values, and work space.
+#[derive(Clone)]
+pub struct Numbers<T> {
+    home: Buffer,
     len: usize,
     kind: PhantomData<T>,
 }
 
-impl<T: bytemuck::Pod> Aligned<T> {
-    /// As `Vec::resize`, with zeros.
-    pub(crate) fn resize(&mut self, len: usize) {
-        self.lines.resize((len * size_of::<T>()).div_ceil(64), Line::ZERO);
+impl<T: bytemuck::Pod> Numbers<T> {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// When the system gives too little memory.
+    pub fn try_zeroed(len: usize) -> Result<Self, TryReserveError> {
+        // Saturation turns an overflow into a refusal: no allocation of that size succeeds.
+        Ok(Self { home: Buffer::try_zeroed(len.saturating_mul(size_of::<T>()))?, len, kind: PhantomData })
+    }
+
+    /// Makes it `len` numbers: what there is, or zeros where there were fewer.
+    pub fn renew(&mut self, len: usize) {
+        let bytes = len * size_of::<T>();
+        if self.home.len() * 64 < bytes {
+            self.home = Buffer::zeroed(bytes);
+        }
         self.len = len;
+    }
+
+    /// Forgets all but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 }
 
-impl<T: bytemuck::Pod> Deref for Aligned<T> {
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self { home: Buffer(Home::Heap(Vec::new())), len: 0, kind: PhantomData }
+    }
+}
+
+impl<T: bytemuck::Pod> Deref for Numbers<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &bytemuck::cast_slice(&self.home)[..self.len]
     }
 }
 
-impl<T: bytemuck::Pod> DerefMut for Aligned<T> {
+impl<T: bytemuck::Pod> DerefMut for Numbers<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        &mut bytemuck::cast_slice_mut(&mut self.home)[..self.len]
     }
 }
 
-impl<T> fmt::Debug for Aligned<T> {
+impl<T> fmt::Debug for Numbers<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Aligned").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Numbers").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

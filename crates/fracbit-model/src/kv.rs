@@ -10,8 +10,9 @@
 use std::collections::TryReserveError;
 use std::ops::Range;
 
-use fracbit_kernels::Crew;
+use bytemuck::Pod;
 use fracbit_kernels::vectors::{Floats, KEY_BLOCK};
+use fracbit_kernels::{Crew, Numbers};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
@@ -42,23 +43,23 @@ impl KvType {
 /// One buffer of a layer: keys or values.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
-    F16(Vec<f16>),
-    F32(Vec<f32>),
+    F16(Numbers<f16>),
+    F32(Numbers<f32>),
 }
 
 impl Store {
     fn new(kind: KvType) -> Self {
         match kind {
-            KvType::F16 => Self::F16(Vec::new()),
-            KvType::F32 => Self::F32(Vec::new()),
+            KvType::F16 => Self::F16(Numbers::default()),
+            KvType::F32 => Self::F32(Numbers::default()),
         }
     }
 
     /// Makes each of `heads` runs `to` elements long, keeping what is there.
     fn grow(&mut self, heads: usize, to: usize) -> Result<(), TryReserveError> {
         match self {
-            Self::F16(old) => grow(old, heads, to, f16::ZERO),
-            Self::F32(old) => grow(old, heads, to, 0.0),
+            Self::F16(old) => grow(old, heads, to),
+            Self::F32(old) => grow(old, heads, to),
         }
     }
 
@@ -78,20 +79,18 @@ impl Store {
     }
 }
 
-fn grow<T: Copy>(old: &mut Vec<T>, heads: usize, to: usize, zero: T) -> Result<(), TryReserveError> {
+fn grow<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) -> Result<(), TryReserveError> {
     let from = old.len() / heads;
-    let mut new = Vec::new();
-    // Saturation turns an overflow into a refusal: no allocation of that size succeeds.
-    new.try_reserve_exact(heads.saturating_mul(to))?;
-    for head in 0..heads {
-        new.extend_from_slice(&old[head * from..(head + 1) * from]);
-        new.resize((head + 1) * to, zero);
+    let mut new = Numbers::try_zeroed(heads.saturating_mul(to))?;
+    if from > 0 {
+        let runs = new.chunks_exact_mut(to).zip(old.chunks_exact(from));
+        runs.for_each(|(new, old)| new[..from].copy_from_slice(old));
     }
     *old = new;
     Ok(())
 }
 
-fn shrink<T: Copy>(old: &mut Vec<T>, heads: usize, to: usize) {
+fn shrink<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) {
     let from = old.len() / heads;
     for head in 0..heads {
         old.copy_within(head * from..head * from + to, head * to);

@@ -1,6 +1,7 @@
 //! What one sequence needs beside the model: its cache and work space.
 
 use fracbit_io::ModelConfig;
+use fracbit_kernels::Numbers;
 
 use crate::Error;
 use crate::attention::work_len;
@@ -174,28 +175,28 @@ impl State {
 /// Buffers of a forward pass; each grows to its largest use and stays.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    pub(crate) x: Vec<f32>,        // (rows, hidden): the residual stream
-    pub(crate) n: Vec<f32>,        // (rows, hidden)
-    pub(crate) q: Vec<f32>,        // (rows, q_dim)
-    pub(crate) k: Vec<f32>,        // (rows, kv_dim)
-    pub(crate) v: Vec<f32>,        // (rows, kv_dim)
-    pub(crate) grouped: Vec<f32>,  // (kv head, rows, group, head_dim)
-    pub(crate) gate: Vec<f32>,     // (rows, intermediate)
-    pub(crate) up: Vec<f32>,       // (rows, intermediate)
-    pub(crate) cos: Vec<f32>,      // (rows, head_dim / 2)
-    pub(crate) sin: Vec<f32>,      // (rows, head_dim / 2)
-    pub(crate) head: Vec<f32>,     // (rows of logits, hidden)
-    pub(crate) rotation: Vec<f32>, // one row's scratch
-    pub(crate) work: Vec<f32>,     // of attention
+    pub(crate) x: Numbers<f32>,       // (rows, hidden): the residual stream
+    pub(crate) n: Numbers<f32>,       // (rows, hidden)
+    pub(crate) q: Numbers<f32>,       // (rows, q_dim)
+    pub(crate) k: Numbers<f32>,       // (rows, kv_dim)
+    pub(crate) v: Numbers<f32>,       // (rows, kv_dim)
+    pub(crate) grouped: Numbers<f32>, // (kv head, rows, group, head_dim)
+    pub(crate) gate: Numbers<f32>,    // (rows, intermediate)
+    pub(crate) up: Numbers<f32>,      // (rows, intermediate)
+    pub(crate) cos: Vec<f32>,         // (rows, head_dim / 2)
+    pub(crate) sin: Vec<f32>,         // (rows, head_dim / 2)
+    pub(crate) head: Vec<f32>,        // (rows of logits, hidden)
+    pub(crate) rotation: Vec<f32>,    // one row's scratch
+    pub(crate) work: Vec<f32>,        // of attention
     pub(crate) linear: LinearScratch,
 }
 
 impl Scratch {
     /// Room for `rows` rows in states of `capacity` positions.
     pub(crate) fn ensure(&mut self, config: &ModelConfig, rotation: usize, rows: usize, capacity: usize) {
-        let grow = |buffer: &mut Vec<f32>, width: usize| {
+        let grow = |buffer: &mut Numbers<f32>, width: usize| {
             if buffer.len() < rows * width {
-                buffer.resize(rows * width, 0.0);
+                buffer.renew(rows * width);
             }
         };
         let work = work_len(rows, config.num_attention_heads, config.head_dim, capacity);
@@ -211,8 +212,9 @@ impl Scratch {
         grow(&mut self.grouped, config.q_dim());
         grow(&mut self.gate, config.intermediate_size);
         grow(&mut self.up, config.intermediate_size);
-        grow(&mut self.cos, config.head_dim / 2);
-        grow(&mut self.sin, config.head_dim / 2);
+        for angles in [&mut self.cos, &mut self.sin] {
+            angles.resize(angles.len().max(rows * config.head_dim / 2), 0.0);
+        }
     }
 
     /// The state may come from a model of this shape without rotations.
