@@ -1,12 +1,26 @@
 //! The operations beside the matrices: the reference's source compiled for each instruction set, and attention.
 
-/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of all.
+/// A module with the bodies that need no intrinsics, compiled with `$features`, conversion by the `LANES` and `Element` of the module, and the table
+/// of all.
 macro_rules! table {
-    ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
+    ($isa:expr, $features:literal, $proof:ty, $store:path, $bf16_tile:expr) => {
         use fracbit_kernels::{
             Isa, Vectors,
             vectors::{Rounded, Slots, plain},
         };
+
+        /// # Safety
+        /// The features, and as many outputs as inputs.
+        #[target_feature(enable = $features)]
+        unsafe fn widen(x: &[f16], out: &mut [f32]) {
+            let (x, x_rest) = x.as_chunks::<LANES>();
+            let (out, out_rest) = out.as_chunks_mut::<LANES>();
+            for (x, out) in x.iter().zip(out) {
+                // SAFETY: as many inputs and outputs as lanes.
+                unsafe { $store(out.as_mut_ptr(), f16::load(x.as_ptr())) };
+            }
+            plain::widen(x_rest, out_rest);
+        }
 
         #[target_feature(enable = $features)]
         unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {

@@ -142,7 +142,7 @@ impl<T: bytemuck::Pod> Numbers<T> {
         Ok(Self { home: Buffer::try_zeroed(len.saturating_mul(size_of::<T>()))?, len, kind: PhantomData })
     }
 
-    /// Makes it `len` numbers: what there is, or zeros where there were fewer.
+    /// Makes it `len` numbers of work space: zeros in new memory, else whatever stood there before.
     pub fn renew(&mut self, len: usize) {
         let bytes = len * size_of::<T>();
         if self.home.len() * 64 < bytes {
@@ -210,5 +210,22 @@ mod tests {
             a.iter_mut().for_each(|l| l.0[7] = 4);
             assert!(b.iter().all(|l| l.0[7] == 3) && b.len() == a.len(), "{len}");
         }
+    }
+
+    #[test]
+    fn numbers_start_with_a_line_and_too_many_are_refused() {
+        let mut numbers = Numbers::<f32>::default();
+        assert!(numbers.is_empty());
+        for len in [3, 100, HUGE] {
+            numbers.renew(len);
+            assert!(numbers.len() == len && numbers.iter().all(|&n| n == 0.0), "{len}");
+            assert!(numbers.as_ptr().addr().is_multiple_of(64), "{len}");
+        }
+        numbers[1] = 7.0;
+        numbers.truncate(2);
+        numbers.truncate(5);
+        assert_eq!(*numbers, [0.0, 7.0]);
+        assert_eq!(Numbers::<u16>::try_zeroed(5).expect("ten bytes")[..], [0; 5]);
+        assert!(Numbers::<u64>::try_zeroed(usize::MAX / 4).is_err());
     }
 }

@@ -7,8 +7,8 @@
 //! prefill's memory does not depend on the context.
 //!
 //! Prefill cuts the work into tasks of up to [`QUERIES`] queries of one key/value head, which go through the chunks
-//! together: a chunk of keys and values comes from memory once for all of them. Decoding has few queries, so
-//! there each chunk is a task of its own: threads share heads and the sequence. Either way the queries of a group share
+//! together: a chunk of keys and values comes from memory and is converted to single precision once for all of them.
+//! Decoding has few queries, so there each chunk is a task of its own: threads share heads and the sequence. Either way the queries of a group share
 //! every vector of keys and values that is loaded and converted, chunks begin at multiples of their size and are merged
 //! in order: a query's result depends neither on its batch nor on the cut or the threads.
 
@@ -26,7 +26,7 @@ pub(crate) const MAX_HEAD_DIM: usize = 256;
 const CHUNK: usize = 512;
 /// Queries of a task of prefill.
 const QUERIES: usize = 32;
-/// Queries that meet a chunk at once.
+/// Queries up to which keys and values are taken as the cache has them: more share converted ones.
 const TOGETHER: usize = 8;
 /// Rows up to which chunks are tasks of their own.
 const FEW: usize = 8;

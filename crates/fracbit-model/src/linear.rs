@@ -469,8 +469,8 @@ impl Linear {
                 packed(crew, matrix, x, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
-                scratch.quantize(x, shape.cols)?;
                 if let Some(rows) = self.rows_of(batch) {
+                    scratch.quantize(x, shape.cols)?;
                     matmul_rows_with(crew, rows, x, &mut scratch.activations, out)?;
                 } else {
                     part.product(crew, x, scratch)?;

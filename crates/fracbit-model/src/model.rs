@@ -485,9 +485,9 @@ impl Model {
 }
 
 /// Rows below which loops over rows stay on the calling thread.
+const PARALLEL_ROWS: usize = 4;
 /// Numbers of a task of an elementwise operation: microseconds of work.
 pub(crate) const TASK: usize = 4096;
-const PARALLEL_ROWS: usize = 4;
 
 /// One forward pass: some rows, the same number of each state.
 #[derive(Clone, Copy)]

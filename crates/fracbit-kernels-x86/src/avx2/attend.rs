@@ -9,7 +9,7 @@ use fracbit_kernels::vectors::{Floats, KEY_BLOCK, Scores, Weigh};
 use half::f16;
 use std::arch::x86_64::*;
 
-table!(Isa::Avx2, "avx2,f16c,fma", Avx2, None);
+table!(Isa::Avx2, "avx2,f16c,fma", Avx2, _mm256_storeu_ps, None);
 
 /// Lanes of a vector.
 const LANES: usize = 8;
@@ -36,19 +36,6 @@ impl Element for f32 {
         // SAFETY: promised by the caller.
         unsafe { _mm256_loadu_ps(at) }
     }
-}
-
-/// # Safety
-/// The features, and as many outputs as inputs.
-#[target_feature(enable = "avx2,f16c,fma")]
-unsafe fn widen(x: &[f16], out: &mut [f32]) {
-    let (x, x_rest) = x.as_chunks::<LANES>();
-    let (out, out_rest) = out.as_chunks_mut::<LANES>();
-    for (x, out) in x.iter().zip(out) {
-        // SAFETY: as many inputs and outputs as lanes.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), f16::load(x.as_ptr())) };
-    }
-    plain::widen(x_rest, out_rest);
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! Attention: lanes are positions for scores, dimensions for weighted values.
 //!
 //! Keys come interleaved, sixteen positions side by side, so that no horizontal sum is needed; a vector of keys or values is
-//! converted from half precision once for up to eight queries. Additions of different queries (and of even and odd
+//! loaded, and converted from half precision, once for up to four queries. Additions of different queries (and of even and odd
 //! dimensions) are independent: they hide each other's latency.
 
 #![expect(clippy::needless_range_loop, reason = "queries and vectors index several arrays at once")]
@@ -16,6 +16,7 @@ table!(
     Isa::Avx512,
     "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2",
     Avx512,
+    _mm512_storeu_ps,
     super::bf16::tile()
 );
 
@@ -59,19 +60,6 @@ impl Element for f32 {
 }
 
 /// # Safety
-/// The features, and as many outputs as inputs.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn widen(x: &[f16], out: &mut [f32]) {
-    let (x, x_rest) = x.as_chunks::<LANES>();
-    let (out, out_rest) = out.as_chunks_mut::<LANES>();
-    for (x, out) in x.iter().zip(out) {
-        // SAFETY: as many inputs and outputs as lanes.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), f16::load(x.as_ptr())) };
-    }
-    plain::widen(x_rest, out_rest);
-}
-
-/// # Safety
 /// The features, and lengths as `Vectors::scores` checks them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
@@ -94,7 +82,11 @@ unsafe fn scores_of<T: Element>(args: &Scores<'_>, keys: *const T, len: usize, o
     let count = args.queries.len() / args.dim;
     let mut q = 0;
     while q < count {
-        let step = if q + 4 <= count { 4 } else { 1 };
+        let step = match count - q {
+            1 => 1,
+            2 | 3 => 2,
+            _ => 4,
+        };
         let query = args.queries[q * args.dim..].as_ptr();
         let mut done = 0;
         while done < blocks {
@@ -105,6 +97,8 @@ unsafe fn scores_of<T: Element>(args: &Scores<'_>, keys: *const T, len: usize, o
                 match (step, blocks - done) {
                     (4, 1) => some_scores::<T, 4, 1>(args, query, keys, out),
                     (4, _) => some_scores::<T, 4, 2>(args, query, keys, out),
+                    (2, 1) => some_scores::<T, 2, 1>(args, query, keys, out),
+                    (2, _) => some_scores::<T, 2, 2>(args, query, keys, out),
                     (_, 1) => some_scores::<T, 1, 1>(args, query, keys, out),
                     _ => some_scores::<T, 1, 2>(args, query, keys, out),
                 }
