@@ -3,8 +3,9 @@
 // Device layout (made by repack.cuh from the canonical tiles of docs/formats.md, a permutation of bytes):
 //
 //   An *octet* is 8 neighbouring tiles of one strip of 16 rows (128 columns), a *pair* two neighbouring strips. Lane (g, c),
-//   g = lane / 4, c = lane % 4, holds rows 2g and 2g + 1 of tiles c and 4 + c: of each tile 32 R contiguous bits of the tape,
-//   together 2R words. The rows of a tile follow each other on the tape, so a trellis window that leaves the lane's rows goes on
+//   g = lane / 4, c = lane % 4, holds rows 2g and 2g + 1 of tiles c and 4 + c: of each tile 8Q contiguous bits of the tape, where
+//   Q counts quarters of a bit per weight, together Q / 2 words and for odd Q half a word. A strip's octet is 64Q bytes: the words of
+//   all lanes in fours, then two of each lane, one, and a half, as far as Q has them. The rows of a tile follow each other on the tape, so a trellis window that leaves the lane's rows goes on
 //   in lane + 4 (the last in the first): one shuffle per octet serves 64 weights, and no bit is stored twice.
 //
 // Why this order: the k slots of mma.m16n8k16 may be any columns as long as both operands agree, and its rows any rows as long as
@@ -19,53 +20,68 @@
 struct Table { uint32_t lane, mask; };
 
 /// The 32 bits from bit `p` of a lane's words, of which the caller wants `count`; what lies above is arbitrary.
-template <int H> FB_DEVICE uint32_t bits_at(const uint32_t (&w)[H], int p, int count) {
+template <int N> FB_DEVICE uint32_t bits_at(const uint32_t (&w)[N], int p, int count) {
     const int i = p / 32, s = p % 32;
     if (s == 0) return w[i];
     return s + count > 32 ? funnel(w[i], w[i + 1], (uint32_t)s) : w[i] >> s;
 }
 
-/// A lane's codes of one octet: H = 2R words, and for trellises the windows that run past the end of each tile's rows.
-template <int H> struct Codes {
-    uint32_t w[H];
+/// A lane's codes of one octet at Q / 4 bits a weight: 8Q bits of either tile, and for trellises the windows that run past their ends.
+template <int Q> struct Codes {
+    static constexpr int WHOLE = Q / 2, UNIT = 8 * Q;  // whole words; bits of a tile
+    uint32_t w[(Q + 1) / 2];                           // for odd Q the last holds 16 bits, and zeros above
     uint32_t next, tail[2];
 
     /// From shared memory, where `at` is this lane's place: whole vectors of all lanes follow each other.
     FB_DEVICE void load(uint32_t at, uint32_t lane) {
         FB_UNROLL
-        for (int i = 0; i < H / 4; i++) {
+        for (int i = 0; i < WHOLE / 4; i++) {
             const Words4 v = lds<Words4>(at + (uint32_t)i * 512);
             FB_UNROLL
             for (int j = 0; j < 4; j++) w[4 * i + j] = v.w[j];
         }
-        constexpr int done = H / 4 * 4;
-        if constexpr (H % 4 >= 2) {
+        constexpr int done = WHOLE / 4 * 4;
+        if constexpr (WHOLE % 4 >= 2) {
             const Words2 v = lds<Words2>(at + done * 128 - lane * 8);
             w[done] = v.w[0], w[done + 1] = v.w[1];
         }
-        if constexpr (H % 2 == 1) w[H - 1] = lds<uint32_t>(at + (H - 1) * 128 - lane * 12);
+        if constexpr (WHOLE % 2 == 1) w[WHOLE - 1] = lds<uint32_t>(at + (WHOLE - 1) * 128 - lane * 12);
+        if constexpr (Q % 2 == 1) w[WHOLE] = lds<uint16_t>(at + WHOLE * 128 - lane * 14);
     }
 
     /// Fetches the 16 bits that follow this lane's rows in either tile.
     FB_DEVICE void link(uint32_t lane) {
-        constexpr bool odd = H % 2 == 1;
-        const uint32_t heads = prmt(w[0], w[H / 2], odd ? 0x7610 : 0x5410);
+        constexpr int i = UNIT / 32, b = UNIT % 32 / 8;  // tile 1 begins at byte b of word i
+        uint32_t heads;
+        if constexpr (b == 3) {
+            heads = prmt(w[0], prmt(w[i], w[i + 1], 0x43), 0x5410);
+        } else {
+            heads = prmt(w[0], w[i], 0x5410 + b * 0x1100);
+        }
         next = shfl(heads, lane + 4);
-        tail[0] = prmt(w[odd ? H / 2 : H / 2 - 1], next, odd ? 0x5410 : 0x5432);
-        tail[1] = prmt(w[H - 1], next, 0x7632);
+        tail[0] = half_and<UNIT - 16>(next, 0x5400);
+        tail[1] = half_and<2 * UNIT - 16>(next, 0x7600);
+    }
+
+    /// The 16 bits from bit `P` (of a byte) on, below the two bytes of `high` that `sel` names.
+    template <int P> FB_DEVICE uint32_t half_and(uint32_t high, uint32_t sel) const {
+        constexpr int i = P / 32, b = P % 32 / 8;
+        if constexpr (b == 3) {
+            return prmt(prmt(w[i], w[i + 1], 0x43), high, sel | 0x10);
+        } else {
+            return prmt(w[i], high, sel | (0x10 + b * 0x11));
+        }
     }
 
     /// The state (16 bits, anything above) that starts at bit `p` of the lane's rows of tile `q`.
     FB_DEVICE uint32_t window(int q, int p) const {
-        constexpr int unit = 16 * H;
-        return p + 16 <= unit ? bits_at<H>(w, q * unit + p, 16) : tail[q] >> (p - (unit - 16));
+        return p + 16 <= UNIT ? bits_at(w, q * UNIT + p, 16) : tail[q] >> (p - (UNIT - 16));
     }
 
     /// The same state as a whole word: with its sign extended, or standing in both halves.
     template <bool SIGNED> FB_DEVICE uint32_t state(int q, int p) const {
-        constexpr int unit = 16 * H;
-        const bool inside = p + 16 <= unit;
-        const int at = q * unit + p;
+        const bool inside = p + 16 <= UNIT;
+        const int at = q * UNIT + p;
         if (at % 8 != 0) {
             const uint32_t x = window(q, p);
             return SIGNED ? (uint32_t)(int32_t)(int16_t)x : prmt(x, 0, 0x1010);
@@ -78,7 +94,7 @@ template <int H> struct Codes {
 };
 
 /// The address of the table row that the `BITS` bits from bit `at` on select, in this lane's copy.
-template <int BITS, int LOG_STRIDE, int H> FB_DEVICE uint32_t row_address(const uint32_t (&w)[H], int at, Table t) {
+template <int BITS, int LOG_STRIDE, int N> FB_DEVICE uint32_t row_address(const uint32_t (&w)[N], int at, Table t) {
     const int s = at % 32;
     const uint32_t low = w[at / 32];
     if constexpr (BITS == 8 && LOG_STRIDE == 8) return prmt(low, t.lane, 0x5504u | (uint32_t)(s / 8) << 4);
@@ -94,34 +110,37 @@ template <int BITS, int LOG_STRIDE, int H> FB_DEVICE uint32_t row_address(const 
 }
 
 // The expanders. `quad` yields weights 4i .. 4i + 3 of the 32 in tile q (16 of row 2g, then 16 of row 2g + 1): two words of two
-// weights where the table holds pairs, else four words that hold one weight twice.
+// weights where the table holds pairs, else four words that hold one weight twice. Q counts quarters of a bit per weight.
 
 /// One weight per state: row = sign and index, the top bits of x (x + c).
-template <int H_> struct Fine {
-    static constexpr int H = H_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
+template <int Q_> struct Fine {
+    static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, AROUND = false;
-    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
-            const uint32_t x = codes.window(q, (4 * i + j) * H / 2);
+            const uint32_t x = codes.window(q, (4 * i + j) * Q / 4);
             out[j] = lookup(((x * (x + FINE_ADD)) & 0xFF80) | t.lane);
         }
     }
     static constexpr uint32_t FINE_ADD = 0x79B5;
 };
 
-/// The factors of the `fast` code, by half bits a weight.
-FB_DEVICE constexpr uint32_t fast_factor(int half_bits) {
-    switch (half_bits) {
-        case 2: return 0xE84B7101;
-        case 3: return 0x62F08201;
-        case 4: return 0x28B86601;
-        case 5: return 0x57CE01;
-        case 6: return 0x176601;
-        case 7: return 0xB68F01;
-        case 8: return 0xD6C401;
-        case 9: return 0xE99401;
-        default: return 0xB05201;
+/// The factors of the `fast` code, by quarters of a bit per weight (FAST_FACTORS of fracbit-format); 0 where it has no such rate.
+FB_DEVICE constexpr uint32_t fast_factor(int quarters) {
+    switch (quarters) {
+        case 4: return 0xE84B7101;
+        case 5: return 0x89A3E601;
+        case 6: return 0x62F08201;
+        case 7: return 0x5D613201;
+        case 8: return 0x28B86601;
+        case 10: return 0x57CE01;
+        case 12: return 0x176601;
+        case 14: return 0xB68F01;
+        case 16: return 0xD6C401;
+        case 18: return 0xE99401;
+        case 20: return 0xB05201;
+        default: return 0;
     }
 }
 
@@ -129,38 +148,39 @@ FB_DEVICE constexpr uint32_t fast_factor(int half_bits) {
 ///
 /// Four are bits 8 to 39 of the product of the state, standing in both halves of a word, with the factor; two are bits 8 to 23 of the product
 /// of the signed state.
-template <int H_> struct Fast {
-    static constexpr int H = H_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
+template <int Q_> struct Fast {
+    static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, AROUND = true;
-    static constexpr uint32_t FACTOR = fast_factor(H);
+    static constexpr uint32_t FACTOR = fast_factor(Q);
+    static_assert(FACTOR != 0, "a rate of the code");
     FB_DEVICE static void pair(uint32_t x, Table t, uint32_t& first, uint32_t& second) {
         const uint32_t y = x * FACTOR;
         first = lookup(prmt(y, t.lane, 0x5514));
         second = lookup(prmt(y, t.lane, 0x5524));
     }
-    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
-        if constexpr (H <= 4) {
-            const uint64_t y = (uint64_t)codes.template state<false>(q, 2 * i * H) * FACTOR;
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        if constexpr (Q <= 8) {
+            const uint64_t y = (uint64_t)codes.template state<false>(q, i * Q) * FACTOR;
             const uint32_t low = (uint32_t)y, high = (uint32_t)(y >> 32);
             out[0] = lookup(prmt(low, t.lane, 0x5514));
             out[1] = lookup(prmt(low, t.lane, 0x5524));
             out[2] = lookup(prmt(low, t.lane, 0x5534));
             out[3] = lookup(prmt(high, t.lane, 0x5504));
         } else {
-            pair(codes.template state<true>(q, 2 * i * H), t, out[0], out[1]);
-            pair(codes.template state<true>(q, (2 * i + 1) * H), t, out[2], out[3]);
+            pair(codes.template state<true>(q, i * Q), t, out[0], out[1]);
+            pair(codes.template state<true>(q, (2 * i + 1) * Q / 2), t, out[2], out[3]);
         }
     }
 };
 
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.
-template <int H_> struct Hyb {
-    static constexpr int H = H_, WORDS = 2;
+template <int Q_> struct Hyb {
+    static constexpr int Q = Q_, WORDS = 2;
     static constexpr bool TRELLIS = true, AROUND = false;
-    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
-            const uint32_t x = codes.window(q, (2 * i + j) * H);
+            const uint32_t x = codes.window(q, (2 * i + j) * Q / 2);
             const uint32_t h = x * (x + 1);
             out[j] = lookup((h & t.mask) | t.lane) ^ (h & 0x8000);
         }
@@ -168,27 +188,27 @@ template <int H_> struct Hyb {
 };
 
 /// A vector code, or two scalar codes side by side: 2R bits select a row of two weights.
-template <int H_> struct Pair {
-    static constexpr int H = H_, WORDS = 2;
+template <int Q_> struct Pair {
+    static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
     static constexpr bool TRELLIS = false, AROUND = false;
-    static constexpr int LOG_ROWS = H, LOG_STRIDE = H <= 9 ? 7 : 16 - H, LOG_COPIES = LOG_STRIDE - 2;
-    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+    static constexpr int LOG_ROWS = BITS, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS, LOG_COPIES = LOG_STRIDE - 2;
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
-            out[j] = lookup(row_address<H, LOG_STRIDE>(codes.w, q * 16 * H + (2 * i + j) * H, t));
+            out[j] = lookup(row_address<BITS, LOG_STRIDE>(codes.w, q * codes.UNIT + (2 * i + j) * BITS, t));
         }
     }
 };
 
 /// A scalar code of 8 bits: too wide for pairs.
-template <int H_> struct Single {
-    static constexpr int H = H_, WORDS = 4, B = H / 2;
+template <int Q_> struct Single {
+    static constexpr int Q = Q_, WORDS = 4, BITS = Q / 4;
     static constexpr bool TRELLIS = false, AROUND = true;
-    static constexpr int LOG_ROWS = B, LOG_STRIDE = 8, LOG_COPIES = 5;
-    FB_DEVICE static void quad(const Codes<H>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+    static constexpr int LOG_ROWS = BITS, LOG_STRIDE = 8, LOG_COPIES = 5;
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
-            out[j] = lookup(row_address<B, LOG_STRIDE>(codes.w, q * 16 * H + (4 * i + j) * B, t));
+            out[j] = lookup(row_address<BITS, LOG_STRIDE>(codes.w, q * codes.UNIT + (4 * i + j) * BITS, t));
         }
     }
 };

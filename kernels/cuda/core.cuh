@@ -13,28 +13,28 @@
 // The forms. WORDS is what a lane looks up in a tile (32 weights), BYTES what a staged activation takes.
 
 /// Four weights of a word: two vector codes, or four scalar ones.
-template <int H_> struct Quads {
+template <int Q_> struct Quads {
     static constexpr bool TRELLIS = false;
-    static constexpr int H = H_, WORDS = 8, BYTES = 1, PLANES = 1, MOST = 127;
-    static constexpr int BITS = 2 * H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
+    static constexpr int Q = Q_, WORDS = 8, BYTES = 1, PLANES = 1, MOST = 127;
+    static constexpr int BITS = Q, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
         sum[0] = dot4(word, x[0].w[i], sum[0]);
     }
 };
 /// Two weights of a word, activations of 8 bits.
-template <int H_> struct Pairs {
+template <int Q_> struct Pairs {
     static constexpr bool TRELLIS = false;
-    static constexpr int H = H_, WORDS = 16, BYTES = 1, PLANES = 1, MOST = 127;
-    static constexpr int BITS = H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
+    static constexpr int Q = Q_, WORDS = 16, BYTES = 1, PLANES = 1, MOST = 127;
+    static constexpr int BITS = Q / 2, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
         sum[0] = i % 2 == 0 ? dot2_low(word, x[0].w[i / 2], sum[0]) : dot2_high(word, x[0].w[i / 2], sum[0]);
     }
 };
 /// Two weights of a word, activations of 11 bits: a sum for each digit.
-template <int H_> struct WidePairs {
+template <int Q_> struct WidePairs {
     static constexpr bool TRELLIS = false;
-    static constexpr int H = H_, WORDS = 16, BYTES = 2, PLANES = 2, MOST = 1023;
-    static constexpr int BITS = H, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
+    static constexpr int Q = Q_, WORDS = 16, BYTES = 2, PLANES = 2, MOST = 1023;
+    static constexpr int BITS = Q / 2, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
         FB_UNROLL
         for (int p = 0; p < 2; p++) {
@@ -44,10 +44,10 @@ template <int H_> struct WidePairs {
     }
 };
 /// One weight of a word, activations of 11 bits.
-template <int H_> struct Ones {
+template <int Q_> struct Ones {
     static constexpr bool TRELLIS = false;
-    static constexpr int H = H_, WORDS = 32, BYTES = 4, PLANES = 1, MOST = 1023;
-    static constexpr int BITS = H / 2, LOG_STRIDE = BITS == 8 ? 8 : 7;
+    static constexpr int Q = Q_, WORDS = 32, BYTES = 4, PLANES = 1, MOST = 1023;
+    static constexpr int BITS = Q / 4, LOG_STRIDE = BITS == 8 ? 8 : 7;
     FB_DEVICE static void add(int32_t (&sum)[PLANES], uint32_t word, int i, const Words4 (&x)[BYTES]) {
         sum[0] += (int32_t)word * (int32_t)x[i / 4].w[i % 4];
     }
@@ -116,9 +116,9 @@ template <class E> FB_DEVICE void round_to(uint32_t at, const GemvArgs& a, uint3
 /// Adds the sums of one octet: four rows of a lane (strip, row 2g or 2g + 1) by N tokens.
 template <class E, int N>
 FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], uint32_t at, uint32_t offset, uint32_t lane, Table t, const uint32_t (&x_at)[N]) {
-    Codes<E::H> codes[2];
+    Codes<E::Q> codes[2];
     codes[0].load(at, lane);
-    codes[1].load(at + 128 * E::H, lane);
+    codes[1].load(at + 64 * E::Q, lane);
     FB_UNROLL
     for (int q = 0; q < 2; q++) {
         uint32_t words[2][E::WORDS];
@@ -126,7 +126,7 @@ FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], uint32_t at, uint32_t offs
         for (int strip = 0; strip < 2; strip++) {
             FB_UNROLL
             for (int i = 0; i < E::WORDS; i++) {
-                words[strip][i] = lookup(row_address<E::BITS, E::LOG_STRIDE>(codes[strip].w, q * 16 * E::H + i * E::BITS, t));
+                words[strip][i] = lookup(row_address<E::BITS, E::LOG_STRIDE>(codes[strip].w, q * 8 * E::Q + i * E::BITS, t));
             }
         }
         FB_UNROLL
@@ -147,7 +147,7 @@ FB_DEVICE void dots(int32_t (&sums)[4][N][E::PLANES], uint32_t at, uint32_t offs
 
 /// The product with up to N tokens.
 template <class E, int N> FB_DEVICE void core(const GemvArgs& a) {
-    constexpr uint32_t OCTET = 256 * E::H, X_OCTET = 128 * E::BYTES;
+    constexpr uint32_t OCTET = 128 * E::Q, X_OCTET = 128 * E::BYTES;
     const Segment& s = a.w.segments[0];
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;

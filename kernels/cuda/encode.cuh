@@ -11,7 +11,7 @@ struct EncodeArgs {
     const int16_t* values;    // (weights, 65536) on the grid
     uint16_t* costs;          // (blocks, bounds, overlaps) workspace
     unsigned char* codes;     // (tiles, tile_bytes)
-    uint32_t tile_count, weights, half_bits, doublings;
+    uint32_t tile_count, weights, quarters, doublings;
     uint32_t reach;           // steps on either side of the seam that the free pass looks at
     uint32_t overlaps;        // entries of a cost array: 2^(16 - least shift)
     uint32_t bounds, pad;     // cost arrays of a block
@@ -31,7 +31,7 @@ struct Viterbi {
         sums = states + 2 * 264;        // a word for every warp, and results
         tile = 0;
     }
-    FB_DEVICE uint32_t position(uint32_t t) const { return t * a.weights * a.half_bits / 2; }
+    FB_DEVICE uint32_t position(uint32_t t) const { return t * a.weights * a.quarters / 4; }
     FB_DEVICE uint32_t shift(uint32_t t) const { return position(t % steps + 1) - position(t % steps); }
     /// New bits in the state of step `t`: the shift before it.
     FB_DEVICE uint32_t fresh(uint32_t t) const { return shift(t + steps - 1); }
@@ -194,11 +194,11 @@ struct Viterbi {
         backward(0, steps, count);
         trace(seam, count);
         // The tape: step t holds bits position(t) on.
-        const uint32_t bytes = 16 * a.half_bits;
+        const uint32_t bytes = 8 * a.quarters;
         for (uint32_t i = thread_x(); i < bytes; i += threads_x()) {
             uint32_t byte = 0;
             for (uint32_t bit = 8 * i; bit < 8 * i + 8; bit++) {
-                uint32_t t = bit * 2 / (a.weights * a.half_bits);
+                uint32_t t = bit * 4 / (a.weights * a.quarters);
                 while (position(t + 1) <= bit) t++;
                 while (position(t) > bit) t--;
                 byte |= (lds<uint16_t>(states + 2 * t) >> (bit - position(t)) & 1u) << (bit - 8 * i);

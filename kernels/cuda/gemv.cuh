@@ -16,7 +16,7 @@
 
 /// A run of tile columns in one scheme.
 struct Segment {
-    const unsigned char* codes;  // (pair, octet, 256 H bytes)
+    const unsigned char* codes;  // (pair, octet, 128 Q bytes)
     Book book;
     uint32_t octets, first_col, end_col;
     uint32_t splits, per_split;  // ranges, and octets of a range
@@ -80,26 +80,28 @@ FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_
 }
 
 /// Copies the codes of one pair and octet (contiguous) to shared memory.
-template <int H> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, uint32_t lane) {
+template <int Q> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, uint32_t lane) {
+    constexpr uint32_t rest = Q % 4 * 8;  // lanes that the last bytes take
     FB_UNROLL
-    for (int i = 0; i < H / 2; i++) cp_async16(at + (uint32_t)i * 512 + lane * 16, from + (size_t)i * 512 + lane * 16);
-    if constexpr (H % 2 == 1) {
-        if (lane < 16) cp_async16(at + (H / 2) * 512 + lane * 16, from + (H / 2) * 512 + lane * 16);
+    for (int i = 0; i < Q / 4; i++) cp_async16(at + (uint32_t)i * 512 + lane * 16, from + (size_t)i * 512 + lane * 16);
+    if constexpr (rest != 0) {
+        if (lane < rest) cp_async16(at + (Q / 4) * 512 + lane * 16, from + (Q / 4) * 512 + lane * 16);
     }
 }
 
 /// A warp's ring of turns in shared memory. Codes are followed by an octet of padding, so that an odd range reads no other memory.
 template <class E> struct Ring {
     // Slots, each a turn (`stages` of the host's plan): more where a turn is few bytes and few instructions.
-    static constexpr uint32_t STAGES = !E::TRELLIS && E::H <= 5 ? 4 : 2, BYTES = TURN * 256 * E::H;
+    static constexpr uint32_t STAGES = !E::TRELLIS && E::Q <= 10 ? 4 : 2, BYTES = TURN * 128 * E::Q;
     // Copies reach 2048 bytes to either side of a register.
     static constexpr uint32_t BIAS = BYTES >= 4096 ? 2048 : 0;
     uint32_t slot, first, left;
     const unsigned char* source;
+    bool lower;  // of the lanes, which copy the last 256 bytes of a turn with odd Q
 
     /// Begins to copy all stages but one of `turns` turns.
     FB_DEVICE void start(uint32_t at, const unsigned char* from, uint32_t turns, uint32_t lane) {
-        slot = first = at + lane * 16, source = from + lane * 16 + BIAS - BYTES, left = turns;
+        slot = first = at + lane * 16, source = from + lane * 16 + BIAS - BYTES, left = turns, lower = lane < 16;
         FB_UNROLL
         for (uint32_t i = 0; i < STAGES - 1; i++) next(first + i * BYTES, i < turns);
     }
@@ -108,7 +110,10 @@ template <class E> struct Ring {
         pin(source);
         if (more) {
             FB_UNROLL
-            for (uint32_t i = 0; i < E::H; i++) cp_async16(to + i * 512, source + (int)(i * 512 - BIAS));
+            for (uint32_t i = 0; i < E::Q / 2; i++) cp_async16(to + i * 512, source + (int)(i * 512 - BIAS));
+            if constexpr (E::Q % 2 == 1) {
+                if (lower) cp_async16(to + E::Q / 2 * 512, source + (int)(E::Q / 2 * 512 - BIAS));
+            }
         }
         cp_commit();
     }
@@ -135,7 +140,7 @@ template <class E> struct Ring {
 
 /// Multiplies one strip's octet by the staged activations.
 template <class E>
-FB_DEVICE void multiply(float (&acc)[4], const Codes<E::H>& codes, Table t, const Words4 (&b)[E::WORDS == 4 ? 8 : 4]) {
+FB_DEVICE void multiply(float (&acc)[4], const Codes<E::Q>& codes, Table t, const Words4 (&b)[E::WORDS == 4 ? 8 : 4]) {
     FB_UNROLL
     for (int q = 0; q < 2; q++) {
         FB_UNROLL
@@ -157,11 +162,11 @@ FB_DEVICE void multiply(float (&acc)[4], const Codes<E::H>& codes, Table t, cons
 
 /// One octet of both strips: `at` is this lane's place in it, `x_at` that of its activations.
 template <class E> FB_DEVICE void octet(float (&acc)[2][4], uint32_t at, uint32_t x_at, uint32_t lane, Table t) {
-    Codes<E::H> codes[2];
+    Codes<E::Q> codes[2];
     Words4 b[E::WORDS == 4 ? 8 : 4];
     FB_UNROLL
     for (uint32_t strip = 0; strip < 2; strip++) {
-        codes[strip].load(at + strip * 128 * E::H, lane);
+        codes[strip].load(at + strip * 64 * E::Q, lane);
         if constexpr (E::TRELLIS) codes[strip].link(lane);
     }
     FB_UNROLL
@@ -172,7 +177,7 @@ template <class E> FB_DEVICE void octet(float (&acc)[2][4], uint32_t at, uint32_
 
 /// One range of one segment; leaves scaled sums in `total`: (strip, row 2g token 2c, 2c + 1, row 2g + 1 alike).
 template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint32_t range, float (&total)[2][4]) {
-    constexpr uint32_t OCTET = 256 * E::H, X_OCTET = E::WORDS == 4 ? 512 : 256;
+    constexpr uint32_t OCTET = 128 * E::Q, X_OCTET = E::WORDS == 4 ? 512 : 256;
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
     const uint32_t first = range * s.per_split;
@@ -311,7 +316,7 @@ struct DequantArgs {
 
 /// Expands one segment to half precision. A warp takes one pair and octet at a time.
 template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
-    constexpr uint32_t SLOT = 256 * E::H;
+    constexpr uint32_t SLOT = 128 * E::Q;
     const Segment& s = a.w.segments[a.segment];
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t g = lane / 4, c = lane % 4, slot = table_bytes(s.book) + warp * SLOT;
@@ -321,13 +326,13 @@ template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
     const uint32_t items = a.w.pairs * s.octets;
     for (uint32_t item = block_x() * warps + warp; item < items; item += blocks_x() * warps) {
         const uint32_t pair = item / s.octets, octet = item % s.octets;
-        fetch<E::H>(slot, s.codes + (size_t)item * SLOT, lane);
+        fetch<E::Q>(slot, s.codes + (size_t)item * SLOT, lane);
         cp_commit();
         cp_wait<0>();
         sync_warp();
         FB_UNROLL_1
         for (uint32_t strip = 0; strip < 2; strip++) {
-            Codes<E::H> codes;
+            Codes<E::Q> codes;
             codes.load(slot + strip * (SLOT / 2) + lane * 16, lane);
             if constexpr (E::TRELLIS) codes.link(lane);
             FB_UNROLL

@@ -10,35 +10,35 @@
 constexpr uint32_t SCALE_COLS = 32;
 
 /// Two neighbouring indices into one of several codebooks: rows are (codebook, indices).
-template <int H_> struct Books {
-    static constexpr int H = H_, WORDS = 16, BYTES = 1, PLANES = 1, MOST = 127;
+template <int Q_> struct Books {
+    static constexpr int Q = Q_, BITS = Q / 2, WORDS = 16, BYTES = 1, PLANES = 1, MOST = 127;
     static constexpr bool TRELLIS = false, GROUPED = true;
-    static constexpr int LOG_STRIDE = H <= 6 ? 7 : 6;
+    static constexpr int LOG_STRIDE = BITS <= 6 ? 7 : 6;
     /// The table of the codebook that a scale chooses.
     FB_DEVICE static Table table(Table t, const Book& book, uint16_t scale) {
-        const uint32_t books = ((1u << book.log_rows) - 1) >> H;
-        return Table{t.lane | (scale & books) << (H + LOG_STRIDE), t.mask};
+        const uint32_t books = ((1u << book.log_rows) - 1) >> BITS;
+        return Table{t.lane | (scale & books) << (BITS + LOG_STRIDE), t.mask};
     }
-    FB_DEVICE static uint32_t word(const Codes<H>& codes, Table t, int q, int i) {
-        return lookup(row_address<H, LOG_STRIDE>(codes.w, q * 16 * H + i * H, t));
+    FB_DEVICE static uint32_t word(const Codes<Q>& codes, Table t, int q, int i) {
+        return lookup(row_address<BITS, LOG_STRIDE>(codes.w, q * codes.UNIT + i * BITS, t));
     }
     FB_DEVICE static int32_t add(int32_t sum, uint32_t word, int i, const Words4& x) {
         return i % 2 == 0 ? dot2_low(word, x.w[i / 2], sum) : dot2_high(word, x.w[i / 2], sum);
     }
     /// One weight of 32 as a half.
-    FB_DEVICE static uint16_t half(const Codes<H>& codes, Table t, int q, int i) {
+    FB_DEVICE static uint16_t half(const Codes<Q>& codes, Table t, int q, int i) {
         return to_half((float)(int16_t)(word(codes, t, q, i / 2) >> (i % 2 * 16)));
     }
 };
 
 /// Integers of 8 bits, which are their own table. Repacking has made -128 what it means, -127.
-template <int H_> struct Bytes {
-    static constexpr int H = H_, WORDS = 8, BYTES = 1, PLANES = 1, MOST = 127;
+template <int Q_> struct Bytes {
+    static constexpr int Q = Q_, WORDS = 8, BYTES = 1, PLANES = 1, MOST = 127;
     static constexpr bool TRELLIS = false, GROUPED = true;
     FB_DEVICE static Table table(Table t, const Book&, uint16_t) { return t; }
-    FB_DEVICE static uint32_t word(const Codes<H>& codes, Table, int q, int i) { return codes.w[q * 8 + i]; }
+    FB_DEVICE static uint32_t word(const Codes<Q>& codes, Table, int q, int i) { return codes.w[q * 8 + i]; }
     FB_DEVICE static int32_t add(int32_t sum, uint32_t word, int i, const Words4& x) { return dot4(word, x.w[i], sum); }
-    FB_DEVICE static uint16_t half(const Codes<H>& codes, Table t, int q, int i) {
+    FB_DEVICE static uint16_t half(const Codes<Q>& codes, Table t, int q, int i) {
         return to_half((float)(int8_t)(word(codes, t, q, i / 4) >> (i % 4 * 8)));
     }
 };
@@ -54,7 +54,7 @@ FB_DEVICE uint32_t scales_stride(uint32_t octets) { return octets * (128 / SCALE
 
 /// The product with up to N tokens.
 template <class E, int N> FB_DEVICE void grouped(const GemvArgs& a) {
-    constexpr uint32_t OCTET = 256 * E::H;
+    constexpr uint32_t OCTET = 128 * E::Q;
     const Segment& s = a.w.segments[0];
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
@@ -96,8 +96,8 @@ template <class E, int N> FB_DEVICE void grouped(const GemvArgs& a) {
         for (uint32_t i = 0; i < TURN; i++) {
             FB_UNROLL
             for (uint32_t strip = 0; strip < 2; strip++) {
-                Codes<E::H> codes;
-                codes.load(at + i * OCTET + strip * 128 * E::H, lane);
+                Codes<E::Q> codes;
+                codes.load(at + i * OCTET + strip * 64 * E::Q, lane);
                 FB_UNROLL
                 for (int q = 0; q < 2; q++) {
                     FB_UNROLL
@@ -139,7 +139,7 @@ template <class E, int N> FB_DEVICE void grouped(const GemvArgs& a) {
 
 /// Expands the matrix to half precision, as `dequant`.
 template <class E> FB_DEVICE void dequant_grouped(const DequantArgs& a) {
-    constexpr uint32_t SLOT = 256 * E::H;
+    constexpr uint32_t SLOT = 128 * E::Q;
     const Segment& s = a.w.segments[0];
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t g = lane / 4, c = lane % 4, slot = table_bytes(s.book) + warp * SLOT;
@@ -149,13 +149,13 @@ template <class E> FB_DEVICE void dequant_grouped(const DequantArgs& a) {
     const uint32_t items = a.w.pairs * s.octets;
     for (uint32_t item = block_x() * warps + warp; item < items; item += blocks_x() * warps) {
         const uint32_t pair = item / s.octets, octet = item % s.octets;
-        fetch<E::H>(slot, s.codes + (size_t)item * SLOT, lane);
+        fetch<E::Q>(slot, s.codes + (size_t)item * SLOT, lane);
         cp_commit();
         cp_wait<0>();
         sync_warp();
         FB_UNROLL_1
         for (uint32_t strip = 0; strip < 2; strip++) {
-            Codes<E::H> codes;
+            Codes<E::Q> codes;
             codes.load(slot + strip * (SLOT / 2) + lane * 16, lane);
             FB_UNROLL
             for (int i = 0; i < 4; i++) {  // tile, row

@@ -48,16 +48,16 @@ def hash_hyb(x):
     return x * (x + 1) & M16
 
 
-# At 1, 1.5, ... 5 bits.
-FACTORS = [
-    0xE84B7101, 0x62F08201, 0x28B86601, 0x57CE01, 0x176601,
-    0xB68F01, 0xD6C401, 0xE99401, 0xB05201,
-]
+# By quarters of a bit.
+FACTORS = {
+    4: 0xE84B7101, 5: 0x89A3E601, 6: 0x62F08201, 7: 0x5D613201, 8: 0x28B86601, 10: 0x57CE01, 12: 0x176601,
+    14: 0xB68F01, 16: 0xD6C401, 18: 0xE99401, 20: 0xB05201,
+}
 
 
 def hash_fast(x, v, rate):
     """The bytes of `v` weights."""
-    factor = FACTORS[rate // 2 - 2]
+    factor = FACTORS[rate]
     if v == 4:
         return ((x << 16 | x) * factor >> 8 & 0xFFFFFFFF).to_bytes(4, "little")
     return (signed(x) * factor >> 8 & M16).to_bytes(2, "little")

@@ -32,9 +32,10 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Schemes that came after the first version of the format, at the end of the file.
-fn grouped() -> impl Iterator<Item = Scheme> {
-    Scheme::all().filter(|s| s.group().is_some())
+/// Schemes that came after the first version of the format, at the end of the file: group-wise ones, then quarter bits of a trellis.
+fn later(quarters: bool) -> impl Iterator<Item = Scheme> {
+    let odd = |s: &Scheme| s.family() == Family::Tcq && !s.quarters().is_multiple_of(2);
+    Scheme::all().filter(move |s| if quarters { odd(s) } else { s.group().is_some() })
 }
 
 /// The table lengths that the format allows for a scheme, as `docs/formats.md` lists them.
@@ -115,7 +116,8 @@ fn rotation_line(out: &mut String, width: usize) {
 fn render() -> String {
     let mut out =
         String::from("# Written by `cargo test -p fracbit-tests --test golden -- --ignored bless`.\n");
-    let first = || Scheme::all().filter(|s| s.group().is_none());
+    let new: Vec<Scheme> = later(false).chain(later(true)).collect();
+    let first = || Scheme::all().filter(|s| !new.contains(s));
     for scheme in first() {
         lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
     }
@@ -128,10 +130,12 @@ fn render() -> String {
     for width in [2, 4, 12, 16, 20, 28, 32, 64, 96, 128, 192, 512, 896, 1536] {
         rotation_line(&mut out, width);
     }
-    for scheme in grouped() {
-        lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
+    for quarters in [false, true] {
+        for scheme in later(quarters) {
+            lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
+        }
+        later(quarters).for_each(|scheme| matrix_line(&mut out, scheme));
     }
-    grouped().for_each(|scheme| matrix_line(&mut out, scheme));
     out
 }
 

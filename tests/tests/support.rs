@@ -37,15 +37,15 @@ fn the_list_names_exactly_the_schemes_there_are() {
     for entry in read() {
         let name = &list(&entry, "name")[0];
         let codes = list(&entry, "codes");
-        for rate in list(&entry, "rates") {
-            if codes.is_empty() {
-                listed.push(format!("{name}-{rate}"));
-            }
-            for code in codes {
-                // The default code is not part of a scheme's name.
-                let code = if code == Code::ALL[0].name() { String::new() } else { format!("-{code}") };
-                listed.push(format!("{name}{code}-{rate}"));
-            }
+        let rates = list(&entry, "rates");
+        if codes.is_empty() {
+            listed.extend(rates.iter().map(|rate| format!("{name}-{rate}")));
+        }
+        for code in codes {
+            let rates = entry.get(&format!("rates_{code}")).map_or(rates, Vec::as_slice);
+            // The default code is not part of a scheme's name.
+            let code = if code == Code::ALL[0].name() { String::new() } else { format!("-{code}") };
+            listed.extend(rates.iter().map(|rate| format!("{name}{code}-{rate}")));
         }
     }
     listed.sort();

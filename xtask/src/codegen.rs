@@ -14,7 +14,16 @@ struct Family {
     what: String,
     rates: Vec<String>,
     codes: Vec<String>,
+    /// By code, where it has not the rates of the family.
+    own_rates: BTreeMap<String, Vec<String>>,
     bodies: Vec<String>,
+}
+
+impl Family {
+    /// Rates of a code.
+    fn rates_of(&self, code: &str) -> &[String] {
+        self.own_rates.get(code).unwrap_or(&self.rates)
+    }
 }
 
 /// Writes every generated file, or with `check` fails when one is not current.
@@ -49,7 +58,7 @@ struct Core {
     unit: &'static str,
     name: &'static str,
     form: &'static str,
-    /// Rates in half bits.
+    /// Rates in quarters of a bit per weight.
     rates: &'static [u32],
     /// Most tokens of an instance; the next larger one takes the batches between.
     batches: &'static [u32],
@@ -58,56 +67,50 @@ struct Core {
 /// Products without tensor cores. Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`; `wide` forms are for the 16-bit
 /// grid. Forms that the tensor cores beat at every batch have no instances between 1 and 8.
 const CORES: [Core; 4] = [
-    Core { unit: "core", name: "quads", form: "Quads", rates: &[3, 4, 5], batches: &[1, 2, 4, 8] },
-    Core { unit: "core", name: "pairs", form: "Pairs", rates: &[6, 7, 8, 10], batches: &[1, 8] },
-    Core { unit: "core_wide", name: "wide", form: "WidePairs", rates: &[9, 10, 11, 12], batches: &[1, 8] },
-    Core { unit: "core_wide", name: "ones", form: "Ones", rates: &[14, 16], batches: &[1, 8] },
+    Core { unit: "core", name: "quads", form: "Quads", rates: &[6, 8, 10], batches: &[1, 2, 4, 8] },
+    Core { unit: "core", name: "pairs", form: "Pairs", rates: &[12, 14, 16, 20], batches: &[1, 8] },
+    Core { unit: "core_wide", name: "wide", form: "WidePairs", rates: &[18, 20, 22, 24], batches: &[1, 8] },
+    Core { unit: "core_wide", name: "ones", form: "Ones", rates: &[28, 32], batches: &[1, 8] },
 ];
 
-/// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). `H` of an instance is its rate in half bits.
+/// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
 fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     let mut bodies: BTreeMap<String, BTreeSet<(u32, String)>> = BTreeMap::new();
-    let mut add = |unit: &str, h: u32, line: String| {
-        bodies.entry(unit.to_owned()).or_default().insert((h, line));
+    let mut add = |unit: &str, q: u32, line: String| {
+        bodies.entry(unit.to_owned()).or_default().insert((q, line));
     };
     for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
-        for rate in &family.rates {
-            let bits: f64 = rate.parse().map_err(|_| format!("rate `{rate}` of {}", family.name))?;
-            let low = if family.name == "half-tcq" { bits - 0.25 } else { bits };
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "2 to 16 half bits")]
-            let h = (2.0 * low) as u32;
-            if f64::from(h) != 2.0 * low {
-                return Err(format!("rate `{rate}` of {} is no multiple of a half bit", family.name));
-            }
+        for rate in if family.codes.is_empty() { family.rates.as_slice() } else { &[] } {
+            let q = quarters(rate)?;
             if ["int", "gnuq"].contains(&family.name.as_str()) {
-                let (name, body) = if h == 16 { ("bytes", "Bytes") } else { ("books", "Books") };
-                add("grouped", h, format!("FB_DEQUANT_GROUPED(dequant_{name}_{h}, {body}<{h}>)"));
+                let (name, body) = if q == 32 { ("bytes", "Bytes") } else { ("books", "Books") };
+                add("grouped", q, format!("FB_DEQUANT_GROUPED(dequant_{name}_{q}, {body}<{q}>)"));
                 for tokens in [1, 8] {
-                    add("grouped", h, format!("FB_GROUPED(core_{name}_{h}_{tokens}, {body}<{h}>, {tokens})"));
+                    add("grouped", q, format!("FB_GROUPED(core_{name}_{q}_{tokens}, {body}<{q}>, {tokens})"));
                 }
                 continue;
             }
-            if family.codes.is_empty() {
-                // Two scalar codes side by side are a vector code whose table is the product of theirs.
-                let (name, body) = if h <= 14 { ("pair", "Pair") } else { ("single", "Single") };
-                add("pair", h, format!("FB_GEMV(gemv_{name}_{h}, {body}<{h}>, {body}<{h}>)"));
-                add("pair", h, format!("FB_DEQUANT(dequant_{name}_{h}, {body}<{h}>)"));
-                for Core { unit, name, form, batches, .. } in CORES.iter().filter(|c| c.rates.contains(&h)) {
-                    for tokens in *batches {
-                        let line = format!("FB_CORE(core_{name}_{h}_{tokens}, {form}<{h}>, {tokens})");
-                        add(unit, h, line);
-                    }
+            // Two scalar codes side by side are a vector code whose table is the product of theirs.
+            let (name, body) = if q <= 28 { ("pair", "Pair") } else { ("single", "Single") };
+            add("pair", q, format!("FB_GEMV(gemv_{name}_{q}, {body}<{q}>, {body}<{q}>)"));
+            add("pair", q, format!("FB_DEQUANT(dequant_{name}_{q}, {body}<{q}>)"));
+            for Core { unit, name, form, batches, .. } in CORES.iter().filter(|c| c.rates.contains(&q)) {
+                for tokens in *batches {
+                    add(unit, q, format!("FB_CORE(core_{name}_{q}_{tokens}, {form}<{q}>, {tokens})"));
                 }
             }
-            for code in &family.codes {
-                let body = code[..1].to_uppercase() + &code[1..];
+        }
+        for code in &family.codes {
+            let body = code[..1].to_uppercase() + &code[1..];
+            for rate in family.rates_of(code) {
+                let q = quarters(rate)?;
                 if family.name == "half-tcq" {
-                    let line =
-                        format!("FB_GEMV(gemv_half_{code}_{h}, {body}<{h}>, {body}<{high}>)", high = h + 1);
-                    add(&format!("half_{code}"), h, line);
+                    let (low, high) = (q - 1, q + 1);
+                    let line = format!("FB_GEMV(gemv_half_{code}_{low}, {body}<{low}>, {body}<{high}>)");
+                    add(&format!("half_{code}"), low, line);
                 } else {
-                    add(code, h, format!("FB_GEMV(gemv_{code}_{h}, {body}<{h}>, {body}<{h}>)"));
-                    add(code, h, format!("FB_DEQUANT(dequant_{code}_{h}, {body}<{h}>)"));
+                    add(code, q, format!("FB_GEMV(gemv_{code}_{q}, {body}<{q}>, {body}<{q}>)"));
+                    add(code, q, format!("FB_DEQUANT(dequant_{code}_{q}, {body}<{q}>)"));
                 }
             }
         }
@@ -136,6 +139,14 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
         .collect())
 }
 
+/// Quarters of a bit per weight of a rate such as `2.25`.
+fn quarters(rate: &str) -> Result<u32, Failure> {
+    let bits: f64 = rate.parse().map_err(|_| format!("rate `{rate}` is no number"))?;
+    (1..=32)
+        .find(|&q| f64::from(q) == 4.0 * bits)
+        .ok_or_else(|| format!("rate `{rate}` is no multiple of a quarter of a bit up to 8"))
+}
+
 /// Reads the small part of TOML that the file uses: `[[family]]` tables of strings and lists of strings.
 fn parse(text: &str) -> Result<Vec<Family>, Failure> {
     let mut families: Vec<Family> = Vec::new();
@@ -159,6 +170,9 @@ fn parse(text: &str) -> Result<Vec<Family>, Failure> {
             "rates" => family.rates = strings,
             "codes" => family.codes = strings,
             "bodies" => family.bodies = strings,
+            key if key.strip_prefix("rates_").is_some_and(|code| family.codes.iter().any(|c| c == code)) => {
+                family.own_rates.insert(key["rates_".len()..].to_owned(), strings);
+            }
             other => return Err(format!("{at}: unknown key `{other}`")),
         }
     }
@@ -177,7 +191,11 @@ fn support(families: &[Family]) -> String {
     );
     for family in families {
         let codes = if family.codes.is_empty() { "-".to_owned() } else { family.codes.join(", ") };
-        let _ = write!(out, "| `{}`: {} | {codes} | {} |", family.name, family.what, family.rates.join(", "));
+        let mut rates = family.rates.join(", ");
+        for (code, own) in &family.own_rates {
+            let _ = write!(rates, "; {code}: {}", own.join(", "));
+        }
+        let _ = write!(out, "| `{}`: {} | {codes} | {rates} |", family.name, family.what);
         for body in BODIES {
             let _ = write!(out, " {} |", if family.bodies.iter().any(|b| b == body) { "yes" } else { "-" });
         }
@@ -199,5 +217,16 @@ mod tests {
     fn bad_sources_are_refused_with_a_line() {
         assert!(parse("name = \"x\"").is_err_and(|e| e.contains(":1")));
         assert!(parse("[[family]]\nwat = \"x\"").is_err_and(|e| e.contains("wat")));
+        let other = "[[family]]\ncodes = [\"fine\"]\nrates_fast = [\"1\"]";
+        assert!(parse(other).is_err_and(|e| e.contains(":3") && e.contains("rates_fast")));
+    }
+
+    #[test]
+    fn a_code_has_the_rates_of_its_family_or_its_own() {
+        let text = "[[family]]\nrates = [\"1\", \"1.25\"]\ncodes = [\"fine\", \"hyb\"]\nrates_hyb = [\"1\"]";
+        let family = &parse(text).unwrap()[0];
+        assert_eq!((family.rates_of("fine").len(), family.rates_of("hyb").len()), (2, 1));
+        assert_eq!(quarters("1.25"), Ok(5));
+        assert!(quarters("1.1").is_err_and(|e| e.contains("1.1")));
     }
 }

@@ -35,7 +35,7 @@ const ARCHITECTURES: [u32; 4] = [80, 86, 89, 90];
 ///
 /// As asked: 3.0 of `fast` at 2 bits, 6.5 of `fine`, 2.5 of scalar and vector codes. docs/cuda.md says what takes more and why.
 const GATES: [(&str, f64, f64); 15] = [
-    ("gemv_fast_4", 3.0, 0.0),
+    ("gemv_fast_8", 3.0, 0.0),
     ("gemv_fast_", 4.25, 0.0),
     ("gemv_hyb_", 3.0, 0.0),
     ("gemv_pair_", 2.5, 0.0),
@@ -46,8 +46,8 @@ const GATES: [(&str, f64, f64); 15] = [
     ("core_quads_", 1.3, 0.31),
     ("core_pairs_", 2.3, 0.57),
     ("core_wide_", 2.85, 1.1),
-    ("core_ones_14_", 4.35, 1.12),
-    ("core_ones_16_", 3.4, 1.12),
+    ("core_ones_28_", 4.35, 1.12),
+    ("core_ones_32_", 3.4, 1.12),
     ("core_books_", 2.75, 0.75),
     ("core_bytes_", 0.95, 0.5),
 ];
@@ -390,8 +390,8 @@ mod tests {
         assert_eq!(code.len(), 7);
         assert_eq!(inner_loop(&code, "HMMA"), Some((3, 1)));
         let fact = Facts { per_weight: Some(9.0), ..Facts::default() };
-        let facts = BTreeMap::from([(("gemv_fast_4".to_owned(), 90), fact)]);
-        assert!(gates(&facts).is_err_and(|e| e.contains("gemv_fast_4")));
+        let facts = BTreeMap::from([(("gemv_fast_8".to_owned(), 90), fact)]);
+        assert!(gates(&facts).is_err_and(|e| e.contains("gemv_fast_8")));
     }
 
     /// Continuous integration has no compiler for device code: it holds the page to the sources, and its figures to the gates.

@@ -2,7 +2,8 @@
 //!
 //! A scheme is a family, a rate and, for trellis families, a code. The palette follows Q-Palette
 //! (Table 1): scalar `nuq`, 2-D vector `vq`, trellis `tcq` and half-trellis `half-tcq`. Names are part of
-//! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-hyb-3`, `half-tcq-3.25`. Two families
+//! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-2.25`, `tcq-hyb-3`, `half-tcq-3.25`. A trellis
+//! has every quarter of a bit with the default code (with `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families
 //! want a scale for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 
 use crate::Rate;
@@ -78,7 +79,9 @@ pub struct Scheme {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     /// The text is no scheme name.
-    #[error("scheme: expected a name such as nuq-4, vq-2.5, tcq-3, tcq-fast-2 or half-tcq-3.25, got `{0}`")]
+    #[error(
+        "scheme: expected a name such as nuq-4, vq-2.5, tcq-3, tcq-fast-2.25 or half-tcq-3.25, got `{0}`"
+    )]
     Name(String),
     /// The family does not come at this rate.
     #[error("scheme: {family} comes at {range} bits, got {bits}")]
@@ -101,7 +104,15 @@ impl Scheme {
         let (ok, range) = match family {
             Family::Nuq => ((8..=32).contains(&quarters) && quarters.is_multiple_of(4), "2, 3, ... 8"),
             Family::Vq => ((6..=24).contains(&quarters) && quarters.is_multiple_of(2), "1.5, 2, ... 6"),
-            Family::Tcq => ((4..=20).contains(&quarters) && quarters.is_multiple_of(2), "1, 1.5, ... 5"),
+            Family::Tcq => {
+                let some = (4..=20).contains(&quarters);
+                let half = quarters.is_multiple_of(2);
+                match code {
+                    Code::Fine => (some, "1, 1.25, ... 5"),
+                    Code::Fast => (some && (half || quarters <= 8), "1, 1.25, ... 2, 2.5, ... 5"),
+                    Code::Hyb => (some && half, "1, 1.5, ... 5"),
+                }
+            }
             Family::HalfTcq => {
                 ((5..=19).contains(&quarters) && !quarters.is_multiple_of(2), "1.25, 1.75, ... 4.75")
             }
@@ -240,7 +251,7 @@ impl<'de> serde::Deserialize<'de> for Scheme {
 /// The set of schemes that an allocation may choose from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Palette {
-    /// Trellis and half-trellis, then scalar 6 to 8 bits for layers that deserve more than 5.
+    /// Trellis, half-trellis where the code has no trellis of the rate, then scalar 6 to 8 bits for layers that deserve more than 5.
     #[default]
     Tcq,
     /// Vector quantizers only.
@@ -258,7 +269,8 @@ impl Palette {
             .filter(|s| s.code().is_none_or(|c| c == code))
             .filter(|s| match self {
                 Self::Tcq => match s.family() {
-                    Family::Tcq | Family::HalfTcq => true,
+                    Family::Tcq => true,
+                    Family::HalfTcq => Scheme::new(Family::Tcq, code, s.quarters()).is_err(),
                     Family::Nuq => s.quarters() >= 24,
                     _ => false,
                 },
@@ -288,7 +300,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 3 * 9 + 3 * 8 + 2 + 3);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -305,7 +317,8 @@ mod tests {
             "vq-1",
             "tcq-5.5",
             "half-tcq-3",
-            "tcq-3.25",
+            "tcq-hyb-3.25",
+            "tcq-3.125",
             "tcq-nope-3",
             "nuq--4",
             "int-3",
@@ -315,6 +328,8 @@ mod tests {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");
         }
         let text = "tcq-5.5".parse::<Scheme>().unwrap_err().to_string();
+        assert!(text.contains("1, 1.25, ... 5"), "{text}");
+        let text = "tcq-hyb-2.25".parse::<Scheme>().unwrap_err().to_string();
         assert!(text.contains("1, 1.5, ... 5"), "{text}");
     }
 

@@ -32,7 +32,7 @@ pub(crate) struct TargetArgs {
     /// Least tokens generated per second on this machine, all sequences of a batch together; needs --profile.
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "latency")]
     pub(crate) tokens_per_second: Option<f64>,
-    /// One scheme for every matrix, such as tcq-3, half-tcq-3.25, vq-2.5 or nuq-4.
+    /// One scheme for every matrix, such as tcq-3, tcq-2.25, vq-2.5 or nuq-4.
     #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "palette", "code"])]
     pub(crate) scheme: Option<Scheme>,
 }

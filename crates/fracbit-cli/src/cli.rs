@@ -181,7 +181,7 @@ mod tests {
         ("quantize M -o O --bits nan", "bits per weight"),
         ("quantize M -o O --bits 0", "bits per weight"),
         ("quantize M -o O --size 4apples", "expected a number with a unit"),
-        ("quantize M -o O --scheme tcq-5.5", "1, 1.5"),
+        ("quantize M -o O --scheme tcq-5.5", "1, 1.25"),
         ("plan M --bits 3 --palette best", "tcq"),
         ("tune Q --text t -o O", "--baseline"),
         ("tune Q --baseline M --text t -o O --passes 0", "at least 1"),

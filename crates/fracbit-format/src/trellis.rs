@@ -4,8 +4,8 @@
 //! A tile of 256 weights at `R` bits per weight is a circular tape of `256 R` bits. A step yields `V` weights
 //! (neighbouring columns of one tile row); step `t` starts at tape bit `p(t) = floor(t V R)` and its state is
 //! the 16-bit window `[p(t), p(t) + 16)`, read least significant bit first and wrapping at the end
-//! (tail-biting: no bits are spent on a start state). Half-integer `R` with `V = 1` thus shifts by `floor(R)`
-//! and `ceil(R)` bits in turn.
+//! (tail-biting: no bits are spent on a start state). Where `V R` is no whole number the window moves by `floor(V R)` or
+//! `ceil(V R)` bits, spread evenly: 2, 2, 2, 3 at 2.25 bits with `V = 1`.
 //!
 //! From one step to the next the window moves up by `k = p(t+1) - p(t)` bits: `s' = s >> k | new << (16 - k)`.
 //! This is the time reversal of the papers' trellis (QTIP, section 3; Q-Palette's `s' = (s << k | new) mod 2^16`), which
@@ -38,8 +38,8 @@ pub const STATES: usize = 1 << STATE_BITS;
 pub struct Steps {
     /// Weights per step (the papers' V): 1, 2 or 4.
     pub weights: usize,
-    /// Rate in half bits per weight.
-    half_bits: usize,
+    /// Rate in quarter bits per weight.
+    quarters: usize,
 }
 
 impl Steps {
@@ -54,7 +54,7 @@ impl Steps {
             Code::Fast if scheme.quarters() <= 8 => 4,
             Code::Fast | Code::Hyb => 2,
         };
-        Some(Self { weights, half_bits: usize::from(scheme.quarters()) / 2 })
+        Some(Self { weights, quarters: usize::from(scheme.quarters()) })
     }
 
     /// Steps in a tile.
@@ -66,13 +66,13 @@ impl Steps {
     /// Bits of a tile's tape.
     #[must_use]
     pub const fn tape_bits(self) -> usize {
-        crate::TILE * self.half_bits / 2
+        crate::TILE * self.quarters / 4
     }
 
     /// Tape position of step `t` in bits (`t` may be `count()`: the end of the tape).
     #[must_use]
     pub const fn position(self, t: usize) -> usize {
-        t * self.weights * self.half_bits / 2
+        t * self.weights * self.quarters / 4
     }
 
     /// Bits by which the window moves from step `t` to `t + 1`.
@@ -102,20 +102,35 @@ pub const fn hash_fine(x: u16) -> u16 {
     x.wrapping_mul(x.wrapping_add(FINE_ADD))
 }
 
-/// The factors of the `fast` code at 1, 1.5, ... 5 bits, found by search (`docs/quality.md`).
+/// Rates of the `fast` code in quarters of a bit and their factors, found by search (`docs/quality.md`).
 ///
 /// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`, which lanes as wide as the hash can hold.
 /// The lowest byte of the product is no part of the hash because it knows only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
-pub const FAST_FACTORS: [u32; 9] =
-    [0xE84B_7101, 0x62F0_8201, 0x28B8_6601, 0x57_CE01, 0x17_6601, 0xB6_8F01, 0xD6_C401, 0xE9_9401, 0xB0_5201];
+const FAST_FACTORS: [(u8, u32); 11] = [
+    (4, 0xE84B_7101),
+    (5, 0x89A3_E601),
+    (6, 0x62F0_8201),
+    (7, 0x5D61_3201),
+    (8, 0x28B8_6601),
+    (10, 0x57_CE01),
+    (12, 0x17_6601),
+    (14, 0xB6_8F01),
+    (16, 0xD6_C401),
+    (18, 0xE9_9401),
+    (20, 0xB0_5201),
+];
 
-/// The factor of the `fast` code at `half_bits / 2` bits.
+/// The factor of the `fast` code at `quarters / 4` bits.
 ///
 /// # Panics
 /// When there is no such rate.
 #[must_use]
-pub const fn fast_factor(half_bits: usize) -> u32 {
-    FAST_FACTORS[half_bits - 2]
+pub const fn fast_factor(quarters: usize) -> u32 {
+    let mut i = 0;
+    while FAST_FACTORS[i].0 as usize != quarters {
+        i += 1;
+    }
+    FAST_FACTORS[i].1
 }
 
 /// The hash of four weights of the `fast` code: bits 8 to 39 of `(x + 2^16 x) factor`.
@@ -137,11 +152,11 @@ pub const fn hash_pair(x: u16, factor: u32) -> u16 {
     x.wrapping_mul((factor >> 8) as u16).wrapping_add((x.cast_signed() >> 8).cast_unsigned())
 }
 
-/// The hash of the `fast` code at `half_bits / 2` bits: the first `weights` bytes (two or four) count.
+/// The hash of the `fast` code at `quarters / 4` bits: the first `weights` bytes (two or four) count.
 #[inline]
 #[must_use]
-pub const fn hash_fast(x: u16, weights: usize, half_bits: usize) -> [u8; 4] {
-    let factor = fast_factor(half_bits);
+pub const fn hash_fast(x: u16, weights: usize, quarters: usize) -> [u8; 4] {
+    let factor = fast_factor(quarters);
     if weights == 4 { hash_quad(x, factor) } else { hash_pair(x, factor) as u32 }.to_le_bytes()
 }
 
@@ -166,7 +181,7 @@ pub fn state_values(scheme: Scheme, entries: &[i16], x: u16) -> [i16; 4] {
         }
         Code::Fast => {
             for (value, byte) in
-                out.iter_mut().zip(hash_fast(x, steps.weights, steps.half_bits)).take(steps.weights)
+                out.iter_mut().zip(hash_fast(x, steps.weights, steps.quarters)).take(steps.weights)
             {
                 *value = negate(entries[usize::from(byte) & (entries.len() - 1)], byte >> 7 != 0);
             }
@@ -212,23 +227,24 @@ mod tests {
     #[test]
     fn bytes_of_the_fast_hashes_are_even() {
         // Over all states every byte value of every weight occurs 256 times, give or take what carries move.
-        for half_bits in 2..=10 {
-            let weights = if half_bits <= 4 { 4 } else { 2 };
+        for (quarters, _) in FAST_FACTORS {
+            let quarters = usize::from(quarters);
+            let weights = if quarters <= 8 { 4 } else { 2 };
             let mut counts = [[0u32; 256]; 4];
             for x in 0..=u16::MAX {
-                for (count, byte) in counts.iter_mut().zip(hash_fast(x, weights, half_bits)) {
+                for (count, byte) in counts.iter_mut().zip(hash_fast(x, weights, quarters)) {
                     count[usize::from(byte)] += 1;
                 }
             }
             for count in counts[..weights].iter().flatten() {
-                assert!((200..=312).contains(count), "{half_bits} half bits: {count}");
+                assert!((200..=312).contains(count), "{quarters} quarters: {count}");
             }
         }
     }
 
     #[test]
     fn the_fast_hashes_are_bits_of_one_product() {
-        for factor in FAST_FACTORS {
+        for (_, factor) in FAST_FACTORS {
             for x in 0..=u16::MAX {
                 let product = u64::from(x) * 0x1_0001 * u64::from(factor);
                 assert_eq!(u64::from(hash_quad(x, factor)), product >> 8 & 0xFFFF_FFFF, "{x} {factor:x}");

@@ -85,7 +85,7 @@ pub(crate) struct DequantArgs {
 pub(crate) struct RepackArgs {
     pub(crate) from: Address,
     pub(crate) to: Address,
-    pub(crate) half_bits: u32,
+    pub(crate) quarters: u32,
     pub(crate) row_bytes: u32,
     pub(crate) offset: u32,
     pub(crate) strips: u32,

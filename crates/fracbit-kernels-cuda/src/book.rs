@@ -35,24 +35,24 @@ pub enum Core {
 
 impl Core {
     /// The form for a codebook; `xtask codegen` lists the same instances.
-    fn of(family: Family, half_bits: u32, grid: Grid) -> Option<Self> {
-        match (family, grid, half_bits) {
-            (Family::Nuq | Family::Vq, Grid::I8, 3..=5) => Some(Self::Quads),
-            (Family::Nuq | Family::Vq, Grid::I8, 6..=8 | 10) => Some(Self::Pairs),
-            (Family::Nuq | Family::Vq, _, 9..=12) => Some(Self::Wide),
-            (Family::Nuq, _, 14 | 16) => Some(Self::Ones),
-            (Family::Int, _, 16) => Some(Self::Bytes),
+    fn of(family: Family, quarters: u32, grid: Grid) -> Option<Self> {
+        match (family, grid, quarters) {
+            (Family::Nuq | Family::Vq, Grid::I8, 6..=10) => Some(Self::Quads),
+            (Family::Nuq | Family::Vq, Grid::I8, 12..=16 | 20) => Some(Self::Pairs),
+            (Family::Nuq | Family::Vq, _, 18..=24) => Some(Self::Wide),
+            (Family::Nuq, _, 28 | 32) => Some(Self::Ones),
+            (Family::Int, _, 32) => Some(Self::Bytes),
             (Family::Int | Family::Gnuq, _, _) => Some(Self::Books),
             _ => None,
         }
     }
 
     /// Bits of the merged index, without the number of a codebook.
-    fn index_bits(self, half_bits: u32) -> u32 {
+    fn index_bits(self, quarters: u32) -> u32 {
         match self {
-            Self::Quads => 2 * half_bits,
-            Self::Pairs | Self::Wide | Self::Books => half_bits,
-            Self::Ones => half_bits / 2,
+            Self::Quads => quarters,
+            Self::Pairs | Self::Wide | Self::Books => quarters / 2,
+            Self::Ones => quarters / 4,
             Self::Bytes => 0,
         }
     }
@@ -140,15 +140,17 @@ impl Book {
     #[must_use]
     pub fn core(codebook: &Codebook) -> Option<(Core, Self)> {
         let (entries, scheme) = (codebook.entries(), codebook.scheme());
-        let half_bits = u32::from(scheme.quarters()) / 2;
-        let core = Core::of(scheme.family(), half_bits, codebook.grid())?;
+        let quarters = u32::from(scheme.quarters());
+        let core = Core::of(scheme.family(), quarters, codebook.grid())?;
         // The weights that merged indices stand for, the first in the low bits; above them the number of the codebook, if there are several.
-        let bits = core.index_bits(half_bits);
+        let bits = core.index_bits(quarters);
         let weight = |row: usize, i: usize| match scheme.family() {
-            Family::Vq => entries[2 * (row >> (i as u32 / 2 * half_bits) & (entries.len() / 2 - 1)) + i % 2],
+            Family::Vq => {
+                entries[2 * (row >> (i as u32 / 2 * (quarters / 2)) & (entries.len() / 2 - 1)) + i % 2]
+            }
             _ => {
                 let size = entries.len() / codebook.books();
-                entries[size * (row >> bits) + (row >> (i as u32 * half_bits / 2) & (size - 1))]
+                entries[size * (row >> bits) + (row >> (i as u32 * quarters / 4) & (size - 1))]
             }
         };
         let word = |row: usize| match core {
@@ -161,9 +163,9 @@ impl Book {
         };
         let rows: Vec<u32> = (0..codebook.books() << bits).map(word).collect();
         let book = match core {
-            Core::Ones if half_bits == 16 => Self { rows, log_stride: 8, log_copies: 5 },
+            Core::Ones if quarters == 32 => Self { rows, log_stride: 8, log_copies: 5 },
             // At most four codebooks of 4 bits.
-            Core::Books if half_bits == 8 => Self { rows, log_stride: 6, log_copies: 4 },
+            Core::Books if quarters == 16 => Self { rows, log_stride: 6, log_copies: 4 },
             Core::Bytes => Self { rows, log_stride: 4, log_copies: 2 },
             _ => Self::widest(rows),
         };
@@ -186,5 +188,31 @@ impl Book {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.rows.len() << self.log_stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fracbit_base::{Code, Family, Scheme};
+    use fracbit_format::trellis::{FINE_ADD, fast_factor};
+
+    /// A hexadecimal constant of `codes.cuh` behind `before`.
+    fn constant(source: &str, before: &str) -> Option<u32> {
+        let (_, rest) = source.split_once(&format!("{before}0x"))?;
+        u32::from_str_radix(rest.split(';').next()?, 16).ok()
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_format() {
+        let path = crate::shim::sources().join("codes.cuh");
+        let source = std::fs::read_to_string(path).expect("kernels/cuda/codes.cuh");
+        assert_eq!(constant(&source, "FINE_ADD = "), Some(u32::from(FINE_ADD)));
+        for scheme in Scheme::all() {
+            if (scheme.family(), scheme.code()) == (Family::Tcq, Some(Code::Fast)) {
+                let quarters = scheme.quarters();
+                let found = constant(&source, &format!("case {quarters}: return "));
+                assert_eq!(found, Some(fast_factor(usize::from(quarters))), "{scheme}");
+            }
+        }
     }
 }

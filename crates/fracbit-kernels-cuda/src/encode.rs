@@ -21,7 +21,7 @@ struct EncodeArgs {
     codes: Address,
     tile_count: u32,
     weights: u32,
-    half_bits: u32,
+    quarters: u32,
     doublings: u32,
     reach: u32,
     overlaps: u32,
@@ -67,7 +67,7 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
         let blocks = 2 * device.limits().multiprocessors;
         let args = EncodeArgs {
             weights: u32_of(parts.weights),
-            half_bits: u32::from(scheme.quarters()) / 2,
+            quarters: u32::from(scheme.quarters()),
             doublings: parts.doublings,
             reach: u32_of(parts.reach),
             overlaps: u32_of(overlaps),

@@ -145,14 +145,14 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             let repack = RepackArgs {
                 from: canonical.at(),
                 to: codes.at(),
-                half_bits: u32_of(segment.half_bits),
+                quarters: u32_of(segment.quarters),
                 row_bytes: u32_of(plan.row_bytes),
                 offset: u32_of(segment.offset),
                 strips: u32_of(plan.shape.rows.div_ceil(16)),
                 tiles: u32_of(segment.tiles),
                 pairs: args.pairs,
                 octets: u32_of(segment.octets),
-                integers: u32::from(scheme.family() == Family::Int && segment.half_bits == 16),
+                integers: u32::from(scheme.family() == Family::Int && segment.quarters == 32),
             };
             let blocks = u32_of(plan.code_bytes(segment).div_ceil(16 << 10).clamp(1, 4096));
             device.launch(

@@ -42,8 +42,8 @@ pub enum Unsupported {
 pub struct SegmentPlan {
     /// The kernel that expands it.
     pub dequant: String,
-    /// Rate in half bits: a lane's words of an octet.
-    pub half_bits: usize,
+    /// Rate in quarters of a bit per weight: a lane's bytes of a tile.
+    pub quarters: usize,
     /// Byte offset of the segment in a canonical row of tiles.
     pub offset: usize,
     /// Tile columns.
@@ -131,17 +131,17 @@ impl Launch {
     }
 }
 
-/// The expander of a scheme without halves, and its rate in half bits.
+/// The expander of a scheme without halves, and its rate in quarters of a bit per weight.
 fn expander(scheme: Scheme) -> (&'static str, usize) {
-    let half_bits = usize::from(scheme.quarters()) / 2;
+    let quarters = usize::from(scheme.quarters());
     let name = match (scheme.family(), scheme.code()) {
-        (Family::Nuq, _) if half_bits > 14 => "single",
+        (Family::Nuq, _) if quarters > 28 => "single",
         (Family::Nuq | Family::Vq, _) => "pair",
-        (Family::Int, _) if half_bits == 16 => "bytes",
+        (Family::Int, _) if quarters == 32 => "bytes",
         (Family::Int | Family::Gnuq, _) => "books",
         (_, code) => code.unwrap_or(Code::Fine).name(),
     };
-    (name, half_bits)
+    (name, quarters)
 }
 
 impl MatrixPlan {
@@ -164,10 +164,10 @@ impl MatrixPlan {
             if groups > 1 && !first_col.is_multiple_of(OCTET_COLS) {
                 return Err(unsupported);
             }
-            let (name, half_bits) = expander(segment.scheme);
+            let (name, quarters) = expander(segment.scheme);
             segments.push(SegmentPlan {
-                dequant: format!("dequant_{name}_{half_bits}"),
-                half_bits,
+                dequant: format!("dequant_{name}_{quarters}"),
+                quarters,
                 offset: segment.offset,
                 tiles: segment.end - segment.start,
                 octets: (segment.end - segment.start).div_ceil(OCTET),
@@ -178,11 +178,11 @@ impl MatrixPlan {
                     .unwrap_or_else(|| Book::new(codebook)),
             });
         }
-        let (name, half_bits) = layout.segments().first().map_or(("pair", 3), |s| expander(s.scheme));
+        let (name, quarters) = layout.segments().first().map_or(("pair", 6), |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
         let core = if segments.len() == 1 { Book::core(view.codebooks()[0]) } else { None };
         Ok(Self {
-            gemv: (!grouped).then(|| format!("gemv_{half}{name}_{half_bits}")),
+            gemv: (!grouped).then(|| format!("gemv_{half}{name}_{quarters}")),
             core: core.map(|(form, book)| CorePlan { form, book }),
             shape,
             group: view.group(),
@@ -226,7 +226,7 @@ impl MatrixPlan {
                     _ if batch == 1 => 1,
                     _ => MAX_BATCH,
                 };
-                format!("core_{}_{}_{tokens}", core.form.name(), self.segments[0].half_bits)
+                format!("core_{}_{}_{tokens}", core.form.name(), self.segments[0].quarters)
             }
         }
     }
@@ -296,7 +296,7 @@ impl SegmentPlan {
     /// Bytes of an octet of a pair of strips.
     #[must_use]
     pub fn octet_bytes(&self) -> usize {
-        2 * TILE_ROWS * OCTET_COLS * self.half_bits / 16
+        2 * TILE_ROWS * OCTET_COLS * self.quarters / 32
     }
 
     /// Bytes of shared memory of a product: table, staged activations, rings.
@@ -310,7 +310,7 @@ impl SegmentPlan {
     /// Bytes of a warp's ring (`Ring` of `gemv.cuh`).
     fn ring(&self) -> usize {
         let trellis = ["fine", "fast", "hyb"].iter().any(|code| self.dequant.contains(code));
-        let stages = if !trellis && self.half_bits <= 5 { 4 } else { 2 };
+        let stages = if !trellis && self.quarters <= 10 { 4 } else { 2 };
         stages * TURN * self.octet_bytes()
     }
 

@@ -107,12 +107,12 @@ trait Pairs {
 
 /// Zips pairs to quads and hands them over.
 #[inline(always)]
-fn quads<const H: usize>(e: &impl Pairs, mut words: Words, sink: &mut impl Sink) {
-    unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
-        let a = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * Q));
-        let b = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * Q + 1));
-        put::<{ Q as i32 }, { 2 * ODD }>(sink, a, b);
-        sink.fence::<ODD>(&mut words, H + 1);
+fn quads<const Q: usize>(e: &impl Pairs, mut words: Words, sink: &mut impl Sink) {
+    unroll!([0 1 2 3] QUAD => { unroll!([0 1] ODD => {
+        let a = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * QUAD));
+        let b = vreinterpretq_u16_u8(e.pair(&words, 8 * ODD + 2 * QUAD + 1));
+        put::<{ QUAD as i32 }, { 2 * ODD }>(sink, a, b);
+        sink.fence::<ODD>(&mut words, Q.div_ceil(2) + 1);
     }); });
 }
 
@@ -135,17 +135,17 @@ fn put_quads<const Q: i32, const G: usize>(sink: &mut impl Sink, low: uint16x8_t
     }
 }
 
-/// Trellis, one weight a step, `2^B` magnitudes (6 to 8), at `H` half bits a weight.
-pub(crate) struct Fine<const H: usize, const B: usize> {
+/// Trellis, one weight a step, `2^B` magnitudes (6 to 8), at `Q` quarters of a bit a weight.
+pub(crate) struct Fine<const Q: usize, const B: usize> {
     table: [uint8x16x4_t; 4],
 }
 
-impl<const H: usize, const B: usize> Pairs for Fine<H, B> {
+impl<const Q: usize, const B: usize> Pairs for Fine<Q, B> {
     #[inline(always)]
     fn pair(&self, words: &Words, t: usize) -> uint8x16_t {
         let add = vdupq_n_u16(FINE_ADD);
         let hash = |step: usize| {
-            let state = window(words, step * H / 2);
+            let state = window(words, step * Q / 4);
             vmulq_u16(state, vaddq_u16(state, add))
         };
         let (a, b) = (hash(2 * t), hash(2 * t + 1));
@@ -167,7 +167,7 @@ impl<const H: usize, const B: usize> Pairs for Fine<H, B> {
     }
 }
 
-impl<const H: usize, const B: usize> Expand for Fine<H, B> {
+impl<const Q: usize, const B: usize> Expand for Fine<Q, B> {
     #[inline(always)]
     fn new(table: &[Line]) -> Self {
         let some = if B == 8 { 4 } else { 2 };
@@ -176,18 +176,18 @@ impl<const H: usize, const B: usize> Expand for Fine<H, B> {
 
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
-        // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        quads::<H>(self, unsafe { words::load::<H>(code) }, sink);
+        // SAFETY: a tile of `Q` quarters of a bit is `8 Q` bytes.
+        quads::<Q>(self, unsafe { words::load::<Q>(code) }, sink);
     }
 }
 
-/// The `fast` trellis of `V` weights a step and `2^B` magnitudes (6 or 7), at `H` half bits a weight.
-pub(crate) struct Fast<const H: usize, const V: usize, const B: usize> {
+/// The `fast` trellis of `V` weights a step and `2^B` magnitudes (6 or 7), at `R4` quarters of a bit a weight.
+pub(crate) struct Fast<const R4: usize, const V: usize, const B: usize> {
     table: [uint8x16x4_t; 2],
 }
 
-impl<const H: usize, const V: usize, const B: usize> Fast<H, V, B> {
-    const FACTOR: u32 = fast_factor(H) >> 8;
+impl<const R4: usize, const V: usize, const B: usize> Fast<R4, V, B> {
+    const FACTOR: u32 = fast_factor(R4) >> 8;
 
     /// The hash of two weights.
     #[inline(always)]
@@ -217,7 +217,7 @@ impl<const H: usize, const V: usize, const B: usize> Fast<H, V, B> {
     }
 }
 
-impl<const H: usize, const V: usize, const B: usize> Expand for Fast<H, V, B> {
+impl<const R4: usize, const V: usize, const B: usize> Expand for Fast<R4, V, B> {
     #[inline(always)]
     fn new(table: &[Line]) -> Self {
         Self { table: [four(table, 0), four(table, 64)] }
@@ -225,19 +225,19 @@ impl<const H: usize, const V: usize, const B: usize> Expand for Fast<H, V, B> {
 
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
-        // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        let mut words = unsafe { words::load::<H>(code) };
+        // SAFETY: a tile of `R4` quarters of a bit is `8 R4` bytes.
+        let mut words = unsafe { words::load::<R4>(code) };
         unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
             let first = 16 * ODD + 4 * Q;
-            let state = window(&words, first * H / 2);
+            let state = window(&words, first * R4 / 4);
             if V == 4 {
                 let (low, high) = (vzip1q_u16(state, state), vzip2q_u16(state, state));
                 put_quads::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(Self::quad(low)), self.look(Self::quad(high)));
             } else {
-                let next = window(&words, (first + 2) * H / 2);
+                let next = window(&words, (first + 2) * R4 / 4);
                 put::<{ Q as i32 }, { 2 * ODD }>(sink, self.look(Self::pair(state)), self.look(Self::pair(next)));
             }
-            sink.fence::<ODD>(&mut words, H + 1);
+            sink.fence::<ODD>(&mut words, R4.div_ceil(2) + 1);
         }); });
     }
 }
@@ -271,13 +271,13 @@ impl<const B: usize> Expand for Scalar<B> {
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
         macro_rules! words {
-            ($($bits:literal $half:literal)*) => { match B {
+            ($($bits:literal $quarters:literal)*) => { match B {
                 // SAFETY: a tile of `B` bits is `32 B` bytes.
-                $($bits => quads::<$half>(self, unsafe { words::load::<$half>(code) }, sink),)*
+                $($bits => quads::<$quarters>(self, unsafe { words::load::<$quarters>(code) }, sink),)*
                 _ => unreachable!("bits of a scalar scheme that go by words"),
             } };
         }
-        words!(3 6 5 10 6 12 7 14);
+        words!(3 12 5 20 6 24 7 28);
     }
 }
 
@@ -356,8 +356,16 @@ impl<const H: usize> Expand for Vector<H> {
 
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
-        // SAFETY: a tile of `H` half bits is `16 H` bytes.
-        quads::<H>(self, unsafe { words::load::<H>(code) }, sink);
+        match H {
+            // SAFETY: a tile of `H` half bits is `16 H` bytes.
+            3 => quads::<6>(self, unsafe { words::load::<6>(code) }, sink),
+            // SAFETY: the same.
+            4 => quads::<8>(self, unsafe { words::load::<8>(code) }, sink),
+            // SAFETY: the same.
+            5 => quads::<10>(self, unsafe { words::load::<10>(code) }, sink),
+            // SAFETY: the same.
+            _ => quads::<12>(self, unsafe { words::load::<12>(code) }, sink),
+        }
     }
 }
 

@@ -207,7 +207,7 @@ impl<const B: usize> Expand for BooksAny<B> {
     #[inline(always)]
     unsafe fn tile(&self, code: *const u8, books: &Books, sink: &mut impl Sink) {
         // SAFETY: a tile of `B` bits is `32 B` bytes.
-        let mut words = unsafe { if B == 2 { words::load::<4>(code) } else { words::load::<6>(code) } };
+        let mut words = unsafe { if B == 2 { words::load::<8>(code) } else { words::load::<12>(code) } };
         unroll!([0 1 2 3] Q => { unroll!([0 1] ODD => {
             let pair = |t: usize| {
                 let (a, b) = (window(&words, 2 * t * B), window(&words, (2 * t + 1) * B));

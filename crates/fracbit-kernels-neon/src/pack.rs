@@ -3,7 +3,7 @@
 //! Two orders, both permutations of the tile's bits, so that repacking costs no memory and can be undone.
 //!
 //! *Words*: the tile as eight lanes of two rows each, `4 R` bytes; word `j` (16 bits) of all lanes side by side makes
-//! vector `j`. A window of a lane's tape is then one shift and one shift-and-insert of neighbouring vectors, at the same
+//! vector `j`, and the last bytes of lanes of an odd number of bytes half a vector. A window of a lane's tape is then one shift and one shift-and-insert of neighbouring vectors, at the same
 //! place in all eight lanes, whatever the rate; the window past the last word wraps to the next lane's first word.
 //!
 //! *Fields*: for codes of 2, 4 and 8 bits. Vector `m` holds in byte `k` the codes of `8 / bits` products at once: field
@@ -14,22 +14,20 @@ use fracbit_format::{BitWriter, Codebook, TILE_COLS, TILE_ROWS, read_bits};
 /// The order of rows among lanes: even rows, then odd ones. Lane `i` of a *words* vector holds the rows `2 i` and `2 i + 1`.
 pub(crate) const LANES: [u8; TILE_ROWS] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
+/// Where byte `at` of a canonical tile of `len` bytes lies in the *words* order.
+fn word_place(len: usize, at: usize) -> usize {
+    let (lane, byte) = (at / (len / 8), at % (len / 8));
+    if byte == len / 16 * 2 { 8 * byte + lane } else { byte / 2 * 16 + 2 * lane + byte % 2 }
+}
+
 /// Canonical to *words*.
 pub(crate) fn to_words(_: &Codebook, tile: &[u8], out: &mut [u8]) {
-    let each = tile.len() / 16;
-    for (i, word) in tile.as_chunks::<2>().0.iter().enumerate() {
-        let (lane, j) = (i / each, i % each);
-        out[16 * j + 2 * lane..][..2].copy_from_slice(word);
-    }
+    tile.iter().enumerate().for_each(|(at, &byte)| out[word_place(tile.len(), at)] = byte);
 }
 
 /// *Words* to canonical.
 pub(crate) fn from_words(_: &Codebook, words: &[u8], out: &mut [u8]) {
-    let each = words.len() / 16;
-    for (i, word) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        let (lane, j) = (i / each, i % each);
-        word.copy_from_slice(&words[16 * j + 2 * lane..][..2]);
-    }
+    out.iter_mut().enumerate().for_each(|(at, byte)| *byte = words[word_place(words.len(), at)]);
 }
 
 /// Number of the weight (row-major in the canonical tile) whose code is at place `at` of the *fields* order, of `bits` each.
@@ -67,11 +65,14 @@ pub(crate) fn from_fields(codebook: &Codebook, fields: &[u8], out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fracbit_base::{Code, Family, Scheme};
     use fracbit_kernels::cases;
 
     #[test]
     fn both_orders_are_undone() {
-        for name in ["tcq-1", "tcq-1.5", "tcq-2", "tcq-5", "vq-3.5", "nuq-2", "nuq-4", "nuq-8"] {
+        for name in [
+            "tcq-1", "tcq-1.25", "tcq-1.5", "tcq-2", "tcq-4.75", "tcq-5", "vq-3.5", "nuq-2", "nuq-4", "nuq-8",
+        ] {
             let book = cases::codebooks(name.parse().unwrap(), 0, 127).remove(0);
             let tile: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
             let (mut there, mut back) = (vec![0; tile.len()], vec![0; tile.len()]);
@@ -88,14 +89,21 @@ mod tests {
 
     #[test]
     fn words_hold_the_tape_of_two_rows_a_lane() {
-        let book = cases::codebooks("tcq-2.5".parse().unwrap(), 0, 127).remove(0);
-        let tile: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
-        let mut words = vec![0; tile.len()];
-        to_words(&book, &tile, &mut words);
-        for lane in 0..8 {
-            for j in 0..5 {
-                let want = read_bits(&tile, lane * 80 + 16 * j, 16);
-                assert_eq!(read_bits(&words, 8 * (16 * j + 2 * lane), 16), want, "lane {lane} word {j}");
+        for quarters in [10, 11] {
+            let scheme = Scheme::new(Family::Tcq, Code::Fine, quarters).unwrap();
+            let book = cases::codebooks(scheme, 0, 127).remove(0);
+            let tile: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
+            let mut words = vec![0; tile.len()];
+            to_words(&book, &tile, &mut words);
+            for lane in 0..8 {
+                let first = lane * 8 * usize::from(quarters);
+                for j in 0..5 {
+                    let want = read_bits(&tile, first + 16 * j, 16);
+                    assert_eq!(read_bits(&words, 8 * (16 * j + 2 * lane), 16), want, "lane {lane} word {j}");
+                }
+                if quarters == 11 {
+                    assert_eq!(read_bits(&words, 8 * (80 + lane), 8), read_bits(&tile, first + 80, 8));
+                }
             }
         }
     }

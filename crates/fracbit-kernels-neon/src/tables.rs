@@ -57,14 +57,14 @@ fn fine<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) 
         bytes(entries.len(), |i| entries[i])
     };
     macro_rules! choose {
-        ($($h:literal)*) => { match (half_bits(codebook), entries.len()) {
-            $(($h, 64) => run::<Fine<$h, 6>, D, PAIRS>(),
-              ($h, 128) => run::<Fine<$h, 7>, D, PAIRS>(),
-              ($h, _) => run::<Fine<$h, 8>, D, PAIRS>(),)*
+        ($($q:literal)*) => { match (codebook.scheme().quarters(), entries.len()) {
+            $(($q, 64) => run::<Fine<$q, 6>, D, PAIRS>(),
+              ($q, 128) => run::<Fine<$q, 7>, D, PAIRS>(),
+              ($q, _) => run::<Fine<$q, 8>, D, PAIRS>(),)*
             _ => unreachable!("a rate of the trellis"),
         } };
     }
-    (table, choose!(2 3 4 5 6 7 8 9 10))
+    (table, choose!(4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20))
 }
 
 fn fast<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {
@@ -76,13 +76,13 @@ fn fast<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) 
     };
     let weights = Steps::of(codebook.scheme()).expect("a trellis scheme").weights;
     macro_rules! choose {
-        ($($h:literal $v:literal)*) => { match (half_bits(codebook), weights, entries.len()) {
-            $(($h, $v, 64) => run::<Fast<$h, $v, 6>, D, PAIRS>(),
-              ($h, $v, _) => run::<Fast<$h, $v, 7>, D, PAIRS>(),)*
+        ($($q:literal $v:literal)*) => { match (codebook.scheme().quarters(), weights, entries.len()) {
+            $(($q, $v, 64) => run::<Fast<$q, $v, 6>, D, PAIRS>(),
+              ($q, $v, _) => run::<Fast<$q, $v, 7>, D, PAIRS>(),)*
             _ => unreachable!("a rate of the trellis"),
         } };
     }
-    (table, choose!(2 4 3 4 4 4 5 2 6 2 7 2 8 2 9 2 10 2))
+    (table, choose!(4 4 5 4 6 4 7 4 8 4 10 2 12 2 14 2 16 2 18 2 20 2))
 }
 
 fn scalar<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {

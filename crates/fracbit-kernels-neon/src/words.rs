@@ -14,19 +14,26 @@ macro_rules! unroll {
 }
 pub(crate) use unroll;
 
-/// Loads a tile of `16 H` bytes.
+/// Loads a tile of `8 Q` bytes.
 ///
 /// # Safety
-/// `16 H` bytes are readable at `code`.
+/// `8 Q` bytes are readable at `code`.
 #[inline(always)]
-pub(crate) unsafe fn load<const H: usize>(code: *const u8) -> Words {
+pub(crate) unsafe fn load<const Q: usize>(code: *const u8) -> Words {
     // SAFETY: promised by the caller.
     let word = |j: usize| unsafe { vreinterpretq_u16_u8(vld1q_u8(code.add(16 * j))) };
     let first = word(0);
     let wrapped = vextq_u16::<1>(first, first);
     let mut words = [wrapped; MOST];
     words[0] = first;
-    unroll!([1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] J => { if J < H { words[J] = word(J) } });
+    unroll!([1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] J => { if J < Q / 2 { words[J] = word(J) } });
+    if Q % 2 == 1 {
+        // The last byte of each lane, behind it the next lane's words.
+        // SAFETY: promised by the caller.
+        let last = vmovl_u8(unsafe { vld1_u8(code.add(16 * (Q / 2))) });
+        words[Q / 2] = vsliq_n_u16::<8>(last, wrapped);
+        words[Q / 2 + 1] = vsliq_n_u16::<8>(vshrq_n_u16::<8>(wrapped), vextq_u16::<1>(words[1], words[1]));
+    }
     words
 }
 

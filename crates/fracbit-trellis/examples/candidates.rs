@@ -55,9 +55,8 @@ impl Candidate {
             out[0] = ((h >> below) as usize & (self.entries - 1), h >> (self.bits - 1) != 0);
         } else {
             assert_eq!(self.bits, 16, "the hash of the fast code takes 16 bits");
-            // The factor of the rate, or of the next one below.
-            let half_bits = 2 * self.pattern[0] as usize / self.weights;
-            let bytes = trellis::hash_fast(state as u16, self.weights, half_bits);
+            let quarters = 4 * self.pattern[0] as usize / self.weights;
+            let bytes = trellis::hash_fast(state as u16, self.weights, quarters);
             for (out, byte) in out.iter_mut().zip(bytes) {
                 *out = (usize::from(byte) & (self.entries - 1), byte >> 7 != 0);
             }

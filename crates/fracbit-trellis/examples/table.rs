@@ -4,22 +4,9 @@
 #![expect(clippy::print_stdout, reason = "the output of a command")]
 
 use fracbit_base::{Code, Family, Scheme};
-use fracbit_codebook::Rounder;
+use fracbit_codebook::{Rounder, published};
 use fracbit_trellis::{Effort, Isa, TrellisRounder, builtin, train};
 use std::time::Instant;
-
-/// Relative error at 1, 1.5, ... 5 bits.
-const PUBLISHED: [f64; 9] = [
-    0.282_708_87,
-    0.140_339_19,
-    0.071_013_492,
-    0.036_313_527,
-    0.018_912_868,
-    0.010_177_032,
-    0.005_901_206_7,
-    0.003_026_963_5,
-    0.001_615_987_8,
-];
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -37,7 +24,8 @@ fn main() {
         }
         let book = builtin(scheme).expect("a codebook for every tcq scheme");
         let nmse = train::relative_error(book, &tiles);
-        let published = PUBLISHED[usize::from(scheme.quarters()) / 2 - 2];
+        // Quarters of a bit are not in the papers.
+        let published = published(scheme).unwrap_or(f64::NAN);
         let bound = scheme.rate().gaussian_bound();
         let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect();
         let all: Vec<_> =

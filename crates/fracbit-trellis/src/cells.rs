@@ -21,7 +21,7 @@
 use crate::{isa::Isa, metric::Metric};
 use fracbit_format::trellis::{self, FINE_ADD, STATE_BITS, STATES};
 
-/// Levels of a cell: all its entries, except at 1 and 1.5 bits.
+/// Levels of a cell: all its entries (at 1 to 1.75 bits neighbouring ones are equal).
 pub(crate) const LEVELS: usize = 32;
 /// Bytes of a lane: a table of costs-to-go, and as many overlaps.
 pub(crate) const LANE: usize = 16;

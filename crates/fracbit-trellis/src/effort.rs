@@ -72,10 +72,15 @@ impl Effort {
     pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
             Self::Fast => Some(Pruning { falls: 2, thirds: 8, always: u32::MAX, reach: 32 }),
-            // At 1 bit a longer reach is a larger part of the circle.
             Self::Balanced => {
-                let reach = if scheme.quarters() <= 4 { 36 } else { 64 };
-                Some(Pruning { falls: 1, thirds: 2, always: 3, reach })
+                // At 1 bit a longer reach is a larger part of the circle.
+                let reach = match scheme.quarters() {
+                    ..=4 => 24,
+                    5 => 36,
+                    _ => 64,
+                };
+                let thirds = if scheme.quarters() == 7 { 1 } else { 2 };
+                Some(Pruning { falls: 1, thirds, always: 3, reach })
             }
             Self::Exact => None,
         }

@@ -1,7 +1,7 @@
 //! Branch costs in 16-bit integers.
 //!
 //! A weight and the values of all states live on one int16 grid. The cost of a branch is the squared
-//! difference, doubled in amplitude `doublings` times with saturation so that high rates keep their
+//! difference, doubled in amplitude `doublings` times (0 or 1) with saturation so that high rates keep their
 //! resolution: `mulhrs(d, d) = (d^2 + 2^14) >> 15` of the doubled difference `d`. Sums saturate at 65535, which
 //! only paths far from the best reach. Everything is defined on integers, hence equal on every machine.
 
@@ -23,13 +23,13 @@ pub(crate) struct Metric {
 impl Metric {
     /// The grid for a table whose largest weight is `reach`.
     pub(crate) fn new(scheme: Scheme, reach: f32) -> Self {
-        // With reach 5 one unit of cost is 1/1310 of a squared standard deviation, with reach 3.6 and one doubling 1/10100.
+        // With reach 5 one unit of cost is 1/1310 of a squared standard deviation, with reach 3.6 1/2525, and 1/10100 with one doubling.
         // Rounding is then below a tenth of the mean cost of a branch at every rate (see the f64 test of `search`).
         let (doublings, reach) = match scheme.quarters() {
             ..=12 => (0, reach.max(REACH)),
             // A doubled difference saturates early: a weight clipped beyond the table would find all states equally far.
-            13..=18 => (1, reach),
-            _ => (2, reach),
+            13..=16 => (0, reach),
+            _ => (1, reach),
         };
         Self { scale: 32_767.0 / reach.max(f32::MIN_POSITIVE), doublings }
     }

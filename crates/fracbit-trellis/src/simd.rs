@@ -18,14 +18,11 @@ macro_rules! dispatch {
         unsafe {
             match ($step.x.len(), $doublings) {
                 (1, 0) => $body::<1, 0>($step, $after, $before),
-                (1, 1) => $body::<1, 1>($step, $after, $before),
-                (1, _) => $body::<1, 2>($step, $after, $before),
+                (1, _) => $body::<1, 1>($step, $after, $before),
                 (2, 0) => $body::<2, 0>($step, $after, $before),
-                (2, 1) => $body::<2, 1>($step, $after, $before),
-                (2, _) => $body::<2, 2>($step, $after, $before),
+                (2, _) => $body::<2, 1>($step, $after, $before),
                 (_, 0) => $body::<4, 0>($step, $after, $before),
-                (_, 1) => $body::<4, 1>($step, $after, $before),
-                (_, _) => $body::<4, 2>($step, $after, $before),
+                (_, _) => $body::<4, 1>($step, $after, $before),
             }
         }
     }};

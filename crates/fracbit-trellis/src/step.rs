@@ -36,8 +36,7 @@ pub(crate) fn step(isa: Isa, doublings: u32, step: &Step<'_>, after: &[u16], bef
         Isa::Avx2 => crate::simd::step_avx2(doublings, step, after, before),
         _ => match doublings {
             0 => step_scalar::<0>(step, after, before),
-            1 => step_scalar::<1>(step, after, before),
-            _ => step_scalar::<2>(step, after, before),
+            _ => step_scalar::<1>(step, after, before),
         },
     }
 }
@@ -103,8 +102,7 @@ pub(crate) fn best_of_fan(isa: Isa, doublings: u32, fan: &Fan<'_>, after: &[u16]
 pub(crate) fn best_of_fan_scalar(doublings: u32, fan: &Fan<'_>, after: &[u16]) -> usize {
     match doublings {
         0 => fan_body::<0>(fan, after),
-        1 => fan_body::<1>(fan, after),
-        _ => fan_body::<2>(fan, after),
+        _ => fan_body::<1>(fan, after),
     }
 }
 

@@ -24,7 +24,7 @@ type Any<T> = Result<T, Box<dyn std::error::Error>>;
 
 const MODELS: &str = "../shared/models";
 const NAMES: [&str; 2] = ["demo", "TinyStories-656K"];
-const RATES: [&str; 6] = ["half-tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
+const RATES: [&str; 6] = ["tcq-1.75", "tcq-2", "tcq-2.5", "tcq-3", "tcq-3.5", "tcq-4"];
 /// Tokens of the calibration's text to measure coefficients on.
 const LOSS_TOKENS: usize = 4096;
 

@@ -218,8 +218,8 @@ fn zoo(source: &Source) -> Plan {
     let names = [
         "tcq-2",
         "tcq-3",
-        "tcq-3.5",
-        "tcq-fast-2",
+        "tcq-3.25",
+        "tcq-fast-1.75",
         "tcq-fast-3",
         "tcq-hyb-2",
         "half-tcq-1.75",

@@ -339,11 +339,12 @@ impl EncodeArgs {
 }
 
 /// Schemes of `bench kernels` without flags.
-const CHOICE: [&str; 14] = [
+const CHOICE: [&str; 15] = [
     "tcq-fast-2",
     "tcq-2",
     "tcq-fast-2.5",
     "tcq-2.5",
+    "tcq-2.75",
     "half-tcq-2.75",
     "tcq-fast-3",
     "tcq-3",

@@ -28,7 +28,9 @@ pub(super) trait Narrow: Copy {
     /// First bytes of the stretches of a row that its vectors want, two for each quad of columns.
     const STARTS: [[usize; 2]; 4] = [[0; 2]; 4];
     /// Controls of byte shuffles that fetch them.
-    const CONTROLS: &'static [[[[u8; 32]; 2]; 2]; 4] = &controls(Self::TILE_BYTES / TILE_ROWS, Self::STARTS);
+    const CONTROLS: &'static [[[[u8; 32]; 2]; 2]; 4] = &controls(Self::PAIR, Self::STARTS);
+    /// Bytes of two rows; at an odd number of quarter bits a weight the second row starts in the middle of a byte.
+    const PAIR: usize = Self::TILE_BYTES * 2 / TILE_ROWS;
 
     /// The top bits of the bytes of the first index negate weights.
     const SIGNED: bool = false;
@@ -134,10 +136,10 @@ pub(super) unsafe fn last_row<E: Narrow>(code: *const u8) -> u128 {
     if !E::TAPE {
         return 0;
     }
-    let bytes = E::TILE_BYTES / TILE_ROWS;
+    let bytes = E::PAIR.div_ceil(2);
     // SAFETY: a tile of a trellis has at most 160 bytes; the loads end at most 16 behind it.
     let (row, first) = unsafe {
-        (code.add(15 * bytes).cast::<u128>().read_unaligned(), code.cast::<u64>().read_unaligned())
+        (code.add(E::TILE_BYTES - bytes).cast::<u128>().read_unaligned(), code.cast::<u64>().read_unaligned())
     };
     row & ((1 << (8 * bytes)) - 1) | u128::from(first) << (8 * bytes)
 }
@@ -150,7 +152,8 @@ const fn base(row: usize, start: usize) -> usize {
 
 /// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit lane, and of the rows 0, 1
 /// to the last two.
-const fn controls(row: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4] {
+const fn controls(pair: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4] {
+    let row = pair / 2;
     let mut all = [[[[0x80; 32]; 2]; 2]; 4];
     let mut i = 0;
     while i < 4 * 2 * 2 * 32 {
@@ -160,7 +163,7 @@ const fn controls(row: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4
         let r = if second == 1 { lane.wrapping_sub(2) } else { lane };
         let wanted = if row < 4 { second == 0 } else { row <= 12 && r < 2 };
         if wanted {
-            all[q][k][second][b] = (r * row + at) as u8;
+            all[q][k][second][b] = (r * pair / 2 + at) as u8;
         }
         i += 1;
     }
@@ -174,7 +177,7 @@ const fn controls(row: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, half: usize) -> __m256i {
-    let (row, start) = (E::TILE_BYTES / TILE_ROWS, E::STARTS[q][k]);
+    let (pair, row, start) = (E::PAIR, E::PAIR / 2, E::STARTS[q][k]);
     let two = |low: *const u8, high: *const u8| {
         // SAFETY: the farthest row starts inside the tile, and 32 bytes behind it are readable.
         let (low, high) = unsafe { (_mm_loadu_si128(low.cast()), _mm_loadu_si128(high.cast())) };
@@ -187,14 +190,14 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
     };
     // SAFETY: rows of this half; loads as said above.
     let rows = unsafe {
-        let first = code.add(8 * half * row);
-        if row == 4 {
+        let first = code.add(4 * half * pair);
+        if pair == 8 {
             _mm256_loadu_si256(first.add(start).cast())
         } else if row < 4 {
-            pick(two(first.add(start), first.add(start + 4 * row)), 0)
+            pick(two(first.add(start), first.add(start + 2 * pair)), 0)
         } else if row <= 12 {
             let first = first.add(base(row, start));
-            let (a, b) = (two(first, first.add(4 * row)), two(first.add(2 * row), first.add(6 * row)));
+            let (a, b) = (two(first, first.add(2 * pair)), two(first.add(pair), first.add(3 * pair)));
             _mm256_or_si256(pick(a, 0), pick(b, 1))
         } else {
             let one = |r: usize| first.add(r * row + start).cast::<i32>().read_unaligned();
@@ -215,32 +218,41 @@ fn right(v: __m256i, count: usize) -> __m256i {
     _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32))
 }
 
-/// Words of the windows from bits `low` of `a` and `high` of `b`, in the low and high words of 32-bit lanes.
+/// Words of the windows from bits `low` of `a` and `high` of `b`, in the low and high words of 32-bit lanes; odd lanes, where
+/// rows start in the middle of a byte, 4 bits on.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn words(a: __m256i, low: usize, b: __m256i, high: usize) -> __m256i {
-    let b = _mm256_sll_epi32(b, _mm_cvtsi32_si128(16 - high as i32));
-    _mm256_blend_epi16::<0b1010_1010>(right(a, low), b)
+fn words<E: Narrow>(a: __m256i, low: usize, b: __m256i, high: usize) -> __m256i {
+    let (low, high) = (low as i32, 16 - high as i32);
+    let (a, b) = if E::PAIR % 2 == 0 {
+        (_mm256_srl_epi32(a, _mm_cvtsi32_si128(low)), _mm256_sll_epi32(b, _mm_cvtsi32_si128(high)))
+    } else {
+        let counts = |even: i32, odd: i32| _mm256_setr_epi32(even, odd, even, odd, even, odd, even, odd);
+        (_mm256_srlv_epi32(a, counts(low, low + 4)), _mm256_sllv_epi32(b, counts(high, high - 4)))
+    };
+    _mm256_blend_epi16::<0b1010_1010>(a, b)
 }
 
-/// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * halves / 2`: one for a quad where
-/// all of them fit it.
-const fn starts(halves: usize) -> [[usize; 2]; 4] {
+/// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * quarters / 4` of their rows: one for a
+/// quad where all of them fit it. The last window of the quad is that of column `last`, the first one of the second stretch that of column 2.
+const fn starts(quarters: usize, last: usize) -> [[usize; 2]; 4] {
+    // A stretch has 32 bits, and the rows that start in the middle of a byte are 4 bits farther.
+    let most = 16 - quarters % 2 * 4;
     let mut all = [[0; 2]; 4];
     let mut q = 0;
     while q < 4 {
-        let first = 4 * q * halves / 2 / 8;
-        let fits = (4 * q + 3) * halves / 2 - 8 * first <= 16;
-        all[q] = [first, if fits { first } else { (4 * q + 2) * halves / 2 / 8 }];
+        let first = 4 * q * quarters / 4 / 8;
+        let fits = (4 * q + last) * quarters / 4 - 8 * first <= most;
+        all[q] = [first, if fits { first } else { (4 * q + 2) * quarters / 4 / 8 }];
         q += 1;
     }
     all
 }
 
-/// Windows from bits `c * halves / 2` of columns 0, 2 and of columns 1, 3 of quad `q`.
+/// Windows from bits `c * quarters / 4` of columns 0, 2 and of columns 1, 3 of quad `q`.
 ///
 /// # Safety
-/// As [`Narrow::vector`]; `E::STARTS` is `starts(halves)`.
+/// As [`Narrow::vector`]; `E::STARTS` is `starts(quarters, 3)`.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn windows<E: Narrow>(
@@ -248,18 +260,18 @@ unsafe fn windows<E: Narrow>(
     last: u128,
     q: usize,
     half: usize,
-    halves: usize,
+    quarters: usize,
 ) -> [__m256i; 2] {
     let [s0, s1] = E::STARTS[q];
-    let p = |i: usize| (4 * q + i) * halves / 2;
+    let p = |i: usize| (4 * q + i) * quarters / 4;
     // SAFETY: promised by the caller.
     let a = unsafe { stretch::<E>(code, last, q, 0, half) };
     // SAFETY: the same.
     let b = if s1 == s0 { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
     if s1 == s0 {
-        [words(a, p(0) - 8 * s0, a, p(2) - 8 * s0), words(a, p(1) - 8 * s0, a, p(3) - 8 * s0)]
+        [words::<E>(a, p(0) - 8 * s0, a, p(2) - 8 * s0), words::<E>(a, p(1) - 8 * s0, a, p(3) - 8 * s0)]
     } else {
-        [words(a, p(0) - 8 * s0, b, p(2) - 8 * s1), words(a, p(1) - 8 * s0, b, p(3) - 8 * s1)]
+        [words::<E>(a, p(0) - 8 * s0, b, p(2) - 8 * s1), words::<E>(a, p(1) - 8 * s0, b, p(3) - 8 * s1)]
     }
 }
 
@@ -328,7 +340,7 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -340,7 +352,7 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         // SAFETY: promised by the caller.
-        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4 / 2) };
+        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4) };
         let hash = |x: __m256i| {
             let c = _mm256_set1_epi16(trellis::FINE_ADD.cast_signed());
             _mm256_mullo_epi16(x, _mm256_add_epi16(x, c))
@@ -363,17 +375,6 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     }
 }
 
-/// Where the stretches of quads of `2 bits` half bits start.
-const fn quads(bits: usize) -> [[usize; 2]; 4] {
-    let mut all = [[0; 2]; 4];
-    let mut q = 0;
-    while q < 4 {
-        all[q] = [q * bits / 2 / 8; 2];
-        q += 1;
-    }
-    all
-}
-
 /// The `fast` trellis codes of `V` weights a step: every byte of the hash is a weight.
 #[derive(Clone, Copy)]
 pub(super) struct Fast<const R4: usize, const V: usize, const N: usize>([__m256i; N]);
@@ -383,7 +384,7 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = quads(2 * R4);
+    const STARTS: [[usize; 2]; 4] = starts(R4, 4 - V);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -395,15 +396,13 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         let (q, half) = (I / 2, I % 2);
-        let position = |step: usize| step * V * (R4 / 2) / 2;
         // The two words of a quad: one state for both, or one each.
-        let (p0, p1) =
-            if V == 4 { (position(q), position(q)) } else { (position(2 * q), position(2 * q + 1)) };
+        let (p0, p1) = (4 * q * R4 / 4, (4 * q + 4 - V) * R4 / 4);
         let start = Self::STARTS[q][0];
         // SAFETY: promised by the caller.
         let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
-        let state = words(row, p0 - 8 * start, row, p1 - 8 * start);
-        let factor = const { (trellis::fast_factor(R4 / 2) >> 8).cast_signed() };
+        let state = words::<Self>(row, p0 - 8 * start, row, p1 - 8 * start);
+        let factor = const { (trellis::fast_factor(R4) >> 8).cast_signed() };
         let hash = if V == 4 {
             let low = _mm256_mullo_epi32(state, _mm256_set1_epi32(factor));
             _mm256_add_epi32(low, _mm256_srli_epi32::<8>(state))
@@ -428,7 +427,7 @@ pub(super) struct Scalar<const R4: usize, const N: usize>([__m256i; N]);
 impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -440,7 +439,7 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         // SAFETY: promised by the caller.
-        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4 / 2) };
+        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4) };
         let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);
         let b = _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask));
         let index = _mm256_or_si256(_mm256_and_si256(a, mask), b);
@@ -466,7 +465,7 @@ pub(super) struct Books<const R4: usize, const N: usize> {
 impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4 / 2);
+    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
     const BOOKS: bool = true;
 
     #[inline]
@@ -674,7 +673,7 @@ pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = quads(2 * R4);
+    const STARTS: [[usize; 2]; 4] = starts(R4, 2);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -688,10 +687,10 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
         let (piece, half) = (I / 2, I % 2);
         let mask = _mm256_set1_epi16((1 << (R4 / 2)) - 1);
         let quad = |q: usize| {
-            let (p0, p1) = (2 * q * (R4 / 2), (2 * q + 1) * (R4 / 2));
+            let (p0, p1) = (q * R4, (2 * q + 1) * R4 / 2);
             // SAFETY: promised by the caller.
             let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
-            _mm256_and_si256(words(row, p0 % 8, row, p1 - p0 / 8 * 8), mask)
+            _mm256_and_si256(words::<Self>(row, p0 % 8, row, p1 - p0 / 8 * 8), mask)
         };
         let (even, odd) = (quad(piece / 2 * 2), quad(piece / 2 * 2 + 1));
         let index = _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd));

@@ -81,9 +81,9 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     let run = match codebook.entries().len() {
-        64 => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 4>),
-        128 => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 8>),
-        _ => rates!(quarters, [4 6 8 10 12 14 16 18 20], Fine<R, 16>),
+        64 => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 4>),
+        128 => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 8>),
+        _ => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 16>),
     };
     (byte_table(codebook, 1, 0), run)
 }
@@ -105,8 +105,8 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     let run = match (quarters, codebook.entries().len()) {
-        (..=8, 64) => rates!(quarters, [4 6 8], Fast<R, 4, 4>),
-        (..=8, _) => rates!(quarters, [4 6 8], Fast<R, 4, 8>),
+        (..=8, 64) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, 4>),
+        (..=8, _) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, 8>),
         (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 4>),
         _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 8>),
     };

@@ -2,7 +2,8 @@
 //!
 //! A *stretch* is a vector whose 64-bit lane `i` holds 64 bits of row `i` (lower half of the tile) or `i + 8` (upper
 //! half), from the byte in which the columns of interest start. `vpmultishiftqb` then cuts indices or states out of the
-//! lanes. A row has one stretch where the bits of all its columns fit 64, or else one for each eight columns.
+//! lanes. A row has one stretch where the bits of all its columns fit 64, or else one for each eight columns. At an odd number of
+//! quarter bits a weight odd rows start in the middle of a byte, which cuts allow for ([`nibble`]).
 
 #![expect(clippy::needless_range_loop, reason = "stretches and halves index several arrays at once")]
 
@@ -13,7 +14,7 @@ pub(super) mod fetch {
     /// Tiles of up to 64 bytes: one load, bytes picked by `vpermb`. The circular tape costs nothing: positions are taken
     /// modulo the tile.
     pub(crate) const ONE: usize = 1;
-    /// Tiles of up to 112 bytes: a load and `vpermb` for each half. The end of the tape is patched.
+    /// Tiles of up to 120 bytes: a load and `vpermb` for each half. The end of the tape is patched.
     pub(crate) const TWO: usize = 2;
     /// Rows of 8 bytes: a load is a stretch. The end of the tape is patched.
     pub(crate) const DIRECT: usize = 3;
@@ -26,10 +27,20 @@ pub(super) mod fetch {
         match tile_bytes {
             0..=64 => ONE,
             128 => DIRECT,
-            65..=112 => TWO,
+            65..=120 => TWO,
             _ => HALVES,
         }
     }
+}
+
+/// The byte in which row `r` starts.
+const fn row_start(tile_bytes: usize, r: usize) -> usize {
+    r * tile_bytes / TILE_ROWS
+}
+
+/// Bits of that byte that belong to the row before: the same in rows 8 apart.
+pub(super) const fn nibble(tile_bytes: usize, r: usize) -> usize {
+    r * tile_bytes * 8 / TILE_ROWS % 8
 }
 
 /// First byte of stretch `k` of a row, of `n`.
@@ -57,7 +68,6 @@ pub(super) const fn spread_lines(n: usize) -> usize {
 
 /// The constants of `n` stretches a row.
 pub(super) fn spread_table(tile_bytes: usize, n: usize) -> Vec<Line> {
-    let row_bytes = tile_bytes / TILE_ROWS;
     let mut lines = Vec::new();
     let mut wrapped = 0u64;
     for k in 0..n {
@@ -66,13 +76,13 @@ pub(super) fn spread_table(tile_bytes: usize, n: usize) -> Vec<Line> {
                 let across = start(tile_bytes, k, n) + b % 8;
                 let place = match fetch::of(tile_bytes) {
                     fetch::TWO | fetch::HALVES if (k, half) == (0, 1) => {
-                        let at = 15 * row_bytes + start(tile_bytes, n - 1, n) + b % 8;
+                        let at = row_start(tile_bytes, 15) + start(tile_bytes, n - 1, n) + b % 8;
                         let past = b / 8 == 7 && at >= tile_bytes;
                         wrapped |= u64::from(past) << b;
                         if past { at - tile_bytes } else { 0 }
                     }
-                    fetch::TWO | fetch::HALVES => b / 8 * row_bytes + across,
-                    _ => ((8 * half + b / 8) * row_bytes + across) % tile_bytes,
+                    fetch::TWO | fetch::HALVES => row_start(tile_bytes, b / 8) + across,
+                    _ => (row_start(tile_bytes, 8 * half + b / 8) + across) % tile_bytes,
                 };
                 u8::try_from(place).expect("inside two vectors")
             })));

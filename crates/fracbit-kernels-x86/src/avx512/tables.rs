@@ -2,7 +2,7 @@
 
 use super::{
     expand::{Fine, Gather, Lookup, Pairs256, Wide, Wide256, kind},
-    spread::{fetch, spread_lines, spread_table, start},
+    spread::{fetch, nibble, spread_lines, spread_table, start},
     strips::strips,
     *,
 };
@@ -34,7 +34,7 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     for g in 0..4 {
         let (k, odd) = (g / 2, g % 2);
         let origin = 8 * start(bytes, if n == 1 { 0 } else { k }, n);
-        table.push(qwords(|b| steps.position(8 * k + b / 2 * 2 + odd) - origin + 8 * (b % 2)));
+        table.push(cuts(bytes, |b| steps.position(8 * k + b / 2 * 2 + odd) - origin + 8 * (b % 2)));
     }
     let len = codebook.entries().len();
     let q = len.trailing_zeros() as usize;
@@ -136,7 +136,7 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
         if whole { bytes_of_states(bytes, position) } else { bytes_of_columns(codebook, 16, position) };
     let n = stretches(bytes, position(15) + 16);
     table.extend(byte_table(128, |i| i32::from(codebook.entries()[i % len])));
-    let factor = (trellis::fast_factor(usize::from(codebook.scheme().quarters() / 2)) >> 8).to_le_bytes();
+    let factor = (trellis::fast_factor(usize::from(codebook.scheme().quarters())) >> 8).to_le_bytes();
     let halves = [0, 2].map(|i| u16::from_le_bytes([factor[i], factor[i + 1]]));
     table.push(words(|i| halves[if weights == 4 { i % 2 } else { 0 }]));
     table.push(Line::ZERO);
@@ -234,7 +234,7 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
 
 /// Stretches of a row whose last bit of interest is before bit `end`.
 const fn stretches(tile_bytes: usize, end: usize) -> usize {
-    if end <= 64 && tile_bytes <= 128 { 1 } else { 2 }
+    if end + nibble(tile_bytes, 1) <= 64 && tile_bytes <= 128 { 1 } else { 2 }
 }
 
 /// Stretches, and the cuts of one byte per column: byte `c` is the 8 bits from bit `position(c)` of its row, the high byte
@@ -246,7 +246,7 @@ fn bytes_of_columns(codebook: &Codebook, width: usize, position: impl Fn(usize) 
     for k in 0..2 {
         let origin = 8 * start(bytes, if n == 1 { 0 } else { k }, n);
         let high = |c: usize| if width == 16 { 8 * (c % 2) } else { 0 };
-        table.push(qwords(|c| position(8 * k + c) - origin + high(c)));
+        table.push(cuts(bytes, |c| position(8 * k + c) - origin + high(c)));
     }
     table
 }
@@ -276,14 +276,16 @@ fn words_of_columns(
     let mut table = spread_table(bytes, n);
     for p in 0..4 {
         let origin = 8 * start(bytes, if n == 1 { 0 } else { p / 2 }, n);
-        table.push(qwords(|b| position(p, b / 2) - origin + 8 * (b % 2)));
+        table.push(cuts(bytes, |b| position(p, b / 2) - origin + 8 * (b % 2)));
     }
     table
 }
 
-/// The same control byte `bit(b)` (a bit position of the 64-bit lane, taken modulo 64) in every lane.
-fn qwords(bit: impl Fn(usize) -> usize) -> Line {
-    Line(std::array::from_fn(|b| u8::try_from(bit(b % 8) % 64).expect("below 64")))
+/// The control byte `bit(b)` (a bit position of the row in the 64-bit lane, taken modulo 64) in every lane.
+fn cuts(tile_bytes: usize, bit: impl Fn(usize) -> usize) -> Line {
+    Line(std::array::from_fn(|b| {
+        u8::try_from((bit(b % 8) + nibble(tile_bytes, b / 8)) % 64).expect("below 64")
+    }))
 }
 
 /// 32 words.
@@ -312,8 +314,9 @@ mod tests {
             let (rate, bytes) = (usize::from(scheme.quarters()), usize::from(scheme.quarters()) * 8);
             let check = |position: &dyn Fn(usize) -> usize, width: usize| {
                 let n = stretches(bytes, position(15) + width);
+                let nibble = nibble(bytes, 1);
                 for k in 0..n {
-                    let last = position(16 / n * (k + 1) - 1) + width;
+                    let last = position(16 / n * (k + 1) - 1) + width + nibble;
                     assert!(last <= 8 * start(bytes, k, n) + 64, "{scheme}: stretch {k} of {n}");
                     assert!(start(bytes, k, n) * 8 <= position(16 / n * k), "{scheme}: stretch {k} of {n}");
                 }
