@@ -49,8 +49,10 @@ impl Effort {
             (true, _) => (5, 7),
             // Four weights a step.
             (false, ..=4) => (7, 10),
-            (false, 5..=6) => (8, 14),
-            (false, 7..=8) => (13, 20),
+            (false, 5) => (8, 12),
+            (false, 6) => (8, 14),
+            (false, 7) => (10, 17),
+            (false, 8) => (13, 20),
             // Two.
             (false, 10 | 18) => (5, 6),
             (false, 12 | 16) => (4, 6),

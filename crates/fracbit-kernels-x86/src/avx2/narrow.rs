@@ -15,6 +15,10 @@
 
 use super::*;
 
+/// First bytes of stretches of rows: (quad of columns, stretch, even or odd rows). At an odd number of quarter bits a weight odd rows start in the
+/// middle of a byte, half a byte behind what `STARTS` counts from.
+type Starts = [[[usize; 2]; 2]; 4];
+
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
     /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
@@ -25,11 +29,11 @@ pub(super) trait Narrow: Copy {
     const AHEAD: bool = true;
     /// Bytes of a tile.
     const TILE_BYTES: usize;
-    /// First bytes of the stretches of a row that its vectors want, two for each quad of columns.
-    const STARTS: [[usize; 2]; 4] = [[0; 2]; 4];
+    /// The stretches of a row that its vectors want, two for each quad of columns.
+    const STARTS: Starts = [[[0; 2]; 2]; 4];
     /// Controls of byte shuffles that fetch them.
     const CONTROLS: &'static [[[[u8; 32]; 2]; 2]; 4] = &controls(Self::PAIR, Self::STARTS);
-    /// Bytes of two rows; at an odd number of quarter bits a weight the second row starts in the middle of a byte.
+    /// Bytes of two rows.
     const PAIR: usize = Self::TILE_BYTES * 2 / TILE_ROWS;
 
     /// The top bits of the bytes of the first index negate weights.
@@ -145,22 +149,22 @@ pub(super) unsafe fn last_row<E: Narrow>(code: *const u8) -> u128 {
 }
 
 /// Where loads for a stretch start: up to 8 bytes a row, neighbouring stretches share them.
-const fn base(row: usize, start: usize) -> usize {
-    let base = start / 4 * 4;
-    if row <= 8 && row + start - base + 4 <= 16 { base } else { start }
+const fn base(row: usize, [even, odd]: [usize; 2]) -> usize {
+    let base = even / 4 * 4;
+    if row <= 8 && row + odd - base + 4 <= 16 { base } else { even }
 }
 
 /// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit lane, and of the rows 0, 1
 /// to the last two.
-const fn controls(pair: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 4] {
+const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
     let row = pair / 2;
     let mut all = [[[[0x80; 32]; 2]; 2]; 4];
     let mut i = 0;
     while i < 4 * 2 * 2 * 32 {
         let (q, k, second, b) = (i / 128, i / 64 % 2, i / 32 % 2, i % 32);
         let (lane, start) = (b % 16 / 4, starts[q][k]);
-        let at = if row < 4 { 0 } else { start - base(row, start) } + b % 4;
         let r = if second == 1 { lane.wrapping_sub(2) } else { lane };
+        let at = start[r % 2] - if row < 4 { start[0] } else { base(row, start) } + b % 4;
         let wanted = if row < 4 { second == 0 } else { row <= 12 && r < 2 };
         if wanted {
             all[q][k][second][b] = (r * pair / 2 + at) as u8;
@@ -177,7 +181,7 @@ const fn controls(pair: usize, starts: [[usize; 2]; 4]) -> [[[[u8; 32]; 2]; 2]; 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, half: usize) -> __m256i {
-    let (pair, row, start) = (E::PAIR, E::PAIR / 2, E::STARTS[q][k]);
+    let (pair, row, [start, odd]) = (E::PAIR, E::PAIR / 2, E::STARTS[q][k]);
     let two = |low: *const u8, high: *const u8| {
         // SAFETY: the farthest row starts inside the tile, and 32 bytes behind it are readable.
         let (low, high) = unsafe { (_mm_loadu_si128(low.cast()), _mm_loadu_si128(high.cast())) };
@@ -196,7 +200,7 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
         } else if row < 4 {
             pick(two(first.add(start), first.add(start + 2 * pair)), 0)
         } else if row <= 12 {
-            let first = first.add(base(row, start));
+            let first = first.add(base(row, E::STARTS[q][k]));
             let (a, b) = (two(first, first.add(2 * pair)), two(first.add(pair), first.add(3 * pair)));
             _mm256_or_si256(pick(a, 0), pick(b, 1))
         } else {
@@ -204,8 +208,8 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
             _mm256_setr_epi32(one(0), one(1), one(2), one(3), one(4), one(5), one(6), one(7))
         }
     };
-    if E::TAPE && half == 1 && start + 4 > row {
-        let last = _mm256_set1_epi32((last >> (8 * start)) as u32 as i32);
+    if E::TAPE && half == 1 && odd + 4 > row {
+        let last = _mm256_set1_epi32((last >> (8 * odd)) as u32 as i32);
         return _mm256_blend_epi32::<0x80>(rows, last);
     }
     rows
@@ -218,32 +222,37 @@ fn right(v: __m256i, count: usize) -> __m256i {
     _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32))
 }
 
-/// Words of the windows from bits `low` of `a` and `high` of `b`, in the low and high words of 32-bit lanes; odd lanes, where
-/// rows start in the middle of a byte, 4 bits on.
+/// Words of the windows from bits `low` and `high` of the rows, in the low and high words of 32-bit lanes; `a` and `b` are the stretches of quad `q`
+/// that they lie in, and their numbers.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn words<E: Narrow>(a: __m256i, low: usize, b: __m256i, high: usize) -> __m256i {
-    let (low, high) = (low as i32, 16 - high as i32);
+fn words<E: Narrow>(q: usize, a: (__m256i, usize), low: usize, b: (__m256i, usize), high: usize) -> __m256i {
+    // Where a window begins in its stretch, in even and in odd rows.
+    let begin = |k: usize, bit: usize| {
+        let [even, odd] = E::STARTS[q][k];
+        [(bit - 8 * even) as i32, (bit + E::PAIR % 2 * 4 - 8 * odd) as i32]
+    };
+    let (low, high) = (begin(a.1, low), begin(b.1, high).map(|high| 16 - high));
     let (a, b) = if E::PAIR % 2 == 0 {
-        (_mm256_srl_epi32(a, _mm_cvtsi32_si128(low)), _mm256_sll_epi32(b, _mm_cvtsi32_si128(high)))
+        (_mm256_srl_epi32(a.0, _mm_cvtsi32_si128(low[0])), _mm256_sll_epi32(b.0, _mm_cvtsi32_si128(high[0])))
     } else {
-        let counts = |even: i32, odd: i32| _mm256_setr_epi32(even, odd, even, odd, even, odd, even, odd);
-        (_mm256_srlv_epi32(a, counts(low, low + 4)), _mm256_sllv_epi32(b, counts(high, high - 4)))
+        let counts = |[e, o]: [i32; 2]| _mm256_setr_epi32(e, o, e, o, e, o, e, o);
+        (_mm256_srlv_epi32(a.0, counts(low)), _mm256_sllv_epi32(b.0, counts(high)))
     };
     _mm256_blend_epi16::<0b1010_1010>(a, b)
 }
 
 /// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * quarters / 4` of their rows: one for a
 /// quad where all of them fit it. The last window of the quad is that of column `last`, the first one of the second stretch that of column 2.
-const fn starts(quarters: usize, last: usize) -> [[usize; 2]; 4] {
-    // A stretch has 32 bits, and the rows that start in the middle of a byte are 4 bits farther.
-    let most = 16 - quarters % 2 * 4;
-    let mut all = [[0; 2]; 4];
+const fn starts(quarters: usize, last: usize) -> Starts {
+    let nibble = quarters % 2 * 4;
+    let mut all = [[[0; 2]; 2]; 4];
     let mut q = 0;
     while q < 4 {
-        let first = 4 * q * quarters / 4 / 8;
-        let fits = (4 * q + last) * quarters / 4 - 8 * first <= most;
-        all[q] = [first, if fits { first } else { (4 * q + 2) * quarters / 4 / 8 }];
+        let (p0, p2, end) = (q * quarters, (4 * q + 2) * quarters / 4, (4 * q + last) * quarters / 4);
+        let first = [p0 / 8, (p0 + nibble) / 8];
+        let fits = end - 8 * first[0] <= 16 && end + nibble - 8 * first[1] <= 16;
+        all[q] = [first, if fits { first } else { [p2 / 8, (p2 + nibble) / 8] }];
         q += 1;
     }
     all
@@ -262,17 +271,13 @@ unsafe fn windows<E: Narrow>(
     half: usize,
     quarters: usize,
 ) -> [__m256i; 2] {
-    let [s0, s1] = E::STARTS[q];
     let p = |i: usize| (4 * q + i) * quarters / 4;
     // SAFETY: promised by the caller.
     let a = unsafe { stretch::<E>(code, last, q, 0, half) };
+    let shared = E::STARTS[q][0] == E::STARTS[q][1];
     // SAFETY: the same.
-    let b = if s1 == s0 { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
-    if s1 == s0 {
-        [words::<E>(a, p(0) - 8 * s0, a, p(2) - 8 * s0), words::<E>(a, p(1) - 8 * s0, a, p(3) - 8 * s0)]
-    } else {
-        [words::<E>(a, p(0) - 8 * s0, b, p(2) - 8 * s1), words::<E>(a, p(1) - 8 * s0, b, p(3) - 8 * s1)]
-    }
+    let b = if shared { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
+    [words::<E>(q, (a, 0), p(0), (b, 1), p(2)), words::<E>(q, (a, 0), p(1), (b, 1), p(3))]
 }
 
 /// Low bytes of words from `a`, high bytes from `b`.
@@ -340,7 +345,7 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
+    const STARTS: Starts = starts(R4, 3);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -384,7 +389,7 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4, 4 - V);
+    const STARTS: Starts = starts(R4, 4 - V);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -398,10 +403,9 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
         let (q, half) = (I / 2, I % 2);
         // The two words of a quad: one state for both, or one each.
         let (p0, p1) = (4 * q * R4 / 4, (4 * q + 4 - V) * R4 / 4);
-        let start = Self::STARTS[q][0];
         // SAFETY: promised by the caller.
         let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
-        let state = words::<Self>(row, p0 - 8 * start, row, p1 - 8 * start);
+        let state = words::<Self>(q, (row, 0), p0, (row, 0), p1);
         let factor = const { (trellis::fast_factor(R4) >> 8).cast_signed() };
         let hash = if V == 4 {
             let low = _mm256_mullo_epi32(state, _mm256_set1_epi32(factor));
@@ -427,7 +431,7 @@ pub(super) struct Scalar<const R4: usize, const N: usize>([__m256i; N]);
 impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
+    const STARTS: Starts = starts(R4, 3);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -465,7 +469,7 @@ pub(super) struct Books<const R4: usize, const N: usize> {
 impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4, 3);
+    const STARTS: Starts = starts(R4, 3);
     const BOOKS: bool = true;
 
     #[inline]
@@ -673,7 +677,7 @@ pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
-    const STARTS: [[usize; 2]; 4] = starts(R4, 2);
+    const STARTS: Starts = starts(R4, 2);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -690,7 +694,7 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
             let (p0, p1) = (q * R4, (2 * q + 1) * R4 / 2);
             // SAFETY: promised by the caller.
             let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
-            _mm256_and_si256(words::<Self>(row, p0 % 8, row, p1 - p0 / 8 * 8), mask)
+            _mm256_and_si256(words::<Self>(q, (row, 0), p0, (row, 0), p1), mask)
         };
         let (even, odd) = (quad(piece / 2 * 2), quad(piece / 2 * 2 + 1));
         let index = _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd));
