@@ -80,13 +80,13 @@ pub struct Scheme {
 pub enum SchemeError {
     /// The text is no scheme name.
     #[error(
-        "scheme: expected a name such as nuq-4, vq-2.5, tcq-3, tcq-fast-2.25 or half-tcq-3.25, got `{0}`"
+        "scheme: expected a name such as nuq-4, vq-2.5, tcq-2.25, tcq-fast-2 or half-tcq-3.25, got `{0}`"
     )]
     Name(String),
     /// The family does not come at this rate.
     #[error("scheme: {family} comes at {range} bits, got {bits}")]
     Rate {
-        /// Family name.
+        /// Family name, and the trellis code where rates depend on it.
         family: &'static str,
         /// The rates that exist.
         range: &'static str,
@@ -121,7 +121,12 @@ impl Scheme {
         };
         if !ok {
             let bits = (f64::from(quarters) / 4.0).to_string();
-            return Err(SchemeError::Rate { family: family.name(), range, bits });
+            let family = match (family, code) {
+                (Family::Tcq, Code::Fast) => "tcq-fast",
+                (Family::Tcq, Code::Hyb) => "tcq-hyb",
+                _ => family.name(),
+            };
+            return Err(SchemeError::Rate { family, range, bits });
         }
         let code = matches!(family, Family::Tcq | Family::HalfTcq).then_some(code);
         Ok(Self { quarters, family, code })
@@ -330,7 +335,7 @@ mod tests {
         let text = "tcq-5.5".parse::<Scheme>().unwrap_err().to_string();
         assert!(text.contains("1, 1.25, ... 5"), "{text}");
         let text = "tcq-hyb-2.25".parse::<Scheme>().unwrap_err().to_string();
-        assert!(text.contains("1, 1.5, ... 5"), "{text}");
+        assert!(text.contains("tcq-hyb comes at 1, 1.5, ... 5"), "{text}");
     }
 
     #[test]
