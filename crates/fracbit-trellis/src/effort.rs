@@ -73,7 +73,11 @@ impl Effort {
     /// What the pruned search leaves out; `None` for the exact one.
     pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
-            Self::Fast => Some(Pruning { falls: 2, thirds: 8, always: u32::MAX, reach: 32 }),
+            Self::Fast => {
+                // With few continuations paths merge late: a longer reach spares second passes.
+                let reach = if scheme.quarters() <= 11 { 48 } else { 32 };
+                Some(Pruning { falls: 2, thirds: 8, always: u32::MAX, reach })
+            }
             Self::Balanced => {
                 // At 1 bit a longer reach is a larger part of the circle.
                 let reach = match scheme.quarters() {
