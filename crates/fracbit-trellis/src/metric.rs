@@ -27,8 +27,8 @@ impl Metric {
         // Rounding is then below a tenth of the mean cost of a branch at every rate (see the f64 test of `search`).
         let (doublings, reach) = match scheme.quarters() {
             ..=12 => (0, reach.max(REACH)),
-            // A doubled difference saturates early: a weight clipped beyond the table would find all states equally far.
             13..=16 => (0, reach),
+            // A doubled difference saturates early: a weight clipped beyond the table would find all states equally far.
             _ => (1, reach),
         };
         Self { scale: 32_767.0 / reach.max(f32::MIN_POSITIVE), doublings }

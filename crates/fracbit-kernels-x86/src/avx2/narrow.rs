@@ -15,8 +15,8 @@
 
 use super::*;
 
-/// First bytes of stretches of rows: (quad of columns, stretch, even or odd rows). At an odd number of quarter bits a weight odd rows start in the
-/// middle of a byte, half a byte behind what `STARTS` counts from.
+/// First bytes of stretches, counted from the byte in which their rows start: (quad of columns, stretch, even or odd rows). At an odd number of quarter
+/// bits a weight odd rows start in the middle of that byte.
 type Starts = [[[usize; 2]; 2]; 4];
 
 /// One coded tile to eight vectors.
