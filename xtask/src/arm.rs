@@ -240,7 +240,7 @@ const fn counted(
     Counted { scheme, table, group, budget }
 }
 
-const COUNTED: [Counted; 18] = [
+const COUNTED: [Counted; 19] = [
     counted("int-4", "0", "32", Some([250.0, 95.0])),
     counted("nuq-4", "0", "0", Some([270.0, 100.0])),
     counted("gnuq-2", "0", "32", Some([260.0, 95.0])),
@@ -258,6 +258,7 @@ const COUNTED: [Counted; 18] = [
     counted("tcq-4", "1", "0", None),
     counted("tcq-5", "2", "0", None),
     counted("tcq-hyb-2", "0", "0", None),
+    counted("tcq-2.75", "0", "0", None),
     counted("half-tcq-2.75", "0", "0", None),
 ];
 

@@ -31,6 +31,8 @@ pub(crate) const MOST: usize = 3;
 const PLACE: u32 = 4;
 /// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
 pub(crate) const UNITS: f64 = 3.0;
+/// Steps from one subtraction of the least cost to the next: in between it grows by a few units.
+const SETTLE: usize = 4;
 /// Paths from the seam that may end elsewhere before a pass is constrained.
 const TRACES: usize = 4;
 /// Steps that the trace decides at once.
@@ -264,8 +266,10 @@ impl Aligned {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CellStep<'a> {
     pub(crate) kind: &'a Kind,
-    /// Smallest cost of `after`, subtracted from it.
+    /// Subtracted from `after`: its smallest cost, or zero.
     pub(crate) base: u8,
+    /// Whether the least of `before` is wanted.
+    pub(crate) settles: bool,
     /// The cells that are looked at and the costs of their levels.
     pub(crate) cells: &'a [(u8, [u8; LEVELS])],
 }
@@ -419,7 +423,8 @@ impl CellSearch {
         for t in (0..from).rev() {
             let target = bound(t);
             let kind = self.kind(t);
-            let step = CellStep { kind, base, cells: self.cells(t % steps, &near[t % steps]) };
+            let cells = self.cells(t % steps, &near[t % steps]);
+            let step = CellStep { kind, base, settles: t.is_multiple_of(SETTLE), cells };
             let [first, second] = &mut *between;
             base = match (current, target) {
                 (Some(a), Some(b)) => {
@@ -518,7 +523,7 @@ fn levels(isa: Isa, values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut
     }
 }
 
-/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them.
+/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them where the step settles, else 0.
 fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let kind = step.kind;
     assert!(after.len() >= STATES >> kind.shift, "costs after the step");
@@ -538,7 +543,7 @@ fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8
 
 /// The reference.
 fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
-    let CellStep { kind, base, cells } = *step;
+    let CellStep { kind, base, settles, cells } = *step;
     let mut least = u8::MAX;
     for (u, out) in before[..STATES >> kind.new_bits].iter_mut().enumerate() {
         let spread = kind.spread(word(u));
@@ -550,5 +555,5 @@ fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
         }
         least = least.min(*out);
     }
-    least
+    if settles { least } else { 0 }
 }

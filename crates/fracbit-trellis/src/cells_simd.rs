@@ -142,7 +142,8 @@ macro_rules! body {
             before: &mut [u8],
         ) -> u8 {
             const WIDTH: usize = $lanes * LANE;
-            let CellStep { kind, base, cells } = *step;
+            let CellStep { kind, base, settles, cells } = *step;
+            let based = base != 0;
             let rows_log = kind.rows_log();
             let stride = STATES >> (kind.new_bits + kind.shift);
             debug_assert_eq!(SHARES, 1 << (kind.shift - rows_log), "vectors that share a table");
@@ -159,7 +160,7 @@ macro_rules! body {
             let load = |row: usize, first: usize| {
                 // SAFETY: `row << .. | first + WIDTH` stays within the `STATES >> shift` costs after the step.
                 let v = unsafe { $load(after.as_ptr().add(row * stride + first).cast()) };
-                $subs(v, base)
+                if based { $subs(v, base) } else { v }
             };
             for first in (0..stride).step_by(WIDTH) {
                 let mut tables = [$zero(); ROWS];
@@ -195,7 +196,9 @@ macro_rules! body {
                             };
                             best = $min(best, $adds(next, $level(cost, level)));
                         }
-                        least = $min(least, best);
+                        if settles {
+                            least = $min(least, best);
+                        }
                         *result = best;
                         at += WIDTH;
                     }
@@ -215,7 +218,7 @@ macro_rules! body {
                     }
                 }
             }
-            $reduce(least)
+            if settles { $reduce(least) } else { 0 }
         }
     };
 }

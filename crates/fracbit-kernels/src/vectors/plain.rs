@@ -72,6 +72,12 @@ fn pairwise(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
+/// ln 2 in two parts; products of the first with n are exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Coefficients of e^r, from that of r^6 on.
+const TAYLOR: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+
 /// e^x within 2 units in the last place; 0 below -87.3 (no subnormals), infinite above 88.72, NaN for NaN.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor polynomial of
@@ -80,8 +86,6 @@ fn pairwise(mut sums: [f32; LANES]) -> f32 {
 #[must_use]
 pub fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest integer in the low mantissa bits
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
     // A NaN passes both comparisons unchanged and comes out of the polynomial as NaN.
     let c = if x > 88.8 { 88.8 } else { x };
     let c = if c < -87.4 { -87.4 } else { c };
@@ -89,7 +93,7 @@ pub fn exp(x: f32) -> f32 {
     let n = shifted - ROUND;
     let r = (c - n * LN2_HIGH) - n * LN2_LOW;
     let mut p = 1.0 / 5040.0;
-    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+    for coefficient in TAYLOR {
         p = p * r + coefficient;
     }
     // Two factors of 2^(n/2): 2^128 alone has no f32.
@@ -97,6 +101,20 @@ pub fn exp(x: f32) -> f32 {
     let half = bits >> 1;
     let scale = |e: i32| f32::from_bits((e.wrapping_add(127).cast_unsigned() & 0xff) << 23);
     let y = p * scale(half) * scale(bits.wrapping_sub(half));
+    if x < -87.3 { 0.0 } else { y }
+}
+
+/// e^x for x <= 0, within 2 units in the last place where [`exp`] is; 0 below -87.3, NaN for NaN. Half of its instructions: products and sums
+/// are rounded once, and 2^n comes straight out of the sum that rounds, in whose low bits n + 127 is.
+#[inline(always)]
+fn exp_below(x: f32) -> f32 {
+    const ROUND: f32 = 12_583_039.0; // 1.5 · 2^23 + 127
+    let c = if x < -87.4 { -87.4 } else { x };
+    let shifted = c.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, c));
+    let p = TAYLOR.iter().fold(1.0 / 5040.0, |p: f32, &coefficient| p.mul_add(r, coefficient));
+    let y = p * f32::from_bits(shifted.to_bits() << 23);
     if x < -87.3 { 0.0 } else { y }
 }
 
@@ -170,11 +188,16 @@ pub fn softmax(scores: &mut [f32]) -> (f32, f32) {
     // The rest goes with scores that weigh nothing: one by one it would take longer than all before it.
     let mut last = [f32::NEG_INFINITY; LANES];
     last[..rest.len()].copy_from_slice(rest);
-    let mut tops = [f32::NEG_INFINITY; LANES];
-    for group in groups.iter().chain([&last]) {
+    let mut tops = [f32::NEG_INFINITY; 4 * LANES];
+    // Four vectors hide each other's latency.
+    let (fours, few) = groups.as_chunks::<4>();
+    for four in fours {
+        tops.iter_mut().zip(four.as_flattened()).for_each(|(m, s)| *m = larger(*m, *s));
+    }
+    for group in few.iter().chain([&last]) {
         tops.iter_mut().zip(group).for_each(|(m, s)| *m = larger(*m, *s));
     }
-    let mut width = LANES / 2;
+    let mut width = 2 * LANES;
     while width > 0 {
         for i in 0..width {
             tops[i] = larger(tops[i], tops[i + width]);
@@ -185,7 +208,7 @@ pub fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let mut sums = [0.0; LANES];
     let mut weigh = |group: &mut [f32; LANES]| {
         for (sum, s) in sums.iter_mut().zip(group) {
-            *s = exp(*s - top);
+            *s = exp_below(*s - top);
             *sum += *s;
         }
     };
@@ -214,7 +237,8 @@ pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
 #[inline(always)]
 pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     for (g, u) in gate.iter_mut().zip(up) {
-        *g = *g / (1.0 + exp(-*g)) * u;
+        let t = exp_below(-g.abs());
+        *g = *g * if *g < 0.0 { t } else { 1.0 } / (1.0 + t) * u;
     }
 }
 
@@ -330,20 +354,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exp_is_within_two_ulps() {
+    fn exponentials_are_within_two_ulps() {
         // Every 101st of the 2^31 finite bit patterns of both signs.
-        let mut worst = 0.0f64;
+        let [mut worst, mut worst_below] = [0.0f64; 2];
         for bits in (0..0x42b0_0000u32).step_by(101) {
             for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
                 if !(-87.3..88.72).contains(&x) {
                     continue;
                 }
                 let want = f64::from(x).exp();
-                let got = f64::from(exp(x));
-                worst = worst.max((got - want).abs() / want);
+                let off = |got: f32| (f64::from(got) - want).abs() / want;
+                worst = worst.max(off(exp(x)));
+                if x <= 0.0 {
+                    worst_below = worst_below.max(off(exp_below(x)));
+                }
             }
         }
-        assert!(worst < 2.0 * f64::from(f32::EPSILON), "relative error {worst:e}");
+        let most = 2.0 * f64::from(f32::EPSILON);
+        assert!(worst < most && worst_below < most, "relative errors {worst:e} and {worst_below:e}");
     }
 
     #[test]
@@ -355,6 +383,8 @@ mod tests {
         assert_eq!(exp(100.0), f32::INFINITY);
         assert!(exp(88.7).is_finite());
         assert!(exp(f32::NAN).is_nan());
+        assert_eq!([0.0, -88.0, f32::NEG_INFINITY].map(exp_below), [1.0, 0.0, 0.0]);
+        assert!(exp_below(-87.29) >= f32::MIN_POSITIVE && exp_below(f32::NAN).is_nan());
     }
 
     #[test]
