@@ -1,9 +1,9 @@
 //! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding of activations.
 //!
 //! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of the scalar reference:
-//! sums have a fixed number of interleaved partial sums, added in a fixed order, and no multiplication is fused with an
-//! addition. So a model's result does not depend on the machine. The price: processors that fuse do twice the
-//! arithmetic instructions they could; these operations are a few percent of a step.
+//! sums have a fixed number of interleaved partial sums, added in a fixed order, and where a multiplication is fused with an
+//! addition (attention, and the exponentials of softmax and gates) the reference says so. So a model's result does not depend on the machine.
+//! What is not fused takes instructions that processors which fuse could save; it is a few percent of a step.
 //!
 //! Operations without conversions of half-precision numbers are written once, in [`plain`], as loops that the compiler
 //! makes vectors of; a backend compiles the same source for its instruction set. Attention has bodies of its own.
