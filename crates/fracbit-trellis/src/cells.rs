@@ -523,7 +523,8 @@ fn levels(isa: Isa, values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut
     }
 }
 
-/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them where the step settles, else 0.
+/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them
+/// where the step settles, else 0.
 fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let kind = step.kind;
     assert!(after.len() >= STATES >> kind.shift, "costs after the step");

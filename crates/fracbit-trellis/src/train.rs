@@ -37,7 +37,7 @@ impl Training {
     /// What the committed codebook of a scheme was trained with.
     ///
     /// The 128 magnitudes of `fine` at 4 and 4.25 bits, which decode half as fast again as 256, lose 0.3 % of error to a small sample
-    /// (384 tiles and 8 rounds: 0.004454; 2048 and 8: 0.004445; 2048 and 24: 0.004440, on 2^20 other weights).
+    /// (4 bits, 384 tiles and 8 rounds: 0.004454; 2048 and 8: 0.004445; 2048 and 24: 0.004440, on 2^20 other weights).
     #[must_use]
     pub fn committed(scheme: Scheme) -> Self {
         match (scheme.code(), scheme.quarters()) {
