@@ -41,7 +41,7 @@ pub struct Activations {
 pub(crate) struct Form<T> {
     ready: bool,
     packed: Option<Interleave>,
-    panel: Vec<i32>, // (group of tokens, piece, token of the group); see `Panel`
+    panel: Numbers<i32>, // see `Panel`
     /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
     pub(crate) ints: Numbers<T>,
     pub(crate) scales: Vec<f32>, // (batch, groups)
@@ -170,8 +170,10 @@ impl Activations {
             return self.narrow.make_pairs(vectors, cols, self.batch, crew, token);
         }
         self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
-        if panel == Some(Interleave::Eights) {
-            self.narrow.pack(cols, self.batch, crew);
+        match panel {
+            Some(Interleave::Eights) => self.narrow.pack(cols, self.batch, crew),
+            Some(Interleave::Fours) => self.narrow.split(cols, self.batch),
+            _ => {}
         }
     }
 
@@ -195,7 +197,15 @@ impl Activations {
     }
 
     /// The panel of a call whose first token is `token`, for the segment from tile `start` on.
-    pub(crate) fn panel(&self, grid: Grid, start: usize, token: usize) -> Panel<'_> {
+    pub(crate) fn panel(&self, grid: Grid, start: usize, token: usize, interleave: Interleave) -> Panel<'_> {
+        if interleave == Interleave::Fours {
+            let stride = fours(self.cols);
+            return Panel {
+                pieces: &self.narrow.panel[token * stride..],
+                stride,
+                first: start * TILE_COLS / 8,
+            };
+        }
         let (all, per_tile) = match grid {
             Grid::I8 => (&self.narrow.panel, TILE_COLS / 4),
             Grid::I16 => (&self.wide.panel, TILE_COLS / 2),
@@ -253,7 +263,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
         }
         let tiles = cols.div_ceil(TILE_COLS) * TILE_COLS;
         let (pieces, stride) = (tiles * size_of::<T>() / 4, stride(cols));
-        self.panel.resize(batch * pieces, 0);
+        self.panel.renew(batch * pieces);
         let ints = &self.ints;
         let row = |token: usize| bytemuck::cast_slice::<T, [u8; 4]>(&ints[token * stride..][..tiles]);
         crew.chunks(&mut self.panel, PANEL_TOKENS * pieces, |group, panel| {
@@ -270,7 +280,29 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
     }
 }
 
+/// Pieces of a row of [`Interleave::Fours`]: two halves of whole cache lines.
+const fn fours(cols: usize) -> usize {
+    2 * (cols.div_ceil(TILE_COLS) * TILE_COLS / 8).next_multiple_of(16)
+}
+
 impl Form<i8> {
+    /// Lays the integers out as [`Interleave::Fours`]; what is behind the pieces of a row is not written, nor met by weights.
+    fn split(&mut self, cols: usize, batch: usize) {
+        if self.packed == Some(Interleave::Fours) {
+            return;
+        }
+        let (room, stride, row) = (cols.div_ceil(TILE_COLS) * TILE_COLS, stride(cols), fours(cols));
+        self.panel.renew(batch * row + TILE_COLS);
+        for (token, to) in self.panel.chunks_exact_mut(row).take(batch).enumerate() {
+            let (even, odd) = to.split_at_mut(row / 2);
+            let from = bytemuck::cast_slice::<i8, [[u8; 4]; 2]>(&self.ints[token * stride..][..room]);
+            for ((even, odd), [a, b]) in even.iter_mut().zip(odd).zip(from) {
+                (*even, *odd) = (i32::from_ne_bytes(*a), i32::from_ne_bytes(*b));
+            }
+        }
+        self.packed = Some(Interleave::Fours);
+    }
+
     /// Rounds all tokens straight into a panel of pairs: the integers exist nowhere else.
     fn make_pairs<'a>(
         &mut self,
@@ -285,7 +317,7 @@ impl Form<i8> {
         }
         let (tiles, groups) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP));
         let room = tiles * TILE_COLS;
-        self.panel.resize(batch * room / 4, 0);
+        self.panel.renew(batch * room / 4);
         self.scales.resize(batch * groups, 0.0);
         self.sums.resize(batch * tiles, 0);
         let panel = bytemuck::cast_slice_mut::<i32, i8>(&mut self.panel).chunks_mut(2 * room);
@@ -356,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_hold_the_same_integers() {
+    fn panels_hold_the_same_integers() {
         for cols in [1, 8, 9, 16, 255, 256, 300, 1000] {
             for batch in [2, 3, 5, 17] {
                 let mut x: Vec<f32> =
@@ -366,7 +398,8 @@ mod tests {
                 a.set(&x, cols).unwrap();
                 b.set(&x, cols).unwrap();
                 // What was there before does not show.
-                b.narrow.panel.resize(10_000, 77);
+                b.narrow.panel.renew(10_000);
+                b.narrow.panel.fill(77);
                 a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
                 b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
                 assert_eq!(a.narrow.sums, b.narrow.sums, "sums");
@@ -383,6 +416,24 @@ mod tests {
                         assert_eq!(panel[at], ints[token * a.stride() + c], "{cols} {batch} {token} {c}");
                     }
                 }
+                assert!(!b.narrow.ready, "no second copy");
+                b.forget();
+                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Fours));
+                let row = 2 * (room / 2).next_multiple_of(64);
+                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.panel);
+                for token in 0..batch {
+                    for c in 0..room {
+                        let at = token * row + c / 4 % 2 * (row / 2) + c / 8 * 4 + c % 4;
+                        assert_eq!(
+                            panel[at],
+                            ints[token * a.stride() + c],
+                            "{cols} {batch} {token} {c}, fours"
+                        );
+                    }
+                }
+                assert!(panel.len() >= batch * row + 64, "room behind the last piece");
+                b.forget();
+                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
                 assert!(!b.narrow.ready, "no second copy");
                 b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
                 assert_eq!(*a.narrow.ints, *b.narrow.ints, "made when wanted");

@@ -18,7 +18,7 @@ pub const ROWS: usize = 16;
 pub(crate) const ROW_OVERREAD: usize = 64;
 /// Most strips of one call of a body for several tokens.
 pub const MAX_STRIPS: usize = 2;
-/// Most strips of one call for one token: few enough to share out, enough that starting a call costs nothing.
+/// Most strips of one call for one token, and with [`Interleave::Fours`]: few enough to share out, enough that starting a call costs nothing.
 pub const ONE_TOKEN_STRIPS: usize = 16;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
 ///
@@ -72,7 +72,7 @@ pub struct Args<'a> {
     pub stride: usize,
     /// Bytes of a tile.
     pub tile_bytes: usize,
-    /// Strips, 1 to [`MAX_STRIPS`], or for one token to [`ONE_TOKEN_STRIPS`].
+    /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::Fours`] to [`ONE_TOKEN_STRIPS`].
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
@@ -99,8 +99,8 @@ pub struct Args<'a> {
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
     /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
-    /// dot instructions that want one operand unsigned. Zeros with [`Interleave::Pairs`] and
-    /// [`Interleave::Rows`], which are for signed products.
+    /// dot instructions that want one operand unsigned. Zeros with all interleaves but [`Interleave::Eights`],
+    /// which are for signed products.
     pub block_sums: &'a [i32],
 }
 
@@ -113,6 +113,9 @@ pub enum Interleave {
     /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the last of an odd number is a
     /// group of its own. Only on the int8 grid.
     Pairs,
+    /// The rows of up to [`ROWS`] tokens, and of each first the even pieces of four bytes of all columns, then, half a row behind, the odd
+    /// ones; 64 bytes from every piece on are readable, whatever stands there. Only on the int8 grid.
+    Fours,
     /// No panel: the rows of [`Args::x`], of which whole groups of [`ROWS`] and 64 bytes behind them are readable, whatever stands
     /// there. Only on the int8 grid.
     Rows,
@@ -122,7 +125,9 @@ impl Interleave {
     /// Tokens from which on activations come so, to bodies that take them.
     pub(crate) const fn from(self) -> usize {
         match self {
-            Self::Eights | Self::Rows => PANEL_FROM,
+            Self::Eights => PANEL_FROM,
+            Self::Rows => ROWS + 1,
+            Self::Fours => ROWS / 4 + 1,
             Self::Pairs => 2,
         }
     }
@@ -143,7 +148,8 @@ pub struct Panel<'a> {
     /// Units of one token in all segments together: the group that begins with token `t` of the call is
     /// `t * stride` units behind the first.
     pub stride: usize,
-    /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n * first` behind the group.
+    /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n * first` behind the group. With
+    /// [`Interleave::Fours`], where a group is one token, among its even pieces and among its odd ones.
     pub first: usize,
 }
 
@@ -182,7 +188,11 @@ impl Args<'_> {
 
     /// Repeats the promises as debug assertions; bodies call it first.
     pub fn debug_check(&self) {
-        let most = if self.tokens == 1 { ONE_TOKEN_STRIPS } else { MAX_STRIPS };
+        let most = if self.tokens == 1 || self.interleave == Some(Interleave::Fours) {
+            ONE_TOKEN_STRIPS
+        } else {
+            MAX_STRIPS
+        };
         debug_assert!((1..=most).contains(&self.strips), "strips of a call");
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
         debug_assert!(self.tokens == 1 || self.out_stride >= self.strips * TILE_ROWS, "outputs of a token");
@@ -213,9 +223,14 @@ impl Args<'_> {
             );
         }
         if let Some(panel) = self.panel {
-            let piece = if grid == Grid::I8 { TILE_COLS / 4 } else { TILE_COLS / 2 };
-            debug_assert!(panel.first + self.tiles * piece <= panel.stride, "pieces of the segment");
-            debug_assert!(panel.pieces.len() >= self.tokens * panel.stride, "pieces of all tokens");
+            // Units of a tile, of all pieces that lie in a row, and behind the last token.
+            let (tile, row, behind) = match (self.interleave, grid) {
+                (Some(Interleave::Fours), _) => (TILE_COLS / 8, panel.stride / 2, TILE_COLS),
+                (_, Grid::I8) => (TILE_COLS / 4, panel.stride, 0),
+                (_, Grid::I16) => (TILE_COLS / 2, panel.stride, 0),
+            };
+            debug_assert!(panel.first + self.tiles * tile <= row, "pieces of the segment");
+            debug_assert!(panel.pieces.len() >= self.tokens * panel.stride + behind, "pieces of all tokens");
         }
         debug_assert!(
             self.blocks.iter().all(|b| b.tiles <= most && b.group < self.groups),

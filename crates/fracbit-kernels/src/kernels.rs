@@ -26,7 +26,7 @@ pub struct Body {
     lanes: [u8; TILE_ROWS],
     run: StripFn,
     packing: Option<Packing>,
-    panels: Option<Interleave>,
+    panels: &'static [Interleave],
 }
 
 impl Body {
@@ -45,7 +45,7 @@ impl Body {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
         assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
-        Self { isa, table, lanes, run, packing: None, panels: None }
+        Self { isa, table, lanes, run, packing: None, panels: &[] }
     }
 
     /// The body reads tiles packed by `packing` instead of canonical ones.
@@ -55,15 +55,16 @@ impl Body {
         self
     }
 
-    /// The same body, which takes activations of many tokens as [panels](crate::Panel).
+    /// The same body, which takes activations of several tokens in these ways, each from more tokens on than the one before it.
     #[must_use]
-    pub const fn with_panels(mut self, interleave: Interleave) -> Self {
-        self.panels = Some(interleave);
+    pub const fn with_panels(mut self, interleaves: &'static [Interleave]) -> Self {
+        self.panels = interleaves;
         self
     }
 
-    pub(crate) const fn panels(&self) -> Option<Interleave> {
-        self.panels
+    /// How activations of `batch` tokens come.
+    pub(crate) fn interleave(&self, batch: usize) -> Option<Interleave> {
+        self.panels.iter().rfind(|interleave| batch >= interleave.from()).copied()
     }
 
     /// The instruction set.

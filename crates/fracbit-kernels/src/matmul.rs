@@ -227,7 +227,7 @@ fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut A
 }
 
 fn takes_panels(part: &Part, x: &Activations) -> Option<Interleave> {
-    part.body.panels().filter(|interleave| x.batch() >= interleave.from())
+    part.body.interleave(x.batch())
 }
 
 /// What the tasks of a product share.
@@ -246,11 +246,13 @@ impl Job<'_> {
     /// One task: all segments of some strips, all tokens. A buffer is as large as the tokens want it, and only what is used is cleared: a
     /// decode step's task would spend several percent of its time on more, and so would prefill's on several threads.
     fn run(&self, strips: Range<usize>) {
-        const FEW: usize = 2 * MAX_STRIPS * (PANEL_FROM - 1) * TILE_ROWS;
-        const { assert!(FEW >= 2 * ONE_TOKEN_STRIPS * TILE_ROWS) }
+        const ONE: usize = 2 * ONE_TOKEN_STRIPS * TILE_ROWS;
+        const FEW: usize = (PANEL_FROM - 1) * ONE;
         match self.x.batch() {
-            1 => self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, ONE_TOKEN_STRIPS),
-            2..PANEL_FROM => self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, MAX_STRIPS),
+            1 => self.through(&mut [const { MaybeUninit::uninit() }; ONE], strips, ONE_TOKEN_STRIPS),
+            2..PANEL_FROM => {
+                self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, ONE_TOKEN_STRIPS)
+            }
             _ => self.many(strips),
         }
     }
@@ -287,10 +289,14 @@ impl Job<'_> {
         let RowsOf { matrix, rows } = &self.of[which];
         let start = rows.start / TILE_ROWS + strips.start;
         let stride = strips.len() * TILE_ROWS;
-        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other.
+        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other. Where
+        // tile registers are told their shapes anew by every call, calls should be few.
+        let parts = matrix.parts();
+        let fours = || parts.iter().all(|part| takes_panels(part, self.x) == Some(Interleave::Fours));
         let each = match tokens.len() {
-            1 if matrix.parts().len() > 1 => 1,
+            1 if parts.len() > 1 => 1,
             1 if self.x.batch() == 1 => ONE_TOKEN_STRIPS,
+            _ if fours() => ONE_TOKEN_STRIPS,
             _ => MAX_STRIPS,
         };
         for first in (0..strips.len()).step_by(each) {
@@ -348,9 +354,9 @@ fn multiply(
             x_stride: x.stride(),
             out_stride,
             interleave,
-            panel: interleave
-                .filter(|interleave| *interleave != Interleave::Rows)
-                .map(|_| x.panel(part.codebook.grid(), part.segment.start, tokens.start)),
+            panel: interleave.filter(|interleave| *interleave != Interleave::Rows).map(|interleave| {
+                x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
+            }),
             block_scales: &x.block_scales[factors.clone()],
             block_sums: &x.block_sums[factors],
         };

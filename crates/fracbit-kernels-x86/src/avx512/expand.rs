@@ -15,6 +15,10 @@ pub(super) trait Expand: Copy {
     /// Loads the constants that `tables` laid out.
     unsafe fn new(table: &[Line], tile_bytes: usize) -> Self;
 
+    /// The same, but narrow weights are bytes `w` instead of `w + 128`.
+    #[must_use]
+    unsafe fn signed(self) -> Self;
+
     /// Strips that one token meets at once: 2 where that is so fast that memory binds.
     const STREAMS: usize = 1;
 
@@ -62,6 +66,22 @@ pub(super) trait Expand: Copy {
     unsafe fn regroup_by(&self, mid: Self::Mid, _books: [__m512i; 2]) -> [__m512i; 8] {
         // SAFETY: the features are here.
         unsafe { self.regroup(mid) }
+    }
+
+    /// The weights of a narrow tile as `[half][piece]`, where 64-bit lane `i` is row `i` of that half and a piece eight neighbouring columns.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn eights(&self, mid: Self::Mid, books: [__m512i; 2]) -> [[__m512i; 2]; 2] {
+        // SAFETY: the features are here.
+        let [[a, b, ..], [c, d, ..]] = unsafe { self.end_by(mid, books) };
+        if !Self::SPLIT {
+            return [[a, b], [c, d]];
+        }
+        [[a, b], [c, d]].map(|[even, odd]| {
+            // 128-bit lanes of all columns of even and of odd rows.
+            let (a, b) = (_mm512_unpacklo_epi8(even, odd), _mm512_unpackhi_epi8(even, odd));
+            [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)]
+        })
     }
 
     /// The weights, regrouped: a vector for each 4 bytes of columns, all rows in the order [`LANES`].
@@ -150,6 +170,13 @@ impl Join {
     }
 }
 
+/// Bytes `w + 128` as `w`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) fn flip(bytes: __m512i) -> __m512i {
+    _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN))
+}
+
 /// `256 - w` where `negative`: the negative of a weight that carries 128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -189,6 +216,12 @@ impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
             table: std::array::from_fn(|i| line(&rest[4 + i])),
             join: Join::new(),
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        Self { table: self.table.map(|bytes| flip(bytes)), ..self }
     }
 
     #[inline]
@@ -320,6 +353,16 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        let [a, b, c, d] = self.table;
+        // Codes that hash have up to 128 entries, and behind them what the hash multiplies by.
+        let table =
+            if kind::is_fast(K) { [flip(a), flip(b), c, d] } else { self.table.map(|bytes| flip(bytes)) };
+        Self { table, ..self }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         let fast = kind::is_fast(K);
         // SAFETY: promised by the caller.
@@ -421,6 +464,12 @@ impl Expand for Pairs256 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        Self { first: self.first.map(|bytes| flip(bytes)), second: self.second.map(|bytes| flip(bytes)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         // SAFETY: a tile has 128 bytes.
         unsafe { [load(code), load(code.add(64))] }
@@ -485,6 +534,12 @@ impl Expand for Wide256 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        self
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         // A 128-bit lane of a load is a row, a 32-bit lane a piece. Pieces 0 and 1 (2 and 3) of two rows go to the low and
         // high halves of a 128-bit lane, which interleaving makes the two pieces of both rows.
@@ -544,6 +599,12 @@ impl<const B: usize> Expand for Wide<B> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        self
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
         // SAFETY: promised by the caller.
         unsafe { self.spread.spread::<false>(code) }
@@ -579,6 +640,8 @@ pub(super) struct Gather<const F: usize, const N: usize, const HASH: bool, const
     cuts: [__m512i; 4],
     mask: __m512i,
     shift: __m128i,
+    /// What makes bytes signed; else nothing.
+    flip: __m512i,
     table: *const i32,
 }
 
@@ -606,8 +669,15 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
             cuts: std::array::from_fn(|i| line(&rest[i])),
             mask: _mm512_set1_epi32((1 << bits) - 1),
             shift: _mm512_castsi512_si128(count),
+            flip: _mm512_setzero_si512(),
             table: rest[5..].as_ptr().cast(),
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        Self { flip: flip(self.flip), ..self }
     }
 
     #[inline]
@@ -641,8 +711,10 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
             }
             if !WIDE {
                 // Cuts 0 and 1 (2 and 3) made pairs 0, 2 and 1, 3 of eight columns.
-                out[0] = _mm512_or_si512(out[0], _mm512_slli_epi32::<16>(out[1]));
-                out[1] = _mm512_or_si512(out[2], _mm512_slli_epi32::<16>(out[3]));
+                for i in 0..2 {
+                    let (low, high) = (out[2 * i], _mm512_slli_epi32::<16>(out[2 * i + 1]));
+                    out[i] = _mm512_xor_si512(_mm512_or_si512(low, high), self.flip);
+                }
             }
         }
         out

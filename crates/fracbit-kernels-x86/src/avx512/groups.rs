@@ -2,7 +2,7 @@
 //! bits of its scale, above the code. Joining the two is one logic instruction for 64 weights; then one `vpermb` looks up.
 
 use super::{
-    expand::{Expand, regrouped},
+    expand::{Expand, flip, regrouped},
     spread::{Spread, spread_lines},
     *,
 };
@@ -57,6 +57,12 @@ impl<const F: usize, const B: usize> Expand for Books<F, B> {
             codes: line(&rest[5]),
             numbers: _mm512_castsi512_si256(line(&rest[6])),
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn signed(self) -> Self {
+        Self { table: flip(self.table), ..self }
     }
 
     #[inline]

@@ -26,6 +26,7 @@ mod attend;
 mod bf16;
 mod dense;
 mod expand;
+mod fours;
 mod groups;
 mod panel;
 mod spread;
@@ -65,7 +66,7 @@ pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     let (table, run) = tables::choose(codebook, proof)?;
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
     // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
-    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(Interleave::Eights))
+    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(&[Interleave::Eights]))
 }
 
 /// The body of `codebook` that takes several tokens to AMX, if there is one: for the int8 grid where one scale counts for a row.
@@ -77,7 +78,9 @@ pub(crate) fn amx_body(codebook: &Codebook) -> Option<Body> {
     }
     let (table, run) = tables::choose(codebook, Avx512::detect()?)?;
     // SAFETY: as in `body`, and `Amx` shows the tile registers.
-    Some(unsafe { Body::new(Isa::Amx, table, LANES, run) }.with_panels(Interleave::Rows))
+    Some(
+        unsafe { Body::new(Isa::Amx, table, LANES, run) }.with_panels(&[Interleave::Fours, Interleave::Rows]),
+    )
 }
 
 /// A line of constants.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
-use super::{expand::Expand, panel::panels, tiles::tiles, *};
+use super::{expand::Expand, fours::fours, panel::panels, tiles::tiles, *};
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
 /// The body of every scheme: expander `E` and the shared dot products.
@@ -18,8 +18,13 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     // SAFETY: lengths are those that `Args` states.
     unsafe {
         match (args.panel, args.tokens) {
+            (Some(panel), _) if !E::WIDE && args.interleave == Some(Interleave::Fours) => {
+                fours(&expander.signed(), args, panel, out)
+            }
             (Some(panel), _) => panels(&expander, args, panel, out),
-            (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => tiles(&expander, args, out),
+            (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => {
+                tiles(&expander.signed(), args, out)
+            }
             (None, 1) if E::STREAMS == 2 && args.strips.is_multiple_of(2) => {
                 one_token::<E, 2>(&expander, args, out)
             }

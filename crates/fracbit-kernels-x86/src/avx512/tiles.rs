@@ -5,7 +5,7 @@
 //! vectors to a tile register. The first takes the rows of the activations as they are. Two strips meet 32 tokens in four
 //! sums, so that each tile that is loaded serves two products.
 //!
-//! Both operands are signed: `w + 128` becomes `w` by flipping its highest bit, and no sums of activations are needed. A block that ends
+//! Both operands are signed, and no sums of activations are needed. A block that ends
 //! inside 64 columns is filled up with zero weights; what activations stand behind it, and in rows behind the last token, does not count.
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
@@ -142,7 +142,7 @@ type Inner = [[__m512; ROWS]; MAX_STRIPS];
 /// Blocks of up to two strips, expanded once and met by all tokens.
 ///
 /// # Safety
-/// As `strips`, [`Amx`] is there, the expander is narrow and the activations come as [`fracbit_kernels::Interleave::Rows`].
+/// As `strips`, [`Amx`] is there, the expander is narrow and [signed](Expand::signed) and the activations come as [`fracbit_kernels::Interleave::Rows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let Ints::I8(x) = args.x else { unreachable!("tiles are for the int8 grid") };
@@ -151,7 +151,6 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let mut fresh = true;
     // SAFETY: the configuration is one of palette 1; tile registers are named as changed below.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, preserves_flags, readonly)) };
-    let flip = _mm512_set1_epi8(i8::MIN);
     for (index, block) in args.blocks.iter().enumerate() {
         for strip in 0..args.strips {
             let codes = args.codes[strip * args.stride + block.start * args.tile_bytes..].as_ptr();
@@ -167,9 +166,7 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
                 // SAFETY: the features are here.
                 let expanded = unsafe { e.regroup_by(mid, books) };
                 mid = next;
-                for (to, w) in to.iter_mut().zip(&expanded[..vectors::<E>()]) {
-                    *to = _mm512_xor_si512(*w, flip);
-                }
+                to.copy_from_slice(&expanded[..vectors::<E>()]);
             }
             let end = 4 * block.tiles;
             to[end..end.next_multiple_of(VECTORS)].fill(_mm512_setzero_si512());

@@ -1,0 +1,276 @@
+//! Five to sixteen tokens on processors with AMX: tiles are expanded in vectors while tile registers meet those expanded before.
+//!
+//! An expanded vector has eight rows of eight columns, a row in 64 bits. Taken as a row of the second operand of `tdpbssd`, which wants four
+//! columns of a weight row in 32 bits, its even lanes are the first four columns of eight rows and its odd lanes the last four. A row of
+//! the first operand can meet only one or the other: the even pieces of four columns of a token, or the odd ones ([`Interleave::Fours`]).
+//! So each product makes twice the sums and half of them are dropped. Tile registers have the time; to regroup every tile would cost the
+//! vectors more, which have none left.
+//!
+//! Up to eight tokens, even and odd pieces are rows of one tile register; beyond that, of two. Weights are signed. A block that ends inside
+//! eight tiles is filled up with zeros, which meet whatever activations stand behind it.
+
+use super::{
+    expand::Expand,
+    strips::{close, finish},
+    *,
+};
+use fracbit_kernels::{Args, Panel, ROWS};
+use std::{arch::asm, mem::MaybeUninit};
+
+/// Tiles whose vectors of eight rows fill a tile register.
+const CHUNK: usize = 8;
+
+/// The vectors of a chunk, `(half of the rows, tile, piece)`.
+type Weights = [[[__m512i; 2]; CHUNK]; 2];
+
+/// Sums of a block, `(half of the rows, token, even or odd)`: what a tile register is stored to.
+type Sums = [[[MaybeUninit<__m512i>; 2]; ROWS]; 2];
+
+/// What tile registers hold, as `ldtilecfg` wants it.
+#[repr(C, align(64))]
+struct Config([u8; 64]);
+
+impl Config {
+    /// Rows of 64 bytes: `rows` in registers 0 to 5, for sums and activations, sixteen in 6 and 7, for weights.
+    fn new(rows: usize) -> Self {
+        let mut bytes = [0; 64];
+        bytes[0] = 1; // the palette
+        for tile in 0..8 {
+            bytes[16 + 2 * tile] = 64;
+            bytes[48 + tile] = if tile < 6 { u8::try_from(rows).expect("at most 16") } else { 16 };
+        }
+        Self(bytes)
+    }
+}
+
+/// # Safety
+/// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is the one of `args`, of [`Interleave::Fours`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) unsafe fn fours<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if args.tokens <= ROWS / 2 {
+            run::<E, true>(e, args, panel, out);
+        } else {
+            run::<E, false>(e, args, panel, out);
+        }
+    }
+}
+
+/// `FEW`: at most eight tokens.
+///
+/// # Safety
+/// As [`fours`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn run<E: Expand, const FEW: bool>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
+    let most = if FEW { ROWS / 2 } else { ROWS };
+    assert!((1..=most).contains(&args.tokens), "tokens of a call");
+    let config = Config::new(if FEW { 2 * args.tokens } else { args.tokens });
+    let mut weights = [[[[_mm512_setzero_si512(); 2]; CHUNK]; 2]; 2];
+    let mut products = Products::<FEW> {
+        args,
+        half: 2 * panel.stride,
+        sums: [[[[MaybeUninit::uninit(); 2]; ROWS]; 2]; 2],
+        turn: 0,
+        waiting: None,
+        inner: [_mm512_setzero_ps(); ROWS],
+        out: out.as_mut_ptr(),
+    };
+    // SAFETY: the configuration is one of palette 1. Between this statement and the release below only statements of this file name tile
+    // registers: the compiler knows of none, and what one of them leaves is there for the next.
+    unsafe {
+        asm!(
+            "ldtilecfg [{}]",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            in(reg) &raw const config,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    // The chunk that was expanded last: its activations, and the strip and the block that end with it.
+    let mut before: Option<(*const i32, Option<(usize, usize)>)> = None;
+    let mut turn = 0;
+    for strip in 0..args.strips {
+        let codes = args.codes[strip * args.stride..].as_ptr();
+        let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
+        // SAFETY: there is a first tile.
+        let mut mid = unsafe { e.begin(codes) };
+        for (index, block) in args.blocks.iter().enumerate() {
+            // SAFETY: `Args` has 16 scales for every group.
+            let books = unsafe { e.books(scales.add(block.group * TILE_ROWS)) };
+            for first in (0..block.tiles).step_by(CHUNK) {
+                let tiles = CHUNK.min(block.tiles - first);
+                let to: &mut Weights = &mut weights[turn];
+                let [low, high] = &mut *to;
+                for (tile, (low, high)) in low.iter_mut().zip(high).enumerate().take(tiles) {
+                    // SAFETY: there is room for a tile behind the last.
+                    unsafe {
+                        let code = codes.add((block.start + first + tile + 1) * args.tile_bytes);
+                        crate::stream(code, args.tile_bytes);
+                        let next = e.begin(code);
+                        [*low, *high] = e.eights(mid, books);
+                        mid = next;
+                    }
+                }
+                for half in to {
+                    half[tiles..].fill([_mm512_setzero_si512(); 2]);
+                }
+                turn = 1 - turn;
+                if let Some((x, ends)) = before {
+                    // SAFETY: the chunk before this one.
+                    unsafe { products.meet(x, &weights[turn], ends) };
+                }
+                // SAFETY: inside the panel.
+                let x = unsafe { panel.pieces.as_ptr().add(panel.first + 2 * (block.start + first)) };
+                before = Some((x, (first + tiles == block.tiles).then_some((strip, index))));
+            }
+        }
+    }
+    // SAFETY: the last chunk; then the sums of the last block, and no tile register holds anything that is wanted.
+    unsafe {
+        if let Some((x, ends)) = before {
+            products.meet(x, &weights[1 - turn], ends);
+        }
+        products.scale();
+        asm!("tilerelease", options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// From expanded chunks to outputs.
+struct Products<'a, const FEW: bool> {
+    args: &'a Args<'a>,
+    /// Bytes from the even to the odd pieces of a token, half of those to the next token.
+    half: usize,
+    /// Sums of the block that ended last, at `1 - turn`, and room for those of the next.
+    sums: [Sums; 2],
+    turn: usize,
+    /// Strip and block that ended last: their sums meet their scales when the next ones are stored, since it takes a while until they are
+    /// in memory.
+    waiting: Option<(usize, usize)>,
+    inner: [__m512; ROWS],
+    out: *mut f32,
+}
+
+impl<const FEW: bool> Products<'_, FEW> {
+    /// Adds the products of a chunk to the sums in tile registers; takes these to memory where it ends a block of a strip.
+    ///
+    /// # Safety
+    /// `x` points to the chunk's first even piece in the panel; the tile registers are those of [`run`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn meet(&mut self, x: *const i32, weights: &Weights, ends: Option<(usize, usize)>) {
+        // SAFETY: from every piece of a panel 64 bytes are readable; there are two times sixteen vectors of weights.
+        unsafe {
+            if FEW {
+                asm!(
+                    "tileloadd tmm4, [{x} + {half}]",
+                    "tileloadd tmm6, [{w} + {line}]",
+                    "tdpbssd tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{w} + {line} + 1024]",
+                    "tdpbssd tmm2, tmm4, tmm7",
+                    x = in(reg) x,
+                    w = in(reg) weights,
+                    half = in(reg) self.half,
+                    line = in(reg) 64usize,
+                    out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, preserves_flags, readonly),
+                );
+            } else {
+                asm!(
+                    "tileloadd tmm4, [{x} + {token}]",
+                    "tileloadd tmm6, [{w} + {line}]",
+                    "tdpbssd tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{odd} + {token}]",
+                    "tdpbssd tmm1, tmm5, tmm6",
+                    "tileloadd tmm7, [{w} + {line} + 1024]",
+                    "tdpbssd tmm2, tmm4, tmm7",
+                    "tdpbssd tmm3, tmm5, tmm7",
+                    x = in(reg) x,
+                    odd = in(reg) x.wrapping_byte_add(self.half),
+                    w = in(reg) weights,
+                    token = in(reg) 2 * self.half,
+                    line = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+        }
+        if ends.is_none() {
+            return;
+        }
+        let to = &raw mut self.sums[self.turn];
+        // SAFETY: even and odd sums of up to sixteen tokens for two halves.
+        unsafe {
+            if FEW {
+                asm!(
+                    "tilestored [{to} + {line}], tmm0",
+                    "tilestored [{to} + {line} + {half}], tmm2",
+                    "tilezero tmm0",
+                    "tilezero tmm2",
+                    to = in(reg) to,
+                    line = in(reg) 64usize,
+                    half = const 64 * 2 * ROWS,
+                    out("tmm0") _, out("tmm2") _,
+                    options(nostack, preserves_flags),
+                );
+            } else {
+                asm!(
+                    "tilestored [{to} + {token}], tmm0",
+                    "tilestored [{to} + {token} + 64], tmm1",
+                    "tilestored [{to} + {token} + {half}], tmm2",
+                    "tilestored [{to} + {token} + {half} + 64], tmm3",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    to = in(reg) to,
+                    token = in(reg) 128usize,
+                    half = const 64 * 2 * ROWS,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    options(nostack, preserves_flags),
+                );
+            }
+            self.scale();
+        }
+        self.turn = 1 - self.turn;
+        self.waiting = ends;
+    }
+
+    /// Takes the sums that wait to `inner`, and that to `out` where their block closes its weight scale.
+    ///
+    /// # Safety
+    /// As [`run`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn scale(&mut self) {
+        let Some((strip, index)) = self.waiting else { return };
+        let args = self.args;
+        let block = &args.blocks[index];
+        let factors = &args.block_scales[index * args.tokens..][..args.tokens];
+        let [low, high] = &self.sums[1 - self.turn];
+        let halves = low.iter().zip(high);
+        for ((inner, &factor), (low, high)) in self.inner.iter_mut().zip(factors).zip(halves) {
+            let lane = |sums: [MaybeUninit<__m512i>; 2], i: usize| {
+                // SAFETY: those of all tokens were stored.
+                _mm512_castsi512_ps(unsafe { sums[i].assume_init() })
+            };
+            let even = _mm512_shuffle_ps::<0b1000_1000>(lane(*low, 0), lane(*high, 0));
+            let odd = _mm512_shuffle_ps::<0b1101_1101>(lane(*low, 1), lane(*high, 1));
+            let sum = _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd));
+            *inner = finish(*inner, sum, factor);
+        }
+        if !block.closes {
+            return;
+        }
+        let scales = args.scales[(strip * args.groups + block.group) * TILE_ROWS..].as_ptr();
+        for (token, inner) in self.inner[..args.tokens].iter_mut().enumerate() {
+            // SAFETY: sixteen scales, and sixteen values of `out` for every strip and token.
+            unsafe { close(*inner, scales, self.out.add(args.out_at(strip, token))) };
+            *inner = _mm512_setzero_ps();
+        }
+    }
+}
