@@ -37,6 +37,8 @@ pub(crate) struct Speed {
     pub(crate) prefill: Duration,
     pub(crate) steps: usize,
     pub(crate) decode: Duration,
+    /// Of the steps, those whose token came from a guess.
+    pub(crate) guessed: usize,
 }
 
 impl Writer {
@@ -55,12 +57,13 @@ impl Writer {
         self.model.config().max_position_embeddings
     }
 
-    /// Continues `prompt` after what `state` holds, and gives every piece of text to `sink` as soon as it is whole
+    /// Continues `prompt` after what `state` holds, which is `before`, and gives every piece of text to `sink` as soon as it is whole
     /// characters.
     pub(crate) fn write(
         &self,
         state: &mut State,
         sampler: &mut Sampler,
+        before: &[u32],
         prompt: &[u32],
         most: Option<usize>,
         sink: &mut dyn FnMut(&str) -> Result<(), Failure>,
@@ -69,7 +72,12 @@ impl Writer {
         if prompt.len() > room {
             return Err(too_long(state.len() + prompt.len(), state.capacity()));
         }
-        let options = GenerateOptions { max_tokens: most, end_tokens: self.end_tokens.clone() };
+        let options = GenerateOptions {
+            max_tokens: most,
+            end_tokens: self.end_tokens.clone(),
+            before: before.to_vec(),
+            ..GenerateOptions::default()
+        };
         let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
         let mut stream = self.tokenizer.stream(true);
         let mut text = String::new();
@@ -95,6 +103,7 @@ impl Writer {
             prefill,
             steps: steps.saturating_sub(1),
             decode: total.saturating_sub(prefill),
+            guessed: generation.guessed(),
         };
         let kept = generation.tokens().len() - generation.pending().len();
         Ok(Written {
@@ -144,8 +153,12 @@ impl fmt::Display for Speed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "prefill {} tokens at {:.1} tok/s", self.prompt, self.prefill_rate())?;
         match self.decode_rate() {
-            Some(rate) => write!(f, ", decode {} tokens at {rate:.1} tok/s", self.steps),
-            None => Ok(()),
+            Some(rate) => write!(f, ", decode {} tokens at {rate:.1} tok/s", self.steps)?,
+            None => return Ok(()),
+        }
+        match self.guessed {
+            0 => Ok(()),
+            guessed => write!(f, " ({guessed} of them guessed ahead)"),
         }
     }
 }
@@ -157,9 +170,11 @@ mod tests {
     #[test]
     fn speeds_count_what_was_computed() {
         let second = Duration::from_secs(1);
-        let speed = Speed { prompt: 12, prefill: second / 2, steps: 30, decode: second };
+        let speed = Speed { prompt: 12, prefill: second / 2, steps: 30, decode: second, guessed: 0 };
         assert_eq!(speed.to_string(), "prefill 12 tokens at 24.0 tok/s, decode 30 tokens at 30.0 tok/s");
-        let one = Speed { prompt: 1, prefill: second, steps: 0, decode: Duration::ZERO };
+        let speed = Speed { guessed: 7, ..speed };
+        assert!(speed.to_string().ends_with("decode 30 tokens at 30.0 tok/s (7 of them guessed ahead)"));
+        let one = Speed { prompt: 1, prefill: second, ..Speed::default() };
         assert_eq!(one.to_string(), "prefill 1 tokens at 1.0 tok/s");
     }
 }

@@ -75,6 +75,7 @@ mod built {
             prefill,
             steps: steps.saturating_sub(1),
             decode: total.saturating_sub(prefill),
+            guessed: 0,
         };
         Ok(Written { text, tokens, held: Vec::new(), stop: Some(stop), speed })
     }

@@ -99,7 +99,15 @@ fn from_a_checkpoint_to_text() {
     let document = fracbit(&[&run[..], &["--json"]].concat()).done().json();
     assert_eq!(
         keys(&document),
-        ["text", "tokens", "prompt_tokens", "stop", "prefill_tokens_per_second", "decode_tokens_per_second"]
+        [
+            "text",
+            "tokens",
+            "prompt_tokens",
+            "stop",
+            "prefill_tokens_per_second",
+            "decode_tokens_per_second",
+            "guessed_tokens"
+        ]
     );
     assert_eq!(document["text"].as_str().map(str::trim_end), Some(told.out.trim_end()), "the same text");
     assert!(document["tokens"].as_u64().is_some_and(|n| n <= 24), "{document}");

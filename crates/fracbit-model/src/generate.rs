@@ -7,18 +7,33 @@
 //! When a generation ends, every token of the prompt and every yielded token but the last has been run; the
 //! last one yielded, and an end token, which is not yielded, have not: a chat must pass them again, before
 //! the next turn's tokens. [`Generation::pending`] says which.
+//!
+//! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with the token before it: the same tokens
+//! are yielded, sooner.
 
+use crate::draft::{Drafter, MOST};
 use crate::sample::Sampler;
 use crate::state::State;
 use crate::{Error, Model};
 
-/// When to stop.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// When to stop, and how far to guess ahead.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GenerateOptions {
     /// Most tokens to yield; `None`: until the context is full.
     pub max_tokens: Option<usize>,
     /// Tokens that end the text; they are not yielded. Usually [`fracbit_io::ModelConfig::eos_token_ids`].
     pub end_tokens: Vec<u32>,
+    /// What the state held before the prompt, as far as known: guesses repeat that text too.
+    pub before: Vec<u32>,
+    /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend on it.
+    pub guesses: usize,
+}
+
+impl Default for GenerateOptions {
+    /// No end but that of the context, and as many guesses as pay.
+    fn default() -> Self {
+        Self { max_tokens: None, end_tokens: Vec::new(), before: Vec::new(), guesses: MOST }
+    }
 }
 
 /// Why a generation ended.
@@ -46,7 +61,12 @@ pub struct Generation<'a> {
     yielded: usize,
     stop: Option<Stop>,
     hidden: Vec<f32>,
-    logits: Vec<f32>,
+    logits: Vec<f32>, // of the rows run last whose next token is not known
+    row: usize,       // of `logits`, that the last token was picked from
+    drafter: Drafter,
+    /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but holds their keys and values still.
+    run: Vec<u32>,
+    guessed: usize,
 }
 
 impl<'a> Generation<'a> {
@@ -67,16 +87,31 @@ impl<'a> Generation<'a> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let mut history = Vec::new();
+        let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
         // With a bound on the tokens, all memory that the loop needs but for what its first pass grows.
         if let Some(max) = options.max_tokens {
             let room = max.min(state.capacity() - state.len());
             history.reserve(prompt.len() + room);
+            drafter.reserve(room);
             state.reserve(prompt.len() + room)?;
         }
         history.extend_from_slice(prompt);
-        let (hidden, logits) = (Vec::new(), Vec::new());
-        Ok(Self { model, state, sampler, options, history, next: 0, yielded: 0, stop: None, hidden, logits })
+        Ok(Self {
+            model,
+            state,
+            sampler,
+            options,
+            history,
+            next: 0,
+            yielded: 0,
+            stop: None,
+            hidden: Vec::new(),
+            logits: Vec::new(),
+            row: 0,
+            drafter,
+            run: Vec::with_capacity(1 + MOST),
+            guessed: 0,
+        })
     }
 
     /// Why no more tokens come; `None` while some may.
@@ -100,16 +135,46 @@ impl<'a> Generation<'a> {
     /// Logits that the last token was picked from; empty before the first.
     #[must_use]
     pub fn logits(&self) -> &[f32] {
-        &self.logits
+        let vocab = self.model.config().vocab_size;
+        self.logits.get(self.row * vocab..(self.row + 1) * vocab).unwrap_or(&[])
+    }
+
+    /// Tokens yielded that were guessed and so took no step of their own.
+    #[must_use]
+    pub fn guessed(&self) -> usize {
+        self.guessed
     }
 
     fn step(&mut self) -> Result<u32, Error> {
-        let tokens = &self.history[self.next..];
-        self.model.forward(self.state, tokens, &mut self.hidden)?;
+        let pending = self.history.len() - self.next;
+        if pending == 1 && self.run.get(self.row + 1) == self.history.last() {
+            // It was run as a guess.
+            self.state.advance(1);
+            self.row += 1;
+            self.guessed += 1;
+        } else {
+            self.run.clear();
+            let most = if pending == 1 { self.most_guesses() } else { 0 };
+            self.run.push(self.history[self.history.len() - 1]);
+            self.run.extend_from_slice(self.drafter.draft(most));
+            let guesses = self.run.len() - 1;
+            let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
+            self.model.forward(self.state, tokens, &mut self.hidden)?;
+            self.state.truncate(self.state.len() - guesses);
+            let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
+            self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
+            self.row = 0;
+        }
         self.next = self.history.len();
-        let last = self.hidden.len() - self.model.config().hidden_size;
-        self.model.logits(self.state, &self.hidden[last..], &mut self.logits)?;
-        self.sampler.sample(&self.logits, &self.history)
+        let vocab = self.model.config().vocab_size;
+        self.sampler.sample(&self.logits[self.row * vocab..][..vocab], &self.history)
+    }
+
+    /// Guesses that could still be yielded.
+    fn most_guesses(&self) -> usize {
+        let room = (self.state.capacity() - self.state.len()).saturating_sub(1);
+        let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);
+        self.options.guesses.min(room).min(wanted)
     }
 }
 
@@ -136,6 +201,7 @@ impl Iterator for Generation<'_> {
             }
             Ok(token) => {
                 self.history.push(token);
+                self.drafter.push(token);
                 self.yielded += 1;
                 Some(Ok(token))
             }

@@ -28,6 +28,7 @@ mod attention;
 pub mod block;
 mod coarse;
 pub mod curvature;
+mod draft;
 mod error;
 pub mod eval;
 pub mod generate;

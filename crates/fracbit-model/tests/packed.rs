@@ -13,7 +13,8 @@ use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, Kernels, PackedMatrix};
 use fracbit_model::{
-    LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, RotationMode, StateOptions,
+    GenerateOptions, Generation, KvType, LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model,
+    RotationMode, SampleConfig, Sampler, StateOptions, Stop,
 };
 use half::f16;
 use std::sync::{
@@ -202,4 +203,67 @@ fn banded_rows_are_those_of_their_bands() {
     let mut swapped = bands();
     swapped.swap(0, 1);
     assert!(Linear::banded(swapped, &band_of, None).is_err(), "bands of other sizes");
+}
+
+/// All tokens, the logits of each, and how the generation ended; then of a second one that goes on where the first stopped.
+#[derive(Debug, PartialEq)]
+struct Told {
+    tokens: Vec<u32>,
+    logits: Vec<u32>,
+    ends: Vec<(Option<Stop>, Vec<u32>)>,
+}
+
+fn tell(model: &Model, kv: KvType, sampling: SampleConfig, prompt: &[u32], guesses: usize) -> (Told, usize) {
+    let mut state = model.state(&StateOptions { context: Some(64), kv, ..F32 });
+    let mut sampler = Sampler::new(sampling).unwrap();
+    let mut told = Told { tokens: Vec::new(), logits: Vec::new(), ends: Vec::new() };
+    let (mut before, mut prompt, mut guessed) = (Vec::new(), prompt.to_vec(), 0);
+    for max_tokens in [Some(14), None] {
+        let end_tokens = if max_tokens.is_none() { vec![0, 1, 2, 3] } else { Vec::new() };
+        let options = GenerateOptions { max_tokens, end_tokens, before: before.clone(), guesses };
+        let mut generation = Generation::new(model, &mut state, &mut sampler, &prompt, options).unwrap();
+        while let Some(token) = generation.next() {
+            told.tokens.push(token.unwrap());
+            told.logits.extend(generation.logits().iter().map(|l| l.to_bits()));
+        }
+        told.ends.push((generation.stop(), generation.pending().to_vec()));
+        guessed += generation.guessed();
+        let pending = generation.pending().to_vec();
+        let held = generation.tokens().len() - pending.len();
+        before.extend_from_slice(&generation.tokens()[..held]);
+        prompt = [pending, vec![5, 6, 5]].concat();
+        assert_eq!(state.len(), before.len(), "the state holds what it should");
+    }
+    (told, guessed)
+}
+
+#[test]
+fn guesses_change_no_bit() {
+    let mut all = 0;
+    for r in references().unwrap_or_default() {
+        let source = r.source(RotationMode::Fold, 7);
+        let dense = Model::from_source(&source).unwrap();
+        let mut packed = Model::from_source(&source).unwrap();
+        for id in LinearId::all(source.config()) {
+            let matrix = pack(&source.linear(id).unwrap());
+            packed.replace(id, Linear::packed(matrix, source.bias(id).unwrap()).unwrap()).unwrap();
+        }
+        let greedy = SampleConfig::default();
+        let drawn =
+            SampleConfig { temperature: 0.3, top_p: 0.9, repetition_penalty: 1.05, seed: 3, ..greedy };
+        let prompt = [&r.tokens[..9], &r.tokens[..9]].concat();
+        for (model, kv) in [(&dense, KvType::F32), (&packed, KvType::F32), (&packed, KvType::F16)] {
+            for sampling in [greedy, drawn] {
+                let (want, none) = tell(model, kv, sampling, &prompt, 0);
+                assert_eq!(none, 0);
+                for guesses in [1, 3, 7, 100] {
+                    let (got, guessed) = tell(model, kv, sampling, &prompt, guesses);
+                    assert!(got == want, "{} {kv:?} {guesses}: {:?} {:?}", r.name, got.tokens, want.tokens);
+                    all += guessed;
+                }
+            }
+        }
+    }
+    eprintln!("{all} tokens guessed");
+    assert!(all > 100 || references().is_none(), "{all}");
 }

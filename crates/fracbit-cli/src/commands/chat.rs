@@ -129,9 +129,10 @@ impl Chat {
         self.held.truncate(keep);
         let out = &mut context.out;
         let (rest, most) = (&tokens[keep..], Some(self.most));
-        let written = self
-            .writer
-            .write(&mut self.state, &mut self.sampler, rest, most, &mut |piece| out.stream(piece))?;
+        let written =
+            self.writer.write(&mut self.state, &mut self.sampler, &self.held, rest, most, &mut |piece| {
+                out.stream(piece)
+            })?;
         context.out.stream("\n")?;
         self.held.extend(&written.held);
         self.messages.push(Message::new("assistant", written.text));

@@ -265,7 +265,7 @@ fn tell(opened: &Opened, context: &mut Context) -> Result<(), Failure> {
     let out = &mut context.out;
     out.stream(PROMPT)?;
     let written = writer
-        .write(&mut state, &mut sampler, &tokens, Some(STORY_TOKENS), &mut |piece| out.stream(piece))?;
+        .write(&mut state, &mut sampler, &[], &tokens, Some(STORY_TOKENS), &mut |piece| out.stream(piece))?;
     out.stream(" ...\n\n")?;
     context.progress.note(&written.speed.to_string());
     Ok(())

@@ -17,7 +17,8 @@ use std::path::PathBuf;
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
-context_full), prefill_tokens_per_second and decode_tokens_per_second.
+context_full), prefill_tokens_per_second, decode_tokens_per_second and guessed_tokens. Where the text repeats itself or the \
+prompt, several tokens are guessed and run in one step: the text is the same, sooner.
 
 Examples:
   fracbit run small -p 'Once upon a time' -n 200
@@ -98,9 +99,10 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
     let mut state = writer.model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
     let out = &mut context.out;
-    let written = writer.write(&mut state, &mut sampler, &tokens, Some(args.max_tokens), &mut |piece| {
-        if args.json { Ok(()) } else { out.stream(piece) }
-    })?;
+    let written =
+        writer.write(&mut state, &mut sampler, &[], &tokens, Some(args.max_tokens), &mut |piece| {
+            if args.json { Ok(()) } else { out.stream(piece) }
+        })?;
     finish(args, &written, tokens.len(), context)
 }
 
@@ -114,6 +116,7 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
             "stop": stop_name(written.stop),
             "prefill_tokens_per_second": written.speed.prefill_rate(),
             "decode_tokens_per_second": written.speed.decode_rate(),
+            "guessed_tokens": written.speed.guessed,
         }));
     }
     if !written.text.ends_with('\n') {

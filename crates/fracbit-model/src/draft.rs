@@ -1,0 +1,140 @@
+//! Guessing what comes next from what came before.
+//!
+//! Texts repeat themselves: names, code, passages that a summary or an edit takes over. Where the last tokens stood before, what followed
+//! them then is a draft of what follows now (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487). The model runs a draft
+//! together with the one token that it must run anyway, and expands or reads every matrix once for all of them; how much of a draft was
+//! right shows afterwards (Leviathan et al. 2023, arXiv 2211.17192). Every token is still picked from the logits of its own position, by the
+//! same sampler in the same order: a row's arithmetic does not depend on its neighbours, so drafts change the time that a text takes and
+//! nothing else.
+//!
+//! A draft that is wrong costs time. So the share of right guesses is kept by length of the match, from every token, drafted or not, and a
+//! draft is as long as its last token still pays.
+
+/// Most tokens of a draft: with the token that is run anyway as many rows as kernels take without panels of activations.
+pub(crate) const MOST: usize = 7;
+/// Matches at least this long count alike.
+const LONG: usize = 8;
+/// What a drafted token costs at most, in steps of one token.
+const COST: f32 = 0.25;
+/// Share of the news in the rates.
+const NEWS: f32 = 1.0 / 16.0;
+
+/// A text and how well it foretells itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Drafter {
+    text: Vec<u32>,
+    /// Share of first guesses that were right, by length of the match less one.
+    rates: [f32; LONG],
+    /// Where what followed the last match begins, and its length less one.
+    found: Option<(usize, usize)>,
+}
+
+impl Drafter {
+    /// A text to be continued.
+    pub(crate) fn new(text: Vec<u32>) -> Self {
+        // What a match is worth before anything is known.
+        let rates = std::array::from_fn(|i| [0.1, 0.2, 0.4, 0.6][i.min(3)]);
+        let mut new = Self { text, rates, found: None };
+        new.look();
+        new
+    }
+
+    /// Room for so many tokens more.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.text.reserve(tokens);
+    }
+
+    /// What probably comes next, as many tokens as pay, at most `most`; nothing where the end of the text is new.
+    pub(crate) fn draft(&self, most: usize) -> &[u32] {
+        let Some((start, rate)) = self.found else { return &[] };
+        let rate = self.rates[rate];
+        let mut right = rate;
+        let mut len = 0;
+        while right >= COST && len < most.min(MOST) {
+            (right, len) = (right * rate, len + 1);
+        }
+        &self.text[start..self.text.len().min(start + len)]
+    }
+
+    /// The text goes on with `token`.
+    pub(crate) fn push(&mut self, token: u32) {
+        if let Some((start, rate)) = self.found {
+            let right = f32::from(u8::from(self.text[start] == token));
+            self.rates[rate] += (right - self.rates[rate]) * NEWS;
+        }
+        self.text.push(token);
+        self.look();
+    }
+
+    /// Finds the longest earlier match of the end of the text, of equal ones the last.
+    fn look(&mut self) {
+        self.found = None;
+        let Some((last, before)) = self.text.split_last() else { return };
+        let mut best = 0;
+        for at in (0..before.len()).rev() {
+            if before[at] != *last {
+                continue;
+            }
+            let pairs = before[..at].iter().rev().zip(before.iter().rev());
+            let len = 1 + pairs.take(LONG - 1).take_while(|(a, b)| a == b).count();
+            if len > best {
+                (best, self.found) = (len, Some((at + 1, len - 1)));
+                if best == LONG {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By definition: all matches, the longest, of equal ones the last.
+    fn oracle(text: &[u32]) -> Option<(usize, usize)> {
+        let common =
+            |end: usize| (0..end).take_while(|i| text[end - 1 - i] == text[text.len() - 1 - i]).count();
+        let all = (1..text.len()).map(|end| (end, common(end).min(LONG))).filter(|(_, len)| *len > 0);
+        all.max_by_key(|&(end, len)| (len, end)).map(|(end, len)| (end, len - 1))
+    }
+
+    #[test]
+    fn finds_the_longest_and_last_match() {
+        for words in [1, 2, 3, 7] {
+            let mut drafter = Drafter::new(vec![0]);
+            let mut state = 1u32;
+            for _ in 0..200 {
+                state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+                drafter.push((state >> 16) % words);
+                assert_eq!(drafter.found, oracle(&drafter.text), "{:?}", drafter.text);
+            }
+        }
+        assert_eq!(Drafter::new(Vec::new()).draft(MOST), [0; 0]);
+        assert_eq!(Drafter::new(vec![5]).draft(MOST), [0; 0]);
+    }
+
+    #[test]
+    fn drafts_grow_where_they_are_right_and_end_where_they_are_not() {
+        let song = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let mut drafter = Drafter::new(song.to_vec());
+        for round in 0..4 {
+            for (i, &token) in song.iter().enumerate() {
+                let draft = drafter.draft(MOST);
+                assert!(draft.iter().zip(song.iter().cycle().skip(i)).all(|(a, b)| a == b), "{draft:?}");
+                assert!(round < 3 || draft.len() == MOST, "{draft:?}");
+                drafter.push(token);
+            }
+        }
+        assert_eq!(drafter.draft(2).len(), 2);
+        // Two words that follow each other by chance.
+        let mut drafter = Drafter::new(vec![0]);
+        let (mut state, mut drafted) = (1u32, 0);
+        for i in 0..4000 {
+            state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            drafted += usize::from(i >= 1000 && !drafter.draft(MOST).is_empty());
+            drafter.push((state >> 16) % 50);
+        }
+        assert!(drafted < 30, "{drafted} drafts of noise");
+    }
+}
