@@ -9,7 +9,8 @@
 //!    block. With several tokens the lanes are first regrouped, 16 rows of four columns to a vector, so that a token takes
 //!    one accumulator.
 //!
-//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`]).
+//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`], up to sixteen
+//! [`fours`]), there with signed weights ([`Expand::signed`](expand::Expand::signed)).
 //!
 //! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
 //! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.

@@ -1,12 +1,12 @@
-//! Several tokens on processors with AMX: an expanded block is met by sixteen tokens at a time in tile registers.
+//! More than sixteen tokens on processors with AMX: an expanded block is met by sixteen of them at a time in tile registers.
 //!
 //! `tdpbssd` multiplies 16 tokens by 64 columns of a strip, 16384 products in 16 cycles, eight times what `vpdpbusd` does. Its second
 //! operand wants four neighbouring columns of a row in 32 bits, rows side by side: what [`Expand::regroup_by`] makes, sixteen
 //! vectors to a tile register. The first takes the rows of the activations as they are. Two strips meet 32 tokens in four
 //! sums, so that each tile that is loaded serves two products.
 //!
-//! Both operands are signed, and no sums of activations are needed. A block that ends
-//! inside 64 columns is filled up with zero weights; what activations stand behind it, and in rows behind the last token, does not count.
+//! Both operands are signed, and no sums of activations are needed. A block that ends inside 64 columns is filled up with zero weights;
+//! what activations stand behind it, and in rows behind the last token, does not count.
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
