@@ -185,7 +185,7 @@ fn support(families: &[Family]) -> String {
     let mut out = String::from(
         "<!-- Written by `cargo xtask codegen` from kernels/families.toml: do not edit. -->\n\n# Schemes and where they run\n\n\
          Every scheme runs everywhere through the scalar reference; `yes` marks a body of its own. Where AMX has one,\n\
-         it serves codebooks on the int8 grid and nine tokens or more; everything else there is the AVX-512 body.\n\n\
+         it serves codebooks on the int8 grid and five tokens or more; everything else there is the AVX-512 body.\n\n\
          | family | codes | bits per weight | scalar | AVX2 | AVX-VNNI | AVX-512 (VNNI, VBMI, VBMI2) | AMX | NEON | dotprod | i8mm | CUDA (sm_80 and later) |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );

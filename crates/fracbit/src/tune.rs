@@ -124,8 +124,10 @@ pub fn tune_in(
     let built = model.model(&kernels, true)?;
     let original = original.model(&kernels, true)?;
     let count = |of: &[&[u32]]| of.iter().map(|s| s.len()).sum::<usize>();
-    progress.stage("tuning scales", (count(&sequences) + options.passes * count(train)) as u64);
+    // Stages of their own: a token of training takes several times as long, and a forecast counts on equal ones.
+    progress.stage("running the original", count(&sequences) as u64);
     let teacher = Teacher::new(&original, &sequences, progress)?;
+    progress.stage("tuning scales", (options.passes * count(train)) as u64);
 
     let kept = dir.scratch("tuning.json");
     let mut run = Run { model: &built, teacher, train, held, passes: options.passes, progress };
