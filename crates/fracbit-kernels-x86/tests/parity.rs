@@ -6,8 +6,11 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::Grid;
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix,
+    Activations, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Case, Packed, assert_same, product, tables},
+    matmul_gated_with, matmul_rows_with,
+    vectors::Vectors,
+    with_crew,
 };
 use std::fmt::Write as _;
 
@@ -75,9 +78,9 @@ fn extremes_stay_exact() {
             for code in [0x00, 0xFF] {
                 let mut packed = Packed::random(scheme, Shape::new(20, 528), books.clone(), 528, 1);
                 packed.codes.fill(code);
-                for sign in [1.0f32, -1.0] {
+                for (sign, tokens) in [(1.0f32, 3), (-1.0, 3), (1.0, 6), (-1.0, 6)] {
                     let mut x = Activations::new();
-                    x.set(&vec![3.7 * sign; 3 * 528], 528).unwrap();
+                    x.set(&vec![3.7 * sign; tokens * 528], 528).unwrap();
                     let want = product(&Kernels::scalar(), &packed, &mut x);
                     for (isa, kernels) in &have {
                         let got = product(kernels, &packed, &mut x);
@@ -88,6 +91,41 @@ fn extremes_stay_exact() {
                         product(&have.last().map_or(Kernels::scalar(), |h| h.1.clone()), &packed, &mut x);
                     assert_same(&want[..20], &one, &format!("{scheme} one token"));
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_and_factors_may_want_their_activations_in_different_orders() {
+    let (have, _) = backends();
+    let schemes = ["tcq-2", "gnuq-4", "nuq-8", "half-tcq-2.25"].map(|s| s.parse::<Scheme>().unwrap());
+    for (isa, kernels) in &have {
+        let matrix = |scheme: Scheme| {
+            let books = tables(scheme).pop().expect("a table");
+            let packed = Packed::random(scheme, Shape::new(70, 96), books, 32, 1);
+            PackedMatrix::new(kernels, &packed.view().unwrap())
+        };
+        for (gate, up) in schemes.iter().flat_map(|&gate| schemes.map(|up| (gate, up))) {
+            let what = format!("{isa} {gate} {up}");
+            let (gate, up) = (matrix(gate), matrix(up));
+            let [gate, up] = [&gate, &up].map(|of| RowsOf::new(of, 0..70).unwrap());
+            for batch in [1, 4, 6, 12, 20] {
+                let input = cases::activations(batch * 96, 7);
+                let mut x = Activations::new();
+                x.announce(&input, 96).unwrap();
+                let mut product = |rows: &RowsOf<'_>| {
+                    let mut y = vec![f32::NAN; batch * 70];
+                    with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y)).unwrap();
+                    y
+                };
+                let (mut want, factor) = (product(&gate), product(&up));
+                Vectors::scalar().silu_mul(&mut want, &factor);
+                let mut got = vec![f32::NAN; batch * 70];
+                x.announce(&input, 96).unwrap();
+                let both = [gate.clone(), up.clone()];
+                with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).unwrap();
+                assert_same(&want, &got, &format!("{what}: {batch} tokens"));
             }
         }
     }

@@ -42,6 +42,9 @@ pub(crate) struct Form<T> {
     ready: bool,
     packed: Option<Interleave>,
     panel: Numbers<i32>, // see `Panel`
+    /// [`Interleave::Fours`], beside a panel of eights: gate and up may be of schemes that want one each.
+    fours: Numbers<i32>,
+    split: bool,
     /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
     pub(crate) ints: Numbers<T>,
     pub(crate) scales: Vec<f32>, // (batch, groups)
@@ -91,7 +94,7 @@ impl Activations {
 
     /// No form is that of the values any more.
     fn forget(&mut self) {
-        (self.narrow.ready, self.narrow.packed) = (false, None);
+        (self.narrow.ready, self.narrow.packed, self.narrow.split) = (false, None, false);
         (self.wide.ready, self.wide.packed) = (false, None);
     }
 
@@ -201,7 +204,7 @@ impl Activations {
         if interleave == Interleave::Fours {
             let stride = fours(self.cols);
             return Panel {
-                pieces: &self.narrow.panel[token * stride..],
+                pieces: &self.narrow.fours[token * stride..],
                 stride,
                 first: start * TILE_COLS / 8,
             };
@@ -288,19 +291,19 @@ const fn fours(cols: usize) -> usize {
 impl Form<i8> {
     /// Lays the integers out as [`Interleave::Fours`]; what is behind the pieces of a row is not written, nor met by weights.
     fn split(&mut self, cols: usize, batch: usize) {
-        if self.packed == Some(Interleave::Fours) {
+        if self.split {
             return;
         }
         let (room, stride, row) = (cols.div_ceil(TILE_COLS) * TILE_COLS, stride(cols), fours(cols));
-        self.panel.renew(batch * row + TILE_COLS);
-        for (token, to) in self.panel.chunks_exact_mut(row).take(batch).enumerate() {
+        self.fours.renew(batch * row + TILE_COLS);
+        for (token, to) in self.fours.chunks_exact_mut(row).take(batch).enumerate() {
             let (even, odd) = to.split_at_mut(row / 2);
             let from = bytemuck::cast_slice::<i8, [[u8; 4]; 2]>(&self.ints[token * stride..][..room]);
             for ((even, odd), [a, b]) in even.iter_mut().zip(odd).zip(from) {
                 (*even, *odd) = (i32::from_ne_bytes(*a), i32::from_ne_bytes(*b));
             }
         }
-        self.packed = Some(Interleave::Fours);
+        self.split = true;
     }
 
     /// Rounds all tokens straight into a panel of pairs: the integers exist nowhere else.
@@ -420,7 +423,7 @@ mod tests {
                 b.forget();
                 b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Fours));
                 let row = 2 * (room / 2).next_multiple_of(64);
-                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.panel);
+                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.fours);
                 for token in 0..batch {
                     for c in 0..room {
                         let at = token * row + c / 4 % 2 * (row / 2) + c / 8 * 4 + c % 4;
