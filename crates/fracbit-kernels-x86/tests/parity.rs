@@ -78,7 +78,7 @@ fn extremes_stay_exact() {
             for code in [0x00, 0xFF] {
                 let mut packed = Packed::random(scheme, Shape::new(20, 528), books.clone(), 528, 1);
                 packed.codes.fill(code);
-                for (sign, tokens) in [(1.0f32, 3), (-1.0, 3), (1.0, 6), (-1.0, 6)] {
+                for (sign, tokens) in [(1.0f32, 3), (-1.0, 3), (1.0, 6), (-1.0, 6), (1.0, 20), (-1.0, 20)] {
                     let mut x = Activations::new();
                     x.set(&vec![3.7 * sign; tokens * 528], 528).unwrap();
                     let want = product(&Kernels::scalar(), &packed, &mut x);

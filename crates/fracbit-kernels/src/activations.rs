@@ -42,8 +42,8 @@ pub(crate) struct Form<T> {
     ready: bool,
     packed: Option<Interleave>,
     panel: Numbers<i32>, // see `Panel`
-    /// [`Interleave::Fours`], beside a panel of eights: gate and up may be of schemes that want one each.
-    fours: Numbers<i32>,
+    /// [`Interleave::EvenOdd`], beside a panel of eights: gate and up may be of schemes that want one each.
+    even_odd: Numbers<i32>,
     split: bool,
     /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
     pub(crate) ints: Numbers<T>,
@@ -175,7 +175,7 @@ impl Activations {
         self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
         match panel {
             Some(Interleave::Eights) => self.narrow.pack(cols, self.batch, crew),
-            Some(Interleave::Fours) => self.narrow.split(cols, self.batch),
+            Some(Interleave::EvenOdd) => self.narrow.split(cols, self.batch),
             _ => {}
         }
     }
@@ -201,10 +201,10 @@ impl Activations {
 
     /// The panel of a call whose first token is `token`, for the segment from tile `start` on.
     pub(crate) fn panel(&self, grid: Grid, start: usize, token: usize, interleave: Interleave) -> Panel<'_> {
-        if interleave == Interleave::Fours {
-            let stride = fours(self.cols);
+        if interleave == Interleave::EvenOdd {
+            let stride = even_odd_row(self.cols);
             return Panel {
-                pieces: &self.narrow.fours[token * stride..],
+                pieces: &self.narrow.even_odd[token * stride..],
                 stride,
                 first: start * TILE_COLS / 8,
             };
@@ -283,20 +283,20 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
     }
 }
 
-/// Pieces of a row of [`Interleave::Fours`]: two halves of whole cache lines.
-const fn fours(cols: usize) -> usize {
+/// Pieces of a row of [`Interleave::EvenOdd`]: two halves of whole cache lines.
+const fn even_odd_row(cols: usize) -> usize {
     2 * (cols.div_ceil(TILE_COLS) * TILE_COLS / 8).next_multiple_of(16)
 }
 
 impl Form<i8> {
-    /// Lays the integers out as [`Interleave::Fours`]; what is behind the pieces of a row is not written, nor met by weights.
+    /// Lays the integers out as [`Interleave::EvenOdd`]; what is behind the pieces of a row is not written, nor met by weights.
     fn split(&mut self, cols: usize, batch: usize) {
         if self.split {
             return;
         }
-        let (room, stride, row) = (cols.div_ceil(TILE_COLS) * TILE_COLS, stride(cols), fours(cols));
-        self.fours.renew(batch * row + TILE_COLS);
-        for (token, to) in self.fours.chunks_exact_mut(row).take(batch).enumerate() {
+        let (room, stride, row) = (cols.div_ceil(TILE_COLS) * TILE_COLS, stride(cols), even_odd_row(cols));
+        self.even_odd.renew(batch * row + TILE_COLS);
+        for (token, to) in self.even_odd.chunks_exact_mut(row).take(batch).enumerate() {
             let (even, odd) = to.split_at_mut(row / 2);
             let from = bytemuck::cast_slice::<i8, [[u8; 4]; 2]>(&self.ints[token * stride..][..room]);
             for ((even, odd), [a, b]) in even.iter_mut().zip(odd).zip(from) {
@@ -421,16 +421,16 @@ mod tests {
                 }
                 assert!(!b.narrow.ready, "no second copy");
                 b.forget();
-                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Fours));
+                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::EvenOdd));
                 let row = 2 * (room / 2).next_multiple_of(64);
-                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.fours);
+                let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.even_odd);
                 for token in 0..batch {
                     for c in 0..room {
                         let at = token * row + c / 4 % 2 * (row / 2) + c / 8 * 4 + c % 4;
                         assert_eq!(
                             panel[at],
                             ints[token * a.stride() + c],
-                            "{cols} {batch} {token} {c}, fours"
+                            "{cols} {batch} {token} {c}, even and odd"
                         );
                     }
                 }

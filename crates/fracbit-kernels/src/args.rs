@@ -12,13 +12,16 @@ pub const MAX_TOKENS: usize = 512;
 pub const PANEL_TOKENS: usize = 8;
 /// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take them.
 pub const PANEL_FROM: usize = 9;
+/// Tokens from which on activations come as [`Interleave::EvenOdd`], up to [`PANEL_FROM`], to bodies that take them: with fewer vectors
+/// alone are as fast.
+pub(crate) const EVEN_ODD_FROM: usize = 5;
 /// Tokens of a group of [`Interleave::Rows`]; [`MAX_TOKENS`] is a multiple.
 pub const ROWS: usize = 16;
 /// Bytes behind the last row of activations that a body which takes [`Interleave::Rows`] may read.
 pub(crate) const ROW_OVERREAD: usize = 64;
 /// Most strips of one call of a body for several tokens.
 pub const MAX_STRIPS: usize = 2;
-/// Most strips of one call for one token, and with [`Interleave::Fours`]: few enough to share out, enough that starting a call costs nothing.
+/// Most strips of one call for one token, and with [`Interleave::EvenOdd`]: few enough to share out, enough that starting a call costs nothing.
 pub const ONE_TOKEN_STRIPS: usize = 16;
 /// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
 ///
@@ -72,7 +75,7 @@ pub struct Args<'a> {
     pub stride: usize,
     /// Bytes of a tile.
     pub tile_bytes: usize,
-    /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::Fours`] to [`ONE_TOKEN_STRIPS`].
+    /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::EvenOdd`] to [`ONE_TOKEN_STRIPS`].
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
@@ -113,9 +116,9 @@ pub enum Interleave {
     /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the last of an odd number is a
     /// group of its own. Only on the int8 grid.
     Pairs,
-    /// The rows of up to [`ROWS`] tokens, and of each first the even pieces of four bytes of all columns, then, half a row behind, the odd
+    /// The rows of up to eight tokens, and of each first the even pieces of four bytes of all columns, then, half a row behind, the odd
     /// ones; 64 bytes from every piece on are readable, whatever stands there. Only on the int8 grid.
-    Fours,
+    EvenOdd,
     /// No panel: the rows of [`Args::x`], of which whole groups of [`ROWS`] and 64 bytes behind them are readable, whatever stands
     /// there. Only on the int8 grid.
     Rows,
@@ -125,9 +128,8 @@ impl Interleave {
     /// Tokens from which on activations come so, to bodies that take them.
     pub(crate) const fn from(self) -> usize {
         match self {
-            Self::Eights => PANEL_FROM,
-            Self::Rows => ROWS + 1,
-            Self::Fours => ROWS / 4 + 1,
+            Self::Eights | Self::Rows => PANEL_FROM,
+            Self::EvenOdd => EVEN_ODD_FROM,
             Self::Pairs => 2,
         }
     }
@@ -149,7 +151,7 @@ pub struct Panel<'a> {
     /// `t * stride` units behind the first.
     pub stride: usize,
     /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n * first` behind the group. With
-    /// [`Interleave::Fours`], where a group is one token, among its even pieces and among its odd ones.
+    /// [`Interleave::EvenOdd`], where a group is one token, among its even pieces and among its odd ones.
     pub first: usize,
 }
 
@@ -188,7 +190,7 @@ impl Args<'_> {
 
     /// Repeats the promises as debug assertions; bodies call it first.
     pub fn debug_check(&self) {
-        let most = if self.tokens == 1 || self.interleave == Some(Interleave::Fours) {
+        let most = if self.tokens == 1 || self.interleave == Some(Interleave::EvenOdd) {
             ONE_TOKEN_STRIPS
         } else {
             MAX_STRIPS
@@ -225,7 +227,7 @@ impl Args<'_> {
         if let Some(panel) = self.panel {
             // Units of a tile, of all pieces that lie in a row, and behind the last token.
             let (tile, row, behind) = match (self.interleave, grid) {
-                (Some(Interleave::Fours), _) => (TILE_COLS / 8, panel.stride / 2, TILE_COLS),
+                (Some(Interleave::EvenOdd), _) => (TILE_COLS / 8, panel.stride / 2, TILE_COLS),
                 (_, Grid::I8) => (TILE_COLS / 4, panel.stride, 0),
                 (_, Grid::I16) => (TILE_COLS / 2, panel.stride, 0),
             };

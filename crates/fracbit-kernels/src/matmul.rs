@@ -292,11 +292,12 @@ impl Job<'_> {
         // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other. Where
         // tile registers are told their shapes anew by every call, calls should be few.
         let parts = matrix.parts();
-        let fours = || parts.iter().all(|part| takes_panels(part, self.x) == Some(Interleave::Fours));
+        let tile_registers =
+            || parts.iter().all(|part| takes_panels(part, self.x) == Some(Interleave::EvenOdd));
         let each = match tokens.len() {
             1 if parts.len() > 1 => 1,
             1 if self.x.batch() == 1 => ONE_TOKEN_STRIPS,
-            _ if fours() => ONE_TOKEN_STRIPS,
+            _ if tile_registers() => ONE_TOKEN_STRIPS,
             _ => MAX_STRIPS,
         };
         for first in (0..strips.len()).step_by(each) {

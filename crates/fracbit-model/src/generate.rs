@@ -23,7 +23,7 @@ pub struct GenerateOptions {
     pub max_tokens: Option<usize>,
     /// Tokens that end the text; they are not yielded. Usually [`fracbit_io::ModelConfig::eos_token_ids`].
     pub end_tokens: Vec<u32>,
-    /// What the state held before the prompt, as far as known: guesses repeat that text too.
+    /// What the state held before the prompt, as far as known: guesses repeat that text too. The repetition penalty does not look at it.
     pub before: Vec<u32>,
     /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend on it.
     pub guesses: usize,
@@ -88,7 +88,7 @@ impl<'a> Generation<'a> {
             return Err(Error::EmptyPrompt);
         }
         let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
-        // With a bound on the tokens, all memory that the loop needs but for what its first pass grows.
+        // With a bound on the tokens, all memory that the loop needs but for what its first pass and its first guesses grow.
         if let Some(max) = options.max_tokens {
             let room = max.min(state.capacity() - state.len());
             history.reserve(prompt.len() + room);
@@ -156,7 +156,8 @@ impl<'a> Generation<'a> {
             self.run.clear();
             let most = if pending == 1 { self.most_guesses() } else { 0 };
             self.run.push(self.history[self.history.len() - 1]);
-            self.run.extend_from_slice(self.drafter.draft(most));
+            let vocab = self.model.config().vocab_size;
+            self.run.extend(self.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
             let guesses = self.run.len() - 1;
             let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
             self.model.forward(self.state, tokens, &mut self.hidden)?;
@@ -170,9 +171,9 @@ impl<'a> Generation<'a> {
         self.sampler.sample(&self.logits[self.row * vocab..][..vocab], &self.history)
     }
 
-    /// Guesses that could still be yielded.
+    /// Guesses that could still be yielded and that the cache has room for: it does not grow for them.
     fn most_guesses(&self) -> usize {
-        let room = (self.state.capacity() - self.state.len()).saturating_sub(1);
+        let room = self.state.room().saturating_sub(self.state.len() + 1);
         let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);
         self.options.guesses.min(room).min(wanted)
     }

@@ -13,7 +13,7 @@
 //!
 //! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the widths of
 //! the residual stream, the queries, the keys and the MLP in floats. Prefill runs in chunks of [`StateOptions::chunk`] tokens; decoding is a chunk of
-//! one, and allocates nothing but cache (see [`State::reserve`]) once it has run.
+//! one, or of up to eight where a generation guesses, and allocates nothing but cache (see [`State::reserve`]) once a chunk of its size has run.
 
 use std::ops::Range;
 use std::sync::Arc;

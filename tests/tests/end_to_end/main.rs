@@ -15,7 +15,7 @@ use fracbit::{
 };
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::verify;
-use fracbit_model::RotationMode;
+use fracbit_model::{GenerateOptions, Generation, RotationMode, SampleConfig, Sampler, StateOptions};
 use fracbit_tests::{Source, demo_model, files, load, logits, relative, scheme, stories};
 use serde_json::Value;
 use std::{
@@ -262,6 +262,32 @@ fn every_family_lives_in_one_directory() {
     }
     let weights: u64 = inspected.storage.values().map(|s| s.weights).sum();
     assert_eq!(weights, source.inventory.params() - source.inventory.other_params);
+    check_guesses(&made.dir);
+}
+
+/// Guesses run several tokens in a step, on this machine's kernels for several tokens, and change no token.
+fn check_guesses(dir: &Path) {
+    let model = load(dir).expect("a directory we wrote");
+    let prompt: Vec<u32> = (0..40).map(|i| (i % 13 * 7919 + 13) % 2048).collect();
+    let greedy = SampleConfig::default();
+    for sampling in [greedy, SampleConfig { temperature: 0.7, ..greedy }] {
+        let write = |guesses: usize| {
+            let mut state = model.state(&StateOptions::default());
+            let mut sampler = Sampler::new(sampling).expect("a good configuration");
+            let options = GenerateOptions { max_tokens: Some(300), guesses, ..GenerateOptions::default() };
+            let mut generation = Generation::new(&model, &mut state, &mut sampler, &prompt, options)
+                .expect("a prompt that fits");
+            let tokens: Vec<u32> = generation.by_ref().map(|token| token.expect("a step")).collect();
+            (tokens, generation.guessed())
+        };
+        let ((want, none), (got, guessed)) = (write(0), write(7));
+        eprintln!("{guessed} of {} tokens guessed", got.len());
+        assert!(want == got && none == 0, "guesses change nothing: {want:?}, {got:?}");
+        assert!(
+            guessed > 20 || sampling != greedy,
+            "a greedy text of a small model repeats itself: {guessed}"
+        );
+    }
 }
 
 #[test]

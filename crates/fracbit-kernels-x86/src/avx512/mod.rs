@@ -9,8 +9,8 @@
 //!    block. With several tokens the lanes are first regrouped, 16 rows of four columns to a vector, so that a token takes
 //!    one accumulator.
 //!
-//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`], up to sixteen
-//! [`fours`]), there with signed weights ([`Expand::signed`](expand::Expand::signed)).
+//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`], up to eight
+//! [`even_odd`]), there with signed weights ([`Expand::signed`](expand::Expand::signed)).
 //!
 //! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
 //! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
@@ -26,8 +26,8 @@ use std::arch::x86_64::*;
 mod attend;
 mod bf16;
 mod dense;
+mod even_odd;
 mod expand;
-mod fours;
 mod groups;
 mod panel;
 mod spread;
@@ -80,7 +80,8 @@ pub(crate) fn amx_body(codebook: &Codebook) -> Option<Body> {
     let (table, run) = tables::choose(codebook, Avx512::detect()?)?;
     // SAFETY: as in `body`, and `Amx` shows the tile registers.
     Some(
-        unsafe { Body::new(Isa::Amx, table, LANES, run) }.with_panels(&[Interleave::Fours, Interleave::Rows]),
+        unsafe { Body::new(Isa::Amx, table, LANES, run) }
+            .with_panels(&[Interleave::EvenOdd, Interleave::Rows]),
     )
 }
 

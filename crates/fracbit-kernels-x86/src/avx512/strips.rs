@@ -1,8 +1,9 @@
-//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`] or [`super::tiles`].
+//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`] or, where there
+//! is AMX, [`super::tiles`], five to eight then through [`super::even_odd`].
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
-use super::{expand::Expand, fours::fours, panel::panels, tiles::tiles, *};
+use super::{even_odd::even_odd, expand::Expand, panel::panels, tiles::tiles, *};
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
 /// The body of every scheme: expander `E` and the shared dot products.
@@ -18,8 +19,8 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     // SAFETY: lengths are those that `Args` states.
     unsafe {
         match (args.panel, args.tokens) {
-            (Some(panel), _) if !E::WIDE && args.interleave == Some(Interleave::Fours) => {
-                fours(&expander.signed(), args, panel, out)
+            (Some(panel), _) if !E::WIDE && args.interleave == Some(Interleave::EvenOdd) => {
+                even_odd(&expander.signed(), args, panel, out)
             }
             (Some(panel), _) => panels(&expander, args, panel, out),
             (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => {

@@ -1,4 +1,4 @@
-//! More than sixteen tokens on processors with AMX: an expanded block is met by sixteen of them at a time in tile registers.
+//! More than eight tokens on processors with AMX: an expanded block is met by sixteen of them at a time in tile registers.
 //!
 //! `tdpbssd` multiplies 16 tokens by 64 columns of a strip, 16384 products in 16 cycles, eight times what `vpdpbusd` does. Its second
 //! operand wants four neighbouring columns of a row in 32 bits, rows side by side: what [`Expand::regroup_by`] makes, sixteen

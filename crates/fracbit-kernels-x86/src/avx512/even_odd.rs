@@ -1,13 +1,13 @@
-//! Five to sixteen tokens on processors with AMX: tiles are expanded in vectors while tile registers meet those expanded before.
+//! Five to eight tokens on processors with AMX: tiles are expanded in vectors while tile registers meet those expanded before.
 //!
 //! An expanded vector has eight rows of eight columns, a row in 64 bits. Taken as a row of the second operand of `tdpbssd`, which wants four
 //! columns of a weight row in 32 bits, its even lanes are the first four columns of eight rows and its odd lanes the last four. A row of
-//! the first operand can meet only one or the other: the even pieces of four columns of a token, or the odd ones ([`Interleave::Fours`]).
+//! the first operand can meet only one or the other: the even pieces of four columns of a token, or the odd ones ([`Interleave::EvenOdd`]).
 //! So each product makes twice the sums and half of them are dropped. Tile registers have the time; to regroup every tile would cost the
 //! vectors more, which have none left.
 //!
-//! Up to eight tokens, even and odd pieces are rows of one tile register; beyond that, of two. Weights are signed. A block that ends inside
-//! eight tiles is filled up with zeros, which meet whatever activations stand behind it.
+//! Even and odd pieces of up to eight tokens are the rows of one tile register. Weights are signed. A block that ends inside eight tiles is
+//! filled up with zeros, which meet whatever activations stand behind it.
 
 use super::{
     expand::Expand,
@@ -19,61 +19,46 @@ use std::{arch::asm, mem::MaybeUninit};
 
 /// Tiles whose vectors of eight rows fill a tile register.
 const CHUNK: usize = 8;
+/// Most tokens: two rows of a tile register each.
+const TOKENS: usize = ROWS / 2;
 
 /// The vectors of a chunk, `(half of the rows, tile, piece)`.
 type Weights = [[[__m512i; 2]; CHUNK]; 2];
 
 /// Sums of a block, `(half of the rows, token, even or odd)`: what a tile register is stored to.
-type Sums = [[[MaybeUninit<__m512i>; 2]; ROWS]; 2];
+type Sums = [[[MaybeUninit<__m512i>; 2]; TOKENS]; 2];
 
 /// What tile registers hold, as `ldtilecfg` wants it.
 #[repr(C, align(64))]
 struct Config([u8; 64]);
 
 impl Config {
-    /// Rows of 64 bytes: `rows` in registers 0 to 5, for sums and activations, sixteen in 6 and 7, for weights.
-    fn new(rows: usize) -> Self {
+    /// Rows of 64 bytes: two for each token in registers 0 to 2, for sums and activations, sixteen in 3 and 4, for weights.
+    fn new(tokens: usize) -> Self {
+        let tokens = u8::try_from(2 * tokens).expect("at most 16 rows");
         let mut bytes = [0; 64];
         bytes[0] = 1; // the palette
-        for tile in 0..8 {
-            bytes[16 + 2 * tile] = 64;
-            bytes[48 + tile] = if tile < 6 { u8::try_from(rows).expect("at most 16") } else { 16 };
+        for (tile, rows) in [tokens, tokens, tokens, 16, 16].into_iter().enumerate() {
+            (bytes[16 + 2 * tile], bytes[48 + tile]) = (64, rows);
         }
         Self(bytes)
     }
 }
 
 /// # Safety
-/// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is the one of `args`, of [`Interleave::Fours`].
+/// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is the one of `args`, of [`Interleave::EvenOdd`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-pub(super) unsafe fn fours<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
-    // SAFETY: promised by the caller.
-    unsafe {
-        if args.tokens <= ROWS / 2 {
-            run::<E, true>(e, args, panel, out);
-        } else {
-            run::<E, false>(e, args, panel, out);
-        }
-    }
-}
-
-/// `FEW`: at most eight tokens.
-///
-/// # Safety
-/// As [`fours`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn run<E: Expand, const FEW: bool>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
-    let most = if FEW { ROWS / 2 } else { ROWS };
-    assert!((1..=most).contains(&args.tokens), "tokens of a call");
-    let config = Config::new(if FEW { 2 * args.tokens } else { args.tokens });
+pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
+    assert!((1..=TOKENS).contains(&args.tokens), "tokens of a call");
+    let config = Config::new(args.tokens);
     let mut weights = [[[[_mm512_setzero_si512(); 2]; CHUNK]; 2]; 2];
-    let mut products = Products::<FEW> {
+    let mut products = Products {
         args,
         half: 2 * panel.stride,
-        sums: [[[[MaybeUninit::uninit(); 2]; ROWS]; 2]; 2],
+        sums: [[[[MaybeUninit::uninit(); 2]; TOKENS]; 2]; 2],
         turn: 0,
         waiting: None,
-        inner: [_mm512_setzero_ps(); ROWS],
+        inner: [_mm512_setzero_ps(); TOKENS],
         out: out.as_mut_ptr(),
     };
     // SAFETY: the configuration is one of palette 1. Between this statement and the release below only statements of this file name tile
@@ -83,10 +68,8 @@ unsafe fn run<E: Expand, const FEW: bool>(e: &E, args: &Args<'_>, panel: Panel<'
             "ldtilecfg [{}]",
             "tilezero tmm0",
             "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
             in(reg) &raw const config,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm0") _, out("tmm1") _,
             options(nostack, preserves_flags, readonly),
         );
     }
@@ -140,7 +123,7 @@ unsafe fn run<E: Expand, const FEW: bool>(e: &E, args: &Args<'_>, panel: Panel<'
 }
 
 /// From expanded chunks to outputs.
-struct Products<'a, const FEW: bool> {
+struct Products<'a> {
     args: &'a Args<'a>,
     /// Bytes from the even to the odd pieces of a token, half of those to the next token.
     half: usize,
@@ -150,90 +133,51 @@ struct Products<'a, const FEW: bool> {
     /// Strip and block that ended last: their sums meet their scales when the next ones are stored, since it takes a while until they are
     /// in memory.
     waiting: Option<(usize, usize)>,
-    inner: [__m512; ROWS],
+    inner: [__m512; TOKENS],
     out: *mut f32,
 }
 
-impl<const FEW: bool> Products<'_, FEW> {
+impl Products<'_> {
     /// Adds the products of a chunk to the sums in tile registers; takes these to memory where it ends a block of a strip.
     ///
     /// # Safety
-    /// `x` points to the chunk's first even piece in the panel; the tile registers are those of [`run`].
+    /// `x` points to the chunk's first even piece in the panel; the tile registers are those of [`even_odd`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn meet(&mut self, x: *const i32, weights: &Weights, ends: Option<(usize, usize)>) {
         // SAFETY: from every piece of a panel 64 bytes are readable; there are two times sixteen vectors of weights.
         unsafe {
-            if FEW {
-                asm!(
-                    "tileloadd tmm4, [{x} + {half}]",
-                    "tileloadd tmm6, [{w} + {line}]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{w} + {line} + 1024]",
-                    "tdpbssd tmm2, tmm4, tmm7",
-                    x = in(reg) x,
-                    w = in(reg) weights,
-                    half = in(reg) self.half,
-                    line = in(reg) 64usize,
-                    out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack, preserves_flags, readonly),
-                );
-            } else {
-                asm!(
-                    "tileloadd tmm4, [{x} + {token}]",
-                    "tileloadd tmm6, [{w} + {line}]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{odd} + {token}]",
-                    "tdpbssd tmm1, tmm5, tmm6",
-                    "tileloadd tmm7, [{w} + {line} + 1024]",
-                    "tdpbssd tmm2, tmm4, tmm7",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    x = in(reg) x,
-                    odd = in(reg) x.wrapping_byte_add(self.half),
-                    w = in(reg) weights,
-                    token = in(reg) 2 * self.half,
-                    line = in(reg) 64usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack, preserves_flags, readonly),
-                );
-            }
+            asm!(
+                "tileloadd tmm2, [{x} + {half}]",
+                "tileloadd tmm3, [{w} + {line}]",
+                "tdpbssd tmm0, tmm2, tmm3",
+                "tileloadd tmm4, [{w} + {line} + 1024]",
+                "tdpbssd tmm1, tmm2, tmm4",
+                x = in(reg) x,
+                w = in(reg) weights,
+                half = in(reg) self.half,
+                line = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                options(nostack, preserves_flags, readonly),
+            );
         }
         if ends.is_none() {
             return;
         }
         let to = &raw mut self.sums[self.turn];
-        // SAFETY: even and odd sums of up to sixteen tokens for two halves.
+        // SAFETY: even and odd sums of up to eight tokens for two halves.
         unsafe {
-            if FEW {
-                asm!(
-                    "tilestored [{to} + {line}], tmm0",
-                    "tilestored [{to} + {line} + {half}], tmm2",
-                    "tilezero tmm0",
-                    "tilezero tmm2",
-                    to = in(reg) to,
-                    line = in(reg) 64usize,
-                    half = const 64 * 2 * ROWS,
-                    out("tmm0") _, out("tmm2") _,
-                    options(nostack, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tilestored [{to} + {token}], tmm0",
-                    "tilestored [{to} + {token} + 64], tmm1",
-                    "tilestored [{to} + {token} + {half}], tmm2",
-                    "tilestored [{to} + {token} + {half} + 64], tmm3",
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    to = in(reg) to,
-                    token = in(reg) 128usize,
-                    half = const 64 * 2 * ROWS,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    options(nostack, preserves_flags),
-                );
-            }
+            asm!(
+                "tilestored [{to} + {line}], tmm0",
+                "tilestored [{to} + {line} + {half}], tmm1",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                to = in(reg) to,
+                line = in(reg) 64usize,
+                half = const 64 * 2 * TOKENS,
+                out("tmm0") _, out("tmm1") _,
+                options(nostack, preserves_flags),
+            );
             self.scale();
         }
         self.turn = 1 - self.turn;
@@ -243,7 +187,7 @@ impl<const FEW: bool> Products<'_, FEW> {
     /// Takes the sums that wait to `inner`, and that to `out` where their block closes its weight scale.
     ///
     /// # Safety
-    /// As [`run`].
+    /// As [`even_odd`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn scale(&mut self) {
