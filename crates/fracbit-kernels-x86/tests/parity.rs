@@ -8,9 +8,6 @@ use fracbit_format::Grid;
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Case, Packed, assert_same, product, tables},
-    matmul_gated_with, matmul_rows_with,
-    vectors::Vectors,
-    with_crew,
 };
 use std::fmt::Write as _;
 
@@ -111,21 +108,7 @@ fn gates_and_factors_may_want_their_activations_in_different_orders() {
             let (gate, up) = (matrix(gate), matrix(up));
             let [gate, up] = [&gate, &up].map(|of| RowsOf::new(of, 0..70).unwrap());
             for batch in [1, 4, 6, 12, 20] {
-                let input = cases::activations(batch * 96, 7);
-                let mut x = Activations::new();
-                x.announce(&input, 96).unwrap();
-                let mut product = |rows: &RowsOf<'_>| {
-                    let mut y = vec![f32::NAN; batch * 70];
-                    with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y)).unwrap();
-                    y
-                };
-                let (mut want, factor) = (product(&gate), product(&up));
-                Vectors::scalar().silu_mul(&mut want, &factor);
-                let mut got = vec![f32::NAN; batch * 70];
-                x.announce(&input, 96).unwrap();
-                let both = [gate.clone(), up.clone()];
-                with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).unwrap();
-                assert_same(&want, &got, &format!("{what}: {batch} tokens"));
+                cases::check_gated(&gate, &up, batch, &what);
             }
         }
     }

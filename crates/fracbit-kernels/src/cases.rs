@@ -5,7 +5,10 @@
 
 pub mod vectors;
 
-use crate::{Activations, Kernels, PackedMatrix, matmul};
+use crate::{
+    Activations, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_rows_with,
+    vectors::Vectors, with_crew,
+};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedError, PackedView};
 use half::f16;
@@ -84,6 +87,35 @@ pub fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f
     let mut y = vec![f32::NAN; x.batch() * w.shape().rows];
     matmul(&w, x, &mut y).expect("shapes that fit");
     y
+}
+
+/// Checks that a gate and its factor in one product are what they are apart, bit for bit, for `batch` tokens.
+///
+/// # Panics
+/// When they are not, or when the matrices differ in shape.
+pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str) {
+    let Shape { cols, .. } = gate.matrix().shape();
+    let input = activations(batch * cols, 7);
+    let mut x = Activations::new();
+    x.announce(&input, cols).expect("whole tokens");
+    let mut product = |rows: &RowsOf<'_>| {
+        let mut y = vec![f32::NAN; batch * rows.len()];
+        with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y))
+            .expect("lengths that fit");
+        y
+    };
+    let (mut want, factor) = (product(gate), product(up));
+    Vectors::scalar().silu_mul(&mut want, &factor);
+    // With the integer forms of the products above, and with forms made anew.
+    for anew in [false, true] {
+        if anew {
+            x.announce(&input, cols).expect("whole tokens");
+        }
+        let mut got = vec![f32::NAN; want.len()];
+        let both = [gate.clone(), up.clone()];
+        with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).expect("lengths that fit");
+        assert_same(&want, &got, &format!("{what}: {batch} tokens, forms made anew: {anew}"));
+    }
 }
 
 /// Checks that results agree bit for bit; one NaN is as good as another.

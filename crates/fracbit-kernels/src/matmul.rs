@@ -57,6 +57,16 @@ impl<'a> RowsOf<'a> {
         let whole = rows.start.is_multiple_of(TILE_ROWS) && rows.start <= rows.end;
         (whole && rows.end <= matrix.shape().rows).then_some(Self { matrix, rows })
     }
+
+    /// The matrix.
+    pub(crate) const fn matrix(&self) -> &'a PackedMatrix {
+        self.matrix
+    }
+
+    /// How many rows.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
 }
 
 /// As [`matmul_with`], for some rows of a matrix.

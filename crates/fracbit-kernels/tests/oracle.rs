@@ -5,9 +5,7 @@ use fracbit_format::PackedView;
 use fracbit_kernels::{
     Activations, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Packed},
-    matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with,
-    vectors::Vectors,
-    with_crew,
+    matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with, with_crew,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
@@ -123,20 +121,7 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
     ] {
         let (gate, up) = (gate.unwrap(), up.unwrap());
         for batch in [1, 3, 8, 9, 40, 515] {
-            let input = cases::activations(batch * 96, 7);
-            let mut x = Activations::new();
-            x.announce(&input, 96).unwrap();
-            let mut product = |rows: &RowsOf<'_>| {
-                let mut y = vec![f32::NAN; batch * 70];
-                with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y)).unwrap();
-                y
-            };
-            let (mut want, factor) = (product(&gate), product(&up));
-            Vectors::scalar().silu_mul(&mut want, &factor);
-            let mut got = vec![f32::NAN; batch * 70];
-            let both = [gate.clone(), up.clone()];
-            with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).unwrap();
-            assert_eq!(want, got, "{batch} tokens");
+            cases::check_gated(&gate, &up, batch, "scalar");
         }
     }
     // The rows are those of the whole product.

@@ -162,11 +162,7 @@ fn greedy_generation_matches() {
         let model = r.model(RotationMode::Fold);
         let mut state = model.state(&F32);
         let mut sampler = Sampler::new(SampleConfig::default()).unwrap();
-        let options = GenerateOptions {
-            max_tokens: Some(r.greedy.len()),
-            end_tokens: Vec::new(),
-            ..GenerateOptions::default()
-        };
+        let options = GenerateOptions { max_tokens: Some(r.greedy.len()), ..GenerateOptions::default() };
         let mut generation = Generation::new(&model, &mut state, &mut sampler, &r.tokens, options).unwrap();
         let got: Vec<u32> = generation.by_ref().map(Result::unwrap).collect();
         assert_eq!(got, r.greedy, "{}", r.name);
@@ -181,8 +177,7 @@ fn generation_stops() {
         let model = r.model(RotationMode::None);
         let mut sampler = Sampler::new(SampleConfig::default()).unwrap();
         let mut state = model.state(&F32);
-        let options =
-            GenerateOptions { max_tokens: None, end_tokens: vec![first], ..GenerateOptions::default() };
+        let options = GenerateOptions { end_tokens: vec![first], ..GenerateOptions::default() };
         let mut generation = Generation::new(&model, &mut state, &mut sampler, &r.tokens, options).unwrap();
         assert!(generation.next().is_none());
         assert_eq!((generation.stop(), generation.pending().len()), (Some(Stop::End(first)), 0));

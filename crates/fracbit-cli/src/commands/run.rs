@@ -17,8 +17,10 @@ use std::path::PathBuf;
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
-context_full), prefill_tokens_per_second, decode_tokens_per_second and guessed_tokens. Where the text repeats itself or the \
-prompt, several tokens are guessed and run in one step: the text is the same, sooner.
+context_full), prefill_tokens_per_second, decode_tokens_per_second and guessed_tokens.
+
+Where the text repeats itself or the prompt, several tokens are guessed and run in one step (not on a GPU): the text is \
+the same, sooner.
 
 Examples:
   fracbit run small -p 'Once upon a time' -n 200

@@ -12,6 +12,7 @@
 use super::{
     expand::Expand,
     strips::{close, finish},
+    tiles::Config,
     *,
 };
 use fracbit_kernels::{Args, Panel, ROWS};
@@ -28,29 +29,14 @@ type Weights = [[[__m512i; 2]; CHUNK]; 2];
 /// Sums of a block, `(half of the rows, token, even or odd)`: what a tile register is stored to.
 type Sums = [[[MaybeUninit<__m512i>; 2]; TOKENS]; 2];
 
-/// What tile registers hold, as `ldtilecfg` wants it.
-#[repr(C, align(64))]
-struct Config([u8; 64]);
-
-impl Config {
-    /// Rows of 64 bytes: two for each token in registers 0 to 2, for sums and activations, sixteen in 3 and 4, for weights.
-    fn new(tokens: usize) -> Self {
-        let tokens = u8::try_from(2 * tokens).expect("at most 16 rows");
-        let mut bytes = [0; 64];
-        bytes[0] = 1; // the palette
-        for (tile, rows) in [tokens, tokens, tokens, 16, 16].into_iter().enumerate() {
-            (bytes[16 + 2 * tile], bytes[48 + tile]) = (64, rows);
-        }
-        Self(bytes)
-    }
-}
-
 /// # Safety
 /// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is the one of `args`, of [`Interleave::EvenOdd`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
     assert!((1..=TOKENS).contains(&args.tokens), "tokens of a call");
-    let config = Config::new(args.tokens);
+    // Registers 0 and 1 are sums, 2 activations, 3 and 4 weights.
+    let rows = u8::try_from(2 * args.tokens).expect("at most 16");
+    let config = Config::new([rows, rows, rows, 16, 16, 0, 0, 0]);
     let mut weights = [[[[_mm512_setzero_si512(); 2]; CHUNK]; 2]; 2];
     let mut products = Products {
         args,

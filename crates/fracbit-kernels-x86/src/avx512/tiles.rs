@@ -117,21 +117,26 @@ const STRIP: usize = BLOCK_TILES * 4;
 /// Groups of sixteen tokens that meet two strips at once.
 const GROUPS: usize = 2;
 
-/// All eight tile registers are 16 rows of 64 bytes.
+/// Shapes of tile registers, as `ldtilecfg` wants them.
 #[repr(C, align(64))]
-struct Config([u8; 64]);
+pub(super) struct Config([u8; 64]);
 
-static CONFIG: Config = {
-    let mut bytes = [0; 64];
-    bytes[0] = 1; // the palette
-    let mut tile = 0;
-    while tile < 8 {
-        bytes[16 + 2 * tile] = 64;
-        bytes[48 + tile] = 16;
-        tile += 1;
+impl Config {
+    /// Rows of 64 bytes of each register; none where it is not used.
+    pub(super) const fn new(rows: [u8; 8]) -> Self {
+        let mut bytes = [0; 64];
+        bytes[0] = 1; // the palette
+        let mut tile = 0;
+        while tile < 8 {
+            bytes[16 + 2 * tile] = if rows[tile] > 0 { 64 } else { 0 };
+            bytes[48 + tile] = rows[tile];
+            tile += 1;
+        }
+        Self(bytes)
     }
-    Config(bytes)
-};
+}
+
+static CONFIG: Config = Config::new([16; 8]);
 
 /// Sums of a block, `(token / 16, strip, token % 16, row)`.
 type Sums = [[[__m512i; ROWS]; MAX_STRIPS]; GROUPS];
