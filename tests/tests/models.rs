@@ -23,7 +23,7 @@ fn demo_model_reaches_its_published_likelihood() {
     let opened = Opened::new(&dir).expect("a good checkpoint");
     let text_of = fs::read_to_string(&text).expect("a readable text");
     let model = model(&opened);
-    for (kv, tolerance) in [(KvType::F32, 0.0005), (KvType::F16, 0.003)] {
+    for (kv, tolerance) in [(KvType::F32, 0.0005), (KvType::I16, 0.003)] {
         let options =
             EvalOptions { ctx: Some(256), windows: Some(24), bos: Some(false), kv, ..EvalOptions::default() };
         let windows = windows(&opened, &text_of, &text, &options).expect("a long text");

@@ -1,25 +1,239 @@
-//! The operations beside the matrices: the reference's source compiled for each instruction set, and attention.
+//! The operations beside the matrices: the reference's source compiled for each instruction set, and the sums of attention.
 
-/// A module with the bodies that need no intrinsics, compiled with `$features`, conversion by the `LANES` and `Element` of the module, and the table
-/// of all.
-macro_rules! table {
-    ($isa:expr, $features:literal, $proof:ty, $store:path, $bf16_tile:expr) => {
-        use fracbit_kernels::{
-            Isa, Vectors,
-            vectors::{Rounded, Slots, plain},
-        };
+/// Sums of attention in vectors: lanes are positions for scores, dimensions for weighted values.
+///
+/// Keys and values come in pairs, of dimensions and of positions, which the instruction that multiplies 16-bit integers adds up: no horizontal sum
+/// is needed. A vector of them is loaded once for up to four rows on the left (queries, weights), whose pairs are spread over the
+/// lanes; sums of different rows and vectors are independent and hide each other's latency.
+macro_rules! attend {
+    ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:path, $spread:path, $dot:path, $to_float:path,
+     $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path) => {
+        use fracbit_kernels::vectors::{BLOCK, KEY_BLOCK, Scores, Weigh, attend};
+
+        /// Lanes of a vector.
+        const LANES: usize = $lanes;
+
+        /// Rows of pairs.
+        #[derive(Clone, Copy)]
+        struct Left {
+            at: *const i16,
+            stride: usize,
+        }
+
+        /// Vectors of pairs.
+        #[derive(Clone, Copy)]
+        struct Panel {
+            at: *const i16,
+            /// Elements from one vector to its neighbour.
+            gap: usize,
+            /// Elements from a pair to the next.
+            step: usize,
+            pairs: usize,
+            /// They may come from memory.
+            far: bool,
+        }
 
         /// # Safety
-        /// The features, and as many outputs as inputs.
+        /// The features; `Q` rows, and as many pairs of `V` vectors as said.
+        #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn widen(x: &[f16], out: &mut [f32]) {
-            let (x, x_rest) = x.as_chunks::<LANES>();
-            let (out, out_rest) = out.as_chunks_mut::<LANES>();
-            for (x, out) in x.iter().zip(out) {
-                // SAFETY: as many inputs and outputs as lanes.
-                unsafe { $store(out.as_mut_ptr(), f16::load(x.as_ptr())) };
+        unsafe fn sums<const Q: usize, const V: usize>(left: Left, panel: Panel) -> [[$int; V]; Q] {
+            let mut sums = [[$zero(); V]; Q];
+            let (mut left_at, mut at) = (left.at, panel.at);
+            for _ in 0..panel.pairs {
+                let vector = |v: usize| at.wrapping_add(v * panel.gap);
+                if panel.far {
+                    (0..V).for_each(|v| crate::stream(vector(v).cast(), 4 * LANES));
+                }
+                // SAFETY: promised by the caller.
+                let row: [$int; V] = std::array::from_fn(|v| unsafe { $load(vector(v).cast()) });
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: promised by the caller.
+                    let pair = unsafe { left_at.add(q * left.stride).cast::<i32>().read_unaligned() };
+                    let pair = $spread(pair);
+                    for (sum, &vector) in sums.iter_mut().zip(&row) {
+                        *sum = $dot(*sum, vector, pair);
+                    }
+                }
+                (left_at, at) = (left_at.wrapping_add(2), at.wrapping_add(panel.step));
             }
-            plain::widen(x_rest, out_rest);
+            sums
+        }
+
+        /// How many of `left` rows come next.
+        fn rows_of(left: usize) -> usize {
+            [1, 1, 2, 2, 4][left.min(4)]
+        }
+
+        /// How many of `left` vectors come next, where `most` are taken at once.
+        fn vectors_of(left: usize, most: usize) -> usize {
+            if left < most { 1 } else { most }
+        }
+
+        /// # Safety
+        /// The features, and lengths as `Vectors::scores` checks them.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
+            let (count, out) = (args.query_scales.len(), out.as_mut_ptr());
+            let mut q = 0;
+            while q < count {
+                let rows = rows_of(count - q);
+                // The first queries wait for memory: two blocks end where what is asked for begins.
+                let most = if q == 0 { 2 } else { $most };
+                let mut position = 0;
+                while position < args.key_scales.len() {
+                    let vectors = vectors_of((args.key_scales.len() - position) / LANES, most);
+                    // SAFETY: rows and positions inside of all.
+                    unsafe {
+                        match (rows, vectors) {
+                            (4, 1) => some_scores::<4, 1>(args, q, position, out),
+                            (4, 2) => some_scores::<4, 2>(args, q, position, out),
+                            (4, _) => some_scores::<4, $most>(args, q, position, out),
+                            (2, 1) => some_scores::<2, 1>(args, q, position, out),
+                            (2, 2) => some_scores::<2, 2>(args, q, position, out),
+                            (2, _) => some_scores::<2, $most>(args, q, position, out),
+                            (_, 1) => some_scores::<1, 1>(args, q, position, out),
+                            (_, 2) => some_scores::<1, 2>(args, q, position, out),
+                            _ => some_scores::<1, $most>(args, q, position, out),
+                        }
+                    }
+                    position += vectors * LANES;
+                }
+                q += rows;
+            }
+        }
+
+        /// # Safety
+        /// The features; `Q` queries from `q` on, `V` vectors of positions from `position` on, and their scores, inside of all.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn some_scores<const Q: usize, const V: usize>(
+            args: &Scores<'_>,
+            q: usize,
+            position: usize,
+            out: *mut f32,
+        ) {
+            let block = args.dim * KEY_BLOCK;
+            let (nth, lane) = (position / KEY_BLOCK, position % KEY_BLOCK);
+            // SAFETY: promised by the caller; neighbouring vectors are halves of a block where they are shorter than it.
+            unsafe {
+                let left = Left { at: args.queries.as_ptr().add(q * args.dim), stride: args.dim };
+                let panel = Panel {
+                    at: args.keys.as_ptr().add(nth * block + 2 * lane),
+                    gap: if LANES < KEY_BLOCK { 2 * LANES } else { block },
+                    step: 2 * KEY_BLOCK,
+                    pairs: args.dim / 2,
+                    far: q == 0,
+                };
+                let sums = sums::<Q, V>(left, panel);
+                for (q, sums) in (q..).zip(sums) {
+                    let query_scale = $same(*args.query_scales.get_unchecked(q));
+                    for (v, sum) in sums.into_iter().enumerate() {
+                        let at = position + v * LANES;
+                        let scale = $multiply($load_floats(args.key_scales.as_ptr().add(at)), query_scale);
+                        $store_floats(out.add(q * args.stride + at), $multiply($to_float(sum), scale));
+                    }
+                }
+            }
+        }
+
+        /// # Safety
+        /// The features, and lengths as `Vectors::weigh` checks them.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+            let (dim, positions) = (args.dim, args.positions());
+            let (count, whole) = (out.len() / dim, dim / LANES * LANES);
+            let to = out.as_mut_ptr();
+            for block in 0..positions.div_ceil(BLOCK) {
+                let mut q = 0;
+                while q < count {
+                    let rows = rows_of(count - q);
+                    let mut column = 0;
+                    while column < whole {
+                        let vectors = vectors_of((whole - column) / LANES, $most);
+                        // SAFETY: rows and columns inside of all.
+                        unsafe {
+                            match (rows, vectors) {
+                                (4, 1) => some_sums::<4, 1>(args, q, block, column, to),
+                                (4, _) => some_sums::<4, $most>(args, q, block, column, to),
+                                (2, 1) => some_sums::<2, 1>(args, q, block, column, to),
+                                (2, _) => some_sums::<2, $most>(args, q, block, column, to),
+                                (_, 1) => some_sums::<1, 1>(args, q, block, column, to),
+                                _ => some_sums::<1, $most>(args, q, block, column, to),
+                            }
+                        }
+                        column += vectors * LANES;
+                    }
+                    q += rows;
+                }
+            }
+            if whole < dim {
+                attend::weigh_columns(args, whole..dim, out);
+            }
+        }
+
+        /// # Safety
+        /// The features; `Q` queries from `q` on and `V` vectors of dimensions from `column` on, inside of all.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn some_sums<const Q: usize, const V: usize>(
+            args: &Weigh<'_>,
+            q: usize,
+            block: usize,
+            column: usize,
+            out: *mut f32,
+        ) {
+            let (dim, first) = (args.dim, block * BLOCK);
+            // SAFETY: promised by the caller.
+            unsafe {
+                let left =
+                    Left { at: args.weights.as_ptr().add(q * args.stride + first), stride: args.stride };
+                let panel = Panel {
+                    at: args.values.as_ptr().add(first * dim + 2 * column),
+                    gap: 2 * LANES,
+                    step: 2 * dim,
+                    pairs: (args.positions() - first).min(BLOCK) / 2,
+                    far: q == 0,
+                };
+                let sums = sums::<Q, V>(left, panel);
+                for (q, sums) in (q..).zip(sums) {
+                    let scale = $same(args.scale(q, block));
+                    for (v, sum) in sums.into_iter().enumerate() {
+                        let out = out.add(q * dim + column + v * LANES);
+                        $store_floats(out, $fused($to_float(sum), scale, $load_floats(out)));
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of all.
+macro_rules! table {
+    ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
+        use fracbit_kernels::{
+            Isa, Vectors,
+            vectors::{FloatScores, FloatWeigh, Rounded, Slots, Unrounded, plain},
+        };
+
+        #[target_feature(enable = $features)]
+        unsafe fn float_scores(args: &FloatScores<'_>, out: &mut [f32]) {
+            plain::float_scores(args, out);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn float_weigh(args: &FloatWeigh<'_>, out: &mut [f32]) {
+            plain::float_weigh(args, out);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn round(values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
+            attend::round(values, most, ints)
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
+            attend::round_weights(args, ints, scales);
         }
 
         #[target_feature(enable = $features)]
@@ -62,12 +276,15 @@ macro_rules! table {
             plain::wide(values, to);
         }
 
-        /// The operations of this instruction set.
-        pub(crate) fn vectors(_proof: $proof) -> Vectors {
-            let slots = Slots {
+        /// The operations of this instruction set, for who has shown that it is there.
+        pub(super) fn slots(_proof: $proof) -> Slots {
+            Slots {
                 scores,
                 weigh,
-                widen,
+                float_scores,
+                float_weigh,
+                round,
+                round_weights,
                 products,
                 softmax,
                 rms_norm,
@@ -78,11 +295,15 @@ macro_rules! table {
                 narrow_pair,
                 wide,
                 bf16_tile: $bf16_tile,
-            };
+            }
+        }
+
+        /// The operations of this instruction set.
+        pub(crate) fn vectors(proof: $proof) -> Vectors {
             // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
-            unsafe { Vectors::new($isa, slots) }
+            unsafe { Vectors::new($isa, slots(proof)) }
         }
     };
 }
 
-pub(crate) use table;
+pub(crate) use {attend, table};

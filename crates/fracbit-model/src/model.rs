@@ -571,7 +571,7 @@ impl Pass<'_> {
         for (state, (k, v)) in states.iter_mut().zip(parts) {
             let first = state.len();
             let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
-            state.layers[index].write(crew, first, k, v);
+            state.layers[index].write(&model.vectors, crew, first, k, v);
         }
         self.prepare_heads(q, layer.query_norm.as_deref(), turn);
         let grouped = &mut s.grouped[..rows * q_dim];

@@ -26,7 +26,7 @@ pub struct StateOptions {
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::F16, chunk: 256, coarse: false }
+        Self { context: None, kv: KvType::I16, chunk: 256, coarse: false }
     }
 }
 
@@ -116,7 +116,8 @@ impl State {
     #[must_use]
     pub fn cache_bytes(config: &ModelConfig, options: &StateOptions) -> usize {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
-        let position = 2 * config.num_hidden_layers() * config.kv_dim() * options.kv.size();
+        let row = options.kv.row_bytes(config.head_dim);
+        let position = 2 * config.num_hidden_layers() * config.num_key_value_heads * row;
         position.saturating_mul(capacity)
     }
 

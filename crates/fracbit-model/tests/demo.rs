@@ -34,7 +34,7 @@ fn load(dir: &Path, mode: RotationMode) -> (Model, Tokenizer) {
 #[test]
 fn demo_model_reaches_its_published_likelihood() {
     let Some((dir, text)) = shared("demo", "tinystories-eval.txt") else { return };
-    for (mode, kv) in [(RotationMode::None, KvType::F32), (RotationMode::Fold, KvType::F16)] {
+    for (mode, kv) in [(RotationMode::None, KvType::F32), (RotationMode::Fold, KvType::I16)] {
         let (model, tokenizer) = load(&dir, mode);
         let options = EncodeOptions { bos: Bos::Never, ..EncodeOptions::default() };
         let tokens = tokenizer.encode(&text, options).unwrap();

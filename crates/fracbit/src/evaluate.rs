@@ -35,7 +35,7 @@ impl Default for EvalOptions {
             bos: None,
             drop_prefix_space: false,
             separator: None,
-            kv: KvType::F16,
+            kv: KvType::I16,
         }
     }
 }

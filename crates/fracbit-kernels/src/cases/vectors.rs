@@ -4,13 +4,15 @@ use super::{activations, assert_same};
 use crate::{
     Vectors,
     vectors::{
-        Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh,
+        BLOCK, FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST,
+        WEIGHT_MOST, Weigh,
         bf16::{COLS, ROWS, Tile},
+        key_most,
         plain::{GROUP, LANES, PIECE},
     },
 };
 use fracbit_format::TILE_COLS;
-use half::{bf16, f16};
+use half::bf16;
 
 /// Compares all operations with the scalar reference on all cases.
 ///
@@ -18,6 +20,8 @@ use half::{bf16, f16};
 /// When a bit differs, or a sum of bf16 products by more than its bound.
 pub fn check(vectors: &Vectors) {
     attention(vectors);
+    float_attention(vectors);
+    attention_rounding(vectors);
     dense(vectors);
     elementwise(vectors);
     rounding(vectors);
@@ -36,43 +40,113 @@ fn special(len: usize, seed: u64) -> Vec<f32> {
     x
 }
 
-fn halves(x: &[f32]) -> Vec<f16> {
-    x.iter().map(|&v| f16::from_f32(v)).collect()
+/// Integers from `-most` to `most`; with every third seed all the same one of these, for the largest sums there are.
+fn integers(len: usize, most: i32, seed: u64) -> Vec<i16> {
+    let most = i16::try_from(most).expect("at most 8191");
+    let of = |v: f32| match seed % 6 {
+        0 => 1.0,
+        3 => -1.0,
+        _ => v.rem_euclid(2.0) - 1.0,
+    };
+    activations(len, seed).into_iter().map(|v| (of(v) * f32::from(most)) as i16).collect()
 }
 
 fn attention(vectors: &Vectors) {
     let scalar = Vectors::scalar();
     let mut seed = 0;
-    for dim in [1, 2, 6, 7, 16, 24, 64, 80, 96, 100, 128, 256] {
-        for count in [1, 2, 3, 4, 5, 7, 8, 11, 16] {
-            for positions in [0, 1, 15, 16, 17, 40] {
+    for dim in [2, 6, 16, 24, 64, 72, 80, 96, 100, 128, 256] {
+        let most = key_most(dim);
+        for count in [1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 31, 32, 40] {
+            for positions in [0usize, 2, 16, 18, 48, 64, 80, 192] {
                 seed += 1;
-                let blocks = positions / KEY_BLOCK;
-                let (queries, keys) =
-                    (special(count * dim, seed), special(blocks * KEY_BLOCK * dim, seed + 1));
-                let (weights, values) = (special(count * 50, seed + 2), special(positions * dim, seed + 1));
-                let (key_halves, value_halves) = (halves(&keys), halves(&values));
-                let mut widened = vec![9.0; value_halves.len()];
-                vectors.widen(&value_halves, &mut widened);
-                let exact: Vec<f32> = value_halves.iter().map(|v| v.to_f32()).collect();
-                assert_same(&exact, &widened, &format!("widen {} {}", vectors.isa(), widened.len()));
+                let what = format!("{} {dim} {count} {positions}", vectors.isa());
+                let some = positions.next_multiple_of(KEY_BLOCK);
+                let args = Scores {
+                    queries: &integers(count * dim, most, seed),
+                    query_scales: &special(count, seed),
+                    dim,
+                    keys: &integers(some * dim, most, if seed.is_multiple_of(2) { seed } else { seed + 1 }),
+                    key_scales: &special(some, seed + 2),
+                    stride: 200,
+                };
+                let (mut want, mut got) = (vec![9.0; count * 200], vec![9.0; count * 200]);
+                scalar.scores(&args, &mut want);
+                vectors.scores(&args, &mut got);
+                assert_same(&want, &got, &format!("scores {what}"));
+                let weights: Vec<i16> =
+                    integers(count * 256, WEIGHT_MOST, seed).into_iter().map(i16::abs).collect();
+                let args = Weigh {
+                    weights: &weights,
+                    scales: &special(count * (256 / BLOCK), seed),
+                    stride: 256,
+                    values: &integers(positions * dim, VALUE_MOST, seed + 1),
+                    dim,
+                };
                 let start = activations(count * dim, seed);
-                for (keys, values) in [
-                    (Floats::F32(&keys), Floats::F32(&values)),
-                    (Floats::F16(&key_halves), Floats::F16(&value_halves)),
-                ] {
-                    let what = format!("{} {dim} {count} {positions}", vectors.isa());
-                    let args = Scores { queries: &queries, dim, keys, stride: 50 };
-                    let (mut want, mut got) = (vec![9.0; count * 50], vec![9.0; count * 50]);
-                    scalar.scores(&args, &mut want);
-                    vectors.scores(&args, &mut got);
-                    assert_same(&want, &got, &format!("scores {what}"));
-                    let args = Weigh { weights: &weights, stride: 50, values, dim };
-                    let (mut want, mut got) = (start.clone(), start.clone());
-                    scalar.weigh(&args, &mut want);
-                    vectors.weigh(&args, &mut got);
-                    assert_same(&want, &got, &format!("weigh {what}"));
-                }
+                let (mut want, mut got) = (start.clone(), start);
+                scalar.weigh(&args, &mut want);
+                vectors.weigh(&args, &mut got);
+                assert_same(&want, &got, &format!("weigh {what}"));
+            }
+        }
+    }
+}
+
+fn float_attention(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    let mut seed = 0;
+    for dim in [1, 2, 7, 16, 24, 64, 100, 256] {
+        for count in [1, 2, 7, 8, 11] {
+            for positions in [0, 1, 15, 16, 40] {
+                seed += 1;
+                let what = format!("{} {dim} {count} {positions}", vectors.isa());
+                let keys = special(positions / KEY_BLOCK * KEY_BLOCK * dim, seed + 1);
+                let args = FloatScores { queries: &special(count * dim, seed), dim, keys: &keys, stride: 50 };
+                let (mut want, mut got) = (vec![9.0; count * 50], vec![9.0; count * 50]);
+                scalar.float_scores(&args, &mut want);
+                vectors.float_scores(&args, &mut got);
+                assert_same(&want, &got, &format!("scores in single precision {what}"));
+                let args = FloatWeigh {
+                    weights: &special(count * 50, seed + 2),
+                    stride: 50,
+                    values: &special(positions * dim, seed + 1),
+                    dim,
+                };
+                let start = activations(count * dim, seed);
+                let (mut want, mut got) = (start.clone(), start);
+                scalar.float_weigh(&args, &mut want);
+                vectors.float_weigh(&args, &mut got);
+                assert_same(&want, &got, &format!("weigh in single precision {what}"));
+            }
+        }
+    }
+}
+
+fn attention_rounding(vectors: &Vectors) {
+    let scalar = Vectors::scalar();
+    for len in (0..70).chain([100, 128, 256, 511]) {
+        for seed in 0..6 {
+            let what = format!("{} {len} {seed}", vectors.isa());
+            let x = special(len, seed);
+            let of = |v: &Vectors| {
+                let mut ints = vec![9; len];
+                (vec![v.round(&x, key_most(len), &mut ints)], ints)
+            };
+            let (want, got) = (of(&scalar), of(vectors));
+            assert_same(&want.0, &got.0, &format!("round {what}"));
+            assert!(want.1 == got.1, "round {what}");
+            let value_scales = special(len, seed + 1);
+            for skip in [0, 1, 63] {
+                let blocks = (skip + len).div_ceil(BLOCK) + 1;
+                let of = |v: &Vectors| {
+                    let (mut ints, mut scales) = (vec![9; blocks * BLOCK], vec![9.0; blocks]);
+                    let args = Unrounded { weights: &x, value_scales: &value_scales, skip };
+                    v.round_weights(&args, &mut ints, &mut scales);
+                    (scales, ints)
+                };
+                let (want, got) = (of(&scalar), of(vectors));
+                assert_same(&want.0, &got.0, &format!("round_weights {what} {skip}"));
+                assert!(want.1 == got.1, "round_weights {what} {skip}");
             }
         }
     }

@@ -1,96 +1,42 @@
 //! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding of activations.
 //!
 //! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of the scalar reference:
-//! sums have a fixed number of interleaved partial sums, added in a fixed order, and where a multiplication is fused with an
-//! addition (attention, and the exponentials of softmax and gates) the reference says so. So a model's result does not depend on the machine.
+//! sums have a fixed number of interleaved partial sums, added in a fixed order, or are of integers ([`attend`]), and where a multiplication is fused
+//! with an addition (the exponentials of softmax and gates) the reference says so. So a model's result does not depend on the machine.
 //! What is not fused takes instructions that processors which fuse could save; it is a few percent of a step.
 //!
-//! Operations without conversions of half-precision numbers are written once, in [`plain`], as loops that the compiler
-//! makes vectors of; a backend compiles the same source for its instruction set. Attention has bodies of its own.
+//! Most operations are written once, in [`plain`] and [`attend`], as loops that the compiler makes vectors of; a backend compiles the same source
+//! for its instruction set. The sums of attention have bodies of their own.
 
+pub mod attend;
 pub mod bf16;
 pub mod plain;
 
 use crate::Isa;
-use half::{f16, slice::HalfFloatSliceExt};
+pub use attend::{BLOCK, KEY_BLOCK, Scores, Unrounded, VALUE_MOST, WEIGHT_MOST, Weigh, key_most};
 
-/// Neighbouring positions that a block of keys interleaves; the lanes of [`Vectors::scores`].
-pub const KEY_BLOCK: usize = 16;
-
-/// Half- or single-precision numbers of a cache.
+/// Several queries against blocks of keys in single precision.
 #[derive(Clone, Copy, Debug)]
-pub enum Floats<'a> {
-    /// Half precision.
-    F16(&'a [f16]),
-    /// Single precision.
-    F32(&'a [f32]),
-}
-
-impl Floats<'_> {
-    /// Some of the elements.
-    #[must_use]
-    pub fn slice(self, range: std::ops::Range<usize>) -> Self {
-        match self {
-            Self::F16(x) => Self::F16(&x[range]),
-            Self::F32(x) => Self::F32(&x[range]),
-        }
-    }
-
-    /// Elements.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        match self {
-            Self::F16(x) => x.len(),
-            Self::F32(x) => x.len(),
-        }
-    }
-
-    /// True when there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// One element in single precision.
-    #[must_use]
-    pub fn get(&self, i: usize) -> f32 {
-        match self {
-            Self::F16(x) => x[i].to_f32(),
-            Self::F32(x) => x[i],
-        }
-    }
-
-    /// The elements from `at` on in single precision.
-    pub(crate) fn copy(&self, at: usize, to: &mut [f32]) {
-        match self {
-            Self::F16(x) => x[at..at + to.len()].convert_to_f32_slice(to),
-            Self::F32(x) => to.copy_from_slice(&x[at..at + to.len()]),
-        }
-    }
-}
-
-/// Several queries against blocks of keys.
-#[derive(Clone, Copy, Debug)]
-pub struct Scores<'a> {
+pub struct FloatScores<'a> {
     /// (query, dim)
     pub queries: &'a [f32],
     /// Numbers of a query.
     pub dim: usize,
     /// (block, dim, [`KEY_BLOCK`] positions)
-    pub keys: Floats<'a>,
+    pub keys: &'a [f32],
     /// Elements from the scores of a query to those of the next.
     pub stride: usize,
 }
 
-/// Weighted sums of values for several queries.
+/// Weighted sums of values in single precision for several queries.
 #[derive(Clone, Copy, Debug)]
-pub struct Weigh<'a> {
+pub struct FloatWeigh<'a> {
     /// (query, position), `stride` elements from a query to the next.
     pub weights: &'a [f32],
     /// Elements from the weights of a query to those of the next.
     pub stride: usize,
     /// (position, dim)
-    pub values: Floats<'a>,
+    pub values: &'a [f32],
     /// Numbers of a value.
     pub dim: usize,
 }
@@ -141,7 +87,10 @@ pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Slots {
     pub scores: unsafe fn(&Scores<'_>, &mut [f32]),
     pub weigh: unsafe fn(&Weigh<'_>, &mut [f32]),
-    pub widen: unsafe fn(&[f16], &mut [f32]),
+    pub float_scores: unsafe fn(&FloatScores<'_>, &mut [f32]),
+    pub float_weigh: unsafe fn(&FloatWeigh<'_>, &mut [f32]),
+    pub round: unsafe fn(&[f32], i32, &mut [i16]) -> f32,
+    pub round_weights: unsafe fn(&Unrounded<'_>, &mut [i16], &mut [f32]),
     pub products: unsafe fn(&Products<'_>, &mut [[f32; plain::LANES]]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
     pub rms_norm: NormFn,
@@ -173,9 +122,12 @@ impl Vectors {
     #[must_use]
     pub fn scalar() -> Self {
         let slots = Slots {
-            scores: plain::scores,
-            weigh: plain::weigh,
-            widen: plain::widen,
+            scores: attend::scores,
+            weigh: attend::weigh,
+            float_scores: plain::float_scores,
+            float_weigh: plain::float_weigh,
+            round: attend::round,
+            round_weights: attend::round_weights,
             products: plain::products,
             softmax: plain::softmax,
             rms_norm: plain::rms_norm,
@@ -205,45 +157,98 @@ impl Vectors {
         self.isa
     }
 
-    /// `out[q][j] = query_q · key_j` for all positions of the given blocks; even and odd dimensions are summed apart, each
-    /// in order by fused multiplications and additions, and then added.
+    /// `out[q][j] = query_q · key_j` for all positions of the given blocks: the inner product of the integers, rounded to single precision, times
+    /// the product of both scales.
     ///
     /// # Panics
     /// When a length does not fit.
     pub fn scores(&self, args: &Scores<'_>, out: &mut [f32]) {
-        let Scores { queries, dim, keys, stride } = *args;
-        assert!(dim > 0 && queries.len().is_multiple_of(dim), "scores: whole queries of {dim}");
-        let block = dim.saturating_mul(KEY_BLOCK);
-        assert!(keys.len().is_multiple_of(block), "scores: whole blocks of keys");
-        let (count, positions) = (queries.len() / dim, keys.len() / dim);
+        let Scores { queries, query_scales, dim, keys, key_scales, stride } = *args;
+        assert!(dim > 0 && dim.is_multiple_of(2), "scores: {dim} dimensions, in pairs");
+        assert!(Some(queries.len()) == query_scales.len().checked_mul(dim), "scores: whole queries of {dim}");
+        let (count, positions) = (query_scales.len(), key_scales.len());
+        assert!(positions.is_multiple_of(KEY_BLOCK), "scores: whole blocks of keys");
+        assert!(Some(keys.len()) == positions.checked_mul(dim), "scores: keys of {positions} positions");
         assert!(positions <= stride, "scores: {positions} positions in rows of {stride}");
         assert!(fits(out.len(), count, stride, positions), "scores: room for all");
         // SAFETY: `new` was promised soundness for arguments that passed these checks.
         unsafe { (self.slots.scores)(args, out) }
     }
 
-    /// `out[q] += Σ_j weights[q][j] values[j]`, in the order of positions, each fused; `out` is (query, dim).
+    /// `out[q] += Σ_j weights[q][j] values[j]`, block by block: the sum of the integers, rounded to single precision, times the block's scale and added
+    /// in one rounding; `out` is (query, dim).
     ///
     /// # Panics
     /// When a length does not fit.
     pub fn weigh(&self, args: &Weigh<'_>, out: &mut [f32]) {
-        let Weigh { weights, stride, values, dim } = *args;
+        let Weigh { weights, scales, stride, values, dim } = *args;
+        assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
+        assert!(values.len().is_multiple_of(dim.saturating_mul(2)), "weigh: pairs of values of {dim}");
+        let (count, blocks) = (out.len() / dim, args.positions().div_ceil(BLOCK));
+        assert!(stride.is_multiple_of(BLOCK), "weigh: rows of whole blocks");
+        assert!(blocks <= stride / BLOCK, "weigh: {blocks} blocks in rows of {stride}");
+        assert!(fits(weights.len(), count, stride, blocks * BLOCK), "weigh: weights of all");
+        assert!(fits(scales.len(), count, stride / BLOCK, blocks), "weigh: scales of all");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.weigh)(args, out) }
+    }
+
+    /// As [`scores`](Self::scores), in single precision: even and odd dimensions are summed apart, each
+    /// in order by fused multiplications and additions, and then added.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn float_scores(&self, args: &FloatScores<'_>, out: &mut [f32]) {
+        let FloatScores { queries, dim, keys, stride } = *args;
+        assert!(dim > 0 && queries.len().is_multiple_of(dim), "scores: whole queries of {dim}");
+        let block = dim.saturating_mul(KEY_BLOCK);
+        assert!(keys.len().is_multiple_of(block), "scores: whole blocks of keys");
+        let (count, positions) = (queries.len() / dim, keys.len() / dim);
+        assert!(positions <= stride, "scores: {positions} positions in rows of {stride}");
+        assert!(fits(out.len(), count, stride, positions), "scores: room for all");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.float_scores)(args, out) }
+    }
+
+    /// As [`weigh`](Self::weigh), in single precision, in the order of positions, each fused.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn float_weigh(&self, args: &FloatWeigh<'_>, out: &mut [f32]) {
+        let FloatWeigh { weights, stride, values, dim } = *args;
         assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
         assert!(values.len().is_multiple_of(dim), "weigh: whole values of {dim}");
         let (count, positions) = (out.len() / dim, values.len() / dim);
         assert!(fits(weights.len(), count, stride, positions), "weigh: weights of all");
         // SAFETY: as in `scores`.
-        unsafe { (self.slots.weigh)(args, out) }
+        unsafe { (self.slots.float_weigh)(args, out) }
     }
 
-    /// `out = x`, exactly.
+    /// Rounds a row to the nearest integers, the largest of which is `most` in magnitude; returns their scale, which is NaN where a number is
+    /// infinite or NaN.
     ///
     /// # Panics
-    /// When the lengths differ.
-    pub fn widen(&self, x: &[f16], out: &mut [f32]) {
-        assert_eq!(x.len(), out.len(), "widen: one output per input");
+    /// When the lengths differ, or `most` is not from 1 to 8191.
+    #[must_use]
+    pub fn round(&self, values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
+        assert_eq!(values.len(), ints.len(), "round: one integer per number");
+        assert!((1..=WEIGHT_MOST).contains(&most), "round: integers up to {most}");
         // SAFETY: as in `scores`.
-        unsafe { (self.slots.widen)(x, out) }
+        unsafe { (self.slots.round)(values, most, ints) }
+    }
+
+    /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0 in what stands before and behind them.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn round_weights(&self, args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
+        let Unrounded { weights, value_scales, skip } = *args;
+        assert_eq!(weights.len(), value_scales.len(), "round_weights: one scale per weight");
+        assert!(skip < BLOCK, "round_weights: they begin in the first block");
+        let room = Some(ints.len()) == scales.len().checked_mul(BLOCK);
+        assert!(room && weights.len().saturating_add(skip) <= ints.len(), "round_weights: room for all");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.round_weights)(args, ints, scales) }
     }
 
     /// Adds to the partial sums of every row and token, `sums[row · tokens + token]`, their products as [`plain::accumulate`] does: an
@@ -364,20 +369,25 @@ mod tests {
     #[should_panic(expected = "scores: room for all")]
     fn a_stride_that_overflows_is_no_room() {
         // Twice this stride is 0 in 64 bits.
-        let (queries, keys) = ([0.0; 3], [0.0; KEY_BLOCK]);
-        let args =
-            Scores { queries: &queries, dim: 1, keys: Floats::F32(&keys), stride: 1 << (usize::BITS - 1) };
+        let args = Scores {
+            queries: &[0; 6],
+            query_scales: &[0.0; 3],
+            dim: 2,
+            keys: &[0; 2 * KEY_BLOCK],
+            key_scales: &[0.0; KEY_BLOCK],
+            stride: 1 << (usize::BITS - 1),
+        };
         Vectors::scalar().scores(&args, &mut [0.0; KEY_BLOCK]);
     }
 
     #[test]
     #[should_panic(expected = "weigh: weights of all")]
     fn nor_is_one_of_weights() {
-        let weights = [0.0; 4];
         let args = Weigh {
-            weights: &weights,
+            weights: &[0; BLOCK],
+            scales: &[0.0; 3],
             stride: 1 << (usize::BITS - 1),
-            values: Floats::F32(&weights),
+            values: &[0; 2],
             dim: 1,
         };
         Vectors::scalar().weigh(&args, &mut [0.0; 3]);

@@ -4,10 +4,9 @@
 //! and an addition by itself. `exp` is our own because libm differs between systems and a polynomial vectorizes where a
 //! library call does not. Functions are always inlined, so that they take on the target features of their caller.
 
-use super::{Floats, KEY_BLOCK, Products, Rounded, Scores, Weigh};
+use super::{FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded};
 use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
 use fracbit_format::TILE_COLS;
-use half::f16;
 
 /// Partial sums.
 pub const LANES: usize = 16;
@@ -120,64 +119,37 @@ fn exp_below(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { y }
 }
 
-/// As [`Vectors::scores`](super::Vectors::scores).
+/// As [`Vectors::float_scores`](super::Vectors::float_scores).
 #[inline(always)]
-pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
-    let Scores { queries, dim, keys, stride } = *args;
-    let positions = keys.len() / dim;
-    for (queries, out) in queries.chunks(TOGETHER * dim).zip(out.chunks_mut(TOGETHER * stride)) {
-        for block in 0..positions / KEY_BLOCK {
-            let mut sums = [[[0.0; KEY_BLOCK]; 2]; TOGETHER];
-            for i in 0..dim {
-                let mut key = [0.0; KEY_BLOCK];
-                keys.copy((block * dim + i) * KEY_BLOCK, &mut key);
-                for (sums, query) in sums.iter_mut().zip(queries.chunks_exact(dim)) {
-                    sums[i % 2].iter_mut().zip(&key).for_each(|(sum, k)| *sum = k.mul_add(query[i], *sum));
-                }
+pub fn float_scores(args: &FloatScores<'_>, out: &mut [f32]) {
+    let FloatScores { queries, dim, keys, stride } = *args;
+    for (query, out) in queries.chunks_exact(dim).zip(out.chunks_mut(stride)) {
+        for (keys, out) in keys.chunks_exact(dim * KEY_BLOCK).zip(out.as_chunks_mut::<KEY_BLOCK>().0) {
+            // Sums of even and of odd dimensions.
+            let mut sums = [[0.0; KEY_BLOCK]; 2];
+            let (pairs, last) = keys.as_chunks::<KEY_BLOCK>().0.as_chunks::<2>();
+            let (numbers, last_number) = query.as_chunks::<2>();
+            let add = |sums: &mut [f32; KEY_BLOCK], key: &[f32; KEY_BLOCK], x: f32| {
+                sums.iter_mut().zip(key).for_each(|(sum, k)| *sum = k.mul_add(x, *sum));
+            };
+            for (keys, [even, odd]) in pairs.iter().zip(numbers) {
+                add(&mut sums[0], &keys[0], *even);
+                add(&mut sums[1], &keys[1], *odd);
             }
-            for (sums, out) in sums.iter().zip(out.chunks_mut(stride)).take(queries.len() / dim) {
-                let out = &mut out[block * KEY_BLOCK..][..KEY_BLOCK];
-                out.iter_mut().zip(sums[0].iter().zip(&sums[1])).for_each(|(o, (a, b))| *o = a + b);
-            }
+            last.iter().zip(last_number).for_each(|(key, x)| add(&mut sums[0], key, *x));
+            out.iter_mut().zip(sums[0].iter().zip(&sums[1])).for_each(|(o, (a, b))| *o = a + b);
         }
     }
 }
 
-/// As [`Vectors::weigh`](super::Vectors::weigh).
+/// As [`Vectors::float_weigh`](super::Vectors::float_weigh).
 #[inline(always)]
-pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
-    let Weigh { weights, stride, values, dim } = *args;
-    for first in (0..dim).step_by(COLUMNS) {
-        let columns = first..dim.min(first + COLUMNS);
-        for j in 0..values.len() / dim {
-            let mut value = [0.0; COLUMNS];
-            let value = &mut value[..columns.len()];
-            values.copy(j * dim + first, value);
-            for (q, out) in out.chunks_exact_mut(dim).enumerate() {
-                let weight = weights[q * stride + j];
-                out[columns.clone()].iter_mut().zip(&*value).for_each(|(o, v)| *o = weight.mul_add(*v, *o));
-            }
-        }
-    }
-}
-
-/// As [`Vectors::widen`](super::Vectors::widen).
-#[inline(always)]
-pub fn widen(x: &[f16], out: &mut [f32]) {
-    out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32());
-}
-
-/// Queries that share a converted block of keys.
-const TOGETHER: usize = 8;
-/// Columns of a value converted at a time.
-const COLUMNS: usize = 64;
-
-/// The columns of one query's output from `first` on.
-#[inline(always)]
-pub fn weigh_columns(weights: &[f32], values: Floats<'_>, dim: usize, first: usize, out: &mut [f32]) {
-    for (j, weight) in weights[..values.len() / dim].iter().enumerate() {
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = weight.mul_add(values.get(j * dim + first + i), *out);
+pub fn float_weigh(args: &FloatWeigh<'_>, out: &mut [f32]) {
+    let FloatWeigh { weights, stride, values, dim } = *args;
+    for (q, out) in out.chunks_exact_mut(dim).enumerate() {
+        for (j, value) in values.chunks_exact(dim).enumerate() {
+            let weight = weights[q * stride + j];
+            out.iter_mut().zip(value).for_each(|(o, v)| *o = weight.mul_add(*v, *o));
         }
     }
 }

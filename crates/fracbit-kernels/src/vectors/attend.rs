@@ -1,0 +1,282 @@
+//! Attention in integers: its operands, their ranges, and the scalar reference.
+//!
+//! Queries, keys and values are rows of 16-bit integers with a scale each; the weights that softmax gives to positions are integers with a scale
+//! for every [`BLOCK`] positions. All inner products are sums of integers that fit 32 bits, so they are exact, and additions may come in any
+//! order: vectors of every width and tile registers of bytes give the same bits. A row keeps 12 to 13 bits beside the
+//! sign, relative to its largest number, where half precision keeps 11 of every number.
+
+use super::plain::LANES;
+use std::ops::Range;
+
+/// Neighbouring positions that a block of keys interleaves; the lanes of [`Scores`].
+pub const KEY_BLOCK: usize = 16;
+/// Positions whose weights share a scale.
+pub const BLOCK: usize = 64;
+/// Largest magnitude of the integers of a value.
+pub const VALUE_MOST: i32 = 4096;
+/// Largest integer of a weight, which is never negative.
+pub const WEIGHT_MOST: i32 = 8191;
+
+const _: () = assert!(
+    WEIGHT_MOST as i64 * VALUE_MOST as i64 * BLOCK as i64 <= i32::MAX as i64,
+    "the weighted sum of a block's values fits 32 bits"
+);
+
+/// Largest magnitude of the integers of queries and keys of `dim` numbers: 8191, or less so that every inner product fits 32 bits.
+#[must_use]
+pub fn key_most(dim: usize) -> i32 {
+    let most = (i32::MAX.unsigned_abs() / u32::try_from(dim.max(1)).unwrap_or(u32::MAX)).isqrt();
+    i32::try_from(most).map_or(8191, |most| most.min(8191))
+}
+
+/// Several queries against blocks of keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores<'a> {
+    /// (query, dim), up to [`key_most`] in magnitude
+    pub queries: &'a [i16],
+    /// (query)
+    pub query_scales: &'a [f32],
+    /// Numbers of a query, an even number.
+    pub dim: usize,
+    /// (block, pair of dimensions, [`KEY_BLOCK`] positions, 2), up to [`key_most`] in magnitude
+    pub keys: &'a [i16],
+    /// (position)
+    pub key_scales: &'a [f32],
+    /// Elements from the scores of a query to those of the next.
+    pub stride: usize,
+}
+
+/// Weighted sums of values for several queries.
+#[derive(Clone, Copy, Debug)]
+pub struct Weigh<'a> {
+    /// (query, position), whole blocks, `stride` elements from a query to the next; 0 to [`WEIGHT_MOST`]
+    pub weights: &'a [i16],
+    /// (query, block), `stride / BLOCK` elements from a query to the next
+    pub scales: &'a [f32],
+    /// Elements from the weights of a query to those of the next, a multiple of [`BLOCK`].
+    pub stride: usize,
+    /// (pair of positions, dim, 2), up to [`VALUE_MOST`] in magnitude
+    pub values: &'a [i16],
+    /// Numbers of a value.
+    pub dim: usize,
+}
+
+impl Weigh<'_> {
+    /// Positions, an even number.
+    #[must_use]
+    pub const fn positions(&self) -> usize {
+        self.values.len() / self.dim
+    }
+
+    /// The scale of a query's weights for a block.
+    #[inline(always)]
+    #[must_use]
+    pub fn scale(&self, query: usize, block: usize) -> f32 {
+        self.scales[query * (self.stride / BLOCK) + block]
+    }
+}
+
+/// What softmax leaves of some positions, to become [`Weigh::weights`].
+#[derive(Clone, Copy, Debug)]
+pub struct Unrounded<'a> {
+    /// Weights of neighbouring positions.
+    pub weights: &'a [f32],
+    /// The scales of their values.
+    pub value_scales: &'a [f32],
+    /// Positions of the first block before them.
+    pub skip: usize,
+}
+
+/// As [`Vectors::scores`](super::Vectors::scores).
+#[inline(always)]
+pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
+    let Scores { queries, query_scales, dim, keys, key_scales, stride } = *args;
+    for (n, (query, query_scale)) in queries.chunks_exact(dim).zip(query_scales).enumerate() {
+        let blocks = keys.chunks_exact(dim * KEY_BLOCK).zip(key_scales.chunks_exact(KEY_BLOCK));
+        for (block, (keys, key_scales)) in blocks.enumerate() {
+            let mut sums = [0i32; KEY_BLOCK];
+            for (keys, query) in keys.as_chunks::<{ 2 * KEY_BLOCK }>().0.iter().zip(query.as_chunks::<2>().0)
+            {
+                add_pairs(&mut sums, keys, *query);
+            }
+            let out = &mut out[n * stride + block * KEY_BLOCK..][..KEY_BLOCK];
+            for ((out, sum), key_scale) in out.iter_mut().zip(sums).zip(key_scales) {
+                *out = score(sum, *query_scale, *key_scale);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_pairs(sums: &mut [i32], pairs: &[i16], [a, b]: [i16; 2]) {
+    for (sum, [x, y]) in sums.iter_mut().zip(pairs.as_chunks().0) {
+        let product = |x: i16, a: i16| i32::from(x).wrapping_mul(a.into());
+        *sum = sum.wrapping_add(product(*x, a)).wrapping_add(product(*y, b));
+    }
+}
+
+/// A score from the inner product of its integers.
+#[inline(always)]
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "rounded to nearest, as by every instruction set")]
+pub fn score(sum: i32, query_scale: f32, key_scale: f32) -> f32 {
+    sum as f32 * (key_scale * query_scale)
+}
+
+/// As [`Vectors::weigh`](super::Vectors::weigh).
+#[inline(always)]
+pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+    for first in (0..args.dim).step_by(COLUMNS) {
+        weigh_columns(args, first..args.dim.min(first + COLUMNS), out);
+    }
+}
+
+/// Columns that the reference sums at a time.
+const COLUMNS: usize = 64;
+
+/// Up to 64 columns of [`weigh`], for bodies that take only whole vectors.
+///
+/// # Panics
+/// When there are more.
+#[inline(always)]
+pub fn weigh_columns(args: &Weigh<'_>, columns: Range<usize>, out: &mut [f32]) {
+    let Weigh { weights, stride, values, dim, .. } = *args;
+    for (n, out) in out.chunks_exact_mut(dim).enumerate() {
+        for (block, values) in values.chunks(BLOCK * dim).enumerate() {
+            let weights = &weights[n * stride + block * BLOCK..][..BLOCK];
+            let mut sums = [0; COLUMNS];
+            let sums = &mut sums[..columns.len()];
+            for (values, weights) in values.chunks_exact(2 * dim).zip(weights.as_chunks::<2>().0) {
+                add_pairs(sums, &values[2 * columns.start..2 * columns.end], *weights);
+            }
+            let scale = args.scale(n, block);
+            for (out, sum) in out[columns.clone()].iter_mut().zip(sums) {
+                *out = weighed(*sum, scale, *out);
+            }
+        }
+    }
+}
+
+/// Adds a block's weighted sum of integers to an output.
+#[inline(always)]
+#[expect(clippy::cast_precision_loss, reason = "rounded to nearest, as by every instruction set")]
+fn weighed(sum: i32, scale: f32, out: f32) -> f32 {
+    (sum as f32).mul_add(scale, out)
+}
+
+/// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+#[inline(always)]
+fn largest_of(values: &[f32; BLOCK]) -> u32 {
+    let mut tops = [0; LANES];
+    for group in values.as_chunks::<LANES>().0 {
+        tops.iter_mut().zip(group).for_each(|(top, v)| *top = (v.to_bits() & 0x7fff_ffff).max(*top));
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            tops[i] = tops[i].max(tops[i + width]);
+        }
+        width /= 2;
+    }
+    tops[0]
+}
+
+/// The largest magnitude; NaN if there is any.
+#[inline(always)]
+fn largest(values: &[f32]) -> f32 {
+    let (blocks, rest) = values.as_chunks();
+    let mut top = blocks.iter().map(largest_of).max().unwrap_or(0);
+    if !rest.is_empty() {
+        let mut last = [0.0; BLOCK];
+        last[..rest.len()].copy_from_slice(rest);
+        top = top.max(largest_of(&last));
+    }
+    f32::from_bits(top)
+}
+
+/// Rounds numbers whose largest magnitude is `largest` to integers up to `most`, and returns their scale. All are zero where all are tiny; and where any
+/// is infinite or none, with a scale that is no number, so that results are none.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
+fn round_by(largest: f32, most: i32, values: &[f32], ints: &mut [i16]) -> f32 {
+    /// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
+    const MAGIC: f32 = 12_582_912.0;
+    if !(1e-30..f32::INFINITY).contains(&largest) {
+        ints.fill(0);
+        return if largest < 1e-30 { 0.0 } else { f32::NAN };
+    }
+    #[expect(clippy::cast_precision_loss, reason = "at most 8191")]
+    let most = most as f32;
+    // A product is at most `most (1 + 2^-23)` in magnitude, which rounds to at most `most`.
+    let inverse = most / largest;
+    let nearest = |(int, v): (&mut i16, &f32)| *int = (v * inverse + MAGIC).to_bits() as i16;
+    let ((groups, rest), (values, values_rest)) =
+        (ints.as_chunks_mut::<LANES>(), values.as_chunks::<LANES>());
+    groups.iter_mut().zip(values).for_each(|(ints, values)| ints.iter_mut().zip(values).for_each(nearest));
+    rest.iter_mut().zip(values_rest).for_each(nearest);
+    largest / most
+}
+
+/// As [`Vectors::round`](super::Vectors::round).
+#[inline(always)]
+pub fn round(values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
+    round_by(largest(values), most, values, ints)
+}
+
+/// As [`Vectors::round_weights`](super::Vectors::round_weights).
+#[inline(always)]
+pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
+    let Unrounded { mut weights, mut value_scales, mut skip } = *args;
+    for (ints, scale) in ints.as_chunks_mut::<BLOCK>().0.iter_mut().zip(scales) {
+        let take = weights.len().min(BLOCK - skip);
+        let mut both = [0.0; BLOCK];
+        if let (Some(weights), Some(value_scales), 0) =
+            (weights.first_chunk::<BLOCK>(), value_scales.first_chunk::<BLOCK>(), skip)
+        {
+            // Whole vectors.
+            both.iter_mut().zip(weights.iter().zip(value_scales)).for_each(|(b, (w, s))| *b = w * s);
+        } else {
+            let each = weights[..take].iter().zip(&value_scales[..take]);
+            both[skip..].iter_mut().zip(each).for_each(|(b, (w, s))| *b = w * s);
+        }
+        *scale = round_by(f32::from_bits(largest_of(&both)), WEIGHT_MOST, &both, ints);
+        (weights, value_scales, skip) = (&weights[take..], &value_scales[take..], 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_sums_fit() {
+        for dim in (2..=1024).step_by(2).chain([1 << 20]) {
+            let most = i64::from(key_most(dim));
+            assert!(most * most * i64::try_from(dim).unwrap() <= i64::from(i32::MAX), "{dim}");
+        }
+        assert_eq!([16, 64, 128, 256].map(key_most), [8191, 5792, 4095, 2896]);
+    }
+
+    #[test]
+    fn rounding_keeps_the_largest_and_says_what_is_no_number() {
+        let mut ints = [9; 4];
+        let scale = round(&[1.0, -4.0, 0.5, 0.0], 4096, &mut ints);
+        assert_eq!((ints, scale), ([1024, -4096, 512, 0], 4.0 / 4096.0));
+        assert_eq!((round(&[1e-31; 4], 4096, &mut ints), ints), (0.0, [0; 4]));
+        for odd in [f32::NAN, f32::INFINITY] {
+            assert!(round(&[1.0, odd, 2.0, 0.0], 4096, &mut ints).is_nan());
+            assert_eq!(ints, [0; 4]);
+        }
+    }
+
+    #[test]
+    fn weights_outside_are_zero() {
+        let (mut ints, mut scales) = ([9; 2 * BLOCK], [9.0; 2]);
+        let args = Unrounded { weights: &[0.5, 1.0, 0.25], value_scales: &[2.0, 1.0, 1.0], skip: 62 };
+        round_weights(&args, &mut ints, &mut scales);
+        assert_eq!(scales, [1.0 / 8191.0, 0.25 / 8191.0]);
+        let mut want = [0; 2 * BLOCK];
+        want[62..65].fill(8191);
+        assert_eq!(ints, want);
+    }
+}
