@@ -7,7 +7,7 @@
 use crate::{dense::products, neon::*};
 use fracbit_kernels::{
     Isa, Vectors,
-    vectors::{BLOCK, KEY_BLOCK, Scores, Slots, Weigh, attend, plain},
+    vectors::{KEY_BLOCK, Scores, Slots, WEIGHT_BLOCK, Weigh, attend, plain},
 };
 
 /// The operations of this instruction set.
@@ -118,7 +118,7 @@ unsafe fn some_scores<const Q: usize>(args: &Scores<'_>, first: usize, block: us
 unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
     let (dim, count) = (args.dim, out.len() / args.dim);
     let whole = dim / LANES * LANES;
-    for block in 0..args.positions().div_ceil(BLOCK) {
+    for block in 0..args.positions().div_ceil(WEIGHT_BLOCK) {
         let mut q = 0;
         while q < count {
             let rows = if count - q >= 4 { 4 } else { 1 };
@@ -150,8 +150,8 @@ unsafe fn some_sums<const Q: usize>(
     column: usize,
     out: *mut f32,
 ) {
-    let (dim, at) = (args.dim, block * BLOCK);
-    let pairs = (args.positions() - at).min(BLOCK) / 2;
+    let (dim, at) = (args.dim, block * WEIGHT_BLOCK);
+    let pairs = (args.positions() - at).min(WEIGHT_BLOCK) / 2;
     // SAFETY: promised by the caller.
     unsafe {
         let weights = args.weights.as_ptr().add(first * args.stride + at);

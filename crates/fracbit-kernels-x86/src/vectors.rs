@@ -8,7 +8,7 @@
 macro_rules! attend {
     ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:path, $spread:path, $dot:path, $to_float:path,
      $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path) => {
-        use fracbit_kernels::vectors::{BLOCK, KEY_BLOCK, Scores, Weigh, attend};
+        use fracbit_kernels::vectors::{KEY_BLOCK, Scores, WEIGHT_BLOCK, Weigh, attend};
 
         /// Lanes of a vector.
         const LANES: usize = $lanes;
@@ -43,7 +43,8 @@ macro_rules! attend {
             for _ in 0..panel.pairs {
                 let vector = |v: usize| at.wrapping_add(v * panel.gap);
                 if panel.far {
-                    (0..V).for_each(|v| crate::stream(vector(v).cast(), 4 * LANES));
+                    // Two short vectors share a line.
+                    (0..V).step_by(64 / (4 * LANES)).for_each(|v| crate::stream(vector(v).cast(), 64));
                 }
                 // SAFETY: promised by the caller.
                 let row: [$int; V] = std::array::from_fn(|v| unsafe { $load(vector(v).cast()) });
@@ -144,7 +145,7 @@ macro_rules! attend {
             let (dim, positions) = (args.dim, args.positions());
             let (count, whole) = (out.len() / dim, dim / LANES * LANES);
             let to = out.as_mut_ptr();
-            for block in 0..positions.div_ceil(BLOCK) {
+            for block in 0..positions.div_ceil(WEIGHT_BLOCK) {
                 let mut q = 0;
                 while q < count {
                     let rows = rows_of(count - q);
@@ -183,7 +184,7 @@ macro_rules! attend {
             column: usize,
             out: *mut f32,
         ) {
-            let (dim, first) = (args.dim, block * BLOCK);
+            let (dim, first) = (args.dim, block * WEIGHT_BLOCK);
             // SAFETY: promised by the caller.
             unsafe {
                 let left =
@@ -192,7 +193,7 @@ macro_rules! attend {
                     at: args.values.as_ptr().add(first * dim + 2 * column),
                     gap: 2 * LANES,
                     step: 2 * dim,
-                    pairs: (args.positions() - first).min(BLOCK) / 2,
+                    pairs: (args.positions() - first).min(WEIGHT_BLOCK) / 2,
                     far: q == 0,
                 };
                 let sums = sums::<Q, V>(left, panel);

@@ -17,7 +17,9 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use fracbit_kernels::vectors::{BLOCK, FloatScores, FloatWeigh, Scores, Unrounded, Vectors, Weigh, key_most};
+use fracbit_kernels::vectors::{
+    FloatScores, FloatWeigh, Scores, Unrounded, Vectors, WEIGHT_BLOCK, Weigh, key_most,
+};
 use fracbit_kernels::{Crew, vectors::plain::exp};
 
 use crate::kv::{KvLayer, Rows};
@@ -39,7 +41,7 @@ struct Work {
     scores: [f32; QUERIES * CHUNK],
     /// What is left of them as integers, and a scale for every block.
     weights: [i16; QUERIES * CHUNK],
-    weight_scales: [f32; QUERIES * (CHUNK / BLOCK)],
+    weight_scales: [f32; QUERIES * (CHUNK / WEIGHT_BLOCK)],
     /// (query, head_dim), and a scale each
     queries: [i16; QUERIES * MAX_HEAD_DIM],
     query_scales: [f32; QUERIES],
@@ -55,7 +57,7 @@ thread_local! {
         RefCell::new(Work {
             scores: [0.0; QUERIES * CHUNK],
             weights: [0; QUERIES * CHUNK],
-            weight_scales: [0.0; QUERIES * (CHUNK / BLOCK)],
+            weight_scales: [0.0; QUERIES * (CHUNK / WEIGHT_BLOCK)],
             queries: [0; QUERIES * MAX_HEAD_DIM],
             query_scales: [0.0; QUERIES],
             stats: [[0.0; 2]; QUERIES],
@@ -249,7 +251,7 @@ impl<'a> Attention<'a> {
         let d = cache.head_dim;
         let count = queries.len() / d;
         // Blocks begin at multiples of their size, as chunks do: who else looks at them does not matter.
-        let from = span.start / BLOCK * BLOCK;
+        let from = span.start / WEIGHT_BLOCK * WEIGHT_BLOCK;
         match cache.keys(kv_head, from, span.end) {
             Rows::I16 { ints: keys, scales: key_scales } => {
                 let ints = &mut ints[..queries.len()];
@@ -277,11 +279,11 @@ impl<'a> Attention<'a> {
         values.fill(0.0);
         match cache.values(kv_head, from, span.end) {
             Rows::I16 { ints: cached, scales } => {
-                const BLOCKS: usize = CHUNK / BLOCK;
-                let all = (span.end - from).div_ceil(BLOCK);
+                const BLOCKS: usize = CHUNK / WEIGHT_BLOCK;
+                let all = (span.end - from).div_ceil(WEIGHT_BLOCK);
                 // Blocks that a query does not see.
                 let zero = |weights: &mut [i16], scales: &mut [f32], q: usize, blocks: Range<usize>| {
-                    weights[q * CHUNK..][blocks.start * BLOCK..blocks.end * BLOCK].fill(0);
+                    weights[q * CHUNK..][blocks.start * WEIGHT_BLOCK..blocks.end * WEIGHT_BLOCK].fill(0);
                     scales[q * BLOCKS..][blocks].fill(0.0);
                 };
                 let mut next = 0;
@@ -289,16 +291,17 @@ impl<'a> Attention<'a> {
                     (next..queries.start).for_each(|q| zero(weights, weight_scales, q, 0..all));
                     next = queries.end;
                     let part = part.start - from..part.end - from;
-                    let blocks = part.start / BLOCK..part.end.div_ceil(BLOCK);
+                    let blocks = part.start / WEIGHT_BLOCK..part.end.div_ceil(WEIGHT_BLOCK);
                     for q in queries {
                         zero(weights, weight_scales, q, 0..blocks.start);
                         zero(weights, weight_scales, q, blocks.end..all);
                         let unrounded = Unrounded {
                             weights: &scores[q * CHUNK..][part.clone()],
                             value_scales: &scales[part.clone()],
-                            skip: part.start % BLOCK,
+                            skip: part.start % WEIGHT_BLOCK,
                         };
-                        let weights = &mut weights[q * CHUNK..][blocks.start * BLOCK..blocks.end * BLOCK];
+                        let weights =
+                            &mut weights[q * CHUNK..][blocks.start * WEIGHT_BLOCK..blocks.end * WEIGHT_BLOCK];
                         let weight_scales = &mut weight_scales[q * BLOCKS..][blocks.clone()];
                         self.vectors.round_weights(&unrounded, weights, weight_scales);
                     }
@@ -363,6 +366,16 @@ mod tests {
         state
     }
 
+    /// Leaves this thread's work space as full of errors as it can be.
+    fn poison() {
+        WORK.with_borrow_mut(|work| {
+            work.scores.fill(f32::NAN);
+            work.weights.fill(8191);
+            work.weight_scales.fill(f32::NAN);
+            work.values.fill(f32::NAN);
+        });
+    }
+
     /// The definition, in f64.
     fn oracle(q: &[f32], cache: &KvLayer, kv_head: usize, sees: Range<usize>) -> Vec<f64> {
         let d = q.len();
@@ -396,6 +409,7 @@ mod tests {
                         let mut out = vec![f32::NAN; queries.len()];
                         let attention =
                             Attention { states: &states, layer: 0, group, window, vectors: &vectors };
+                        poison();
                         attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
                         for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
                             let (kv_head, index) = (n / (rows * group), n % (rows * group));
@@ -404,7 +418,7 @@ mod tests {
                             let want = oracle(q, &states[0].layers[0], kv_head, start..i + 1);
                             for (o, w) in o.iter().zip(&want) {
                                 let error = (f64::from(*o) - w).abs();
-                                // Weights and queries have 13 bits, their sums fewer errors than terms.
+                                // Queries and weights of 13 bits.
                                 let most = if kind == KvType::F32 { 4e-6 } else { 1e-3 };
                                 assert!(
                                     error < most,

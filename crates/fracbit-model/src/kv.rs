@@ -22,7 +22,7 @@ use crate::attention::MAX_HEAD_DIM;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
-    /// 16-bit integers and a scale for every key and value of a head: 12 bits beside the sign, relative to the largest number of the row. Half the
+    /// 16-bit integers and a scale for every key and value of a head: 11.5 to 13 bits beside the sign, relative to the largest number of the row. Half the
     /// memory and bandwidth, and more speed: attention multiplies integers.
     #[default]
     I16,
@@ -140,15 +140,14 @@ impl KvLayer {
         let capacity = capacity.div_ceil(KEY_BLOCK).saturating_mul(KEY_BLOCK);
         if capacity > self.capacity {
             let (heads, d) = (self.kv_heads, self.head_dim);
-            for done in 0..2 {
-                let store = if done == 0 { &mut self.keys } else { &mut self.values };
+            let grown =
+                self.keys.grow(heads, capacity, d).and_then(|()| self.values.grow(heads, capacity, d));
+            if let Err(e) = grown {
                 // What has grown is merely longer; `capacity` must not say so yet, and a retry would find runs of another
                 // length: so put it back.
-                if let Err(e) = store.grow(heads, capacity, d) {
-                    self.keys.shrink(heads, self.capacity, d);
-                    self.values.shrink(heads, self.capacity, d);
-                    return Err(e);
-                }
+                self.keys.shrink(heads, self.capacity, d);
+                self.values.shrink(heads, self.capacity, d);
+                return Err(e);
             }
             self.capacity = capacity;
         }
@@ -312,7 +311,11 @@ mod tests {
             layer.grow(100).unwrap();
             // What a failure half-way would do, and then success.
             layer.keys.grow(heads, 200, d).unwrap();
+            if let Store::I16 { ints, .. } = &mut layer.values {
+                grow(ints, heads, 200 * d).unwrap();
+            }
             layer.keys.shrink(heads, layer.capacity, d);
+            layer.values.shrink(heads, layer.capacity, d);
             for (n, want) in all.iter().enumerate() {
                 let (position, head, i) = (n / (heads * d), n / d % heads, n % d);
                 let got = (layer.key(head, position, i), layer.value(head, position, i));

@@ -97,7 +97,7 @@ impl State {
     /// Makes room for `tokens` more, up to the capacity, so that running them does not allocate cache.
     ///
     /// # Errors
-    /// [`Error::Memory`]; the state is then as before.
+    /// [`Error::Memory`]; the state then holds what it held, and keeps the memory that it got.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), Error> {
         let want = self.len.saturating_add(tokens).min(self.capacity);
         let have = self.layers.iter().map(|l| l.capacity).min().unwrap_or(want);

@@ -4,7 +4,7 @@ use super::{activations, assert_same};
 use crate::{
     Vectors,
     vectors::{
-        BLOCK, FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST,
+        FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST, WEIGHT_BLOCK,
         WEIGHT_MOST, Weigh,
         bf16::{COLS, ROWS, Tile},
         key_most,
@@ -73,13 +73,21 @@ fn attention(vectors: &Vectors) {
                 scalar.scores(&args, &mut want);
                 vectors.scores(&args, &mut got);
                 assert_same(&want, &got, &format!("scores {what}"));
+            }
+        }
+    }
+    for dim in [1, 2, 6, 7, 16, 17, 24, 64, 72, 80, 96, 100, 128, 256] {
+        for count in [1, 2, 3, 4, 5, 7, 8, 11, 32] {
+            for positions in [0, 2, 16, 18, 62, 64, 66, 192] {
+                seed += 1;
+                let what = format!("{} {dim} {count} {positions}", vectors.isa());
                 let weights: Vec<i16> =
                     integers(count * 256, WEIGHT_MOST, seed).into_iter().map(i16::abs).collect();
                 let args = Weigh {
                     weights: &weights,
-                    scales: &special(count * (256 / BLOCK), seed),
+                    scales: &special(count * (256 / WEIGHT_BLOCK), seed),
                     stride: 256,
-                    values: &integers(positions * dim, VALUE_MOST, seed + 1),
+                    values: &integers(positions * dim, VALUE_MOST, seed / 2 * 2 + 6 * (seed % 2)),
                     dim,
                 };
                 let start = activations(count * dim, seed);
@@ -89,6 +97,34 @@ fn attention(vectors: &Vectors) {
                 assert_same(&want, &got, &format!("weigh {what}"));
             }
         }
+    }
+    // The largest sums, of all signs.
+    let dim = 256;
+    let (most, value) = (key_most(dim) as i16, VALUE_MOST as i16);
+    for (a, b) in [(1, 1), (1, -1), (-1, 1), (-1, -1)] {
+        let args = Scores {
+            queries: &vec![a * most; 4 * dim],
+            query_scales: &[1.0; 4],
+            dim,
+            keys: &vec![b * most; KEY_BLOCK * dim],
+            key_scales: &[1.0; KEY_BLOCK],
+            stride: KEY_BLOCK,
+        };
+        let mut out = [9.0; 4 * KEY_BLOCK];
+        vectors.scores(&args, &mut out);
+        let sum = i32::from(a * b) * i32::from(most).pow(2) * 256;
+        assert!(out.iter().all(|&score| score == sum as f32), "{}: {sum}", vectors.isa());
+        let args = Weigh {
+            weights: &[WEIGHT_MOST as i16; 4 * WEIGHT_BLOCK],
+            scales: &[1.0; 4],
+            stride: WEIGHT_BLOCK,
+            values: &vec![b * value; WEIGHT_BLOCK * dim],
+            dim,
+        };
+        let mut out = vec![0.0; 4 * dim];
+        vectors.weigh(&args, &mut out);
+        let sum = WEIGHT_MOST * i32::from(b * value) * 64;
+        assert!(out.iter().all(|&o| o == sum as f32), "{}: {sum}", vectors.isa());
     }
 }
 
@@ -137,9 +173,9 @@ fn attention_rounding(vectors: &Vectors) {
             assert!(want.1 == got.1, "round {what}");
             let value_scales = special(len, seed + 1);
             for skip in [0, 1, 63] {
-                let blocks = (skip + len).div_ceil(BLOCK) + 1;
+                let blocks = (skip + len).div_ceil(WEIGHT_BLOCK) + 1;
                 let of = |v: &Vectors| {
-                    let (mut ints, mut scales) = (vec![9; blocks * BLOCK], vec![9.0; blocks]);
+                    let (mut ints, mut scales) = (vec![9; blocks * WEIGHT_BLOCK], vec![9.0; blocks]);
                     let args = Unrounded { weights: &x, value_scales: &value_scales, skip };
                     v.round_weights(&args, &mut ints, &mut scales);
                     (scales, ints)

@@ -1,8 +1,8 @@
 //! Attention in integers: its operands, their ranges, and the scalar reference.
 //!
 //! Queries, keys and values are rows of 16-bit integers with a scale each; the weights that softmax gives to positions are integers with a scale
-//! for every [`BLOCK`] positions. All inner products are sums of integers that fit 32 bits, so they are exact, and additions may come in any
-//! order: vectors of every width and tile registers of bytes give the same bits. A row keeps 12 to 13 bits beside the
+//! for every [`WEIGHT_BLOCK`] positions. All inner products are sums of integers that fit 32 bits, so they are exact, and additions may come in any
+//! order: vectors of every width give the same bits. A row keeps 11.5 (keys of the widest heads) to 13 bits beside the
 //! sign, relative to its largest number, where half precision keeps 11 of every number.
 
 use super::plain::LANES;
@@ -11,22 +11,24 @@ use std::ops::Range;
 /// Neighbouring positions that a block of keys interleaves; the lanes of [`Scores`].
 pub const KEY_BLOCK: usize = 16;
 /// Positions whose weights share a scale.
-pub const BLOCK: usize = 64;
+pub const WEIGHT_BLOCK: usize = 64;
+/// Largest magnitude of any integer.
+pub const MOST: i32 = 8191;
 /// Largest magnitude of the integers of a value.
 pub const VALUE_MOST: i32 = 4096;
 /// Largest integer of a weight, which is never negative.
-pub const WEIGHT_MOST: i32 = 8191;
+pub const WEIGHT_MOST: i32 = MOST;
 
 const _: () = assert!(
-    WEIGHT_MOST as i64 * VALUE_MOST as i64 * BLOCK as i64 <= i32::MAX as i64,
+    WEIGHT_MOST as i64 * VALUE_MOST as i64 * WEIGHT_BLOCK as i64 <= i32::MAX as i64,
     "the weighted sum of a block's values fits 32 bits"
 );
 
-/// Largest magnitude of the integers of queries and keys of `dim` numbers: 8191, or less so that every inner product fits 32 bits.
+/// Largest magnitude of the integers of queries and keys of `dim` numbers: [`MOST`], or less so that every inner product fits 32 bits.
 #[must_use]
 pub fn key_most(dim: usize) -> i32 {
     let most = (i32::MAX.unsigned_abs() / u32::try_from(dim.max(1)).unwrap_or(u32::MAX)).isqrt();
-    i32::try_from(most).map_or(8191, |most| most.min(8191))
+    i32::try_from(most).map_or(MOST, |most| most.min(MOST))
 }
 
 /// Several queries against blocks of keys.
@@ -51,9 +53,9 @@ pub struct Scores<'a> {
 pub struct Weigh<'a> {
     /// (query, position), whole blocks, `stride` elements from a query to the next; 0 to [`WEIGHT_MOST`]
     pub weights: &'a [i16],
-    /// (query, block), `stride / BLOCK` elements from a query to the next
+    /// (query, block), `stride / WEIGHT_BLOCK` elements from a query to the next
     pub scales: &'a [f32],
-    /// Elements from the weights of a query to those of the next, a multiple of [`BLOCK`].
+    /// Elements from the weights of a query to those of the next, a multiple of [`WEIGHT_BLOCK`].
     pub stride: usize,
     /// (pair of positions, dim, 2), up to [`VALUE_MOST`] in magnitude
     pub values: &'a [i16],
@@ -72,7 +74,7 @@ impl Weigh<'_> {
     #[inline(always)]
     #[must_use]
     pub fn scale(&self, query: usize, block: usize) -> f32 {
-        self.scales[query * (self.stride / BLOCK) + block]
+        self.scales[query * (self.stride / WEIGHT_BLOCK) + block]
     }
 }
 
@@ -107,6 +109,7 @@ pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
     }
 }
 
+/// Adds the products of pairs of numbers with `[a, b]`.
 #[inline(always)]
 fn add_pairs(sums: &mut [i32], pairs: &[i16], [a, b]: [i16; 2]) {
     for (sum, [x, y]) in sums.iter_mut().zip(pairs.as_chunks().0) {
@@ -117,15 +120,17 @@ fn add_pairs(sums: &mut [i32], pairs: &[i16], [a, b]: [i16; 2]) {
 
 /// A score from the inner product of its integers.
 #[inline(always)]
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "rounded to nearest, as by every instruction set")]
-pub fn score(sum: i32, query_scale: f32, key_scale: f32) -> f32 {
+fn score(sum: i32, query_scale: f32, key_scale: f32) -> f32 {
     sum as f32 * (key_scale * query_scale)
 }
 
 /// As [`Vectors::weigh`](super::Vectors::weigh).
 #[inline(always)]
 pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
     for first in (0..args.dim).step_by(COLUMNS) {
         weigh_columns(args, first..args.dim.min(first + COLUMNS), out);
     }
@@ -142,8 +147,8 @@ const COLUMNS: usize = 64;
 pub fn weigh_columns(args: &Weigh<'_>, columns: Range<usize>, out: &mut [f32]) {
     let Weigh { weights, stride, values, dim, .. } = *args;
     for (n, out) in out.chunks_exact_mut(dim).enumerate() {
-        for (block, values) in values.chunks(BLOCK * dim).enumerate() {
-            let weights = &weights[n * stride + block * BLOCK..][..BLOCK];
+        for (block, values) in values.chunks(WEIGHT_BLOCK * dim).enumerate() {
+            let weights = &weights[n * stride + block * WEIGHT_BLOCK..][..WEIGHT_BLOCK];
             let mut sums = [0; COLUMNS];
             let sums = &mut sums[..columns.len()];
             for (values, weights) in values.chunks_exact(2 * dim).zip(weights.as_chunks::<2>().0) {
@@ -166,7 +171,7 @@ fn weighed(sum: i32, scale: f32, out: f32) -> f32 {
 
 /// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
 #[inline(always)]
-fn largest_of(values: &[f32; BLOCK]) -> u32 {
+fn largest_of(values: &[f32; WEIGHT_BLOCK]) -> u32 {
     let mut tops = [0; LANES];
     for group in values.as_chunks::<LANES>().0 {
         tops.iter_mut().zip(group).for_each(|(top, v)| *top = (v.to_bits() & 0x7fff_ffff).max(*top));
@@ -187,51 +192,74 @@ fn largest(values: &[f32]) -> f32 {
     let (blocks, rest) = values.as_chunks();
     let mut top = blocks.iter().map(largest_of).max().unwrap_or(0);
     if !rest.is_empty() {
-        let mut last = [0.0; BLOCK];
+        let mut last = [0.0; WEIGHT_BLOCK];
         last[..rest.len()].copy_from_slice(rest);
         top = top.max(largest_of(&last));
     }
     f32::from_bits(top)
 }
 
-/// Rounds numbers whose largest magnitude is `largest` to integers up to `most`, and returns their scale. All are zero where all are tiny; and where any
-/// is infinite or none, with a scale that is no number, so that results are none.
+/// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to integers up to `most`, and returns their scale. All become
+/// zero where `largest` is below 1e-30; and where it is infinite or no number, with a scale that is no number, which makes no numbers of all results.
+///
+/// A number times `inverse` is at most `most (1 + 2^-23)` in magnitude, so that its nearest integer is at most `most`.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
-fn round_by(largest: f32, most: i32, values: &[f32], ints: &mut [i16]) -> f32 {
-    /// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
-    const MAGIC: f32 = 12_582_912.0;
+fn round_by(largest: f32, most: i32, ints: &mut [i16], make: impl FnOnce(f32, &mut [i16])) -> f32 {
     if !(1e-30..f32::INFINITY).contains(&largest) {
         ints.fill(0);
         return if largest < 1e-30 { 0.0 } else { f32::NAN };
     }
     #[expect(clippy::cast_precision_loss, reason = "at most 8191")]
     let most = most as f32;
-    // A product is at most `most (1 + 2^-23)` in magnitude, which rounds to at most `most`.
-    let inverse = most / largest;
-    let nearest = |(int, v): (&mut i16, &f32)| *int = (v * inverse + MAGIC).to_bits() as i16;
-    let ((groups, rest), (values, values_rest)) =
-        (ints.as_chunks_mut::<LANES>(), values.as_chunks::<LANES>());
-    groups.iter_mut().zip(values).for_each(|(ints, values)| ints.iter_mut().zip(values).for_each(nearest));
-    rest.iter_mut().zip(values_rest).for_each(nearest);
+    make(most / largest, ints);
     largest / most
 }
 
 /// As [`Vectors::round`](super::Vectors::round).
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
 pub fn round(values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
-    round_by(largest(values), most, values, ints)
+    round_by(largest(values), most, ints, |inverse, ints| {
+        let nearest = |(int, v): (&mut i16, &f32)| *int = (v * inverse + MAGIC).to_bits() as i16;
+        let ((groups, rest), (values, values_rest)) =
+            (ints.as_chunks_mut::<LANES>(), values.as_chunks::<LANES>());
+        groups
+            .iter_mut()
+            .zip(values)
+            .for_each(|(ints, values)| ints.iter_mut().zip(values).for_each(nearest));
+        rest.iter_mut().zip(values_rest).for_each(nearest);
+    })
 }
+
+/// What is added to the weights of a block before they are rounded, from -.49 to .49 and evenly at any stretch of positions: multiples of the golden
+/// section.
+///
+/// Weights are never negative. If many small ones stood beside a large one, all would become zero by rounding alone, and their
+/// sum, which softmax divides by, would not: up to .4 % of the result. So as many become one as make up for the others.
+const DITHER: [f32; WEIGHT_BLOCK] = {
+    let mut dither = [0.0; WEIGHT_BLOCK];
+    let mut j = 0;
+    while j < WEIGHT_BLOCK {
+        let multiple = j as f64 * 0.618_033_988_749_894_9;
+        dither[j] = (0.98 * (multiple - multiple as u64 as f64 - 0.5)) as f32;
+        j += 1;
+    }
+    dither
+};
 
 /// As [`Vectors::round_weights`](super::Vectors::round_weights).
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
 pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
     let Unrounded { mut weights, mut value_scales, mut skip } = *args;
-    for (ints, scale) in ints.as_chunks_mut::<BLOCK>().0.iter_mut().zip(scales) {
-        let take = weights.len().min(BLOCK - skip);
-        let mut both = [0.0; BLOCK];
+    for (ints, scale) in ints.as_chunks_mut::<WEIGHT_BLOCK>().0.iter_mut().zip(scales) {
+        let take = weights.len().min(WEIGHT_BLOCK - skip);
+        let mut both = [0.0; WEIGHT_BLOCK];
         if let (Some(weights), Some(value_scales), 0) =
-            (weights.first_chunk::<BLOCK>(), value_scales.first_chunk::<BLOCK>(), skip)
+            (weights.first_chunk::<WEIGHT_BLOCK>(), value_scales.first_chunk::<WEIGHT_BLOCK>(), skip)
         {
             // Whole vectors.
             both.iter_mut().zip(weights.iter().zip(value_scales)).for_each(|(b, (w, s))| *b = w * s);
@@ -239,7 +267,11 @@ pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32])
             let each = weights[..take].iter().zip(&value_scales[..take]);
             both[skip..].iter_mut().zip(each).for_each(|(b, (w, s))| *b = w * s);
         }
-        *scale = round_by(f32::from_bits(largest_of(&both)), WEIGHT_MOST, &both, ints);
+        *scale = round_by(f32::from_bits(largest_of(&both)), WEIGHT_MOST, ints, |inverse, ints| {
+            for ((int, weight), dither) in ints.iter_mut().zip(&both).zip(&DITHER) {
+                *int = (weight * inverse + dither + MAGIC).to_bits() as i16;
+            }
+        });
         (weights, value_scales, skip) = (&weights[take..], &value_scales[take..], 0);
     }
 }
@@ -270,12 +302,29 @@ mod tests {
     }
 
     #[test]
+    fn small_weights_count_beside_a_large_one() {
+        // A sink of attention: each of the others is less than half an integer, for most of these sizes.
+        for small in [6e-6, 2e-5, 6e-5, 1e-4, 3e-4] {
+            for first in [0, 17, 63] {
+                let mut weights = [small; WEIGHT_BLOCK];
+                weights[first] = 1.0;
+                let (mut ints, mut scales) = ([9; WEIGHT_BLOCK], [9.0]);
+                let args = Unrounded { weights: &weights, value_scales: &[1.0; WEIGHT_BLOCK], skip: 0 };
+                round_weights(&args, &mut ints, &mut scales);
+                let sum: f32 = ints.iter().map(|i| f32::from(*i) * scales[0]).sum();
+                let want: f32 = weights.iter().sum();
+                assert!((sum / want - 1.0).abs() < 2e-4, "{small} {first}: {sum} {want}");
+            }
+        }
+    }
+
+    #[test]
     fn weights_outside_are_zero() {
-        let (mut ints, mut scales) = ([9; 2 * BLOCK], [9.0; 2]);
+        let (mut ints, mut scales) = ([9; 2 * WEIGHT_BLOCK], [9.0; 2]);
         let args = Unrounded { weights: &[0.5, 1.0, 0.25], value_scales: &[2.0, 1.0, 1.0], skip: 62 };
         round_weights(&args, &mut ints, &mut scales);
         assert_eq!(scales, [1.0 / 8191.0, 0.25 / 8191.0]);
-        let mut want = [0; 2 * BLOCK];
+        let mut want = [0; 2 * WEIGHT_BLOCK];
         want[62..65].fill(8191);
         assert_eq!(ints, want);
     }

@@ -2,18 +2,20 @@
 //!
 //! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of the scalar reference:
 //! sums have a fixed number of interleaved partial sums, added in a fixed order, or are of integers ([`attend`]), and where a multiplication is fused
-//! with an addition (the exponentials of softmax and gates) the reference says so. So a model's result does not depend on the machine.
+//! with an addition (the exponentials of softmax and gates; where attention adds up its blocks, and all of it in single precision) the reference says so. So a model's result does not depend on the machine.
 //! What is not fused takes instructions that processors which fuse could save; it is a few percent of a step.
 //!
 //! Most operations are written once, in [`plain`] and [`attend`], as loops that the compiler makes vectors of; a backend compiles the same source
-//! for its instruction set. The sums of attention have bodies of their own.
+//! for its instruction set. The integer sums of attention have bodies of their own.
 
 pub mod attend;
 pub mod bf16;
 pub mod plain;
 
 use crate::Isa;
-pub use attend::{BLOCK, KEY_BLOCK, Scores, Unrounded, VALUE_MOST, WEIGHT_MOST, Weigh, key_most};
+pub use attend::{
+    KEY_BLOCK, MOST, Scores, Unrounded, VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST, Weigh, key_most,
+};
 
 /// Several queries against blocks of keys in single precision.
 #[derive(Clone, Copy, Debug)]
@@ -184,11 +186,11 @@ impl Vectors {
         let Weigh { weights, scales, stride, values, dim } = *args;
         assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
         assert!(values.len().is_multiple_of(dim.saturating_mul(2)), "weigh: pairs of values of {dim}");
-        let (count, blocks) = (out.len() / dim, args.positions().div_ceil(BLOCK));
-        assert!(stride.is_multiple_of(BLOCK), "weigh: rows of whole blocks");
-        assert!(blocks <= stride / BLOCK, "weigh: {blocks} blocks in rows of {stride}");
-        assert!(fits(weights.len(), count, stride, blocks * BLOCK), "weigh: weights of all");
-        assert!(fits(scales.len(), count, stride / BLOCK, blocks), "weigh: scales of all");
+        let (count, blocks) = (out.len() / dim, args.positions().div_ceil(WEIGHT_BLOCK));
+        assert!(stride.is_multiple_of(WEIGHT_BLOCK), "weigh: rows of whole blocks");
+        assert!(blocks <= stride / WEIGHT_BLOCK, "weigh: {blocks} blocks in rows of {stride}");
+        assert!(fits(weights.len(), count, stride, blocks * WEIGHT_BLOCK), "weigh: weights of all");
+        assert!(fits(scales.len(), count, stride / WEIGHT_BLOCK, blocks), "weigh: scales of all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.weigh)(args, out) }
     }
@@ -225,27 +227,29 @@ impl Vectors {
     }
 
     /// Rounds a row to the nearest integers, the largest of which is `most` in magnitude; returns their scale, which is NaN where a number is
-    /// infinite or NaN.
+    /// infinite or NaN. Numbers that are all below 1e-30 become zero.
     ///
     /// # Panics
-    /// When the lengths differ, or `most` is not from 1 to 8191.
+    /// When the lengths differ, or `most` is not from 1 to [`MOST`].
     #[must_use]
     pub fn round(&self, values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
         assert_eq!(values.len(), ints.len(), "round: one integer per number");
-        assert!((1..=WEIGHT_MOST).contains(&most), "round: integers up to {most}");
+        assert!((1..=MOST).contains(&most), "round: integers up to {most}");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.round)(values, most, ints) }
     }
 
-    /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0 in what stands before and behind them.
+    /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0 in what stands before and behind them. The sum of
+    /// the integers is that of the weights to some 10^-4, however small they are beside the largest one. As in [`round`](Self::round) the scale is NaN where a product
+    /// is infinite or NaN, and products that are all below 1e-30 become zero.
     ///
     /// # Panics
     /// When a length does not fit.
     pub fn round_weights(&self, args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
         let Unrounded { weights, value_scales, skip } = *args;
         assert_eq!(weights.len(), value_scales.len(), "round_weights: one scale per weight");
-        assert!(skip < BLOCK, "round_weights: they begin in the first block");
-        let room = Some(ints.len()) == scales.len().checked_mul(BLOCK);
+        assert!(skip < WEIGHT_BLOCK, "round_weights: they begin in the first block");
+        let room = Some(ints.len()) == scales.len().checked_mul(WEIGHT_BLOCK);
         assert!(room && weights.len().saturating_add(skip) <= ints.len(), "round_weights: room for all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.round_weights)(args, ints, scales) }
@@ -384,7 +388,7 @@ mod tests {
     #[should_panic(expected = "weigh: weights of all")]
     fn nor_is_one_of_weights() {
         let args = Weigh {
-            weights: &[0; BLOCK],
+            weights: &[0; WEIGHT_BLOCK],
             scales: &[0.0; 3],
             stride: 1 << (usize::BITS - 1),
             values: &[0; 2],

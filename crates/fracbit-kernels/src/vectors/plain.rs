@@ -123,7 +123,7 @@ fn exp_below(x: f32) -> f32 {
 #[inline(always)]
 pub fn float_scores(args: &FloatScores<'_>, out: &mut [f32]) {
     let FloatScores { queries, dim, keys, stride } = *args;
-    for (query, out) in queries.chunks_exact(dim).zip(out.chunks_mut(stride)) {
+    for (query, out) in queries.chunks_exact(dim).zip(out.chunks_mut(stride.max(1))) {
         for (keys, out) in keys.chunks_exact(dim * KEY_BLOCK).zip(out.as_chunks_mut::<KEY_BLOCK>().0) {
             // Sums of even and of odd dimensions.
             let mut sums = [[0.0; KEY_BLOCK]; 2];
