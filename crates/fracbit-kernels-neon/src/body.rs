@@ -1,7 +1,7 @@
 //! What an instruction set contributes, and the body that every scheme runs.
 
 use crate::{expand::Expand, many::many_tokens, neon::*, one::one_token, pack::LANES, shims, tables};
-use fracbit_format::{Codebook, Grid, TILE_ROWS};
+use fracbit_format::{Codebook, Grid};
 use fracbit_kernels::{Args, Body, Interleave, Ints, Isa, Provider};
 use std::arch::is_aarch64_feature_detected;
 

@@ -66,9 +66,9 @@ macro_rules! attend {
             [1, 1, 2, 2, 4][left.min(4)]
         }
 
-        /// How many of `left` vectors come next, where `most` are taken at once.
-        fn vectors_of(left: usize, most: usize) -> usize {
-            if left < most { 1 } else { most }
+        /// How many of `left` vectors come next.
+        fn vectors_of(left: usize) -> usize {
+            if left < $most { 1 } else { $most }
         }
 
         /// # Safety
@@ -79,22 +79,17 @@ macro_rules! attend {
             let mut q = 0;
             while q < count {
                 let rows = rows_of(count - q);
-                // The first queries wait for memory: two blocks end where what is asked for begins.
-                let most = if q == 0 { 2 } else { $most };
                 let mut position = 0;
                 while position < args.key_scales.len() {
-                    let vectors = vectors_of((args.key_scales.len() - position) / LANES, most);
+                    let vectors = vectors_of((args.key_scales.len() - position) / LANES);
                     // SAFETY: rows and positions inside of all.
                     unsafe {
                         match (rows, vectors) {
                             (4, 1) => some_scores::<4, 1>(args, q, position, out),
-                            (4, 2) => some_scores::<4, 2>(args, q, position, out),
                             (4, _) => some_scores::<4, $most>(args, q, position, out),
                             (2, 1) => some_scores::<2, 1>(args, q, position, out),
-                            (2, 2) => some_scores::<2, 2>(args, q, position, out),
                             (2, _) => some_scores::<2, $most>(args, q, position, out),
                             (_, 1) => some_scores::<1, 1>(args, q, position, out),
-                            (_, 2) => some_scores::<1, 2>(args, q, position, out),
                             _ => some_scores::<1, $most>(args, q, position, out),
                         }
                     }
@@ -151,7 +146,7 @@ macro_rules! attend {
                     let rows = rows_of(count - q);
                     let mut column = 0;
                     while column < whole {
-                        let vectors = vectors_of((whole - column) / LANES, $most);
+                        let vectors = vectors_of((whole - column) / LANES);
                         // SAFETY: rows and columns inside of all.
                         unsafe {
                             match (rows, vectors) {

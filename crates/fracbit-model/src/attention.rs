@@ -281,32 +281,20 @@ impl<'a> Attention<'a> {
             Rows::I16 { ints: cached, scales } => {
                 const BLOCKS: usize = CHUNK / WEIGHT_BLOCK;
                 let all = (span.end - from).div_ceil(WEIGHT_BLOCK);
-                // Blocks that a query does not see.
-                let zero = |weights: &mut [i16], scales: &mut [f32], q: usize, blocks: Range<usize>| {
-                    weights[q * CHUNK..][blocks.start * WEIGHT_BLOCK..blocks.end * WEIGHT_BLOCK].fill(0);
-                    scales[q * BLOCKS..][blocks].fill(0.0);
-                };
-                let mut next = 0;
+                // What a query sees, counted from `from`: nothing unless said.
+                let mut parts = [const { 0..0 }; QUERIES];
                 rows(&mut |Row { queries, part, .. }| {
-                    (next..queries.start).for_each(|q| zero(weights, weight_scales, q, 0..all));
-                    next = queries.end;
-                    let part = part.start - from..part.end - from;
-                    let blocks = part.start / WEIGHT_BLOCK..part.end.div_ceil(WEIGHT_BLOCK);
-                    for q in queries {
-                        zero(weights, weight_scales, q, 0..blocks.start);
-                        zero(weights, weight_scales, q, blocks.end..all);
-                        let unrounded = Unrounded {
-                            weights: &scores[q * CHUNK..][part.clone()],
-                            value_scales: &scales[part.clone()],
-                            skip: part.start % WEIGHT_BLOCK,
-                        };
-                        let weights =
-                            &mut weights[q * CHUNK..][blocks.start * WEIGHT_BLOCK..blocks.end * WEIGHT_BLOCK];
-                        let weight_scales = &mut weight_scales[q * BLOCKS..][blocks.clone()];
-                        self.vectors.round_weights(&unrounded, weights, weight_scales);
-                    }
+                    parts[queries].fill(part.start - from..part.end - from);
                 });
-                (next..count).for_each(|q| zero(weights, weight_scales, q, 0..all));
+                for (q, part) in parts[..count].iter().enumerate() {
+                    let unrounded = Unrounded {
+                        weights: &scores[q * CHUNK..][part.clone()],
+                        value_scales: &scales[part.clone()],
+                        skip: part.start,
+                    };
+                    let weights = &mut weights[q * CHUNK..][..all * WEIGHT_BLOCK];
+                    self.vectors.round_weights(&unrounded, weights, &mut weight_scales[q * BLOCKS..][..all]);
+                }
                 let args = Weigh { weights, scales: weight_scales, stride: CHUNK, values: cached, dim: d };
                 self.vectors.weigh(&args, values);
             }

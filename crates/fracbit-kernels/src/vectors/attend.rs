@@ -5,7 +5,7 @@
 //! order: vectors of every width give the same bits. A row keeps 11.5 (keys of the widest heads) to 13 bits beside the
 //! sign, relative to its largest number, where half precision keeps 11 of every number.
 
-use super::plain::LANES;
+use super::plain::{LANES, MAGIC};
 use std::ops::Range;
 
 /// Neighbouring positions that a block of keys interleaves; the lanes of [`Scores`].
@@ -85,7 +85,7 @@ pub struct Unrounded<'a> {
     pub weights: &'a [f32],
     /// The scales of their values.
     pub value_scales: &'a [f32],
-    /// Positions of the first block before them.
+    /// Positions before them.
     pub skip: usize,
 }
 
@@ -199,9 +199,6 @@ fn largest(values: &[f32]) -> f32 {
     f32::from_bits(top)
 }
 
-/// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
-const MAGIC: f32 = 12_582_912.0;
-
 /// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to integers up to `most`, and returns their scale. All become
 /// zero where `largest` is below 1e-30; and where it is infinite or no number, with a scale that is no number, which makes no numbers of all results.
 ///
@@ -256,23 +253,24 @@ const DITHER: [f32; WEIGHT_BLOCK] = {
 pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
     let Unrounded { mut weights, mut value_scales, mut skip } = *args;
     for (ints, scale) in ints.as_chunks_mut::<WEIGHT_BLOCK>().0.iter_mut().zip(scales) {
-        let take = weights.len().min(WEIGHT_BLOCK - skip);
+        let before = skip.min(WEIGHT_BLOCK);
+        let take = weights.len().min(WEIGHT_BLOCK - before);
         let mut both = [0.0; WEIGHT_BLOCK];
         if let (Some(weights), Some(value_scales), 0) =
-            (weights.first_chunk::<WEIGHT_BLOCK>(), value_scales.first_chunk::<WEIGHT_BLOCK>(), skip)
+            (weights.first_chunk::<WEIGHT_BLOCK>(), value_scales.first_chunk::<WEIGHT_BLOCK>(), before)
         {
             // Whole vectors.
             both.iter_mut().zip(weights.iter().zip(value_scales)).for_each(|(b, (w, s))| *b = w * s);
         } else {
             let each = weights[..take].iter().zip(&value_scales[..take]);
-            both[skip..].iter_mut().zip(each).for_each(|(b, (w, s))| *b = w * s);
+            both[before..].iter_mut().zip(each).for_each(|(b, (w, s))| *b = w * s);
         }
         *scale = round_by(f32::from_bits(largest_of(&both)), WEIGHT_MOST, ints, |inverse, ints| {
             for ((int, weight), dither) in ints.iter_mut().zip(&both).zip(&DITHER) {
                 *int = (weight * inverse + dither + MAGIC).to_bits() as i16;
             }
         });
-        (weights, value_scales, skip) = (&weights[take..], &value_scales[take..], 0);
+        (weights, value_scales, skip) = (&weights[take..], &value_scales[take..], skip - before);
     }
 }
 

@@ -248,9 +248,8 @@ impl Vectors {
     pub fn round_weights(&self, args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
         let Unrounded { weights, value_scales, skip } = *args;
         assert_eq!(weights.len(), value_scales.len(), "round_weights: one scale per weight");
-        assert!(skip < WEIGHT_BLOCK, "round_weights: they begin in the first block");
         let room = Some(ints.len()) == scales.len().checked_mul(WEIGHT_BLOCK);
-        assert!(room && weights.len().saturating_add(skip) <= ints.len(), "round_weights: room for all");
+        assert!(room && skip.saturating_add(weights.len()) <= ints.len(), "round_weights: room for all");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.round_weights)(args, ints, scales) }
     }

@@ -71,6 +71,8 @@ fn pairwise(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
+/// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
+pub(crate) const MAGIC: f32 = 12_582_912.0;
 /// ln 2 in two parts; products of the first with n are exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
@@ -86,19 +88,18 @@ const TAYLOR: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest integer in the low mantissa bits
     // A NaN passes both comparisons unchanged and comes out of the polynomial as NaN.
     let c = if x > 88.8 { 88.8 } else { x };
     let c = if c < -87.4 { -87.4 } else { c };
-    let shifted = c * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let shifted = c * std::f32::consts::LOG2_E + MAGIC;
+    let n = shifted - MAGIC;
     let r = (c - n * LN2_HIGH) - n * LN2_LOW;
     let mut p = 1.0 / 5040.0;
     for coefficient in TAYLOR {
         p = p * r + coefficient;
     }
     // Two factors of 2^(n/2): 2^128 alone has no f32.
-    let bits = shifted.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+    let bits = shifted.to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed();
     let half = bits >> 1;
     let scale = |e: i32| f32::from_bits((e.wrapping_add(127).cast_unsigned() & 0xff) << 23);
     let y = p * scale(half) * scale(bits.wrapping_sub(half));
@@ -109,7 +110,7 @@ pub fn exp(x: f32) -> f32 {
 /// are rounded once, and 2^n comes straight out of the sum that rounds, in whose low bits n + 127 is.
 #[inline(always)]
 fn exp_below(x: f32) -> f32 {
-    const ROUND: f32 = 12_583_039.0; // 1.5 · 2^23 + 127
+    const ROUND: f32 = MAGIC + 127.0;
     let c = if x < -87.4 { -87.4 } else { x };
     let shifted = c.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
@@ -286,9 +287,7 @@ fn round<T: Copy + Default, const EVERY: usize>(
         let tiny = top < 1e-30;
         let inverse = if tiny { 0.0 } else { most / top };
         *scale = if tiny { 0.0 } else { top / most };
-        // |v| inverse <= most (1 + 2^-23) rounds to at most `most`; adding 1.5 * 2^23 rounds to the nearest integer, ties
-        // to even, and leaves it in the low bits of the mantissa. NaN (0 * infinity as well) becomes 0.
-        const MAGIC: f32 = 12_582_912.0;
+        // |v| inverse <= most (1 + 2^-23) rounds to at most `most`. NaN (0 * infinity as well) becomes 0.
         let nearest = |v: f32| {
             let scaled = v * inverse;
             let scaled = if scaled.is_nan() { 0.0 } else { scaled };
