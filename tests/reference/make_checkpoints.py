@@ -103,6 +103,29 @@ SPECS = {
                 "sliding_window": None, "use_sliding_window": False, "rope_scaling": None,
                 "rope_theta": 5000000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
     ),
+    "phi3": dict(
+        seed=111, dtype="BF16", style="pieces", shape=(48, 104, 3, 4, 4, 12, 117), arch="Phi3ForCausalLM", eps=1e-5, fused=True,
+        config={"model_type": "phi3", "num_key_value_heads": 4, "original_max_position_embeddings": 512, "sliding_window": 11,
+                "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
+                "max_position_embeddings": 512},
+    ),
+    "phi4-mini": dict(
+        seed=112, dtype="BF16", style="bytes", shape=(96, 88, 2, 6, 2, 16, 140), arch="Phi3ForCausalLM", eps=1e-5, fused=True,
+        tied="model.embed_tokens.weight",
+        # Three quarters of a head turn; the sequence is longer than the original context, so the long factors count.
+        config={"model_type": "phi3", "num_key_value_heads": 2, "original_max_position_embeddings": 32, "sliding_window": None,
+                "partial_rotary_factor": 0.75, "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 512,
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0, 1.25, 1.5, 1.75, 2.0],
+                                 "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 11.0]}},
+    ),
+    "granite": dict(
+        seed=113, dtype="BF16", style="bytes", shape=(64, 96, 3, 4, 2, 16, 131), arch="GraniteForCausalLM",
+        eps=1e-2,  # so large that its unit shows
+        biased=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), tied="model.embed_tokens.weight",
+        config={"model_type": "granite", "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "rope_scaling": None,
+                "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 1.5,
+                "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (
@@ -146,6 +169,11 @@ def tensors(spec):
         linear(f"{block}.mlp.gate_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.up_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.down_proj", hidden, inter, 1.4)
+        if spec.get("fused"):
+            for whole, parts in ("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up")):
+                at = whole.split(".", 1)[0]
+                rows = [out.pop(f"{block}.{at}.{part}_proj.weight") for part in parts]
+                out[f"{block}.{whole}.weight"] = np.concatenate(rows)
     norm("model.norm", hidden)
     if tied is None:
         linear("lm_head", vocab, hidden, 2.0)

@@ -20,14 +20,30 @@ TOLERANCE = 1e-3  # of the comparison in the Rust tests
 FLOOR = 50 * TOLERANCE
 
 
-def interleaved(x, freq):
+def interleaved(x, freq, gain):
     """RoPE on neighbouring pairs instead of halves."""
     angle = np.arange(x.shape[0])[:, None] * freq[None, :]
-    cos, sin = np.cos(angle), np.sin(angle)
-    out = np.empty_like(x)
-    out[:, 0::2] = x[:, 0::2] * cos - x[:, 1::2] * sin
-    out[:, 1::2] = x[:, 1::2] * cos + x[:, 0::2] * sin
+    cos, sin = gain * np.cos(angle), gain * np.sin(angle)
+    out, turning = x.copy(), 2 * len(freq)
+    out[:, 0:turning:2] = x[:, 0:turning:2] * cos - x[:, 1:turning:2] * sin
+    out[:, 1:turning:2] = x[:, 1:turning:2] * cos + x[:, 0:turning:2] * sin
     return out
+
+
+def wide_planes(x, freq, gain):
+    """Planes (k, k + d/2) of the whole head where only its first channels turn."""
+    half = x.shape[1] // 2
+    at = np.concatenate([np.arange(len(freq)), half + np.arange(len(freq))])
+    out = x.copy()
+    out[:, at] = RIGHT_ROTATE(x[:, at], freq, gain)
+    return out
+
+
+def swapped_parts(config, tensors, name):
+    """Keys and values, gate and up in each other's place."""
+    block, own = name.rsplit(".", 1)
+    other = {"k_proj": "v_proj", "v_proj": "k_proj", "gate_proj": "up_proj", "up_proj": "gate_proj"}.get(own, own)
+    return RIGHT_WEIGHT(config, tensors, f"{block}.{other}")
 
 
 def late_by_one(length, window):
@@ -47,8 +63,9 @@ def step_for_llama3(head_dim, theta, scaling):
     return np.where(turns < scaling["high_freq_factor"], freq / scaling["factor"], freq)
 
 
+RIGHT_ROTATE, RIGHT_WEIGHT = reference.rotate, reference.weight
 RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
-unrotated = {"rotate": lambda x, freq: x}
+unrotated = {"rotate": lambda x, freq, gain: x}
 unscaled = {"rope_frequencies": lambda d, theta, scaling: RIGHT_FREQUENCIES(d, theta, None)}
 wrong_gqa = {"kv_head_of": lambda head, heads, kv_heads: head % kv_heads}
 
@@ -78,6 +95,19 @@ MISTAKES = [
     ("qwen3", "k norm dropped", {}, ("k_norm.weight",), {}),
     ("smollm3", "RoPE in every layer", {}, (), {"no_rope_layers": [1, 1, 1, 1]}),
     ("smollm3", "flags inverted", {}, (), {"no_rope_layers": [0, 0, 0, 1]}),
+    ("phi3", "no window", {}, (), {"sliding_window": None}),
+    ("phi3 phi4-mini", "parts of fused tensors swapped", {"weight": swapped_parts}, (), {}),
+    ("phi4-mini", "planes of the whole head", {"rotate": wide_planes}, (), {}),
+    ("phi4-mini", "short factors", {"longrope_frequencies": lambda freq, s, *_: freq / np.array(s["short_factor"])}, (), {}),
+    ("phi4-mini", "no factors", {"longrope_frequencies": lambda freq, *_: freq}, (), {}),
+    ("phi4-mini", "no gain", {"rope_gain": lambda config: 1.0}, (), {}),
+    ("granite", "embedding_multiplier 1", {}, (), {"embedding_multiplier": 1.0}),
+    ("granite", "residual_multiplier 1", {}, (), {"residual_multiplier": 1.0}),
+    ("granite", "attention_multiplier 1 / sqrt(d)", {}, (), {"attention_multiplier": 0.25}),
+    ("granite", "logits_scaling 1", {}, (), {"logits_scaling": 1.0}),
+    ("granite", "epsilon of the unit of the embedding", {}, (), {"rms_norm_eps": 1e-2 / 9}),
+    ("granite", "o bias dropped", {}, ("o_proj.bias",), {}),
+    ("granite", "down bias dropped", {}, ("down_proj.bias",), {}),
 ]
 
 
@@ -93,7 +123,7 @@ def main():
         # `rope_frequencies` and the angles stay float64; everything that touches weights or activations is float32.
         single = {name: values.astype(np.float32) for name, values in tensors.items()}
         rotate = reference.rotate
-        with mock.patch.object(reference, "rotate", lambda x, freq: rotate(x, freq).astype(np.float32)):
+        with mock.patch.object(reference, "rotate", lambda x, *how: rotate(x, *how).astype(np.float32)):
             rounding = np.abs(reference.logits(config, single, tokens) - right).max()
         print(f"{directory.name:12} {'(none: the same in float32)':36} {rounding:.1e}")
         bad += not rounding < TOLERANCE / 10

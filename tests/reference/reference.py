@@ -41,9 +41,33 @@ def silu(x):
     return x * 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-def linear(tensors, name, x):
+# The tensor that a matrix may be fused into, and which of its parts it is, from the top.
+FUSED = {
+    "q_proj": ("qkv_proj", 0),
+    "k_proj": ("qkv_proj", 1),
+    "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+}
+
+
+def weight(config, tensors, name):
+    """A matrix, or its rows of the tensor that it is fused into (Phi-3)."""
+    found = tensors.get(f"{name}.weight")
+    if found is not None:
+        return found
+    block, own = name.rsplit(".", 1)
+    whole, place = FUSED[own]
+    fused = tensors[f"{block}.{whole}.weight"]
+    if whole == "gate_up_proj":
+        return np.split(fused, 2)[place]
+    heads, kv_heads, d = head_sizes(config)
+    return np.split(fused, [heads * d, (heads + kv_heads) * d])[place]
+
+
+def linear(config, tensors, name, x):
     """x W^T (+ b when stored)."""
-    y = x @ tensors[f"{name}.weight"].T
+    y = x @ weight(config, tensors, name).T
     bias = tensors.get(f"{name}.bias")
     return y if bias is None else y + bias
 
@@ -69,12 +93,57 @@ def rope_frequencies(head_dim, theta, scaling):
     raise ValueError(f"rope_frequencies: rope_type should be default, linear or llama3, got {kind}")
 
 
-def rotate(x, freq):
-    """Rotates the planes (k, k + d/2) of x (s, d) by position * freq[k]: the half-split convention of the stored weights."""
+def yarn_frequencies(freq, theta, scaling, original):
+    """Planes that turn often within the original context keep their speed, those that turn seldom are slowed down by `factor`, those between are
+    interpolated linearly in the plane's number; the ends of that ramp are whole planes."""
+    dim = 2 * len(freq)
+
+    def plane(turns):
+        return dim * math.log(original / (turns * 2.0 * math.pi)) / (2.0 * math.log(theta))
+
+    low, high = max(math.floor(plane(scaling.get("beta_fast", 32.0))), 0), min(math.ceil(plane(scaling.get("beta_slow", 1.0))), dim - 1)
+    slow = np.clip((np.arange(len(freq)) - low) / (high - low if high > low else 0.001), 0.0, 1.0)
+    return (1.0 - slow) * freq + slow * freq / scaling["factor"]
+
+
+def longrope_frequencies(freq, scaling, original, length):
+    """Each plane slowed down by its own number, of one list for texts up to the original context and another for longer ones."""
+    return freq / np.array(scaling["long_factor" if length > original else "short_factor"])
+
+
+def rope_gain(config):
+    """What cosines and sines are multiplied by."""
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "yarn":
+        return scaling.get("attention_factor", 0.1 * math.log(scaling["factor"]) + 1.0)
+    if kind == "longrope":
+        original = config["original_max_position_embeddings"]
+        return math.sqrt(1.0 + math.log(config["max_position_embeddings"] / original) / math.log(original))
+    return 1.0
+
+
+def frequencies_of(config, length):
+    """Angle per position of each plane that turns, in a text of `length` tokens."""
+    _, _, d = head_sizes(config)
+    theta, scaling = config.get("rope_theta", 10000.0), config.get("rope_scaling")
+    turning = int(d * config.get("partial_rotary_factor", 1.0))
+    kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
+    if kind in ("yarn", "longrope"):
+        freq = rope_frequencies(turning, theta, None)
+        if kind == "yarn":
+            return yarn_frequencies(freq, theta, scaling, scaling["original_max_position_embeddings"])
+        return longrope_frequencies(freq, scaling, config["original_max_position_embeddings"], length)
+    return rope_frequencies(turning, theta, scaling)
+
+
+def rotate(x, freq, gain=1.0):
+    """Rotates the planes (k, k + r/2) of the first r = 2 len(freq) channels of x (s, d) by position * freq[k]: the half-split convention of the
+    stored weights. The other channels stay as they are."""
     angle = np.arange(x.shape[0], dtype=np.float64)[:, None] * freq[None, :]
-    cos, sin = np.cos(angle), np.sin(angle)
-    a, b = np.split(x, 2, axis=1)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+    cos, sin = gain * np.cos(angle), gain * np.sin(angle)
+    a, b, still = np.split(x, [len(freq), 2 * len(freq)], axis=1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=1)
 
 
 def visible(length, window):
@@ -89,9 +158,10 @@ def kv_head_of(head, heads, kv_heads):
     return head // (heads // kv_heads)
 
 
-def attend(q, k, v, mask):
-    """softmax(q k^T / sqrt(d)) v for one head; q, k, v are (s, d)."""
-    score = np.where(mask, q @ k.T / math.sqrt(q.shape[1]), -np.inf)
+def attend(q, k, v, mask, multiplier=None):
+    """softmax(q k^T / sqrt(d)) v for one head, or with another factor of the scores; q, k, v are (s, d)."""
+    score = q @ k.T / math.sqrt(q.shape[1]) if multiplier is None else q @ k.T * multiplier
+    score = np.where(mask, score, -np.inf)
     weight = np.exp(score - score.max(axis=1, keepdims=True))
     return weight / weight.sum(axis=1, keepdims=True) @ v
 
@@ -102,7 +172,7 @@ def attend(q, k, v, mask):
 def window_of(config, layer):
     """The sliding window of a layer, or None."""
     window = config.get("sliding_window")
-    if config["model_type"] == "mistral":
+    if config["model_type"] in ("mistral", "phi3"):
         return window
     if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
         types = config.get("layer_types")
@@ -137,11 +207,11 @@ def attention(config, tensors, layer, x):
     """The attention of one block on normalized input x (s, h)."""
     block = f"model.layers.{layer}.self_attn"
     heads, kv_heads, d = head_sizes(config)
-    freq = rope_frequencies(d, config.get("rope_theta", 10000.0), config.get("rope_scaling"))
+    freq, gain = frequencies_of(config, x.shape[0]), rope_gain(config)
     mask = visible(x.shape[0], window_of(config, layer))
 
     def split(name, count):
-        y = linear(tensors, f"{block}.{name}_proj", x)
+        y = linear(config, tensors, f"{block}.{name}_proj", x)
         parts = [y[:, n * d : (n + 1) * d] for n in range(count)]
         norm = tensors.get(f"{block}.{name}_norm.weight")  # per head over d, before RoPE (Qwen3)
         if norm is not None:
@@ -150,19 +220,19 @@ def attention(config, tensors, layer, x):
 
     q, k, v = split("q", heads), split("k", kv_heads), split("v", kv_heads)
     if rotates(config, layer):
-        q, k = [rotate(part, freq) for part in q], [rotate(part, freq) for part in k]
+        q, k = [rotate(part, freq, gain) for part in q], [rotate(part, freq, gain) for part in k]
     out = []
     for head in range(heads):
         shared = kv_head_of(head, heads, kv_heads)
-        out.append(attend(q[head], k[shared], v[shared], mask))
-    return linear(tensors, f"{block}.o_proj", np.concatenate(out, axis=1))
+        out.append(attend(q[head], k[shared], v[shared], mask, config.get("attention_multiplier")))
+    return linear(config, tensors, f"{block}.o_proj", np.concatenate(out, axis=1))
 
 
-def feed_forward(tensors, layer, x):
+def feed_forward(config, tensors, layer, x):
     """SwiGLU on normalized input x (s, h)."""
     block = f"model.layers.{layer}.mlp"
-    gated = silu(linear(tensors, f"{block}.gate_proj", x)) * linear(tensors, f"{block}.up_proj", x)
-    return linear(tensors, f"{block}.down_proj", gated)
+    gated = silu(linear(config, tensors, f"{block}.gate_proj", x)) * linear(config, tensors, f"{block}.up_proj", x)
+    return linear(config, tensors, f"{block}.down_proj", gated)
 
 
 def logits(config, tensors, tokens):
@@ -173,12 +243,13 @@ def logits(config, tensors, tokens):
     if config.get("tie_word_embeddings", False):
         embedding = head if embedding is None else embedding
         head = embedding
-    x = embedding[np.asarray(tokens)]
+    x = embedding[np.asarray(tokens)] * config.get("embedding_multiplier", 1.0)
+    share = config.get("residual_multiplier", 1.0)
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
-        x = x + attention(config, tensors, layer, rms_norm(x, tensors[f"{block}.input_layernorm.weight"], eps))
-        x = x + feed_forward(tensors, layer, rms_norm(x, tensors[f"{block}.post_attention_layernorm.weight"], eps))
-    return rms_norm(x, tensors["model.norm.weight"], eps) @ head.T
+        x = x + share * attention(config, tensors, layer, rms_norm(x, tensors[f"{block}.input_layernorm.weight"], eps))
+        x = x + share * feed_forward(config, tensors, layer, rms_norm(x, tensors[f"{block}.post_attention_layernorm.weight"], eps))
+    return rms_norm(x, tensors["model.norm.weight"], eps) @ head.T / config.get("logits_scaling", 1.0)
 
 
 def nll(rows, targets):
@@ -250,6 +321,12 @@ def rope_tables():
                    "original_max_position_embeddings": 8192}
         freq = rope_frequencies(head_dim, theta, scaling)
         out[name] = {"head_dim": head_dim, "rope_theta": theta, "rope_scaling": scaling, "inv_freq": [float(f) for f in freq]}
+    # Qwen2.5 with the YaRN settings of its model card.
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = {"hidden_size": 128, "num_attention_heads": 1, "rope_theta": 1000000.0, "rope_scaling": yarn}
+    freq = frequencies_of(config, 1)
+    out["qwen2.5-yarn"] = {"head_dim": 128, "rope_theta": 1000000.0, "rope_scaling": yarn, "inv_freq": [float(f) for f in freq],
+                           "gain": rope_gain(config)}
     return out
 
 

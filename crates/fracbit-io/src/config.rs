@@ -9,17 +9,27 @@
 //! | `qwen2` | q, k, v always | no | with `use_sliding_window`, layers from `max_window_layers` on, or `layer_types` | all layers |
 //! | `qwen3` | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
 //! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
+//! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
+//! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
+//!
+//! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
+//! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
+//! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
+//! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
 //!
 //! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
 //! does not.
 //!
 //! Unknown fields are kept and ignored; a field that is used must have the right type and a sane value. Rules that would change the
-//! numbers without our knowing (`dynamic` or `yarn` rope scaling, another activation, partial rotary) are refused by name.
+//! numbers without our knowing (`dynamic` rope scaling, another activation, partial rotary elsewhere) are refused by name.
 //! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture (transformers has
 //! fixed numbers for some); the shape check of `k_proj` catches a wrong guess.
 
+mod rope;
+
 use std::path::{Path, PathBuf};
 
+pub use rope::{RopeConfig, RopeScaling};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, read_limited, read_optional};
@@ -42,11 +52,14 @@ pub enum Architecture {
     Qwen2,
     Qwen3,
     SmolLm3,
+    Phi3,
+    Granite,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::SmolLm3];
+    pub const ALL: [Self; 7] =
+        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::SmolLm3, Self::Phi3, Self::Granite];
 
     /// The name in `architectures`.
     #[must_use]
@@ -57,6 +70,8 @@ impl Architecture {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
+            Self::Granite => "GraniteForCausalLM",
         }
     }
 
@@ -69,31 +84,10 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::SmolLm3 => "smollm3",
+            Self::Phi3 => "phi3",
+            Self::Granite => "granite",
         }
     }
-}
-
-/// How rotary frequencies are stretched beyond the trained context.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    None,
-    /// Positions divided by `factor`.
-    Linear {
-        /// Divisor of the positions, at least 1.
-        factor: f64,
-    },
-    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, smooth between.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f64,
-        /// Wavelengths longer than `original / low_freq_factor` are low.
-        low_freq_factor: f64,
-        /// Wavelengths shorter than `original / high_freq_factor` are high.
-        high_freq_factor: f64,
-        /// Context length before stretching.
-        original_max_position_embeddings: usize,
-    },
 }
 
 /// What differs from layer to layer.
@@ -124,12 +118,14 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Context length.
     pub max_position_embeddings: usize,
-    /// ε of the RMS norms.
+    /// ε of the RMS norms, in units of the embedding.
     pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Stretching of the rotary frequencies.
-    pub rope_scaling: RopeScaling,
+    /// Rotary position embedding.
+    pub rope: RopeConfig,
+    /// Factor of what attention and MLP write to the residual stream; a source of weights multiplies o and down by it.
+    pub residual_factor: f64,
+    /// Factor of the logits; a source of weights multiplies the final norm's gain by it.
+    pub logit_factor: f64,
     /// Embedding and head are one matrix.
     pub tie_word_embeddings: bool,
     /// q, k and v projections have biases.
@@ -340,70 +336,13 @@ impl Fields {
         }
     }
 
-    fn rope(&self, arch: Architecture, max_positions: usize) -> Result<(f64, RopeScaling), Error> {
-        let default_theta = if arch == Architecture::SmolLm3 { 2e6 } else { 1e4 };
-        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
-        let (theta, scaling) = match self.object("rope_parameters", "rope_parameters.")? {
-            Some(p) => {
-                if p.map.values().any(Value::is_object) {
-                    return Err(self
-                        .bad("rope_parameters", "should be one set for all layers, got one per layer type"));
-                }
-                let outer = self.number("rope_theta", Some(default_theta))?;
-                (p.number("rope_theta", Some(outer))?, Some(p))
-            }
-            None => (
-                self.number("rope_theta", Some(default_theta))?,
-                self.object("rope_scaling", "rope_scaling.")?,
-            ),
-        };
-        for f in std::iter::once(self).chain(&scaling) {
-            if f.number("partial_rotary_factor", Some(1.0))? != 1.0 {
-                return Err(f.bad("partial_rotary_factor", "should be 1: partial rotary is not supported"));
-            }
-        }
-        let Some(s) = scaling else { return Ok((theta, RopeScaling::None)) };
-        let kind = match s.text("rope_type")? {
-            Some(kind) => kind,
-            None => s.text("type")?.unwrap_or("default"),
-        };
-        let scaling = match kind {
-            "default" => RopeScaling::None,
-            "linear" => RopeScaling::Linear { factor: s.number("factor", None)? },
-            "llama3" => {
-                let low_freq_factor = s.number("low_freq_factor", None)?;
-                let high_freq_factor = s.number("high_freq_factor", None)?;
-                if low_freq_factor >= high_freq_factor {
-                    return Err(s.bad("high_freq_factor", "should be greater than low_freq_factor"));
-                }
-                RopeScaling::Llama3 {
-                    factor: s.number("factor", None)?,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_max_position_embeddings: s.size(
-                        "original_max_position_embeddings",
-                        1 << 32,
-                        Some(max_positions),
-                    )?,
-                }
-            }
-            other => {
-                let rule = format!(
-                    "should be `default`, `linear` or `llama3`, got `{}`, which is not supported",
-                    clip(other)
-                );
-                return Err(s.bad("rope_type", rule));
-            }
-        };
-        Ok((theta, scaling))
-    }
-
     /// Which layers have a window, by `layer_types` or by the architecture's own rule.
     fn layers(&self, arch: Architecture) -> Result<Vec<LayerConfig>, Error> {
         let n = self.size("num_hidden_layers", MAX_LAYERS, None)?;
         let rope = if arch == Architecture::SmolLm3 { self.smollm3_rope(n)? } else { vec![true; n] };
         let window = match arch {
-            Architecture::Llama => None,
+            Architecture::Llama | Architecture::Granite => None,
+            Architecture::Phi3 => self.window()?,
             Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Mistral => self.window()?,
             _ if self.flag("use_sliding_window", false)? => match self.window()? {
@@ -415,9 +354,10 @@ impl Fields {
             },
             _ => None,
         };
+        let uniform = !matches!(arch, Architecture::Qwen2 | Architecture::Qwen3 | Architecture::SmolLm3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
-            Some(types) if matches!(arch, Architecture::Llama | Architecture::Mistral) => {
-                let uniform = types.iter().all(|&s| s == (arch == Architecture::Mistral && window.is_some()));
+            Some(types) if uniform => {
+                let uniform = types.iter().all(|&s| s == window.is_some());
                 if !uniform {
                     return Err(self.bad(
                         "layer_types",
@@ -428,7 +368,7 @@ impl Fields {
             }
             Some(types) => types,
             None => match arch {
-                Architecture::Llama | Architecture::Mistral => vec![true; n],
+                _ if uniform => vec![true; n],
                 Architecture::Qwen2 | Architecture::Qwen3 => {
                     let from = match self.get("max_window_layers") {
                         None => 28,
@@ -441,7 +381,7 @@ impl Fields {
                     };
                     (0..n as u64).map(|i| i >= from).collect()
                 }
-                Architecture::SmolLm3 => rope.iter().map(|r| !r).collect(),
+                _ => rope.iter().map(|r| !r).collect(),
             },
         };
         Ok(rope
@@ -490,7 +430,7 @@ impl Fields {
     }
 
     fn into_config(self) -> Result<ModelConfig, Error> {
-        use Architecture::{Llama, Qwen2, Qwen3, SmolLm3};
+        use Architecture::{Granite, Llama, Phi3, Qwen2, Qwen3, SmolLm3};
         let arch = self.architecture()?;
         for field in ["hidden_act", "hidden_activation"] {
             if let Some(act) = self.text(field)?
@@ -529,10 +469,29 @@ impl Fields {
             );
         }
         let vocab_size = self.size("vocab_size", MAX_SIZE, None)?;
-        let max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(2048))?;
-        let (rope_theta, rope_scaling) = self.rope(arch, max_position_embeddings)?;
+        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(2048))?;
+        let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
+        let mut factors = Factors { embedding: 1.0, residual: 1.0, logits: 1.0 };
+        if arch == Granite {
+            let factor = |field| {
+                let value = self.number(field, Some(1.0))?;
+                if (1e-6..=1e6).contains(&value) {
+                    Ok(value)
+                } else {
+                    Err(self.bad(field, format!("should be 1e-6 to 1e6, got {value}")))
+                }
+            };
+            #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+            let scores = factor("attention_multiplier")? * (head_dim as f64).sqrt();
+            rope.gain *= scores.sqrt();
+            factors = Factors {
+                embedding: factor("embedding_multiplier")?,
+                residual: factor("residual_multiplier")?,
+                logits: factor("logits_scaling")?,
+            };
+        }
         let attention_bias = self.flag("attention_bias", false)?;
-        let bias_flag_used = matches!(arch, Llama | Qwen3 | SmolLm3);
+        let bias_flag_used = matches!(arch, Llama | Qwen3 | SmolLm3 | Granite);
         Ok(ModelConfig {
             arch,
             hidden_size,
@@ -542,13 +501,15 @@ impl Fields {
             head_dim,
             vocab_size,
             max_position_embeddings,
-            rms_norm_eps: self.number("rms_norm_eps", Some(1e-6))?,
-            rope_theta,
-            rope_scaling,
+            rms_norm_eps: self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?
+                / factors.embedding.powi(2),
+            rope,
+            residual_factor: factors.residual / factors.embedding,
+            logit_factor: 1.0 / factors.logits,
             tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3)?,
             qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
             o_bias: bias_flag_used && attention_bias,
-            mlp_bias: matches!(arch, Llama | SmolLm3) && self.flag("mlp_bias", false)?,
+            mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,
             qk_norm: arch == Qwen3,
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
@@ -557,6 +518,13 @@ impl Fields {
             raw: self.map,
         })
     }
+}
+
+/// The factors of Granite, ones elsewhere.
+struct Factors {
+    embedding: f64,
+    residual: f64,
+    logits: f64,
 }
 
 /// A value as text, cut to what a message can carry.

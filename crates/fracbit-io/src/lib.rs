@@ -19,7 +19,7 @@ pub mod writer;
 pub use atomic::write_atomic;
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
-pub use config::{Architecture, LayerConfig, ModelConfig, RopeScaling};
+pub use config::{Architecture, LayerConfig, ModelConfig, RopeConfig, RopeScaling};
 pub use dtype::Dtype;
 pub use error::Error;
 pub use header::{Header, HeaderError, TensorInfo};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fracbit_io::{Architecture, Error, ModelConfig, RopeScaling};
+use fracbit_io::{Architecture, Error, ModelConfig, RopeConfig, RopeScaling};
 use serde_json::{Value, json};
 
 fn parse(v: &Value) -> Result<ModelConfig, Error> {
@@ -39,7 +39,8 @@ fn llama_3_2() {
         high_freq_factor: 4.0,
         original_max_position_embeddings: 8192,
     };
-    assert_eq!((c.arch, c.rope_theta, c.rope_scaling), (Architecture::Llama, 500_000.0, want));
+    assert_eq!(c.arch, Architecture::Llama);
+    assert_eq!(c.rope, RopeConfig { theta: 500_000.0, scaling: want, dim: 64, gain: 1.0 });
     assert_eq!((c.head_dim, c.q_dim(), c.kv_dim(), c.num_hidden_layers()), (64, 2048, 512, 16));
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(128_000), vec![128_001, 128_008, 128_009]));
     assert!(c.tie_word_embeddings && !c.qkv_bias && !c.mlp_bias && !c.qk_norm);
@@ -51,7 +52,7 @@ fn llama_3_2() {
     p["rope_theta"] = o.remove("rope_theta").unwrap();
     o.insert("rope_parameters".to_owned(), p);
     let c5 = parse(&v5).unwrap();
-    assert_eq!((c5.rope_theta, c5.rope_scaling), (c.rope_theta, c.rope_scaling));
+    assert_eq!(c5.rope, c.rope);
 }
 
 #[test]
@@ -62,6 +63,8 @@ fn biases_and_norms_by_architecture() {
         ("qwen2", true, false, false, false, false),
         ("qwen3", true, true, false, true, false),
         ("smollm3", true, true, true, false, true),
+        ("phi3", false, false, false, false, false),
+        ("granite", true, true, true, false, false),
     ] {
         let c = parse(&with(t, json!({ "attention_bias": true, "mlp_bias": true, "sliding_window": null })))
             .unwrap();
@@ -87,6 +90,9 @@ fn windows() {
     assert_eq!(windows(base("mistral")), [Some(4096); 8]);
     assert_eq!(windows(with("mistral", json!({ "sliding_window": null }))), [None; 8]);
     assert_eq!(windows(with("mistral", json!({ "sliding_window": 9 }))), [Some(9); 8]);
+    assert_eq!(windows(base("phi3")), [None; 8]);
+    assert_eq!(windows(with("phi3", json!({ "sliding_window": 2047 }))), [Some(2047); 8]);
+    assert_eq!(windows(with("granite", json!({ "sliding_window": 9 }))), [None; 8]);
     let q = |e: Value| windows(with("qwen2", e));
     assert_eq!(
         q(json!({ "use_sliding_window": false, "sliding_window": 9, "max_window_layers": 0 })),
@@ -119,7 +125,101 @@ fn smollm3_rotates_where_the_list_says_1() {
     assert!(c.layers.iter().all(|l| l.rope == l.sliding_window.is_none()));
     let mut v = base("smollm3");
     v.as_object_mut().unwrap().remove("rope_theta");
-    assert_eq!(parse(&v).unwrap().rope_theta, 2e6);
+    assert_eq!(parse(&v).unwrap().rope.theta, 2e6);
+}
+
+#[test]
+fn phi_turns_a_part_of_a_head_by_factors_of_its_own() {
+    // As Phi-4-mini, whose heads have 128 channels: 96 turn.
+    let (short, long): (Vec<f64>, Vec<f64>) = (0..48).map(|i| (1.0, 1.0 + f64::from(i))).unzip();
+    let v = with(
+        "phi3",
+        json!({ "head_dim": 128, "partial_rotary_factor": 0.75, "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": { "type": "longrope", "short_factor": short, "long_factor": long } }),
+    );
+    let c = parse(&v).unwrap();
+    let want = RopeScaling::LongRope { short, long, original_max_position_embeddings: 4096 };
+    assert_eq!((c.rope.dim, c.rope.scaling.clone(), c.max_position_embeddings), (96, want, 131_072));
+    // sqrt(1 + ln 32 / ln 4096) = sqrt(1 + 5 / 12).
+    assert!((c.rope.gain - (17.0f64 / 12.0).sqrt()).abs() < 1e-15, "{}", c.rope.gain);
+    // Its older names, and those of transformers 5.
+    for name in ["su", "yarn"] {
+        let mut v = v.clone();
+        v["rope_scaling"]["type"] = name.into();
+        assert_eq!(parse(&v).unwrap().rope, c.rope);
+    }
+    let mut v5 = v.clone();
+    let o = v5.as_object_mut().unwrap();
+    let mut p = o.remove("rope_scaling").unwrap();
+    p["partial_rotary_factor"] = o.remove("partial_rotary_factor").unwrap();
+    p["original_max_position_embeddings"] = o.remove("original_max_position_embeddings").unwrap();
+    o.insert("rope_parameters".to_owned(), p);
+    assert_eq!(parse(&v5).unwrap().rope, c.rope);
+    for (edit, word) in [
+        (json!([1.0]), "48 positive numbers"),
+        (json!(3), "got 3"),
+        (Value::Null, "is missing"),
+        (json!(vec![0.0; 48]), "got 0.0"),
+    ] {
+        let mut v = v.clone();
+        v["rope_scaling"]["long_factor"] = edit;
+        let e = parse(&v).expect_err("refused").to_string();
+        assert!(e.contains("rope_scaling.long_factor") && e.contains(word), "{e}");
+    }
+    for part in [0.0, 0.001, 0.2, 1.5] {
+        let e = parse(&with("phi3", json!({ "partial_rotary_factor": part }))).expect_err("refused");
+        assert!(e.to_string().contains("partial_rotary_factor"), "{e}");
+    }
+}
+
+#[test]
+fn yarn_stretches_the_context() {
+    let yarn = |edit: Value| {
+        let mut v = with("qwen2", json!({ "rope_scaling": { "type": "yarn", "factor": 4.0 } }));
+        for (k, e) in edit.as_object().unwrap() {
+            v["rope_scaling"][k.as_str()] = e.clone();
+        }
+        parse(&v)
+    };
+    let c = yarn(json!({})).unwrap();
+    let want = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+        original_max_position_embeddings: 512,
+    };
+    assert_eq!((c.rope.scaling, c.max_position_embeddings), (want, 2048));
+    assert!((c.rope.gain - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-15, "{}", c.rope.gain);
+    assert_eq!(yarn(json!({ "attention_factor": 0.75 })).unwrap().rope.gain, 0.75);
+    assert_eq!(yarn(json!({ "original_max_position_embeddings": 64 })).unwrap().max_position_embeddings, 512);
+    for (edit, word) in [
+        (json!({ "beta_fast": 1.0 }), "beta_fast"),
+        (json!({ "mscale": 1.0 }), "mscale"),
+        (json!({ "factor": null }), "rope_scaling.factor"),
+    ] {
+        assert!(yarn(edit).expect_err("refused").to_string().contains(word));
+    }
+}
+
+#[test]
+fn granite_multiplies() {
+    let v = with(
+        "granite",
+        json!({ "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625, "logits_scaling": 8.0 }),
+    );
+    let c = parse(&v).unwrap();
+    assert_eq!((c.residual_factor, c.logit_factor), (0.22 / 12.0, 0.125));
+    assert_eq!(c.rms_norm_eps, 1e-5 / 144.0);
+    // 0.015625 for each score, of which 1 / sqrt(16) is made anyway.
+    assert_eq!(c.rope.gain, 0.25);
+    let c = parse(&base("granite")).unwrap();
+    assert_eq!((c.residual_factor, c.logit_factor, c.rms_norm_eps, c.rope.gain), (1.0, 1.0, 1e-5, 2.0));
+    let e = parse(&with("granite", json!({ "logits_scaling": 1e9 }))).expect_err("refused").to_string();
+    assert!(e.contains("`logits_scaling`") && e.contains("1e-6 to 1e6"), "{e}");
+    let c = parse(&with("llama", json!({ "logits_scaling": 8.0 }))).unwrap();
+    assert_eq!((c.residual_factor, c.logit_factor, c.rope.gain), (1.0, 1.0, 1.0), "no part of Llama");
 }
 
 #[test]
@@ -166,11 +266,11 @@ fn refusals() {
             json!({ "rope_scaling": { "type": "dynamic", "factor": 2 } }),
             vec!["rope_scaling.rope_type", "llama3", "`dynamic`"],
         ),
-        (json!({ "rope_scaling": { "rope_type": "yarn", "factor": 2 } }), vec!["`yarn`"]),
+        (json!({ "rope_scaling": { "rope_type": "ntk", "factor": 2 } }), vec!["`yarn`", "`ntk`"]),
         (json!({ "rope_scaling": { "rope_type": "linear" } }), vec!["rope_scaling.factor", "missing"]),
         (json!({ "rope_scaling": 3 }), vec!["`rope_scaling`", "object"]),
         (json!({ "rope_parameters": { "full_attention": {} } }), vec!["`rope_parameters`", "layer type"]),
-        (json!({ "partial_rotary_factor": 0.5 }), vec!["`partial_rotary_factor`"]),
+        (json!({ "partial_rotary_factor": 0.5 }), vec!["`partial_rotary_factor`", "phi3"]),
         (json!({ "eos_token_id": 100 }), vec!["`eos_token_id`", "below 100"]),
         (json!({ "tie_word_embeddings": 1 }), vec!["`tie_word_embeddings`", "true or false"]),
     ];

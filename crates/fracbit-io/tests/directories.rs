@@ -208,6 +208,64 @@ fn tied_embeddings_under_either_name() {
 }
 
 #[test]
+fn fused_tensors_are_parted() {
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path();
+    let config = |arch: &str| {
+        let text = format!(
+            r#"{{"model_type":"{arch}","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+            "num_attention_heads":2,"num_key_value_heads":1,"vocab_size":8}}"#
+        );
+        ModelConfig::parse(text.as_bytes(), dir).unwrap()
+    };
+    let write = |shapes: &[(&str, &[usize])]| {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, shape) in shapes {
+            let (start, n) = (data.len(), shape.iter().product::<usize>());
+            data.extend(f32_bytes(&(0..n).map(|i| i as f32).collect::<Vec<_>>()));
+            let offsets = [start, data.len()];
+            header.insert(
+                format!("model.layers.0.{name}.weight"),
+                serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }),
+            );
+        }
+        let bytes = file(&serde_json::Value::from(header).to_string(), &data);
+        fs::write(dir.join("model.safetensors"), bytes).unwrap();
+        Checkpoint::open(dir).unwrap()
+    };
+    let (qkv, gate_up): (&[usize], &[usize]) = (&[8, 4], &[6, 4]);
+    let whole = [("self_attn.qkv_proj", qkv), ("mlp.gate_up_proj", gate_up)];
+    let parted = write(&whole).parted(&config("phi3")).unwrap();
+    for (part, first, shape) in [
+        ("self_attn.q_proj", 0.0, [4, 4]),
+        ("self_attn.k_proj", 16.0, [2, 4]),
+        ("self_attn.v_proj", 24.0, [2, 4]),
+        ("mlp.gate_proj", 0.0, [3, 4]),
+        ("mlp.up_proj", 12.0, [3, 4]),
+    ] {
+        let name = format!("model.layers.0.{part}.weight");
+        assert_eq!(parted.info(&name).unwrap().shape, shape, "{part}");
+        let values = parted.to_f32(&name).unwrap();
+        assert_eq!(values[0], first, "{part}");
+        assert!(values.is_sorted_by(|a, b| a + 1.0 == *b), "{part}");
+    }
+    assert_eq!(parted.names().len(), 5);
+    // Other models keep what they have, and what is parted already stays.
+    assert!(
+        write(&whole).parted(&config("llama")).unwrap().contains("model.layers.0.mlp.gate_up_proj.weight")
+    );
+    assert_eq!(write(&[("mlp.up_proj", &[3, 4])]).parted(&config("phi3")).unwrap().names().len(), 1);
+    for (shapes, words) in [
+        (&[("self_attn.qkv_proj", &[9usize, 4][..])][..], "should have 8 rows by config.json, got 9"),
+        (&[("self_attn.qkv_proj", &[32])], "a matrix of 8 rows"),
+        (&[("mlp.gate_up_proj", &[6, 4]), ("mlp.up_proj", &[3, 4])], "should not be stored beside"),
+    ] {
+        let e = write(shapes).parted(&config("phi3")).unwrap_err().to_string();
+        assert!(e.contains("model.safetensors") && e.contains(words), "{e}");
+    }
+}
+
+#[test]
 fn real_models() {
     for (name, count, embed) in
         [("demo", 2_755_008, "model.embed_tokens.weight"), ("TinyStories-656K", 656_000, "lm_head.weight")]

@@ -317,10 +317,11 @@ impl<'a> Walk<'a> {
         }
         let half = config.head_dim / 2;
         let (mut cos, mut sin) = (vec![0.0; rows * half], vec![0.0; rows * half]);
+        let longest = sequences.iter().map(|s| s.len()).max().unwrap_or(0);
         for span in &spans {
             for row in span.clone() {
                 let at = row * half..(row + 1) * half;
-                model.rope.fill(row - span.start, &mut cos[at.clone()], &mut sin[at]);
+                model.rope.fill(row - span.start, longest, &mut cos[at.clone()], &mut sin[at]);
             }
         }
         let back = sin.iter().map(|s| -s).collect();

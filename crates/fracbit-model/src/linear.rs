@@ -47,7 +47,6 @@ use rayon::prelude::*;
 
 use crate::coarse;
 use crate::id::LinearId;
-use crate::sites::RotationMode;
 use crate::{Error, WeightSource, model::TASK};
 
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
@@ -190,7 +189,7 @@ impl Linear {
     /// As for [`WeightSource::linear`].
     pub(crate) fn from_source(source: &WeightSource, id: LinearId) -> Result<Self, Error> {
         let bias = source.bias(id)?;
-        if source.sites().mode() == RotationMode::None {
+        if source.yields_stored(id) {
             return Self::stored(source.checkpoint().clone(), &source.weight_name(id), bias);
         }
         let matrix = source.linear(id)?;

@@ -523,7 +523,8 @@ impl Pass<'_> {
         let (half, each) = (model.config.head_dim / 2, rows / states.len());
         let angles = s.cos.chunks_exact_mut(half).zip(s.sin.chunks_exact_mut(half));
         for (row, (cos, sin)) in angles.take(rows).enumerate() {
-            model.rope.fill(states[row / each].len() + row % each, cos, sin);
+            let state = &states[row / each];
+            model.rope.fill(state.len() + row % each, state.capacity(), cos, sin);
         }
         for layer in blocks {
             self.attention(layer, states, s, until)?;

@@ -148,12 +148,50 @@ impl WeightSource {
         self.check(id)?;
         let shape = id.shape(&self.config);
         let mut data = self.checkpoint.to_f32(&self.weight_name(id))?;
+        self.adapt(id, &mut data);
         match self.sites.mode() {
             RotationMode::None => {}
             RotationMode::Fold => self.fold(id, shape, &mut data)?,
             RotationMode::Online => rotate_input(&self.online_input(id)?, &mut data),
         }
         Ok(Matrix { shape, data })
+    }
+
+    /// Whether [`WeightSource::linear`] yields the stored numbers as they are.
+    pub(crate) fn yields_stored(&self, id: LinearId) -> bool {
+        self.sites.mode() == RotationMode::None && !self.orders(id) && self.factor(id) == 1.0
+    }
+
+    /// Whether the rows of queries and keys take another order.
+    fn orders(&self, id: LinearId) -> bool {
+        let turns = matches!(id, LinearId::Layer(_, LayerLinear::Q | LayerLinear::K));
+        turns && self.config.rope.dim < self.config.head_dim
+    }
+
+    /// What a matrix and its bias are multiplied by.
+    fn factor(&self, id: LinearId) -> f32 {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        match id {
+            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => self.config.residual_factor as f32,
+            _ => 1.0,
+        }
+    }
+
+    /// Takes the rows of a stored matrix, or the entries of its bias, to those of the model: multiplies by what the configuration says, and puts the channels
+    /// of queries and keys that do not turn behind those that do in each half of a head.
+    fn adapt(&self, id: LinearId, data: &mut [f32]) {
+        let factor = self.factor(id);
+        if factor != 1.0 {
+            data.iter_mut().for_each(|w| *w *= factor);
+        }
+        if self.orders(id) {
+            let (dim, head) = (self.config.rope.dim / 2, self.config.head_dim);
+            let width = data.len() / id.shape(&self.config).rows;
+            data.par_chunks_exact_mut(head * width).for_each(|rows| {
+                // first | second | still becomes first | half of still | second | other half of it.
+                rows[dim * width..(head / 2 + dim) * width].rotate_left(dim * width);
+            });
+        }
     }
 
     fn fold(&self, id: LinearId, shape: Shape, data: &mut [f32]) -> Result<(), Error> {
@@ -222,6 +260,7 @@ impl WeightSource {
             return Ok(None);
         }
         let mut bias = self.checkpoint.to_f32(&id.bias_name())?;
+        self.adapt(id, &mut bias);
         if self.sites.mode() == RotationMode::Fold
             && let LinearId::Layer(i, linear) = id
         {
@@ -244,7 +283,7 @@ impl WeightSource {
         if folded { Ok(vec![1.0; id.width(&self.config)]) } else { self.stored_norm(id) }
     }
 
-    /// A norm's gain as stored.
+    /// A norm's gain before folding.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -350,7 +389,13 @@ impl WeightSource {
     }
 
     fn stored_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
-        Ok(self.checkpoint.to_f32(&id.weight_name())?)
+        let mut gain = self.checkpoint.to_f32(&id.weight_name())?;
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        let factor = self.config.logit_factor as f32;
+        if id == NormId::Final && factor != 1.0 {
+            gain.iter_mut().for_each(|g| *g *= factor);
+        }
+        Ok(gain)
     }
 
     fn check(&self, id: LinearId) -> Result<(), Error> {

@@ -51,7 +51,7 @@ impl Opened {
     pub fn new(dir: &Path) -> Result<Self, Error> {
         let config = ModelConfig::from_dir(dir)?;
         let quantization = QuantizationConfig::read(&config, dir)?;
-        let checkpoint = Arc::new(Checkpoint::open(dir)?);
+        let checkpoint = Arc::new(Checkpoint::open(dir)?.parted(&config)?);
         Ok(Self { checkpoint, config, quantization })
     }
 

@@ -581,8 +581,9 @@ const TOGETHER: usize = 8;
 pub(crate) const SEQUENCE: usize = 256;
 
 /// A state for measurements: noise is far larger than what rounding to bf16 adds, which the clean model has too.
-fn state(model: &Model) -> State {
-    model.state(&StateOptions { coarse: true, ..StateOptions::default() })
+fn state(model: &Model, sequences: &[Vec<u32>]) -> State {
+    let context = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    model.state(&StateOptions { context: Some(context), coarse: true, ..StateOptions::default() })
 }
 
 impl Probe {
@@ -599,7 +600,7 @@ impl Probe {
     }
 
     pub(crate) fn of(model: &Model, sequences: Vec<Vec<u32>>) -> Result<Self, Error> {
-        let mut state = state(model);
+        let mut state = state(model, &sequences);
         let mut logits = vec![Vec::new(); sequences.len()];
         for (tokens, logits) in sequences.iter().zip(&mut logits) {
             run(model, &mut state, tokens, logits)?;
@@ -652,8 +653,8 @@ impl<'a> Prefix<'a> {
             LinearId::Layer(index, _) => index,
             LinearId::Head => model.config().num_hidden_layers(),
         };
-        let mut state = state(model);
         let sequences = &self.probe.sequences;
+        let mut state = state(model, sequences);
         let (from, streams) = match &mut self.entered {
             Some(entered) => entered,
             None => {
@@ -676,7 +677,7 @@ impl<'a> Prefix<'a> {
 
     /// As [`Probe::divergence`], of a model that agrees with that of [`Prefix::enter`] in what lies before.
     pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
-        let mut state = state(model);
+        let mut state = state(model, &self.probe.sequences);
         self.probe.mean(|at, logits| {
             let Some((block, streams)) = &self.entered else {
                 return run(model, &mut state, &self.probe.sequences[at], logits);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 10] = [
+pub(crate) const NAMES: [&str; 13] = [
     "llama1",
     "llama2",
     "llama3",
@@ -20,6 +20,9 @@ pub(crate) const NAMES: [&str; 10] = [
     "qwen3",
     "smollm2",
     "smollm3",
+    "phi3",
+    "phi4-mini",
+    "granite",
 ];
 
 pub(crate) struct Reference {
@@ -60,8 +63,9 @@ pub(crate) fn references() -> Option<Vec<Reference>> {
 
 impl Reference {
     pub(crate) fn source(&self, mode: RotationMode, seed: u64) -> WeightSource {
-        let checkpoint = Arc::new(Checkpoint::open(&self.dir).unwrap());
-        WeightSource::new(checkpoint, ModelConfig::from_dir(&self.dir).unwrap(), mode, seed).unwrap()
+        let config = ModelConfig::from_dir(&self.dir).unwrap();
+        let checkpoint = Arc::new(Checkpoint::open(&self.dir).unwrap().parted(&config).unwrap());
+        WeightSource::new(checkpoint, config, mode, seed).unwrap()
     }
 
     pub(crate) fn model(&self, mode: RotationMode) -> Model {

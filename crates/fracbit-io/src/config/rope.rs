@@ -1,0 +1,245 @@
+//! Rotary position embedding: `rope_theta`, `rope_scaling`, `rope_parameters`, `partial_rotary_factor`.
+
+use serde_json::Value;
+
+use super::{Architecture, Fields, clip, short};
+use crate::error::Error;
+
+/// How rotary frequencies are stretched beyond the trained context.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        /// Divisor of the positions, at least 1.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, smooth between.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths longer than `original / low_freq_factor` are low.
+        low_freq_factor: f64,
+        /// Wavelengths shorter than `original / high_freq_factor` are high.
+        high_freq_factor: f64,
+        /// Context length before stretching.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071): as `Llama3`, but straight in the number of the plane.
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Planes that turn more often than this within the original context are kept.
+        beta_fast: f64,
+        /// Planes that turn less often than this are divided.
+        beta_slow: f64,
+        /// Whether the ends of the ramp are whole planes.
+        truncate: bool,
+        /// Context length before stretching.
+        original_max_position_embeddings: usize,
+    },
+    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753), of Phi-3: every plane has a divisor of its own, for short texts and for long ones.
+    LongRope {
+        /// Divisors in a context of up to `original_max_position_embeddings` tokens, one for each plane.
+        short: Vec<f64>,
+        /// Divisors in a longer one.
+        long: Vec<f64>,
+        /// The longest context of the short divisors.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// Rotary position embedding of queries and keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Stretching of the frequencies.
+    pub scaling: RopeScaling,
+    /// Channels of a head that turn, its first ones: even, at most its width.
+    pub dim: usize,
+    /// Factor of the turned queries and of the turned keys: the length correction of YaRN and LongRoPE. Granite's `attention_multiplier` in place of
+    /// `1 / sqrt(head_dim)` makes one too, its queries and keys getting the root each.
+    pub gain: f64,
+}
+
+impl Fields {
+    /// Of heads of `head_dim` channels; the context of `max_positions` tokens grows where the frequencies are stretched by YaRN.
+    pub(super) fn rope(
+        &self,
+        arch: Architecture,
+        head_dim: usize,
+        max_positions: &mut usize,
+    ) -> Result<RopeConfig, Error> {
+        let default_theta = if arch == Architecture::SmolLm3 { 2e6 } else { 1e4 };
+        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
+        let (theta, scaling) = match self.object("rope_parameters", "rope_parameters.")? {
+            Some(p) => {
+                if p.map.values().any(Value::is_object) {
+                    return Err(self
+                        .bad("rope_parameters", "should be one set for all layers, got one per layer type"));
+                }
+                let outer = self.number("rope_theta", Some(default_theta))?;
+                (p.number("rope_theta", Some(outer))?, Some(p))
+            }
+            None => (
+                self.number("rope_theta", Some(default_theta))?,
+                self.object("rope_scaling", "rope_scaling.")?,
+            ),
+        };
+        let mut dim = head_dim;
+        for f in std::iter::once(self).chain(&scaling) {
+            let part = f.number("partial_rotary_factor", Some(1.0))?;
+            if part != 1.0 {
+                dim = f.turning(arch, head_dim, part)?;
+            }
+        }
+        let mut rope = RopeConfig { theta, scaling: RopeScaling::None, dim, gain: 1.0 };
+        if let Some(s) = scaling {
+            self.stretch(&s, arch, max_positions, &mut rope)?;
+        }
+        Ok(rope)
+    }
+
+    /// Channels that turn where it is a part of a head.
+    fn turning(&self, arch: Architecture, head_dim: usize, part: f64) -> Result<usize, Error> {
+        if arch != Architecture::Phi3 {
+            let rule = format!("should be 1 (partial rotary is known of `phi3` only), got {part}");
+            return Err(self.bad("partial_rotary_factor", rule));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            clippy::cast_sign_loss,
+            reason = "a part of a head, cut to whole channels as transformers does"
+        )]
+        let dim = (head_dim as f64 * part.min(2.0)) as usize;
+        if dim > head_dim || dim == 0 || !dim.is_multiple_of(2) {
+            let rule =
+                format!("should leave an even number of the {head_dim} channels of a head, got {part}");
+            return Err(self.bad("partial_rotary_factor", rule));
+        }
+        Ok(dim)
+    }
+
+    fn stretch(
+        &self,
+        s: &Self,
+        arch: Architecture,
+        max_positions: &mut usize,
+        rope: &mut RopeConfig,
+    ) -> Result<(), Error> {
+        let kind = match s.text("rope_type")? {
+            Some(kind) => kind,
+            None => s.text("type")?.unwrap_or("default"),
+        };
+        let original = |default| s.size("original_max_position_embeddings", 1 << 32, Some(default));
+        let attention_factor =
+            || s.get("attention_factor").map(|_| s.number("attention_factor", None)).transpose();
+        rope.scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: s.number("factor", None)? },
+            "llama3" => {
+                let low_freq_factor = s.number("low_freq_factor", None)?;
+                let high_freq_factor = s.number("high_freq_factor", None)?;
+                if low_freq_factor >= high_freq_factor {
+                    return Err(s.bad("high_freq_factor", "should be greater than low_freq_factor"));
+                }
+                RopeScaling::Llama3 {
+                    factor: s.number("factor", None)?,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings: original(*max_positions)?,
+                }
+            }
+            // Phi-3's own names for it, before transformers had one.
+            "longrope" | "su" | "yarn" if kind == "longrope" || arch == Architecture::Phi3 => {
+                let planes = rope.dim / 2;
+                let outer = self.size("original_max_position_embeddings", 1 << 32, Some(*max_positions))?;
+                let original = original(outer)?;
+                rope.gain = match attention_factor()? {
+                    Some(factor) => factor,
+                    #[expect(clippy::cast_precision_loss, reason = "contexts are far below 2^53")]
+                    None => {
+                        let original = original as f64;
+                        longrope_gain(s.number("factor", Some(*max_positions as f64 / original))?, original)
+                    }
+                };
+                RopeScaling::LongRope {
+                    short: s.divisors("short_factor", planes)?,
+                    long: s.divisors("long_factor", planes)?,
+                    original_max_position_embeddings: original,
+                }
+            }
+            "yarn" => {
+                for field in ["mscale", "mscale_all_dim"] {
+                    if s.get(field).is_some() {
+                        return Err(s.bad(field, "should be absent: such YaRN is not supported"));
+                    }
+                }
+                let factor = s.number("factor", None)?;
+                let (beta_fast, beta_slow) =
+                    (s.number("beta_fast", Some(32.0))?, s.number("beta_slow", Some(1.0))?);
+                if beta_fast <= beta_slow {
+                    return Err(s.bad("beta_fast", "should be greater than beta_slow"));
+                }
+                if rope.theta <= 1.0 {
+                    return Err(self.bad("rope_theta", format!("should be above 1, got {}", rope.theta)));
+                }
+                rope.gain = attention_factor()?.unwrap_or(1.0 + 0.1 * factor.max(1.0).ln());
+                let original = original(*max_positions)?;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_precision_loss,
+                    clippy::cast_sign_loss,
+                    reason = "a number of tokens; what is beyond 2^32 is cut to it"
+                )]
+                let stretched = (original as f64 * factor).min(2f64.powi(32)) as usize;
+                *max_positions = stretched.max(*max_positions);
+                RopeScaling::Yarn {
+                    factor,
+                    beta_fast,
+                    beta_slow,
+                    truncate: s.flag("truncate", true)?,
+                    original_max_position_embeddings: original,
+                }
+            }
+            other => {
+                let rule = format!(
+                    "should be `default`, `linear`, `llama3`, `yarn` or `longrope`, got `{}`, which is not supported",
+                    clip(other)
+                );
+                return Err(s.bad("rope_type", rule));
+            }
+        };
+        Ok(())
+    }
+
+    /// A positive divisor for each plane.
+    fn divisors(&self, field: &str, planes: usize) -> Result<Vec<f64>, Error> {
+        let rule = |got: &str| {
+            self.bad(
+                field,
+                format!(
+                    "should be {planes} positive numbers, one for each pair of channels that turns, {got}"
+                ),
+            )
+        };
+        let Some(v) = self.get(field) else { return Err(rule("is missing")) };
+        let list = v.as_array().ok_or_else(|| rule(&format!("got {}", short(v))))?;
+        if list.len() != planes {
+            return Err(rule(&format!("got {} of them", list.len())));
+        }
+        let one = |v: &Value| {
+            let positive = v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+            positive.ok_or_else(|| rule(&format!("got {}", short(v))))
+        };
+        list.iter().map(one).collect()
+    }
+}
+
+/// `sqrt(1 + ln(factor) / ln(original))`, 1 where nothing is stretched (LongRoPE, section 3).
+fn longrope_gain(factor: f64, original: f64) -> f64 {
+    if factor <= 1.0 || original <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+}
