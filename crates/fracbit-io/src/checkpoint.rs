@@ -188,7 +188,7 @@ impl Checkpoint {
     /// there.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for a fused tensor that is no matrix of all rows; [`Error::Index`] for one stored beside its parts.
+    /// [`Error::Tensor`] for a fused tensor that is no matrix of all rows or has a bias; [`Error::Index`] for one stored beside its parts.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
         if config.arch != Architecture::Phi3 {
             return Ok(self);
@@ -214,6 +214,11 @@ impl Checkpoint {
     fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
         let Some((shard, info)) = self.tensors.remove(whole) else { return Ok(()) };
         let path = self.shards[shard].path.clone();
+        let bias = whole.replace(".weight", ".bias");
+        if self.tensors.contains_key(&bias) {
+            let rule = "should not be there: this architecture has no biases".to_owned();
+            return Err(Error::Tensor { path, tensor: bias, rule });
+        }
         let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
         let &[all, cols] = &info.shape[..] else {
             let rule = format!("should be a matrix of {rows} rows by config.json, got {:?}", info.shape);

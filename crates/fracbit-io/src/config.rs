@@ -469,18 +469,12 @@ impl Fields {
             );
         }
         let vocab_size = self.size("vocab_size", MAX_SIZE, None)?;
-        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(2048))?;
+        let usual = if arch == Phi3 { 4096 } else { 2048 };
+        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(usual))?;
         let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
         let mut factors = Factors { embedding: 1.0, residual: 1.0, logits: 1.0 };
         if arch == Granite {
-            let factor = |field| {
-                let value = self.number(field, Some(1.0))?;
-                if (1e-6..=1e6).contains(&value) {
-                    Ok(value)
-                } else {
-                    Err(self.bad(field, format!("should be 1e-6 to 1e6, got {value}")))
-                }
-            };
+            let factor = |field| self.moderate(field, Some(1.0));
             #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
             let scores = factor("attention_multiplier")? * (head_dim as f64).sqrt();
             rope.gain *= scores.sqrt();
@@ -489,6 +483,10 @@ impl Fields {
                 residual: factor("residual_multiplier")?,
                 logits: factor("logits_scaling")?,
             };
+        }
+        let eps = self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?;
+        if eps > 1.0 {
+            return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
         let attention_bias = self.flag("attention_bias", false)?;
         let bias_flag_used = matches!(arch, Llama | Qwen3 | SmolLm3 | Granite);
@@ -501,8 +499,7 @@ impl Fields {
             head_dim,
             vocab_size,
             max_position_embeddings,
-            rms_norm_eps: self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?
-                / factors.embedding.powi(2),
+            rms_norm_eps: eps / factors.embedding.powi(2),
             rope,
             residual_factor: factors.residual / factors.embedding,
             logit_factor: 1.0 / factors.logits,

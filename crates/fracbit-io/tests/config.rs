@@ -143,6 +143,14 @@ fn phi_turns_a_part_of_a_head_by_factors_of_its_own() {
     assert_eq!((c.rope.dim, c.rope.scaling.clone(), c.max_position_embeddings), (96, want, 131_072));
     // sqrt(1 + ln 32 / ln 4096) = sqrt(1 + 5 / 12).
     assert!((c.rope.gain - (17.0f64 / 12.0).sqrt()).abs() < 1e-15, "{}", c.rope.gain);
+    // The whole configuration's original context counts before the inner one, and Phi's own default is 4096.
+    let mut both = v.clone();
+    both["rope_scaling"]["original_max_position_embeddings"] = 77.into();
+    assert_eq!(parse(&both).unwrap().rope, c.rope);
+    both.as_object_mut().unwrap().remove("original_max_position_embeddings");
+    assert_ne!(parse(&both).unwrap().rope, c.rope);
+    both["rope_scaling"].as_object_mut().unwrap().remove("original_max_position_embeddings");
+    assert_eq!(parse(&both).unwrap().rope, c.rope);
     // Its older names, and those of transformers 5.
     for name in ["su", "yarn"] {
         let mut v = v.clone();
@@ -157,10 +165,11 @@ fn phi_turns_a_part_of_a_head_by_factors_of_its_own() {
     o.insert("rope_parameters".to_owned(), p);
     assert_eq!(parse(&v5).unwrap().rope, c.rope);
     for (edit, word) in [
-        (json!([1.0]), "48 positive numbers"),
+        (json!([1.0]), "48 numbers"),
         (json!(3), "got 3"),
         (Value::Null, "is missing"),
         (json!(vec![0.0; 48]), "got 0.0"),
+        (json!(vec![1e300; 48]), "got 1e"),
     ] {
         let mut v = v.clone();
         v["rope_scaling"]["long_factor"] = edit;
@@ -198,6 +207,7 @@ fn yarn_stretches_the_context() {
         (json!({ "beta_fast": 1.0 }), "beta_fast"),
         (json!({ "mscale": 1.0 }), "mscale"),
         (json!({ "factor": null }), "rope_scaling.factor"),
+        (json!({ "attention_factor": 1e300 }), "1e-6 to 1e6, got 1e300"),
     ] {
         assert!(yarn(edit).expect_err("refused").to_string().contains(word));
     }

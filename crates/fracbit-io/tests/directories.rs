@@ -225,7 +225,10 @@ fn fused_tensors_are_parted() {
             data.extend(f32_bytes(&(0..n).map(|i| i as f32).collect::<Vec<_>>()));
             let offsets = [start, data.len()];
             header.insert(
-                format!("model.layers.0.{name}.weight"),
+                format!(
+                    "model.layers.0.{}",
+                    if name.ends_with("bias") { (*name).to_owned() } else { format!("{name}.weight") }
+                ),
                 serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }),
             );
         }
@@ -259,6 +262,7 @@ fn fused_tensors_are_parted() {
         (&[("self_attn.qkv_proj", &[9usize, 4][..])][..], "should have 8 rows by config.json, got 9"),
         (&[("self_attn.qkv_proj", &[32])], "a matrix of 8 rows"),
         (&[("mlp.gate_up_proj", &[6, 4]), ("mlp.up_proj", &[3, 4])], "should not be stored beside"),
+        (&[("mlp.gate_up_proj", &[6, 4]), ("mlp.gate_up_proj.bias", &[6])], "has no biases"),
     ] {
         let e = write(shapes).parted(&config("phi3")).unwrap_err().to_string();
         assert!(e.contains("model.safetensors") && e.contains(words), "{e}");

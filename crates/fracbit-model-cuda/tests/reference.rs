@@ -54,8 +54,8 @@ fn every_architecture_gives_the_reference_logits() {
     let device = device();
     for r in &references {
         let mode = match r.name {
-            "llama2" | "llama-tied" | "qwen3" => RotationMode::Fold,
-            "llama3" | "smollm2" => RotationMode::Online,
+            "llama2" | "llama-tied" | "qwen3" | "phi4-mini" => RotationMode::Fold,
+            "llama3" | "smollm2" | "granite" => RotationMode::Online,
             _ => RotationMode::None,
         };
         let model = dense(&device, &r.source(mode, 42));

@@ -49,7 +49,8 @@ const LOGIT_ROWS: usize = BLOCK;
 /// The sum over all tokens of `sequences`, each run from an empty state, of KL(p‖q) in nats: p the distribution of the next token by
 /// `baseline`, q that of `model` with every row of the matrices in `logs` multiplied by the exponential of its number there.
 ///
-/// `gradient` gets the derivatives with respect to `logs` added to what it holds.
+/// `gradient` gets the derivatives with respect to `logs` added to what it holds. With `longrope` frequencies the longest of the sequences says whether
+/// they are those of long texts.
 ///
 /// # Errors
 /// [`Error::Token`], [`Error::UnknownLinear`] or [`Error::Linear`] for numbers that fit no matrix, and what `baseline` returns.

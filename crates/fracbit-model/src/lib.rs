@@ -42,6 +42,7 @@ pub mod sample;
 pub mod sites;
 pub mod source;
 pub mod state;
+mod stored;
 
 pub use block::{Block, BlockInput};
 pub use error::Error;

@@ -30,23 +30,23 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::{Shape, ShapeError};
-use fracbit_io::{Checkpoint, Dtype};
+use fracbit_io::Checkpoint;
 use fracbit_kernels::vectors::{
     Products,
-    plain::{LANES, accumulate, add, dot, finish},
+    plain::{LANES, add, dot, finish},
 };
 use fracbit_kernels::{
     Activations, Crew, PANEL_FROM, PackedMatrix, RowsOf, Vectors, matmul_gated_with, matmul_refined_with,
     matmul_rows_with, matmul_with, with_crew,
 };
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 use crate::coarse;
 use crate::id::LinearId;
+use crate::sites::RotationMode;
+use crate::stored::{Change, Stored};
 use crate::{Error, WeightSource, model::TASK};
 
 /// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
@@ -62,7 +62,7 @@ const CACHED: usize = 1 << 16;
 const PIECE: usize = 32 * LANES;
 /// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so that only
 /// the last has a tail.
-const CONVERT: usize = 64 * LANES;
+pub(crate) const CONVERT: usize = 64 * LANES;
 /// Weights below which the one-token product stays on its thread: about 10 µs of work.
 const SERIAL: usize = 1 << 15;
 
@@ -116,15 +116,6 @@ struct Fused {
 /// [`matmul_with`] or [`matmul_refined_with`].
 type PackedProduct =
     fn(&Crew<'_>, &PackedMatrix, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
-
-/// A matrix left in the checkpoint.
-#[derive(Debug)]
-struct Stored {
-    checkpoint: Arc<Checkpoint>,
-    name: String,
-    shape: Shape,
-    dtype: Dtype,
-}
 
 /// Work space of linear layers: the activations in integer form, shared by layers with one input.
 #[derive(Default)]
@@ -189,8 +180,9 @@ impl Linear {
     /// As for [`WeightSource::linear`].
     pub(crate) fn from_source(source: &WeightSource, id: LinearId) -> Result<Self, Error> {
         let bias = source.bias(id)?;
-        if source.yields_stored(id) {
-            return Self::stored(source.checkpoint().clone(), &source.weight_name(id), bias);
+        if source.sites().mode() == RotationMode::None {
+            let change = source.change(id);
+            return Self::changed(source.checkpoint().clone(), &source.weight_name(id), change, bias);
         }
         let matrix = source.linear(id)?;
         Ok(Self::dense(matrix.shape, matrix.data, bias)?)
@@ -203,6 +195,15 @@ impl Linear {
     /// [`Error::Io`] for a missing tensor, one of integers, or one with NaN or infinite weights;
     /// [`Error::Shape`] for one that is no matrix or does not fit the bias.
     pub fn stored(checkpoint: Arc<Checkpoint>, name: &str, bias: Option<Vec<f32>>) -> Result<Self, Error> {
+        Self::changed(checkpoint, name, Change::NONE, bias)
+    }
+
+    fn changed(
+        checkpoint: Arc<Checkpoint>,
+        name: &str,
+        change: Change,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self, Error> {
         let info = checkpoint.info(name)?;
         let &[rows, cols] = info.shape.as_slice() else {
             return Err(ShapeError::new(
@@ -220,7 +221,7 @@ impl Linear {
             buffer.resize(range.len() * cols, 0.0);
             checkpoint.rows_f32_into(name, range, buffer)
         })?;
-        let stored = Stored { name: name.to_owned(), shape, dtype, checkpoint };
+        let stored = Stored { name: name.to_owned(), shape, dtype, checkpoint, change };
         Ok(Self::new(Weights::Stored(stored), bias)?)
     }
 
@@ -375,7 +376,7 @@ impl Linear {
         }
         match &self.weights {
             Weights::Dense(_, weights) => out.copy_from_slice(&weights[row * shape.cols..][..shape.cols]),
-            Weights::Stored(stored) => stored.convert(row, out),
+            Weights::Stored(stored) => stored.block(row..row + 1, out),
             Weights::Packed(matrix) => matrix.row(row, out),
             Weights::Fused(part) => part.whole.row(part.rows.start + row, out),
             Weights::Banded(of) => {
@@ -608,8 +609,7 @@ impl Weights {
             Self::Stored(stored) => {
                 let cols = stored.shape.cols;
                 buffer.resize(rows.len() * cols, 0.0);
-                let bytes = cols * stored.dtype.size();
-                convert(stored.dtype, &stored.bytes()[rows.start * bytes..rows.end * bytes], buffer);
+                stored.block(rows, buffer);
                 buffer
             }
             Self::Packed(_) | Self::Fused(_) | Self::Banded(_) => {
@@ -697,102 +697,17 @@ impl Banded {
     }
 }
 
-impl Stored {
-    fn bytes(&self) -> &[u8] {
-        self.checkpoint.tensor(&self.name).expect("found when the layer was made").bytes
-    }
-
-    fn row_bytes(&self, row: usize) -> &[u8] {
-        let size = self.shape.cols * self.dtype.size();
-        &self.bytes()[row * size..(row + 1) * size]
-    }
-
-    fn convert(&self, row: usize, out: &mut [f32]) {
-        convert(self.dtype, self.row_bytes(row), out);
-    }
-
-    fn vector_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
-        let size = self.shape.cols * self.dtype.size();
-        let bytes = self.bytes();
-        let row_bytes = |row: usize| &bytes[row * size..(row + 1) * size];
-        match self.dtype {
-            Dtype::Bf16 => vector_product(crew, self.shape, out, |row| dot_bf16(row_bytes(row), x)),
-            dtype => vector_product(crew, self.shape, out, |row| {
-                let mut buffer = [0.0; CONVERT];
-                let mut sums = [0.0; LANES];
-                let mut rest = 0..0;
-                for (bytes, x) in row_bytes(row).chunks(CONVERT * dtype.size()).zip(x.chunks(CONVERT)) {
-                    convert(dtype, bytes, &mut buffer[..x.len()]);
-                    accumulate(&mut sums, &buffer[..x.len()], x);
-                    rest = x.len() / LANES * LANES..x.len();
-                }
-                // Only the last chunk can have a tail.
-                let tail = &buffer[rest];
-                finish(sums, tail, &x[x.len() - tail.len()..])
-            }),
-        }
-    }
-}
-
 /// `out[r] = product(r)`, rows shared among threads where there are enough.
-fn vector_product(crew: &Crew<'_>, shape: Shape, out: &mut [f32], product: impl Fn(usize) -> f32 + Sync) {
+pub(crate) fn vector_product(
+    crew: &Crew<'_>,
+    shape: Shape,
+    out: &mut [f32],
+    product: impl Fn(usize) -> f32 + Sync,
+) {
     let rows = (SERIAL / shape.cols).max(1);
     crew.chunks(out, rows, |chunk, out| {
         for (i, out) in out.iter_mut().enumerate() {
             *out = product(chunk * rows + i);
         }
     });
-}
-
-/// The inner product with a row of little-endian bf16, without a buffer: such a weight is the upper half of
-/// an f32.
-fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
-    let (row, row_rest) = row.as_chunks::<{ 2 * LANES }>();
-    let (x, x_rest) = x.as_chunks::<LANES>();
-    let mut sums = [0.0f32; LANES];
-    for (row, x) in row.iter().zip(x) {
-        for (s, (w, x)) in sums.iter_mut().zip(row.as_chunks::<2>().0.iter().zip(x)) {
-            *s += f32::from_bits(u32::from(u16::from_le_bytes(*w)) << 16) * x;
-        }
-    }
-    let mut tail = [0.0; LANES];
-    let tail = &mut tail[..x_rest.len()];
-    convert(Dtype::Bf16, row_rest, tail);
-    finish(sums, tail, x_rest)
-}
-
-/// Little-endian floats to f32.
-fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *o = f32::from_le_bytes(*b);
-            }
-        }
-        Dtype::Bf16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                // As the upper half of an f32: that is its value, and NaN, which `half` treats apart, was refused.
-                *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-            }
-        }
-        Dtype::F16 => {
-            // The slice conversion uses F16C where there is; the copy gives it the alignment that a file does
-            // not promise.
-            let mut block = [f16::ZERO; 128];
-            for (out, bytes) in out.chunks_mut(block.len()).zip(bytes.chunks(2 * block.len())) {
-                let block = &mut block[..out.len()];
-                for (h, b) in block.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *h = f16::from_le_bytes(*b);
-                }
-                block.convert_to_f32_slice(out);
-            }
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        Dtype::F64 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
-                *o = f64::from_le_bytes(*b) as f32;
-            }
-        }
-        _ => unreachable!("integer tensors are refused when the layer is made"),
-    }
 }

@@ -18,6 +18,10 @@
 //! stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate from its rule 3: tied
 //! embeddings stay one matrix.
 //!
+//! Before that W, b and g are those of the graph, not always the stored ones: o and down are multiplied by [`ModelConfig::residual_factor`], the
+//! final gain by [`ModelConfig::logit_factor`], and where only the first channels of a head turn, the rows of q and k are put in the
+//! order that [`crate::turns`] counts planes in.
+//!
 //! P is shared by the heads of a block and drawn anew for each block.
 
 use std::collections::HashSet;
@@ -33,6 +37,7 @@ use rayon::prelude::*;
 use crate::Error;
 use crate::id::{LayerLinear, LinearId, NormId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+use crate::stored::Change;
 
 /// Weights that a thread checks in one go.
 const CHECKED_AT_ONCE: usize = 1 << 18;
@@ -58,7 +63,7 @@ pub struct WeightSource {
 
 impl WeightSource {
     /// Checks that every tensor the configuration asks for is stored with its shape, and that no stored bias
-    /// or norm would be ignored. Reads no weights.
+    /// or norm would be ignored. Reads no weights. Fused tensors should be parted ([`Checkpoint::parted`]).
     ///
     /// # Errors
     /// [`Error::Io`] naming the tensor that is missing or has another shape, [`Error::Unexpected`],
@@ -148,7 +153,7 @@ impl WeightSource {
         self.check(id)?;
         let shape = id.shape(&self.config);
         let mut data = self.checkpoint.to_f32(&self.weight_name(id))?;
-        self.adapt(id, &mut data);
+        self.change(id).apply(&mut data, shape.cols);
         match self.sites.mode() {
             RotationMode::None => {}
             RotationMode::Fold => self.fold(id, shape, &mut data)?,
@@ -157,40 +162,18 @@ impl WeightSource {
         Ok(Matrix { shape, data })
     }
 
-    /// Whether [`WeightSource::linear`] yields the stored numbers as they are.
-    pub(crate) fn yields_stored(&self, id: LinearId) -> bool {
-        self.sites.mode() == RotationMode::None && !self.orders(id) && self.factor(id) == 1.0
-    }
-
-    /// Whether the rows of queries and keys take another order.
-    fn orders(&self, id: LinearId) -> bool {
-        let turns = matches!(id, LinearId::Layer(_, LayerLinear::Q | LayerLinear::K));
-        turns && self.config.rope.dim < self.config.head_dim
-    }
-
-    /// What a matrix and its bias are multiplied by.
-    fn factor(&self, id: LinearId) -> f32 {
+    /// How the stored rows of a matrix, and the entries of its bias, become those of the model before any rotation.
+    pub(crate) fn change(&self, id: LinearId) -> Change {
+        let (turn, head) = (self.config.rope.dim, self.config.head_dim);
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         match id {
-            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => self.config.residual_factor as f32,
-            _ => 1.0,
-        }
-    }
-
-    /// Takes the rows of a stored matrix, or the entries of its bias, to those of the model: multiplies by what the configuration says, and puts the channels
-    /// of queries and keys that do not turn behind those that do in each half of a head.
-    fn adapt(&self, id: LinearId, data: &mut [f32]) {
-        let factor = self.factor(id);
-        if factor != 1.0 {
-            data.iter_mut().for_each(|w| *w *= factor);
-        }
-        if self.orders(id) {
-            let (dim, head) = (self.config.rope.dim / 2, self.config.head_dim);
-            let width = data.len() / id.shape(&self.config).rows;
-            data.par_chunks_exact_mut(head * width).for_each(|rows| {
-                // first | second | still becomes first | half of still | second | other half of it.
-                rows[dim * width..(head / 2 + dim) * width].rotate_left(dim * width);
-            });
+            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => {
+                Change { factor: self.config.residual_factor as f32, ..Change::NONE }
+            }
+            LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head => {
+                Change { parted: Some((turn / 2, head)), ..Change::NONE }
+            }
+            _ => Change::NONE,
         }
     }
 
@@ -260,7 +243,7 @@ impl WeightSource {
             return Ok(None);
         }
         let mut bias = self.checkpoint.to_f32(&id.bias_name())?;
-        self.adapt(id, &mut bias);
+        self.change(id).apply(&mut bias, 1);
         if self.sites.mode() == RotationMode::Fold
             && let LinearId::Layer(i, linear) = id
         {

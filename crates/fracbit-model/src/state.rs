@@ -12,7 +12,8 @@ use crate::linear::LinearScratch;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOptions {
     /// Most tokens it can hold; `None`: the model's `max_position_embeddings`. More than that is allowed, at
-    /// the caller's judgement: the model was not trained for it.
+    /// the caller's judgement: the model was not trained for it. With `longrope` frequencies (Phi) a state that may hold more than
+    /// the original context takes those of long texts from its first token on.
     pub context: Option<usize>,
     /// Element type of the cache.
     pub kv: KvType,

@@ -118,7 +118,8 @@ pub fn score<D: Device>(
     }
     let predictions: usize = windows.iter().map(|w| w.len().saturating_sub(1)).sum();
     progress.stage("evaluating", predictions as u64);
-    let longest = windows.iter().map(Vec::len).max().unwrap_or(1);
+    // The last token of a window is predicted and not run.
+    let longest = windows.iter().map(|w| w.len().saturating_sub(1)).max().unwrap_or(0).max(1);
     let mut state: DeviceState<'_, D> = model.state(longest)?;
     let mut beside = baseline.map(|b| b.state(longest).map(|state| (b, state))).transpose()?;
     let (mut found, mut wanted) = (Comparison::default(), Vec::new());

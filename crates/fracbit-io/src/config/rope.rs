@@ -64,7 +64,19 @@ pub struct RopeConfig {
     pub gain: f64,
 }
 
+/// What factors may be: far beyond any model's, and products of several are numbers still.
+const MODERATE: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+
 impl Fields {
+    /// A number of [`MODERATE`] size.
+    pub(super) fn moderate(&self, field: &str, default: Option<f64>) -> Result<f64, Error> {
+        let value = self.number(field, default)?;
+        if MODERATE.contains(&value) {
+            return Ok(value);
+        }
+        Err(self.bad(field, format!("should be from 1e-6 to 1e6, got {value:e}")))
+    }
+
     /// Of heads of `head_dim` channels; the context of `max_positions` tokens grows where the frequencies are stretched by YaRN.
     pub(super) fn rope(
         &self,
@@ -134,9 +146,13 @@ impl Fields {
             Some(kind) => kind,
             None => s.text("type")?.unwrap_or("default"),
         };
-        let original = |default| s.size("original_max_position_embeddings", 1 << 32, Some(default));
+        // Where both have one, that of the whole configuration counts.
+        let original = |default| {
+            let inner = s.size("original_max_position_embeddings", 1 << 32, Some(default))?;
+            self.size("original_max_position_embeddings", 1 << 32, Some(inner))
+        };
         let attention_factor =
-            || s.get("attention_factor").map(|_| s.number("attention_factor", None)).transpose();
+            || s.get("attention_factor").map(|_| s.moderate("attention_factor", None)).transpose();
         rope.scaling = match kind {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: s.number("factor", None)? },
@@ -156,14 +172,13 @@ impl Fields {
             // Phi-3's own names for it, before transformers had one.
             "longrope" | "su" | "yarn" if kind == "longrope" || arch == Architecture::Phi3 => {
                 let planes = rope.dim / 2;
-                let outer = self.size("original_max_position_embeddings", 1 << 32, Some(*max_positions))?;
-                let original = original(outer)?;
+                let original = original(if arch == Architecture::Phi3 { 4096 } else { *max_positions })?;
                 rope.gain = match attention_factor()? {
                     Some(factor) => factor,
                     #[expect(clippy::cast_precision_loss, reason = "contexts are far below 2^53")]
                     None => {
                         let original = original as f64;
-                        longrope_gain(s.number("factor", Some(*max_positions as f64 / original))?, original)
+                        longrope_gain(s.moderate("factor", Some(*max_positions as f64 / original))?, original)
                     }
                 };
                 RopeScaling::LongRope {
@@ -178,9 +193,9 @@ impl Fields {
                         return Err(s.bad(field, "should be absent: such YaRN is not supported"));
                     }
                 }
-                let factor = s.number("factor", None)?;
+                let factor = s.moderate("factor", None)?;
                 let (beta_fast, beta_slow) =
-                    (s.number("beta_fast", Some(32.0))?, s.number("beta_slow", Some(1.0))?);
+                    (s.moderate("beta_fast", Some(32.0))?, s.moderate("beta_slow", Some(1.0))?);
                 if beta_fast <= beta_slow {
                     return Err(s.bad("beta_fast", "should be greater than beta_slow"));
                 }
@@ -216,13 +231,13 @@ impl Fields {
         Ok(())
     }
 
-    /// A positive divisor for each plane.
+    /// A divisor for each plane.
     fn divisors(&self, field: &str, planes: usize) -> Result<Vec<f64>, Error> {
         let rule = |got: &str| {
             self.bad(
                 field,
                 format!(
-                    "should be {planes} positive numbers, one for each pair of channels that turns, {got}"
+                    "should be {planes} numbers from 1e-6 to 1e6, one for each pair of channels that turns, {got}"
                 ),
             )
         };
@@ -232,8 +247,8 @@ impl Fields {
             return Err(rule(&format!("got {} of them", list.len())));
         }
         let one = |v: &Value| {
-            let positive = v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
-            positive.ok_or_else(|| rule(&format!("got {}", short(v))))
+            let moderate = v.as_f64().filter(|n| MODERATE.contains(n));
+            moderate.ok_or_else(|| rule(&format!("got {}", short(v))))
         };
         list.iter().map(one).collect()
     }

@@ -1,0 +1,195 @@
+//! Matrices that stay in the checkpoint's memory map, and how their rows become the model's.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fracbit_base::Shape;
+use fracbit_io::{Checkpoint, Dtype};
+use fracbit_kernels::Crew;
+use fracbit_kernels::vectors::plain::{LANES, accumulate, finish};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use crate::linear::{CONVERT, vector_product};
+
+/// How a matrix of the model follows from the stored one; [`crate::WeightSource`] says why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Change {
+    /// Of every weight.
+    pub(crate) factor: f32,
+    /// Half of the rows of a head that turn, and all rows of a head, where its turning rows part: those that stand still go behind
+    /// them in each half.
+    pub(crate) parted: Option<(usize, usize)>,
+}
+
+impl Change {
+    /// Rows as they are stored.
+    pub(crate) const NONE: Self = Self { factor: 1.0, parted: None };
+
+    /// Where row `row` is stored: first | half of still | second | other half was first | second | still.
+    fn stored(self, row: usize) -> usize {
+        let Some((turn, head)) = self.parted else { return row };
+        let (start, row, half) = (row / head * head, row % head, head / 2);
+        start
+            + if row < turn {
+                row
+            } else if row < half {
+                row + turn
+            } else if row < half + turn {
+                row - half + turn
+            } else {
+                row
+            }
+    }
+
+    /// Changes stored rows of `width` (1 for a bias), whole heads of them, to the model's.
+    pub(crate) fn apply(self, data: &mut [f32], width: usize) {
+        if self.factor != 1.0 {
+            data.iter_mut().for_each(|w| *w *= self.factor);
+        }
+        if let Some((turn, head)) = self.parted {
+            data.par_chunks_exact_mut(head * width)
+                .for_each(|rows| rows[turn * width..(head / 2 + turn) * width].rotate_left(turn * width));
+        }
+    }
+}
+
+/// A matrix left in the checkpoint.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) name: String,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
+    pub(crate) change: Change,
+}
+
+impl Stored {
+    fn bytes(&self) -> &[u8] {
+        self.checkpoint.tensor(&self.name).expect("found when the layer was made").bytes
+    }
+
+    /// Some rows in f32.
+    pub(crate) fn block(&self, rows: Range<usize>, out: &mut [f32]) {
+        let (bytes, cols) = (self.bytes(), self.shape.cols);
+        let size = cols * self.dtype.size();
+        if self.change.parted.is_some() {
+            for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+                let row = self.change.stored(row);
+                convert(self.dtype, &bytes[row * size..(row + 1) * size], out);
+            }
+        } else {
+            convert(self.dtype, &bytes[rows.start * size..rows.end * size], out);
+        }
+        self.multiply(out);
+    }
+
+    fn multiply(&self, weights: &mut [f32]) {
+        if self.change.factor != 1.0 {
+            weights.iter_mut().for_each(|w| *w *= self.change.factor);
+        }
+    }
+
+    /// `out = W x`.
+    pub(crate) fn vector_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
+        let size = self.shape.cols * self.dtype.size();
+        let bytes = self.bytes();
+        let row_bytes = |row: usize| {
+            let row = self.change.stored(row);
+            &bytes[row * size..(row + 1) * size]
+        };
+        match self.dtype {
+            Dtype::Bf16 if self.change.factor == 1.0 => {
+                vector_product(crew, self.shape, out, |row| dot_bf16(row_bytes(row), x));
+            }
+            dtype => vector_product(crew, self.shape, out, |row| {
+                let mut buffer = [0.0; CONVERT];
+                let mut sums = [0.0; LANES];
+                let mut rest = 0..0;
+                for (bytes, x) in row_bytes(row).chunks(CONVERT * dtype.size()).zip(x.chunks(CONVERT)) {
+                    let buffer = &mut buffer[..x.len()];
+                    convert(dtype, bytes, buffer);
+                    self.multiply(buffer);
+                    accumulate(&mut sums, buffer, x);
+                    rest = x.len() / LANES * LANES..x.len();
+                }
+                // Only the last chunk can have a tail.
+                let tail = &buffer[rest];
+                finish(sums, tail, &x[x.len() - tail.len()..])
+            }),
+        }
+    }
+}
+
+/// The inner product with a row of little-endian bf16, without a buffer: such a weight is the upper half of
+/// an f32.
+fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
+    let (row, row_rest) = row.as_chunks::<{ 2 * LANES }>();
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for (row, x) in row.iter().zip(x) {
+        for (s, (w, x)) in sums.iter_mut().zip(row.as_chunks::<2>().0.iter().zip(x)) {
+            *s += f32::from_bits(u32::from(u16::from_le_bytes(*w)) << 16) * x;
+        }
+    }
+    let mut tail = [0.0; LANES];
+    let tail = &mut tail[..x_rest.len()];
+    convert(Dtype::Bf16, row_rest, tail);
+    finish(sums, tail, x_rest)
+}
+
+/// Little-endian floats to f32.
+fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        Dtype::Bf16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                // As the upper half of an f32: that is its value, and NaN, which `half` treats apart, was refused.
+                *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+            }
+        }
+        Dtype::F16 => {
+            // The slice conversion uses F16C where there is; the copy gives it the alignment that a file does
+            // not promise.
+            let mut block = [f16::ZERO; 128];
+            for (out, bytes) in out.chunks_mut(block.len()).zip(bytes.chunks(2 * block.len())) {
+                let block = &mut block[..out.len()];
+                for (h, b) in block.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *h = f16::from_le_bytes(*b);
+                }
+                block.convert_to_f32_slice(out);
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        Dtype::F64 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *o = f64::from_le_bytes(*b) as f32;
+            }
+        }
+        _ => unreachable!("integer tensors are refused when the layer is made"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_found_where_they_are_moved_from() {
+        for (turn, head) in [(1, 4), (2, 4), (3, 8), (6, 16), (48, 128), (1, 2)] {
+            let change = Change { factor: 2.0, parted: Some((turn, head)) };
+            let mut rows: Vec<f32> = (0..3 * head).map(|i| i as f32).collect();
+            change.apply(&mut rows, 1);
+            for (row, value) in rows.iter().enumerate() {
+                assert_eq!(*value, 2.0 * change.stored(row) as f32, "{turn} of {head}, row {row}");
+            }
+            // Planes of the runtime, (k, k + head / 2), are those of the checkpoint, (k, k + turn).
+            assert!((0..turn).all(|k| (change.stored(k), change.stored(k + head / 2)) == (k, k + turn)));
+        }
+    }
+}
