@@ -8,7 +8,10 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{F32, Reference, logits, max_difference, references, relative};
+use fracbit_io::RopeScaling;
 use fracbit_model::{
     Error, EvalOptions, GenerateOptions, Generation, KvType, Linear, LinearId, Model, RotationMode,
     SampleConfig, Sampler, StateOptions, Stop, WeightSource, eval,
@@ -48,6 +51,37 @@ fn rotated_models_give_the_same_logits() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn a_state_of_the_original_context_turns_by_short_factors() {
+    each(|r| {
+        let source = r.source(RotationMode::None, 0);
+        let RopeScaling::LongRope { short, original_max_position_embeddings: original, .. } =
+            source.config().rope.scaling.clone()
+        else {
+            return;
+        };
+        let run = |model: &Model, context| {
+            let mut state = model.state(&StateOptions { context: Some(context), ..F32 });
+            logits(model, &mut state, &r.tokens[..original])
+        };
+        let model = Model::from_source(&source).unwrap();
+        // Short ones everywhere: the same model at every context.
+        let mut config = source.config().clone();
+        config.rope.scaling = RopeScaling::LongRope {
+            short: short.clone(),
+            long: short,
+            original_max_position_embeddings: original,
+        };
+        let source =
+            WeightSource::new(Arc::clone(source.checkpoint()), config, RotationMode::None, 0).unwrap();
+        let shortened = Model::from_source(&source).unwrap();
+        assert_eq!(run(&model, original), run(&shortened, original), "{}", r.name);
+        assert_eq!(run(&shortened, original), run(&shortened, original + 1), "{}", r.name);
+        let moved = max_difference(&run(&model, original), &run(&model, original + 1));
+        assert!(moved > 1.0, "{}: {moved}", r.name);
     });
 }
 
