@@ -357,8 +357,7 @@ impl Fields {
         let uniform = !matches!(arch, Architecture::Qwen2 | Architecture::Qwen3 | Architecture::SmolLm3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
-                let uniform = types.iter().all(|&s| s == window.is_some());
-                if !uniform {
+                if types.iter().any(|&s| s != window.is_some()) {
                     return Err(self.bad(
                         "layer_types",
                         format!("should be the same for all layers of `{}`", arch.model_type()),
@@ -472,17 +471,12 @@ impl Fields {
         let usual = if arch == Phi3 { 4096 } else { 2048 };
         let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(usual))?;
         let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
-        let mut factors = Factors { embedding: 1.0, residual: 1.0, logits: 1.0 };
+        let factor = |field| if arch == Granite { self.moderate(field, Some(1.0)) } else { Ok(1.0) };
+        let embedding = factor("embedding_multiplier")?;
         if arch == Granite {
-            let factor = |field| self.moderate(field, Some(1.0));
             #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
             let scores = factor("attention_multiplier")? * (head_dim as f64).sqrt();
             rope.gain *= scores.sqrt();
-            factors = Factors {
-                embedding: factor("embedding_multiplier")?,
-                residual: factor("residual_multiplier")?,
-                logits: factor("logits_scaling")?,
-            };
         }
         let eps = self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?;
         if eps > 1.0 {
@@ -499,10 +493,10 @@ impl Fields {
             head_dim,
             vocab_size,
             max_position_embeddings,
-            rms_norm_eps: eps / factors.embedding.powi(2),
+            rms_norm_eps: eps / embedding.powi(2),
             rope,
-            residual_factor: factors.residual / factors.embedding,
-            logit_factor: 1.0 / factors.logits,
+            residual_factor: factor("residual_multiplier")? / embedding,
+            logit_factor: 1.0 / factor("logits_scaling")?,
             tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3)?,
             qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
             o_bias: bias_flag_used && attention_bias,
@@ -515,13 +509,6 @@ impl Fields {
             raw: self.map,
         })
     }
-}
-
-/// The factors of Granite, ones elsewhere.
-struct Factors {
-    embedding: f64,
-    residual: f64,
-    logits: f64,
 }
 
 /// A value as text, cut to what a message can carry.

@@ -1,16 +1,16 @@
 //! Stored floats to `f32`, exact for F16, BF16 and F32; F64 is rounded to nearest.
 
+use half::f16;
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use crate::dtype::Dtype;
 
 /// Converts `src` (little-endian elements of `dtype`) into `out`.
 ///
 /// # Panics
-/// When `dtype` is no float type or the lengths differ; both are checked by the callers.
-pub(crate) fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
-    assert_eq!(src.len(), out.len() * dtype.size(), "conversion lengths are the caller's duty");
+/// When `dtype` is no float type or the lengths differ.
+pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
+    assert_eq!(src.len(), out.len() * dtype.size(), "to_f32_into: as many elements as places");
     match dtype {
         Dtype::F32 => {
             for (o, s) in out.iter_mut().zip(src.as_chunks::<4>().0) {
@@ -19,7 +19,8 @@ pub(crate) fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
         }
         Dtype::Bf16 => {
             for (o, s) in out.iter_mut().zip(src.as_chunks::<2>().0) {
-                *o = bf16::from_le_bytes(*s).to_f32();
+                // The upper half of an f32.
+                *o = f32::from_bits(u32::from(u16::from_le_bytes(*s)) << 16);
             }
         }
         Dtype::F16 => {
@@ -38,7 +39,7 @@ pub(crate) fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
                 *o = f64::from_le_bytes(*s) as f32;
             }
         }
-        _ => unreachable!("callers pass float types only"),
+        _ => panic!("to_f32_into: a float type, got {dtype}"),
     }
 }
 

@@ -4,11 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::Shape;
-use fracbit_io::{Checkpoint, Dtype};
+use fracbit_io::{Checkpoint, Dtype, to_f32_into};
 use fracbit_kernels::Crew;
 use fracbit_kernels::vectors::plain::{LANES, accumulate, finish};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use crate::linear::{CONVERT, vector_product};
@@ -77,10 +75,10 @@ impl Stored {
         if self.change.parted.is_some() {
             for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
                 let row = self.change.stored(row);
-                convert(self.dtype, &bytes[row * size..(row + 1) * size], out);
+                to_f32_into(self.dtype, &bytes[row * size..(row + 1) * size], out);
             }
         } else {
-            convert(self.dtype, &bytes[rows.start * size..rows.end * size], out);
+            to_f32_into(self.dtype, &bytes[rows.start * size..rows.end * size], out);
         }
         self.multiply(out);
     }
@@ -109,7 +107,7 @@ impl Stored {
                 let mut rest = 0..0;
                 for (bytes, x) in row_bytes(row).chunks(CONVERT * dtype.size()).zip(x.chunks(CONVERT)) {
                     let buffer = &mut buffer[..x.len()];
-                    convert(dtype, bytes, buffer);
+                    to_f32_into(dtype, bytes, buffer);
                     self.multiply(buffer);
                     accumulate(&mut sums, buffer, x);
                     rest = x.len() / LANES * LANES..x.len();
@@ -135,44 +133,8 @@ fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
     }
     let mut tail = [0.0; LANES];
     let tail = &mut tail[..x_rest.len()];
-    convert(Dtype::Bf16, row_rest, tail);
+    to_f32_into(Dtype::Bf16, row_rest, tail);
     finish(sums, tail, x_rest)
-}
-
-/// Little-endian floats to f32.
-fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *o = f32::from_le_bytes(*b);
-            }
-        }
-        Dtype::Bf16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                // As the upper half of an f32: that is its value, and NaN, which `half` treats apart, was refused.
-                *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-            }
-        }
-        Dtype::F16 => {
-            // The slice conversion uses F16C where there is; the copy gives it the alignment that a file does
-            // not promise.
-            let mut block = [f16::ZERO; 128];
-            for (out, bytes) in out.chunks_mut(block.len()).zip(bytes.chunks(2 * block.len())) {
-                let block = &mut block[..out.len()];
-                for (h, b) in block.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *h = f16::from_le_bytes(*b);
-                }
-                block.convert_to_f32_slice(out);
-            }
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        Dtype::F64 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
-                *o = f64::from_le_bytes(*b) as f32;
-            }
-        }
-        _ => unreachable!("integer tensors are refused when the layer is made"),
-    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(crate) struct ChatArgs {
     /// Instruction that comes before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens to remember, no more than the model's context; more than the original one of a `longrope` model turns to its factors for long texts [default: 4096, or that context when it is shorter].
+    /// Tokens to remember, no more than the model's context; beyond the original one of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that context when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
     /// Most tokens of an answer.
