@@ -12,6 +12,8 @@ mod avx2;
 mod avx512;
 pub mod limits;
 #[cfg(target_arch = "x86_64")]
+mod reads;
+#[cfg(target_arch = "x86_64")]
 mod vectors;
 
 /// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
@@ -53,29 +55,6 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     }
     let _ = (kernels, most);
     best
-}
-
-/// Asks for what comes behind the `bytes` at `at` (a tile of codes, cached keys or values), which are at hand: to the second-level cache as
-/// early as memory of a large server takes to answer, then to the first-level one, which keeps only some ten requests under way.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn stream(at: *const u8, bytes: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-    const FAR: usize = 4096;
-    const NEAR: usize = 512;
-    let line = |i: usize| {
-        // SAFETY: a prefetch may point anywhere.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + i).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + i).cast());
-        }
-    };
-    // The common ones without a loop.
-    line(0);
-    if bytes > 64 {
-        line(64);
-        (128..bytes).step_by(64).for_each(line);
-    }
 }
 
 /// Features of this processor that matter to kernels, by the names of the Rust standard library. Empty on other

@@ -38,13 +38,14 @@ macro_rules! attend {
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn sums<const Q: usize, const V: usize>(left: Left, panel: Panel) -> [[$int; V]; Q] {
+            let reads = crate::reads::Reads::of_machine();
             let mut sums = [[$zero(); V]; Q];
             let (mut left_at, mut at) = (left.at, panel.at);
             for _ in 0..panel.pairs {
                 let vector = |v: usize| at.wrapping_add(v * panel.gap);
                 if panel.far {
                     // Two short vectors share a line.
-                    (0..V).step_by(64 / (4 * LANES)).for_each(|v| crate::stream(vector(v).cast(), 64));
+                    (0..V).step_by(64 / (4 * LANES)).for_each(|v| reads.ask(vector(v).cast(), 64));
                 }
                 // SAFETY: promised by the caller.
                 let row: [$int; V] = std::array::from_fn(|v| unsafe { $load(vector(v).cast()) });

@@ -116,6 +116,7 @@ unsafe fn books_of<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, block: &Bloc
 unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
     let x = activations(args).as_ptr();
     let codes = args.codes[strip * args.stride..].as_ptr();
+    let reads = crate::reads::Reads::of_machine();
     let mut inner = [_mm256_setzero_ps(); 2];
     let mut ahead = [[_mm256_setzero_si256(); 2]; 8];
     if E::AHEAD {
@@ -133,7 +134,7 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
             // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
             unsafe {
                 let code = codes.add((tile + usize::from(E::AHEAD)) * E::TILE_BYTES);
-                crate::stream(code, E::TILE_BYTES);
+                reads.ask(code, E::TILE_BYTES);
                 let (last, x) = (last_row::<E>(code), x.add(16 * tile));
                 vectors!(I => {
                     let next = e.index::<I>(code, last);
@@ -164,6 +165,7 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
     let codes = args.codes[strip * args.stride..].as_ptr();
+    let reads = crate::reads::Reads::of_machine();
     let mut buffer = [[_mm256_setzero_si256(); 8]; BLOCK_TILES];
     let mut inner = [[_mm256_setzero_ps(); 2]; fracbit_kernels::MAX_TOKENS];
     for (index, block) in args.blocks.iter().enumerate() {
@@ -173,7 +175,7 @@ unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip
             // SAFETY: tiles of the block are inside `codes`.
             unsafe {
                 let code = codes.add((block.start + i) * E::TILE_BYTES);
-                crate::stream(code, E::TILE_BYTES);
+                reads.ask(code, E::TILE_BYTES);
                 let last = last_row::<E>(code);
                 vectors!(I => {
                     let index = e.index::<I>(code, last);

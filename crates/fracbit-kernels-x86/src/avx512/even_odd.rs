@@ -62,6 +62,7 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
     // The chunk that was expanded last: its activations, and the strip and the block that end with it.
     let mut before: Option<(*const i32, Option<(usize, usize)>)> = None;
     let mut turn = 0;
+    let reads = crate::reads::Reads::of_machine();
     for strip in 0..args.strips {
         let codes = args.codes[strip * args.stride..].as_ptr();
         let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
@@ -78,7 +79,7 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
                     // SAFETY: there is room for a tile behind the last.
                     unsafe {
                         let code = codes.add((block.start + first + tile + 1) * args.tile_bytes);
-                        crate::stream(code, args.tile_bytes);
+                        reads.ask(code, args.tile_bytes);
                         let next = e.begin(code);
                         [*low, *high] = e.eights(mid, books);
                         mid = next;

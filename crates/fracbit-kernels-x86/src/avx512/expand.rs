@@ -19,8 +19,8 @@ pub(super) trait Expand: Copy {
     #[must_use]
     unsafe fn signed(self) -> Self;
 
-    /// Strips that one token meets at once: 2 where that is so fast that memory binds.
-    const STREAMS: usize = 1;
+    /// So fast for one token that memory binds: it may meet several strips at once.
+    const BOUND: bool = false;
 
     /// The two pieces of a narrow tile are its even and its odd columns, not its first and its last eight.
     const SPLIT: bool = false;
@@ -331,7 +331,7 @@ pub(super) struct Lookup<const F: usize, const N: usize, const K: usize> {
 
 impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> {
     const WIDE: bool = false;
-    const STREAMS: usize = if kind::is_fast(K) { 1 } else { 2 };
+    const BOUND: bool = !kind::is_fast(K);
     /// Indices, `[half][piece]`.
     type Mid = [[__m512i; 2]; 2];
 
@@ -443,7 +443,7 @@ pub(super) struct Pairs256 {
 
 impl Expand for Pairs256 {
     const WIDE: bool = false;
-    const STREAMS: usize = 2;
+    const BOUND: bool = true;
     const SPLIT: bool = true;
     /// Codes, `[half]`.
     type Mid = [__m512i; 2];

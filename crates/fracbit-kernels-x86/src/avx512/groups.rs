@@ -36,7 +36,7 @@ pub(super) fn lines(codebook: &Codebook, bits: usize) -> Vec<Line> {
 
 impl<const F: usize, const B: usize> Expand for Books<F, B> {
     const WIDE: bool = false;
-    const STREAMS: usize = 2;
+    const BOUND: bool = true;
     /// Codes with bits of their neighbours above, `[half][piece]`.
     type Mid = [[__m512i; 2]; 2];
 

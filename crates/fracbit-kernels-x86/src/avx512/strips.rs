@@ -4,6 +4,7 @@
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
 use super::{even_odd::even_odd, expand::Expand, panel::panels, tiles::tiles, *};
+use crate::reads::Reads;
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
 /// The body of every scheme: expander `E` and the shared dot products.
@@ -26,7 +27,7 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
             (None, _) if !E::WIDE && args.interleave == Some(Interleave::Rows) => {
                 tiles(&expander.signed(), args, out)
             }
-            (None, 1) if E::STREAMS == 2 && args.strips.is_multiple_of(2) => {
+            (None, 1) if E::BOUND && args.strips.is_multiple_of(2) && Reads::of_machine().strips == 2 => {
                 one_token::<E, 2>(&expander, args, out)
             }
             (None, 1) => one_token::<E, 1>(&expander, args, out),
@@ -181,6 +182,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
             args.codes[(first + s) * args.stride + args.tiles * args.tile_bytes..].as_ptr()
         }
     });
+    let reads = Reads::of_machine();
     let mut inner = [_mm512_setzero_ps(); S];
     // A copy, which stays in registers.
     let mut current = *mid;
@@ -208,7 +210,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                 for s in 0..S {
                     let last = tile + 1 == args.tiles;
                     let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
-                    crate::stream(code, args.tile_bytes);
+                    reads.ask(code, args.tile_bytes);
                     let next = e.begin(code);
                     let weights = e.end_by(current[s], books[s]);
                     current[s] = next;
@@ -252,6 +254,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let (x, stride) = bytes_of(args.x, args.x_stride);
+    let reads = Reads::of_machine();
     let token = |t: usize| t.min(args.tokens - 1);
     // SAFETY: every token's activations are inside `x`.
     let rows: [*const u8; T] = std::array::from_fn(|t| unsafe { x.add(token(t) * stride) });
@@ -282,7 +285,7 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                 // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
                 unsafe {
                     let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
-                    crate::stream(code, args.tile_bytes);
+                    reads.ask(code, args.tile_bytes);
                     let meet = |v: usize, weights: &[__m512i; 8], sums: &mut [__m512i; T]| {
                         for t in 0..T {
                             let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();
