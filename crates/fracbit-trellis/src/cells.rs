@@ -4,14 +4,16 @@
 //! sorted, signed table. Only cells near the weight matter: three of them lose nothing that can be measured, two
 //! lose 4 to 5 %. Which of the continuations lie in those cells depends on the overlap; a byte shuffle fetches their
 //! costs-to-go, and another one the cost of the branch from the 32 levels of a cell. Costs are 8-bit with saturation.
-//! A vector of 64 overlaps so takes 5 (with VBMI) or 7 instructions for each of the 2 or 3 cells, whatever the rate; the exact search
-//! with its 16-bit costs takes 10 for each of the `2^k` branches.
+//! A vector of 64 overlaps so takes 5 (with VBMI) or 7 instructions for each of the 2 or 3 cells, whatever the rate; the
+//! exact search with its 16-bit costs takes 10 for each of the `2^k` branches.
 //!
 //! Layout: lanes of 16 bytes. The cost-to-go of overlap `u` and new bits `n` is `after[n << (16 - k - k') | u >> k']`.
 //! Rows of equal `n` are loaded and transposed, so that 16 bytes hold all rows of `16 >> r` columns, `r = min(k, k', 4)`.
 //! Where `k > r` a second table holds the other half of the rows; where `k' > r` two vectors of overlaps share a table.
 //! The new bits that lead to a cell are `n = (cell - a) b` with `b` the same for all overlaps with the same low bits, so
-//! that going from one cell to another adds a constant to the indices of a lane.
+//! that going from one cell to another adds a constant to the indices of a lane. With VBMI a shuffle reaches 64 bytes:
+//! there is one lane of them, tables are transposed once, and results not at all. Up to `k = 2` the row of a table and the
+//! level of an overlap then fit one byte, and a step reads half as much.
 //!
 //! The tail-biting seam costs a tenth of a pass instead of a whole one: the pass goes around the circle and `reach`
 //! weights further. The best path from step 0 arrives there again with some overlap, and the best path that starts with that
@@ -25,6 +27,8 @@ use fracbit_format::trellis::{self, FINE_ADD, STATE_BITS, STATES};
 pub(crate) const LEVELS: usize = 32;
 /// Bytes of a lane: a table of costs-to-go, and as many overlaps.
 pub(crate) const LANE: usize = 16;
+/// Bytes of the one lane that vectors are where a shuffle reaches all of it (VBMI).
+pub(crate) const WIDE_LANE: usize = 64;
 /// Most cells of a step that are looked at.
 pub(crate) const MOST: usize = 3;
 /// Grid values of one place, as a power of two: the nearest cells are tabulated by place.
@@ -77,11 +81,13 @@ pub(crate) struct Kind {
     pub(crate) new_bits: u32,
     /// Shift to the following step.
     pub(crate) shift: u32,
-    /// Index into the table of costs-to-go for cell 0.
+    /// Index into the table of costs-to-go for cell 0; if `packed`, its row in the upper three bits and the level below.
     pub(crate) picks: Aligned, // (vector, lane, overlap in the lane)
+    /// Columns of overlaps, to be added to rows if `packed`.
+    pub(crate) columns: Aligned, // (overlap of two vectors)
     /// What to add to that index for each cell, modulo the size of the table.
     pub(crate) turns: Vec<[u8; LANE]>, // (cell, overlap in the lane)
-    /// Level in the cell.
+    /// Level in the cell, unless `packed`.
     pub(crate) levels: Aligned, // (vector, lane, overlap in the lane)
     /// Value of a level on the metric's grid.
     values: Vec<f32>, // (cell, level)
@@ -107,6 +113,11 @@ impl Kind {
         self.new_bits.min(self.shift).min(4)
     }
 
+    /// Whether row and level of an overlap are one byte in lanes of `bytes`: half of what a step reads.
+    pub(crate) fn packed(&self, bytes: usize) -> bool {
+        bytes == WIDE_LANE && self.new_bits <= 2
+    }
+
     /// How the continuations of `overlap` lie: `h(n << (16 - k) | u) = h(u) + n (2 u + c) 2^(16 - k)`, with `h(u) = u (u + c)`.
     #[inline]
     fn spread(&self, overlap: u16) -> Spread {
@@ -125,7 +136,7 @@ impl Kind {
         new << (STATE_BITS - self.new_bits) | spread.overlap
     }
 
-    fn new(new_bits: u32, shift: u32, lanes: usize, values: &[i16]) -> Self {
+    fn new(new_bits: u32, shift: u32, lanes: (usize, usize), values: &[i16]) -> Self {
         let cells = 1usize << new_bits;
         let cell_of = |x: usize| {
             let hash = usize::from(trellis::hash_fine(u16::try_from(x).expect("a state")));
@@ -157,6 +168,7 @@ impl Kind {
             new_bits,
             shift,
             picks: Aligned::default(),
+            columns: Aligned::default(),
             turns: Vec::new(),
             levels: Aligned::default(),
             values,
@@ -166,38 +178,44 @@ impl Kind {
         new
     }
 
-    /// Fills the tables that depend on the width of vectors.
-    fn arrange(&mut self, lanes: usize) {
+    /// Fills the tables that depend on the lanes of vectors: how many, and of how many bytes.
+    fn arrange(&mut self, (lanes, bytes): (usize, usize)) {
         let rows_log = self.rows_log();
-        let columns = LANE >> rows_log;
-        let width = lanes * LANE;
-        let mut blocks = Vec::with_capacity(LANE);
+        let columns = bytes >> rows_log;
+        let width = lanes * bytes;
+        let mut blocks = Vec::new();
         let all = STATES >> (self.new_bits + self.shift);
         for first in (0..all).step_by(width) {
             for part in 0..1 << rows_log {
                 for share in 0..1usize << (self.shift - rows_log) {
                     for lane in 0..lanes {
-                        let column = first + lane * LANE + part * columns;
-                        let block = (column << self.shift) + share * LANE;
+                        let column = first + lane * bytes + part * columns;
+                        let block = (column << self.shift) + share * bytes;
                         blocks.push(block);
                     }
                 }
             }
         }
-        // With two tables the index has 5 bits, which stand at the top of the byte: sums wrap around either way.
-        let size = if self.new_bits > rows_log { 2 * LANE } else { LANE };
-        let up = if size > LANE { 3 } else { 0 };
-        let index = |overlap: usize, cell: usize| {
+        // With two tables of 16 bytes the index has 5 bits, which stand at the top of the byte: sums wrap around either way.
+        let size = if self.new_bits > rows_log { 2 * bytes } else { bytes };
+        let up = if size == 2 * LANE { 3 } else { 0 };
+        let row = |overlap: usize, cell: usize| {
             let state = self.lead(self.spread(word(overlap)), byte(cell));
-            let lead = usize::from(state) >> (STATE_BITS - self.new_bits);
-            lead * columns + (overlap >> self.shift) % columns
+            usize::from(state) >> (STATE_BITS - self.new_bits)
         };
+        let column = |overlap: usize| (overlap >> self.shift) % columns;
+        let index = |overlap: usize, cell: usize| row(overlap, cell) * columns + column(overlap);
+        let packed = self.packed(bytes);
         let (mut picks, mut levels) = (Vec::new(), Vec::new());
         for &block in &blocks {
-            for overlap in block..block + LANE {
+            for overlap in block..block + bytes {
+                let level = self.spread(word(overlap)).level;
+                if packed {
+                    picks.push(byte(row(overlap, 0) * LEVELS + level));
+                    continue;
+                }
                 picks.push(byte(index(overlap, 0) << up));
                 // The second half of the levels has bits 4 and 7 set.
-                let level = self.spread(word(overlap)).level;
                 levels.push(byte(level | ((level / LANE) << 7)));
             }
         }
@@ -214,6 +232,7 @@ impl Kind {
         }
         self.turns = turns;
         self.picks = Aligned::from(&picks);
+        self.columns = Aligned::from(&std::array::from_fn::<_, { 2 * WIDE_LANE }, _>(|i| byte(column(i))));
         self.levels = Aligned::from(&levels);
     }
 }
@@ -304,9 +323,10 @@ impl CellSearch {
         pairs.sort_unstable();
         pairs.dedup();
         let lanes = match isa {
-            Isa::Scalar => 1,
-            Isa::Avx2 => 2,
-            Isa::Avx512 => 4,
+            Isa::Scalar => (1, LANE),
+            Isa::Avx2 => (2, LANE),
+            Isa::Avx512 => (4, LANE),
+            Isa::Avx512Vbmi => (1, WIDE_LANE),
         };
         let kinds = pairs.into_iter().map(|(k, shift)| Kind::new(k, shift, lanes, values)).collect();
         #[expect(clippy::cast_possible_truncation, reason = "a factor")]
@@ -506,7 +526,7 @@ fn place(x: i16) -> usize {
 fn levels(isa: Isa, values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => crate::cells_simd::near_avx512(values, x, per_unit, cells),
+        Isa::Avx512 | Isa::Avx512Vbmi => crate::cells_simd::near_avx512(values, x, per_unit, cells),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => crate::cells_simd::near_avx2(values, x, per_unit, cells),
         _ => {
@@ -531,9 +551,7 @@ fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8
     assert!(before.len() >= STATES >> kind.new_bits, "costs before the step");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vbmi") => {
-            crate::cells_simd::step_avx512_vbmi(step, after, before)
-        }
+        Isa::Avx512Vbmi => crate::cells_simd::step_avx512_vbmi(step, after, before),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => crate::cells_simd::step_avx512(step, after, before),
         #[cfg(target_arch = "x86_64")]

@@ -4,7 +4,7 @@
     reason = "vector loads and stores through pointers; calls of target-feature functions"
 )]
 
-use crate::cells::{CellStep, LANE, LEVELS, MOST};
+use crate::cells::{CellStep, LANE, LEVELS, MOST, WIDE_LANE};
 use fracbit_format::trellis::STATES;
 use std::arch::x86_64::*;
 
@@ -127,10 +127,10 @@ pub(crate) fn step_avx2(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) ->
 
 macro_rules! body {
     (
-        $name:ident, $features:literal, $vector:ty, $lanes:literal,
+        $name:ident, $features:literal, $vector:ty, $lanes:literal, $bytes:expr,
         $set1:ident, $load:ident, $spread:ident, $subs:ident, $adds:ident, $min:ident, $shuffle:ident,
         $zero:ident, $add:ident,
-        $shift:ident, $either:ident, $levels:ident, $level:ident, $unpack:ident, $turn:ident, $store:ident,
+        $either:ident, $row_bits:expr, $rows:expr, $levels:ident, $level:ident, $unpack:ident, $turn:ident, $store:ident,
         $scatter:ident, $reduce:ident
     ) => {
         /// # Safety
@@ -141,7 +141,7 @@ macro_rules! body {
             after: &[u8],
             before: &mut [u8],
         ) -> u8 {
-            const WIDTH: usize = $lanes * LANE;
+            const WIDTH: usize = $lanes * $bytes;
             let CellStep { kind, base, settles, cells } = *step;
             let based = base != 0;
             let rows_log = kind.rows_log();
@@ -149,11 +149,22 @@ macro_rules! body {
             debug_assert_eq!(SHARES, 1 << (kind.shift - rows_log), "vectors that share a table");
             let base = $set1(base.cast_signed());
             let mut costs = [$levels(&[0; LEVELS]); CELLS];
-            let mut turns = [$zero(); CELLS];
-            for ((cost, turn), (cell, levels)) in costs.iter_mut().zip(&mut turns).zip(cells) {
-                *cost = $levels(levels);
-                *turn = $spread(&kind.turns[usize::from(*cell)]);
+            let mut turns = [[$zero(); CELLS]; SHARES];
+            // As `Kind::packed`, but known to the compiler.
+            let packed = $bytes == WIDE_LANE && ROWS << u32::from(TWO) <= 4;
+            debug_assert_eq!(packed, kind.packed($bytes), "what the tables hold");
+            for (i, (cell, levels)) in cells.iter().enumerate().take(CELLS) {
+                costs[i] = $levels(levels);
+                for (share, turns) in turns.iter_mut().enumerate() {
+                    turns[i] = $spread(&kind.turns[usize::from(*cell)]);
+                    if packed {
+                        // SAFETY: there are columns of two vectors.
+                        let columns = unsafe { $load(kind.columns.bytes()[share * WIDTH..].as_ptr().cast()) };
+                        turns[i] = $add(turns[i], columns);
+                    }
+                }
             }
+            let row_bits = $row_bits(rows_log, kind.new_bits);
             let (picks, levels) = (kind.picks.bytes().as_ptr(), kind.levels.bytes().as_ptr());
             let mut least = $set1(-1);
             let mut at = 0;
@@ -182,18 +193,17 @@ macro_rules! body {
                     for (block, result) in (group_at..).zip(&mut results).take(group) {
                         let (table, other) = (tables[block / SHARES], others[block / SHARES]);
                         // SAFETY: there is a byte for every overlap, and the loops walk through them once.
-                        let pick = unsafe { $load(picks.add(at).cast()) };
-                        // SAFETY: as above.
-                        let level = unsafe { $load(levels.add(at).cast()) };
+                        let code = unsafe { $load(picks.add(at).cast()) };
+                        let (pick, level) = if packed {
+                            ($rows(code, row_bits), code)
+                        } else {
+                            // SAFETY: as above.
+                            (code, unsafe { $load(levels.add(at).cast()) })
+                        };
                         let mut best = $set1(-1);
-                        for (cost, turn) in costs.iter().zip(&turns) {
+                        for (cost, turn) in costs.iter().zip(&turns[block % SHARES]) {
                             let pick = $add(pick, *turn);
-                            let next = if TWO {
-                                // Bits 3 to 7: the low bits are zero, so that nothing crosses bytes.
-                                $either(pick, $shift(pick), table, other)
-                            } else {
-                                $shuffle(table, pick)
-                            };
+                            let next = if TWO { $either(pick, table, other) } else { $shuffle(table, pick) };
                             best = $min(best, $adds(next, $level(cost, level)));
                         }
                         if settles {
@@ -202,8 +212,9 @@ macro_rules! body {
                         *result = best;
                         at += WIDTH;
                     }
-                    // Lane `l` of the tables holds columns from `first + 16 l` on, and each column `1 << shift` overlaps.
-                    let (overlap, between) = ((first << kind.shift) + group_at * LANE, LANE << kind.shift);
+                    // Lane `l` of the tables holds columns from `first + $bytes l` on, and each column `1 << shift` overlaps.
+                    let (overlap, between) =
+                        ((first << kind.shift) + group_at * $bytes, $bytes << kind.shift);
                     if group == $lanes {
                         $turn(&mut results);
                         for (lane, v) in results.into_iter().enumerate() {
@@ -213,7 +224,9 @@ macro_rules! body {
                     } else {
                         for (block, v) in results.into_iter().enumerate().take(group) {
                             // SAFETY: as above.
-                            unsafe { $scatter(before.as_mut_ptr().add(overlap + block * LANE), between, v) };
+                            unsafe {
+                                $scatter(before.as_mut_ptr().add(overlap + block * $bytes), between, v)
+                            };
                         }
                     }
                 }
@@ -228,6 +241,7 @@ body!(
     "avx512f,avx512bw",
     __m512i,
     4,
+    LANE,
     _mm512_set1_epi8,
     _mm512_loadu_si512,
     spread_512,
@@ -237,8 +251,9 @@ body!(
     _mm512_shuffle_epi8,
     _mm512_setzero_si512,
     _mm512_add_epi8,
-    shift_512,
     either_512,
+    |_, _| (),
+    |code, ()| code,
     levels_512,
     level_512,
     unpack_512,
@@ -249,24 +264,26 @@ body!(
 );
 body!(
     avx512_vbmi,
-    "avx512f,avx512bw,avx512vbmi",
+    "avx512f,avx512bw,avx512vbmi,gfni",
     __m512i,
-    4,
+    1,
+    WIDE_LANE,
     _mm512_set1_epi8,
     _mm512_loadu_si512,
     spread_512,
     _mm512_subs_epu8,
     _mm512_adds_epu8,
     _mm512_min_epu8,
-    _mm512_shuffle_epi8,
+    shuffle_vbmi,
     _mm512_setzero_si512,
     _mm512_add_epi8,
-    shift_512,
-    either_512,
+    either_vbmi,
+    row_bits_vbmi,
+    rows_vbmi,
     levels_vbmi,
     level_vbmi,
-    unpack_512,
-    turn_512,
+    unpack_vbmi,
+    turn_vbmi,
     _mm512_storeu_si512,
     scatter_512,
     reduce_512
@@ -276,6 +293,7 @@ body!(
     "avx2",
     __m256i,
     2,
+    LANE,
     _mm256_set1_epi8,
     _mm256_loadu_si256,
     spread_256,
@@ -285,8 +303,9 @@ body!(
     _mm256_shuffle_epi8,
     _mm256_setzero_si256,
     _mm256_add_epi8,
-    shift_256,
     either_256,
+    |_, _| (),
+    |code, ()| code,
     levels_256,
     level_256,
     unpack_256,
@@ -358,30 +377,35 @@ helpers!(
     _mm256_unpackhi_epi64
 );
 
+/// Picks from `b` where bit 7 of a byte of `pick` is set, from `a` elsewhere, by bits 3 to 6.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn shift_512(v: __m512i) -> __m512i {
-    _mm512_srli_epi16::<3>(v)
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn shift_256(v: __m256i) -> __m256i {
-    _mm256_srli_epi16::<3>(v)
-}
-
-/// Picks from `b` where bit 7 of `which` is set, from `a` elsewhere.
-#[target_feature(enable = "avx512f,avx512bw")]
-#[inline]
-fn either_512(which: __m512i, pick: __m512i, a: __m512i, b: __m512i) -> __m512i {
-    _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(a, pick), _mm512_movepi8_mask(which), b, pick)
+fn either_512(pick: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // The low bits are zero, so that nothing crosses bytes.
+    let place = _mm512_srli_epi16::<3>(pick);
+    _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(a, place), _mm512_movepi8_mask(pick), b, place)
 }
 
 /// As [`either_512`].
 #[target_feature(enable = "avx2")]
 #[inline]
-fn either_256(which: __m256i, pick: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    _mm256_blendv_epi8(_mm256_shuffle_epi8(a, pick), _mm256_shuffle_epi8(b, pick), which)
+fn either_256(pick: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    let place = _mm256_srli_epi16::<3>(pick);
+    _mm256_blendv_epi8(_mm256_shuffle_epi8(a, place), _mm256_shuffle_epi8(b, place), pick)
+}
+
+/// Picks from `b` where bit 6 is set, from `a` elsewhere, by the bits below; bit 7 does not count.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn either_vbmi(pick: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_permutex2var_epi8(a, pick, b)
+}
+
+/// Picks by the low 6 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn shuffle_vbmi(table: __m512i, pick: __m512i) -> __m512i {
+    _mm512_permutexvar_epi8(pick, table)
 }
 
 /// The costs of 16 and another 16 levels.
@@ -404,8 +428,27 @@ fn levels_256(levels: &[u8; LEVELS]) -> [__m256i; 2] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn levels_vbmi(levels: &[u8; LEVELS]) -> __m512i {
+    // Twice, for bit 5 may be that of a row.
     // SAFETY: `levels` is 32 bytes.
-    _mm512_castsi256_si512(unsafe { _mm256_loadu_si256(levels.as_ptr().cast()) })
+    _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(levels.as_ptr().cast()) })
+}
+
+/// What takes the rows of packed picks, the upper three bits, to where an index has them.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn row_bits_vbmi(rows_log: u32, new_bits: u32) -> __m512i {
+    // `vgf2p8affineqb`: bit `i` of a byte is the parity of what byte `7 - i` of the matrix leaves of it.
+    let first = WIDE_LANE.ilog2() - rows_log;
+    let matrix =
+        (0..new_bits).fold(0u64, |m, bit| m | 1 << (LEVELS.ilog2() + bit) << (8 * (7 - first - bit)));
+    _mm512_set1_epi64(matrix.cast_signed())
+}
+
+/// The rows of packed picks, as [`row_bits_vbmi`] says.
+#[target_feature(enable = "avx512f,gfni")]
+#[inline]
+fn rows_vbmi(code: __m512i, row_bits: __m512i) -> __m512i {
+    _mm512_gf2p8affine_epi64_epi8::<0>(code, row_bits)
 }
 
 /// The cost of a level, which has bits 4 and 7 set in the second half.
@@ -424,7 +467,7 @@ fn level_256(costs: &[__m256i; 2], level: __m256i) -> __m256i {
     _mm256_or_si256(_mm256_shuffle_epi8(costs[0], level), _mm256_shuffle_epi8(costs[1], other))
 }
 
-/// As [`level_512`], of which only the low six bits count here.
+/// As [`level_512`], of which only the low five bits count here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn level_vbmi(costs: &__m512i, level: __m512i) -> __m512i {
@@ -445,6 +488,59 @@ fn turn_512(v: &mut [__m512i; 4]) {
         _mm512_shuffle_i32x4::<0b10_00_10_00>(b, d),
         _mm512_shuffle_i32x4::<0b11_01_11_01>(b, d),
     ];
+}
+
+/// One lane is its own transposition.
+fn turn_vbmi(_: &mut [__m512i; 1]) {}
+
+/// Transposes `ROWS` rows of `ROWS` elements of `64 / ROWS` bytes.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn unpack_vbmi<const ROWS: usize>(rows: &mut [__m512i; ROWS]) {
+    // The transposition of the elements within lanes, then that of the lanes.
+    let old = *rows;
+    match ROWS {
+        2 => {
+            rows[0] = _mm512_shuffle_i64x2::<0b01_00_01_00>(old[0], old[1]);
+            rows[1] = _mm512_shuffle_i64x2::<0b11_10_11_10>(old[0], old[1]);
+        }
+        4 => {
+            let mut lanes = [old[0], old[1], old[2], old[3]];
+            turn_512(&mut lanes);
+            rows.copy_from_slice(&lanes);
+        }
+        8 => {
+            let pairs: [_; 4] = std::array::from_fn(|p| [old[2 * p], old[2 * p + 1]]);
+            let mut even = pairs.map(|[a, b]| _mm512_unpacklo_epi64(a, b));
+            let mut odd = pairs.map(|[a, b]| _mm512_unpackhi_epi64(a, b));
+            turn_512(&mut even);
+            turn_512(&mut odd);
+            for lane in 0..4 {
+                rows[2 * lane] = even[lane];
+                rows[2 * lane + 1] = odd[lane];
+            }
+        }
+        _ => {
+            let fours: [_; 4] = std::array::from_fn(|q| {
+                let [a, b, c, d] = std::array::from_fn(|i| old[4 * q + i]);
+                let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+                let (rest_ab, rest_cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+                [
+                    _mm512_unpacklo_epi64(ab, cd),
+                    _mm512_unpackhi_epi64(ab, cd),
+                    _mm512_unpacklo_epi64(rest_ab, rest_cd),
+                    _mm512_unpackhi_epi64(rest_ab, rest_cd),
+                ]
+            });
+            for part in 0..4 {
+                let mut lanes = fours.map(|four| four[part]);
+                turn_512(&mut lanes);
+                for lane in 0..4 {
+                    rows[4 * lane + part] = lanes[lane];
+                }
+            }
+        }
+    }
 }
 
 /// As [`turn_512`].

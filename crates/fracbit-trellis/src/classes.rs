@@ -340,8 +340,7 @@ impl ClassSearch {
 /// Lanes of 16 bits that `isa` has for this search.
 fn lanes(isa: Isa) -> usize {
     match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vbmi") => 32,
+        Isa::Avx512Vbmi => 32,
         Isa::Avx512 | Isa::Avx2 => 16,
         Isa::Scalar => 1,
     }

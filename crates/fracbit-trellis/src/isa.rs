@@ -9,11 +9,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F and BW.
     Avx512,
+    /// As `Avx512`, with VBMI and GFNI.
+    Avx512Vbmi,
 }
 
 impl Isa {
     /// All instruction sets, the widest last.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Vbmi];
 
     /// The widest instruction set of this machine.
     #[must_use]
@@ -33,8 +35,14 @@ impl Isa {
                 std::arch::is_x86_feature_detected!("avx512f")
                     && std::arch::is_x86_feature_detected!("avx512bw")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vbmi => {
+                Self::Avx512.is_supported()
+                    && std::arch::is_x86_feature_detected!("avx512vbmi")
+                    && std::arch::is_x86_feature_detected!("gfni")
+            }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Vbmi => false,
         }
     }
 
@@ -45,6 +53,7 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vbmi => "avx512-vbmi",
         }
     }
 }

@@ -514,8 +514,7 @@ fn halve(values: &[i16], weights: usize, new_bits: u32) -> Vec<u16> {
 /// Bytes of a vector.
 fn width(isa: Isa) -> usize {
     match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vbmi") => 64,
+        Isa::Avx512Vbmi => 64,
         Isa::Avx512 | Isa::Avx2 => 32,
         Isa::Scalar => 16,
     }

@@ -31,7 +31,7 @@ pub(crate) fn step(isa: Isa, doublings: u32, step: &Step<'_>, after: &[u16], bef
     assert!((1..=10).contains(&step.new_bits) && (1..=10).contains(&step.shift), "shifts of 1 to 10 bits");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => crate::simd::step_avx512(doublings, step, after, before),
+        Isa::Avx512 | Isa::Avx512Vbmi => crate::simd::step_avx512(doublings, step, after, before),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => crate::simd::step_avx2(doublings, step, after, before),
         _ => match doublings {
@@ -92,7 +92,7 @@ pub(crate) struct Fan<'a> {
 pub(crate) fn best_of_fan(isa: Isa, doublings: u32, fan: &Fan<'_>, after: &[u16]) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => crate::simd::best_of_fan_avx2(doublings, fan, after),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => crate::simd::best_of_fan_avx2(doublings, fan, after),
         _ => best_of_fan_scalar(doublings, fan, after),
     }
 }
