@@ -10,7 +10,7 @@ use crate::{
     vectors::Vectors, with_crew,
 };
 use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Codebook, Layout, PackedError, PackedView};
+use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView};
 use half::f16;
 
 /// One product to check.
@@ -69,12 +69,16 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
     }
 }
 
-/// All sets of codebooks to try for a scheme: every grid, every length.
+/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let lengths = scheme.halves().map(|s| table_lengths(s).len()).into_iter().max().unwrap_or(1);
     let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
-    all.map(|(nth, most)| codebooks(scheme, nth, most)).collect()
+    let mut all: Vec<_> = all.map(|(nth, most)| codebooks(scheme, nth, most)).collect();
+    if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
+        all.extend((0..lengths).map(|nth| each_half(scheme, nth, magnitudes)));
+    }
+    all
 }
 
 /// The product of a packed matrix and activations, (batch, rows), on `kernels`.
@@ -167,14 +171,42 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }
 
+/// A codebook of magnitudes from 0 to 127, both among them; with layers where its length allows.
+///
+/// # Panics
+/// When `length` is not one of [`table_lengths`] of a trellis scheme.
+#[must_use]
+pub fn magnitudes(scheme: Scheme, length: usize) -> Codebook {
+    let mut random = Random::new(length as u64 ^ 1);
+    let mut below = |most: u32| i16::try_from(random.next() % (most + 1)).expect("small");
+    let coarse: [i16; 16] = std::array::from_fn(|_| below(64));
+    let fine: [i16; 16] = std::array::from_fn(|_| below(63));
+    let layers = Layers::fit(length);
+    let mut entries: Vec<i16> = (0..length)
+        .map(|x| match layers && x < Layers::free(length) {
+            true => coarse[x / (length / 16)] + fine[x % 16],
+            false => below(127),
+        })
+        .collect();
+    (entries[length - 2], entries[length - 1]) = (0, 127);
+    let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
+    assert_eq!(book.layers().is_some(), layers, "{scheme}, {length} entries");
+    book
+}
+
 /// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed length of each.
 #[must_use]
 pub fn codebooks(scheme: Scheme, nth: usize, most: i16) -> Vec<Codebook> {
-    let [low, high] = scheme.halves();
+    each_half(scheme, nth, |s, length| codebook(s, length, most))
+}
+
+/// A codebook that `make` makes for every segment of `scheme`, of the `nth` allowed length of each.
+fn each_half(scheme: Scheme, nth: usize, make: impl Fn(Scheme, usize) -> Codebook) -> Vec<Codebook> {
     let make = |s: Scheme| {
         let lengths = table_lengths(s);
-        codebook(s, lengths[nth % lengths.len()], most)
+        make(s, lengths[nth % lengths.len()])
     };
+    let [low, high] = scheme.halves();
     if low == high { vec![make(low)] } else { vec![make(low), make(high)] }
 }
 

@@ -13,7 +13,10 @@
 //! With AVX-VNNI one `vpdpbusd` takes the place of these three. It wants one operand unsigned, too, and widens by itself: it gets weights with
 //! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
 
-use super::*;
+use super::{
+    lookup::{Table, banks, lookup, low_bits, right},
+    *,
+};
 
 /// First bytes of stretches, counted from the byte in which their rows start: (quad of columns, stretch, even or odd rows). At an odd number of quarter
 /// bits a weight odd rows start in the middle of that byte.
@@ -38,6 +41,8 @@ pub(super) trait Narrow: Copy {
 
     /// The top bits of the bytes of the first index negate weights.
     const SIGNED: bool = false;
+    /// What [`weights`](Self::weights) gives are magnitudes, never negative.
+    const MAGNITUDES: bool = false;
 
     /// Loads the constants that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
     ///
@@ -215,13 +220,6 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
     rows
 }
 
-/// `v >> count` in 32-bit lanes; with a constant count one instruction or none.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn right(v: __m256i, count: usize) -> __m256i {
-    _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32))
-}
-
 /// Words of the windows from bits `low` and `high` of the rows, in the low and high words of 32-bit lanes; `a` and `b` are the stretches of quad `q`
 /// that they lie in, and their numbers.
 #[inline]
@@ -287,70 +285,23 @@ fn join(a: __m256i, b: __m256i) -> __m256i {
     _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, _mm256_set1_epi16(-256)))
 }
 
-/// `16 N` entries in banks of 16, each twice, as [`lookup`] wants them: every bank but the first and the ninth as its difference, bit by
-/// bit, from the one before.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
-    let mut out = [_mm256_setzero_si256(); N];
-    for (bank, out) in out.iter_mut().enumerate() {
-        let bytes = &table[bank / 4].0[16 * (bank % 4)..][..16];
-        // SAFETY: the slice is 16 bytes.
-        *out = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) });
-    }
-    for bank in (1..N).rev().filter(|bank| bank % 8 != 0) {
-        out[bank] = _mm256_xor_si256(out[bank], out[bank - 1]);
-    }
-    for bank in out.iter_mut().step_by(8) {
-        *bank = _mm256_xor_si256(*bank, _mm256_set1_epi8(bias.cast_signed()));
-    }
-    out
-}
-
-/// Looks up bytes among `16 N` entries by indices below `16 N`.
-///
-/// `vpshufb` gives zero where bit 7 of its index is set: with 16 subtracted `k` times, the differences of the banks up to that of
-/// the index remain, and their sum without carries is its entry. A blend of two banks is three operations on Intel's processors.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
-    let eight = |first: usize, mut index: __m256i| {
-        let mut sum = _mm256_shuffle_epi8(t[first], index);
-        for &bank in &t[first + 1..N.min(first + 8)] {
-            index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
-            sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(bank, index));
-        }
-        sum
-    };
-    if N <= 8 {
-        return eight(0, index);
-    }
-    let low = low_bits(index, 7);
-    _mm256_blendv_epi8(eight(0, low), eight(N / 2, low), index)
-}
-
-/// The low bits of every byte.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn low_bits(v: __m256i, bits: u32) -> __m256i {
-    _mm256_and_si256(v, _mm256_set1_epi8(((1u32 << bits) - 1) as i8))
-}
-
-/// Trellis, one weight a step, at `R4` quarter bits a weight, `16 N` magnitudes.
+/// Trellis, one weight a step, at `R4` quarter bits a weight.
 #[derive(Clone, Copy)]
-pub(super) struct Fine<const R4: usize, const N: usize>([__m256i; N]);
+pub(super) struct Fine<const R4: usize, T>(T);
 
-impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
+impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
+    const MAGNITUDES: bool = T::MAGNITUDES;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self(banks(table, bias))
+        // SAFETY: promised by the caller.
+        Self(unsafe { T::new(table, bias) })
     }
 
     #[inline]
@@ -364,37 +315,40 @@ impl<const R4: usize, const N: usize> Narrow for Fine<R4, N> {
         };
         let (a, b) = (hash(a), hash(b));
         let top = join(a, b);
-        let all = if N == 16 { join(_mm256_slli_epi16::<1>(a), _mm256_slli_epi16::<1>(b)) } else { top };
+        let all = if T::BITS == 8 { join(_mm256_slli_epi16::<1>(a), _mm256_slli_epi16::<1>(b)) } else { top };
         [top, all]
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> __m256i {
-        let index = match N {
-            4 => low_bits(_mm256_srli_epi16::<1>(top), 6),
-            8 => low_bits(top, 7),
+        let index = match T::BITS {
+            6 => low_bits(_mm256_srli_epi16::<1>(top), 6),
+            7 => low_bits(top, 7),
             _ => all,
         };
-        lookup(&self.0, index)
+        // SAFETY: promised by the caller.
+        unsafe { self.0.look(index) }
     }
 }
 
 /// The `fast` trellis codes of `V` weights a step: every byte of the hash is a weight.
 #[derive(Clone, Copy)]
-pub(super) struct Fast<const R4: usize, const V: usize, const N: usize>([__m256i; N]);
+pub(super) struct Fast<const R4: usize, const V: usize, T>(T);
 
-impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> {
+impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
+    const MAGNITUDES: bool = T::MAGNITUDES;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 4 - V);
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self(banks(table, bias))
+        // SAFETY: promised by the caller.
+        Self(unsafe { T::new(table, bias) })
     }
 
     #[inline]
@@ -420,7 +374,8 @@ impl<const R4: usize, const V: usize, const N: usize> Narrow for Fast<R4, V, N> 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> __m256i {
-        lookup(&self.0, low_bits(hash, (16 * N).ilog2()))
+        // SAFETY: promised by the caller.
+        unsafe { self.0.look(low_bits(hash, T::BITS)) }
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, 
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// Entries of a codebook with their signs: `index` is that of the expander. A bias of 128 stays one: bytes are negated modulo 256.
+/// Entries of a codebook, or what meets them, with the signs of entries: `index` is that of the expander. A bias of 128 stays one: bytes are negated modulo 256.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
@@ -139,15 +139,19 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
                 vectors!(I => {
                     let next = e.index::<I>(code, last);
                     let index = if E::AHEAD { ahead[I] } else { next };
-                    let w = with_signs::<E>(e.weights_by::<I>(index, &books), index);
+                    let entries = e.weights_by::<I>(index, &books);
                     if E::AHEAD {
                         ahead[I] = next;
                     }
                     let x = E::piece(x, I / E::GROUPS);
                     let sum = &mut sums[I % E::GROUPS];
                     *sum = if VNNI {
-                        dot::<true>(*sum, w, x)
+                        dot::<true>(*sum, with_signs::<E>(entries, index), x)
+                    } else if E::MAGNITUDES {
+                        // Their signs go to the activations, which spares making magnitudes of those.
+                        dot::<false>(*sum, entries, with_signs::<E>(x, index))
                     } else {
+                        let w = with_signs::<E>(entries, index);
                         // Several vectors share the magnitudes of activations.
                         dot::<false>(*sum, _mm256_abs_epi8(x), _mm256_sign_epi8(w, x))
                     };

@@ -2,17 +2,21 @@
 
 use super::{
     expand::{Gather, kind},
+    lookup::{Banks, Layered},
     narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
     products::strips,
     strips::strips as gathers,
     *,
 };
-use fracbit_format::TILE_COLS;
+use fracbit_format::{Layers, TILE_COLS};
 
-/// A function without the instructions of [`AvxVnni`], and with them.
+/// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these differ.
 macro_rules! both {
     ($strips:ident, $body:ty) => {
-        [$strips::<$body, false> as StripFn, $strips::<$body, true>]
+        both!($strips, $body, $body)
+    };
+    ($strips:ident, $plain:ty, $vnni:ty) => {
+        [$strips::<$plain, false> as StripFn, $strips::<$vnni, true>]
     };
 }
 
@@ -32,13 +36,16 @@ pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
     }
 }
 
-/// The body of a type for each rate `R` in quarters of a bit.
+/// The bodies of a type, or of two (see [`both`]), for each rate `R` in quarters of a bit.
 macro_rules! rates {
-    ($quarters:expr, [$($rate:literal)*], $body:ty) => {
+    ($quarters:expr, $rates:tt, $body:ty) => {
+        rates!($quarters, $rates, $body, $body)
+    };
+    ($quarters:expr, [$($rate:literal)*], $plain:ty, $vnni:ty) => {
         match $quarters {
             $($rate => {
                 const R: usize = $rate;
-                both!(strips, $body)
+                both!(strips, $plain, $vnni)
             })*
             other => unreachable!("{other} quarters of a bit"),
         }
@@ -78,14 +85,36 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     (table, run)
 }
 
+/// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those for any entries.
 fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
-    let run = match codebook.entries().len() {
-        64 => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 4>),
-        128 => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 8>),
-        _ => rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], Fine<R, 16>),
-    };
-    (byte_table(codebook, 1, 0), run)
+    macro_rules! all {
+        ($($body:ty),+) => {
+            rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], $($body),+)
+        };
+    }
+    match (codebook.entries().len(), quarters, codebook.layers()) {
+        (128, 12..=17, Some(layers)) => {
+            (layer_table(codebook, &layers), rates!(quarters, [12 13 14 15 16 17], Fine<R, Layered<2>>))
+        }
+        (256, 18.., Some(layers)) => {
+            (layer_table(codebook, &layers), rates!(quarters, [18 19 20], Fine<R, Layered<4>>))
+        }
+        (len, ..) => {
+            let run = match len {
+                64 if magnitudes(codebook) => all!(Fine<R, Banks<4, true>>, Fine<R, Banks<4, false>>),
+                64 => all!(Fine<R, Banks<4, false>>),
+                128 => all!(Fine<R, Banks<8, false>>),
+                _ => all!(Fine<R, Banks<16, false>>),
+            };
+            (byte_table(codebook, 1, 0), run)
+        }
+    }
+}
+
+/// Whether no entry is negative. A file may have others; some that are built in do.
+fn magnitudes(codebook: &Codebook) -> bool {
+    codebook.entries().iter().all(|&entry| entry >= 0)
 }
 
 fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
@@ -104,11 +133,20 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 
 fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
+    if let (14.., Some(layers)) = (quarters, codebook.layers()) {
+        return (layer_table(codebook, &layers), rates!(quarters, [14 16 18 20], Fast<R, 2, Layered<2>>));
+    }
     let run = match (quarters, codebook.entries().len()) {
-        (..=8, 64) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, 4>),
-        (..=8, _) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, 8>),
-        (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 4>),
-        _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, 8>),
+        (..=8, 64) if magnitudes(codebook) => {
+            rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<4, true>>, Fast<R, 4, Banks<4, false>>)
+        }
+        (..=8, 64) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<4, false>>),
+        (..=8, _) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<8, false>>),
+        (_, 64) if magnitudes(codebook) => {
+            rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, true>>, Fast<R, 2, Banks<4, false>>)
+        }
+        (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, false>>),
+        _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<8, false>>),
     };
     (byte_table(codebook, 1, 0), run)
 }
@@ -176,6 +214,29 @@ fn byte_table(codebook: &Codebook, every: usize, k: usize) -> Vec<Line> {
     let count = codebook.entries().len() / every;
     let byte = |i: usize| codebook.entries()[i % count * every + k].to_le_bytes()[0];
     (0..count.div_ceil(64)).map(|l| Line(std::array::from_fn(|i| byte(64 * l + i)))).collect()
+}
+
+/// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what they have above the sum, or above the
+/// sixteen before.
+fn layer_table(codebook: &Codebook, layers: &Layers) -> Vec<Line> {
+    let entries = codebook.entries();
+    let free = Layers::free(entries.len());
+    let before = [&layers.fine, &entries[free..]].concat();
+    let ends = entries[free..].iter().zip(before).map(|(entry, before)| entry - before);
+    let all: Vec<u8> = layers
+        .coarse
+        .into_iter()
+        .chain(layers.fine)
+        .map(|e| e.to_le_bytes()[0])
+        .chain(ends.map(|e| e.to_le_bytes()[0]))
+        .collect();
+    let line = |bytes: &[u8]| {
+        let mut line = Line::ZERO;
+        line.0[..bytes.len()].copy_from_slice(bytes);
+        line
+    };
+    // Ends begin with a line of their own.
+    [line(&all[..32])].into_iter().chain(all[32..].chunks(64).map(line)).collect()
 }
 
 fn dword_table(len: usize, entry: impl Fn(usize) -> u32) -> Vec<Line> {

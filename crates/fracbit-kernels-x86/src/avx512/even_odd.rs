@@ -81,7 +81,7 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
                         let code = codes.add((block.start + first + tile + 1) * args.tile_bytes);
                         reads.ask(code, args.tile_bytes);
                         let next = e.begin(code);
-                        [*low, *high] = e.eights(mid, books);
+                        [*low, *high] = e.eights(mid, books).map(|[first, last, ..]| [first, last]);
                         mid = next;
                     }
                 }

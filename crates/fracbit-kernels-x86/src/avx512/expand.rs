@@ -68,19 +68,20 @@ pub(super) trait Expand: Copy {
         unsafe { self.regroup(mid) }
     }
 
-    /// The weights of a narrow tile as `[half][piece]`, where 64-bit lane `i` is row `i` of that half and a piece eight neighbouring columns.
+    /// The weights as `[half][piece]`, where 64-bit lane `i` is row `i` of that half and a piece eight neighbouring bytes of columns.
+    /// The last two pieces are meaningless for a narrow expander.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn eights(&self, mid: Self::Mid, books: [__m512i; 2]) -> [[__m512i; 2]; 2] {
+    unsafe fn eights(&self, mid: Self::Mid, books: [__m512i; 2]) -> [[__m512i; 4]; 2] {
         // SAFETY: the features are here.
-        let [[a, b, ..], [c, d, ..]] = unsafe { self.end_by(mid, books) };
+        let weights = unsafe { self.end_by(mid, books) };
         if !Self::SPLIT {
-            return [[a, b], [c, d]];
+            return weights;
         }
-        [[a, b], [c, d]].map(|[even, odd]| {
+        weights.map(|[even, odd, third, fourth]| {
             // 128-bit lanes of all columns of even and of odd rows.
             let (a, b) = (_mm512_unpacklo_epi8(even, odd), _mm512_unpackhi_epi8(even, odd));
-            [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)]
+            [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), third, fourth]
         })
     }
 

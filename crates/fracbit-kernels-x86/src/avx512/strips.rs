@@ -3,7 +3,13 @@
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
-use super::{even_odd::even_odd, expand::Expand, panel::panels, tiles::tiles, *};
+use super::{
+    even_odd::even_odd,
+    expand::{Expand, regrouped},
+    panel::panels,
+    tiles::tiles,
+    *,
+};
 use crate::reads::Reads;
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
@@ -31,7 +37,8 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
                 one_token::<E, 2>(&expander, args, out)
             }
             (None, 1) => one_token::<E, 1>(&expander, args, out),
-            (None, 2) => few_tokens::<E, 2>(&expander, args, out),
+            (None, 2) => in_eights::<E, 2>(&expander, args, out),
+            (None, 3 | 4) if E::BOUND => in_eights::<E, 4>(&expander, args, out),
             (None, 3 | 4) => few_tokens::<E, 4>(&expander, args, out),
             (None, _) => {
                 assert!(args.tokens < PANEL_FROM, "more tokens come as panels");
@@ -133,6 +140,43 @@ unsafe fn broadcast(at: *const i64) -> __m512i {
         std::arch::asm!("vpbroadcastq {}, [{}]", out(zmm_reg) out, in(reg) at, options(pure, readonly, nostack, preserves_flags));
     }
     out
+}
+
+/// A token's eight bytes at `x + at` meet the weights of both halves of the rows: one statement, since the compiler would load what all
+/// tokens have before the first product, and put sums aside for it.
+///
+/// # Safety
+/// Eight bytes are readable at `x + at`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn meet<E: Expand>(x: *const u8, at: usize, [low, high]: [__m512i; 2], sums: &mut [__m512i; 2]) {
+    let [first, second] = sums;
+    let _eight: __m512i;
+    macro_rules! products {
+        ($dot:literal) => {
+            std::arch::asm!(
+                "vpbroadcastq {eight}, [{x} + {at}]",
+                concat!($dot, " {first}, {low}, {eight}"),
+                concat!($dot, " {second}, {high}, {eight}"),
+                x = in(reg) x,
+                at = in(reg) at,
+                eight = out(zmm_reg) _eight,
+                low = in(zmm_reg) low,
+                high = in(zmm_reg) high,
+                first = inout(zmm_reg) *first,
+                second = inout(zmm_reg) *second,
+                options(pure, readonly, nostack, preserves_flags)
+            )
+        };
+    }
+    // SAFETY: promised by the caller.
+    unsafe {
+        if E::WIDE {
+            products!("vpdpwssd");
+        } else {
+            products!("vpdpbusd");
+        }
+    }
 }
 
 /// `S` strips side by side: they share the activations, and their codes are separate streams for the prefetcher of
@@ -317,6 +361,63 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
             }
             for t in 0..T {
                 inner[t] = finish(inner[t], sums[t], args.block_scales[place(t)]);
+            }
+            if block.closes {
+                for t in 0..args.tokens {
+                    let out = out[args.out_at(strip, t)..].as_mut_ptr();
+                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip and token.
+                    unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
+                }
+                inner = [_mm512_setzero_ps(); T];
+            }
+        }
+    }
+}
+
+/// As [`few_tokens`], but rows keep 64-bit lanes to themselves: tiles are not regrouped, and every token has two vectors of sums. Better while
+/// registers hold these and shuffles are what binds: for two tokens, and for four where expanding takes little else.
+///
+/// # Safety
+/// As [`strips`]; lengths as in `Args`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    let (x, stride) = bytes_of(args.x, args.x_stride);
+    let reads = Reads::of_machine();
+    let token = |t: usize| t.min(args.tokens - 1);
+    // SAFETY: every token's activations are inside `x`.
+    let rows: [*const u8; T] = std::array::from_fn(|t| unsafe { x.add(token(t) * stride) });
+    let zero = _mm512_setzero_si512();
+    for strip in 0..args.strips {
+        let codes = args.codes[strip * args.stride..].as_ptr();
+        let scales = args.scales[strip * args.groups * TILE_ROWS..].as_ptr();
+        let mut inner = [_mm512_setzero_ps(); T];
+        // SAFETY: there is a first tile.
+        let mut mid = unsafe { e.begin(codes) };
+        for (i, block) in args.blocks.iter().enumerate() {
+            // SAFETY: `Args` has 16 scales for every group.
+            let books = unsafe { e.books(scales.add(block.group * TILE_ROWS)) };
+            let mut sums = [[zero; 2]; T];
+            for tile in block.start..block.start + block.tiles {
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
+                unsafe {
+                    let code = codes.add((tile + 1) * args.tile_bytes);
+                    reads.ask(code, args.tile_bytes);
+                    let [low, high] = e.eights(mid, books);
+                    mid = e.begin(code);
+                    for p in 0..E::PIECES {
+                        for t in 0..T {
+                            meet::<E>(rows[t], 8 * (tile * E::PIECES + p), [low[p], high[p]], &mut sums[t]);
+                        }
+                    }
+                }
+            }
+            for t in 0..T {
+                let place = token(t) * args.blocks.len() + i;
+                let start = args.block_sums[place];
+                let start = if E::WIDE { initial::<true>(start) } else { initial::<false>(start) };
+                let [left, right, ..] = regrouped(sums[t].map(|half| [half; 4]), 1);
+                let sum = _mm512_add_epi32(_mm512_add_epi32(left, right), start);
+                inner[t] = finish(inner[t], sum, args.block_scales[place]);
             }
             if block.closes {
                 for t in 0..args.tokens {

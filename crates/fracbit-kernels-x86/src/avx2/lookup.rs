@@ -1,0 +1,154 @@
+//! Codebooks in registers, and bytes looked up in them: `vpshufb` knows 16.
+
+use super::*;
+
+/// `v >> count` in 32-bit lanes; with a constant count one instruction or none.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn right(v: __m256i, count: usize) -> __m256i {
+    _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32))
+}
+
+/// `16 N` bytes, each 16 twice.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn sixteens<const N: usize>(table: &[Line]) -> [__m256i; N] {
+    let mut out = [_mm256_setzero_si256(); N];
+    for (i, out) in out.iter_mut().enumerate() {
+        let bytes = &table[i / 4].0[16 * (i % 4)..][..16];
+        // SAFETY: the slice is 16 bytes.
+        *out = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) });
+    }
+    out
+}
+
+/// `16 N` entries in banks of 16, each twice, as [`lookup`] wants them: every bank but the first and the ninth as its difference, bit by
+/// bit, from the one before.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
+    let mut out = sixteens(table);
+    for bank in (1..N).rev().filter(|bank| bank % 8 != 0) {
+        out[bank] = _mm256_xor_si256(out[bank], out[bank - 1]);
+    }
+    for bank in out.iter_mut().step_by(8) {
+        *bank = _mm256_xor_si256(*bank, _mm256_set1_epi8(bias.cast_signed()));
+    }
+    out
+}
+
+/// Looks up bytes among `16 N` entries by indices below `16 N`.
+///
+/// `vpshufb` gives zero where bit 7 of its index is set: with 16 subtracted `k` times, the differences of the banks up to that of
+/// the index remain, and their sum without carries is its entry. A blend of two banks is three operations on Intel's processors.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
+    let eight = |first: usize, mut index: __m256i| {
+        let mut sum = _mm256_shuffle_epi8(t[first], index);
+        for &bank in &t[first + 1..N.min(first + 8)] {
+            index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
+            sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(bank, index));
+        }
+        sum
+    };
+    if N <= 8 {
+        return eight(0, index);
+    }
+    let low = low_bits(index, 7);
+    _mm256_blendv_epi8(eight(0, low), eight(N / 2, low), index)
+}
+
+/// A table in registers.
+pub(super) trait Table: Copy {
+    /// Bits of an index.
+    const BITS: u32;
+    /// No entry is negative.
+    const MAGNITUDES: bool;
+
+    /// Loads the lines that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn new(table: &[Line], bias: u8) -> Self;
+
+    /// Entries by indices of [`BITS`](Self::BITS) bits.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn look(&self, index: __m256i) -> __m256i;
+}
+
+/// Any `16 N` entries, none of them negative where `M` says so: see [`lookup`].
+#[derive(Clone, Copy)]
+pub(super) struct Banks<const N: usize, const M: bool>([__m256i; N]);
+
+impl<const N: usize, const M: bool> Table for Banks<N, M> {
+    const BITS: u32 = (16 * N).ilog2();
+    const MAGNITUDES: bool = M;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self(banks(table, bias))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look(&self, index: __m256i) -> __m256i {
+        lookup(&self.0, index)
+    }
+}
+
+/// `64 Q` entries (`Q` is 2 or 4) that are sums, the last quarter but one by one (see [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles
+/// instead of `4 Q`.
+#[derive(Clone, Copy)]
+pub(super) struct Layered<const Q: usize> {
+    coarse: __m256i,
+    fine: __m256i,
+    /// What the entries of the last quarter have above the sum and the ends before, 16 by 16.
+    ends: [__m256i; Q],
+}
+
+impl<const Q: usize> Table for Layered<Q> {
+    const BITS: u32 = (64 * Q).ilog2();
+    const MAGNITUDES: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        let [coarse, fine] = sixteens(table);
+        Self {
+            coarse: _mm256_xor_si256(coarse, _mm256_set1_epi8(bias.cast_signed())),
+            fine,
+            ends: sixteens(&table[1..]),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look(&self, index: __m256i) -> __m256i {
+        let narrow = Self::BITS < 8;
+        let high = low_bits(right(index, Self::BITS as usize - 4), 4);
+        let low = if narrow { index } else { low_bits(index, 4) };
+        let mut sum =
+            _mm256_add_epi8(_mm256_shuffle_epi8(self.coarse, high), _mm256_shuffle_epi8(self.fine, low));
+        // An index below that of an end has bit 7 set when that is taken away, and `vpshufb` gives zero. Where indices have eight bits
+        // themselves, those more than 128 below the last end are brought there, still below the first one.
+        let first = fracbit_format::Layers::free(64 * Q);
+        let least = _mm256_set1_epi8((first + 16 * (Q - 1)).wrapping_sub(128) as i8);
+        let index = if narrow { index } else { _mm256_max_epu8(index, least) };
+        for (i, &end) in self.ends.iter().enumerate() {
+            let from = _mm256_set1_epi8(((first + 16 * i) as u8).cast_signed());
+            sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(end, _mm256_sub_epi8(index, from)));
+        }
+        sum
+    }
+}
+
+/// The low bits of every byte.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn low_bits(v: __m256i, bits: u32) -> __m256i {
+    _mm256_and_si256(v, _mm256_set1_epi8(((1u32 << bits) - 1) as i8))
+}
