@@ -282,8 +282,8 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
     if Layers::fit(out.len()) { layered(&out, &counts, None) } else { out }
 }
 
-/// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`; one coordinate after another. With a `limit` it is of integers from
-/// zero to there.
+/// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`: one layer's entry after another goes to the weighted mean of
+/// what the other layer leaves of its entries. None is negative; with a `limit` all are integers up to there.
 fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     const ROUNDS: usize = 100;
     let (each, free) = (table.len() / 16, Layers::free(table.len()));
@@ -293,15 +293,14 @@ fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     let mut layers = [0.0_f64; 32];
     for _ in 0..ROUNDS {
         for k in 0..layers.len() {
-            // Each entry that this one is a part of: the other part, and how often it was wanted.
-            let parts = (0..free).filter_map(|x| {
-                let (coarse, fine) = (x / each, 16 + x % 16);
-                let other = if coarse == k { fine } else { coarse };
-                [coarse, fine].contains(&k).then(|| (x, layers[other], f64::from(counts[x].max(1))))
-            });
-            let parts: Vec<(usize, f64, f64)> = parts.collect();
             let (mut sum, mut count, mut least, mut largest) = (0.0, 0.0, f64::NEG_INFINITY, f64::INFINITY);
-            for (x, other, often) in parts {
+            for x in 0..free {
+                let (coarse, fine) = (x / each, 16 + x % 16);
+                if k != coarse && k != fine {
+                    continue;
+                }
+                let other = layers[if k == coarse { fine } else { coarse }];
+                let often = f64::from(counts[x].max(1));
                 sum += often * (f64::from(table[x]) - other);
                 count += often;
                 (least, largest) = (least.max(-other), largest.min(most - other));
