@@ -123,7 +123,8 @@ pub fn train(scheme: Scheme, len: usize, training: &Training) -> Codebook {
     for _ in 0..training.rounds {
         table = recentre(scheme, &table, &tiles);
     }
-    // A narrower int8 grid is finer but clips the largest entries: let the error decide. With layers, which round together, chance decides as much.
+    // A narrower int8 grid is finer but clips the largest entries: let the error decide. With layers, which round together,
+    // chance decides as much.
     let layers = Layers::fit(table.len());
     let widths: &[f64] = if layers { &[1.0, 0.99, 0.98, 0.97, 0.96] } else { &[1.0, 0.93] };
     best_of(widths.iter().copied(), |width| {

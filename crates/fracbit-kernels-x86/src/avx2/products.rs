@@ -53,7 +53,8 @@ pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, 
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// Entries of a codebook, or what meets them, with the signs of entries: `index` is that of the expander. A bias of 128 stays one: bytes are negated modulo 256.
+/// Entries of a codebook, or what meets them, with the signs of entries: `index` is that of the expander. A bias of 128 stays one:
+/// bytes are negated modulo 256.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
