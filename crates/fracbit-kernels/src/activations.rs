@@ -32,7 +32,7 @@ pub struct Activations {
     pub(crate) narrow: Form<i8>,
     pub(crate) wide: Form<i16>,
     pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
-    pub(crate) block_sums: Vec<i32>,   // (segment, batch, block)
+    pub(crate) block_starts: Vec<i32>, // (segment, batch, block)
     pub(crate) refined: Vec<f32>,      // (2, batch, rows), of a refined product
 }
 

@@ -95,16 +95,16 @@ pub struct Args<'a> {
     pub x_stride: usize,
     /// Elements of the result from a token to the next.
     pub out_stride: usize,
-    /// How activations come for several tokens; if at all, `block_scales` and `block_sums` are `(block, token)`.
+    /// How activations come for several tokens; if at all, `block_scales` and `block_starts` are `(block, token)`.
     pub interleave: Option<Interleave>,
     /// The same activations as a panel, for all but [`Interleave::Rows`].
     pub panel: Option<Panel<'a>>,
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
-    /// Sums of the integer activations of a block, `(token, block)`: `Σ (w + 128) x - 128 Σ x = Σ w x` serves
-    /// dot instructions that want one operand unsigned. Zeros with all interleaves but [`Interleave::Eights`],
-    /// which are for signed products.
-    pub block_sums: &'a [i32],
+    /// What a block's sums may start at, `(token, block)`: `-128 Σ x` of its integer activations, for dot instructions that want one
+    /// operand unsigned, `Σ (w + 128) x - 128 Σ x = Σ w x`. Zeros on the int16 grid, and with all interleaves but
+    /// [`Interleave::Eights`], which are for signed products.
+    pub block_starts: &'a [i32],
 }
 
 /// How activations of several tokens come to a body: how many a [`Panel`] lays side by side, and how finely.
@@ -134,8 +134,8 @@ impl Interleave {
         }
     }
 
-    /// Whether products of one operand that is unsigned want sums of activations.
-    pub(crate) const fn sums(self) -> bool {
+    /// Whether products of one operand that is unsigned want [`Args::block_starts`].
+    pub(crate) const fn starts(self) -> bool {
         matches!(self, Self::Eights)
     }
 }
@@ -202,7 +202,7 @@ impl Args<'_> {
         debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");
         debug_assert_eq!(self.scales.len(), self.strips * self.groups * 16, "one scale per row and group");
         debug_assert_eq!(self.block_scales.len(), self.tokens * self.blocks.len(), "one scale per block");
-        debug_assert_eq!(self.block_sums.len(), self.tokens * self.blocks.len(), "one sum per block");
+        debug_assert_eq!(self.block_starts.len(), self.tokens * self.blocks.len(), "one start per block");
         debug_assert_eq!(
             self.blocks.iter().map(|b| b.tiles).sum::<usize>(),
             self.tiles,

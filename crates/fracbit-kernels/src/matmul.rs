@@ -127,7 +127,7 @@ fn product(
     }
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
-    x.block_sums.clear();
+    x.block_starts.clear();
     let most = call_tokens(of, x);
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
@@ -203,21 +203,26 @@ fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut A
         Grid::I16 => (&x.wide.scales, &x.wide.sums),
     };
     let factor = w.gain() * part.codebook.step();
-    let (block_scales, block_sums) = (&mut x.block_scales, &mut x.block_sums);
+    let (block_scales, block_starts) = (&mut x.block_scales, &mut x.block_starts);
     let first = |block: &Block| part.segment.start + block.start;
     let scale = |token: usize, block: &Block| scales[token * groups + first(block) / BLOCK_TILES] * factor;
-    let sum =
-        |token: usize, block: &Block| sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>();
+    let weight = match part.codebook.grid() {
+        Grid::I8 => -128,
+        Grid::I16 => 0,
+    };
+    let start = |token: usize, block: &Block| {
+        weight * sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>()
+    };
     let blocks = &part.blocks;
     let Some(interleave) = panels else {
         for token in 0..batch {
             block_scales.extend(blocks.iter().map(|block| scale(token, block)));
-            block_sums.extend(blocks.iter().map(|block| sum(token, block)));
+            block_starts.extend(blocks.iter().map(|block| start(token, block)));
         }
         return;
     };
-    for start in (0..batch).step_by(most) {
-        let tokens = start..batch.min(start + most);
+    for from in (0..batch).step_by(most) {
+        let tokens = from..batch.min(from + most);
         let mut before = None;
         for block in blocks {
             let group = Some(first(block) / BLOCK_TILES);
@@ -227,10 +232,10 @@ fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut A
                 block_scales.extend(tokens.clone().map(|token| scale(token, block)));
             }
             before = group;
-            if interleave.sums() {
-                block_sums.extend(tokens.clone().map(|token| sum(token, block)));
+            if interleave.starts() {
+                block_starts.extend(tokens.clone().map(|token| start(token, block)));
             } else {
-                block_sums.resize(block_sums.len() + tokens.len(), 0);
+                block_starts.resize(block_starts.len() + tokens.len(), 0);
             }
         }
     }
@@ -369,7 +374,7 @@ fn multiply(
                 x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
             }),
             block_scales: &x.block_scales[factors.clone()],
-            block_sums: &x.block_sums[factors],
+            block_starts: &x.block_starts[factors],
         };
         part.body.run(&args, out);
     }

@@ -263,13 +263,13 @@ unsafe fn finish<const VNNI: bool>(
     let block = &args.blocks[index];
     let place = token * args.blocks.len() + index;
     let scale = _mm256_set1_ps(args.block_scales[place]);
-    let bias = _mm256_set1_epi32(if VNNI { i32::from(BIAS) * args.block_sums[place] } else { 0 });
+    let start = _mm256_set1_epi32(if VNNI { args.block_starts[place] } else { 0 });
     let scales = args.scales[(strip * args.groups + block.group) * TILE_ROWS..][..TILE_ROWS].as_ptr();
     let out = out[..TILE_ROWS].as_mut_ptr();
     for half in 0..2 {
         let sum = _mm256_add_ps(
             inner[half],
-            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(sums[half], bias)), scale),
+            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sums[half], start)), scale),
         );
         inner[half] = sum;
         if block.closes {

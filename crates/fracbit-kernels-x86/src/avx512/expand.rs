@@ -22,6 +22,9 @@ pub(super) trait Expand: Copy {
     /// So fast for one token that memory binds: it may meet several strips at once.
     const BOUND: bool = false;
 
+    /// Most tokens that meet tiles which are not regrouped: 6, or 8 where expanding leaves registers for the sums of as many.
+    const IN_EIGHTS: usize = 6;
+
     /// The two pieces of a narrow tile are its even and its odd columns, not its first and its last eight.
     const SPLIT: bool = false;
 
@@ -333,6 +336,7 @@ pub(super) struct Lookup<const F: usize, const N: usize, const K: usize> {
 impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> {
     const WIDE: bool = false;
     const BOUND: bool = !kind::is_fast(K);
+    const IN_EIGHTS: usize = if F == fetch::HALVES { 6 } else { 8 };
     /// Indices, `[half][piece]`.
     type Mid = [[__m512i; 2]; 2];
 
@@ -445,6 +449,7 @@ pub(super) struct Pairs256 {
 impl Expand for Pairs256 {
     const WIDE: bool = false;
     const BOUND: bool = true;
+    const IN_EIGHTS: usize = 8;
     const SPLIT: bool = true;
     /// Codes, `[half]`.
     type Mid = [__m512i; 2];

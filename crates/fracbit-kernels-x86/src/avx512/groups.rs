@@ -37,6 +37,7 @@ pub(super) fn lines(codebook: &Codebook, bits: usize) -> Vec<Line> {
 impl<const F: usize, const B: usize> Expand for Books<F, B> {
     const WIDE: bool = false;
     const BOUND: bool = true;
+    const IN_EIGHTS: usize = 8;
     /// Codes with bits of their neighbours above, `[half][piece]`.
     type Mid = [[__m512i; 2]; 2];
 

@@ -9,7 +9,7 @@
 
 use super::{
     expand::Expand,
-    strips::{ask_next, close, dot, finish, initial, vectors},
+    strips::{ask_next, close, dot, finish, vectors},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_TOKENS, Panel};
@@ -116,9 +116,9 @@ impl Step<'_> {
         let pieces = self.panel.first + block.start * per_tile;
         // Plain loops over constant bounds: they unroll, and the sums stay in registers.
         let mut sums = [[_mm512_setzero_si512(); T]; S];
-        let firsts: &[i32; T] = args.block_sums[place..].first_chunk().expect("sums of the group");
+        let firsts: &[i32; T] = args.block_starts[place..].first_chunk().expect("starts of the group");
         for t in 0..T {
-            let first = initial::<WIDE>(firsts[t]);
+            let first = _mm512_set1_epi32(firsts[t]);
             for sums in &mut sums {
                 sums[t] = first;
             }

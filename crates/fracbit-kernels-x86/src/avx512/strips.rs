@@ -38,11 +38,15 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
             }
             (None, 1) => one_token::<E, 1>(&expander, args, out),
             (None, 2) => in_eights::<E, 2>(&expander, args, out),
-            (None, 3 | 4) if E::BOUND => in_eights::<E, 4>(&expander, args, out),
-            (None, 3 | 4) => few_tokens::<E, 4>(&expander, args, out),
+            (None, 3 | 4) => in_eights::<E, 4>(&expander, args, out),
+            (None, 5 | 6) => in_eights::<E, 6>(&expander, args, out),
             (None, _) => {
                 assert!(args.tokens < PANEL_FROM, "more tokens come as panels");
-                few_tokens::<E, 8>(&expander, args, out);
+                if E::IN_EIGHTS < 8 {
+                    few_tokens(&expander, args, out);
+                } else {
+                    in_eights::<E, 8>(&expander, args, out);
+                }
             }
         }
     }
@@ -66,13 +70,6 @@ pub(super) const fn vectors<E: Expand>() -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
     if WIDE { _mm512_dpwssd_epi32(sum, w, x) } else { _mm512_dpbusd_epi32(sum, w, x) }
-}
-
-/// What a block's sums start at: takes back the 128 that narrow weights carry.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-pub(super) fn initial<const WIDE: bool>(block_sum: i32) -> __m512i {
-    if WIDE { _mm512_setzero_si512() } else { _mm512_set1_epi32(-128 * block_sum) }
 }
 
 /// `inner + sum * scale`, rounded twice as `Args` prescribes.
@@ -271,7 +268,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                 }
             }
         }
-        let start = if E::WIDE { initial::<true>(0) } else { initial::<false>(args.block_sums[i]) };
+        let start = _mm512_set1_epi32(args.block_starts[i]);
         for s in 0..S {
             let low = _mm512_add_epi32(sums[s][0][0], sums[s][0][1]);
             let high = _mm512_add_epi32(sums[s][1][0], sums[s][1][1]);
@@ -290,13 +287,14 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
     *mid = current;
 }
 
-/// Up to `T` tokens: each tile is expanded once and meets all of them in registers. Surplus tokens repeat the last one and are
+/// Up to eight tokens: each tile is expanded once and meets all of them in registers. Surplus tokens repeat the last one and are
 /// dropped.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
+    const T: usize = 8;
     let (x, stride) = bytes_of(args.x, args.x_stride);
     let reads = Reads::of_machine();
     let token = |t: usize| t.min(args.tokens - 1);
@@ -316,10 +314,6 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
         for (i, block) in args.blocks.iter().enumerate() {
             let place = |t: usize| token(t) * args.blocks.len() + i;
             let mut sums = [_mm512_setzero_si512(); T];
-            for t in 0..T {
-                let first = args.block_sums[place(t)];
-                sums[t] = if E::WIDE { initial::<true>(first) } else { initial::<false>(first) };
-            }
             let mut scaled = books(i);
             let end = block.start + block.tiles;
             for tile in block.start..end {
@@ -360,7 +354,9 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
                 }
             }
             for t in 0..T {
-                inner[t] = finish(inner[t], sums[t], args.block_scales[place(t)]);
+                let start = _mm512_set1_epi32(args.block_starts[place(t)]);
+                let sum = if E::WIDE { sums[t] } else { _mm512_add_epi32(sums[t], start) };
+                inner[t] = finish(inner[t], sum, args.block_scales[place(t)]);
             }
             if block.closes {
                 for t in 0..args.tokens {
@@ -374,8 +370,8 @@ unsafe fn few_tokens<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mu
     }
 }
 
-/// As [`few_tokens`], but rows keep 64-bit lanes to themselves: tiles are not regrouped, and every token has two vectors of sums. Better while
-/// registers hold these and shuffles are what binds: for two tokens, and for four where expanding takes little else.
+/// As [`few_tokens`], but rows keep 64-bit lanes to themselves: tiles are not regrouped, and every token has two vectors of sums, which also
+/// hide the latency of products better. The faster way while registers hold these: up to [`Expand::IN_EIGHTS`] tokens.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`.
@@ -402,8 +398,13 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
                 unsafe {
                     let code = codes.add((tile + 1) * args.tile_bytes);
                     reads.ask(code, args.tile_bytes);
-                    let [low, high] = e.eights(mid, books);
+                    let [mut low, high] = e.eights(mid, books);
+                    // Units that multiply take the oldest instructions first, and products of all tokens are many: left behind them, the
+                    // hashes of the next tile would wait, and then everything for these. Two products and no hash keep nothing waiting.
                     mid = e.begin(code);
+                    if T > 2 || !E::BOUND {
+                        E::parts(&mut mid).iter().for_each(|part| then(*part, &mut low[0]));
+                    }
                     for p in 0..E::PIECES {
                         for t in 0..T {
                             meet::<E>(rows[t], 8 * (tile * E::PIECES + p), [low[p], high[p]], &mut sums[t]);
@@ -413,8 +414,7 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
             }
             for t in 0..T {
                 let place = token(t) * args.blocks.len() + i;
-                let start = args.block_sums[place];
-                let start = if E::WIDE { initial::<true>(start) } else { initial::<false>(start) };
+                let start = _mm512_set1_epi32(args.block_starts[place]);
                 let [left, right, ..] = regrouped(sums[t].map(|half| [half; 4]), 1);
                 let sum = _mm512_add_epi32(_mm512_add_epi32(left, right), start);
                 inner[t] = finish(inner[t], sum, args.block_scales[place]);
