@@ -20,6 +20,7 @@ mod narrow;
 mod products;
 mod strips;
 mod tables;
+mod turned;
 
 /// Proof that the processor has AVX2, F16C and FMA.
 #[derive(Clone, Copy, Debug)]

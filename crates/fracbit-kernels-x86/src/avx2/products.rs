@@ -2,7 +2,7 @@
 
 use super::{
     narrow::{Narrow, last_row},
-    *,
+    turned, *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints};
 
@@ -26,6 +26,8 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
         unsafe {
             if args.tokens == 1 {
                 one_token::<E, VNNI>(&e, args, strip, out);
+            } else if !VNNI && turned::takes::<E>(args.tokens) {
+                turned::tokens(&e, args, strip, out);
             } else {
                 many_tokens::<E, VNNI>(&e, args, strip, out);
             }
@@ -57,7 +59,7 @@ pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, 
 /// bytes are negated modulo 256.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
+pub(super) fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
     if !E::SIGNED {
         return entries;
     }
@@ -78,7 +80,7 @@ fn by_rows<E: Narrow>(sums: &[__m256i; 4]) -> [__m256i; 2] {
 
 /// The activations of the call.
 #[inline]
-fn activations<'a>(args: &Args<'a>) -> &'a [i8] {
+pub(super) fn activations<'a>(args: &Args<'a>) -> &'a [i8] {
     let Ints::I8(x) = args.x else { unreachable!("a narrow body has narrow activations") };
     x
 }
@@ -96,13 +98,20 @@ macro_rules! vectors {
     };
 }
 
+pub(super) use vectors;
+
 /// Codebooks of a block's groups, where the expander wants them.
 ///
 /// # Safety
 /// The processor has the features of [`Avx2`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn books_of<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, block: &Block) -> [__m256i; 2] {
+pub(super) unsafe fn books_of<E: Narrow>(
+    e: &E,
+    args: &Args<'_>,
+    strip: usize,
+    block: &Block,
+) -> [__m256i; 2] {
     if !E::BOOKS {
         return [_mm256_setzero_si256(); 2];
     }
@@ -253,7 +262,7 @@ unsafe fn products<E: Narrow, const VNNI: bool, const T: usize>(
 /// As [`strips`]; lengths as in `Args`; `out` has 16 values.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn finish<const VNNI: bool>(
+pub(super) unsafe fn finish<const VNNI: bool>(
     args: &Args<'_>,
     (strip, index, token): (usize, usize, usize),
     sums: &[__m256i; 2],
