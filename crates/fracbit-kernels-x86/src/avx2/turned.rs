@@ -27,6 +27,7 @@ type Expanded = [__m256i; 2];
 /// The processor has the features of [`Avx2`]; lengths as in `Args`; `strip` exists; [`takes`].
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
+    const { assert!(E::SIGNED || !E::MAGNITUDES, "magnitudes have signs in their index") };
     let codes = args.codes[strip * args.stride..].as_ptr();
     let reads = crate::reads::Reads::of_machine();
     let zero = _mm256_setzero_si256();
