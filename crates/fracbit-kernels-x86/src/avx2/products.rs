@@ -1,4 +1,5 @@
-//! From expanded int8 tiles to outputs: one token in registers, several through a buffer.
+//! From expanded int8 tiles to outputs: one token in registers, several through a buffer. Many come from here to [`super::turned`] where
+//! there is no AVX-VNNI.
 
 use super::{
     narrow::{Narrow, last_row},
@@ -212,12 +213,8 @@ unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip
                     products::<E, VNNI, 1>(args, index, token, tiles, &mut sums)
                 }
             };
-            for t in token..token + count {
-                let out = &mut out[t * args.out_stride..][..TILE_ROWS];
-                let sums = by_rows::<E>(&sums[t - token]);
-                // SAFETY: 16 scales for every group, 16 outputs.
-                unsafe { finish::<VNNI>(args, (strip, index, t), &sums, &mut inner[t], out) };
-            }
+            // SAFETY: these are tokens.
+            unsafe { finish_all::<E, VNNI>(args, (strip, index, token), &sums[..count], &mut inner, out) };
             token += count;
         }
     }
@@ -256,13 +253,33 @@ unsafe fn products<E: Narrow, const VNNI: bool, const T: usize>(
     T
 }
 
+/// As [`finish`], for the sums of neighbouring tokens from `(strip, block, token)` on; `out` begins with the strip's rows of the first token of all.
+///
+/// # Safety
+/// As [`strips`]; lengths as in `Args`; the tokens exist.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn finish_all<E: Narrow, const VNNI: bool>(
+    args: &Args<'_>,
+    (strip, index, first): (usize, usize, usize),
+    sums: &[[__m256i; 4]],
+    inner: &mut [[__m256; 2]],
+    out: &mut [f32],
+) {
+    for (t, sums) in (first..).zip(sums) {
+        let out = &mut out[t * args.out_stride..][..TILE_ROWS];
+        // SAFETY: 16 scales for every group, 16 outputs.
+        unsafe { finish::<VNNI>(args, (strip, index, t), &by_rows::<E>(sums), &mut inner[t], out) };
+    }
+}
+
 /// Takes a block's sums of `(strip, block, token)` to `inner`, and that to `out` where the block closes its weight scale.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `out` has 16 values.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn finish<const VNNI: bool>(
+unsafe fn finish<const VNNI: bool>(
     args: &Args<'_>,
     (strip, index, token): (usize, usize, usize),
     sums: &[__m256i; 2],

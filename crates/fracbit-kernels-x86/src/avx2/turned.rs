@@ -7,7 +7,7 @@
 
 use super::{
     narrow::{Narrow, last_row},
-    products::{activations, books_of, dot, finish, vectors, with_signs},
+    products::{activations, books_of, dot, finish_all, vectors, with_signs},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
@@ -36,7 +36,7 @@ pub(super) unsafe fn tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out
     for (index, block) in args.blocks.iter().enumerate() {
         // SAFETY: the features are here.
         let books = unsafe { books_of(e, args, strip, block) };
-        let mut start = [zero; 2];
+        let mut start = [zero; 4];
         for (i, to) in buffer[..block.tiles].iter_mut().enumerate() {
             // SAFETY: tiles of the block are inside `codes`.
             unsafe {
@@ -70,13 +70,8 @@ pub(super) unsafe fn tokens<E: Narrow>(e: &E, args: &Args<'_>, strip: usize, out
                     _ => products::<E, 1>(args, index, token, tiles, &mut sums),
                 }
             };
-            for t in token..token + count {
-                let out = &mut out[t * args.out_stride..][..TILE_ROWS];
-                // SAFETY: 16 scales for every group, 16 outputs.
-                unsafe {
-                    finish::<false>(args, (strip, index, t), &sums[t - token], &mut inner[t], out);
-                }
-            }
+            // SAFETY: these are tokens.
+            unsafe { finish_all::<E, false>(args, (strip, index, token), &sums[..count], &mut inner, out) };
             token += count;
         }
     }
@@ -93,10 +88,11 @@ unsafe fn products<E: Narrow, const T: usize>(
     index: usize,
     token: usize,
     tiles: &[[Expanded; 8]],
-    sums: &mut [[__m256i; 2]; 4],
+    sums: &mut [[__m256i; 4]; 4],
 ) -> usize {
     let x = activations(args)[token * args.x_stride + 16 * args.blocks[index].start..].as_ptr();
-    let mut local: [[__m256i; 2]; T] = *sums.first_chunk().expect("at most four tokens");
+    // Of a token, the sums of two groups.
+    let mut local: [[__m256i; 2]; T] = std::array::from_fn(|t| [sums[t][0], sums[t][1]]);
     for (i, tile) in tiles.iter().enumerate() {
         for (piece, pair) in tile.as_chunks::<2>().0.iter().enumerate() {
             for (t, sums) in local.iter_mut().enumerate() {
@@ -105,7 +101,7 @@ unsafe fn products<E: Narrow, const T: usize>(
             }
         }
     }
-    sums[..T].copy_from_slice(&local);
+    sums.iter_mut().zip(local).for_each(|(sums, local)| sums[..2].copy_from_slice(&local));
     T
 }
 

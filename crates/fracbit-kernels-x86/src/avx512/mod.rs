@@ -6,13 +6,13 @@
 //! 3. `vpermb` / `vpermi2b` look bytes up in tables of 64 / 128 entries that stay in registers.
 //! 4. `vpdpbusd` multiplies by eight broadcast activations: a 64-bit lane is a row, its bytes are neighbouring columns.
 //!    The rows 0..8 and 8..16 of a strip are summed side by side, and the two halves of each lane at the end of a
-//!    block. With several tokens the lanes are first regrouped, 16 rows of four columns to a vector, so that a token takes
-//!    one accumulator.
+//!    block. So do up to six tokens, most schemes' eight, with two accumulators each. For more the lanes are first regrouped, 16 rows of four
+//!    columns to a vector, so that a token takes one.
 //!
 //! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`], up to eight
 //! [`even_odd`]), there with signed weights ([`Expand::signed`](expand::Expand::signed)).
 //!
-//! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and accumulators start at `-128 Σ x`.
+//! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and a block's sums get `-128 Σ x` ([`Args::block_starts`](fracbit_kernels::Args::block_starts)).
 //! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
 //! No sum saturates: `vpdpbusd` adds four products of at most 255 x 127 to 32 bits without saturation, and a block's sum stays
 //! below 2^31 by the ranges at `BLOCK_TILES`. Codebooks on the int16 grid go the same way with `vpdpwssd` and pairs of
