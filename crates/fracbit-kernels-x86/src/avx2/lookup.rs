@@ -44,19 +44,33 @@ pub(super) fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
+    let [entries] = lookups([t], index);
+    entries
+}
+
+/// [`lookup`] in several tables.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn lookups<const N: usize, const T: usize>(
+    tables: [&[__m256i; N]; T],
+    index: __m256i,
+) -> [__m256i; T] {
     let eight = |first: usize, mut index: __m256i| {
-        let mut sum = _mm256_shuffle_epi8(t[first], index);
-        for &bank in &t[first + 1..N.min(first + 8)] {
+        let mut sums = tables.map(|t| _mm256_shuffle_epi8(t[first], index));
+        for bank in first + 1..N.min(first + 8) {
             index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
-            sum = _mm256_xor_si256(sum, _mm256_shuffle_epi8(bank, index));
+            for (sum, t) in sums.iter_mut().zip(tables) {
+                *sum = _mm256_xor_si256(*sum, _mm256_shuffle_epi8(t[bank], index));
+            }
         }
-        sum
+        sums
     };
     if N <= 8 {
         return eight(0, index);
     }
     let low = low_bits(index, 7);
-    _mm256_blendv_epi8(eight(0, low), eight(N / 2, low), index)
+    let (low, high) = (eight(0, low), eight(N / 2, low));
+    std::array::from_fn(|t| _mm256_blendv_epi8(low[t], high[t], index))
 }
 
 /// A table in registers.
@@ -97,6 +111,29 @@ impl<const N: usize, const M: bool> Table for Banks<N, M> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn look(&self, index: __m256i) -> __m256i {
         lookup(&self.0, index)
+    }
+}
+
+/// Plain integers of eight bits, which need no table: -127 for the unused -128.
+#[derive(Clone, Copy)]
+pub(super) struct Integers {
+    bias: __m256i,
+}
+
+impl Table for Integers {
+    const BITS: u32 = 8;
+    const MAGNITUDES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(_table: &[Line], bias: u8) -> Self {
+        Self { bias: _mm256_set1_epi8(bias.cast_signed()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look(&self, index: __m256i) -> __m256i {
+        _mm256_xor_si256(_mm256_max_epi8(index, _mm256_set1_epi8(-127)), self.bias)
     }
 }
 

@@ -1,8 +1,7 @@
 //! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
 //!
 //! [`narrow`] has the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup), [`expand`] and
-//! [`strips`] those that gather from tables in memory: the int16 grid, the papers' trellis code, vector tables of more than 256
-//! pairs.
+//! [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
 //!
 //! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies too: their byte shuffles
 //! and 8-bit products are no wider than these.

@@ -14,7 +14,7 @@
 //! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
 
 use super::{
-    lookup::{Table, banks, lookup, low_bits, right},
+    lookup::{Banks, Integers, Table, banks, lookup, lookups, low_bits, right},
     *,
 };
 
@@ -160,7 +160,7 @@ const fn base(row: usize, [even, odd]: [usize; 2]) -> usize {
 }
 
 /// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit lane, and of the rows 0, 1
-/// to the last two.
+/// to the last two. For rows of more than 12 bytes, which no odd number of quarter bits has: bytes of the stretches of all quads.
 const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
     let row = pair / 2;
     let mut all = [[[[0x80; 32]; 2]; 2]; 4];
@@ -170,6 +170,10 @@ const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
         let (lane, start) = (b % 16 / 4, starts[q][k]);
         let r = if second == 1 { lane.wrapping_sub(2) } else { lane };
         let at = start[r % 2] - if row < 4 { start[0] } else { base(row, start) } + b % 4;
+        if row > 12 && second == 0 {
+            // The stretches of all quads, of one row to a lane.
+            all[q][k][second][b] = (starts[lane][k][0] + b % 4) as u8;
+        }
         let wanted = if row < 4 { second == 0 } else { row <= 12 && r < 2 };
         if wanted {
             all[q][k][second][b] = (r * pair / 2 + at) as u8;
@@ -209,8 +213,17 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
             let (a, b) = (two(first, first.add(2 * pair)), two(first.add(pair), first.add(3 * pair)));
             _mm256_or_si256(pick(a, 0), pick(b, 1))
         } else {
-            let one = |r: usize| first.add(r * row + start).cast::<i32>().read_unaligned();
-            _mm256_setr_epi32(one(0), one(1), one(2), one(3), one(4), one(5), one(6), one(7))
+            // Rows meet the fourth ones behind them. What the quads of a half share is made once, as all of them are in one function.
+            let rows = |r: usize| {
+                let both = two(first.add(r * row), first.add((r + 4) * row));
+                if row == 16 { both } else { pick(both, 0) }
+            };
+            let (ab, cd) = if q < 2 {
+                (_mm256_unpacklo_epi32(rows(0), rows(1)), _mm256_unpacklo_epi32(rows(2), rows(3)))
+            } else {
+                (_mm256_unpackhi_epi32(rows(0), rows(1)), _mm256_unpackhi_epi32(rows(2), rows(3)))
+            };
+            if q.is_multiple_of(2) { _mm256_unpacklo_epi64(ab, cd) } else { _mm256_unpackhi_epi64(ab, cd) }
         }
     };
     if E::TAPE && half == 1 && odd + 4 > row {
@@ -276,6 +289,49 @@ unsafe fn windows<E: Narrow>(
     // SAFETY: the same.
     let b = if shared { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
     [words::<E>(q, (a, 0), p(0), (b, 1), p(2)), words::<E>(q, (a, 0), p(1), (b, 1), p(3))]
+}
+
+/// Codes of `quarters / 4` bits of quad `q`, a byte to a column.
+///
+/// # Safety
+/// As [`windows`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn columns<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize, quarters: usize) -> __m256i {
+    if quarters == 32 {
+        // SAFETY: promised by the caller.
+        return unsafe { stretch::<E>(code, last, q, 0, half) };
+    }
+    // SAFETY: the same.
+    let [a, b] = unsafe { windows::<E>(code, last, q, half, quarters) };
+    let mask = _mm256_set1_epi16((1 << (quarters / 4)) - 1);
+    _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
+}
+
+/// As [`columns`], with the second column of a quad behind the third.
+///
+/// # Safety
+/// As [`windows`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: usize) -> __m256i {
+    type Rows<const R4: usize> = Scalar<R4, Integers>;
+    let p = |i: usize| (4 * q + i) * R4 / 4;
+    let shared = Rows::<R4>::STARTS[q][0] == Rows::<R4>::STARTS[q][1];
+    // SAFETY: promised by the caller.
+    let a = unsafe { stretch::<Rows<R4>>(code, 0, q, 0, half) };
+    if R4 == 32 {
+        const ORDER: [i8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
+        // SAFETY: 16 bytes.
+        let order = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) });
+        return _mm256_shuffle_epi8(a, order);
+    }
+    // SAFETY: the same.
+    let b = if shared { a } else { unsafe { stretch::<Rows<R4>>(code, 0, q, 1, half) } };
+    let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);
+    let (a, b) =
+        (words::<Rows<R4>>(q, (a, 0), p(0), (a, 0), p(1)), words::<Rows<R4>>(q, (b, 1), p(2), (b, 1), p(3)));
+    _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
 }
 
 /// Low bytes of words from `a`, high bytes from `b`.
@@ -379,11 +435,11 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     }
 }
 
-/// Scalar tables of `16 N` entries at `R4` quarter bits a weight.
+/// Scalar tables at `R4` quarter bits a weight.
 #[derive(Clone, Copy)]
-pub(super) struct Scalar<const R4: usize, const N: usize>([__m256i; N]);
+pub(super) struct Scalar<const R4: usize, T>(T);
 
-impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
+impl<const R4: usize, T: Table> Narrow for Scalar<R4, T> {
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
@@ -391,24 +447,23 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self(banks(table, bias))
+        // SAFETY: promised by the caller.
+        Self(unsafe { T::new(table, bias) })
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         // SAFETY: promised by the caller.
-        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4) };
-        let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);
-        let b = _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask));
-        let index = _mm256_or_si256(_mm256_and_si256(a, mask), b);
+        let index = unsafe { columns::<Self>(code, last, I / 2, I % 2, R4) };
         [index, index]
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        lookup(&self.0, index)
+        // SAFETY: promised by the caller.
+        unsafe { self.0.look(index) }
     }
 }
 
@@ -416,7 +471,7 @@ impl<const R4: usize, const N: usize> Narrow for Scalar<R4, N> {
 /// group's codebook, from the lowest bits of its scale, above the code.
 #[derive(Clone, Copy)]
 pub(super) struct Books<const R4: usize, const N: usize> {
-    scalar: Scalar<R4, N>,
+    scalar: Scalar<R4, Banks<N, false>>,
     /// Bits of a codebook's number.
     numbers: __m256i,
 }
@@ -607,13 +662,14 @@ impl Narrow for Pairs256 {
     unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
         // SAFETY: a tile has 128 bytes.
         let index = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
-        [index, index]
+        // For `I` and `I + 4` the same, and so made once.
+        lookups(self.0.each_ref(), index)
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        lookup(&self.0[I / 4], index)
+    unsafe fn weights<const I: usize>(&self, both: [__m256i; 2]) -> __m256i {
+        both[I / 4]
     }
 
     #[inline]

@@ -1,10 +1,6 @@
 //! From tiles to outputs.
 
-use super::{
-    expand::{Expand, Windows},
-    products::dot,
-    *,
-};
+use super::{expand::Expand, products::dot, *};
 use fracbit_kernels::{Args, BLOCK_TILES, Ints};
 
 /// The body of every scheme: a block of a strip is expanded to a buffer, then met by all tokens.
@@ -15,7 +11,8 @@ use fracbit_kernels::{Args, BLOCK_TILES, Ints};
 pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
-    let windows = Windows::new(args.table, args.tile_bytes);
+    // SAFETY: promised by the caller.
+    let e = unsafe { E::new(args.table, args.tile_bytes) };
     let zero = _mm256_setzero_si256();
     let vectors = if E::WIDE { 16 } else { 8 };
     let mut buffer = [zero; BLOCK_TILES * 8];
@@ -26,7 +23,7 @@ pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &
             let codes = &args.codes[strip * args.stride + block.start * args.tile_bytes..];
             for (i, to) in buffer.chunks_exact_mut(vectors).take(block.tiles).enumerate() {
                 // SAFETY: tiles of the block are inside `codes`, with `OVERREAD` bytes behind.
-                unsafe { E::tile(&windows, codes[i * args.tile_bytes..].as_ptr(), to) };
+                unsafe { e.tile(args.table, codes[i * args.tile_bytes..].as_ptr(), to) };
             }
             let weights = &buffer[..block.tiles * vectors];
             let scales = args.scales[(strip * args.groups + block.group) * TILE_ROWS..].as_ptr();

@@ -1,11 +1,11 @@
 //! Which expander runs a codebook, and the constants it reads.
 
 use super::{
-    expand::{Gather, kind},
-    lookup::{Banks, Layered},
+    expand::{Bytes, Loads, Wide},
+    lookup::{Banks, Integers, Layered},
     narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
     products::strips,
-    strips::strips as gathers,
+    strips::strips as expanded,
     *,
 };
 use fracbit_format::{Layers, TILE_COLS};
@@ -28,10 +28,10 @@ pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
         (Family::Nuq | Family::Int, _) => Some(if narrow { scalar(codebook) } else { wide(codebook) }),
         (Family::Gnuq, _) => Some(group_wise(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
-        (Family::Vq, _) => Some(gather(codebook)),
+        (Family::Vq, _) => Some(loads(codebook)),
         (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
         (Family::Tcq, Some(Code::Fast)) if narrow => Some(fast(codebook)),
-        (Family::Tcq, Some(Code::Hyb)) => Some(gather(codebook)),
+        (Family::Tcq, Some(Code::Hyb)) => Some(loads(codebook)),
         _ => None,
     }
 }
@@ -55,14 +55,15 @@ macro_rules! rates {
 fn scalar(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
         8 => both!(strips, Scalar4),
-        12 => both!(strips, Scalar<12, 1>),
+        12 => both!(strips, Scalar<12, Banks<1, false>>),
         16 => both!(strips, Scalar16),
-        20 => both!(strips, Scalar<20, 2>),
-        24 => both!(strips, Scalar<24, 4>),
-        28 => both!(strips, Scalar<28, 8>),
-        _ => both!(strips, Scalar<32, 16>),
+        32 if codebook.scheme().family() == Family::Int => both!(strips, Scalar<32, Integers>),
+        20 => both!(strips, Scalar<20, Banks<2, false>>),
+        24 => both!(strips, Scalar<24, Banks<4, false>>),
+        28 => both!(strips, Scalar<28, Banks<8, false>>),
+        _ => both!(strips, Scalar<32, Banks<16, false>>),
     };
-    (byte_table(codebook, 1, 0), run)
+    (byte_table(codebook, 1, 0, 0), run)
 }
 
 fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
@@ -80,7 +81,7 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         (_, 32) => both!(strips, Books<16, 2>),
         (..) => both!(strips, Books<16, 4>),
     };
-    let mut table = byte_table(codebook, 1, 0);
+    let mut table = byte_table(codebook, 1, 0, 0);
     table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
     (table, run)
 }
@@ -107,7 +108,7 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
                 128 => all!(Fine<R, Banks<8, false>>),
                 _ => all!(Fine<R, Banks<16, false>>),
             };
-            (byte_table(codebook, 1, 0), run)
+            (byte_table(codebook, 1, 0, 0), run)
         }
     }
 }
@@ -126,8 +127,8 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         14 => both!(strips, Pairs<14, 8>),
         _ => both!(strips, Pairs256),
     };
-    let mut table = byte_table(codebook, 2, 0);
-    table.extend(byte_table(codebook, 2, 1));
+    let mut table = byte_table(codebook, 2, 0, 0);
+    table.extend(byte_table(codebook, 2, 1, 0));
     (table, run)
 }
 
@@ -148,17 +149,28 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, false>>),
         _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<8, false>>),
     };
-    (byte_table(codebook, 1, 0), run)
+    (byte_table(codebook, 1, 0, 0), run)
 }
 
 fn wide(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
-    let bits = usize::from(codebook.scheme().quarters() / 4);
-    let mut table = windows(1, |c| c * bits, bits, 0);
-    table.extend(dword_table(1 << bits, |i| codebook.entries()[i].cast_unsigned().into()));
-    (table, both!(gathers, Gather<{ kind::WIDE_ONE }, false>))
+    let run = match codebook.scheme().quarters() {
+        8 => both!(expanded, Wide<8, 1>),
+        12 => both!(expanded, Wide<12, 1>),
+        16 => both!(expanded, Wide<16, 1>),
+        20 => both!(expanded, Wide<20, 2>),
+        24 => both!(expanded, Wide<24, 4>),
+        28 => both!(expanded, Wide<28, 8>),
+        _ => {
+            let entry = |i: usize| u32::from(codebook.entries()[i % 256].cast_unsigned());
+            return (dword_table(512, |i| entry(i) << (i / 256 * 16)), both!(expanded, Bytes));
+        }
+    };
+    let mut table = byte_table(codebook, 1, 0, 0);
+    table.extend(byte_table(codebook, 1, 0, 1));
+    (table, run)
 }
 
-fn gather(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
+fn loads(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     let entries = codebook.entries();
@@ -166,7 +178,7 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let step = usize::from(scheme.quarters() / 2);
     // A hash index has the sign of the first weight on top of the pair's index.
     let bits = if hash { entries.len().trailing_zeros() as usize } else { step };
-    let mut table = windows(2, |p| p * step, bits, 16 - bits);
+    let mut table = windows(|p| p * step, bits, 16 - bits);
     let pairs = entries.len() / 2;
     table.extend(dword_table(1 << bits, |i| {
         let (a, b) = (entries[2 * (i % pairs)], entries[2 * (i % pairs) + 1]);
@@ -178,41 +190,37 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         }
     }));
     let run = match (narrow, hash) {
-        (true, true) => both!(gathers, Gather<{ kind::PAIRS }, true>),
-        (true, false) => both!(gathers, Gather<{ kind::PAIRS }, false>),
-        (false, true) => both!(gathers, Gather<{ kind::WIDE_PAIRS }, true>),
-        (false, false) => both!(gathers, Gather<{ kind::WIDE_PAIRS }, false>),
+        (true, true) => both!(expanded, Loads<false, true>),
+        (true, false) => both!(expanded, Loads<false, false>),
+        (false, true) => both!(expanded, Loads<true, true>),
+        (false, false) => both!(expanded, Loads<true, false>),
     };
     (table, run)
 }
 
-/// The lines that `Windows` describes: window `i` of a row, for `weights` columns, starts at bit `position(i)`.
-fn windows(weights: usize, position: impl Fn(usize) -> usize, bits: usize, shift: usize) -> Vec<Line> {
-    let per_quad = 4 / weights;
+/// The lines that `Windows` describes: the window of pair `p` of a row starts at bit `position(p)`.
+fn windows(position: impl Fn(usize) -> usize, bits: usize, shift: usize) -> Vec<Line> {
+    const PAIRS: usize = TILE_COLS / 2;
     // Offsets of windows in a stretch that starts with the byte of its first window's first bit.
-    let offset = |i: usize, each: usize| position(i) - position(i / each * each) / 8 * 8;
-    let count = TILE_COLS / weights;
-    let quads = (0..count).all(|i| offset(i, per_quad) <= 16);
-    let each = if quads { per_quad } else { per_quad / 2 };
-    let mut lines = vec![dwords(|pair| {
-        let first = pair % 8 * 2 / weights / each * each;
-        u32::try_from(position(first) / 8).expect("inside a row")
-    })];
-    lines.push(dwords(|i| {
-        let i = i % count;
-        let right = offset(i, each);
-        assert!(right <= 16, "a 16-bit window fits its stretch");
-        let low = i % per_quad < per_quad / 2;
-        u32::try_from(if low { right } else { 16 - right }).expect("at most 16")
-    }));
-    lines.push(dwords(|i| u32::try_from([bits, shift][i % 2]).expect("at most 16")));
-    lines
+    let offset = |p: usize, each: usize| position(p) - position(p / each * each) / 8 * 8;
+    let each = if (0..PAIRS).all(|p| offset(p, 2) <= 16) { 2 } else { 1 };
+    let line =
+        |value: &dyn Fn(usize) -> usize| dwords(|i| u32::try_from(value(i % PAIRS)).expect("inside a row"));
+    vec![
+        line(&|p| position(p / each * each) / 8),
+        line(&|p| {
+            let right = offset(p, each);
+            assert!(right <= 16, "a 16-bit window fits its stretch");
+            if p % 2 == 0 { right } else { 16 - right }
+        }),
+        line(&|i| [bits, shift][i % 2]),
+    ]
 }
 
-/// Entries `k`, `k + every`, ... as bytes, repeated to at least 64.
-fn byte_table(codebook: &Codebook, every: usize, k: usize) -> Vec<Line> {
+/// Bytes `byte` (0 is the low one) of entries `k`, `k + every`, ..., repeated to at least 64.
+fn byte_table(codebook: &Codebook, every: usize, k: usize, byte: usize) -> Vec<Line> {
     let count = codebook.entries().len() / every;
-    let byte = |i: usize| codebook.entries()[i % count * every + k].to_le_bytes()[0];
+    let byte = |i: usize| codebook.entries()[i % count * every + k].to_le_bytes()[byte];
     (0..count.div_ceil(64)).map(|l| Line(std::array::from_fn(|i| byte(64 * l + i)))).collect()
 }
 
