@@ -40,6 +40,7 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3.
 SPECS = {
     "llama1": dict(
         seed=101, dtype="F32", style="pieces", shape=(48, 100, 2, 4, 4, 12, 101), arch="LlamaForCausalLM", eps=1e-6,
@@ -82,7 +83,7 @@ SPECS = {
                 "max_window_layers": 1, "rope_theta": 1000000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
     ),
     "qwen3": dict(
-        seed=108, dtype="BF16", style="bytes", shape=(64, 104, 2, 6, 2, 16, 275), arch="Qwen3ForCausalLM", eps=1e-6, qk_norm=True,
+        seed=108, dtype="BF16", style="bytes", shape=(64, 104, 2, 6, 2, 16, 275), arch="Qwen3ForCausalLM", eps=1e-6, qk_norm=1.4,
         config={"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, "rope_scaling": None,
                 "sliding_window": None, "use_sliding_window": False, "max_window_layers": 2,
                 "rope_theta": 1000000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
@@ -126,6 +127,21 @@ SPECS = {
                 "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 1.5,
                 "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
     ),
+    "gemma3": dict(
+        seed=116, dtype="BF16", style="pieces", shape=(48, 88, 4, 4, 1, 16, 131), arch="Gemma3ForCausalLM",
+        eps=2e-2,  # so large that its unit shows, although a later norm takes back most of what it changes
+        tied="model.embed_tokens.weight", specials=(["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"], 2, 1),
+        ends=[1, 5], qk_norm=1.55, sandwich=True,
+        # sqrt(hidden) * embedding has the standard deviation 0.5, what each of the eight post norms adds has 1; with more of the embedding
+        # the tied head would see little but the token itself.
+        embedding=0.5, final_norm=4.0,
+        # Layers 0, 1 and 3 slide. `tie_word_embeddings` and `layer_types` are left out, as in the first published configurations.
+        config={"model_type": "gemma3_text", "num_key_value_heads": 1, "head_dim": 16, "attention_bias": False, "attention_dropout": 0.0,
+                "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": False,
+                "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": 8, "sliding_window_pattern": 3,
+                "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+                "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (
@@ -145,14 +161,15 @@ def tensors(spec):
         if name.rsplit(".", 1)[-1] in spec.get("biased", ()):
             out[f"{name}.bias"] = normal.draw((rows,)) * 0.5
 
-    def norm(name, width):
-        out[f"{name}.weight"] = 1.0 + normal.draw((width,)) * 0.25
+    def norm(name, width, gain=1.0):
+        gains = gain * (1.0 + normal.draw((width,)) * 0.25)
+        out[f"{name}.weight"] = gains - 1.0 if spec.get("sandwich") else gains  # Gemma stores how far they are from 1
 
     tied = spec.get("tied")
     if tied is None:
         out["model.embed_tokens.weight"] = normal.draw((vocab, hidden))
     else:  # one matrix is both the embedding and the head: the head's scale decides
-        out[tied] = normal.draw((vocab, hidden)) * (2.0 / math.sqrt(hidden))
+        out[tied] = normal.draw((vocab, hidden)) * (spec.get("embedding", 2.0) / math.sqrt(hidden))
     for i in range(layers):
         block = f"model.layers.{i}"
         norm(f"{block}.input_layernorm", hidden)
@@ -161,11 +178,12 @@ def tensors(spec):
         linear(f"{block}.self_attn.v_proj", kv_heads * head_dim, hidden, 1.4)
         linear(f"{block}.self_attn.o_proj", hidden, heads * head_dim, 1.4)
         if spec.get("qk_norm"):
-            norm(f"{block}.self_attn.q_norm", head_dim)
-            norm(f"{block}.self_attn.k_norm", head_dim)
-            for which in "qk":
-                out[f"{block}.self_attn.{which}_norm.weight"] *= 1.4
+            norm(f"{block}.self_attn.q_norm", head_dim, spec["qk_norm"])
+            norm(f"{block}.self_attn.k_norm", head_dim, spec["qk_norm"])
         norm(f"{block}.post_attention_layernorm", hidden)
+        if spec.get("sandwich"):  # post_attention_layernorm is then applied to what attention adds
+            norm(f"{block}.pre_feedforward_layernorm", hidden)
+            norm(f"{block}.post_feedforward_layernorm", hidden)
         linear(f"{block}.mlp.gate_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.up_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.down_proj", hidden, inter, 1.4)
@@ -174,7 +192,7 @@ def tensors(spec):
                 at = whole.split(".", 1)[0]
                 rows = [out.pop(f"{block}.{at}.{part}_proj.weight") for part in parts]
                 out[f"{block}.{whole}.weight"] = np.concatenate(rows)
-    norm("model.norm", hidden)
+    norm("model.norm", hidden, spec.get("final_norm", 1.0))
     if tied is None:
         linear("lm_head", vocab, hidden, 2.0)
     return out
@@ -189,7 +207,9 @@ def files(name):
     spec = SPECS[name]
     hidden, inter, layers, heads, _, _, vocab = spec["shape"]
     torch_name = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[spec["dtype"]]
-    if spec["style"] == "pieces":
+    if "specials" in spec:
+        specials, bos, eos = spec["specials"]
+    elif spec["style"] == "pieces":
         specials, bos, eos = ["<unk>", "<s>", "</s>"], 1, 2
     else:
         specials, bos, eos = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 0, 2
@@ -202,7 +222,7 @@ def files(name):
         "num_attention_heads": heads,
         "vocab_size": vocab,
         "rms_norm_eps": spec["eps"],
-        "hidden_act": "silu",
+        **({} if "hidden_activation" in spec["config"] else {"hidden_act": "silu"}),
         "bos_token_id": bos,
         "eos_token_id": eos,
         "torch_dtype": torch_name,
@@ -219,7 +239,7 @@ def files(name):
     size = vocab - spec.get("unused", 0)
     out = {
         "config.json": to_json(config),
-        "generation_config.json": to_json({"bos_token_id": bos, "eos_token_id": [eos] if spec.get("chat") else eos}),
+        "generation_config.json": to_json({"bos_token_id": bos, "eos_token_id": spec.get("ends", [eos] if spec.get("chat") else eos)}),
         "tokenizer.json": to_json(
             make_tokenizer.tokenizer(spec["style"], size, specials, specials[bos] if spec["style"] == "pieces" else None)
         ),

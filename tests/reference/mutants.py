@@ -63,9 +63,38 @@ def step_for_llama3(head_dim, theta, scaling):
     return np.where(turns < scaling["high_freq_factor"], freq / scaling["factor"], freq)
 
 
+def plain_norm(config, tensors, name, x):
+    """Gains as they are stored, without the 1."""
+    return reference.rms_norm(x, tensors[f"{name}.weight"], config["rms_norm_eps"])
+
+
+def plain_norm_of(*names):
+    """The same for norms of some names only."""
+    return lambda config, tensors, name, x: (plain_norm if name.endswith(names) else RIGHT_NORM)(config, tensors, name, x)
+
+
+def without_norm(left_out):
+    """The norms of one name left out."""
+    return lambda config, tensors, name, x: x if name.endswith(left_out) else RIGHT_NORM(config, tensors, name, x)
+
+
+def unit_of_embedding(config, tensors, name, x):
+    """Epsilon divided by h where the residual stream is read, as if that were kept without the factor of the embedding."""
+    read = name.endswith(("input_layernorm", "pre_feedforward_layernorm", "model.norm"))
+    unit = config["hidden_size"] if read else 1
+    return RIGHT_NORM({**config, "rms_norm_eps": config["rms_norm_eps"] / unit}, tensors, name, x)
+
+
+def scaled_everywhere(config, layer):
+    """Every layer's planes slowed down, those of sliding layers too."""
+    return {**RIGHT_SETTINGS(config, layer), "rope_scaling": config["rope_scaling"]}
+
+
 RIGHT_ROTATE, RIGHT_WEIGHT = reference.rotate, reference.weight
 RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
+RIGHT_NORM, RIGHT_SETTINGS = reference.norm, reference.rope_settings
 unrotated = {"rotate": lambda x, freq, gain: x}
+early_full_layers = {"slides": lambda config, layer: layer % config["sliding_window_pattern"] != 0}
 unscaled = {"rope_frequencies": lambda d, theta, scaling: RIGHT_FREQUENCIES(d, theta, None)}
 wrong_gqa = {"kv_head_of": lambda head, heads, kv_heads: head % kv_heads}
 
@@ -77,10 +106,10 @@ MISTAKES = [
     ("smollm2", "rms_norm_eps 1e-5", {}, (), {"rms_norm_eps": 1e-5}),
     ("llama2 llama-tied llama-bias mistral qwen2 qwen3 smollm2 smollm3", "kv head = head mod kv heads", wrong_gqa, (), {}),
     ("llama2 llama-bias mistral qwen3", "norm weights ignored", {}, ("layernorm.weight", "model.norm.weight"), {}),
-    ("llama3 llama-bias", "no rope scaling", unscaled, (), {}),
+    ("llama3 llama-bias gemma3", "no rope scaling", unscaled, (), {}),
     ("llama3", "linear in place of llama3 scaling", {"rope_frequencies": linear_for_llama3}, (), {}),
     ("llama3", "no interpolated planes", {"rope_frequencies": step_for_llama3}, (), {}),
-    ("llama3 qwen2 qwen3 smollm2 smollm3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
+    ("llama3 qwen2 qwen3 smollm2 smollm3 gemma3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
     ("llama-bias qwen2", "q bias dropped", {}, ("q_proj.bias",), {}),
     ("llama-bias qwen2", "k bias dropped", {}, ("k_proj.bias",), {}),
     ("llama-bias qwen2", "v bias dropped", {}, ("v_proj.bias",), {}),
@@ -88,11 +117,11 @@ MISTAKES = [
     ("llama-bias", "gate bias dropped", {}, ("gate_proj.bias",), {}),
     ("llama-bias", "up bias dropped", {}, ("up_proj.bias",), {}),
     ("llama-bias", "down bias dropped", {}, ("down_proj.bias",), {}),
-    ("mistral", "no window", {}, (), {"sliding_window": None}),
-    ("mistral", "window one too wide", {"visible": late_by_one}, (), {}),
+    ("mistral gemma3", "no window", {}, (), {"sliding_window": None}),
+    ("mistral gemma3", "window one too wide", {"visible": late_by_one}, (), {}),
     ("qwen2", "switched-off window applied", {}, (), {"use_sliding_window": True, "max_window_layers": 0}),
-    ("qwen3", "q norm dropped", {}, ("q_norm.weight",), {}),
-    ("qwen3", "k norm dropped", {}, ("k_norm.weight",), {}),
+    ("qwen3 gemma3", "q norm dropped", {}, ("q_norm.weight",), {}),
+    ("qwen3 gemma3", "k norm dropped", {}, ("k_norm.weight",), {}),
     ("smollm3", "RoPE in every layer", {}, (), {"no_rope_layers": [1, 1, 1, 1]}),
     ("smollm3", "flags inverted", {}, (), {"no_rope_layers": [0, 0, 0, 1]}),
     ("phi3", "no window", {}, (), {"sliding_window": None}),
@@ -108,6 +137,20 @@ MISTAKES = [
     ("granite", "epsilon of the unit of the embedding", {}, (), {"rms_norm_eps": 1e-2 / 9}),
     ("granite", "o bias dropped", {}, ("o_proj.bias",), {}),
     ("granite", "down bias dropped", {}, ("down_proj.bias",), {}),
+    ("gemma3", "w in place of 1 + w", {"norm": plain_norm}, (), {}),
+    ("gemma3", "w in place of 1 + w, q and k norm", {"norm": plain_norm_of("q_norm", "k_norm")}, (), {}),
+    ("gemma3", "w in place of 1 + w, last norm", {"norm": plain_norm_of("model.norm")}, (), {}),
+    ("gemma3", "no factor of the embedding", {}, (), {"embedding_multiplier": 1.0}),
+    ("gemma3", "no post_attention_layernorm", {"norm": without_norm("post_attention_layernorm")}, (), {}),
+    ("gemma3", "no pre_feedforward_layernorm", {"norm": without_norm("pre_feedforward_layernorm")}, (), {}),
+    ("gemma3", "no post_feedforward_layernorm", {"norm": without_norm("post_feedforward_layernorm")}, (), {}),
+    ("gemma3", "silu", {}, (), {"hidden_activation": "silu"}),
+    ("gemma3", "head_dim for query_pre_attn_scalar", {}, (), {"query_pre_attn_scalar": 16}),
+    ("gemma3", "rope_theta in every layer", {}, (), {"rope_local_base_freq": 1000000.0}),
+    ("gemma3", "rope_scaling in every layer", {"rope_settings": scaled_everywhere}, (), {}),
+    ("gemma3", "full layers one early", early_full_layers, (), {}),
+    ("gemma3", "rms_norm_eps 1e-6", {}, (), {"rms_norm_eps": 1e-6}),
+    ("gemma3", "epsilon of the unit of the embedding", {"norm": unit_of_embedding}, (), {}),
 ]
 
 

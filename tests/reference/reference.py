@@ -10,6 +10,8 @@ time. All arithmetic is float64 on the stored (already rounded) weights.
     each block:   x += attention(rms_norm(x));  x += down(silu(gate(n)) * up(n)),  n = rms_norm(x)
     logits = head(rms_norm(x))
 
+Gemma 3 multiplies the embedding by sqrt(h), has gelu in place of silu and normalizes what attention and feed-forward add, too.
+
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
 """
 
@@ -41,6 +43,11 @@ def silu(x):
     return x * 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
+def gelu_tanh(x):
+    """The tanh approximation of x * P(normal < x)."""
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
 # The tensor that a matrix may be fused into, and which of its parts it is, from the top.
 FUSED = {
     "q_proj": ("qkv_proj", 0),
@@ -70,6 +77,13 @@ def linear(config, tensors, name, x):
     y = x @ weight(config, tensors, name).T
     bias = tensors.get(f"{name}.bias")
     return y if bias is None else y + bias
+
+
+def norm(config, tensors, name, x):
+    """The RMS norm of a name; Gemma stores how far its gain is from 1."""
+    stored = tensors[f"{name}.weight"]
+    gain = 1.0 + stored if config["model_type"] == "gemma3_text" else stored
+    return rms_norm(x, gain, config.get("rms_norm_eps", 1e-6))
 
 
 def rope_frequencies(head_dim, theta, scaling):
@@ -168,12 +182,30 @@ def attend(q, k, v, mask, multiplier=None):
 
 # ---- configuration --------------------------------------------------------------------------------------------------------------
 
+# What configurations of a family may leave out, where that differs from the defaults in the code.
+DEFAULTS = {
+    "gemma3_text": {
+        "tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096, "sliding_window_pattern": 6,
+    },
+}
+
+
+def slides(config, layer):
+    """Whether a layer of Gemma 3 has a window; without a list every layer but each p-th has."""
+    types = config.get("layer_types")
+    if types is not None:
+        return types[layer] == "sliding_attention"
+    return (layer + 1) % config["sliding_window_pattern"] != 0
+
 
 def window_of(config, layer):
     """The sliding window of a layer, or None."""
     window = config.get("sliding_window")
     if config["model_type"] in ("mistral", "phi3"):
         return window
+    if config["model_type"] == "gemma3_text":
+        return window if slides(config, layer) else None
     if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
         types = config.get("layer_types")
         if types is not None:
@@ -192,6 +224,19 @@ def rotates(config, layer):
     return (layer + 1) % config.get("no_rope_layer_interval", 4) != 0
 
 
+def rope_settings(config, layer):
+    """The configuration with a layer's own RoPE: sliding layers of Gemma 3 have another theta and no scaling."""
+    if config["model_type"] != "gemma3_text" or not slides(config, layer):
+        return config
+    return {**config, "rope_theta": config["rope_local_base_freq"], "rope_scaling": None}
+
+
+def score_factor(config):
+    """What scores are multiplied by where that is not 1 / sqrt(d), or None."""
+    scalar = config.get("query_pre_attn_scalar")
+    return config.get("attention_multiplier") if scalar is None else scalar**-0.5
+
+
 def head_sizes(config):
     """(heads, kv heads, head dimension), with the defaults of configurations that leave them out."""
     heads = config["num_attention_heads"]
@@ -207,15 +252,15 @@ def attention(config, tensors, layer, x):
     """The attention of one block on normalized input x (s, h)."""
     block = f"model.layers.{layer}.self_attn"
     heads, kv_heads, d = head_sizes(config)
-    freq, gain = frequencies_of(config, x.shape[0]), rope_gain(config)
+    rope = rope_settings(config, layer)
+    freq, gain = frequencies_of(rope, x.shape[0]), rope_gain(rope)
     mask = visible(x.shape[0], window_of(config, layer))
 
     def split(name, count):
         y = linear(config, tensors, f"{block}.{name}_proj", x)
         parts = [y[:, n * d : (n + 1) * d] for n in range(count)]
-        norm = tensors.get(f"{block}.{name}_norm.weight")  # per head over d, before RoPE (Qwen3)
-        if norm is not None:
-            parts = [rms_norm(part, norm, config.get("rms_norm_eps", 1e-6)) for part in parts]
+        if f"{block}.{name}_norm.weight" in tensors:  # per head over d, before RoPE (Qwen3, Gemma 3)
+            parts = [norm(config, tensors, f"{block}.{name}_norm", part) for part in parts]
         return parts
 
     q, k, v = split("q", heads), split("k", kv_heads), split("v", kv_heads)
@@ -224,32 +269,42 @@ def attention(config, tensors, layer, x):
     out = []
     for head in range(heads):
         shared = kv_head_of(head, heads, kv_heads)
-        out.append(attend(q[head], k[shared], v[shared], mask, config.get("attention_multiplier")))
+        out.append(attend(q[head], k[shared], v[shared], mask, score_factor(config)))
     return linear(config, tensors, f"{block}.o_proj", np.concatenate(out, axis=1))
 
 
 def feed_forward(config, tensors, layer, x):
-    """SwiGLU on normalized input x (s, h)."""
+    """SwiGLU, or with gelu in place of silu, on normalized input x (s, h)."""
     block = f"model.layers.{layer}.mlp"
-    gated = silu(linear(config, tensors, f"{block}.gate_proj", x)) * linear(config, tensors, f"{block}.up_proj", x)
+    activation = gelu_tanh if config.get("hidden_activation") == "gelu_pytorch_tanh" else silu
+    gated = activation(linear(config, tensors, f"{block}.gate_proj", x)) * linear(config, tensors, f"{block}.up_proj", x)
     return linear(config, tensors, f"{block}.down_proj", gated)
 
 
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
-    eps = config.get("rms_norm_eps", 1e-6)
+    config = {**DEFAULTS.get(config["model_type"], {}), **config}
+    gemma = config["model_type"] == "gemma3_text"
     # Tied models store one matrix, under either name.
     embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
     if config.get("tie_word_embeddings", False):
         embedding = head if embedding is None else embedding
         head = embedding
-    x = embedding[np.asarray(tokens)] * config.get("embedding_multiplier", 1.0)
+    factor = math.sqrt(config["hidden_size"]) if gemma else 1.0
+    x = embedding[np.asarray(tokens)] * config.get("embedding_multiplier", factor)
     share = config.get("residual_multiplier", 1.0)
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
-        x = x + share * attention(config, tensors, layer, rms_norm(x, tensors[f"{block}.input_layernorm.weight"], eps))
-        x = x + share * feed_forward(config, tensors, layer, rms_norm(x, tensors[f"{block}.post_attention_layernorm.weight"], eps))
-    return rms_norm(x, tensors["model.norm.weight"], eps) @ head.T / config.get("logits_scaling", 1.0)
+        added = attention(config, tensors, layer, norm(config, tensors, f"{block}.input_layernorm", x))
+        if gemma:
+            added = norm(config, tensors, f"{block}.post_attention_layernorm", added)
+        x = x + share * added
+        before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+        added = feed_forward(config, tensors, layer, norm(config, tensors, f"{block}.{before}", x))
+        if gemma:
+            added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
+        x = x + share * added
+    return norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)
 
 
 def nll(rows, targets):

@@ -99,6 +99,16 @@ pub struct Checkpoint {
     manifest: Option<Manifest>,
 }
 
+/// The name of a tensor without the prefix of a language model beside others: `language_model.model.*` in published files, `model.language_model.*` in
+/// what transformers has written since 4.52.
+fn language_model(name: &str) -> String {
+    match (name.strip_prefix("language_model."), name.strip_prefix("model.language_model.")) {
+        (Some(rest), _) => rest.to_owned(),
+        (_, Some(rest)) => format!("model.{rest}"),
+        _ => name.to_owned(),
+    }
+}
+
 impl Checkpoint {
     /// Opens a model directory, or one `.safetensors` file, with the default options.
     ///
@@ -184,12 +194,21 @@ impl Checkpoint {
     }
 
     /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
-    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj`. Tensors of other models stay as they are, and so do those that are not
-    /// there.
+    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj`. And those of the language model beside an image encoder without the
+    /// prefix that they have there (`gemma3`). Tensors of other models stay as they are, and so do those that are not there.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for a fused tensor that is no matrix of all rows or has a bias; [`Error::Index`] for one stored beside its parts.
+    /// [`Error::Tensor`] for a fused tensor that is no matrix of all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
+        if config.arch == Architecture::Gemma3 {
+            for (stored, tensor) in std::mem::take(&mut self.tensors) {
+                let name = language_model(&stored);
+                if let Some((shard, _)) = self.tensors.insert(name.clone(), tensor) {
+                    let rule = format!("tensor `{name}` should be stored once, and is again as `{stored}`");
+                    return Err(Error::Index { path: self.shards[shard].path.clone(), rule });
+                }
+            }
+        }
         if config.arch != Architecture::Phi3 {
             return Ok(self);
         }

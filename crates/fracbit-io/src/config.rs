@@ -11,19 +11,25 @@
 //! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
 //! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
 //! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
+//! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
 //!
 //! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
 //! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
 //! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
 //! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
 //!
+//! `gemma3_text` normalizes what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), its gains are stored less 1
+//! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
+//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. Of `gemma3`, text
+//! and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
+//!
 //! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
 //! does not.
 //!
 //! Unknown fields are kept and ignored; a field that is used must have the right type and a sane value. Rules that would change the
 //! numbers without our knowing (`dynamic` rope scaling, another activation, partial rotary elsewhere) are refused by name.
-//! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture (transformers has
-//! fixed numbers for some); the shape check of `k_proj` catches a wrong guess.
+//! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture but Gemma 3 (transformers has
+//! fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
 
 mod rope;
 
@@ -54,12 +60,21 @@ pub enum Architecture {
     SmolLm3,
     Phi3,
     Granite,
+    Gemma3,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::SmolLm3, Self::Phi3, Self::Granite];
+    pub const ALL: [Self; 8] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::SmolLm3,
+        Self::Phi3,
+        Self::Granite,
+        Self::Gemma3,
+    ];
 
     /// The name in `architectures`.
     #[must_use]
@@ -72,6 +87,7 @@ impl Architecture {
             Self::SmolLm3 => "SmolLM3ForCausalLM",
             Self::Phi3 => "Phi3ForCausalLM",
             Self::Granite => "GraniteForCausalLM",
+            Self::Gemma3 => "Gemma3ForCausalLM",
         }
     }
 
@@ -86,8 +102,18 @@ impl Architecture {
             Self::SmolLm3 => "smollm3",
             Self::Phi3 => "phi3",
             Self::Granite => "granite",
+            Self::Gemma3 => "gemma3_text",
         }
     }
+}
+
+/// What the gate of an MLP goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// GELU by a hyperbolic tangent, `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2` (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+    GeluTanh,
 }
 
 /// What differs from layer to layer.
@@ -118,11 +144,22 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Context length.
     pub max_position_embeddings: usize,
-    /// ε of the RMS norms, in units of the embedding.
+    /// ε of the RMS norms of the residual stream, in units of the embedding.
     pub rms_norm_eps: f64,
+    /// ε of all others: of queries and keys, and of [`post_norms`](Self::post_norms).
+    pub inner_norm_eps: f64,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// Factor of what attention and MLP write to the residual stream; a source of weights multiplies o and down by it.
+    /// That of layers with a sliding window, where it is another one.
+    pub local_rope: Option<RopeConfig>,
+    /// What the gate goes through.
+    pub activation: Activation,
+    /// What attention and MLP write to the residual stream is normalized before.
+    pub post_norms: bool,
+    /// What stored norm gains lack; a source of weights adds it.
+    pub gain_offset: f64,
+    /// Factor of what attention and MLP write to the residual stream; a source of weights multiplies o and down by it, or the gains of
+    /// [`post_norms`](Self::post_norms).
     pub residual_factor: f64,
     /// Factor of the logits; a source of weights multiplies the final norm's gain by it.
     pub logit_factor: f64,
@@ -144,7 +181,7 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// `quantization_config`, as it stands in the file.
     pub quantization_config: Option<Value>,
-    /// The whole document, every field preserved in its order.
+    /// The whole document, every field preserved in its order; of a model of text and images its `text_config`, made whole.
     pub raw: Map<String, Value>,
 }
 
@@ -169,7 +206,7 @@ impl ModelConfig {
     /// # Errors
     /// As for [`ModelConfig::from_dir`].
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
-        Fields::parse(bytes, path)?.into_config()
+        Fields::parse(bytes, path)?.text_alone()?.into_config()
     }
 
     /// Takes `bos_token_id` and `eos_token_id` from the text of a `generation_config.json`.
@@ -192,6 +229,15 @@ impl ModelConfig {
     #[must_use]
     pub fn num_hidden_layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether a layer turns by [`local_rope`](Self::local_rope) where it turns.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    #[must_use]
+    pub fn turns_locally(&self, layer: usize) -> bool {
+        self.local_rope.is_some() && self.layers[layer].sliding_window.is_some()
     }
 
     /// Rows of the query projection.
@@ -293,6 +339,25 @@ impl Fields {
         }
     }
 
+    /// The language model of `gemma3` (text and images, the published ones from 4 B parameters on) as one of its own.
+    fn text_alone(self) -> Result<Self, Error> {
+        let (arch, inner) = (Architecture::Gemma3, "text_config");
+        if self.text("model_type")? != Some("gemma3") || self.get(inner).is_none() {
+            return Ok(self);
+        }
+        let mut text = self.object(inner, "")?.expect("it is there");
+        for field in
+            ["bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype", "dtype"]
+        {
+            if let (Some(outer), None) = (self.get(field), text.get(field)) {
+                text.map.insert(field.to_owned(), outer.clone());
+            }
+        }
+        text.map.insert("architectures".to_owned(), vec![arch.class_name()].into());
+        text.map.insert("model_type".to_owned(), arch.model_type().into());
+        Ok(text)
+    }
+
     fn architecture(&self) -> Result<Architecture, Error> {
         let known = || {
             let list: Vec<String> = Architecture::ALL
@@ -343,6 +408,7 @@ impl Fields {
         let window = match arch {
             Architecture::Llama | Architecture::Granite => None,
             Architecture::Phi3 => self.window()?,
+            Architecture::Gemma3 => Some(self.size("sliding_window", 1 << 32, Some(4096))?),
             Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Mistral => self.window()?,
             _ if self.flag("use_sliding_window", false)? => match self.window()? {
@@ -354,7 +420,8 @@ impl Fields {
             },
             _ => None,
         };
-        let uniform = !matches!(arch, Architecture::Qwen2 | Architecture::Qwen3 | Architecture::SmolLm3);
+        use Architecture::{Gemma3, Qwen2, Qwen3, SmolLm3};
+        let uniform = !matches!(arch, Qwen2 | Qwen3 | SmolLm3 | Gemma3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
                 if types.iter().any(|&s| s != window.is_some()) {
@@ -368,7 +435,13 @@ impl Fields {
             Some(types) => types,
             None => match arch {
                 _ if uniform => vec![true; n],
-                Architecture::Qwen2 | Architecture::Qwen3 => {
+                Gemma3 => {
+                    let pattern = ["sliding_window_pattern", "_sliding_window_pattern"];
+                    let field = pattern.into_iter().find(|f| self.get(f).is_some()).unwrap_or(pattern[0]);
+                    let every = self.size(field, MAX_LAYERS, Some(6))?;
+                    (1..=n).map(|i| i % every != 0).collect()
+                }
+                Qwen2 | Qwen3 => {
                     let from = match self.get("max_window_layers") {
                         None => 28,
                         Some(v) => v.as_u64().ok_or_else(|| {
@@ -428,25 +501,50 @@ impl Fields {
         list.iter().map(one).collect()
     }
 
-    fn into_config(self) -> Result<ModelConfig, Error> {
-        use Architecture::{Granite, Llama, Phi3, Qwen2, Qwen3, SmolLm3};
-        let arch = self.architecture()?;
-        for field in ["hidden_act", "hidden_activation"] {
-            if let Some(act) = self.text(field)?
-                && !matches!(act, "silu" | "swish")
-            {
-                return Err(self.bad(field, format!("should be `silu`, got `{}`", clip(act))));
+    /// Refuses what Gemma's configuration has fields for and no published model of this type uses.
+    fn plain_gemma(&self) -> Result<(), Error> {
+        for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if self.get(field).is_some() {
+                return Err(self.bad(field, "should be null: capped logits are not supported"));
             }
         }
+        for field in ["attention_bias", "use_bidirectional_attention"] {
+            if self.flag(field, false)? {
+                return Err(self.bad(field, "should be false: not supported for `gemma3_text`"));
+            }
+        }
+        Ok(())
+    }
+
+    fn into_config(self) -> Result<ModelConfig, Error> {
+        use Architecture::{Gemma3, Granite, Llama, Phi3, Qwen2, Qwen3, SmolLm3};
+        let arch = self.architecture()?;
+        let (activation, names) = match arch {
+            Gemma3 => (Activation::GeluTanh, ["gelu_pytorch_tanh", "gelu_new"]),
+            _ => (Activation::Silu, ["silu", "swish"]),
+        };
+        for field in ["hidden_act", "hidden_activation"] {
+            if let Some(act) = self.text(field)?
+                && !names.contains(&act)
+            {
+                return Err(self.bad(field, format!("should be `{}`, got `{}`", names[0], clip(act))));
+            }
+        }
+        if arch == Gemma3 {
+            self.plain_gemma()?;
+        }
         let hidden_size = self.size("hidden_size", MAX_SIZE, None)?;
-        let heads = self.size("num_attention_heads", MAX_SIZE, None)?;
-        let kv = self.size("num_key_value_heads", MAX_SIZE, Some(heads))?;
+        // What the files of `gemma3` leave out.
+        let usual = |size: usize| (arch == Gemma3).then_some(size);
+        let heads = self.size("num_attention_heads", MAX_SIZE, usual(8))?;
+        let kv = self.size("num_key_value_heads", MAX_SIZE, usual(4).or(Some(heads)))?;
         if heads % kv != 0 {
             let rule = format!("should divide num_attention_heads ({heads}), got {kv}");
             return Err(self.bad("num_key_value_heads", rule));
         }
         let default_head_dim = match arch {
             Qwen3 if !self.map.contains_key("head_dim") => Some(128),
+            Gemma3 if !self.map.contains_key("head_dim") => Some(256),
             _ => None,
         };
         let head_dim = match (self.get("head_dim"), default_head_dim) {
@@ -467,16 +565,32 @@ impl Fields {
                 self.bad("head_dim", format!("times num_attention_heads should be at most {MAX_SIZE}"))
             );
         }
-        let vocab_size = self.size("vocab_size", MAX_SIZE, None)?;
-        let usual = if arch == Phi3 { 4096 } else { 2048 };
-        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(usual))?;
+        let vocab_size = self.size("vocab_size", MAX_SIZE, usual(262_208))?;
+        let context = match arch {
+            Phi3 => 4096,
+            Gemma3 => 131_072,
+            _ => 2048,
+        };
+        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(context))?;
         let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
         let factor = |field| if arch == Granite { self.moderate(field, Some(1.0)) } else { Ok(1.0) };
-        let embedding = factor("embedding_multiplier")?;
-        if arch == Granite {
-            #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
-            let scores = factor("attention_multiplier")? * (head_dim as f64).sqrt();
-            rope.gain *= scores.sqrt();
+        let mut local_rope = if arch == Gemma3 {
+            Some(self.local_rope(head_dim, &mut max_position_embeddings)?)
+        } else {
+            None
+        };
+        #[expect(clippy::cast_precision_loss, reason = "widths are small")]
+        let (root, width) = ((head_dim as f64).sqrt(), hidden_size as f64);
+        let embedding = if arch == Gemma3 { width.sqrt() } else { factor("embedding_multiplier")? };
+        // In place of 1 / sqrt(head_dim).
+        let scores = match arch {
+            Granite => Some(factor("attention_multiplier")?),
+            Gemma3 => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(256.0))?.sqrt()),
+            _ => None,
+        };
+        if let Some(scores) = scores {
+            let gain = (scores * root).sqrt();
+            [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
         let eps = self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?;
         if eps > 1.0 {
@@ -494,14 +608,19 @@ impl Fields {
             vocab_size,
             max_position_embeddings,
             rms_norm_eps: eps / embedding.powi(2),
+            inner_norm_eps: eps,
             rope,
+            local_rope,
+            activation,
+            post_norms: arch == Gemma3,
+            gain_offset: if arch == Gemma3 { 1.0 } else { 0.0 },
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
-            tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3)?,
+            tie_word_embeddings: self.flag("tie_word_embeddings", matches!(arch, SmolLm3 | Gemma3))?,
             qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
             o_bias: bias_flag_used && attention_bias,
             mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,
-            qk_norm: arch == Qwen3,
+            qk_norm: matches!(arch, Qwen3 | Gemma3),
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id", vocab_size)?,

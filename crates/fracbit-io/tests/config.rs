@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fracbit_io::{Architecture, Error, ModelConfig, RopeConfig, RopeScaling};
+use fracbit_io::{Activation, Architecture, Error, ModelConfig, RopeConfig, RopeScaling};
 use serde_json::{Value, json};
 
 fn parse(v: &Value) -> Result<ModelConfig, Error> {
@@ -230,6 +230,92 @@ fn granite_multiplies() {
     assert!(e.contains("`logits_scaling`") && e.contains("1e-6 to 1e6"), "{e}");
     let c = parse(&with("llama", json!({ "logits_scaling": 8.0 }))).unwrap();
     assert_eq!((c.residual_factor, c.logit_factor, c.rope.gain), (1.0, 1.0, 1.0), "no part of Llama");
+}
+
+#[test]
+fn gemma3() {
+    // The fields of the published gemma-3-1b that say anything; the head is tied where nothing is said of it.
+    let v = json!({ "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false, "attn_logit_softcapping": null,
+        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1_000_000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262_144 });
+    let c = parse(&v).unwrap();
+    let rope = |theta| RopeConfig { theta, scaling: RopeScaling::None, dim: 256, gain: 1.0 };
+    assert_eq!((c.rope.clone(), c.local_rope.clone()), (rope(1e6), Some(rope(1e4))));
+    let windows: Vec<usize> = (0..26).filter(|&i| c.layers[i].sliding_window == Some(512)).collect();
+    assert_eq!(windows, (0..26).filter(|i| i % 6 != 5).collect::<Vec<_>>());
+    assert_eq!((c.turns_locally(4), c.turns_locally(5)), (true, false));
+    assert_eq!(
+        (c.activation, c.post_norms, c.qk_norm, c.gain_offset),
+        (Activation::GeluTanh, true, true, 1.0)
+    );
+    assert!(c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert_eq!((c.rms_norm_eps, c.inner_norm_eps), (1e-6 / 1152f64.sqrt().powi(2), 1e-6));
+    assert_eq!(c.residual_factor, 1.0 / 1152f64.sqrt());
+
+    let edited = |edit: Value| {
+        let mut v = v.clone();
+        for (k, e) in edit.as_object().expect("an object") {
+            v[k.as_str()] = e.clone();
+        }
+        parse(&v)
+    };
+    // As transformers 5 writes it.
+    let types: Vec<&str> =
+        (1..=26).map(|i| if i % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let newer = json!({ "layer_types": types, "sliding_window_pattern": null, "rope_theta": null, "rope_local_base_freq": null,
+        "rope_parameters": { "full_attention": { "rope_type": "linear", "factor": 8.0, "rope_theta": 1e6 },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 1e4 } } });
+    let c5 = edited(newer).unwrap();
+    assert_eq!((&c5.layers, &c5.local_rope), (&c.layers, &c.local_rope));
+    assert_eq!((c5.rope.theta, c5.rope.scaling), (1e6, RopeScaling::Linear { factor: 8.0 }));
+    // What is left out, and another scale of scores.
+    let c = edited(
+        json!({ "sliding_window_pattern": null, "rope_theta": null, "rope_local_base_freq": null, "head_dim": 64 }),
+    );
+    let c = c.unwrap();
+    assert_eq!((c.rope.theta, c.rope.gain, c.layers.clone()), (1e6, (8.0f64 / 16.0).sqrt(), c5.layers));
+    assert_eq!(c.local_rope.map(|r| (r.theta, r.gain)), Some((1e4, (8.0f64 / 16.0).sqrt())));
+    for (edit, word) in [
+        (json!({ "hidden_activation": "silu" }), "`gelu_pytorch_tanh`"),
+        (json!({ "final_logit_softcapping": 30.0 }), "`final_logit_softcapping`"),
+        (json!({ "attn_logit_softcapping": 50.0 }), "`attn_logit_softcapping`"),
+        (json!({ "use_bidirectional_attention": true }), "`use_bidirectional_attention`"),
+        (json!({ "attention_bias": true }), "`attention_bias`"),
+        (json!({ "query_pre_attn_scalar": 0 }), "`query_pre_attn_scalar`"),
+        (json!({ "rope_parameters": { "full_attention": {} } }), "rope_parameters.sliding_attention"),
+        (json!({ "layer_types": ["full_attention"] }), "26 names"),
+    ] {
+        let e = edited(edit).expect_err("refused").to_string();
+        assert!(e.contains(word), "{e}");
+    }
+}
+
+#[test]
+fn gemma3_beside_images() {
+    // What the published gemma-3-4b says of its language model.
+    let text = json!({ "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 });
+    let v = json!({ "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255_999, "eos_token_id": [1, 106],
+        "model_type": "gemma3", "text_config": text, "vision_config": { "hidden_size": 1152 } });
+    let c = parse(&v).unwrap();
+    assert_eq!((c.arch, c.num_attention_heads, c.num_key_value_heads), (Architecture::Gemma3, 8, 4));
+    assert_eq!((c.head_dim, c.vocab_size, c.num_hidden_layers()), (256, 262_208, 34));
+    assert_eq!(
+        (c.rope.scaling.clone(), c.eos_token_ids.clone()),
+        (RopeScaling::Linear { factor: 8.0 }, vec![1, 106])
+    );
+    // What is written is a model of text alone.
+    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
+    assert_eq!((c.raw.get("vision_config"), c.raw["model_type"].as_str()), (None, Some("gemma3_text")));
+    for (edit, word) in [(json!(3), "`text_config`"), (Value::Null, "`Gemma3ForConditionalGeneration`")] {
+        let mut v = v.clone();
+        v["text_config"] = edit;
+        let e = parse(&v).expect_err("refused").to_string();
+        assert!(e.contains(word), "{e}");
+    }
 }
 
 #[test]

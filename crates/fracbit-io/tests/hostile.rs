@@ -469,10 +469,10 @@ proptest! {
     #[test]
     fn no_config_panics(field in 0_usize..12, value in prop::sample::select(vec!["0", "-1", "1", "2", "3", "18446744073709551615", "1e300", "1e-300", "0.5", "null", "true", "\"x\"", "[]", "[1]", "{}",
         "{\"rope_type\":\"linear\"}", "{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1e300]}", "{\"type\":\"yarn\",\"factor\":1e300}", "{\"type\":\"yarn\",\"factor\":1e-300,\"original_max_position_embeddings\":1}"])) {
-        let fields = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "num_hidden_layers", "rope_scaling", "rms_norm_eps", "eos_token_id", "partial_rotary_factor", "embedding_multiplier", "attention_multiplier"];
+        let fields = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "num_hidden_layers", "rope_scaling", "rms_norm_eps", "eos_token_id", "partial_rotary_factor", "embedding_multiplier", "attention_multiplier", "query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"];
         let mut v: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
         v[fields[field]] = serde_json::from_str(value).unwrap();
-        for arch in ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite"] {
+        for arch in ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma3_text"] {
             v["model_type"] = arch.into();
             v.as_object_mut().unwrap().remove("architectures");
             if let Ok(c) = ModelConfig::parse(v.to_string().as_bytes(), Path::new("config.json")) {

@@ -22,7 +22,7 @@ pub(crate) fn vectors() -> Vectors {
         products,
         softmax: plain::softmax,
         rms_norm: plain::rms_norm,
-        silu_mul: plain::silu_mul,
+        gate_mul: plain::gate_mul,
         rotate: plain::rotate,
         add: plain::add,
         narrow: plain::narrow,

@@ -210,7 +210,7 @@ macro_rules! table {
     ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
         use fracbit_kernels::{
             Isa, Vectors,
-            vectors::{FloatScores, FloatWeigh, Rounded, Slots, Unrounded, plain},
+            vectors::{FloatScores, FloatWeigh, Gate, Rounded, Slots, Unrounded, plain},
         };
 
         #[target_feature(enable = $features)]
@@ -244,8 +244,8 @@ macro_rules! table {
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn silu_mul(gate: &mut [f32], up: &[f32]) {
-            plain::silu_mul(gate, up);
+        unsafe fn gate_mul(kind: Gate, gate: &mut [f32], up: &[f32]) {
+            plain::gate_mul(kind, gate, up);
         }
 
         #[target_feature(enable = $features)]
@@ -285,7 +285,7 @@ macro_rules! table {
                 products,
                 softmax,
                 rms_norm,
-                silu_mul,
+                gate_mul,
                 rotate,
                 add,
                 narrow,

@@ -7,7 +7,8 @@ pub mod vectors;
 
 use crate::{
     Activations, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_rows_with,
-    vectors::Vectors, with_crew,
+    vectors::{Gate, Vectors},
+    with_crew,
 };
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView};
@@ -108,17 +109,19 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
             .expect("lengths that fit");
         y
     };
-    let (mut want, factor) = (product(gate), product(up));
-    Vectors::scalar().silu_mul(&mut want, &factor);
+    let (first, factor) = (product(gate), product(up));
     // With the integer forms of the products above, and with forms made anew.
-    for anew in [false, true] {
+    for (anew, kind) in [(false, Gate::Silu), (true, Gate::GeluTanh)] {
         if anew {
             x.announce(&input, cols).expect("whole tokens");
         }
+        let mut want = first.clone();
+        Vectors::scalar().gate_mul(kind, &mut want, &factor);
         let mut got = vec![f32::NAN; want.len()];
         let both = [gate.clone(), up.clone()];
-        with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut got)).expect("lengths that fit");
-        assert_same(&want, &got, &format!("{what}: {batch} tokens, forms made anew: {anew}"));
+        with_crew(|crew| matmul_gated_with(crew, kind, both, &input, &mut x, &mut got))
+            .expect("lengths that fit");
+        assert_same(&want, &got, &format!("{what}: {batch} tokens, {kind:?}, forms made anew: {anew}"));
     }
 }
 

@@ -23,4 +23,4 @@ pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
 pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{RowsOf, matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with};
 pub use matrix::PackedMatrix;
-pub use vectors::Vectors;
+pub use vectors::{Gate, Vectors};

@@ -1,7 +1,7 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Args, Block, Crew, Ints, PackedMatrix,
+    Activations, Args, Block, Crew, Gate, Ints, PackedMatrix,
     args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
     crew::with_crew,
     matrix::Part,
@@ -40,7 +40,7 @@ pub fn matmul_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, &[RowsOf { matrix: w, rows: 0..w.shape().rows }], values, x, y)
+    product(crew, (&[RowsOf { matrix: w, rows: 0..w.shape().rows }], Gate::default()), values, x, y)
 }
 
 /// Some rows of a matrix, from the start of a strip on.
@@ -80,16 +80,17 @@ pub fn matmul_rows_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, &[rows], values, x, y)
+    product(crew, (&[rows], Gate::default()), values, x, y)
 }
 
-/// `y = silu(x G^T) * (x U^T)`, elementwise, for as many rows of a gate and of its factor: of neither product more is ever there than what
-/// fits a cache.
+/// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate and of its factor: of neither product more is
+/// ever there than what fits a cache.
 ///
 /// # Errors
 /// As [`matmul_with`], and when the numbers of rows differ.
 pub fn matmul_gated_with(
     crew: &Crew<'_>,
+    kind: Gate,
     gate_and_up: [RowsOf<'_>; 2],
     values: &[f32],
     x: &mut Activations,
@@ -97,13 +98,13 @@ pub fn matmul_gated_with(
 ) -> Result<(), ShapeError> {
     let [gate, up] = &gate_and_up;
     ShapeError::check_len("matmul", "rows of up", gate.rows.len(), up.rows.len())?;
-    product(crew, &gate_and_up, values, x, y)
+    product(crew, (&gate_and_up, kind), values, x, y)
 }
 
 /// One matrix, or a gate and its factor.
 fn product(
     crew: &Crew<'_>,
-    of: &[RowsOf<'_>],
+    (of, gate): (&[RowsOf<'_>], Gate),
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
@@ -134,7 +135,7 @@ fn product(
         *factors = x.block_scales.len();
         of.matrix.parts().iter().for_each(|part| prepare(part, of.matrix, most, values, x, crew));
     }
-    let job = Job { of, factors, most, x, y: out };
+    let job = Job { of, gate, factors, most, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
     let unit = if x.batch() >= PANEL_FROM { GATHER } else { MAX_STRIPS };
     let each = task_strips(strips, crew.threads(), unit);
@@ -249,6 +250,7 @@ fn takes_panels(part: &Part, x: &Activations) -> Option<Interleave> {
 struct Job<'a> {
     /// A matrix, or a gate and its factor.
     of: &'a [RowsOf<'a>],
+    gate: Gate,
     /// Where the factors of each start.
     factors: [usize; 2],
     /// Most tokens of a call.
@@ -292,7 +294,7 @@ impl Job<'_> {
                 if let Some(up) = self.of.get(1) {
                     let factor = cleared(&mut rest[..out.len()]);
                     self.add(1, some.clone(), tokens, factor);
-                    up.matrix.vectors().silu_mul(out, factor);
+                    up.matrix.vectors().gate_mul(self.gate, out, factor);
                 }
                 self.y.store(strip, token, stride, out);
             }

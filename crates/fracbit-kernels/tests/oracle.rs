@@ -3,7 +3,7 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::PackedView;
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix, RowsOf,
+    Activations, Gate, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Packed},
     matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with, with_crew,
 };
@@ -139,7 +139,7 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
         assert!(RowsOf::new(&shared, rows.clone()).is_none(), "{rows:?} of 200 rows");
     }
     let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
-    let refused = with_crew(|crew| matmul_gated_with(crew, both, &input, &mut x, &mut []));
+    let refused = with_crew(|crew| matmul_gated_with(crew, Gate::Silu, both, &input, &mut x, &mut []));
     assert!(refused.unwrap_err().to_string().contains("rows of up"));
 }
 

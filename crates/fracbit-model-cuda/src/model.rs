@@ -1,7 +1,7 @@
 //! Weights on the device and the graph over them.
 
 use fracbit_format::PackedView;
-use fracbit_io::ModelConfig;
+use fracbit_io::{Activation, ModelConfig};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
     ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, PROMPT, RotationTables, Step},
@@ -32,6 +32,11 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// An architecture that has no bodies here.
+    #[error(
+        "`{0}` runs on the processor only: what it adds to the residual stream is normalized first, for which there is no GPU kernel yet"
+    )]
+    Architecture(&'static str),
     /// A part was not given.
     #[error("model: {0} is missing")]
     Missing(String),
@@ -201,9 +206,14 @@ impl<D: Device> std::fmt::Debug for Builder<'_, D> {
 
 impl<'d, D: Device> Builder<'d, D> {
     /// An empty model whose weights are rotated as `sites` says.
-    #[must_use]
-    pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Self {
-        Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() }
+    ///
+    /// # Errors
+    /// [`Error::Architecture`].
+    pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Result<Self, Error> {
+        if config.post_norms || config.local_rope.is_some() || config.activation != Activation::Silu {
+            return Err(Error::Architecture(config.arch.model_type()));
+        }
+        Ok(Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() })
     }
 
     /// Sets a packed matrix.

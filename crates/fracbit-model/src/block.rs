@@ -110,11 +110,8 @@ impl Block {
         for which in LayerLinear::ALL {
             builder.set(LinearId::Layer(0, which), linear(which)?)?;
         }
-        builder.set_norm(NormId::Attention(0), source.norm(NormId::Attention(index))?)?;
-        builder.set_norm(NormId::Mlp(0), source.norm(NormId::Mlp(index))?)?;
-        if source.config().qk_norm {
-            builder.set_norm(NormId::Query(0), source.norm(NormId::Query(index))?)?;
-            builder.set_norm(NormId::Key(0), source.norm(NormId::Key(index))?)?;
+        for id in NormId::all(source.config()).filter(|id| id.layer() == Some(index)) {
+            builder.set_norm(id.of_layer(0), source.norm(id)?)?;
         }
         builder.set_norm(NormId::Final, vec![1.0; width])?;
         Ok(Self { model: builder.build()?, id: index })

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fracbit_kernels::{
-    Vectors,
+    Gate, Vectors,
     vectors::plain::{exp, rms_norm},
     with_crew,
 };
@@ -32,6 +32,7 @@ use rayon::prelude::*;
 
 use crate::coarse;
 use crate::id::{LayerLinear, LinearId};
+use crate::rope::Rope;
 use crate::sites::HeadSite;
 use crate::{Error, Model};
 
@@ -108,7 +109,7 @@ pub fn divergence(
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -> u64 {
     let (h, f) = (config.hidden_size, config.intermediate_size);
-    let inside = 8 * h + 6 * config.q_dim() + 5 * config.kv_dim() + 8 * f;
+    let inside = 10 * h + 6 * config.q_dim() + 5 * config.kv_dim() + 8 * f;
     let per_token = h * (config.num_hidden_layers() + 2) + inside;
     let block: usize = LayerLinear::ALL.map(|l| LinearId::Layer(0, l).shape(config).len()).iter().sum();
     let head = LinearId::Embed.shape(config).len() + 3 * LOGIT_ROWS * config.vocab_size;
@@ -276,13 +277,15 @@ pub(crate) struct Inside {
     gate: Vec<f32>,
     up: Vec<f32>,
     down: Vec<f32>,
+    /// What becomes of that before it is added, where a norm follows.
+    written: Option<Vec<f32>>,
 }
 
 impl Inside {
     /// The residual stream behind the block.
     pub(crate) fn out(self) -> Vec<f32> {
         let mut out = self.middle;
-        add(&mut out, &self.down);
+        add(&mut out, self.written.as_ref().unwrap_or(&self.down));
         out
     }
 }
@@ -293,7 +296,12 @@ pub(crate) struct Walk<'a> {
     logs: &'a RowLogs,
     /// Rows of each sequence.
     pub(crate) spans: Vec<Range<usize>>,
-    /// (tokens, head_dim / 2)
+    /// Of all layers, or of those without a window and those with one.
+    turns: Vec<Turns>,
+}
+
+/// (tokens, head_dim / 2)
+struct Turns {
     cos: Vec<f32>,
     sin: Vec<f32>,
     /// Sines with the other sign.
@@ -317,16 +325,20 @@ impl<'a> Walk<'a> {
             rows += sequence.len();
         }
         let half = config.head_dim / 2;
-        let (mut cos, mut sin) = (vec![0.0; rows * half], vec![0.0; rows * half]);
         let longest = sequences.iter().map(|s| s.len()).max().unwrap_or(0);
-        for span in &spans {
-            for row in span.clone() {
-                let at = row * half..(row + 1) * half;
-                model.rope.fill(row - span.start, longest, &mut cos[at.clone()], &mut sin[at]);
+        let turns = |rope: &Rope| {
+            let (mut cos, mut sin) = (vec![0.0; rows * half], vec![0.0; rows * half]);
+            for span in &spans {
+                for row in span.clone() {
+                    let at = row * half..(row + 1) * half;
+                    rope.fill(row - span.start, longest, &mut cos[at.clone()], &mut sin[at]);
+                }
             }
-        }
-        let back = sin.iter().map(|s| -s).collect();
-        Ok(Self { model, logs, spans, cos, sin, back })
+            let back = sin.iter().map(|s| -s).collect();
+            Turns { cos, sin, back }
+        };
+        let turns = std::iter::once(&model.rope).chain(&model.local_rope).map(turns).collect();
+        Ok(Self { model, logs, spans, turns })
     }
 
     pub(crate) fn vectors(&self) -> Vectors {
@@ -391,14 +403,49 @@ impl<'a> Walk<'a> {
         turn(sites.output_in.as_ref(), &mut attended, false);
         let o = o.forward(&attended);
         let mut middle = x.to_vec();
-        add(&mut middle, &o);
+        add(&mut middle, self.written(layer, 0, &o).as_ref().unwrap_or(&o));
         let mut mlp_in = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
         turn(sites.mlp_in.as_ref(), &mut mlp_in, false);
         let [gate, up] = [gate, up].map(|m| m.forward(&mlp_in));
-        let mut act: Vec<f32> = gate.par_iter().zip(&up).map(|(&g, u)| g * sigmoid(g) * u).collect();
+        let kind = model.gate;
+        let mut act: Vec<f32> =
+            gate.par_iter().zip(&up).map(|(&g, u)| g * sigmoid(argument(kind, g).0) * u).collect();
         turn(sites.down_in.as_ref(), &mut act, false);
         let down = down.forward(&act);
-        Inside { attention_in, raw_q, raw_k, q, k, v, attended, o, middle, mlp_in, gate, up, act, down }
+        let written = self.written(layer, 1, &down);
+        Inside {
+            attention_in,
+            raw_q,
+            raw_k,
+            q,
+            k,
+            v,
+            attended,
+            o,
+            middle,
+            mlp_in,
+            gate,
+            up,
+            act,
+            down,
+            written,
+        }
+    }
+
+    /// What is added to the residual stream of what attention (0) or MLP (1) give, where a norm follows them.
+    fn written(&self, layer: usize, which: usize, out: &[f32]) -> Option<Vec<f32>> {
+        let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
+        let mut written = norm(out, self.width(), Some(gain), self.model.inner_eps);
+        turn(self.model.sites.branch_out.as_ref(), &mut written, false);
+        Some(written)
+    }
+
+    /// Derivatives of `out` from those of [`Walk::written`]'s result; `None` where these are the same.
+    fn written_back(&self, layer: usize, which: usize, out: &[f32], d: &[f32]) -> Option<Vec<f32>> {
+        let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
+        let mut d = d.to_vec();
+        turn(self.model.sites.branch_out.as_ref(), &mut d, true);
+        Some(norm_back(out, self.width(), Some(gain), self.model.inner_eps, &d))
     }
 
     /// The way back through a block: from derivatives of what leaves it to those of what enters it.
@@ -418,15 +465,18 @@ impl<'a> Walk<'a> {
             see(&Seen { matrix, first: 0, x, y, dy });
         };
 
-        see(down, &inside.act, &inside.down, dout);
-        let mut dgate = down.back(dout);
+        let behind = self.written_back(layer, 1, &inside.down, dout);
+        let ddown = behind.as_deref().unwrap_or(dout);
+        see(down, &inside.act, &inside.down, ddown);
+        let mut dgate = down.back(ddown);
         turn(sites.down_in.as_ref(), &mut dgate, true);
         let mut dup = dgate.clone();
         let pairs = inside.gate.par_iter().zip(&inside.up);
         dgate.par_iter_mut().zip(&mut dup).zip(pairs).for_each(|((dg, du), (&g, &u))| {
-            let s = sigmoid(g);
+            let (z, slope) = argument(model.gate, g);
+            let s = sigmoid(z);
             *du *= g * s;
-            *dg *= u * s * (1.0 + g * (1.0 - s));
+            *dg *= u * s * (1.0 + g * slope * (1.0 - s));
         });
         see(gate, &inside.mlp_in, &inside.gate, &dgate);
         see(up, &inside.mlp_in, &inside.up, &dup);
@@ -436,8 +486,10 @@ impl<'a> Walk<'a> {
         let mut dx = norm_back(&inside.middle, width, Some(&norms.mlp_norm), model.eps, &dn);
         add(&mut dx, dout);
 
-        see(o, &inside.attended, &inside.o, &dx);
-        let mut attended = o.back(&dx);
+        let behind = self.written_back(layer, 0, &inside.o, &dx);
+        let dout = behind.as_ref().unwrap_or(&dx);
+        see(o, &inside.attended, &inside.o, dout);
+        let mut attended = o.back(dout);
         turn(sites.output_in.as_ref(), &mut attended, true);
         let [dq, dk, dv] = self.attend_back(layer, inside, &attended);
         let dq = self.prepare_back(layer, &inside.raw_q, norms.query_norm.as_deref(), dq);
@@ -456,29 +508,31 @@ impl<'a> Walk<'a> {
     /// Norm and rotary embedding of heads.
     fn prepare(&self, layer: usize, x: &[f32], gain: Option<&[f32]>) -> Vec<f32> {
         let mut out = match gain {
-            Some(_) => norm(x, self.model.config.head_dim, gain, self.model.eps),
+            Some(_) => norm(x, self.model.config.head_dim, gain, self.model.inner_eps),
             None => x.to_vec(),
         };
-        self.rotate(layer, &mut out, &self.sin);
+        self.rotate(layer, &mut out, false);
         out
     }
 
     fn prepare_back(&self, layer: usize, x: &[f32], gain: Option<&[f32]>, mut d: Vec<f32>) -> Vec<f32> {
-        self.rotate(layer, &mut d, &self.back);
+        self.rotate(layer, &mut d, true);
         match gain {
-            Some(_) => norm_back(x, self.model.config.head_dim, gain, self.model.eps, &d),
+            Some(_) => norm_back(x, self.model.config.head_dim, gain, self.model.inner_eps, &d),
             None => d,
         }
     }
 
-    fn rotate(&self, layer: usize, x: &mut [f32], sin: &[f32]) {
+    fn rotate(&self, layer: usize, x: &mut [f32], back: bool) {
+        let turns = &self.turns[usize::from(self.model.config.turns_locally(layer))];
+        let sin = if back { &turns.back } else { &turns.sin };
         let half = self.model.config.head_dim / 2;
         let tokens = sin.len() / half;
         if tokens > 0 && self.model.config.layers[layer].rope {
             let width = x.len() / tokens;
             x.par_chunks_exact_mut(width).enumerate().for_each(|(row, x)| {
                 let at = row * half..(row + 1) * half;
-                self.model.vectors.rotate(x, &self.cos[at.clone()], &sin[at]);
+                self.model.vectors.rotate(x, &turns.cos[at.clone()], &sin[at]);
             });
         }
     }
@@ -627,6 +681,14 @@ impl<'a> Walk<'a> {
             turn(between, &mut dn, false);
         }
         Ok((sum, norm_back(x, width, inner, model.eps, &dn)))
+    }
+}
+
+/// What the sigmoid of a gate gets, and its derivative with respect to the gate.
+fn argument(kind: Gate, gate: f32) -> (f32, f32) {
+    match kind {
+        Gate::Silu => (gate, 1.0),
+        Gate::GeluTanh => (Gate::gelu_argument(gate), Gate::gelu_slope(gate)),
     }
 }
 

@@ -176,11 +176,17 @@ impl FromStr for LinearId {
 pub enum NormId {
     /// Before the attention of a block.
     Attention(usize),
-    /// Before the MLP of a block.
+    /// Before the MLP of a block, where none follows its attention.
     Mlp(usize),
-    /// Of the queries, per head (Qwen3).
+    /// Behind the attention of a block (Gemma 3).
+    AttentionOut(usize),
+    /// Before the MLP of a block in which one follows the attention (Gemma 3).
+    MlpIn(usize),
+    /// Behind the MLP of a block (Gemma 3).
+    MlpOut(usize),
+    /// Of the queries, per head (Qwen3, Gemma 3).
     Query(usize),
-    /// Of the keys, per head (Qwen3).
+    /// Of the keys, per head (Qwen3, Gemma 3).
     Key(usize),
     /// Before the head.
     Final,
@@ -189,13 +195,51 @@ pub enum NormId {
 impl NormId {
     /// Every norm of a model.
     pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
-        let qk = config.qk_norm;
+        let (qk, post) = (config.qk_norm, config.post_norms);
         (0..config.num_hidden_layers())
             .flat_map(move |i| {
                 let heads = [Self::Query(i), Self::Key(i)].into_iter().filter(move |_| qk);
-                [Self::Attention(i), Self::Mlp(i)].into_iter().chain(heads)
+                let outs = [Self::AttentionOut(i), Self::MlpOut(i)].into_iter().filter(move |_| post);
+                let mlp = if post { Self::MlpIn(i) } else { Self::Mlp(i) };
+                [Self::Attention(i), mlp].into_iter().chain(heads).chain(outs)
             })
             .chain(std::iter::once(Self::Final))
+    }
+
+    /// The norm before the MLP of block `i`.
+    #[must_use]
+    pub const fn before_mlp(config: &ModelConfig, i: usize) -> Self {
+        if config.post_norms { Self::MlpIn(i) } else { Self::Mlp(i) }
+    }
+
+    /// The block that the norm belongs to.
+    #[must_use]
+    pub const fn layer(self) -> Option<usize> {
+        match self {
+            Self::Attention(i)
+            | Self::Mlp(i)
+            | Self::AttentionOut(i)
+            | Self::MlpIn(i)
+            | Self::MlpOut(i)
+            | Self::Query(i)
+            | Self::Key(i) => Some(i),
+            Self::Final => None,
+        }
+    }
+
+    /// The same norm of another block.
+    #[must_use]
+    pub(crate) const fn of_layer(self, layer: usize) -> Self {
+        match self {
+            Self::Attention(_) => Self::Attention(layer),
+            Self::Mlp(_) => Self::Mlp(layer),
+            Self::AttentionOut(_) => Self::AttentionOut(layer),
+            Self::MlpIn(_) => Self::MlpIn(layer),
+            Self::MlpOut(_) => Self::MlpOut(layer),
+            Self::Query(_) => Self::Query(layer),
+            Self::Key(_) => Self::Key(layer),
+            Self::Final => Self::Final,
+        }
     }
 
     /// Number of weights.
@@ -203,18 +247,20 @@ impl NormId {
     pub fn width(self, config: &ModelConfig) -> usize {
         match self {
             Self::Query(_) | Self::Key(_) => config.head_dim,
-            Self::Attention(_) | Self::Mlp(_) | Self::Final => config.hidden_size,
+            _ => config.hidden_size,
         }
     }
 
     /// Whether the model has this norm.
     #[must_use]
     pub fn exists(self, config: &ModelConfig) -> bool {
-        match self {
-            Self::Final => true,
-            Self::Attention(i) | Self::Mlp(i) => i < config.num_hidden_layers(),
-            Self::Query(i) | Self::Key(i) => config.qk_norm && i < config.num_hidden_layers(),
-        }
+        let here = match self {
+            Self::Final | Self::Attention(_) => true,
+            Self::Mlp(_) => !config.post_norms,
+            Self::AttentionOut(_) | Self::MlpIn(_) | Self::MlpOut(_) => config.post_norms,
+            Self::Query(_) | Self::Key(_) => config.qk_norm,
+        };
+        here && self.layer().is_none_or(|i| i < config.num_hidden_layers())
     }
 
     /// Whether weights rotated by `mode` absorb this gain, which is then all ones: see
@@ -223,9 +269,9 @@ impl NormId {
     pub fn folded(self, config: &ModelConfig, mode: RotationMode) -> bool {
         mode == RotationMode::Fold
             && match self {
-                Self::Attention(_) | Self::Mlp(_) => true,
+                Self::Attention(_) | Self::Mlp(_) | Self::MlpIn(_) => true,
                 Self::Final => !config.tie_word_embeddings,
-                Self::Query(_) | Self::Key(_) => false,
+                Self::AttentionOut(_) | Self::MlpOut(_) | Self::Query(_) | Self::Key(_) => false,
             }
     }
 
@@ -240,7 +286,11 @@ impl fmt::Display for NormId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Attention(i) => write!(f, "model.layers.{i}.input_layernorm"),
-            Self::Mlp(i) => write!(f, "model.layers.{i}.post_attention_layernorm"),
+            Self::Mlp(i) | Self::AttentionOut(i) => {
+                write!(f, "model.layers.{i}.post_attention_layernorm")
+            }
+            Self::MlpIn(i) => write!(f, "model.layers.{i}.pre_feedforward_layernorm"),
+            Self::MlpOut(i) => write!(f, "model.layers.{i}.post_feedforward_layernorm"),
             Self::Query(i) => write!(f, "model.layers.{i}.self_attn.q_norm"),
             Self::Key(i) => write!(f, "model.layers.{i}.self_attn.k_norm"),
             Self::Final => f.write_str("model.norm"),

@@ -36,8 +36,8 @@ use fracbit_kernels::vectors::{
     plain::{LANES, add, dot, finish},
 };
 use fracbit_kernels::{
-    Activations, Crew, PANEL_FROM, PackedMatrix, RowsOf, Vectors, matmul_gated_with, matmul_refined_with,
-    matmul_rows_with, matmul_with, with_crew,
+    Activations, Crew, Gate, PANEL_FROM, PackedMatrix, RowsOf, Vectors, matmul_gated_with,
+    matmul_refined_with, matmul_rows_with, matmul_with, with_crew,
 };
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
@@ -493,10 +493,10 @@ impl Linear {
         }
     }
 
-    /// `out = silu(gate x) ∘ (up x)`, in one product of many tokens where both are packed without a bias; `other` is work space.
+    /// `out = f(gate x) ∘ (up x)` with the function of `kind`, in one product of many tokens where both are packed without a bias; `other` is work space.
     pub(crate) fn apply_gated(
         crew: &Crew<'_>,
-        vectors: &Vectors,
+        (vectors, kind): (&Vectors, Gate),
         [gate, up]: [&Self; 2],
         x: &[f32],
         scratch: &mut LinearScratch,
@@ -508,10 +508,10 @@ impl Linear {
             gate.observe(crew, x);
             up.observe(crew, x);
             scratch.quantize(x, cols)?;
-            return matmul_gated_with(crew, [gate_rows, up_rows], x, &mut scratch.activations, out);
+            return matmul_gated_with(crew, kind, [gate_rows, up_rows], x, &mut scratch.activations, out);
         }
         Self::apply_together(crew, [gate, up], x, scratch, [&mut *out, &mut *other])?;
-        crew.chunks(out, TASK, |i, out| vectors.silu_mul(out, &other[i * TASK..][..out.len()]));
+        crew.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
         Ok(())
     }
 

@@ -3,12 +3,12 @@
 //! ```text
 //! x = E[token]
 //! each block:   x += O attend(rope(norm(Q n)), rope(norm(K n)), V n),   n = rms_norm(x)
-//!               x += Down(silu(Gate n) ∘ Up n),                         n = rms_norm(x)
+//!               x += Down(f(Gate n) ∘ Up n),                            n = rms_norm(x)
 //! logits = Head rms_norm(x)
 //! ```
 //!
-//! One graph serves the Llama, Mistral, Qwen2, Qwen3 and SmolLM families: what differs (biases, norms of
-//! queries and keys, layers without RoPE, windows) is in [`fracbit_io::ModelConfig`]. Where rotations go is
+//! One graph serves all families: what differs (biases, norms of queries and keys and of what is added to x, layers without RoPE or with
+//! one of their own, windows, the function of the gate) is in [`fracbit_io::ModelConfig`]. Where rotations go is
 //! in [`crate::sites`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its own.
 //!
 //! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the widths of
@@ -19,8 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::ShapeError;
-use fracbit_io::ModelConfig;
-use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
+use fracbit_io::{Activation, ModelConfig};
+use fracbit_kernels::{Crew, Gate, Kernels, Vectors, with_crew};
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
@@ -30,7 +30,7 @@ use crate::linear::Linear;
 use crate::rope::Rope;
 use crate::sites::{self, HeadSite, Sites};
 use crate::source::WeightSource;
-use crate::state::{Scratch, State, StateOptions};
+use crate::state::{Scratch, State, StateOptions, Turns};
 
 /// A decoder ready to run. Immutable in use: many threads may run it, each with its own [`State`].
 ///
@@ -41,7 +41,10 @@ pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) sites: Sites,
     pub(crate) rope: Rope,
+    pub(crate) local_rope: Option<Rope>, // of layers with a window
     pub(crate) eps: f32,
+    pub(crate) inner_eps: f32,
+    pub(crate) gate: Gate,
     pub(crate) vectors: Vectors,
     pub(crate) rotation_scratch: usize,
     pub(crate) embed: Arc<Linear>,
@@ -52,11 +55,12 @@ pub struct Model {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
-    pub(crate) linears: [Arc<Linear>; 7],    // by LayerLinear::index
-    pub(crate) attention_norm: Vec<f32>,     // (hidden)
-    pub(crate) mlp_norm: Vec<f32>,           // (hidden)
-    pub(crate) query_norm: Option<Vec<f32>>, // (head_dim)
-    pub(crate) key_norm: Option<Vec<f32>>,   // (head_dim)
+    pub(crate) linears: [Arc<Linear>; 7],        // by LayerLinear::index
+    pub(crate) attention_norm: Vec<f32>,         // (hidden)
+    pub(crate) mlp_norm: Vec<f32>,               // (hidden)
+    pub(crate) query_norm: Option<Vec<f32>>,     // (head_dim)
+    pub(crate) key_norm: Option<Vec<f32>>,       // (head_dim)
+    pub(crate) out_norms: Option<[Vec<f32>; 2]>, // (hidden): of what attention and MLP write
 }
 
 impl Layer {
@@ -143,19 +147,30 @@ impl ModelBuilder {
             out.push(Layer {
                 linears: linears.map(|l| l.expect("checked above")),
                 attention_norm: norm(NormId::Attention(i))?,
-                mlp_norm: norm(NormId::Mlp(i))?,
+                mlp_norm: norm(NormId::before_mlp(&config, i))?,
                 query_norm: if config.qk_norm { Some(norm(NormId::Query(i))?) } else { None },
                 key_norm: if config.qk_norm { Some(norm(NormId::Key(i))?) } else { None },
+                out_norms: if config.post_norms {
+                    Some([norm(NormId::AttentionOut(i))?, norm(NormId::MlpOut(i))?])
+                } else {
+                    None
+                },
             });
         }
         let final_norm = norm(NormId::Final)?;
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        let eps = config.rms_norm_eps as f32;
+        let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
         let rotation_scratch = sites.scratch_len();
         Ok(Model {
             rotation_scratch,
-            rope: Rope::new(&config),
+            rope: Rope::new(&config.rope),
+            local_rope: config.local_rope.as_ref().map(Rope::new),
             eps,
+            inner_eps,
+            gate: match config.activation {
+                Activation::Silu => Gate::Silu,
+                Activation::GeluTanh => Gate::GeluTanh,
+            },
             vectors: Vectors::scalar(),
             config,
             sites,
@@ -521,10 +536,14 @@ impl Pass<'_> {
     ) -> Result<(), Error> {
         let Self { model, rows, .. } = self;
         let (half, each) = (model.config.head_dim / 2, rows / states.len());
-        let angles = s.cos.chunks_exact_mut(half).zip(s.sin.chunks_exact_mut(half));
-        for (row, (cos, sin)) in angles.take(rows).enumerate() {
-            let state = &states[row / each];
-            model.rope.fill(state.len() + row % each, state.capacity(), cos, sin);
+        for (rope, Turns { cos, sin }) in
+            [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().zip(&mut s.turns)
+        {
+            let angles = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+            for (row, (cos, sin)) in angles.take(rows).enumerate() {
+                let state = &states[row / each];
+                rope.fill(state.len() + row % each, state.capacity(), cos, sin);
+            }
         }
         for layer in blocks {
             self.attention(layer, states, s, until)?;
@@ -553,7 +572,7 @@ impl Pass<'_> {
         let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
         let n = &mut s.n[..rows * width];
         let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
-        self.norm(&s.x, Some(&layer.attention_norm), n);
+        self.norm(&s.x, Some(&layer.attention_norm), model.eps, n);
         if let Some(rotation) = &sites.attention_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
@@ -565,7 +584,8 @@ impl Pass<'_> {
         let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
         Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
 
-        let turn = config.layers[index].rope.then_some((&*s.cos, &*s.sin));
+        let turns = &s.turns[usize::from(config.turns_locally(index))];
+        let turn = config.layers[index].rope.then_some((&*turns.cos, &*turns.sin));
         self.prepare_heads(k, layer.key_norm.as_deref(), turn);
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
@@ -596,18 +616,32 @@ impl Pass<'_> {
         }
         s.linear.new_input();
         layer.linear(LayerLinear::O).apply_with(crew, grouped, &mut s.linear, n)?;
-        self.add(n, &mut s.x[..rows * width]);
+        self.write(layer.out_norms.as_ref().map(|[norm, _]| norm), s);
         Ok(())
     }
 
-    /// x += Down(silu(Gate n) ∘ Up n).
+    /// x += n, or its norm.
+    fn write(self, norm: Option<&Vec<f32>>, s: &mut Scratch) {
+        let Self { model, crew, rows } = self;
+        let len = rows * model.config.hidden_size;
+        let (n, x) = (&s.n[..len], &mut s.x[..len]);
+        let Some(gain) = norm else { return self.add(n, x) };
+        let out = &mut s.branch[..len];
+        self.norm(n, Some(gain), model.inner_eps, out);
+        if let Some(rotation) = &model.sites.branch_out {
+            sites::apply(rotation, crew, out, &mut s.rotation);
+        }
+        self.add(out, x);
+    }
+
+    /// x += Down(f(Gate n) ∘ Up n).
     fn mlp(self, index: usize, s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
         let Self { model, crew, rows } = self;
         let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
         let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
         let n = &mut s.n[..rows * width];
         let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
-        self.norm(&s.x, Some(&layer.mlp_norm), n);
+        self.norm(&s.x, Some(&layer.mlp_norm), model.eps, n);
         if let Some(rotation) = &sites.mlp_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
@@ -617,7 +651,7 @@ impl Pass<'_> {
         }
         s.linear.new_input();
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
-        Linear::apply_gated(crew, &model.vectors, inputs, n, &mut s.linear, [&mut *gate, up])?;
+        Linear::apply_gated(crew, (&model.vectors, model.gate), inputs, n, &mut s.linear, [&mut *gate, up])?;
         if let Some(rotation) = &sites.down_in {
             sites::apply(rotation, crew, gate, &mut s.rotation);
         }
@@ -627,7 +661,7 @@ impl Pass<'_> {
         }
         s.linear.new_input();
         layer.linear(LayerLinear::Down).apply_with(crew, gate, &mut s.linear, n)?;
-        self.add(n, &mut s.x[..rows * width]);
+        self.write(layer.out_norms.as_ref().map(|[_, norm]| norm), s);
         Ok(())
     }
 
@@ -644,19 +678,19 @@ impl Pass<'_> {
     }
 
     /// The norm of every row of `x`.
-    fn norm(self, x: &[f32], gain: Option<&Vec<f32>>, out: &mut [f32]) {
+    fn norm(self, x: &[f32], gain: Option<&Vec<f32>>, eps: f32, out: &mut [f32]) {
         let model = self.model;
         let gain = gain.map(Vec::as_slice);
         self.each_row(out, |row, out| {
             let x = &x[row * out.len()..][..out.len()];
-            model.vectors.rms_norm(x, gain, model.eps, out);
+            model.vectors.rms_norm(x, gain, eps, out);
         });
     }
 
     /// What [`Model::logits`] takes. A tied folded model applies the gain at the head: see `sites`.
     fn final_norm(self, x: &[f32], out: &mut [f32]) {
         let regain = matches!(self.model.sites.head, HeadSite::Regain(_));
-        self.norm(x, (!regain).then_some(&self.model.final_norm), out);
+        self.norm(x, (!regain).then_some(&self.model.final_norm), self.model.eps, out);
     }
 
     /// `y += x`.
@@ -672,7 +706,7 @@ impl Pass<'_> {
                 let mut copy = [0.0; MAX_HEAD_DIM];
                 for head in x.chunks_exact_mut(d) {
                     copy[..d].copy_from_slice(head);
-                    model.vectors.rms_norm(&copy[..d], Some(norm), model.eps, head);
+                    model.vectors.rms_norm(&copy[..d], Some(norm), model.inner_eps, head);
                 }
             }
             if let Some((cos, sin)) = turn {

@@ -32,8 +32,7 @@ pub(crate) struct Rope {
 }
 
 impl Rope {
-    pub(crate) fn new(config: &ModelConfig) -> Self {
-        let rope = &config.rope;
+    pub(crate) fn new(rope: &RopeConfig) -> Self {
         let long = match &rope.scaling {
             RopeScaling::LongRope { long, original_max_position_embeddings, .. } => {
                 Some((*original_max_position_embeddings, divided(rope, long)))
@@ -63,10 +62,11 @@ impl Rope {
     }
 }
 
-/// Cosines and sines of the first `positions` positions of a context of as many, (position, head_dim): half of each row cosines, half sines.
+/// Cosines and sines of the first `positions` positions of a context of as many, (position, head_dim): half of each row cosines, half sines. Of all
+/// layers, but where those with a window have an embedding of their own ([`ModelConfig::local_rope`]).
 #[must_use]
 pub fn turns(config: &ModelConfig, positions: usize) -> Vec<f32> {
-    let rope = Rope::new(config);
+    let rope = Rope::new(&config.rope);
     let mut out = vec![0.0; positions * config.head_dim];
     for (position, row) in out.chunks_exact_mut(config.head_dim.max(1)).enumerate() {
         let (cos, sin) = row.split_at_mut(config.head_dim / 2);

@@ -15,7 +15,10 @@
 //! final hidden state back, applies g, and turns it again: `E' (R g∘(R^T n'))`, two O(h log h) steps per
 //! logit row instead of a second matrix of vocabulary × width.
 //!
-//! **Cost** in `fold`: one transform of the intermediate width per block and token; `online` adds three of
+//! **Norms behind attention and MLP** (Gemma 3), folded: their gains are no rotations either. So o and down stay as they are on the output side, and
+//! the runtime turns what leaves these norms into the basis of the residual stream: two transforms of its width per block and token.
+//!
+//! **Cost** in `fold` otherwise: one transform of the intermediate width per block and token; `online` adds three of
 //! the model's width.
 //!
 //! Site numbers are part of the file format, since signs are drawn from (seed, site): 0 is the residual
@@ -119,6 +122,7 @@ pub struct Sites {
     seed: u64,
     pub(crate) embed_out: Option<Rotation>, // applied inverted
     pub(crate) layers: Vec<LayerSites>,
+    pub(crate) branch_out: Option<Rotation>, // behind the norms of what attention and MLP write
     pub(crate) head: HeadSite,
 }
 
@@ -153,7 +157,9 @@ impl Sites {
             RotationMode::Fold => (None, HeadSite::Plain),
             RotationMode::Online => (Some(rotation(h, RESIDUAL)?), HeadSite::Rotate(rotation(h, RESIDUAL)?)),
         };
-        Ok(Self { mode, seed, embed_out, layers, head })
+        let turned = mode == RotationMode::Fold && config.post_norms;
+        let branch_out = turned.then(|| rotation(h, RESIDUAL)).transpose()?;
+        Ok(Self { mode, seed, embed_out, layers, branch_out, head })
     }
 
     /// The rotations of a block's activations, for runtimes other than this crate's.
@@ -195,12 +201,14 @@ impl Sites {
         let count = |l: &LayerSites| {
             [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in].iter().filter(|r| r.is_some()).count()
         };
-        self.layers.iter().map(count).sum()
+        let behind = if self.branch_out.is_some() { 2 * self.layers.len() } else { 0 };
+        self.layers.iter().map(count).sum::<usize>() + behind
     }
 
     /// Floats of scratch that one row at any site needs.
     pub(crate) fn scratch_len(&self) -> usize {
         let layers = self.layers.iter().flat_map(|l| [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in]);
+        let layers = layers.chain([&self.branch_out]);
         let ends = match &self.head {
             HeadSite::Plain => 0,
             HeadSite::Rotate(r) | HeadSite::Regain(r) => r.scratch_len(),

@@ -18,8 +18,10 @@
 //! stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate from its rule 3: tied
 //! embeddings stay one matrix.
 //!
-//! Before that W, b and g are those of the graph, not always the stored ones: o and down are multiplied by [`ModelConfig::residual_factor`], the
-//! final gain by [`ModelConfig::logit_factor`], and where only the first channels of a head turn, the rows of q and k are put in the
+//! Where norms follow attention and MLP ([`ModelConfig::post_norms`]), o and down have no R: see [`crate::sites`].
+//!
+//! Before that W, b and g are those of the graph, not always the stored ones: o and down, or the gains of the norms that follow them, are multiplied by
+//! [`ModelConfig::residual_factor`], the final gain by [`ModelConfig::logit_factor`], gains are stored less [`ModelConfig::gain_offset`], and where only the first channels of a head turn, the rows of q and k are put in the
 //! order that [`crate::turns`] counts planes in.
 //!
 //! P is shared by the heads of a block and drawn anew for each block.
@@ -167,7 +169,7 @@ impl WeightSource {
         let (turn, head) = (self.config.rope.dim, self.config.head_dim);
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         match id {
-            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => {
+            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) if !self.config.post_norms => {
                 Change { factor: self.config.residual_factor as f32, ..Change::NONE }
             }
             LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head => {
@@ -194,17 +196,21 @@ impl WeightSource {
                     }
                 }
                 LayerLinear::Gate | LayerLinear::Up => {
-                    fold_gain(data, &self.stored_norm(NormId::Mlp(i))?);
+                    fold_gain(data, &self.stored_norm(NormId::before_mlp(&self.config, i))?);
                     rotate_input(residual, data);
                 }
                 LayerLinear::O => {
                     rotate_input(self.heads(i, self.config.num_attention_heads)?.rotation(), data);
-                    residual.rotate_output(data, shape.cols);
+                    if !self.config.post_norms {
+                        residual.rotate_output(data, shape.cols);
+                    }
                 }
                 LayerLinear::Down => {
                     let down = self.sites.layers[i].down_in.as_ref().expect("folding leaves this site");
                     rotate_input(down, data);
-                    residual.rotate_output(data, shape.cols);
+                    if !self.config.post_norms {
+                        residual.rotate_output(data, shape.cols);
+                    }
                 }
             },
         }
@@ -250,8 +256,8 @@ impl WeightSource {
             let residual = self.residual.as_ref().expect("made for this mode");
             match linear {
                 LayerLinear::V => self.heads(i, self.config.num_key_value_heads)?.apply(&mut bias),
-                LayerLinear::O | LayerLinear::Down => residual.apply(&mut bias),
-                LayerLinear::Q | LayerLinear::K | LayerLinear::Gate | LayerLinear::Up => {}
+                LayerLinear::O | LayerLinear::Down if !self.config.post_norms => residual.apply(&mut bias),
+                _ => {}
             }
         }
         Ok(Some(bias))
@@ -335,7 +341,9 @@ impl WeightSource {
                     LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => {
                         Some(NormId::Attention(i))
                     }
-                    LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => Some(NormId::Mlp(i)),
+                    LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => {
+                        Some(NormId::before_mlp(&self.config, i))
+                    }
                     LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => None,
                 };
                 if let Some(norm) = norm {
@@ -373,10 +381,15 @@ impl WeightSource {
 
     fn stored_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
         let mut gain = self.checkpoint.to_f32(&id.weight_name())?;
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        let factor = self.config.logit_factor as f32;
-        if id == NormId::Final && factor != 1.0 {
-            gain.iter_mut().for_each(|g| *g *= factor);
+        let factor = match id {
+            NormId::Final => self.config.logit_factor,
+            NormId::AttentionOut(_) | NormId::MlpOut(_) => self.config.residual_factor,
+            _ => 1.0,
+        };
+        let offset = self.config.gain_offset;
+        if factor != 1.0 || offset != 0.0 {
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+            gain.iter_mut().for_each(|g| *g = ((f64::from(*g) + offset) * factor) as f32);
         }
         Ok(gain)
     }

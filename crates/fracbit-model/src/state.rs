@@ -174,19 +174,26 @@ impl State {
     }
 }
 
+/// Cosines and sines of some rows, (rows, head_dim / 2) each.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    pub(crate) cos: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
+}
+
 /// Buffers of a forward pass; each grows to its largest use and stays.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) x: Numbers<f32>,       // (rows, hidden): the residual stream
     pub(crate) n: Numbers<f32>,       // (rows, hidden)
+    pub(crate) branch: Numbers<f32>,  // (rows, hidden), where norms follow attention and MLP
     pub(crate) q: Numbers<f32>,       // (rows, q_dim)
     pub(crate) k: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) v: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) grouped: Numbers<f32>, // (kv head, rows, group, head_dim)
     pub(crate) gate: Numbers<f32>,    // (rows, intermediate)
     pub(crate) up: Numbers<f32>,      // (rows, intermediate)
-    pub(crate) cos: Vec<f32>,         // (rows, head_dim / 2)
-    pub(crate) sin: Vec<f32>,         // (rows, head_dim / 2)
+    pub(crate) turns: [Turns; 2],     // of all layers, or those without a window and those with one
     pub(crate) head: Vec<f32>,        // (rows of logits, hidden)
     pub(crate) rotation: Vec<f32>,    // one row's scratch
     pub(crate) work: Vec<f32>,        // of attention
@@ -214,8 +221,14 @@ impl Scratch {
         grow(&mut self.grouped, config.q_dim());
         grow(&mut self.gate, config.intermediate_size);
         grow(&mut self.up, config.intermediate_size);
-        for angles in [&mut self.cos, &mut self.sin] {
-            angles.resize(angles.len().max(rows * config.head_dim / 2), 0.0);
+        if config.post_norms {
+            grow(&mut self.branch, config.hidden_size);
+        }
+        let sets = if config.local_rope.is_some() { 2 } else { 1 };
+        for Turns { cos, sin } in &mut self.turns[..sets] {
+            for angles in [cos, sin] {
+                angles.resize(angles.len().max(rows * config.head_dim / 2), 0.0);
+            }
         }
     }
 

@@ -68,10 +68,11 @@ fn an_eight_bit_model_stays_close_to_the_original() {
                 let got = logits(&packed, &mut packed.state(&options), &r.tokens);
                 let (activations, all) = (relative(&got, &want), relative(&got, &r.logits));
                 eprintln!("{:12} {mode:?} chunk {chunk}: activations {activations:.4}, all {all:.4}", r.name);
-                // Integer activations alone, then with the weights' rounding: both near 1 % in these tiny
-                // models.
-                assert!(activations < 0.05, "{} {mode:?}: {activations}", r.name);
-                assert!(all < 0.1, "{} {mode:?}: {all}", r.name);
+                // Integer activations alone, then with the weights' rounding: a few percent in these tiny models, most where norms bring
+                // what every layer writes, and its error, to the size of the residual stream.
+                let most = if source.config().post_norms { 0.08 } else { 0.05 };
+                assert!(activations < most, "{} {mode:?}: {activations}", r.name);
+                assert!(all < 2.0 * most, "{} {mode:?}: {all}", r.name);
             }
         }
     }

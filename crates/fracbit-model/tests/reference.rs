@@ -105,7 +105,8 @@ fn rotations_move_the_weights() {
     each(|r| {
         let plain = r.source(RotationMode::None, 1);
         let layers = plain.config().num_hidden_layers();
-        for (mode, rotations) in [(RotationMode::Fold, layers), (RotationMode::Online, 4 * layers)] {
+        let folded = if plain.config().post_norms { 3 * layers } else { layers };
+        for (mode, rotations) in [(RotationMode::Fold, folded), (RotationMode::Online, 4 * layers)] {
             let rotated = r.source(mode, 1);
             assert_eq!(rotated.sites().online_rotations(), rotations);
             for id in LinearId::all(plain.config()) {

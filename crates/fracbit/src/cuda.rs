@@ -35,7 +35,7 @@ impl Opened {
 
     fn plain_on_device<'d, D: Device>(&self, device: &'d D) -> Result<DeviceModel<'d, D>, Error> {
         let source = self.source(RotationMode::None, 0)?;
-        let mut builder = Builder::new(device, self.config.clone(), source.sites().clone());
+        let mut builder = Builder::new(device, self.config.clone(), source.sites().clone())?;
         for id in LinearId::all(&self.config) {
             builder.dense(id, &source.linear(id)?.data, source.bias(id)?);
         }
@@ -53,7 +53,7 @@ impl Opened {
         let Some(block) = &self.quantization else { return self.plain_on_device(device) };
         let reader = Reader { checkpoint: &self.checkpoint, verify };
         let sites = Sites::new(&self.config, block.rotation, block.seed)?;
-        let mut builder = Builder::new(device, self.config.clone(), sites);
+        let mut builder = Builder::new(device, self.config.clone(), sites)?;
         let mut books = BTreeMap::new();
         for id in LinearId::all(&self.config) {
             let shape = id.shape(&self.config);

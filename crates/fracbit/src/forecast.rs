@@ -113,7 +113,12 @@ pub(crate) fn measure(
             let mut matrix = plain.linear(id)?;
             let gain = folded_gain(plain, id, rotation)?;
             let noise = seed ^ (((index as u64) << 32) | (0x8000_0000 + draw as u64));
-            let rows = deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(id, rotation));
+            let rows = deviations(
+                &matrix.data,
+                matrix.shape.cols,
+                gain.as_deref(),
+                rows_turn(plain.config(), id, rotation),
+            );
             add_noise(&mut matrix.data, &rows, gain.as_deref(), layer.scheme.error()?.sqrt(), noise);
             let noisy = Linear::dense(matrix.shape, matrix.data, plain.bias(id)?);
             model.replace(id, noisy.map_err(fracbit_model::Error::from)?)?;

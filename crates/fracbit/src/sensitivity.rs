@@ -459,7 +459,8 @@ pub fn measure_on(
         prefix.enter(&model, id)?;
         let clean = plain.linear(id)?;
         let gain = folded_gain(&plain, id, mode)?;
-        let rows = deviations(&clean.data, clean.shape.cols, gain.as_deref(), rows_turn(id, mode));
+        let rows =
+            deviations(&clean.data, clean.shape.cols, gain.as_deref(), rows_turn(plain.config(), id, mode));
         let mut points = Vec::with_capacity(protocol.levels);
         let mut original = None;
         for (level, t) in noise_levels(protocol.levels).into_iter().enumerate() {
@@ -533,7 +534,8 @@ fn curvatures(
     let mut coefficients = BTreeMap::new();
     for (id, squares) in sums {
         let (matrix, gain) = (plain.linear(id)?, folded_gain(plain, id, mode)?);
-        let rows = deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(id, mode));
+        let rows =
+            deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(plain.config(), id, mode));
         let of = |(square, row)| square * f64::from(row).powi(2) / 2.0 / tokens as f64;
         let sum: f64 = squares.into_iter().zip(rows).map(of).sum();
         // Rounding may take a sum of squares below zero; NaN stays, to be named.
@@ -544,8 +546,12 @@ fn curvatures(
 }
 
 /// Whether `mode` rotates the outputs of a matrix: its rows are then mixed.
-pub(crate) fn rows_turn(id: LinearId, mode: RotationMode) -> bool {
-    let writes = matches!(id, LinearId::Layer(_, LayerLinear::V | LayerLinear::O | LayerLinear::Down));
+pub(crate) fn rows_turn(config: &ModelConfig, id: LinearId, mode: RotationMode) -> bool {
+    let writes = match id {
+        LinearId::Layer(_, LayerLinear::V) => true,
+        LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => !config.post_norms,
+        _ => false,
+    };
     mode == RotationMode::Fold && writes
 }
 
@@ -558,7 +564,7 @@ pub(crate) fn folded_gain(
     let norm = match id {
         LinearId::Embed | LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => return Ok(None),
         LinearId::Head => NormId::Final,
-        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => NormId::Mlp(i),
+        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => NormId::before_mlp(plain.config(), i),
         LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => NormId::Attention(i),
     };
     Ok(if norm.folded(plain.config(), mode) { Some(plain.norm(norm)?) } else { None })

@@ -64,6 +64,9 @@ pub struct RopeConfig {
     pub gain: f64,
 }
 
+/// Prefix of field names in messages.
+const PARAMETERS: &str = "rope_parameters.";
+
 /// What factors may be: far beyond any model's, and products of several are numbers still.
 const MODERATE: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
@@ -84,14 +87,23 @@ impl Fields {
         head_dim: usize,
         max_positions: &mut usize,
     ) -> Result<RopeConfig, Error> {
-        let default_theta = if arch == Architecture::SmolLm3 { 2e6 } else { 1e4 };
+        let default_theta = match arch {
+            Architecture::SmolLm3 => 2e6,
+            Architecture::Gemma3 => 1e6,
+            _ => 1e4,
+        };
         // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
-        let (theta, scaling) = match self.object("rope_parameters", "rope_parameters.")? {
+        let parameters = match self.object("rope_parameters", PARAMETERS)? {
+            Some(p) if arch == Architecture::Gemma3 => Some(p.of_layers("full_attention")?),
+            Some(p) if p.map.values().any(Value::is_object) => {
+                return Err(
+                    self.bad("rope_parameters", "should be one set for all layers, got one per layer type")
+                );
+            }
+            other => other,
+        };
+        let (theta, scaling) = match parameters {
             Some(p) => {
-                if p.map.values().any(Value::is_object) {
-                    return Err(self
-                        .bad("rope_parameters", "should be one set for all layers, got one per layer type"));
-                }
                 let outer = self.number("rope_theta", Some(default_theta))?;
                 (p.number("rope_theta", Some(outer))?, Some(p))
             }
@@ -112,6 +124,27 @@ impl Fields {
             self.stretch(&s, arch, max_positions, &mut rope)?;
         }
         Ok(rope)
+    }
+
+    /// Of layers with a window (Gemma 3): a base of their own, nothing stretched in older files.
+    pub(super) fn local_rope(&self, head_dim: usize, max_positions: &mut usize) -> Result<RopeConfig, Error> {
+        let base = self.number("rope_local_base_freq", Some(1e4))?;
+        let mut rope = RopeConfig { theta: base, scaling: RopeScaling::None, dim: head_dim, gain: 1.0 };
+        if let Some(p) = self.object("rope_parameters", PARAMETERS)? {
+            let p = p.of_layers("sliding_attention")?;
+            rope.theta = p.number("rope_theta", Some(base))?;
+            self.stretch(&p, Architecture::Gemma3, max_positions, &mut rope)?;
+        }
+        Ok(rope)
+    }
+
+    /// The part of `rope_parameters` for layers of a type.
+    fn of_layers(&self, kind: &'static str) -> Result<Self, Error> {
+        let prefix = match kind {
+            "full_attention" => "rope_parameters.full_attention.",
+            _ => "rope_parameters.sliding_attention.",
+        };
+        self.object(kind, prefix)?.ok_or_else(|| self.bad(kind, "should be an object, is missing"))
     }
 
     /// Channels that turn where it is a part of a head.

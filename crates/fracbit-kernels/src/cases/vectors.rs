@@ -2,7 +2,7 @@
 
 use super::{activations, assert_same};
 use crate::{
-    Vectors,
+    Gate, Vectors,
     vectors::{
         FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST, WEIGHT_BLOCK,
         WEIGHT_MOST, Weigh,
@@ -245,7 +245,9 @@ fn elementwise(vectors: &Vectors) {
             same(vectors, &x, &format!("{name} {len}"), f);
         };
         both("add", &|v, x| v.add(&y, x));
-        both("silu_mul", &|v, x| v.silu_mul(x, &y));
+        for gate in [Gate::Silu, Gate::GeluTanh] {
+            both(&format!("gate_mul {gate:?}"), &|v, x| v.gate_mul(gate, x, &y));
+        }
         both("rms_norm", &|v, out| v.rms_norm(&y, Some(&x), 1e-5, out));
         both("rms_norm without gain", &|v, out| v.rms_norm(&y, None, 1e-5, out));
         both("softmax", &|v, x| {

@@ -73,6 +73,38 @@ pub struct Rounded<'a, T> {
     pub sums: &'a mut [i32],
 }
 
+/// What a gate goes through before it meets its factor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gate {
+    /// `x sigmoid(x)`.
+    #[default]
+    Silu,
+    /// GELU by a hyperbolic tangent (Hendrycks and Gimpel 2016, arXiv 1606.08415): `x (1 + tanh(z)) / 2 = x sigmoid(2 z)` with
+    /// `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
+    GeluTanh,
+}
+
+impl Gate {
+    /// `2 z` of [`Gate::GeluTanh`].
+    #[inline(always)]
+    #[must_use]
+    pub fn gelu_argument(x: f32) -> f32 {
+        let [linear, cube] = Self::GELU;
+        x * (linear + cube * (x * x))
+    }
+
+    /// The derivative of [`gelu_argument`](Self::gelu_argument).
+    #[inline(always)]
+    #[must_use]
+    pub fn gelu_slope(x: f32) -> f32 {
+        let [linear, cube] = Self::GELU;
+        linear + 3.0 * cube * (x * x)
+    }
+
+    /// Factors of `x` and `x^3` in `2 z`: `sqrt(8 / pi)`, and 0.044715 of it.
+    const GELU: [f32; 2] = [1.595_769_2, 0.071_354_814];
+}
+
 /// The operations for one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
@@ -96,7 +128,7 @@ pub struct Slots {
     pub products: unsafe fn(&Products<'_>, &mut [[f32; plain::LANES]]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
     pub rms_norm: NormFn,
-    pub silu_mul: unsafe fn(&mut [f32], &[f32]),
+    pub gate_mul: unsafe fn(Gate, &mut [f32], &[f32]),
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
@@ -133,7 +165,7 @@ impl Vectors {
             products: plain::products,
             softmax: plain::softmax,
             rms_norm: plain::rms_norm,
-            silu_mul: plain::silu_mul,
+            gate_mul: plain::gate_mul,
             rotate: plain::rotate,
             add: plain::add,
             narrow: plain::narrow,
@@ -310,14 +342,14 @@ impl Vectors {
         unsafe { (self.slots.rms_norm)(x, weight, eps, out) }
     }
 
-    /// `gate = gate · sigmoid(gate) · up`: SwiGLU.
+    /// `gate = f(gate) · up` with the function of `kind`: SwiGLU or GeGLU (Shazeer 2020, arXiv 2002.05202).
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        assert_eq!(gate.len(), up.len(), "silu_mul: one gate per input");
+    pub fn gate_mul(&self, kind: Gate, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate_mul: one gate per input");
         // SAFETY: as in `scores`.
-        unsafe { (self.slots.silu_mul)(gate, up) }
+        unsafe { (self.slots.gate_mul)(kind, gate, up) }
     }
 
     /// Rotary embedding of one row of heads: in each, the pair (k, k + half) turns by the angle with `cos[k]`, `sin[k]`.

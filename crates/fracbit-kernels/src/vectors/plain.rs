@@ -4,7 +4,7 @@
 //! and an addition by itself. `exp` is our own because libm differs between systems and a polynomial vectorizes where a
 //! library call does not. Functions are always inlined, so that they take on the target features of their caller.
 
-use super::{FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded};
+use super::{FloatScores, FloatWeigh, Gate, KEY_BLOCK, Products, Rounded};
 use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
 use fracbit_format::TILE_COLS;
 
@@ -208,12 +208,19 @@ pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
     }
 }
 
-/// As [`Vectors::silu_mul`](super::Vectors::silu_mul).
+/// As [`Vectors::gate_mul`](super::Vectors::gate_mul).
 #[inline(always)]
-pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    for (g, u) in gate.iter_mut().zip(up) {
-        let t = exp_below(-g.abs());
-        *g = *g * if *g < 0.0 { t } else { 1.0 } / (1.0 + t) * u;
+pub fn gate_mul(kind: Gate, gate: &mut [f32], up: &[f32]) {
+    // `x sigmoid(z)`: both are that.
+    let weigh = |x: f32, z: f32| {
+        let t = exp_below(-z.abs());
+        x * if z < 0.0 { t } else { 1.0 } / (1.0 + t)
+    };
+    match kind {
+        Gate::Silu => gate.iter_mut().zip(up).for_each(|(g, u)| *g = weigh(*g, *g) * u),
+        Gate::GeluTanh => {
+            gate.iter_mut().zip(up).for_each(|(g, u)| *g = weigh(*g, Gate::gelu_argument(*g)) * u);
+        }
     }
 }
 
@@ -374,12 +381,26 @@ mod tests {
     #[test]
     fn silu_keeps_its_limits() {
         let mut gate = [0.0, 1.0, -1.0, 100.0, -100.0, f32::NEG_INFINITY];
-        silu_mul(&mut gate, &[1.0; 6]);
+        gate_mul(Gate::Silu, &mut gate, &[1.0; 6]);
         assert_eq!(gate[0], 0.0);
         assert!((gate[1] - 0.731_058_6).abs() < 1e-6 && (gate[2] + 0.268_941_4).abs() < 1e-6);
         assert_eq!(gate[3], 100.0);
         assert_eq!(gate[4], 0.0);
         assert!(gate[5].is_nan() || gate[5] == 0.0, "-inf · 0 has no better answer");
+    }
+
+    #[test]
+    fn gelu_is_that_of_its_hyperbolic_tangent() {
+        let mut gate: Vec<f32> = (-400..=400).map(|i| i as f32 / 40.0).collect();
+        let want = gate.clone();
+        gate_mul(Gate::GeluTanh, &mut gate, &vec![2.0; want.len()]);
+        for (x, got) in want.into_iter().map(f64::from).zip(gate) {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            assert!((x * (1.0 + inner.tanh()) - f64::from(got)).abs() < 2e-6 * (1.0 + x.abs()), "{x}: {got}");
+        }
+        let mut ends = [100.0, -100.0, 1e30, 0.0];
+        gate_mul(Gate::GeluTanh, &mut ends, &[1.0; 4]);
+        assert_eq!(ends, [100.0, 0.0, 1e30, 0.0]);
     }
 
     #[test]
