@@ -9,7 +9,7 @@
 
 use super::{
     expand::Expand,
-    strips::{ask_next, close, dot, finish, vectors},
+    strips::{close, dot, finish, vectors},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_TOKENS, Panel};
@@ -52,7 +52,6 @@ pub(super) unsafe fn panels<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>,
                 }
             }
         }
-        ask_next(args, index);
         step.index = index;
         // SAFETY: `weights` was filled above; `inner` is written before it is read (`fresh`).
         unsafe {
@@ -84,31 +83,46 @@ impl Step<'_> {
     /// `weights` holds `S` strips of the block; `inner` holds `S` vectors per token unless `fresh`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn tokens<const WIDE: bool, const S: usize>(&self) {
-        let (count, mut token) = (self.args.tokens, 0);
+        let (count, mut token) = (self.args.tokens, PANEL_TOKENS);
+        assert!(count >= token, "fewer tokens come without a panel");
         // SAFETY: groups as the panel has them.
         unsafe {
+            self.group::<WIDE, S, PANEL_TOKENS, true>(0);
             while token + PANEL_TOKENS <= count {
-                self.group::<WIDE, S, PANEL_TOKENS>(token);
+                self.group::<WIDE, S, PANEL_TOKENS, false>(token);
                 token += PANEL_TOKENS;
             }
             if token + 4 <= count {
-                self.group::<WIDE, S, 4>(token);
+                self.group::<WIDE, S, 4, false>(token);
                 token += 4;
             }
             if token + 2 <= count {
-                self.group::<WIDE, S, 2>(token);
+                self.group::<WIDE, S, 2, false>(token);
                 token += 2;
             }
             if token < count {
-                self.group::<WIDE, S, 1>(token);
+                self.group::<WIDE, S, 1, false>(token);
             }
         }
+    }
+
+    /// The codes of each strip behind this block, or of the first one of the strips behind these, and how many lines of them to ask for. The first tokens
+    /// ask for one at each step: while all meet this block, the processor forgets the stream of codes, and of many lines that are asked for at
+    /// once it drops most (Zen 5).
+    fn ahead<const S: usize>(&self) -> ([*const u8; S], usize) {
+        let Args { blocks, tile_bytes, stride, codes, .. } = *self.args;
+        let (at, tiles) = match blocks.get(self.index + 1) {
+            Some(next) => (next.start * tile_bytes, next.tiles),
+            None => (S * stride, blocks[0].tiles),
+        };
+        let start = codes.as_ptr().wrapping_add(at);
+        (std::array::from_fn(|s| start.wrapping_add(s * stride)), (tiles * tile_bytes).div_ceil(64))
     }
 
     /// # Safety
     /// As [`tokens`](Self::tokens), and the panel has a group of `T` tokens at `token`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn group<const WIDE: bool, const S: usize, const T: usize>(&self, token: usize) {
+    unsafe fn group<const WIDE: bool, const S: usize, const T: usize, const FIRST: bool>(&self, token: usize) {
         let args = self.args;
         let block = &args.blocks[self.index];
         let per_tile = if WIDE { 8 } else { 4 };
@@ -128,7 +142,11 @@ impl Step<'_> {
         unsafe {
             let x = self.panel.pieces.as_ptr().add(token * self.panel.stride + T * pieces);
             let next = x.wrapping_add(T * self.panel.stride);
+            let (codes, lines) = self.ahead::<S>();
             for v in 0..block.tiles * per_tile {
+                if FIRST && v < lines {
+                    codes.iter().for_each(|codes| _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(64 * v).cast()));
+                }
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(v * T).cast());
                 let weights: [__m512i; S] = std::array::from_fn(|s| self.weights.add(v * S + s).read());
                 for t in 0..T {
