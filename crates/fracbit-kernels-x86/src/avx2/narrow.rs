@@ -24,6 +24,8 @@ type Starts = [[[usize; 2]; 2]; 4];
 
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
+    /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
+    type Many: Narrow;
     /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
     const GROUPS: usize;
     /// Bytes behind the tile are those at its start.
@@ -346,6 +348,7 @@ fn join(a: __m256i, b: __m256i) -> __m256i {
 pub(super) struct Fine<const R4: usize, T>(T);
 
 impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
+    type Many = Self;
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
@@ -393,6 +396,7 @@ impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
 pub(super) struct Fast<const R4: usize, const V: usize, T>(T);
 
 impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
+    type Many = Self;
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
@@ -440,6 +444,7 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
 pub(super) struct Scalar<const R4: usize, T>(T);
 
 impl<const R4: usize, T: Table> Narrow for Scalar<R4, T> {
+    type Many = Self;
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
@@ -477,6 +482,7 @@ pub(super) struct Books<const R4: usize, const N: usize> {
 }
 
 impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
+    type Many = Self;
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
@@ -529,6 +535,7 @@ impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
 pub(super) struct Scalar4(__m256i);
 
 impl Narrow for Scalar4 {
+    type Many = Self;
     const GROUPS: usize = 2;
     const AHEAD: bool = false;
     const TILE_BYTES: usize = 64;
@@ -569,6 +576,7 @@ impl Narrow for Scalar4 {
 pub(super) struct Scalar16(__m256i);
 
 impl Narrow for Scalar16 {
+    type Many = Scalar<16, Banks<1, false>>;
     const GROUPS: usize = 4;
     const AHEAD: bool = false;
     const TILE_BYTES: usize = 128;
@@ -608,6 +616,7 @@ impl Narrow for Scalar16 {
 pub(super) struct Pairs16([__m256i; 2]);
 
 impl Narrow for Pairs16 {
+    type Many = Self;
     const GROUPS: usize = 2;
     const AHEAD: bool = false;
     const TILE_BYTES: usize = 64;
@@ -647,6 +656,7 @@ impl Narrow for Pairs16 {
 pub(super) struct Pairs256([[__m256i; 16]; 2]);
 
 impl Narrow for Pairs256 {
+    type Many = Self;
     const GROUPS: usize = 4;
     const AHEAD: bool = false;
     const TILE_BYTES: usize = 128;
@@ -686,6 +696,7 @@ impl Narrow for Pairs256 {
 pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
 impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
+    type Many = Self;
     const GROUPS: usize = 2;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 2);

@@ -18,7 +18,26 @@ const BIAS: u8 = 128;
 pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
+    const { assert!(E::TILE_BYTES == E::Many::TILE_BYTES, "expanders of the same codes") };
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
+    // SAFETY: promised by the caller.
+    unsafe {
+        if args.tokens < if VNNI { MANY_VNNI } else { turned::FROM } {
+            some_tokens::<E, VNNI>(args, out);
+        } else {
+            some_tokens::<E::Many, VNNI>(args, out);
+        }
+    }
+}
+
+/// Tokens from which on [`Narrow::Many`] expands, with AVX-VNNI.
+const MANY_VNNI: usize = 64;
+
+/// # Safety
+/// As [`strips`], of which this is all but the choice of the expander.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn some_tokens<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     // SAFETY: the table fits by the caller's promise.
     let e = unsafe { E::new(args.table, if VNNI { BIAS } else { 0 }) };
     for strip in 0..args.strips {

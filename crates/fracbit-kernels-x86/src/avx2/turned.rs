@@ -13,7 +13,7 @@ use super::{
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
 
 /// Tokens from which on this is faster than `vpsignb`.
-const FROM: usize = 16;
+pub(super) const FROM: usize = 16;
 
 /// Whether tokens of expander `E` come here.
 pub(super) const fn takes<E: Narrow>(tokens: usize) -> bool {

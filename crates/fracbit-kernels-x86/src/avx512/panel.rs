@@ -122,7 +122,10 @@ impl Step<'_> {
     /// # Safety
     /// As [`tokens`](Self::tokens), and the panel has a group of `T` tokens at `token`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn group<const WIDE: bool, const S: usize, const T: usize, const FIRST: bool>(&self, token: usize) {
+    unsafe fn group<const WIDE: bool, const S: usize, const T: usize, const FIRST: bool>(
+        &self,
+        token: usize,
+    ) {
         let args = self.args;
         let block = &args.blocks[self.index];
         let per_tile = if WIDE { 8 } else { 4 };
@@ -145,7 +148,9 @@ impl Step<'_> {
             let (codes, lines) = self.ahead::<S>();
             for v in 0..block.tiles * per_tile {
                 if FIRST && v < lines {
-                    codes.iter().for_each(|codes| _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(64 * v).cast()));
+                    codes
+                        .iter()
+                        .for_each(|codes| _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(64 * v).cast()));
                 }
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(v * T).cast());
                 let weights: [__m512i; S] = std::array::from_fn(|s| self.weights.add(v * S + s).read());
