@@ -228,6 +228,7 @@ impl<const WIDE: bool, const HASH: bool> Expand for Loads<WIDE, HASH> {
         // The bound of loads: every index is below `2^bits`.
         let bits = windows.bits;
         assert!(bits <= 16 && entries.len() * 16 >= 1 << bits, "entries for {bits} bits");
+        assert_eq!(out.len(), if WIDE { 16 } else { 8 }, "vectors of a tile");
         let mask = _mm256_set1_epi16(((1u32 << bits) - 1) as i16);
         // SAFETY: promised by the caller.
         let tape = unsafe { Tape::new(windows, code, HASH) };
@@ -251,7 +252,7 @@ impl<const WIDE: bool, const HASH: bool> Expand for Loads<WIDE, HASH> {
             for (row, &[a, b]) in indices.as_chunks::<2>().0.iter().enumerate() {
                 let (a, b) = (look(a), look(b));
                 let (q, half) = (v / 2, v % 2);
-                // SAFETY: 16 or 8 vectors of 8 lanes, as said at `Expand`.
+                // SAFETY: 16 or 8 vectors of 8 lanes, checked above.
                 unsafe {
                     if WIDE {
                         out.add(8 * (4 * q + half) + row).write(a);
@@ -283,11 +284,12 @@ impl Expand for Bytes {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn tile(&self, table: &[Line], code: *const u8, out: &mut [__m256i]) {
         assert_eq!(table.len(), 2 * 16, "256 first and 256 second entries");
+        assert_eq!(out.len(), 16, "vectors of a tile");
         let entries = table.as_ptr().cast::<u32>();
         let out = out.as_mut_ptr().cast::<u32>();
         for row in 0..TILE_ROWS {
             for word in 0..2 {
-                // SAFETY: a tile has 16 rows of 16 bytes; bytes are below 256; 16 vectors of 8 lanes.
+                // SAFETY: a tile has 16 rows of 16 bytes; bytes are below 256; 16 vectors of 8 lanes, checked above.
                 unsafe {
                     let codes = code.add(8 * (2 * row + word)).cast::<u64>().read_unaligned();
                     for p in 0..4 {

@@ -310,7 +310,7 @@ unsafe fn columns<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize,
     _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
 }
 
-/// As [`columns`], with the second column of a quad behind the third.
+/// As [`columns`], with the second column of a quad behind the third; below eight bits.
 ///
 /// # Safety
 /// As [`windows`].
@@ -322,12 +322,6 @@ pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: u
     let shared = Rows::<R4>::STARTS[q][0] == Rows::<R4>::STARTS[q][1];
     // SAFETY: promised by the caller.
     let a = unsafe { stretch::<Rows<R4>>(code, 0, q, 0, half) };
-    if R4 == 32 {
-        const ORDER: [i8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
-        // SAFETY: 16 bytes.
-        let order = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) });
-        return _mm256_shuffle_epi8(a, order);
-    }
     // SAFETY: the same.
     let b = if shared { a } else { unsafe { stretch::<Rows<R4>>(code, 0, q, 1, half) } };
     let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);

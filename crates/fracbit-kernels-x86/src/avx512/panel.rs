@@ -83,11 +83,13 @@ impl Step<'_> {
     /// `weights` holds `S` strips of the block; `inner` holds `S` vectors per token unless `fresh`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn tokens<const WIDE: bool, const S: usize>(&self) {
-        let (count, mut token) = (self.args.tokens, PANEL_TOKENS);
-        assert!(count >= token, "fewer tokens come without a panel");
+        let (count, mut token) = (self.args.tokens, 0);
         // SAFETY: groups as the panel has them.
         unsafe {
-            self.group::<WIDE, S, PANEL_TOKENS, true>(0);
+            if count >= PANEL_TOKENS {
+                self.group::<WIDE, S, PANEL_TOKENS, true>(0);
+                token = PANEL_TOKENS;
+            }
             while token + PANEL_TOKENS <= count {
                 self.group::<WIDE, S, PANEL_TOKENS, false>(token);
                 token += PANEL_TOKENS;
@@ -108,7 +110,7 @@ impl Step<'_> {
 
     /// The codes of each strip behind this block, or of the first one of the strips behind these, and how many lines of them to ask for. The first tokens
     /// ask for one at each step: while all meet this block, the processor forgets the stream of codes, and of many lines that are asked for at
-    /// once it drops most (Zen 5).
+    /// once it seems to drop most (Zen 5).
     fn ahead<const S: usize>(&self) -> ([*const u8; S], usize) {
         let Args { blocks, tile_bytes, stride, codes, .. } = *self.args;
         let (at, tiles) = match blocks.get(self.index + 1) {
