@@ -286,11 +286,30 @@ unsafe fn windows<E: Narrow>(
 ) -> [__m256i; 2] {
     let p = |i: usize| (4 * q + i) * quarters / 4;
     // SAFETY: promised by the caller.
+    let [a, b] = unsafe { stretches::<E>(code, last, q, half) };
+    [words::<E>(q, (a, 0), p(0), (b, 1), p(2)), words::<E>(q, (a, 0), p(1), (b, 1), p(3))]
+}
+
+/// Both stretches of quad `q`.
+///
+/// # Safety
+/// As [`Narrow::vector`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn stretches<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize) -> [__m256i; 2] {
+    // SAFETY: promised by the caller.
     let a = unsafe { stretch::<E>(code, last, q, 0, half) };
     let shared = E::STARTS[q][0] == E::STARTS[q][1];
     // SAFETY: the same.
-    let b = if shared { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } };
-    [words::<E>(q, (a, 0), p(0), (b, 1), p(2)), words::<E>(q, (a, 0), p(1), (b, 1), p(3))]
+    [a, if shared { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } }]
+}
+
+/// Codes of `quarters / 4` bits, each in the low bits of a word: those of `a` in low, those of `b` in high bytes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn codes([a, b]: [__m256i; 2], quarters: usize) -> __m256i {
+    let mask = _mm256_set1_epi16((1 << (quarters / 4)) - 1);
+    _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
 }
 
 /// Codes of `quarters / 4` bits of quad `q`, a byte to a column.
@@ -300,14 +319,14 @@ unsafe fn windows<E: Narrow>(
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn columns<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize, quarters: usize) -> __m256i {
-    if quarters == 32 {
-        // SAFETY: promised by the caller.
-        return unsafe { stretch::<E>(code, last, q, 0, half) };
+    // SAFETY: promised by the caller.
+    unsafe {
+        if quarters == 32 {
+            stretch::<E>(code, last, q, 0, half)
+        } else {
+            codes(windows::<E>(code, last, q, half, quarters), quarters)
+        }
     }
-    // SAFETY: the same.
-    let [a, b] = unsafe { windows::<E>(code, last, q, half, quarters) };
-    let mask = _mm256_set1_epi16((1 << (quarters / 4)) - 1);
-    _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
 }
 
 /// As [`columns`], with the second column of a quad behind the third; below eight bits.
@@ -319,15 +338,10 @@ unsafe fn columns<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize,
 pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: usize) -> __m256i {
     type Rows<const R4: usize> = Scalar<R4, Integers>;
     let p = |i: usize| (4 * q + i) * R4 / 4;
-    let shared = Rows::<R4>::STARTS[q][0] == Rows::<R4>::STARTS[q][1];
     // SAFETY: promised by the caller.
-    let a = unsafe { stretch::<Rows<R4>>(code, 0, q, 0, half) };
-    // SAFETY: the same.
-    let b = if shared { a } else { unsafe { stretch::<Rows<R4>>(code, 0, q, 1, half) } };
-    let mask = _mm256_set1_epi16((1 << (R4 / 4)) - 1);
-    let (a, b) =
-        (words::<Rows<R4>>(q, (a, 0), p(0), (a, 0), p(1)), words::<Rows<R4>>(q, (b, 1), p(2), (b, 1), p(3)));
-    _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_slli_epi16::<8>(_mm256_and_si256(b, mask)))
+    let [a, b] = unsafe { stretches::<Rows<R4>>(code, 0, q, half) };
+    let pair = |s: (__m256i, usize), i: usize| words::<Rows<R4>>(q, s, p(i), s, p(i + 1));
+    codes([pair((a, 0), 0), pair((b, 1), 2)], R4)
 }
 
 /// Low bytes of words from `a`, high bytes from `b`.

@@ -9,7 +9,7 @@
 
 use super::{
     expand::Expand,
-    strips::{close, dot, finish, vectors},
+    strips::{behind, close, dot, finish, vectors},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_TOKENS, Panel};
@@ -108,19 +108,6 @@ impl Step<'_> {
         }
     }
 
-    /// The codes of each strip behind this block, or of the first one of the strips behind these, and how many lines of them to ask for. The first tokens
-    /// ask for one at each step: while all meet this block, the processor forgets the stream of codes, and of many lines that are asked for at
-    /// once it seems to drop most (Zen 5).
-    fn ahead<const S: usize>(&self) -> ([*const u8; S], usize) {
-        let Args { blocks, tile_bytes, stride, codes, .. } = *self.args;
-        let (at, tiles) = match blocks.get(self.index + 1) {
-            Some(next) => (next.start * tile_bytes, next.tiles),
-            None => (S * stride, blocks[0].tiles),
-        };
-        let start = codes.as_ptr().wrapping_add(at);
-        (std::array::from_fn(|s| start.wrapping_add(s * stride)), (tiles * tile_bytes).div_ceil(64))
-    }
-
     /// # Safety
     /// As [`tokens`](Self::tokens), and the panel has a group of `T` tokens at `token`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
@@ -147,12 +134,14 @@ impl Step<'_> {
         unsafe {
             let x = self.panel.pieces.as_ptr().add(token * self.panel.stride + T * pieces);
             let next = x.wrapping_add(T * self.panel.stride);
-            let (codes, lines) = self.ahead::<S>();
+            // The first tokens ask for a line of the codes behind this block at each step: while all meet it, the processor forgets the stream of
+            // codes, and of many lines that are asked for at once it seems to drop most (Zen 5).
+            let (codes, bytes) = behind(args, self.index);
             for v in 0..block.tiles * per_tile {
-                if FIRST && v < lines {
-                    codes
-                        .iter()
-                        .for_each(|codes| _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(64 * v).cast()));
+                if FIRST && 64 * v < bytes {
+                    for s in 0..S {
+                        _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(s * args.stride + 64 * v).cast());
+                    }
                 }
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(v * T).cast());
                 let weights: [__m512i; S] = std::array::from_fn(|s| self.weights.add(v * S + s).read());

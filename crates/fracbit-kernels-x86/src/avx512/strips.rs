@@ -111,16 +111,21 @@ fn then(first: __m512i, later: &mut __m512i) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) fn ask_next(args: &Args<'_>, index: usize) {
-    let block = &args.blocks[index];
+    let (codes, bytes) = behind(args, index);
     for strip in 0..args.strips {
-        let (at, bytes) = match args.blocks.get(index + 1) {
-            Some(next) => (strip * args.stride + next.start * args.tile_bytes, next.tiles * args.tile_bytes),
-            None => ((args.strips + strip) * args.stride, block.tiles * args.tile_bytes),
-        };
         for line in (0..bytes).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(args.codes.as_ptr().wrapping_add(at + line).cast());
+            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(strip * args.stride + line).cast());
         }
     }
+}
+
+/// Where the first strip has the codes that [`ask_next`] asks for, and how many bytes of them every strip has.
+pub(super) fn behind(args: &Args<'_>, index: usize) -> (*const u8, usize) {
+    let (at, tiles) = match args.blocks.get(index + 1) {
+        Some(next) => (next.start * args.tile_bytes, next.tiles),
+        None => (args.strips * args.stride, args.blocks[0].tiles),
+    };
+    (args.codes.as_ptr().wrapping_add(at), tiles * args.tile_bytes)
 }
 
 /// Eight bytes in every lane, straight from memory: the compiler would load them and broadcast them apart, which on Intel's processors
