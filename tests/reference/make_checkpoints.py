@@ -40,7 +40,8 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
-# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3.
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3; `experts`:
+# their number, how they are stored (`inter` is the width of one) and the standard deviation of what their router says.
 SPECS = {
     "llama1": dict(
         seed=101, dtype="F32", style="pieces", shape=(48, 100, 2, 4, 4, 12, 101), arch="LlamaForCausalLM", eps=1e-6,
@@ -142,6 +143,37 @@ SPECS = {
                 "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0},
                 "max_position_embeddings": 1024},
     ),
+    "qwen3-moe": dict(
+        seed=117, dtype="BF16", style="bytes", shape=(48, 32, 3, 4, 2, 16, 120), arch="Qwen3MoeForCausalLM", eps=1e-6, qk_norm=1.4,
+        experts=(6, "apart", 2.0), chat=True,
+        # `intermediate_size` is that of layers without experts, of which there are none.
+        config={"model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, "decoder_sparse_step": 1,
+                "mlp_only_layers": [], "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
+                "intermediate_size": 96, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 3, "rope_scaling": None,
+                "rope_theta": 1000000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "mixtral": dict(
+        seed=118, dtype="F32", style="pieces", shape=(32, 48, 2, 4, 2, 8, 101), arch="MixtralForCausalLM", eps=1e-5,
+        experts=(4, "mixtral", 2.0), shards=2,
+        # Without `rope_theta`, whose default is another one here.
+        config={"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+                "router_aux_loss_coef": 0.02, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "granite-moe": dict(
+        seed=119, dtype="BF16", style="bytes", shape=(64, 32, 2, 4, 2, 16, 125), arch="GraniteMoeForCausalLM", eps=1e-2,
+        experts=(5, "granite", 3.0), tied="model.embed_tokens.weight",
+        config={"model_type": "granitemoe", "num_key_value_heads": 2, "attention_bias": False, "rope_scaling": None,
+                "num_local_experts": 5, "num_experts_per_tok": 3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6,
+                "attention_multiplier": 0.4, "logits_scaling": 1.5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+                "max_position_embeddings": 1024},
+    ),
+    "olmoe": dict(
+        seed=120, dtype="BF16", style="bytes", shape=(64, 16, 3, 4, 2, 16, 112), arch="OlmoeForCausalLM", eps=1e-5, qk_norm=1.4, whole_norm=True,
+        experts=(8, "apart", 1.5),
+        config={"model_type": "olmoe", "num_key_value_heads": 2, "attention_bias": False, "clip_qkv": None, "num_experts": 8,
+                "num_experts_per_tok": 3, "norm_topk_prob": False, "rope_scaling": None, "rope_theta": 10000.0,
+                "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (
@@ -165,6 +197,19 @@ def tensors(spec):
         gains = gain * (1.0 + normal.draw((width,)) * 0.25)
         out[f"{name}.weight"] = gains - 1.0 if spec.get("sandwich") else gains  # Gemma stores how far they are from 1
 
+    def mixture(block):
+        count, stored, gain = spec["experts"]
+        own = f"{block}.mlp" if stored == "apart" else f"{block}.block_sparse_moe"
+        linear(f"{own}.router.layer" if stored == "granite" else f"{own}.gate", count, hidden, gain)
+        names = ("w1", "w3", "w2") if stored == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        for e in range(count):
+            for name, rows, cols in zip(names, (inter, inter, hidden), (hidden, hidden, inter)):
+                linear(f"{own}.experts.{e}.{name}", rows, cols, 1.6)
+        if stored == "granite":
+            parts = [[out.pop(f"{own}.experts.{e}.{name}.weight") for name in names] for e in range(count)]
+            out[f"{own}.input_linear.weight"] = np.stack([np.concatenate(part[:2]) for part in parts])
+            out[f"{own}.output_linear.weight"] = np.stack([part[2] for part in parts])
+
     tied = spec.get("tied")
     if tied is None:
         out["model.embed_tokens.weight"] = normal.draw((vocab, hidden))
@@ -178,12 +223,16 @@ def tensors(spec):
         linear(f"{block}.self_attn.v_proj", kv_heads * head_dim, hidden, 1.4)
         linear(f"{block}.self_attn.o_proj", hidden, heads * head_dim, 1.4)
         if spec.get("qk_norm"):
-            norm(f"{block}.self_attn.q_norm", head_dim, spec["qk_norm"])
-            norm(f"{block}.self_attn.k_norm", head_dim, spec["qk_norm"])
+            whole = spec.get("whole_norm")  # of all heads together (OLMoE)
+            norm(f"{block}.self_attn.q_norm", heads * head_dim if whole else head_dim, spec["qk_norm"])
+            norm(f"{block}.self_attn.k_norm", kv_heads * head_dim if whole else head_dim, spec["qk_norm"])
         norm(f"{block}.post_attention_layernorm", hidden)
         if spec.get("sandwich"):  # post_attention_layernorm is then applied to what attention adds
             norm(f"{block}.pre_feedforward_layernorm", hidden)
             norm(f"{block}.post_feedforward_layernorm", hidden)
+        if spec.get("experts"):
+            mixture(block)
+            continue
         linear(f"{block}.mlp.gate_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.up_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.down_proj", hidden, inter, 1.4)
@@ -217,7 +266,7 @@ def files(name):
         "architectures": [spec["arch"]],
         **spec["config"],
         "hidden_size": hidden,
-        "intermediate_size": inter,
+        **({} if "intermediate_size" in spec["config"] else {"intermediate_size": inter}),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "vocab_size": vocab,

@@ -73,6 +73,16 @@ def plain_norm_of(*names):
     return lambda config, tensors, name, x: (plain_norm if name.endswith(names) else RIGHT_NORM)(config, tensors, name, x)
 
 
+def norms_of_heads(config, tensors, name, x):
+    """Queries and keys normalized head by head, where all heads should be together."""
+    if not name.endswith(("q_norm", "k_norm")):
+        return RIGHT_NORM(config, tensors, name, x)
+    _, _, d = reference.head_sizes(config)
+    heads = x.reshape(x.shape[0], -1, d)
+    one = np.ones(d)
+    return reference.rms_norm(heads, one, config["rms_norm_eps"]).reshape(x.shape) * tensors[f"{name}.weight"]
+
+
 def without_norm(left_out):
     """The norms of one name left out."""
     return lambda config, tensors, name, x: x if name.endswith(left_out) else RIGHT_NORM(config, tensors, name, x)
@@ -90,6 +100,40 @@ def scaled_everywhere(config, layer):
     return {**RIGHT_SETTINGS(config, layer), "rope_scaling": config["rope_scaling"]}
 
 
+def swapped_experts(config, tensors, layer, expert, which):
+    """Gate and up of experts in each other's place."""
+    return RIGHT_EXPERT(config, tensors, layer, expert, {"gate": "up", "up": "gate"}.get(which, which))
+
+
+def next_expert(config, tensors, layer, expert, which):
+    """The matrices of another expert."""
+    return RIGHT_EXPERT(config, tensors, layer, (expert + 1) % reference.experts_of(config), which)
+
+
+def interleaved_parts(config, tensors, layer, expert, which):
+    """Gates and ups of a fused tensor row by row in turn."""
+    if which == "down":
+        return RIGHT_EXPERT(config, tensors, layer, expert, which)
+    whole = tensors[f"model.layers.{layer}.block_sparse_moe.input_linear.weight"][expert]
+    return whole[(which == "up") :: 2]
+
+
+def shares_over_all(config, scores):
+    """The softmax over all experts, not divided by the sum of the chosen."""
+    return RIGHT_SHARES({**config, "model_type": "", "norm_topk_prob": False}, scores)
+
+
+def equal_shares(config, scores):
+    """The mean of the chosen experts."""
+    return (RIGHT_SHARES(config, scores) > 0) / config["num_experts_per_tok"]
+
+
+def sigmoid_shares(config, scores):
+    share = 1.0 / (1.0 + np.exp(-scores)) * (RIGHT_SHARES(config, scores) > 0)
+    return share / share.sum()
+
+
+RIGHT_EXPERT, RIGHT_SHARES = reference.expert_weight, reference.shares
 RIGHT_ROTATE, RIGHT_WEIGHT = reference.rotate, reference.weight
 RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
 RIGHT_NORM, RIGHT_SETTINGS = reference.norm, reference.rope_settings
@@ -102,6 +146,26 @@ wrong_gqa = {"kv_head_of": lambda head, heads, kv_heads: head % kv_heads}
 MISTAKES = [
     ("all", "no RoPE", unrotated, (), {}),
     ("all", "interleaved RoPE", {"rotate": interleaved}, (), {}),
+    ("qwen3-moe mixtral granite-moe olmoe", "gate and up of experts swapped", {"expert_weight": swapped_experts}, (), {}),
+    ("qwen3-moe mixtral granite-moe olmoe", "experts one off", {"expert_weight": next_expert}, (), {}),
+    ("qwen3-moe mixtral granite-moe olmoe", "one expert", {}, (), {"num_experts_per_tok": 1}),
+    ("qwen3-moe mixtral granite-moe olmoe", "the mean of the chosen experts", {"shares": equal_shares}, (), {}),
+    ("qwen3-moe mixtral granite-moe", "sigmoid of the router", {"shares": sigmoid_shares}, (), {}),
+    ("mixtral granite-moe", "softmax over all experts", {"shares": shares_over_all}, (), {}),
+    ("qwen3-moe", "norm_topk_prob false", {}, (), {"norm_topk_prob": False}),
+    ("olmoe", "norm_topk_prob true", {}, (), {"norm_topk_prob": True}),
+    ("qwen3-moe olmoe", "four experts", {}, (), {"num_experts_per_tok": 4}),
+    ("granite-moe", "parts of the fused tensor in turn", {"expert_weight": interleaved_parts}, (), {}),
+    ("granite-moe", "residual_multiplier 1", {}, (), {"residual_multiplier": 1.0}),
+    ("granite-moe", "embedding_multiplier 1", {}, (), {"embedding_multiplier": 1.0}),
+    ("granite-moe", "attention_multiplier 1 / sqrt(d)", {}, (), {"attention_multiplier": 0.25}),
+    ("granite-moe", "logits_scaling 1", {}, (), {"logits_scaling": 1.0}),
+    ("mixtral", "theta 10000", {}, (), {"rope_theta": 10000.0}),
+    ("olmoe", "norms of heads", {"norm": norms_of_heads}, (), {}),
+    ("qwen3-moe", "q norm dropped", {}, ("q_norm.weight",), {}),
+    ("qwen3-moe", "k norm dropped", {}, ("k_norm.weight",), {}),
+    ("olmoe", "no q norm", {"norm": without_norm("q_norm")}, (), {}),
+    ("olmoe", "no k norm", {"norm": without_norm("k_norm")}, (), {}),
     ("all", "no causal mask", {"visible": lambda length, window: np.ones((length, length), bool)}, (), {}),
     ("smollm2", "rms_norm_eps 1e-5", {}, (), {"rms_norm_eps": 1e-5}),
     ("llama2 llama-tied llama-bias mistral qwen2 qwen3 smollm2 smollm3", "kv head = head mod kv heads", wrong_gqa, (), {}),

@@ -10,6 +10,8 @@ time. All arithmetic is float64 on the stored (already rounded) weights.
     each block:   x += attention(rms_norm(x));  x += down(silu(gate(n)) * up(n)),  n = rms_norm(x)
     logits = head(rms_norm(x))
 
+Where there are experts, the second line is  x += sum over a token's experts of r_e down_e(silu(gate_e(n)) * up_e(n)),  r = softmax(router(n)).
+
 Gemma 3 multiplies the embedding by sqrt(h), has gelu in place of silu and normalizes what attention and feed-forward add, too.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
@@ -21,6 +23,7 @@ import json
 import math
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -184,6 +187,7 @@ def attend(q, k, v, mask, multiplier=None):
 
 # What configurations of a family may leave out, where that differs from the defaults in the code.
 DEFAULTS = {
+    "mixtral": {"rope_theta": 1e6},
     "gemma3_text": {
         "tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096, "sliding_window_pattern": 6,
@@ -258,8 +262,10 @@ def attention(config, tensors, layer, x):
 
     def split(name, count):
         y = linear(config, tensors, f"{block}.{name}_proj", x)
+        if config["model_type"] == "olmoe" and name != "v":  # over all heads together
+            y = norm(config, tensors, f"{block}.{name}_norm", y)
         parts = [y[:, n * d : (n + 1) * d] for n in range(count)]
-        if f"{block}.{name}_norm.weight" in tensors:  # per head over d, before RoPE (Qwen3, Gemma 3)
+        if config["model_type"] != "olmoe" and f"{block}.{name}_norm.weight" in tensors:  # per head over d, before RoPE (Qwen3, Gemma 3)
             parts = [norm(config, tensors, f"{block}.{name}_norm", part) for part in parts]
         return parts
 
@@ -281,6 +287,66 @@ def feed_forward(config, tensors, layer, x):
     return linear(config, tensors, f"{block}.down_proj", gated)
 
 
+def expert_weight(config, tensors, layer, expert, which):
+    """The gate, up or down matrix of one expert."""
+    block = f"model.layers.{layer}"
+    if config["model_type"] == "mixtral":
+        own = {"gate": "w1", "up": "w3", "down": "w2"}[which]
+        return tensors[f"{block}.block_sparse_moe.experts.{expert}.{own}.weight"]
+    if config["model_type"] == "granitemoe":
+        whole = tensors[f"{block}.block_sparse_moe.{'output' if which == 'down' else 'input'}_linear.weight"][expert]
+        return whole if which == "down" else np.split(whole, 2)[which == "up"]
+    return tensors[f"{block}.mlp.experts.{expert}.{which}_proj.weight"]
+
+
+def router_logits(config, tensors, layer, x):
+    name = {"mixtral": "block_sparse_moe.gate", "granitemoe": "block_sparse_moe.router.layer"}.get(config["model_type"], "mlp.gate")
+    return x @ tensors[f"model.layers.{layer}.{name}.weight"].T
+
+
+def shares(config, scores):
+    """What each expert's output is multiplied by, 0 for those that a token does not get, from the router's scores of one token."""
+    share = np.exp(scores - scores.max())
+    share = share / share.sum()
+    chosen = np.argsort(-scores, kind="stable")[: config["num_experts_per_tok"]]
+    out = np.zeros_like(share)
+    out[chosen] = share[chosen]
+    renormalized = config["model_type"] in ("mixtral", "granitemoe") or config.get("norm_topk_prob", False)
+    return out / out.sum() if renormalized else out
+
+
+def experts_of(config):
+    return config.get("num_experts", config.get("num_local_experts"))
+
+
+def mixture(config, tensors, layer, x):
+    """Every expert for every token, weighed."""
+    share = np.stack([shares(config, scores) for scores in router_logits(config, tensors, layer, x)])
+    out = np.zeros_like(x)
+    for expert in range(experts_of(config)):
+        gate, up, down = [expert_weight(config, tensors, layer, expert, which) for which in ("gate", "up", "down")]
+        out = out + share[:, expert : expert + 1] * ((silu(x @ gate.T) * (x @ up.T)) @ down.T)
+    return out
+
+
+def least_lead_of_experts(config, tensors, tokens):
+    """The smallest distance, over tokens and layers, between the scores of the last expert that is chosen and the first that is not."""
+    least = math.inf
+    right = router_logits
+
+    def watch(config, tensors, layer, x):
+        nonlocal least
+        scores = right(config, tensors, layer, x)
+        ranked = -np.sort(-scores, axis=1)
+        active = config["num_experts_per_tok"]
+        least = min(least, float((ranked[:, active - 1] - ranked[:, active]).min()))
+        return scores
+
+    with mock.patch(f"{__name__}.router_logits", watch):
+        logits(config, tensors, tokens)
+    return least
+
+
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
@@ -300,7 +366,8 @@ def logits(config, tensors, tokens):
             added = norm(config, tensors, f"{block}.post_attention_layernorm", added)
         x = x + share * added
         before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-        added = feed_forward(config, tensors, layer, norm(config, tensors, f"{block}.{before}", x))
+        second = feed_forward if experts_of(config) is None else mixture
+        added = second(config, tensors, layer, norm(config, tensors, f"{block}.{before}", x))
         if gemma:
             added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
         x = x + share * added
@@ -321,6 +388,8 @@ GREEDY = 16
 # The winner of each greedy step leads by at least this much, 20 x the tolerance of the comparison, so that the continuation of a
 # right implementation is the recorded one. Of the seeded sequences, the first with that property is taken.
 MARGIN = 0.02
+# Every chosen expert of every token leads by this much, a hundred times what rounding to f32 moves a router's scores.
+EXPERT_MARGIN = 0.002
 
 
 def sequence(name, attempt, config):
@@ -350,6 +419,9 @@ def compute(directory):
     for attempt in itertools.count():
         tokens = sequence(directory.name, attempt, config)
         found = greedy(config, tensors, tokens)
+        if found is not None and experts_of(config) is not None:
+            lead = least_lead_of_experts(config, tensors, tokens + found[0])
+            found = found if lead >= EXPERT_MARGIN else None
         if found is not None:
             break
     continuation, least = found
@@ -362,6 +434,8 @@ def compute(directory):
         "greedy": continuation,
         "greedy_least_lead": least,
     }
+    if experts_of(config) is not None:
+        lines["experts_least_lead"] = least_lead_of_experts(config, tensors, tokens + continuation)
     return lines, values
 
 

@@ -4,7 +4,7 @@ use crate::files;
 use fracbit_base::Scheme;
 use fracbit_format::{Codebook, Layout, PackedView};
 use fracbit_io::{Checkpoint, Header, ModelConfig};
-use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
 use half::f16;
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
@@ -168,10 +168,10 @@ pub fn dense_model(dir: &Path) -> Model {
             .set(id, Linear::dense(shape, weights, bias).expect("a matrix"))
             .expect("a matrix of the model");
     }
-    for id in NormId::all(&config) {
+    for id in FloatId::all(&config) {
         let name = format!("{id}.weight");
         let gain = if checkpoint.contains(&name) { f32s(&name) } else { vec![1.0; id.width(&config)] };
-        builder.set_norm(id, gain).expect("a norm of the model");
+        builder.set_floats(id, gain).expect("a norm of the model");
     }
     builder.build().expect("all parts were set")
 }

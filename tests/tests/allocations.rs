@@ -8,7 +8,7 @@ use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Isa, Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, SampleConfig, Sampler, Sites, StateOptions,
+    FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, SampleConfig, Sampler, Sites, StateOptions,
 };
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -42,12 +42,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// What a model has of its own, with an MLP and with experts.
+const KINDS: [&str; 2] = [
+    r#""model_type": "llama", "intermediate_size": 768"#,
+    r#""model_type": "mixtral", "intermediate_size": 64, "num_local_experts": 24, "num_experts_per_tok": 3"#,
+];
+
 /// Two blocks of random codes, with the rotation that folding leaves.
-fn model(scheme: &str, kernels: &Kernels) -> Model {
-    let json = br#"{"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
-    let config = ModelConfig::parse(json, "config.json".as_ref()).expect("a configuration");
+fn model(kind: &str, scheme: &str, kernels: &Kernels) -> Model {
+    let json = r#""hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true"#;
+    let json = format!("{{{kind}, {json}}}");
+    let config = ModelConfig::parse(json.as_bytes(), "config.json".as_ref()).expect("a configuration");
     let sites = Sites::new(&config, RotationMode::Fold, 0).expect("widths that can be rotated");
     let mut builder = ModelBuilder::new(config.clone(), sites).expect("a head of 64");
     let scheme: Scheme = scheme.parse().expect("a scheme");
@@ -58,8 +64,13 @@ fn model(scheme: &str, kernels: &Kernels) -> Model {
         let matrix = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
         builder.set(id, Linear::packed(matrix, None).expect("no bias")).expect("a matrix of the model");
     }
-    for id in NormId::all(&config) {
-        builder.set_norm(id, vec![1.0; id.width(&config)]).expect("a norm of the model");
+    for id in FloatId::all(&config) {
+        // Routers that give different tokens different experts.
+        let values = match id {
+            FloatId::Router(i) => cases::activations(id.width(&config), i as u64),
+            _ => vec![1.0; id.width(&config)],
+        };
+        builder.set_floats(id, values).expect("a norm or a router of the model");
     }
     builder.build().expect("all parts").with_kernels(kernels)
 }
@@ -75,8 +86,8 @@ fn decoding_allocates_nothing() {
         [1, 2, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads to start"));
     // A thread that starts late would count.
     pools.iter().for_each(|pool| drop(pool.broadcast(|_| ())));
-    for scheme in ["tcq-fast-2", "half-tcq-2.75"] {
-        let model = model(scheme, &kernels);
+    for (kind, scheme) in KINDS.into_iter().flat_map(|kind| [(kind, "tcq-fast-2"), (kind, "half-tcq-2.75")]) {
+        let model = model(kind, scheme, &kernels);
         for pool in &pools {
             // Chunks of positions are tasks of their own from 512 on.
             for (context, batch) in [(5, 1), (600, 1), (600, 3)] {
@@ -84,7 +95,7 @@ fn decoding_allocates_nothing() {
                 let threads = pool.current_num_threads();
                 assert_eq!(
                     allocations, 0,
-                    "{scheme}, {threads} threads, context {context}, {batch} sequences"
+                    "{kind}, {scheme}, {threads} threads, context {context}, {batch} sequences"
                 );
             }
         }

@@ -1,11 +1,13 @@
 //! A model directory's weights: one safetensors file or many with an index, as one set of named tensors.
 
+mod parts;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Architecture, ModelConfig};
+use crate::config::ModelConfig;
 use crate::convert::{first_non_finite, to_f32_into};
 use crate::dtype::Dtype;
 use crate::error::{Error, IoContext, read_limited, refuse_pointer};
@@ -99,16 +101,6 @@ pub struct Checkpoint {
     manifest: Option<Manifest>,
 }
 
-/// The name of a tensor without the prefix of a language model beside others: `language_model.model.*` in published files, `model.language_model.*` in
-/// what transformers has written since 4.52.
-fn language_model(name: &str) -> String {
-    match (name.strip_prefix("language_model."), name.strip_prefix("model.language_model.")) {
-        (Some(rest), _) => rest.to_owned(),
-        (_, Some(rest)) => format!("model.{rest}"),
-        _ => name.to_owned(),
-    }
-}
-
 impl Checkpoint {
     /// Opens a model directory, or one `.safetensors` file, with the default options.
     ///
@@ -189,73 +181,6 @@ impl Checkpoint {
         if let Some((tensor, (s, _))) = self.tensors.iter().find(|(t, _)| !map.contains_key(*t)) {
             let real = &self.shards[*s].name;
             return Err(bad(format!("tensor `{tensor}` of `{real}` should be listed in weight_map")));
-        }
-        Ok(())
-    }
-
-    /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
-    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj`. And those of the language model beside an image encoder without the
-    /// prefix that they have there (`gemma3`). Tensors of other models stay as they are, and so do those that are not there.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] for a fused tensor that is no matrix of all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
-    pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
-        if config.arch == Architecture::Gemma3 {
-            for (stored, tensor) in std::mem::take(&mut self.tensors) {
-                let name = language_model(&stored);
-                if let Some((shard, _)) = self.tensors.insert(name.clone(), tensor) {
-                    let rule = format!("tensor `{name}` should be stored once, and is again as `{stored}`");
-                    return Err(Error::Index { path: self.shards[shard].path.clone(), rule });
-                }
-            }
-        }
-        if config.arch != Architecture::Phi3 {
-            return Ok(self);
-        }
-        let (q, kv, wide) = (config.q_dim(), config.kv_dim(), config.intermediate_size);
-        for layer in 0..config.num_hidden_layers() {
-            let fused = [
-                (
-                    "self_attn.qkv_proj",
-                    vec![("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
-                ),
-                ("mlp.gate_up_proj", vec![("mlp.gate_proj", wide), ("mlp.up_proj", wide)]),
-            ];
-            for (whole, parts) in fused {
-                let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-                self.part(&name(whole), parts.into_iter().map(|(part, rows)| (name(part), rows)).collect())?;
-            }
-        }
-        Ok(self)
-    }
-
-    /// Puts parts in the place of a tensor: names and rows.
-    fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
-        let Some((shard, info)) = self.tensors.remove(whole) else { return Ok(()) };
-        let path = self.shards[shard].path.clone();
-        let bias = whole.replace(".weight", ".bias");
-        if self.tensors.contains_key(&bias) {
-            let rule = "should not be there: this architecture has no biases".to_owned();
-            return Err(Error::Tensor { path, tensor: bias, rule });
-        }
-        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
-        let &[all, cols] = &info.shape[..] else {
-            let rule = format!("should be a matrix of {rows} rows by config.json, got {:?}", info.shape);
-            return Err(Error::Tensor { path, tensor: whole.to_owned(), rule });
-        };
-        if all != rows {
-            let rule = format!("should have {rows} rows by config.json, got {all}");
-            return Err(Error::Tensor { path, tensor: whole.to_owned(), rule });
-        }
-        let mut start = info.range.start;
-        for (name, rows) in parts {
-            let range = start..start + rows * cols * info.dtype.size();
-            start = range.end;
-            let part = TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range };
-            if self.tensors.insert(name.clone(), (shard, part)).is_some() {
-                let rule = format!("tensor `{name}` should not be stored beside `{whole}`, which holds it");
-                return Err(Error::Index { path, rule });
-            }
         }
         Ok(())
     }

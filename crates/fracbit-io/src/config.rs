@@ -12,11 +12,18 @@
 //! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
 //! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
 //! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
+//! | `qwen3_moe` (Qwen3-30B-A3B) | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
+//! | `mixtral` | none | no | `sliding_window` on all layers | all layers |
+//! | `granitemoe` (Granite 3 A400M, A800M) | `attention_bias` on q, k, v, o | no | no | all layers |
+//! | `olmoe` | `attention_bias` on q, k, v, o | over all heads | no | all layers |
 //!
 //! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
 //! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
 //! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
 //! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
+//!
+//! The last four have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
+//! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
 //!
 //! `gemma3_text` normalizes what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), its gains are stored less 1
 //! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
@@ -48,6 +55,7 @@ const MAX_CONFIG: u64 = 16 << 20;
 /// Upper limit of widths and of the vocabulary; far above any model, low enough that products of two fit in 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 14;
+const MAX_EXPERTS: u64 = 1 << 12;
 
 /// A supported decoder architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,11 +69,15 @@ pub enum Architecture {
     Phi3,
     Granite,
     Gemma3,
+    Qwen3Moe,
+    Mixtral,
+    GraniteMoe,
+    Olmoe,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -74,6 +86,10 @@ impl Architecture {
         Self::Phi3,
         Self::Granite,
         Self::Gemma3,
+        Self::Qwen3Moe,
+        Self::Mixtral,
+        Self::GraniteMoe,
+        Self::Olmoe,
     ];
 
     /// The name in `architectures`.
@@ -88,6 +104,10 @@ impl Architecture {
             Self::Phi3 => "Phi3ForCausalLM",
             Self::Granite => "GraniteForCausalLM",
             Self::Gemma3 => "Gemma3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::GraniteMoe => "GraniteMoeForCausalLM",
+            Self::Olmoe => "OlmoeForCausalLM",
         }
     }
 
@@ -103,8 +123,41 @@ impl Architecture {
             Self::Phi3 => "phi3",
             Self::Granite => "granite",
             Self::Gemma3 => "gemma3_text",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::Mixtral => "mixtral",
+            Self::GraniteMoe => "granitemoe",
+            Self::Olmoe => "olmoe",
         }
     }
+
+    /// Whether there are experts in place of an MLP.
+    #[must_use]
+    pub const fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::GraniteMoe | Self::Olmoe)
+    }
+}
+
+/// The MLPs of a mixture: a router gives every token some of them. With r the softmax over all experts of `Router n`, the MLP's
+/// output is the sum of those of the experts with the largest r, each times its r (Shazeer et al. 2017, arXiv 1701.06538).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token gets.
+    pub active: usize,
+    /// Their r are divided by their sum: the softmax is over these alone.
+    pub renormalized: bool,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    Absent,
+    /// Of each head, all with the same gain.
+    Heads,
+    /// Of all heads together, before they are parted.
+    Whole,
 }
 
 /// What the gate of an MLP goes through.
@@ -132,8 +185,10 @@ pub struct ModelConfig {
     pub arch: Architecture,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width inside the MLP, or inside one expert.
     pub intermediate_size: usize,
+    /// The experts in place of an MLP.
+    pub experts: Option<Experts>,
     /// Number of query heads.
     pub num_attention_heads: usize,
     /// Number of key and value heads; divides the query heads.
@@ -171,8 +226,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// gate, up and down projections have biases.
     pub mlp_bias: bool,
-    /// Queries and keys are RMS-normalized per head.
-    pub qk_norm: bool,
+    /// How queries and keys are RMS-normalized.
+    pub qk_norm: QkNorm,
     /// One entry per layer.
     pub layers: Vec<LayerConfig>,
     /// Token that begins a text.
@@ -406,8 +461,10 @@ impl Fields {
         let n = self.size("num_hidden_layers", MAX_LAYERS, None)?;
         let rope = if arch == Architecture::SmolLm3 { self.smollm3_rope(n)? } else { vec![true; n] };
         let window = match arch {
-            Architecture::Llama | Architecture::Granite => None,
-            Architecture::Phi3 => self.window()?,
+            Architecture::Llama | Architecture::Granite | Architecture::GraniteMoe | Architecture::Olmoe => {
+                None
+            }
+            Architecture::Phi3 | Architecture::Mixtral => self.window()?,
             Architecture::Gemma3 => Some(self.size("sliding_window", 1 << 32, Some(4096))?),
             Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Mistral => self.window()?,
@@ -420,8 +477,8 @@ impl Fields {
             },
             _ => None,
         };
-        use Architecture::{Gemma3, Qwen2, Qwen3, SmolLm3};
-        let uniform = !matches!(arch, Qwen2 | Qwen3 | SmolLm3 | Gemma3);
+        use Architecture::{Gemma3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
+        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
                 if types.iter().any(|&s| s != window.is_some()) {
@@ -441,7 +498,7 @@ impl Fields {
                     let every = self.size(field, MAX_LAYERS, Some(6))?;
                     (1..=n).map(|i| i % every != 0).collect()
                 }
-                Qwen2 | Qwen3 => {
+                Qwen2 | Qwen3 | Qwen3Moe => {
                     let from = match self.get("max_window_layers") {
                         None => 28,
                         Some(v) => v.as_u64().ok_or_else(|| {
@@ -516,8 +573,49 @@ impl Fields {
         Ok(())
     }
 
+    /// The experts, and the width of each.
+    fn experts(&self, arch: Architecture, hidden_size: usize) -> Result<(Experts, usize), Error> {
+        use Architecture::{GraniteMoe, Mixtral, Olmoe, Qwen3Moe};
+        let (width, count) = match arch {
+            Qwen3Moe => ("moe_intermediate_size", "num_experts"),
+            Olmoe => ("intermediate_size", "num_experts"),
+            _ => ("intermediate_size", "num_local_experts"),
+        };
+        let intermediate_size = self.size(width, MAX_SIZE, None)?;
+        // An expert is a range of rows of a packed matrix, which has strips of 16.
+        for (field, size) in [(width, intermediate_size), ("hidden_size", hidden_size)] {
+            if !size.is_multiple_of(16) {
+                let rule = format!("should be a multiple of 16 in a model with experts, got {size}");
+                return Err(self.bad(field, rule));
+            }
+        }
+        let n = self.size(count, MAX_EXPERTS, None)?;
+        if (n * intermediate_size.max(hidden_size)) as u64 > MAX_SIZE {
+            let rule = format!("times the width of an expert should be at most {MAX_SIZE}, got {n}");
+            return Err(self.bad(count, rule));
+        }
+        let active = self.size("num_experts_per_tok", n as u64, None)?;
+        if arch == Qwen3Moe {
+            if self.size("decoder_sparse_step", MAX_LAYERS, Some(1))? != 1 {
+                return Err(self.bad("decoder_sparse_step", "should be 1: every layer has experts"));
+            }
+            if self.get("mlp_only_layers").is_some_and(|v| v.as_array().is_none_or(|l| !l.is_empty())) {
+                return Err(self.bad("mlp_only_layers", "should be an empty list: every layer has experts"));
+            }
+        }
+        if arch == Olmoe && self.get("clip_qkv").is_some() {
+            return Err(
+                self.bad("clip_qkv", "should be null: clipped queries, keys and values are not supported")
+            );
+        }
+        let renormalized = matches!(arch, Mixtral | GraniteMoe) || self.flag("norm_topk_prob", false)?;
+        Ok((Experts { count: n, active, renormalized }, intermediate_size))
+    }
+
     fn into_config(self) -> Result<ModelConfig, Error> {
-        use Architecture::{Gemma3, Granite, Llama, Phi3, Qwen2, Qwen3, SmolLm3};
+        use Architecture::{
+            Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe, SmolLm3,
+        };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
             Gemma3 => (Activation::GeluTanh, ["gelu_pytorch_tanh", "gelu_new"]),
@@ -543,7 +641,7 @@ impl Fields {
             return Err(self.bad("num_key_value_heads", rule));
         }
         let default_head_dim = match arch {
-            Qwen3 if !self.map.contains_key("head_dim") => Some(128),
+            Qwen3 | Qwen3Moe if !self.map.contains_key("head_dim") => Some(128),
             Gemma3 if !self.map.contains_key("head_dim") => Some(256),
             _ => None,
         };
@@ -567,13 +665,16 @@ impl Fields {
         }
         let vocab_size = self.size("vocab_size", MAX_SIZE, usual(262_208))?;
         let context = match arch {
-            Phi3 => 4096,
-            Gemma3 => 131_072,
+            Phi3 | Olmoe => 4096,
+            Mixtral | Gemma3 => 131_072,
             _ => 2048,
         };
         let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(context))?;
         let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
-        let factor = |field| if arch == Granite { self.moderate(field, Some(1.0)) } else { Ok(1.0) };
+        let factor = |field| match arch {
+            Granite | GraniteMoe => self.moderate(field, Some(1.0)),
+            _ => Ok(1.0),
+        };
         let mut local_rope = if arch == Gemma3 {
             Some(self.local_rope(head_dim, &mut max_position_embeddings)?)
         } else {
@@ -584,7 +685,7 @@ impl Fields {
         let embedding = if arch == Gemma3 { width.sqrt() } else { factor("embedding_multiplier")? };
         // In place of 1 / sqrt(head_dim).
         let scores = match arch {
-            Granite => Some(factor("attention_multiplier")?),
+            Granite | GraniteMoe => Some(factor("attention_multiplier")?),
             Gemma3 => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(256.0))?.sqrt()),
             _ => None,
         };
@@ -592,16 +693,25 @@ impl Fields {
             let gain = (scores * root).sqrt();
             [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
-        let eps = self.number("rms_norm_eps", Some(if arch == Phi3 { 1e-5 } else { 1e-6 }))?;
+        let eps = self
+            .number("rms_norm_eps", Some(if matches!(arch, Phi3 | Mixtral | Olmoe) { 1e-5 } else { 1e-6 }))?;
         if eps > 1.0 {
             return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
         let attention_bias = self.flag("attention_bias", false)?;
-        let bias_flag_used = matches!(arch, Llama | Qwen3 | SmolLm3 | Granite);
+        let bias_flag_used =
+            matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe);
+        let (experts, intermediate_size) = if arch.has_experts() {
+            let (experts, width) = self.experts(arch, hidden_size)?;
+            (Some(experts), width)
+        } else {
+            (None, self.size("intermediate_size", MAX_SIZE, None)?)
+        };
         Ok(ModelConfig {
             arch,
             hidden_size,
-            intermediate_size: self.size("intermediate_size", MAX_SIZE, None)?,
+            intermediate_size,
+            experts,
             num_attention_heads: heads,
             num_key_value_heads: kv,
             head_dim,
@@ -620,7 +730,11 @@ impl Fields {
             qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
             o_bias: bias_flag_used && attention_bias,
             mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,
-            qk_norm: matches!(arch, Qwen3 | Gemma3),
+            qk_norm: match arch {
+                Qwen3 | Qwen3Moe | Gemma3 => QkNorm::Heads,
+                Olmoe => QkNorm::Whole,
+                _ => QkNorm::Absent,
+            },
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id", vocab_size)?,

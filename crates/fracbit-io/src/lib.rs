@@ -19,7 +19,9 @@ pub mod writer;
 pub use atomic::write_atomic;
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
-pub use config::{Activation, Architecture, LayerConfig, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{
+    Activation, Architecture, Experts, LayerConfig, ModelConfig, QkNorm, RopeConfig, RopeScaling,
+};
 pub use convert::to_f32_into;
 pub use dtype::Dtype;
 pub use error::Error;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fracbit_io::{Activation, Architecture, Error, ModelConfig, RopeConfig, RopeScaling};
+use fracbit_io::{Activation, Architecture, Error, Experts, ModelConfig, QkNorm, RopeConfig, RopeScaling};
 use serde_json::{Value, json};
 
 fn parse(v: &Value) -> Result<ModelConfig, Error> {
@@ -43,7 +43,8 @@ fn llama_3_2() {
     assert_eq!(c.rope, RopeConfig { theta: 500_000.0, scaling: want, dim: 64, gain: 1.0 });
     assert_eq!((c.head_dim, c.q_dim(), c.kv_dim(), c.num_hidden_layers()), (64, 2048, 512, 16));
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(128_000), vec![128_001, 128_008, 128_009]));
-    assert!(c.tie_word_embeddings && !c.qkv_bias && !c.mlp_bias && !c.qk_norm);
+    assert!(c.tie_word_embeddings && !c.qkv_bias && !c.mlp_bias);
+    assert_eq!((c.qk_norm, c.experts), (QkNorm::Absent, None));
     assert_eq!(Value::Object(c.raw.clone()), v, "nothing is lost");
     // The same in the spelling of transformers 5.
     let mut v5 = v.clone();
@@ -53,6 +54,60 @@ fn llama_3_2() {
     o.insert("rope_parameters".to_owned(), p);
     let c5 = parse(&v5).unwrap();
     assert_eq!(c5.rope, c.rope);
+}
+
+#[test]
+fn experts_by_architecture() {
+    let experts =
+        |t: &str, fields: Value| parse(&with(t, fields)).map(|c| (c.experts.unwrap(), c.intermediate_size));
+    let want = |count, active, renormalized| Experts { count, active, renormalized };
+    let qwen = |more: Value| {
+        let mut fields = json!({ "moe_intermediate_size": 48, "num_experts": 12, "num_experts_per_tok": 3 });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        experts("qwen3_moe", fields)
+    };
+    // `intermediate_size`, 128, is that of layers without experts.
+    assert_eq!(qwen(json!({ "norm_topk_prob": true })).unwrap(), (want(12, 3, true), 48));
+    assert_eq!(qwen(json!({})).unwrap(), (want(12, 3, false), 48));
+    let local = json!({ "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": null });
+    for t in ["mixtral", "granitemoe"] {
+        assert_eq!(experts(t, local.clone()).unwrap(), (want(8, 2, true), 128), "{t}");
+    }
+    let olmoe = json!({ "num_experts": 8, "num_experts_per_tok": 8, "clip_qkv": null });
+    assert_eq!(experts("olmoe", olmoe.clone()).unwrap(), (want(8, 8, false), 128));
+    let c = parse(&with("olmoe", olmoe)).unwrap();
+    assert_eq!((c.qk_norm, c.rms_norm_eps), (QkNorm::Whole, 1e-5));
+    let c = parse(&with("mixtral", local)).unwrap();
+    assert_eq!((c.rope.theta, c.layers[0].sliding_window), (1e6, None));
+
+    for (fields, rule) in [
+        (
+            json!({ "num_experts_per_tok": 13 }),
+            "`num_experts_per_tok` should be a whole number in 1..=12, got 13",
+        ),
+        (
+            json!({ "num_experts_per_tok": 0 }),
+            "`num_experts_per_tok` should be a whole number in 1..=12, got 0",
+        ),
+        (json!({ "num_experts": 5000 }), "`num_experts` should be a whole number in 1..=4096"),
+        (json!({ "num_experts": null }), "`num_experts` should be a whole number in 1..=4096, is missing"),
+        (
+            json!({ "moe_intermediate_size": 40 }),
+            "should be a multiple of 16 in a model with experts, got 40",
+        ),
+        (
+            json!({ "moe_intermediate_size": 1 << 23 }),
+            "times the width of an expert should be at most 16777216",
+        ),
+        (json!({ "decoder_sparse_step": 2 }), "should be 1: every layer has experts"),
+        (json!({ "mlp_only_layers": [3] }), "should be an empty list"),
+        (json!({ "norm_topk_prob": 1 }), "should be true or false"),
+    ] {
+        let said = qwen(fields.clone()).unwrap_err().to_string();
+        assert!(said.contains(rule), "{fields}: {said}");
+    }
+    let clipped = json!({ "num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 8.0 });
+    assert!(experts("olmoe", clipped).unwrap_err().to_string().contains("clip_qkv"));
 }
 
 #[test]
@@ -69,7 +124,7 @@ fn biases_and_norms_by_architecture() {
         let c = parse(&with(t, json!({ "attention_bias": true, "mlp_bias": true, "sliding_window": null })))
             .unwrap();
         assert_eq!(
-            (c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm, c.tie_word_embeddings),
+            (c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm == QkNorm::Heads, c.tie_word_embeddings),
             (qkv, o, mlp, norm, tied),
             "{t}"
         );
@@ -249,7 +304,7 @@ fn gemma3() {
     assert_eq!((c.turns_locally(4), c.turns_locally(5)), (true, false));
     assert_eq!(
         (c.activation, c.post_norms, c.qk_norm, c.gain_offset),
-        (Activation::GeluTanh, true, true, 1.0)
+        (Activation::GeluTanh, true, QkNorm::Heads, 1.0)
     );
     assert!(c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!((c.rms_norm_eps, c.inner_norm_eps), (1e-6 / 1152f64.sqrt().powi(2), 1e-6));

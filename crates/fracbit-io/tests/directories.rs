@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use common::{f32_bytes, file, shared_model, skipped, spec, tensors, write_model};
 use fracbit_io::{
@@ -207,6 +208,81 @@ fn tied_embeddings_under_either_name() {
     assert!(open(&[("x", 0.0)]).embedding_names(&config(true)).is_err());
 }
 
+/// A checkpoint of tensors of the first layer, the numbers of each counting from 0; a name is a module's, or ends with `bias`.
+fn numbered(dir: &Path, shapes: &[(&str, &[usize])]) -> Checkpoint {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape) in shapes {
+        let (start, n) = (data.len(), shape.iter().product::<usize>());
+        data.extend(f32_bytes(&(0..n).map(|i| i as f32).collect::<Vec<_>>()));
+        let offsets = [start, data.len()];
+        let kind = if name.ends_with("bias") { "" } else { ".weight" };
+        header.insert(
+            format!("model.layers.0.{name}{kind}"),
+            serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }),
+        );
+    }
+    let bytes = file(&serde_json::Value::from(header).to_string(), &data);
+    fs::write(dir.join("model.safetensors"), bytes).expect("a writable place");
+    Checkpoint::open(dir).expect("a good file")
+}
+
+#[test]
+fn experts_have_one_naming() {
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path();
+    let config = |arch: &str| {
+        let text = format!(
+            r#"{{"model_type":"{arch}","hidden_size":16,"intermediate_size":32,"num_hidden_layers":1,
+            "num_attention_heads":2,"vocab_size":8,"num_local_experts":2,"num_experts_per_tok":1}}"#
+        );
+        ModelConfig::parse(text.as_bytes(), dir).unwrap()
+    };
+    let write = |shapes: &[(&str, &[usize])]| numbered(dir, shapes);
+    let first = |checkpoint: &Checkpoint, name: &str| {
+        let name = format!("model.layers.0.mlp.{name}.weight");
+        (checkpoint.info(&name).unwrap().shape.clone(), checkpoint.to_f32(&name).unwrap()[0])
+    };
+    let moe = "block_sparse_moe";
+    let granite: [(&str, &[usize]); 3] = [
+        ("block_sparse_moe.router.layer", &[2, 16]),
+        ("block_sparse_moe.input_linear", &[2, 64, 16]),
+        ("block_sparse_moe.output_linear", &[2, 16, 32]),
+    ];
+    let parted = write(&granite).parted(&config("granitemoe")).unwrap();
+    assert_eq!(parted.names().len(), 7);
+    for (name, shape, value) in [
+        ("gate", [2, 16], 0.0),
+        ("experts.0.gate_proj", [32, 16], 0.0),
+        ("experts.0.up_proj", [32, 16], 512.0),
+        ("experts.1.gate_proj", [32, 16], 1024.0),
+        ("experts.1.up_proj", [32, 16], 1536.0),
+        ("experts.0.down_proj", [16, 32], 0.0),
+        ("experts.1.down_proj", [16, 32], 512.0),
+    ] {
+        assert_eq!(first(&parted, name), (shape.to_vec(), value), "{name}");
+    }
+    let short = [("block_sparse_moe.input_linear", &[2, 60, 16][..])];
+    let said = write(&short).parted(&config("granitemoe")).unwrap_err().to_string();
+    assert!(said.contains("should have 128 rows by config.json, got 120"), "{said}");
+
+    let [gate, w1, w2, w3] =
+        ["gate", "experts.1.w1", "experts.1.w2", "experts.1.w3"].map(|n| format!("{moe}.{n}"));
+    let shapes: [(&str, &[usize]); 4] =
+        [(&gate, &[2, 16]), (&w1, &[32, 16]), (&w2, &[16, 32]), (&w3, &[32, 8])];
+    let renamed = write(&shapes).parted(&config("mixtral")).unwrap();
+    for (name, shape) in [
+        ("gate", [2, 16]),
+        ("experts.1.gate_proj", [32, 16]),
+        ("experts.1.up_proj", [32, 8]),
+        ("experts.1.down_proj", [16, 32]),
+    ] {
+        assert_eq!(first(&renamed, name).0, shape, "{name}");
+    }
+    let twice = [shapes[0], ("mlp.gate", &[2, 16][..])];
+    let said = write(&twice).parted(&config("mixtral")).unwrap_err().to_string();
+    assert!(said.contains("`model.layers.0.mlp.gate.weight` should be stored once"), "{said}");
+}
+
 #[test]
 fn fused_tensors_are_parted() {
     let tmp = tempfile::tempdir().unwrap();
@@ -218,24 +294,7 @@ fn fused_tensors_are_parted() {
         );
         ModelConfig::parse(text.as_bytes(), dir).unwrap()
     };
-    let write = |shapes: &[(&str, &[usize])]| {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, shape) in shapes {
-            let (start, n) = (data.len(), shape.iter().product::<usize>());
-            data.extend(f32_bytes(&(0..n).map(|i| i as f32).collect::<Vec<_>>()));
-            let offsets = [start, data.len()];
-            header.insert(
-                format!(
-                    "model.layers.0.{}",
-                    if name.ends_with("bias") { (*name).to_owned() } else { format!("{name}.weight") }
-                ),
-                serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }),
-            );
-        }
-        let bytes = file(&serde_json::Value::from(header).to_string(), &data);
-        fs::write(dir.join("model.safetensors"), bytes).unwrap();
-        Checkpoint::open(dir).unwrap()
-    };
+    let write = |shapes: &[(&str, &[usize])]| numbered(dir, shapes);
     let (qkv, gate_up): (&[usize], &[usize]) = (&[8, 4], &[6, 4]);
     let whole = [("self_attn.qkv_proj", qkv), ("mlp.gate_up_proj", gate_up)];
     let parted = write(&whole).parted(&config("phi3")).unwrap();

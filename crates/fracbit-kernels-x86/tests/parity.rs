@@ -105,11 +105,13 @@ fn gates_and_factors_may_want_their_activations_in_different_orders() {
         };
         for (gate, up) in schemes.iter().flat_map(|&gate| schemes.map(|up| (gate, up))) {
             let what = format!("{isa} {gate} {up}");
-            let (gate, up) = (matrix(gate), matrix(up));
-            let [gate, up] = [&gate, &up].map(|of| RowsOf::new(of, 0..70).unwrap());
+            let (gates, ups) = (matrix(gate), matrix(up));
+            let [gate, up] = [&gates, &ups].map(|of| RowsOf::new(of, 0..70).unwrap());
             for batch in [1, 4, 6, 12, 20] {
                 cases::check_gated(&gate, &up, batch, &what);
             }
+            let [gate, up] = [&gates, &ups].map(|of| RowsOf::new(of, 0..16).unwrap());
+            cases::check_groups(&gate, &up, 4, &what);
         }
     }
 }

@@ -6,7 +6,8 @@
 pub mod vectors;
 
 use crate::{
-    Activations, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_rows_with,
+    Activations, Group, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_groups_with,
+    matmul_rows_with,
     vectors::{Gate, Vectors},
     with_crew,
 };
@@ -110,7 +111,7 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
     let mut x = Activations::new();
     x.announce(&input, cols).expect("whole tokens");
     let mut product = |rows: &RowsOf<'_>| {
-        let mut y = vec![f32::NAN; batch * rows.len()];
+        let mut y = vec![f32::NAN; batch * rows.rows()];
         with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y))
             .expect("lengths that fit");
         y
@@ -128,6 +129,47 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
         with_crew(|crew| matmul_gated_with(crew, kind, both, &input, &mut x, &mut got))
             .expect("lengths that fit");
         assert_same(&want, &got, &format!("{what}: {batch} tokens, {kind:?}, forms made anew: {anew}"));
+    }
+}
+
+/// Checks that products of groups, up to the most tokens that one may have, are those of each group alone: `gate` and `up` are the first pieces
+/// of their matrices, with `pieces` in each.
+///
+/// # Panics
+/// When a number has other bits; names `what`.
+pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &str) {
+    let (Shape { cols, .. }, rows) = (gate.matrix().shape(), gate.rows());
+    let most = gate.group_tokens().min(up.group_tokens());
+    assert!(most > 0, "{what}: one token is never interleaved");
+    let (mut groups, mut end) = (Vec::new(), 0);
+    for (i, tokens) in (1..=most).chain([1, most]).enumerate() {
+        // Not in the order of the pieces, and some twice.
+        groups.push(Group { piece: (5 * i + 2) % pieces, tokens: end..end + tokens });
+        end += tokens;
+    }
+    let input = activations(end * cols, 11);
+    let (mut x, mut alone) = (Activations::new(), Activations::new());
+    let mut gated = vec![f32::NAN; end * rows];
+    let mut plain = gated.clone();
+    x.announce(&input, cols).expect("whole tokens");
+    with_crew(|crew| {
+        let both = [gate.clone(), up.clone()];
+        matmul_groups_with(crew, (&both, Gate::Silu), &groups, &input, &mut x, &mut gated)?;
+        matmul_groups_with(crew, (&both[1..], Gate::Silu), &groups, &input, &mut x, &mut plain)
+    })
+    .expect("groups that fit");
+    for Group { piece, tokens } in &groups {
+        let input = &input[tokens.start * cols..tokens.end * cols];
+        let both = [gate, up].map(|first| first.piece(*piece).expect("a piece of the matrix"));
+        let mut want = vec![f32::NAN; tokens.len() * rows];
+        alone.announce(input, cols).expect("whole tokens");
+        let mine = tokens.start * rows..tokens.end * rows;
+        with_crew(|crew| matmul_rows_with(crew, both[1].clone(), input, &mut alone, &mut want))
+            .expect("rows");
+        assert_same(&want, &plain[mine.clone()], &format!("{what}: tokens {tokens:?} of piece {piece}"));
+        with_crew(|crew| matmul_gated_with(crew, Gate::Silu, both, input, &mut alone, &mut want))
+            .expect("rows");
+        assert_same(&want, &gated[mine], &format!("{what}: tokens {tokens:?} of gate {piece}"));
     }
 }
 

@@ -21,6 +21,9 @@ pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
 pub use lines::{Buffer, Line, Numbers};
-pub use matmul::{RowsOf, matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with};
+pub use matmul::{
+    Group, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,
+    matmul_with,
+};
 pub use matrix::PackedMatrix;
 pub use vectors::{Gate, Vectors};

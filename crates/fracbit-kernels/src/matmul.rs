@@ -40,7 +40,8 @@ pub fn matmul_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, (&[RowsOf { matrix: w, rows: 0..w.shape().rows }], Gate::default()), values, x, y)
+    let all = [RowsOf { matrix: w, rows: 0..w.shape().rows }];
+    product(crew, (&all, Gate::default()), &Group::whole(x), values, x, y)
 }
 
 /// Some rows of a matrix, from the start of a strip on.
@@ -59,13 +60,32 @@ impl<'a> RowsOf<'a> {
     }
 
     /// The matrix.
-    pub(crate) const fn matrix(&self) -> &'a PackedMatrix {
+    #[must_use]
+    pub const fn matrix(&self) -> &'a PackedMatrix {
         self.matrix
     }
 
+    /// As many rows behind these, `index` times as far: an expert of a mixture. `None` as for [`RowsOf::new`].
+    #[must_use]
+    pub fn piece(&self, index: usize) -> Option<Self> {
+        let start = index.checked_mul(self.rows.len())?.checked_add(self.rows.start)?;
+        Self::new(self.matrix, start..start.checked_add(self.rows.len())?)
+    }
+
     /// How many rows.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn rows(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Most tokens of a [`Group`]: those whose integers lie token by token.
+    #[must_use]
+    pub fn group_tokens(&self) -> usize {
+        let parts = self.matrix.parts();
+        (1..PANEL_FROM)
+            .take_while(|&n| parts.iter().all(|part| part.body.interleave(n).is_none()))
+            .last()
+            .unwrap_or(0)
     }
 }
 
@@ -80,7 +100,7 @@ pub fn matmul_rows_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, (&[rows], Gate::default()), values, x, y)
+    product(crew, (&[rows], Gate::default()), &Group::whole(x), values, x, y)
 }
 
 /// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate and of its factor: of neither product more is
@@ -98,13 +118,73 @@ pub fn matmul_gated_with(
 ) -> Result<(), ShapeError> {
     let [gate, up] = &gate_and_up;
     ShapeError::check_len("matmul", "rows of up", gate.rows.len(), up.rows.len())?;
-    product(crew, (&gate_and_up, kind), values, x, y)
+    product(crew, (&gate_and_up, kind), &Group::whole(x), values, x, y)
+}
+
+/// Some tokens and the piece of a matrix that they meet, counted in pieces of as many rows each: an expert of a mixture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// Which piece.
+    pub piece: usize,
+    /// Tokens, consecutive ones.
+    pub tokens: Range<usize>,
+}
+
+impl Group {
+    /// All tokens and the first piece.
+    fn whole(x: &Activations) -> [Self; 1] {
+        [Self { piece: 0, tokens: 0..x.batch() }]
+    }
+}
+
+/// As [`matmul_rows_with`] for one matrix and [`matmul_gated_with`] for a gate and its factor, with other rows for each group of tokens, in one loop of
+/// the crew: `first` are those of the first piece, the others lie behind. The bits are those of one product for each group.
+///
+/// # Errors
+/// As there; when the groups are not all tokens in their order, at most [`RowsOf::group_tokens`] in each, or a piece is not in the matrix or does not
+/// end with a strip of 16.
+pub fn matmul_groups_with(
+    crew: &Crew<'_>,
+    (first, kind): (&[RowsOf<'_>], Gate),
+    groups: &[Group],
+    values: &[f32],
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
+    const OP: &str = "matmul of groups";
+    let ([_] | [_, _]) = first else {
+        return Err(ShapeError::new(OP, "matrices", "one, or a gate and its factor", first.len()));
+    };
+    ShapeError::check_len(OP, "rows of up", first[0].rows(), first[first.len() - 1].rows())?;
+    let most = first.iter().map(RowsOf::group_tokens).min().unwrap_or(0);
+    let mut end = 0;
+    for Group { piece, tokens } in groups {
+        if tokens.start != end || tokens.is_empty() || tokens.len() > most {
+            let want = format!("1 to {most} tokens behind {end}");
+            return Err(ShapeError::new(OP, "tokens of a group", want, format_args!("{tokens:?}")));
+        }
+        end = tokens.end;
+        for of in first {
+            if !of.rows().is_multiple_of(TILE_ROWS) || of.piece(*piece).is_none() {
+                let want = format!("whole strips within {} rows", of.matrix.shape().rows);
+                return Err(ShapeError::new(
+                    OP,
+                    "piece",
+                    want,
+                    format_args!("{piece} of {} rows", of.rows()),
+                ));
+            }
+        }
+    }
+    ShapeError::check_len(OP, "tokens", x.batch(), end)?;
+    product(crew, (first, kind), groups, values, x, y)
 }
 
 /// One matrix, or a gate and its factor.
 fn product(
     crew: &Crew<'_>,
     (of, gate): (&[RowsOf<'_>], Gate),
+    groups: &[Group],
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
@@ -129,17 +209,24 @@ fn product(
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
     x.block_starts.clear();
-    let most = call_tokens(of, x);
+    let together = groups.iter().map(|group| group.tokens.len()).max().unwrap_or(0);
+    let most = call_tokens(of, x, together);
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
         *factors = x.block_scales.len();
-        of.matrix.parts().iter().for_each(|part| prepare(part, of.matrix, most, values, x, crew));
+        for part in of.matrix.parts() {
+            prepare(part, of.matrix, (most, part.body.interleave(together)), values, x, crew);
+        }
     }
-    let job = Job { of, gate, factors, most, x, y: out };
+    let job = Job { of, gate, factors, most, together, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
-    let unit = if x.batch() >= PANEL_FROM { GATHER } else { MAX_STRIPS };
-    let each = task_strips(strips, crew.threads(), unit);
-    crew.for_each(strips.div_ceil(each), |task| job.run(task * each..strips.min((task + 1) * each)));
+    let unit = if together >= PANEL_FROM { GATHER } else { MAX_STRIPS };
+    let each = task_strips(groups.len() * strips, crew.threads(), unit);
+    let tasks = strips.div_ceil(each);
+    crew.for_each(groups.len() * tasks, |task| {
+        let (group, task) = (&groups[task / tasks], task % tasks);
+        job.run(group, task * each..strips.min((task + 1) * each));
+    });
     Ok(())
 }
 
@@ -182,18 +269,24 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
 
 /// Most tokens of one call of a body. Tile registers ask for activations so fast that these should stay in a second-level cache (2 MiB
 /// where there are tile registers) while strip after strip meets them.
-fn call_tokens(of: &[RowsOf<'_>], x: &Activations) -> usize {
+fn call_tokens(of: &[RowsOf<'_>], x: &Activations, together: usize) -> usize {
     const ROOM: usize = 5 << 18;
     let mut parts = of.iter().flat_map(|of| of.matrix.parts());
-    let rows = parts.all(|part| takes_panels(part, x) == Some(Interleave::Rows));
+    let rows = parts.all(|part| part.body.interleave(together) == Some(Interleave::Rows));
     let fit = if rows { ROOM / x.stride() } else { MAX_TOKENS };
     (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
 }
 
 /// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
 /// `(block, token)` for each call's tokens.
-fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut Activations, crew: &Crew<'_>) {
-    let panels = takes_panels(part, x);
+fn prepare(
+    part: &Part,
+    w: &PackedMatrix,
+    (most, panels): (usize, Option<Interleave>),
+    values: &[f32],
+    x: &mut Activations,
+    crew: &Crew<'_>,
+) {
     match part.codebook.grid() {
         Grid::I8 => x.make_narrow(values, w.vectors(), crew, panels),
         Grid::I16 => x.make_wide(values, w.vectors(), crew, panels),
@@ -242,10 +335,6 @@ fn prepare(part: &Part, w: &PackedMatrix, most: usize, values: &[f32], x: &mut A
     }
 }
 
-fn takes_panels(part: &Part, x: &Activations) -> Option<Interleave> {
-    part.body.interleave(x.batch())
-}
-
 /// What the tasks of a product share.
 struct Job<'a> {
     /// A matrix, or a gate and its factor.
@@ -255,6 +344,8 @@ struct Job<'a> {
     factors: [usize; 2],
     /// Most tokens of a call.
     most: usize,
+    /// Most tokens of a group.
+    together: usize,
     x: &'a Activations,
     y: Output<'a>,
 }
@@ -262,38 +353,37 @@ struct Job<'a> {
 impl Job<'_> {
     /// One task: all segments of some strips, all tokens. A buffer is as large as the tokens want it, and only what is used is cleared: a
     /// decode step's task would spend several percent of its time on more, and so would prefill's on several threads.
-    fn run(&self, strips: Range<usize>) {
+    fn run(&self, group: &Group, strips: Range<usize>) {
         const ONE: usize = 2 * ONE_TOKEN_STRIPS * TILE_ROWS;
         const FEW: usize = (PANEL_FROM - 1) * ONE;
-        match self.x.batch() {
-            1 => self.through(&mut [const { MaybeUninit::uninit() }; ONE], strips, ONE_TOKEN_STRIPS),
+        match group.tokens.len() {
+            1 => self.through(&mut [const { MaybeUninit::uninit() }; ONE], group, strips, ONE_TOKEN_STRIPS),
             2..PANEL_FROM => {
-                self.through(&mut [const { MaybeUninit::uninit() }; FEW], strips, ONE_TOKEN_STRIPS)
+                self.through(&mut [const { MaybeUninit::uninit() }; FEW], group, strips, ONE_TOKEN_STRIPS)
             }
-            _ => self.many(strips),
+            _ => self.many(group, strips),
         }
     }
 
     #[inline(never)] // so that no other call makes room for its buffer
-    fn many(&self, strips: Range<usize>) {
+    fn many(&self, group: &Group, strips: Range<usize>) {
         const MANY: usize = 2 * GATHER * MAX_TOKENS * TILE_ROWS;
-        self.through(&mut [const { MaybeUninit::uninit() }; MANY], strips, GATHER);
+        self.through(&mut [const { MaybeUninit::uninit() }; MANY], group, strips, GATHER);
     }
 
     /// The strips, `together` at a time, through a buffer that holds the outputs of these for all tokens of a call twice.
-    fn through(&self, buffer: &mut [MaybeUninit<f32>], strips: Range<usize>, together: usize) {
-        let batch = self.x.batch();
+    fn through(&self, buffer: &mut [MaybeUninit<f32>], group: &Group, strips: Range<usize>, together: usize) {
         for strip in strips.clone().step_by(together) {
             let some = strip..strips.end.min(strip + together);
             let stride = some.len() * TILE_ROWS;
-            for token in (0..batch).step_by(self.most) {
-                let tokens = token..batch.min(token + self.most);
+            for token in group.tokens.clone().step_by(self.most) {
+                let tokens = token..group.tokens.end.min(token + self.most);
                 let (out, rest) = buffer.split_at_mut(tokens.len() * stride);
                 let out = cleared(out);
-                self.add(0, some.clone(), tokens.clone(), out);
+                self.add((0, group), some.clone(), tokens.clone(), out);
                 if let Some(up) = self.of.get(1) {
                     let factor = cleared(&mut rest[..out.len()]);
-                    self.add(1, some.clone(), tokens, factor);
+                    self.add((1, group), some.clone(), tokens, factor);
                     up.matrix.vectors().gate_mul(self.gate, out, factor);
                 }
                 self.y.store(strip, token, stride, out);
@@ -302,18 +392,24 @@ impl Job<'_> {
     }
 
     /// Some strips of one of the matrices, all segments, added to `out`: `(token, strip, 16)`.
-    fn add(&self, which: usize, strips: Range<usize>, tokens: Range<usize>, out: &mut [f32]) {
+    fn add(
+        &self,
+        (which, group): (usize, &Group),
+        strips: Range<usize>,
+        tokens: Range<usize>,
+        out: &mut [f32],
+    ) {
         let RowsOf { matrix, rows } = &self.of[which];
-        let start = rows.start / TILE_ROWS + strips.start;
+        let start = (rows.start + group.piece * rows.len()) / TILE_ROWS + strips.start;
         let stride = strips.len() * TILE_ROWS;
         // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other. Where
         // tile registers are told their shapes anew by every call, calls should be few.
         let parts = matrix.parts();
         let tile_registers =
-            || parts.iter().all(|part| takes_panels(part, self.x) == Some(Interleave::EvenOdd));
+            || parts.iter().all(|part| part.body.interleave(self.together) == Some(Interleave::EvenOdd));
         let each = match tokens.len() {
             1 if parts.len() > 1 => 1,
-            1 if self.x.batch() == 1 => ONE_TOKEN_STRIPS,
+            1 if group.tokens.len() == 1 => ONE_TOKEN_STRIPS,
             _ if tile_registers() => ONE_TOKEN_STRIPS,
             _ => MAX_STRIPS,
         };
@@ -321,7 +417,15 @@ impl Job<'_> {
             let end = strips.len().min(first + each);
             let out = &mut out[first * TILE_ROWS..(tokens.len() - 1) * stride + end * TILE_ROWS];
             let strips = start + first..start + end;
-            multiply(matrix, self.factors[which], self.x, strips, tokens.clone(), stride, out);
+            multiply(
+                matrix,
+                (self.factors[which], self.together),
+                self.x,
+                strips,
+                tokens.clone(),
+                stride,
+                out,
+            );
         }
     }
 }
@@ -337,10 +441,10 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
 }
 
 /// Some strips, all segments, added to `out`: `(token, strip, 16)`, `out_stride` from a token to the next. The factors of the matrix start at
-/// `before`.
+/// `before`; `together` is the most tokens of a group.
 fn multiply(
     w: &PackedMatrix,
-    mut before: usize,
+    (mut before, together): (usize, usize),
     x: &Activations,
     strips: Range<usize>,
     tokens: Range<usize>,
@@ -349,7 +453,7 @@ fn multiply(
 ) {
     for part in w.parts() {
         let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
-        let interleave = takes_panels(part, x);
+        let interleave = part.body.interleave(together);
         let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
         let factors = before + tokens.start * blocks..before + tokens.end * blocks;
         before += x.batch() * blocks;
@@ -391,7 +495,8 @@ struct Output<'a> {
 }
 
 #[expect(unsafe_code, reason = "tasks write disjoint columns of a row-major matrix")]
-// SAFETY: `matmul` deals every strip to one task, and `store` touches only the rows of the given strips.
+// SAFETY: `product` deals every strip of every group to one task, groups have different tokens, and `store` touches only the rows of the given strips
+// of the given tokens.
 unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {

@@ -3,9 +3,10 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::PackedView;
 use fracbit_kernels::{
-    Activations, Gate, Isa, Kernels, PackedMatrix, RowsOf,
+    Activations, Gate, Group, Isa, Kernels, PackedMatrix, RowsOf,
     cases::{self, CASES, Packed},
-    matmul, matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_with, with_crew,
+    matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, matmul_with,
+    with_crew,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
@@ -141,6 +142,46 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
     let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
     let refused = with_crew(|crew| matmul_gated_with(crew, Gate::Silu, both, &input, &mut x, &mut []));
     assert!(refused.unwrap_err().to_string().contains("rows of up"));
+}
+
+#[test]
+fn groups_of_tokens_meet_their_own_rows() {
+    let matrix = |scheme: &str, rows: usize, seed: u64| {
+        let scheme: Scheme = scheme.parse().unwrap();
+        let packed = Packed::random(scheme, Shape::new(rows, 96), cases::codebooks(scheme, 1, 127), 32, seed);
+        PackedMatrix::new(&Kernels::scalar(), &packed.view().unwrap())
+    };
+    let (gates, ups) = (matrix("tcq-2", 16 + 6 * 48, 1), matrix("half-tcq-2.25", 6 * 48, 2));
+    let [gate, up] = [(&gates, 16..64), (&ups, 0..48)].map(|(of, rows)| RowsOf::new(of, rows).unwrap());
+    cases::check_groups(&gate, &up, 6, "scalar");
+
+    let input = cases::activations(3 * 96, 3);
+    let refused = |of: &[RowsOf<'_>], groups: &[(usize, std::ops::Range<usize>)]| {
+        let groups: Vec<Group> =
+            groups.iter().map(|(piece, tokens)| Group { piece: *piece, tokens: tokens.clone() }).collect();
+        let mut x = Activations::new();
+        x.announce(&input, 96).unwrap();
+        let mut y = vec![0.0; 3 * 48];
+        with_crew(|crew| matmul_groups_with(crew, (of, Gate::Silu), &groups, &input, &mut x, &mut y))
+            .unwrap_err()
+            .to_string()
+    };
+    let both = [gate.clone(), up.clone()];
+    for (groups, rule) in [
+        (&[(0, 0..2)][..], "`tokens` should be 3 long, got 2"),
+        (&[(0, 0..2), (1, 1..3)], "behind 2, got 1..3"),
+        (&[(0, 1..3), (1, 0..1)], "behind 0, got 1..3"),
+        (&[(0, 0..3), (1, 3..3)], "behind 3, got 3..3"),
+        (&[(6, 0..3)], "whole strips within 304 rows, got 6 of 48 rows"),
+        (&[(usize::MAX, 0..3)], "whole strips within 304 rows"),
+    ] {
+        let said = refused(&both, groups);
+        assert!(said.contains(rule), "{groups:?}: {said}");
+    }
+    assert!(refused(&[], &[(0, 0..3)]).contains("one, or a gate and its factor"));
+    let short = RowsOf::new(&ups, 0..40).unwrap();
+    assert!(refused(std::slice::from_ref(&short), &[(0, 0..3)]).contains("whole strips"));
+    assert!(refused(&[gate, short], &[(0, 0..3)]).contains("rows of up"));
 }
 
 #[test]

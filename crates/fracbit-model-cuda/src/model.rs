@@ -1,12 +1,12 @@
 //! Weights on the device and the graph over them.
 
 use fracbit_format::PackedView;
-use fracbit_io::{Activation, ModelConfig};
+use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
     ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, PROMPT, RotationTables, Step},
 };
-use fracbit_model::{LayerLinear, LinearId, NormId, Sites, sites::HeadSite};
+use fracbit_model::{FloatId, LayerLinear, LinearId, Sites, sites::HeadSite};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
 use std::collections::BTreeMap;
@@ -195,7 +195,7 @@ pub struct Builder<'d, D: Device> {
     config: ModelConfig,
     sites: Sites,
     parts: BTreeMap<LinearId, (Part, Option<Vec<f32>>)>,
-    norms: Vec<(NormId, Vec<f32>)>,
+    norms: Vec<(FloatId, Vec<f32>)>,
 }
 
 impl<D: Device> std::fmt::Debug for Builder<'_, D> {
@@ -210,7 +210,9 @@ impl<'d, D: Device> Builder<'d, D> {
     /// # Errors
     /// [`Error::Architecture`].
     pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Result<Self, Error> {
-        if config.post_norms || config.local_rope.is_some() || config.activation != Activation::Silu {
+        let other_norms = config.post_norms || config.qk_norm == QkNorm::Whole;
+        let other_mlp = config.activation != Activation::Silu || config.experts.is_some();
+        if other_norms || other_mlp || config.local_rope.is_some() {
             return Err(Error::Architecture(config.arch.model_type()));
         }
         Ok(Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() })
@@ -241,11 +243,11 @@ impl<'d, D: Device> Builder<'d, D> {
     }
 
     /// Sets a norm's gain.
-    pub fn norm(&mut self, id: NormId, gain: Vec<f32>) {
+    pub fn norm(&mut self, id: FloatId, gain: Vec<f32>) {
         self.norms.push((id, gain));
     }
 
-    fn gain(&self, id: NormId) -> Result<Buffer<'d, D>, Error> {
+    fn gain(&self, id: FloatId) -> Result<Buffer<'d, D>, Error> {
         let found = self.norms.iter().find(|(other, _)| *other == id);
         let (_, gain) = found.ok_or_else(|| Error::Missing(format!("{id:?}")))?;
         Ok(Buffer::of(self.device, gain, "norms")?)
@@ -328,10 +330,14 @@ impl<'d, D: Device> Builder<'d, D> {
                 output,
                 gate_up,
                 down,
-                attention_norm: self.gain(NormId::Attention(i))?,
-                mlp_norm: self.gain(NormId::Mlp(i))?,
-                query_norm: config.qk_norm.then(|| self.gain(NormId::Query(i))).transpose()?,
-                key_norm: config.qk_norm.then(|| self.gain(NormId::Key(i))).transpose()?,
+                attention_norm: self.gain(FloatId::Attention(i))?,
+                mlp_norm: self.gain(FloatId::Mlp(i))?,
+                query_norm: (config.qk_norm == QkNorm::Heads)
+                    .then(|| self.gain(FloatId::Query(i)))
+                    .transpose()?,
+                key_norm: (config.qk_norm == QkNorm::Heads)
+                    .then(|| self.gain(FloatId::Key(i)))
+                    .transpose()?,
                 attention_in: rotation(&sites.attention_in)?,
                 output_in: rotation(&sites.output_in)?,
                 mlp_in: rotation(&sites.mlp_in)?,
@@ -360,7 +366,7 @@ impl<'d, D: Device> Builder<'d, D> {
             HeadSite::Regain(r) => HeadTurn::Regain(tables(device, r)?),
         };
         let embed_out = self.sites.embed_out().map(|r| tables(device, r)).transpose()?;
-        let final_norm = self.gain(NormId::Final)?;
+        let final_norm = self.gain(FloatId::Final)?;
         let work = {
             let groups = layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]).chain(&head);
             let packed = groups.flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {

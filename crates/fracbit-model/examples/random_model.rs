@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use fracbit_io::ModelConfig;
 use fracbit_model::{
-    GenerateOptions, Generation, Linear, LinearId, ModelBuilder, NormId, RotationMode, SampleConfig, Sampler,
-    Sites, StateOptions,
+    FloatId, GenerateOptions, Generation, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig,
+    Sampler, Sites, StateOptions,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -34,8 +34,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let weights = (0..shape.len()).map(|_| uniform(rng.next_u32()) * width).collect();
         builder.set(id, Linear::dense(shape, weights, None)?)?;
     }
-    for id in NormId::all(&config) {
-        builder.set_norm(id, vec![1.0; id.width(&config)])?;
+    for id in FloatId::all(&config) {
+        builder.set_floats(id, vec![1.0; id.width(&config)])?;
     }
     let model = builder.build()?;
     println!("{:.1} MB of weights", model.weight_bytes() as f64 / 1e6);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fracbit_base::Shape;
 use fracbit_kernels::{Kernels, vectors::plain::rms_norm};
 
-use crate::id::{LayerLinear, LinearId, NormId};
+use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::linear::{Linear, Observer};
 use crate::sites::{HeadSite, Sites};
 use crate::state::{State, StateOptions};
@@ -110,10 +110,10 @@ impl Block {
         for which in LayerLinear::ALL {
             builder.set(LinearId::Layer(0, which), linear(which)?)?;
         }
-        for id in NormId::all(source.config()).filter(|id| id.layer() == Some(index)) {
-            builder.set_norm(id.of_layer(0), source.norm(id)?)?;
+        for id in FloatId::all(source.config()).filter(|id| id.layer() == Some(index)) {
+            builder.set_floats(id.of_layer(0), source.floats(id)?)?;
         }
-        builder.set_norm(NormId::Final, vec![1.0; width])?;
+        builder.set_floats(FloatId::Final, vec![1.0; width])?;
         Ok(Self { model: builder.build()?, id: index })
     }
 
@@ -167,7 +167,7 @@ impl Block {
 /// # Errors
 /// [`Error::Io`] when the final norm cannot be read.
 pub fn head_input(source: &WeightSource, x: &mut [f32]) -> Result<(), Error> {
-    let gain = source.unfolded_norm(NormId::Final)?;
+    let gain = source.unfolded_norm(FloatId::Final)?;
     source.unrotate_residual(x);
     #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
     let eps = source.config().rms_norm_eps as f32;

@@ -49,7 +49,7 @@ pub fn squares(
     let mut inputs = vec![walk.embed(&tokens)?];
     for layer in 0..layers {
         let matrices = walk.matrices(layer)?;
-        inputs.push(walk.block(layer, &matrices, &inputs[layer]).out());
+        inputs.push(walk.block(layer, &matrices, &inputs[layer])?.out());
     }
     let mut squares = Squares { walk: &walk, tokens: &tokens, columns, sums: BTreeMap::new(), tied: None };
     let vocab = model.config.vocab_size;
@@ -67,7 +67,7 @@ pub fn squares(
     for layer in (0..layers).rev() {
         let x = inputs.pop().expect("one for each block");
         let matrices = walk.matrices(layer)?;
-        let inside = walk.block(layer, &matrices, &x);
+        let inside = walk.block(layer, &matrices, &x)?;
         dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut |seen| squares.see(seen));
     }
     turn(model.sites.embed_out.as_ref(), &mut dx, false);
@@ -135,13 +135,17 @@ impl Squares<'_> {
     }
 
     fn see(&mut self, seen: &Seen<'_, '_>) {
-        let (id, d) = (seen.matrix.id, seen.dy);
-        let Shape { rows, cols } = id.shape(self.walk.config());
+        let (id, d) = (seen.matrix.id(), seen.dy);
+        let (Shape { rows: all, cols }, rows) = (id.shape(self.walk.config()), seen.matrix.rows.len());
         let x = scaled(seen.x, self.columns.get(&id));
-        let tokens = seen.first..seen.first + d.len() / rows;
-        let mut sums = self.sums.remove(&id).unwrap_or_else(|| vec![0.0; rows]);
-        for span in self.walk.spans.iter().filter(|span| tokens.contains(&span.start)) {
-            let of = |width| (span.start - tokens.start) * width..(span.end - tokens.start) * width;
+        let mut whole = self.sums.remove(&id).unwrap_or_else(|| vec![0.0; all]);
+        let sums = &mut whole[seen.matrix.rows.clone()];
+        for span in &self.walk.spans {
+            let [start, end] = [span.start, span.end].map(|at| seen.tokens.partition_point(|&t| t < at));
+            if start == end {
+                continue;
+            }
+            let of = |width| start * width..end * width;
             let (d, x) = (&d[of(rows)], &x[of(cols)]);
             let met = product(&self.walk.vectors(), &self.gram(x, x, cols), d, rows, false);
             for (d, met) in d.chunks_exact(rows).zip(met.chunks_exact(rows)) {
@@ -156,7 +160,7 @@ impl Squares<'_> {
         if let (LinearId::Embed, Some(tied)) = (id, &mut self.tied) {
             tied.x.extend_from_slice(&x);
         }
-        self.sums.insert(id, sums);
+        self.sums.insert(id, whole);
     }
 
     /// The embedding, from the derivatives with respect to what it gives: its rows are those of the tokens.

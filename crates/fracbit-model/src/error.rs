@@ -2,7 +2,7 @@
 
 use fracbit_base::ShapeError;
 
-use crate::{LinearId, NormId};
+use crate::{FloatId, LinearId};
 
 /// What can be wrong with a model, its state or what it is asked to do.
 #[derive(Debug, thiserror::Error)]
@@ -25,20 +25,20 @@ pub enum Error {
         /// What is wrong.
         source: ShapeError,
     },
-    /// A norm of the wrong size.
+    /// Gains of a norm or a router of the wrong size.
     #[error("setting `{id}`: {source}")]
-    Norm {
-        /// The norm.
-        id: NormId,
+    Floats {
+        /// Which.
+        id: FloatId,
         /// What is wrong.
         source: ShapeError,
     },
     /// A linear layer was never set.
     #[error("building the model: `{0}` should be set")]
     MissingLinear(LinearId),
-    /// A norm was never set.
+    /// Gains of a norm or a router were never set.
     #[error("building the model: `{0}` should be set")]
-    MissingNorm(NormId),
+    MissingFloats(FloatId),
     /// No such linear layer in this model.
     #[error("linear layer: expected one of the model's, got `{0}`")]
     UnknownLinear(String),

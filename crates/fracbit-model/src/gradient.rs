@@ -17,6 +17,8 @@
 //! The pass runs in f32 on the expanded weights, with both factors of a matrix product rounded to bf16 where the processor has such products
 //! ([`fracbit_kernels::vectors::bf16`]): that the runtime rounds activations to integers, and the cache, is left out.
 
+mod mixture;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,6 +33,7 @@ use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
 
 use crate::coarse;
+use crate::gradient::mixture::{Matrices, Mixture};
 use crate::id::{LayerLinear, LinearId};
 use crate::rope::Rope;
 use crate::sites::HeadSite;
@@ -68,7 +71,7 @@ pub fn divergence(
     let mut inputs = vec![walk.embed(&tokens)?];
     for layer in 0..layers {
         let matrices = walk.matrices(layer)?;
-        let out = walk.block(layer, &matrices, &inputs[layer]).out();
+        let out = walk.block(layer, &matrices, &inputs[layer])?.out();
         inputs.push(out);
     }
     let mut unused = RowLogs::new();
@@ -90,7 +93,7 @@ pub fn divergence(
         for layer in (0..layers).rev() {
             let x = inputs.pop().expect("one for each block");
             let matrices = walk.matrices(layer)?;
-            let inside = walk.block(layer, &matrices, &x);
+            let inside = walk.block(layer, &matrices, &x)?;
             dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut count);
         }
         if logs.contains_key(&LinearId::Embed) {
@@ -109,7 +112,8 @@ pub fn divergence(
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -> u64 {
     let (h, f) = (config.hidden_size, config.intermediate_size);
-    let inside = 10 * h + 6 * config.q_dim() + 5 * config.kv_dim() + 8 * f;
+    let mlp = config.experts.map_or(8 * f, |of| of.active * (8 * f + 4 * h) + 3 * of.count);
+    let inside = 10 * h + 6 * config.q_dim() + 5 * config.kv_dim() + mlp;
     let per_token = h * (config.num_hidden_layers() + 2) + inside;
     let block: usize = LayerLinear::ALL.map(|l| LinearId::Layer(0, l).shape(config).len()).iter().sum();
     let head = LinearId::Embed.shape(config).len() + 3 * LOGIT_ROWS * config.vocab_size;
@@ -120,10 +124,11 @@ pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -
 /// Some rows, from the first on, their logits and the derivatives with respect to these: the loss of those rows.
 pub(crate) type Loss<'a> = dyn FnMut(Range<usize>, &[f32], &mut Vec<f32>) -> Result<f64, Error> + 'a;
 
-/// What a backward pass sees of a matrix: rows from `first` on of what it reads and writes, and the derivatives with respect to that.
+/// What a backward pass sees of a matrix, or of one of its pieces: rows of what it reads and writes, and the derivatives with respect to that.
 pub(crate) struct Seen<'s, 'a> {
-    pub(crate) matrix: &'s Dense<'a>,
-    pub(crate) first: usize,
+    pub(crate) matrix: &'s Piece<'s, 'a>,
+    /// Of which tokens, in ascending order.
+    pub(crate) tokens: &'s [usize],
     pub(crate) x: &'s [f32],
     pub(crate) y: &'s [f32],
     pub(crate) dy: &'s [f32],
@@ -131,17 +136,40 @@ pub(crate) struct Seen<'s, 'a> {
 
 /// A matrix in f32, its rows multiplied by their factors.
 pub(crate) struct Dense<'a> {
-    pub(crate) id: LinearId,
+    id: LinearId,
     vectors: Vectors,
     weights: Array2<f32>, // (rows, cols)
     bias: Option<&'a [f32]>,
 }
 
-impl Dense<'_> {
+/// All rows of a matrix, or those of one expert.
+pub(crate) struct Piece<'s, 'a> {
+    of: &'s Dense<'a>,
+    pub(crate) rows: Range<usize>,
+}
+
+impl<'a> Dense<'a> {
+    fn all(&self) -> Piece<'_, 'a> {
+        self.piece(0, 1)
+    }
+
+    /// One of `count` pieces.
+    fn piece(&self, index: usize, count: usize) -> Piece<'_, 'a> {
+        let rows = self.weights.nrows() / count;
+        Piece { of: self, rows: index * rows..(index + 1) * rows }
+    }
+}
+
+impl Piece<'_, '_> {
+    pub(crate) fn id(&self) -> LinearId {
+        self.of.id
+    }
+
     /// x W^T + b, (tokens, rows).
     fn forward(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = product(&self.vectors, x, self.values(), self.weights.ncols(), true);
-        if let Some(bias) = self.bias {
+        let mut out = product(&self.of.vectors, x, self.values(), self.of.weights.ncols(), true);
+        if let Some(bias) = self.of.bias {
+            let bias = &bias[self.rows.clone()];
             out.par_chunks_exact_mut(bias.len())
                 .for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
         }
@@ -150,23 +178,25 @@ impl Dense<'_> {
 
     /// dy W, (tokens, cols).
     fn back(&self, dy: &[f32]) -> Vec<f32> {
-        product(&self.vectors, dy, self.values(), self.weights.ncols(), false)
+        product(&self.of.vectors, dy, self.values(), self.of.weights.ncols(), false)
     }
 
     /// The weights, row-major.
-    pub(crate) fn values(&self) -> &[f32] {
-        self.weights.as_slice().expect("rows of a new matrix")
+    fn values(&self) -> &[f32] {
+        let cols = self.of.weights.ncols();
+        let all = self.of.weights.as_slice().expect("rows of a new matrix");
+        &all[self.rows.start * cols..self.rows.end * cols]
     }
 
     /// Adds sum over tokens of dy (y - b) to the derivatives of the rows' logarithms.
     fn count(&self, logs: &RowLogs, y: &[f32], dy: &[f32], gradient: &mut RowLogs) {
-        let rows = self.weights.nrows();
-        if !logs.contains_key(&self.id) {
+        if !logs.contains_key(&self.of.id) {
             return;
         }
-        let sums = slot(gradient, self.id, rows);
-        let none = vec![0.0; if self.bias.is_some() { 0 } else { rows }];
-        let bias = self.bias.unwrap_or(&none);
+        let rows = self.rows.len();
+        let sums = &mut slot(gradient, self.of.id, self.of.weights.nrows())[self.rows.clone()];
+        let none = vec![0.0; if self.of.bias.is_some() { 0 } else { rows }];
+        let bias = self.of.bias.map_or(&none[..], |bias| &bias[self.rows.clone()]);
         for (y, dy) in y.chunks_exact(rows).zip(dy.chunks_exact(rows)) {
             for (((sum, y), dy), bias) in sums.iter_mut().zip(y).zip(dy).zip(bias) {
                 *sum += (y - bias) * dy;
@@ -277,6 +307,8 @@ pub(crate) struct Inside {
     gate: Vec<f32>,
     up: Vec<f32>,
     down: Vec<f32>,
+    /// Where there are experts; `act`, `gate` and `up` are then empty.
+    mixture: Option<Mixture>,
     /// What becomes of that before it is added, where a norm follows.
     written: Option<Vec<f32>>,
 }
@@ -390,30 +422,35 @@ impl<'a> Walk<'a> {
     }
 
     /// One block.
-    pub(crate) fn block(&self, layer: usize, matrices: &[Dense<'_>], x: &[f32]) -> Inside {
+    pub(crate) fn block(&self, layer: usize, matrices: &[Dense<'a>], x: &[f32]) -> Result<Inside, Error> {
         let (model, width) = (self.model, self.width());
         let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
         let mut attention_in = norm(x, width, Some(&norms.attention_norm), model.eps);
         turn(sites.attention_in.as_ref(), &mut attention_in, false);
-        let [raw_q, raw_k, v] = [q, k, v].map(|m| m.forward(&attention_in));
+        let [raw_q, raw_k, v] = [q, k, v].map(|m| m.all().forward(&attention_in));
         let q = self.prepare(layer, &raw_q, norms.query_norm.as_deref());
         let k = self.prepare(layer, &raw_k, norms.key_norm.as_deref());
         let mut attended = self.attend(layer, &q, &k, &v);
         turn(sites.output_in.as_ref(), &mut attended, false);
-        let o = o.forward(&attended);
+        let o = o.all().forward(&attended);
         let mut middle = x.to_vec();
         add(&mut middle, self.written(layer, 0, &o).as_ref().unwrap_or(&o));
         let mut mlp_in = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
         turn(sites.mlp_in.as_ref(), &mut mlp_in, false);
-        let [gate, up] = [gate, up].map(|m| m.forward(&mlp_in));
-        let kind = model.gate;
-        let mut act: Vec<f32> =
-            gate.par_iter().zip(&up).map(|(&g, u)| g * sigmoid(argument(kind, g).0) * u).collect();
-        turn(sites.down_in.as_ref(), &mut act, false);
-        let down = down.forward(&act);
+        let (mut gate_out, mut up_out, mut act, mut mixture) = (Vec::new(), Vec::new(), Vec::new(), None);
+        let down = if let Some(how) = model.config.experts {
+            let (out, inside) = self.experts(layer, matrices).forward(how, &mlp_in, width)?;
+            mixture = Some(inside);
+            out
+        } else {
+            [gate_out, up_out] = [gate, up].map(|m| m.all().forward(&mlp_in));
+            act = activate(model.gate, &gate_out, &up_out);
+            turn(sites.down_in.as_ref(), &mut act, false);
+            down.all().forward(&act)
+        };
         let written = self.written(layer, 1, &down);
-        Inside {
+        Ok(Inside {
             attention_in,
             raw_q,
             raw_k,
@@ -424,11 +461,22 @@ impl<'a> Walk<'a> {
             o,
             middle,
             mlp_in,
-            gate,
-            up,
+            gate: gate_out,
+            up: up_out,
             act,
             down,
+            mixture,
             written,
+        })
+    }
+
+    fn experts<'s>(&'s self, layer: usize, matrices: &'s [Dense<'a>]) -> Matrices<'s, 'a> {
+        let [.., gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
+        Matrices {
+            router: self.model.layers[layer].router.as_ref().expect("a layer of experts has a router"),
+            mlp: [gate, up, down],
+            down_in: self.model.sites.layers[layer].down_in.as_ref(),
+            kind: self.model.gate,
         }
     }
 
@@ -452,7 +500,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn block_back(
         &self,
         layer: usize,
-        matrices: &[Dense<'_>],
+        matrices: &[Dense<'a>],
         x: &[f32],
         inside: &Inside,
         dout: &[f32],
@@ -461,42 +509,45 @@ impl<'a> Walk<'a> {
         let (model, width) = (self.model, self.width());
         let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
-        let mut see = |matrix: &Dense<'_>, x: &[f32], y: &[f32], dy: &[f32]| {
-            see(&Seen { matrix, first: 0, x, y, dy });
-        };
-
+        let tokens: Vec<usize> = (0..x.len() / width).collect();
         let behind = self.written_back(layer, 1, &inside.down, dout);
         let ddown = behind.as_deref().unwrap_or(dout);
-        see(down, &inside.act, &inside.down, ddown);
-        let mut dgate = down.back(ddown);
-        turn(sites.down_in.as_ref(), &mut dgate, true);
-        let mut dup = dgate.clone();
-        let pairs = inside.gate.par_iter().zip(&inside.up);
-        dgate.par_iter_mut().zip(&mut dup).zip(pairs).for_each(|((dg, du), (&g, &u))| {
-            let (z, slope) = argument(model.gate, g);
-            let s = sigmoid(z);
-            *du *= g * s;
-            *dg *= u * s * (1.0 + g * slope * (1.0 - s));
-        });
-        see(gate, &inside.mlp_in, &inside.gate, &dgate);
-        see(up, &inside.mlp_in, &inside.up, &dup);
-        let mut dn = gate.back(&dgate);
-        add(&mut dn, &up.back(&dup));
+        let mut dn = if let Some(mixture) = &inside.mixture {
+            self.experts(layer, matrices).back(mixture, width, ddown, see)
+        } else {
+            let [gate, up, down] = [gate, up, down].map(Dense::all);
+            let mut see = |matrix, x: &[f32], y: &[f32], dy: &[f32]| {
+                see(&Seen { matrix, tokens: &tokens, x, y, dy });
+            };
+            see(&down, &inside.act, &inside.down, ddown);
+            let mut dgate = down.back(ddown);
+            turn(sites.down_in.as_ref(), &mut dgate, true);
+            let dup = activate_back(model.gate, &inside.gate, &inside.up, &mut dgate);
+            see(&gate, &inside.mlp_in, &inside.gate, &dgate);
+            see(&up, &inside.mlp_in, &inside.up, &dup);
+            let mut dn = gate.back(&dgate);
+            add(&mut dn, &up.back(&dup));
+            dn
+        };
         turn(sites.mlp_in.as_ref(), &mut dn, true);
         let mut dx = norm_back(&inside.middle, width, Some(&norms.mlp_norm), model.eps, &dn);
         add(&mut dx, dout);
 
+        let [q, k, v, o] = [q, k, v, o].map(Dense::all);
+        let mut see = |matrix, x: &[f32], y: &[f32], dy: &[f32]| {
+            see(&Seen { matrix, tokens: &tokens, x, y, dy });
+        };
         let behind = self.written_back(layer, 0, &inside.o, &dx);
         let dout = behind.as_ref().unwrap_or(&dx);
-        see(o, &inside.attended, &inside.o, dout);
+        see(&o, &inside.attended, &inside.o, dout);
         let mut attended = o.back(dout);
         turn(sites.output_in.as_ref(), &mut attended, true);
         let [dq, dk, dv] = self.attend_back(layer, inside, &attended);
         let dq = self.prepare_back(layer, &inside.raw_q, norms.query_norm.as_deref(), dq);
         let dk = self.prepare_back(layer, &inside.raw_k, norms.key_norm.as_deref(), dk);
-        see(q, &inside.attention_in, &inside.raw_q, &dq);
-        see(k, &inside.attention_in, &inside.raw_k, &dk);
-        see(v, &inside.attention_in, &inside.v, &dv);
+        see(&q, &inside.attention_in, &inside.raw_q, &dq);
+        see(&k, &inside.attention_in, &inside.raw_k, &dk);
+        see(&v, &inside.attention_in, &inside.v, &dv);
         let mut dn = q.back(&dq);
         add(&mut dn, &k.back(&dk));
         add(&mut dn, &v.back(&dv));
@@ -505,10 +556,10 @@ impl<'a> Walk<'a> {
         dx
     }
 
-    /// Norm and rotary embedding of heads.
+    /// Norm, of each head or of all, and rotary embedding of heads.
     fn prepare(&self, layer: usize, x: &[f32], gain: Option<&[f32]>) -> Vec<f32> {
         let mut out = match gain {
-            Some(_) => norm(x, self.model.config.head_dim, gain, self.model.inner_eps),
+            Some(own) => norm(x, own.len(), gain, self.model.inner_eps),
             None => x.to_vec(),
         };
         self.rotate(layer, &mut out, false);
@@ -518,7 +569,7 @@ impl<'a> Walk<'a> {
     fn prepare_back(&self, layer: usize, x: &[f32], gain: Option<&[f32]>, mut d: Vec<f32>) -> Vec<f32> {
         self.rotate(layer, &mut d, true);
         match gain {
-            Some(_) => norm_back(x, self.model.config.head_dim, gain, self.model.inner_eps, &d),
+            Some(own) => norm_back(x, own.len(), gain, self.model.inner_eps, &d),
             None => d,
         }
     }
@@ -647,6 +698,7 @@ impl<'a> Walk<'a> {
         let gain = model.final_norm.as_slice();
         let id = if model.config.tie_word_embeddings { LinearId::Embed } else { LinearId::Head };
         let head = self.dense(id)?;
+        let head = head.all();
         // The gain goes before the rotation, or, in a tied folded model, between two.
         let (inner, between) = match &model.sites.head {
             HeadSite::Regain(rotation) => (None, Some(rotation)),
@@ -672,7 +724,8 @@ impl<'a> Walk<'a> {
             let x = &n[rows.start * width..rows.end * width];
             let logits = head.forward(x);
             sum += loss(rows.clone(), &logits, &mut d)?;
-            see(&Seen { matrix: &head, first: rows.start, x, y: &logits, dy: &d });
+            let tokens: Vec<usize> = rows.collect();
+            see(&Seen { matrix: &head, tokens: &tokens, x, y: &logits, dy: &d });
             dn.extend_from_slice(&head.back(&d));
         }
         turn(behind, &mut dn, true);
@@ -682,6 +735,23 @@ impl<'a> Walk<'a> {
         }
         Ok((sum, norm_back(x, width, inner, model.eps, &dn)))
     }
+}
+
+/// What down reads: `f(gate) ∘ up`.
+fn activate(kind: Gate, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.par_iter().zip(up).map(|(&g, u)| g * sigmoid(argument(kind, g).0) * u).collect()
+}
+
+/// Derivatives with respect to the gate, in the place of those with respect to [`activate`]'s result, and to up.
+fn activate_back(kind: Gate, gate: &[f32], up: &[f32], d: &mut [f32]) -> Vec<f32> {
+    let mut dup = d.to_vec();
+    d.par_iter_mut().zip(&mut dup).zip(gate.par_iter().zip(up)).for_each(|((dg, du), (&g, &u))| {
+        let (z, slope) = argument(kind, g);
+        let s = sigmoid(z);
+        *du *= g * s;
+        *dg *= u * s * (1.0 + g * slope * (1.0 - s));
+    });
+    dup
 }
 
 /// What the sigmoid of a gate gets, and its derivative with respect to the gate.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use fracbit_base::Shape;
-use fracbit_io::{EmbeddingNames, ModelConfig};
+use fracbit_io::{EmbeddingNames, ModelConfig, QkNorm};
 
 use crate::{Error, RotationMode};
 
@@ -58,6 +58,8 @@ impl LayerLinear {
 }
 
 /// One weight matrix of a model. Prints and parses as the Hugging Face module name, without `.weight`.
+///
+/// Where there are experts, gate, up and down are those of all of them, one above the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinearId {
     /// The token embedding; the head too where the two are tied.
@@ -80,6 +82,34 @@ impl LinearId {
     /// Outputs by inputs; for the embedding, vocabulary by width.
     #[must_use]
     pub fn shape(self, config: &ModelConfig) -> Shape {
+        let one = self.piece_shape(config);
+        Shape::new(self.pieces(config) * one.rows, one.cols)
+    }
+
+    /// How many matrices lie one above the other in this one: those of the experts, or 1.
+    #[must_use]
+    pub fn pieces(self, config: &ModelConfig) -> usize {
+        match (self, config.experts) {
+            (Self::Layer(_, LayerLinear::Gate | LayerLinear::Up | LayerLinear::Down), Some(experts)) => {
+                experts.count
+            }
+            _ => 1,
+        }
+    }
+
+    /// Pieces that one token is multiplied with, as a share of all: 1, or what a router leaves of the experts.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn active_share(self, config: &ModelConfig) -> f64 {
+        match config.experts {
+            Some(experts) if self.pieces(config) > 1 => experts.active as f64 / experts.count as f64,
+            _ => 1.0,
+        }
+    }
+
+    /// The shape of one of [`LinearId::pieces`].
+    #[must_use]
+    pub fn piece_shape(self, config: &ModelConfig) -> Shape {
         let (h, f) = (config.hidden_size, config.intermediate_size);
         match self {
             Self::Embed | Self::Head => Shape::new(config.vocab_size, h),
@@ -118,19 +148,26 @@ impl LinearId {
         matches!(self, Self::Layer(..))
     }
 
-    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see [`LinearId::stored_name`].
+    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see [`LinearId::stored_names`].
     #[must_use]
     pub fn weight_name(self) -> String {
         format!("{self}.weight")
     }
 
-    /// Name of the weight tensor in a checkpoint that stores embedding and head under `names`.
+    /// Names of the weight tensors of a checkpoint that stores embedding and head under `names`: one for each of [`LinearId::pieces`].
     #[must_use]
-    pub fn stored_name(self, names: EmbeddingNames) -> String {
+    pub fn stored_names(self, config: &ModelConfig, names: EmbeddingNames) -> Vec<String> {
         match self {
-            Self::Embed => names.embed.to_owned(),
-            Self::Head => names.head.to_owned(),
-            Self::Layer(..) => self.weight_name(),
+            Self::Embed => vec![names.embed.to_owned()],
+            Self::Head => vec![names.head.to_owned()],
+            Self::Layer(i, which) if config.experts.is_some() => match which.name().strip_prefix("mlp.") {
+                Some(own) => {
+                    let name = |e| format!("model.layers.{i}.mlp.experts.{e}.{own}.weight");
+                    (0..self.pieces(config)).map(name).collect()
+                }
+                None => vec![self.weight_name()],
+            },
+            Self::Layer(..) => vec![self.weight_name()],
         }
     }
 
@@ -171,9 +208,9 @@ impl FromStr for LinearId {
     }
 }
 
-/// One norm of a model. Prints as the Hugging Face module name, without `.weight`.
+/// What is not quantized: the gains of norms, and the routers of experts. Prints as the Hugging Face module name, without `.weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum NormId {
+pub enum FloatId {
     /// Before the attention of a block.
     Attention(usize),
     /// Before the MLP of a block, where none follows its attention.
@@ -184,24 +221,28 @@ pub enum NormId {
     MlpIn(usize),
     /// Behind the MLP of a block (Gemma 3).
     MlpOut(usize),
-    /// Of the queries, per head (Qwen3, Gemma 3).
+    /// Of the queries, per head (Qwen3, Gemma 3) or of all together (OLMoE).
     Query(usize),
-    /// Of the keys, per head (Qwen3, Gemma 3).
+    /// Of the keys, likewise.
     Key(usize),
     /// Before the head.
     Final,
+    /// No norm: what says which experts a token gets, (experts, hidden).
+    Router(usize),
 }
 
-impl NormId {
-    /// Every norm of a model.
+impl FloatId {
+    /// All of a model.
     pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
-        let (qk, post) = (config.qk_norm, config.post_norms);
+        let (qk, post) = (config.qk_norm != QkNorm::Absent, config.post_norms);
+        let experts = config.experts.is_some();
         (0..config.num_hidden_layers())
             .flat_map(move |i| {
                 let heads = [Self::Query(i), Self::Key(i)].into_iter().filter(move |_| qk);
                 let outs = [Self::AttentionOut(i), Self::MlpOut(i)].into_iter().filter(move |_| post);
                 let mlp = if post { Self::MlpIn(i) } else { Self::Mlp(i) };
-                [Self::Attention(i), mlp].into_iter().chain(heads).chain(outs)
+                let router = experts.then_some(Self::Router(i));
+                [Self::Attention(i), mlp].into_iter().chain(heads).chain(outs).chain(router)
             })
             .chain(std::iter::once(Self::Final))
     }
@@ -212,7 +253,7 @@ impl NormId {
         if config.post_norms { Self::MlpIn(i) } else { Self::Mlp(i) }
     }
 
-    /// The block that the norm belongs to.
+    /// The block that it belongs to.
     #[must_use]
     pub const fn layer(self) -> Option<usize> {
         match self {
@@ -222,12 +263,13 @@ impl NormId {
             | Self::MlpIn(i)
             | Self::MlpOut(i)
             | Self::Query(i)
-            | Self::Key(i) => Some(i),
+            | Self::Key(i)
+            | Self::Router(i) => Some(i),
             Self::Final => None,
         }
     }
 
-    /// The same norm of another block.
+    /// The same of another block.
     #[must_use]
     pub(crate) const fn of_layer(self, layer: usize) -> Self {
         match self {
@@ -239,26 +281,37 @@ impl NormId {
             Self::Query(_) => Self::Query(layer),
             Self::Key(_) => Self::Key(layer),
             Self::Final => Self::Final,
+            Self::Router(_) => Self::Router(layer),
         }
     }
 
     /// Number of weights.
     #[must_use]
     pub fn width(self, config: &ModelConfig) -> usize {
-        match self {
-            Self::Query(_) | Self::Key(_) => config.head_dim,
-            _ => config.hidden_size,
+        self.dimensions(config).iter().product()
+    }
+
+    /// Dimensions of the weight tensor.
+    #[must_use]
+    pub fn dimensions(self, config: &ModelConfig) -> Vec<usize> {
+        match (self, config.experts) {
+            (Self::Query(_), _) if config.qk_norm == QkNorm::Whole => vec![config.q_dim()],
+            (Self::Key(_), _) if config.qk_norm == QkNorm::Whole => vec![config.kv_dim()],
+            (Self::Query(_) | Self::Key(_), _) => vec![config.head_dim],
+            (Self::Router(_), Some(experts)) => vec![experts.count, config.hidden_size],
+            _ => vec![config.hidden_size],
         }
     }
 
-    /// Whether the model has this norm.
+    /// Whether the model has this.
     #[must_use]
     pub fn exists(self, config: &ModelConfig) -> bool {
         let here = match self {
             Self::Final | Self::Attention(_) => true,
             Self::Mlp(_) => !config.post_norms,
             Self::AttentionOut(_) | Self::MlpIn(_) | Self::MlpOut(_) => config.post_norms,
-            Self::Query(_) | Self::Key(_) => config.qk_norm,
+            Self::Query(_) | Self::Key(_) => config.qk_norm != QkNorm::Absent,
+            Self::Router(_) => config.experts.is_some(),
         };
         here && self.layer().is_none_or(|i| i < config.num_hidden_layers())
     }
@@ -271,7 +324,9 @@ impl NormId {
             && match self {
                 Self::Attention(_) | Self::Mlp(_) | Self::MlpIn(_) => true,
                 Self::Final => !config.tie_word_embeddings,
-                Self::AttentionOut(_) | Self::MlpOut(_) | Self::Query(_) | Self::Key(_) => false,
+                Self::AttentionOut(_) | Self::MlpOut(_) | Self::Query(_) | Self::Key(_) | Self::Router(_) => {
+                    false
+                }
             }
     }
 
@@ -282,7 +337,7 @@ impl NormId {
     }
 }
 
-impl fmt::Display for NormId {
+impl fmt::Display for FloatId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Attention(i) => write!(f, "model.layers.{i}.input_layernorm"),
@@ -293,6 +348,7 @@ impl fmt::Display for NormId {
             Self::MlpOut(i) => write!(f, "model.layers.{i}.post_feedforward_layernorm"),
             Self::Query(i) => write!(f, "model.layers.{i}.self_attn.q_norm"),
             Self::Key(i) => write!(f, "model.layers.{i}.self_attn.k_norm"),
+            Self::Router(i) => write!(f, "model.layers.{i}.mlp.gate"),
             Self::Final => f.write_str("model.norm"),
         }
     }

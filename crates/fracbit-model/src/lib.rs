@@ -12,6 +12,7 @@
 //! | [`state`] | cache and work space of one sequence |
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
+//! | [`draft`] | guesses of what comes next |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
 //! | [`curvature`] | what noise in a matrix does to the divergence from the model without |
 //! | [`gradient`] | what scales of rows do to the divergence from another model |
@@ -28,9 +29,10 @@ mod attention;
 pub mod block;
 mod coarse;
 pub mod curvature;
-mod draft;
+pub mod draft;
 mod error;
 pub mod eval;
+mod experts;
 pub mod generate;
 pub mod gradient;
 mod id;
@@ -45,10 +47,11 @@ pub mod state;
 mod stored;
 
 pub use block::{Block, BlockInput};
+pub use draft::Drafter;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
 pub use generate::{GenerateOptions, Generation, Stop};
-pub use id::{LayerLinear, LinearId, NormId};
+pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch};
 pub use model::{Model, ModelBuilder};

@@ -53,7 +53,7 @@ use crate::{Error, WeightSource, model::TASK};
 /// block: with 64 that was 41 % of a small model's time.
 const BLOCK: usize = 128;
 /// Tokens at most of the product that packs nothing.
-const FEW: usize = 32;
+pub(crate) const FEW: usize = 32;
 /// Output rows that it takes together at most.
 const ROWS: usize = 16;
 /// Weights that it takes together, in f32: a share of a second-level cache.
@@ -74,9 +74,9 @@ pub struct Linear {
     tap: Option<Tap>,
 }
 
-/// Sees what goes into a layer: rows of its inputs, in the order in which they are run; and the threads of the pass, which are the only
-/// ones that are free while it goes on.
-pub type Observer = dyn Fn(&Crew<'_>, &[f32]) + Send + Sync;
+/// Sees what goes into a layer: rows of its inputs, in the order in which they are run, and which of its [pieces](LinearId::pieces) reads them; and the
+/// threads of the pass, which are the only ones that are free while it goes on.
+pub type Observer = dyn Fn(&Crew<'_>, usize, &[f32]) + Send + Sync;
 
 /// An observer without a name to print.
 struct Tap(Arc<Observer>);
@@ -120,9 +120,9 @@ type PackedProduct =
 /// Work space of linear layers: the activations in integer form, shared by layers with one input.
 #[derive(Default)]
 pub struct LinearScratch {
-    activations: Activations,
+    pub(crate) activations: Activations,
     current: bool,
-    fused: Vec<f32>, // (batch, rows of a shared matrix or of a band)
+    fused: Vec<f32>, // (batch, rows of a shared matrix or of a band), or (rows, batch)
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
     /// Whether products of many tokens may round weights and inputs to bf16.
@@ -147,8 +147,16 @@ impl LinearScratch {
         self.current = false;
     }
 
+    /// So many numbers, whatever they are.
+    fn room(&mut self, len: usize) -> &mut [f32] {
+        if self.fused.len() < len {
+            self.fused.resize(len, 0.0);
+        }
+        &mut self.fused[..len]
+    }
+
     /// The integer form of `x`, (batch, cols), unless it is there.
-    fn quantize(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
+    pub(crate) fn quantize(&mut self, x: &[f32], cols: usize) -> Result<(), ShapeError> {
         if !self.current {
             self.activations.announce(x, cols)?;
             self.current = true;
@@ -182,7 +190,7 @@ impl Linear {
         let bias = source.bias(id)?;
         if source.sites().mode() == RotationMode::None {
             let change = source.change(id);
-            return Self::changed(source.checkpoint().clone(), &source.weight_name(id), change, bias);
+            return Self::changed(source.checkpoint().clone(), source.weight_names(id), change, bias);
         }
         let matrix = source.linear(id)?;
         Ok(Self::dense(matrix.shape, matrix.data, bias)?)
@@ -195,33 +203,38 @@ impl Linear {
     /// [`Error::Io`] for a missing tensor, one of integers, or one with NaN or infinite weights;
     /// [`Error::Shape`] for one that is no matrix or does not fit the bias.
     pub fn stored(checkpoint: Arc<Checkpoint>, name: &str, bias: Option<Vec<f32>>) -> Result<Self, Error> {
-        Self::changed(checkpoint, name, Change::NONE, bias)
+        Self::changed(checkpoint, vec![name.to_owned()], Change::NONE, bias)
     }
 
+    /// Tensors of one shape and type, one above the other.
     fn changed(
         checkpoint: Arc<Checkpoint>,
-        name: &str,
+        names: Vec<String>,
         change: Change,
         bias: Option<Vec<f32>>,
     ) -> Result<Self, Error> {
-        let info = checkpoint.info(name)?;
-        let &[rows, cols] = info.shape.as_slice() else {
-            return Err(ShapeError::new(
-                "linear layer",
-                "weights",
-                "a matrix",
-                format_args!("{:?}", info.shape),
-            )
-            .into());
+        const OP: &str = "linear layer";
+        let (first, dtype) = (checkpoint.info(&names[0])?.shape.clone(), checkpoint.info(&names[0])?.dtype);
+        let &[rows, cols] = first.as_slice() else {
+            return Err(ShapeError::new(OP, "weights", "a matrix", format_args!("{first:?}")).into());
         };
-        let (shape, dtype) = (Shape::new(rows, cols), info.dtype);
-        let blocks: Vec<usize> = (0..rows).step_by(BLOCK).collect();
-        blocks.into_par_iter().try_for_each_init(Vec::new, |buffer, start| {
+        for name in &names {
+            let info = checkpoint.info(name)?;
+            if info.shape != first || info.dtype != dtype {
+                let want = format_args!("{first:?} of {dtype}, as the first of its experts");
+                let got = format_args!("{:?} of {} in `{name}`", info.shape, info.dtype);
+                return Err(ShapeError::new(OP, "weights", want, got).into());
+            }
+        }
+        let blocks: Vec<_> =
+            names.iter().flat_map(|name| (0..rows).step_by(BLOCK).map(move |start| (name, start))).collect();
+        blocks.into_par_iter().try_for_each_init(Vec::new, |buffer, (name, start)| {
             let range = start..rows.min(start + BLOCK);
             buffer.resize(range.len() * cols, 0.0);
             checkpoint.rows_f32_into(name, range, buffer)
         })?;
-        let stored = Stored { name: name.to_owned(), shape, dtype, checkpoint, change };
+        let shape = Shape::new(names.len() * rows, cols);
+        let stored = Stored { names, shape, dtype, checkpoint, change };
         Ok(Self::new(Weights::Stored(stored), bias)?)
     }
 
@@ -300,9 +313,9 @@ impl Linear {
     }
 
     /// Shows rows of inputs to the observer, if there is one.
-    pub(crate) fn observe(&self, crew: &Crew<'_>, x: &[f32]) {
+    pub(crate) fn observe(&self, crew: &Crew<'_>, piece: usize, x: &[f32]) {
         if let Some(Tap(observer)) = &self.tap {
-            observer(crew, x);
+            observer(crew, piece, x);
         }
     }
 
@@ -445,25 +458,14 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
-        self.observe(crew, x);
+        self.observe(crew, 0, x);
         if out.is_empty() {
             return Ok(());
         }
         match &self.weights {
-            Weights::Dense(_, weights) if batch == 1 => {
-                vector_product(crew, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
+            Weights::Dense(..) | Weights::Stored(_) => {
+                self.dense_product(crew, scratch, 0..shape.rows, x, out);
             }
-            Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, x, out),
-            Weights::Dense(..) | Weights::Stored(_) if batch <= FEW => {
-                self.few_product(crew, &scratch.vectors, x, out);
-            }
-            Weights::Dense(..) | Weights::Stored(_) if scratch.coarse && scratch.vectors.has_bf16() => {
-                let out = ArrayViewMut2::from_shape((batch, shape.rows), &mut *out).expect("length checked");
-                coarse::product(crew, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
-                    panels.set_transposed(self.weights.block(rows, buffer), shape.cols);
-                });
-            }
-            Weights::Dense(..) | Weights::Stored(_) => self.matrix_product(crew, x, out),
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
                 packed(crew, matrix, x, &mut scratch.activations, out)?;
@@ -481,6 +483,48 @@ impl Linear {
         }
         self.add_bias(out);
         Ok(())
+    }
+
+    /// Some rows of unquantized weights times `x`.
+    pub(crate) fn dense_product(
+        &self,
+        crew: &Crew<'_>,
+        scratch: &mut LinearScratch,
+        rows: Range<usize>,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        let shape = Shape::new(rows.len(), self.shape().cols);
+        let batch = x.len() / shape.cols;
+        match &self.weights {
+            Weights::Dense(_, weights) if batch == 1 => {
+                let weights = &weights[rows.start * shape.cols..];
+                vector_product(crew, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
+            }
+            Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, rows, x, out),
+            _ if batch <= FEW => self.few_product(crew, scratch, rows.start, x, out),
+            _ if scratch.coarse && scratch.vectors.has_bf16() => {
+                let first = rows.start;
+                let out = ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked");
+                coarse::product(crew, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
+                    let rows = first + rows.start..first + rows.end;
+                    panels.set_transposed(self.weights.block(rows, buffer), shape.cols);
+                });
+            }
+            _ => self.matrix_product(crew, rows.start, x, out),
+        }
+    }
+
+    /// The rows of the first of `count` pieces, where they are packed.
+    pub(crate) fn packed_piece(&self, count: usize) -> Option<RowsOf<'_>> {
+        match &self.weights {
+            Weights::Packed(matrix) => RowsOf::new(matrix, 0..matrix.shape().rows / count),
+            Weights::Fused(part) => {
+                let rows = part.rows.start..part.rows.start + part.rows.len() / count;
+                RowsOf::new(&part.whole, rows)
+            }
+            _ => None,
+        }
     }
 
     /// The packed rows that several tokens multiply by themselves: one product of all members would be written twice.
@@ -505,8 +549,8 @@ impl Linear {
         let cols = gate.shape().cols;
         let rows = [gate, up].map(|l| l.rows_of(x.len() / cols.max(1)).filter(|_| l.bias.is_none()));
         if let [Some(gate_rows), Some(up_rows)] = rows {
-            gate.observe(crew, x);
-            up.observe(crew, x);
+            gate.observe(crew, 0, x);
+            up.observe(crew, 0, x);
             scratch.quantize(x, cols)?;
             return matmul_gated_with(crew, kind, [gate_rows, up_rows], x, &mut scratch.activations, out);
         }
@@ -541,7 +585,7 @@ impl Linear {
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
-            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, x));
+            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, 0, x));
             part.product(crew, x, scratch)?;
             for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
                 if let Weights::Fused(other) = &layer.weights
@@ -557,44 +601,54 @@ impl Linear {
         Ok(())
     }
 
-    /// `out = x W^T` of at most [`FEW`] tokens: some rows of weights are converted as they stream from memory, and their pieces then meet all
-    /// tokens while they are in the caches.
-    fn few_product(&self, crew: &Crew<'_>, vectors: &Vectors, x: &[f32], out: &mut [f32]) {
-        let shape = self.shape();
-        let tokens = x.len() / shape.cols;
-        let mut out =
-            ArrayViewMut2::from_shape((tokens, shape.rows), out).expect("length checked by the caller");
-        let together = (CACHED / shape.cols / 4 * 4).clamp(4, ROWS);
-        let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), together).collect();
-        let each = parts.len().div_ceil(16 * crew.threads());
-        crew.chunks(&mut parts, each, |task, parts| {
+    /// `out = x W^T` of at most [`FEW`] tokens and the rows from `start` on: some rows of weights are converted as they stream from memory, and their pieces then meet all
+    /// tokens while they are in the caches. Allocates nothing for weights in f32.
+    fn few_product(
+        &self,
+        crew: &Crew<'_>,
+        scratch: &mut LinearScratch,
+        start: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        let cols = self.shape().cols;
+        let tokens = x.len() / cols;
+        let (rows, vectors) = (out.len() / tokens, scratch.vectors);
+        let together = (CACHED / cols / 4 * 4).clamp(4, ROWS);
+        let each = rows.div_ceil(together).div_ceil(16 * crew.threads()) * together;
+        // (rows, tokens): what a task makes lies together.
+        let turned = scratch.room(out.len());
+        crew.chunks(turned, each * tokens, |task, turned| {
             let mut buffer = Vec::new();
-            for (i, out) in parts.iter_mut().enumerate() {
-                let first = (task * each + i) * together;
-                let weights = self.weights.block(first..first + out.ncols(), &mut buffer);
-                block_product(vectors, weights, x, out);
+            for (i, turned) in turned.chunks_mut(together * tokens).enumerate() {
+                let first = start + task * each + i * together;
+                let weights = self.weights.block(first..first + turned.len() / tokens, &mut buffer);
+                block_product(&vectors, weights, x, tokens, turned);
             }
+        });
+        let turned = &*turned;
+        crew.chunks(out, rows, |token, out| {
+            out.iter_mut().zip(turned[token..].iter().step_by(tokens)).for_each(|(out, v)| *out = *v);
         });
     }
 
-    /// `out = x W^T`, block by block of W's rows.
-    fn matrix_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
-        let shape = self.shape();
-        let batch = x.len() / shape.cols;
-        let x = ArrayView2::from_shape((batch, shape.cols), x).expect("length checked by the caller");
+    /// `out = x W^T`, block by block of W's rows from `start` on.
+    fn matrix_product(&self, crew: &Crew<'_>, start: usize, x: &[f32], out: &mut [f32]) {
+        let cols = self.shape().cols;
+        let batch = x.len() / cols;
+        let x = ArrayView2::from_shape((batch, cols), x).expect("length checked by the caller");
         let mut out =
-            ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked by the caller");
+            ArrayViewMut2::from_shape((batch, out.len() / batch), out).expect("length checked by the caller");
         let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), BLOCK).collect();
         // Several blocks a task: they share a buffer.
         let each = parts.len().div_ceil(8 * crew.threads());
         crew.chunks(&mut parts, each, |task, parts| {
             let mut buffer = Vec::new();
             for (i, out) in parts.iter_mut().enumerate() {
-                let first = (task * each + i) * BLOCK;
+                let first = start + (task * each + i) * BLOCK;
                 let rows = first..first + out.ncols();
                 let weights = self.weights.block(rows.clone(), &mut buffer);
-                let weights =
-                    ArrayView2::from_shape((rows.len(), shape.cols), weights).expect("one block of rows");
+                let weights = ArrayView2::from_shape((rows.len(), cols), weights).expect("one block of rows");
                 general_mat_mul(1.0, &x, &weights.t(), 0.0, out);
             }
         });
@@ -619,9 +673,9 @@ impl Weights {
     }
 }
 
-/// `out = x W^T` for at most [`ROWS`] rows of weights and [`FEW`] tokens.
-fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], out: &mut ArrayViewMut2<'_, f32>) {
-    let (tokens, rows) = out.dim();
+/// `out = W x^T`, (rows, tokens), for at most [`ROWS`] rows of weights and [`FEW`] tokens.
+fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], tokens: usize, out: &mut [f32]) {
+    let rows = out.len() / tokens;
     let cols = weights.len() / rows;
     let whole = cols / LANES * LANES;
     let mut sums = [[0.0; LANES]; ROWS * FEW];
@@ -639,7 +693,7 @@ fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], out: &mut ArrayV
         vectors.products(&args, sums);
     }
     let rows = weights.chunks_exact(cols).zip(sums.chunks(tokens));
-    for (mut out, (weights, sums)) in out.columns_mut().into_iter().zip(rows) {
+    for (out, (weights, sums)) in out.chunks_exact_mut(tokens).zip(rows) {
         for ((out, sums), x) in out.iter_mut().zip(sums).zip(x.chunks_exact(cols)) {
             *out = finish(*sums, &weights[whole..], &x[whole..]);
         }
@@ -652,9 +706,7 @@ impl Fused {
         let shape = self.whole.shape();
         scratch.quantize(x, shape.cols)?;
         let len = x.len() / shape.cols * shape.rows;
-        if scratch.fused.len() < len {
-            scratch.fused.resize(len, 0.0);
-        }
+        scratch.room(len);
         matmul_with(crew, &self.whole, x, &mut scratch.activations, &mut scratch.fused[..len])
     }
 
@@ -684,9 +736,7 @@ impl Banded {
             rest = behind;
             scratch.quantize(x, shape.cols)?;
             let len = x.len() / shape.cols * shape.rows;
-            if scratch.fused.len() < len {
-                scratch.fused.resize(len, 0.0);
-            }
+            scratch.room(len);
             packed(crew, matrix, x, &mut scratch.activations, &mut scratch.fused[..len])?;
             let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
             for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! One graph serves all families: what differs (biases, norms of queries and keys and of what is added to x, layers without RoPE or with
-//! one of their own, windows, the function of the gate) is in [`fracbit_io::ModelConfig`]. Where rotations go is
+//! one of their own, windows, the function of the gate, experts in place of the MLP) is in [`fracbit_io::ModelConfig`]. Where rotations go is
 //! in [`crate::sites`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its own.
 //!
 //! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the widths of
@@ -18,14 +18,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fracbit_base::ShapeError;
-use fracbit_io::{Activation, ModelConfig};
+use fracbit_base::{Shape, ShapeError};
+use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels::{Crew, Gate, Kernels, Vectors, with_crew};
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
 use crate::block::BlockInput;
-use crate::id::{LayerLinear, LinearId, NormId};
+use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::linear::Linear;
 use crate::rope::Rope;
 use crate::sites::{self, HeadSite, Sites};
@@ -58,13 +58,14 @@ pub(crate) struct Layer {
     pub(crate) linears: [Arc<Linear>; 7],        // by LayerLinear::index
     pub(crate) attention_norm: Vec<f32>,         // (hidden)
     pub(crate) mlp_norm: Vec<f32>,               // (hidden)
-    pub(crate) query_norm: Option<Vec<f32>>,     // (head_dim)
-    pub(crate) key_norm: Option<Vec<f32>>,       // (head_dim)
+    pub(crate) query_norm: Option<Vec<f32>>,     // (head_dim), or of all heads
+    pub(crate) key_norm: Option<Vec<f32>>,       // the same
     pub(crate) out_norms: Option<[Vec<f32>; 2]>, // (hidden): of what attention and MLP write
+    pub(crate) router: Option<Arc<Linear>>,      // (experts, hidden)
 }
 
 impl Layer {
-    fn linear(&self, which: LayerLinear) -> &Linear {
+    pub(crate) fn linear(&self, which: LayerLinear) -> &Linear {
         &self.linears[which.index()]
     }
 }
@@ -77,7 +78,7 @@ pub struct ModelBuilder {
     embed: Option<Arc<Linear>>,
     head: Option<Arc<Linear>>,
     layers: Vec<[Option<Arc<Linear>>; 7]>,
-    norms: Vec<(NormId, Vec<f32>)>,
+    norms: Vec<(FloatId, Vec<f32>)>,
 }
 
 impl ModelBuilder {
@@ -111,14 +112,14 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Sets one norm's gain: for folded weights what [`WeightSource::norm`] yields.
+    /// Sets one norm's gain or router: for folded weights what [`WeightSource::floats`] yields.
     ///
     /// # Errors
-    /// [`Error::Norm`] for a norm the model does not have or a gain of the wrong length.
-    pub fn set_norm(&mut self, id: NormId, gain: Vec<f32>) -> Result<&mut Self, Error> {
+    /// [`Error::Floats`] for what the model does not have or another number of values.
+    pub fn set_floats(&mut self, id: FloatId, gain: Vec<f32>) -> Result<&mut Self, Error> {
         let want = if id.exists(&self.config) { id.width(&self.config) } else { 0 };
         ShapeError::check_len("norm", "gain", want, gain.len())
-            .map_err(|source| Error::Norm { id, source })?;
+            .map_err(|source| Error::Floats { id, source })?;
         self.norms.retain(|(other, _)| *other != id);
         self.norms.push((id, gain));
         Ok(self)
@@ -127,17 +128,18 @@ impl ModelBuilder {
     /// The model.
     ///
     /// # Errors
-    /// [`Error::MissingLinear`] or [`Error::MissingNorm`] naming the first part that was not set.
+    /// [`Error::MissingLinear`] or [`Error::MissingFloats`] naming the first part that was not set.
     pub fn build(self) -> Result<Model, Error> {
         let Self { config, sites, embed, head, layers, mut norms } = self;
         let mut norm = |id| {
-            let at = norms.iter().position(|(other, _)| *other == id).ok_or(Error::MissingNorm(id))?;
+            let at = norms.iter().position(|(other, _)| *other == id).ok_or(Error::MissingFloats(id))?;
             Ok::<_, Error>(norms.swap_remove(at).1)
         };
         let embed = embed.ok_or(Error::MissingLinear(LinearId::Embed))?;
         if head.is_none() && !config.tie_word_embeddings {
             return Err(Error::MissingLinear(LinearId::Head));
         }
+        let qk_norm = config.qk_norm != QkNorm::Absent;
         let mut out = Vec::with_capacity(layers.len());
         for (i, linears) in layers.into_iter().enumerate() {
             let missing = LayerLinear::ALL.into_iter().find(|l| linears[l.index()].is_none());
@@ -146,18 +148,25 @@ impl ModelBuilder {
             }
             out.push(Layer {
                 linears: linears.map(|l| l.expect("checked above")),
-                attention_norm: norm(NormId::Attention(i))?,
-                mlp_norm: norm(NormId::before_mlp(&config, i))?,
-                query_norm: if config.qk_norm { Some(norm(NormId::Query(i))?) } else { None },
-                key_norm: if config.qk_norm { Some(norm(NormId::Key(i))?) } else { None },
+                attention_norm: norm(FloatId::Attention(i))?,
+                mlp_norm: norm(FloatId::before_mlp(&config, i))?,
+                query_norm: if qk_norm { Some(norm(FloatId::Query(i))?) } else { None },
+                key_norm: if qk_norm { Some(norm(FloatId::Key(i))?) } else { None },
                 out_norms: if config.post_norms {
-                    Some([norm(NormId::AttentionOut(i))?, norm(NormId::MlpOut(i))?])
+                    Some([norm(FloatId::AttentionOut(i))?, norm(FloatId::MlpOut(i))?])
                 } else {
                     None
                 },
+                router: match config.experts {
+                    Some(experts) => {
+                        let shape = Shape::new(experts.count, config.hidden_size);
+                        Some(Arc::new(Linear::dense(shape, norm(FloatId::Router(i))?, None)?))
+                    }
+                    None => None,
+                },
             });
         }
-        let final_norm = norm(NormId::Final)?;
+        let final_norm = norm(FloatId::Final)?;
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
         let rotation_scratch = sites.scratch_len();
@@ -211,8 +220,8 @@ impl Model {
         for id in LinearId::all(config) {
             builder.set(id, Linear::from_source(source, id)?)?;
         }
-        for id in NormId::all(config) {
-            builder.set_norm(id, source.norm(id)?)?;
+        for id in FloatId::all(config) {
+            builder.set_floats(id, source.floats(id)?)?;
         }
         builder.build()
     }
@@ -506,10 +515,10 @@ pub(crate) const TASK: usize = 4096;
 
 /// One forward pass: some rows, the same number of each state.
 #[derive(Clone, Copy)]
-struct Pass<'a> {
-    model: &'a Model,
-    crew: &'a Crew<'a>,
-    rows: usize,
+pub(crate) struct Pass<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) crew: &'a Crew<'a>,
+    pub(crate) rows: usize,
 }
 
 impl Pass<'_> {
@@ -577,7 +586,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
-            layer.linear(LayerLinear::Q).observe(crew, n);
+            layer.linear(LayerLinear::Q).observe(crew, 0, n);
             return Ok(());
         }
         s.linear.new_input();
@@ -586,7 +595,18 @@ impl Pass<'_> {
 
         let turns = &s.turns[usize::from(config.turns_locally(index))];
         let turn = config.layers[index].rope.then_some((&*turns.cos, &*turns.sin));
-        self.prepare_heads(k, layer.key_norm.as_deref(), turn);
+        if config.qk_norm == QkNorm::Whole {
+            let norms = [(&mut *q, &layer.query_norm), (&mut *k, &layer.key_norm)];
+            for (x, gain) in norms {
+                // The buffer of what comes later.
+                let before = &mut s.grouped[..x.len()];
+                before.copy_from_slice(x);
+                self.norm(before, gain.as_ref(), model.inner_eps, x);
+            }
+        }
+        let [query_norm, key_norm] = [&layer.query_norm, &layer.key_norm]
+            .map(|norm| norm.as_deref().filter(|_| config.qk_norm == QkNorm::Heads));
+        self.prepare_heads(k, key_norm, turn);
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
         for (state, (k, v)) in states.iter_mut().zip(parts) {
@@ -594,7 +614,7 @@ impl Pass<'_> {
             let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
             state.layers[index].write(&model.vectors, crew, first, k, v);
         }
-        self.prepare_heads(q, layer.query_norm.as_deref(), turn);
+        self.prepare_heads(q, query_norm, turn);
         let grouped = &mut s.grouped[..rows * q_dim];
         self.group_queries(q, grouped);
         let attention = Attention {
@@ -611,7 +631,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
-            layer.linear(LayerLinear::O).observe(crew, grouped);
+            layer.linear(LayerLinear::O).observe(crew, 0, grouped);
             return Ok(());
         }
         s.linear.new_input();
@@ -634,7 +654,7 @@ impl Pass<'_> {
         self.add(out, x);
     }
 
-    /// x += Down(f(Gate n) ∘ Up n).
+    /// x += Down(f(Gate n) ∘ Up n), or the sum over the experts of each token.
     fn mlp(self, index: usize, s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
         let Self { model, crew, rows } = self;
         let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
@@ -646,7 +666,14 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
-            layer.linear(LayerLinear::Gate).observe(crew, n);
+            layer.linear(LayerLinear::Gate).observe(crew, 0, n);
+            return Ok(());
+        }
+        if let Some(experts) = model.config.experts {
+            self.experts(experts, index, s, until)?;
+            if until.is_none() {
+                self.write(layer.out_norms.as_ref().map(|[_, norm]| norm), s);
+            }
             return Ok(());
         }
         s.linear.new_input();
@@ -656,7 +683,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
-            layer.linear(LayerLinear::Down).observe(crew, gate);
+            layer.linear(LayerLinear::Down).observe(crew, 0, gate);
             return Ok(());
         }
         s.linear.new_input();
@@ -671,7 +698,7 @@ impl Pass<'_> {
     }
 
     /// `f(row number, row)` for every row of `x`: in parallel when there are several.
-    fn each_row(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(crate) fn each_row(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = x.len() / self.rows;
         let crew = if self.rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
         crew.chunks(x, width, f);

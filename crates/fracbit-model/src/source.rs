@@ -24,6 +24,9 @@
 //! [`ModelConfig::residual_factor`], the final gain by [`ModelConfig::logit_factor`], gains are stored less [`ModelConfig::gain_offset`], and where only the first channels of a head turn, the rows of q and k are put in the
 //! order that [`crate::turns`] counts planes in.
 //!
+//! Where there are experts, gate, up and down are those of all of them, one above the other, and R turns the output of each expert's down by itself. Their
+//! router reads what gate and up read, and is turned as they are.
+//!
 //! P is shared by the heads of a block and drawn anew for each block.
 
 use std::collections::HashSet;
@@ -31,13 +34,13 @@ use std::sync::Arc;
 
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::checkpoint::{EMBED, HEAD};
-use fracbit_io::{Checkpoint, EmbeddingNames, ModelConfig};
+use fracbit_io::{Checkpoint, EmbeddingNames, ModelConfig, QkNorm};
 use fracbit_rotation::fold::fold_gain;
 use fracbit_rotation::{BlockRotation, Rotation};
 use rayon::prelude::*;
 
 use crate::Error;
-use crate::id::{LayerLinear, LinearId, NormId};
+use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
 use crate::stored::Change;
 
@@ -90,9 +93,9 @@ impl WeightSource {
     fn tensors(&self) -> impl Iterator<Item = String> + '_ {
         let config = &self.config;
         let linears = LinearId::all(config).flat_map(|id| {
-            [Some(self.weight_name(id)), id.has_bias(config).then(|| id.bias_name())].into_iter().flatten()
+            self.weight_names(id).into_iter().chain(id.has_bias(config).then(|| id.bias_name()))
         });
-        linears.chain(NormId::all(config).map(|id| id.weight_name()))
+        linears.chain(FloatId::all(config).map(|id| id.weight_name()))
     }
 
     /// Reads every weight once and checks that it is finite, so that work of hours does not end at the last matrix.
@@ -141,10 +144,11 @@ impl WeightSource {
         &self.sites
     }
 
-    /// The stored name of a matrix; a tied embedding may be stored as `lm_head.weight`.
+    /// The stored tensors of a matrix, one for each of its [pieces](LinearId::pieces); a tied embedding may be stored as
+    /// `lm_head.weight`.
     #[must_use]
-    pub fn weight_name(&self, id: LinearId) -> String {
-        id.stored_name(self.names)
+    pub fn weight_names(&self, id: LinearId) -> Vec<String> {
+        id.stored_names(&self.config, self.names)
     }
 
     /// Reads and rotates one matrix. Peak memory: the matrix in f32.
@@ -154,7 +158,12 @@ impl WeightSource {
     pub fn linear(&self, id: LinearId) -> Result<Matrix, Error> {
         self.check(id)?;
         let shape = id.shape(&self.config);
-        let mut data = self.checkpoint.to_f32(&self.weight_name(id))?;
+        let mut data = vec![0.0; shape.len()];
+        let each = id.piece_shape(&self.config).len();
+        for (name, piece) in self.weight_names(id).iter().zip(data.chunks_exact_mut(each)) {
+            let rows = self.checkpoint.info(name)?.rows_cols().0;
+            self.checkpoint.rows_f32_into(name, 0..rows, piece)?;
+        }
         self.change(id).apply(&mut data, shape.cols);
         match self.sites.mode() {
             RotationMode::None => {}
@@ -184,19 +193,19 @@ impl WeightSource {
         match id {
             LinearId::Embed => rotate_input(residual, data),
             LinearId::Head => {
-                fold_gain(data, &self.stored_norm(NormId::Final)?);
+                fold_gain(data, &self.stored_norm(FloatId::Final)?);
                 rotate_input(residual, data);
             }
             LinearId::Layer(i, linear) => match linear {
                 LayerLinear::Q | LayerLinear::K | LayerLinear::V => {
-                    fold_gain(data, &self.stored_norm(NormId::Attention(i))?);
+                    fold_gain(data, &self.stored_norm(FloatId::Attention(i))?);
                     rotate_input(residual, data);
                     if linear == LayerLinear::V {
                         self.heads(i, self.config.num_key_value_heads)?.rotate_output(data, shape.cols);
                     }
                 }
                 LayerLinear::Gate | LayerLinear::Up => {
-                    fold_gain(data, &self.stored_norm(NormId::before_mlp(&self.config, i))?);
+                    fold_gain(data, &self.stored_norm(FloatId::before_mlp(&self.config, i))?);
                     rotate_input(residual, data);
                 }
                 LayerLinear::O => {
@@ -209,7 +218,9 @@ impl WeightSource {
                     let down = self.sites.layers[i].down_in.as_ref().expect("folding leaves this site");
                     rotate_input(down, data);
                     if !self.config.post_norms {
-                        residual.rotate_output(data, shape.cols);
+                        let each = id.piece_shape(&self.config).len();
+                        data.chunks_exact_mut(each)
+                            .for_each(|piece| residual.rotate_output(piece, shape.cols));
                     }
                 }
             },
@@ -263,20 +274,35 @@ impl WeightSource {
         Ok(Some(bias))
     }
 
-    /// A norm's gain: the stored one, or ones where it was folded into its readers.
+    /// A norm's gain, the stored one or ones where it was folded into its readers; or a router, rotated as the matrices that read
+    /// the same.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+    pub fn floats(&self, id: FloatId) -> Result<Vec<f32>, Error> {
+        if let FloatId::Router(i) = id {
+            return self.router(i);
+        }
         let folded = id.folded(&self.config, self.sites.mode());
         if folded { Ok(vec![1.0; id.width(&self.config)]) } else { self.stored_norm(id) }
+    }
+
+    fn router(&self, i: usize) -> Result<Vec<f32>, Error> {
+        let mut weights = self.checkpoint.to_f32(&FloatId::Router(i).weight_name())?;
+        if let Some(residual) = &self.residual {
+            fold_gain(&mut weights, &self.stored_norm(FloatId::before_mlp(&self.config, i))?);
+            rotate_input(residual, &mut weights);
+        } else if let Some(rotation) = &self.sites.layers[i].mlp_in {
+            rotate_input(rotation, &mut weights);
+        }
+        Ok(weights)
     }
 
     /// A norm's gain before folding.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn unfolded_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+    pub fn unfolded_norm(&self, id: FloatId) -> Result<Vec<f32>, Error> {
         self.stored_norm(id)
     }
 
@@ -337,12 +363,12 @@ impl WeightSource {
                 let residual = self.residual.as_ref().expect("made for this mode");
                 let norm = match id {
                     LinearId::Embed => None, // the gain of a tied head is not folded
-                    LinearId::Head => Some(NormId::Final),
+                    LinearId::Head => Some(FloatId::Final),
                     LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => {
-                        Some(NormId::Attention(i))
+                        Some(FloatId::Attention(i))
                     }
                     LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => {
-                        Some(NormId::before_mlp(&self.config, i))
+                        Some(FloatId::before_mlp(&self.config, i))
                     }
                     LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => None,
                 };
@@ -379,11 +405,11 @@ impl WeightSource {
         Ok(())
     }
 
-    fn stored_norm(&self, id: NormId) -> Result<Vec<f32>, Error> {
+    fn stored_norm(&self, id: FloatId) -> Result<Vec<f32>, Error> {
         let mut gain = self.checkpoint.to_f32(&id.weight_name())?;
         let factor = match id {
-            NormId::Final => self.config.logit_factor,
-            NormId::AttentionOut(_) | NormId::MlpOut(_) => self.config.residual_factor,
+            FloatId::Final => self.config.logit_factor,
+            FloatId::AttentionOut(_) | FloatId::MlpOut(_) => self.config.residual_factor,
             _ => 1.0,
         };
         let offset = self.config.gain_offset;
@@ -402,7 +428,10 @@ impl WeightSource {
 fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: EmbeddingNames) -> Result<(), Error> {
     for id in LinearId::all(config) {
         let shape = id.shape(config);
-        checkpoint.expect_weights(&id.stored_name(names), &[shape.rows, shape.cols])?;
+        let one = id.piece_shape(config);
+        for name in id.stored_names(config, names) {
+            checkpoint.expect_weights(&name, &[one.rows, one.cols])?;
+        }
         let bias = id.bias_name();
         if id.has_bias(config) {
             checkpoint.expect_weights(&bias, &[shape.rows])?;
@@ -410,11 +439,11 @@ fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: Embedding
             return Err(Error::Unexpected { tensor: bias, rule: "`attention_bias` or `mlp_bias`" });
         }
     }
-    for id in NormId::all(config) {
-        checkpoint.expect_weights(&id.weight_name(), &[id.width(config)])?;
+    for id in FloatId::all(config) {
+        checkpoint.expect_weights(&id.weight_name(), &id.dimensions(config))?;
     }
-    if !config.qk_norm {
-        let norms = (0..config.num_hidden_layers()).flat_map(|i| [NormId::Query(i), NormId::Key(i)]);
+    if config.qk_norm == QkNorm::Absent {
+        let norms = (0..config.num_hidden_layers()).flat_map(|i| [FloatId::Query(i), FloatId::Key(i)]);
         if let Some(id) = norms.into_iter().find(|id| checkpoint.contains(&id.weight_name())) {
             return Err(Error::Unexpected { tensor: id.weight_name(), rule: "`model_type`" });
         }

@@ -5,6 +5,7 @@ use fracbit_kernels::Numbers;
 
 use crate::Error;
 use crate::attention::work_len;
+use crate::experts::Work;
 use crate::kv::{KvLayer, KvType};
 use crate::linear::LinearScratch;
 
@@ -191,12 +192,13 @@ pub(crate) struct Scratch {
     pub(crate) k: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) v: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) grouped: Numbers<f32>, // (kv head, rows, group, head_dim)
-    pub(crate) gate: Numbers<f32>,    // (rows, intermediate)
-    pub(crate) up: Numbers<f32>,      // (rows, intermediate)
-    pub(crate) turns: [Turns; 2],     // of all layers, or those without a window and those with one
-    pub(crate) head: Vec<f32>,        // (rows of logits, hidden)
-    pub(crate) rotation: Vec<f32>,    // one row's scratch
-    pub(crate) work: Vec<f32>,        // of attention
+    pub(crate) gate: Numbers<f32>,    // (rows, or experts of all rows; intermediate)
+    pub(crate) up: Numbers<f32>,      // the same
+    pub(crate) experts: Work,
+    pub(crate) turns: [Turns; 2], // of all layers, or those without a window and those with one
+    pub(crate) head: Vec<f32>,    // (rows of logits, hidden)
+    pub(crate) rotation: Vec<f32>, // one row's scratch
+    pub(crate) work: Vec<f32>,    // of attention
     pub(crate) linear: LinearScratch,
 }
 
@@ -219,8 +221,12 @@ impl Scratch {
         grow(&mut self.k, config.kv_dim());
         grow(&mut self.v, config.kv_dim());
         grow(&mut self.grouped, config.q_dim());
-        grow(&mut self.gate, config.intermediate_size);
-        grow(&mut self.up, config.intermediate_size);
+        let active = config.experts.map_or(1, |experts| experts.active);
+        grow(&mut self.gate, active * config.intermediate_size);
+        grow(&mut self.up, active * config.intermediate_size);
+        if let Some(experts) = config.experts {
+            self.experts.ensure(experts, rows, config.hidden_size);
+        }
         if config.post_norms {
             grow(&mut self.branch, config.hidden_size);
         }

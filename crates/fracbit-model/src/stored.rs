@@ -53,32 +53,47 @@ impl Change {
     }
 }
 
-/// A matrix left in the checkpoint.
+/// A matrix left in the checkpoint: one tensor, or several of as many rows each, one above the other.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) checkpoint: Arc<Checkpoint>,
-    pub(crate) name: String,
+    pub(crate) names: Vec<String>,
     pub(crate) shape: Shape,
     pub(crate) dtype: Dtype,
     pub(crate) change: Change,
 }
 
 impl Stored {
-    fn bytes(&self) -> &[u8] {
-        self.checkpoint.tensor(&self.name).expect("found when the layer was made").bytes
+    fn bytes(&self, piece: usize) -> &[u8] {
+        self.checkpoint.tensor(&self.names[piece]).expect("found when the layer was made").bytes
+    }
+
+    /// Some rows, tensor by tensor: which, and rows of it.
+    fn pieces(&self, rows: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let each = self.shape.rows / self.names.len();
+        (rows.start / each.max(1)..rows.end.div_ceil(each.max(1))).map(move |piece| {
+            let first = piece * each;
+            (piece, rows.start.max(first) - first..rows.end.min(first + each) - first)
+        })
     }
 
     /// Some rows in f32.
     pub(crate) fn block(&self, rows: Range<usize>, out: &mut [f32]) {
-        let (bytes, cols) = (self.bytes(), self.shape.cols);
+        let cols = self.shape.cols;
         let size = cols * self.dtype.size();
-        if self.change.parted.is_some() {
-            for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
-                let row = self.change.stored(row);
-                to_f32_into(self.dtype, &bytes[row * size..(row + 1) * size], out);
+        let mut rest = &mut *out;
+        for (piece, rows) in self.pieces(rows) {
+            let (out, behind) = rest.split_at_mut(rows.len() * cols);
+            rest = behind;
+            let bytes = self.bytes(piece);
+            if self.change.parted.is_some() {
+                for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+                    let row = self.change.stored(row);
+                    to_f32_into(self.dtype, &bytes[row * size..(row + 1) * size], out);
+                }
+            } else {
+                to_f32_into(self.dtype, &bytes[rows.start * size..rows.end * size], out);
             }
-        } else {
-            to_f32_into(self.dtype, &bytes[rows.start * size..rows.end * size], out);
         }
         self.multiply(out);
     }
@@ -89,19 +104,29 @@ impl Stored {
         }
     }
 
-    /// `out = W x`.
-    pub(crate) fn vector_product(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32]) {
+    /// `out = W x` for some rows.
+    pub(crate) fn vector_product(&self, crew: &Crew<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+        let mut rest = out;
+        for (piece, rows) in self.pieces(rows) {
+            let (out, behind) = rest.split_at_mut(rows.len());
+            rest = behind;
+            self.piece_product(crew, piece, rows, x, out);
+        }
+    }
+
+    fn piece_product(&self, crew: &Crew<'_>, piece: usize, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
         let size = self.shape.cols * self.dtype.size();
-        let bytes = self.bytes();
+        let bytes = self.bytes(piece);
+        let shape = Shape::new(rows.len(), self.shape.cols);
         let row_bytes = |row: usize| {
-            let row = self.change.stored(row);
+            let row = self.change.stored(rows.start + row);
             &bytes[row * size..(row + 1) * size]
         };
         match self.dtype {
             Dtype::Bf16 if self.change.factor == 1.0 => {
-                vector_product(crew, self.shape, out, |row| dot_bf16(row_bytes(row), x));
+                vector_product(crew, shape, out, |row| dot_bf16(row_bytes(row), x));
             }
-            dtype => vector_product(crew, self.shape, out, |row| {
+            dtype => vector_product(crew, shape, out, |row| {
                 let mut buffer = [0.0; CONVERT];
                 let mut sums = [0.0; LANES];
                 let mut rest = 0..0;

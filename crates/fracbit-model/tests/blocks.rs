@@ -26,7 +26,7 @@ fn stream(source: &WeightSource, tokens: &[u32]) -> (Sums, Vec<f32>) {
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
             let n = LinearId::Layer(index, input.reader()).shape(source.config()).cols;
-            Some(Arc::new(move |_: &Crew<'_>, rows: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, _: usize, rows: &[f32]| {
                 let mut seen = seen.lock().unwrap();
                 let sums = seen.entry((index, input)).or_insert_with(|| vec![0.0f32; n * n]);
                 for row in rows.chunks(n) {
@@ -57,7 +57,7 @@ fn streaming_gives_the_model_and_moments_turn_with_the_weights() {
         let mut want = Vec::new();
         model.forward(&mut model.state(&F32), &reference.tokens, &mut want).unwrap();
         let (moments, hidden) = stream(&plain, &reference.tokens);
-        assert!(relative(&hidden, &want) < 1e-6, "{name}: {}", relative(&hidden, &want));
+        assert!(relative(&hidden, &want) < 2e-6, "{name}: {}", relative(&hidden, &want));
         for mode in [RotationMode::Fold, RotationMode::Online] {
             let source = reference.source(mode, 42);
             let (turned, hidden) = stream(&source, &reference.tokens);

@@ -11,7 +11,7 @@ mod common;
 use common::{F32, logits, references};
 use fracbit_model::curvature::{Columns, squares};
 use fracbit_model::gradient::{RowLogs, divergence};
-use fracbit_model::{Linear, LinearId, RotationMode};
+use fracbit_model::{Linear, LinearId, Model, RotationMode};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ fn deviations(weights: &[f32], rows: usize) -> Vec<f32> {
 fn it_is_the_mean_of_what_noise_costs() {
     for reference in references().into_iter().flatten() {
         for mode in [RotationMode::None, RotationMode::Fold] {
-            let mut model = reference.model(mode);
+            let mut model = Model::from_source(&reference.smooth(mode, 42)).unwrap();
             let vocab = model.config().vocab_size;
             let sequences = [&reference.tokens[..7], &reference.tokens[4..]];
             let clean: Vec<f32> =
@@ -94,7 +94,9 @@ fn it_is_the_mean_of_what_noise_costs() {
             }
             let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
             let most = ratios.iter().fold(0.0f64, |m, r| m.max(r.abs()));
-            assert!(mean.abs() < 0.1 && most < 0.5, "{} {mode}: {mean} {most}", reference.name);
+            // The softmax of a router bends more.
+            let bound = if model.config().experts.is_some() { 0.8 } else { 0.5 };
+            assert!(mean.abs() < 0.1 && most < bound, "{} {mode}: {mean} {most}", reference.name);
         }
     }
 }

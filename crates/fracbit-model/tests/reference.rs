@@ -11,7 +11,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{F32, Reference, logits, max_difference, references, relative};
-use fracbit_io::RopeScaling;
+use fracbit_io::{QkNorm, RopeScaling};
 use fracbit_model::{
     Error, EvalOptions, GenerateOptions, Generation, KvType, Linear, LinearId, Model, RotationMode,
     SampleConfig, Sampler, StateOptions, Stop, WeightSource, eval,
@@ -401,7 +401,7 @@ fn configurations_that_do_not_fit_the_checkpoint() {
     };
     let e = with("llama-bias", &|c| c.qkv_bias = false);
     assert!(e.contains("model.layers.0.self_attn.q_proj.bias") && e.contains("is stored"), "{e}");
-    let e = with("qwen3", &|c| c.qk_norm = false);
+    let e = with("qwen3", &|c| c.qk_norm = QkNorm::Absent);
     assert!(e.contains("q_norm.weight") && e.contains("is stored"), "{e}");
     let e = with("llama2", &|c| c.layers.push(c.layers[0]));
     assert!(e.contains("model.layers.2.self_attn.q_proj.weight"), "{e}");

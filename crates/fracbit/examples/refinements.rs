@@ -18,7 +18,7 @@ use fracbit_base::Scheme;
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, PackedMatrix};
 use fracbit_model::{
-    Block, BlockInput, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, NormId, RotationMode,
+    Block, BlockInput, FloatId, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, RotationMode,
     State, StateOptions, WeightSource,
 };
 use fracbit_quant::{
@@ -147,8 +147,8 @@ impl Run<'_> {
     fn model(&mut self) -> Any<Model> {
         let (source, config) = (self.source, self.source.config());
         let mut builder = ModelBuilder::new(config.clone(), source.sites().clone())?;
-        for id in NormId::all(config) {
-            builder.set_norm(id, source.norm(id)?)?;
+        for id in FloatId::all(config) {
+            builder.set_floats(id, source.floats(id)?)?;
         }
         let moments = self.calibration.moments(source, LinearId::Embed)?.ok_or("a tied embedding")?;
         let target = source.linear(LinearId::Embed)?.data;
@@ -443,7 +443,7 @@ impl Observed {
         let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, x: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, _: usize, x: &[f32]| {
                 seen.lock().expect("one thread")[input as usize].extend_from_slice(x);
             }))
         })?;

@@ -14,7 +14,7 @@ use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
 use fracbit_kernels_cuda::{Device, DeviceError, TrellisEncoder};
-use fracbit_model::{Comparison, LinearId, NormId, RotationMode, Sites, eval};
+use fracbit_model::{Comparison, FloatId, LinearId, RotationMode, Sites, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::Effort;
@@ -39,8 +39,8 @@ impl Opened {
         for id in LinearId::all(&self.config) {
             builder.dense(id, &source.linear(id)?.data, source.bias(id)?);
         }
-        for id in NormId::all(&self.config) {
-            builder.norm(id, source.norm(id)?);
+        for id in FloatId::all(&self.config) {
+            builder.norm(id, source.floats(id)?);
         }
         Ok(builder.build()?)
     }
@@ -89,7 +89,7 @@ impl Opened {
                 }
             }
         }
-        for id in NormId::all(&self.config) {
+        for id in FloatId::all(&self.config) {
             let width = id.width(&self.config);
             let folded = id.folded(&self.config, block.rotation);
             builder.norm(id, if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? });

@@ -6,7 +6,7 @@ use crate::{
 };
 use fracbit_base::{Code, Scheme};
 use fracbit_io::{Checkpoint, ModelConfig};
-use fracbit_model::{LinearId, NormId, RotationMode};
+use fracbit_model::{FloatId, LinearId, RotationMode};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
@@ -195,8 +195,11 @@ pub fn codebook_names(scheme: Scheme) -> [String; 2] {
 }
 
 /// The norms that a directory stores; the others were folded into their readers and are all ones.
-pub fn stored_norms(config: &ModelConfig, rotation: RotationMode) -> impl Iterator<Item = NormId> + use<'_> {
-    NormId::all(config).filter(move |id| !id.folded(config, rotation))
+pub fn stored_floats(
+    config: &ModelConfig,
+    rotation: RotationMode,
+) -> impl Iterator<Item = FloatId> + use<'_> {
+    FloatId::all(config).filter(move |id| !id.folded(config, rotation))
 }
 
 /// What a checkpoint consists of. Reads no weights.
@@ -212,9 +215,9 @@ pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: S
         .map(|id| Matrix { id, name: id.to_string(), shape: id.shape(config) })
         .collect();
     let biases: usize = matrices.iter().filter(|m| m.id.has_bias(config)).map(|m| m.shape.rows).sum();
-    let norms = |ids: &mut dyn Iterator<Item = NormId>| ids.map(|id| id.width(config)).sum::<usize>();
-    let all_norms = norms(&mut NormId::all(config));
-    let kept_norms = norms(&mut stored_norms(config, rotation));
+    let norms = |ids: &mut dyn Iterator<Item = FloatId>| ids.map(|id| id.width(config)).sum::<usize>();
+    let all_norms = norms(&mut FloatId::all(config));
+    let kept_norms = norms(&mut stored_floats(config, rotation));
     Inventory {
         source_hash,
         matrices,

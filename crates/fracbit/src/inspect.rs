@@ -86,7 +86,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         let kind = match (&opened.quantization, &names) {
             (Some(block), _) => block.storage(id, dir)?.to_string(),
             (None, Some(names)) => {
-                opened.checkpoint.info(&id.stored_name(*names))?.dtype.name().to_ascii_lowercase()
+                opened.checkpoint.info(&id.stored_names(config, *names)[0])?.dtype.name().to_ascii_lowercase()
             }
             (None, None) => unreachable!("names are read for every unquantized model"),
         };

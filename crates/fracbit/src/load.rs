@@ -11,7 +11,7 @@ use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_format::{Codebook, Layout, PackedError, PackedView, TILE_COLS};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites, WeightSource};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites, WeightSource};
 use half::f16;
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -75,7 +75,7 @@ impl Opened {
             let shape = id.shape(&self.config);
             shape.len() + if id.has_bias(&self.config) { shape.rows } else { 0 }
         });
-        let norms = NormId::all(&self.config).map(|id| id.width(&self.config));
+        let norms = FloatId::all(&self.config).map(|id| id.width(&self.config));
         matrices.chain(norms).map(|n| n as u64).sum()
     }
 
@@ -159,11 +159,11 @@ impl Opened {
                 }
             }
         }
-        for id in NormId::all(&self.config) {
+        for id in FloatId::all(&self.config) {
             let width = id.width(&self.config);
             let folded = id.folded(&self.config, block.rotation);
             let gain = if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? };
-            builder.set_norm(id, gain)?;
+            builder.set_floats(id, gain)?;
         }
         let model = builder.build()?.with_kernels(kernels);
         // Packed matrices are copies in the kernels' own memory: without this the files would count a second time.

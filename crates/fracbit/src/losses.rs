@@ -14,7 +14,7 @@ use crate::{
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, WeightSource};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, WeightSource};
 use fracbit_quant::{
     Effort, Grouping, Hessian, Rounding,
     sensitivity::{Fit, fit},
@@ -262,8 +262,8 @@ impl<'a> Work<'a> {
         for &id in ids {
             builder.set(id, self.linear(id, self.options.default)?.0)?;
         }
-        for id in NormId::all(source.config()) {
-            builder.set_norm(id, source.norm(id)?)?;
+        for id in FloatId::all(source.config()) {
+            builder.set_floats(id, source.floats(id)?)?;
         }
         Ok(builder.build()?.with_kernels(&self.kernels))
     }

@@ -180,6 +180,13 @@ pub fn quantize_in(
     let out = dir.final_path().to_owned();
     let mut plan = plan.clone();
     plan.fit_to(inventory)?;
+    if options.sequential && source.config().experts.is_some() {
+        let rule = format!(
+            "is not for models with experts (`{}`) yet: leave it out",
+            source.config().arch.model_type()
+        );
+        return Err(Error::Option { option: "--sequential", rule });
+    }
     if options.sequential && options.calibration.is_none() {
         let rule = "needs a calibration, for its text".to_owned();
         return Err(Error::Option { option: "--sequential", rule });
@@ -229,8 +236,8 @@ pub fn quantize_in(
             writer.write(&entries, &bytes)?;
             writer.write(&step, &book.step().to_le_bytes())?;
         }
-        for id in directory::stored_norms(source.config(), plan.rotation) {
-            writer.write(&id.weight_name(), &f32_bytes(&source.norm(id)?))?;
+        for id in directory::stored_floats(source.config(), plan.rotation) {
+            writer.write(&id.weight_name(), &f32_bytes(&source.floats(id)?))?;
         }
         if let Some(bands) = &plan.bands {
             writer.write(BANDS, &bands.to_bytes())?;
@@ -344,8 +351,8 @@ fn tensor_specs(
         specs.push(spec(entries, Dtype::I16, &[book.entries().len()]));
         specs.push(spec(step, Dtype::F32, &[1]));
     }
-    for id in directory::stored_norms(config, plan.rotation) {
-        specs.push(spec(id.weight_name(), Dtype::F32, &[id.width(config)]));
+    for id in directory::stored_floats(config, plan.rotation) {
+        specs.push(spec(id.weight_name(), Dtype::F32, &id.dimensions(config)));
     }
     if let Some(bands) = &plan.bands {
         specs.push(spec(BANDS.to_owned(), Dtype::U8, &[Bands::bytes(bands.each().len())]));

@@ -18,7 +18,8 @@ use crate::{
 use fracbit_base::{Bytes, Scheme};
 use fracbit_io::ModelConfig;
 use fracbit_model::{
-    LayerLinear, Linear, LinearId, Model, NormId, RotationMode, State, StateOptions, WeightSource, curvature,
+    FloatId, LayerLinear, Linear, LinearId, Model, RotationMode, State, StateOptions, WeightSource,
+    curvature,
     eval::{log_sum_exp, row_kl_from},
     gradient,
 };
@@ -563,11 +564,11 @@ pub(crate) fn folded_gain(
 ) -> Result<Option<Vec<f32>>, Error> {
     let norm = match id {
         LinearId::Embed | LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => return Ok(None),
-        LinearId::Head => NormId::Final,
-        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => NormId::before_mlp(plain.config(), i),
-        LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => NormId::Attention(i),
+        LinearId::Head => FloatId::Final,
+        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => FloatId::before_mlp(plain.config(), i),
+        LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => FloatId::Attention(i),
     };
-    Ok(if norm.folded(plain.config(), mode) { Some(plain.norm(norm)?) } else { None })
+    Ok(if norm.folded(plain.config(), mode) { Some(plain.floats(norm)?) } else { None })
 }
 
 /// The clean model's view of a text.

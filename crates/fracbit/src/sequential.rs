@@ -235,7 +235,7 @@ impl Observed {
         let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, x: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, _: usize, x: &[f32]| {
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 seen[input as usize].extend_from_slice(x);
             }))

@@ -4,8 +4,11 @@
 //! The tokenizer maps every byte to a token, which is enough to feed and read such a model.
 
 use crate::{Error, Progress};
-use fracbit_io::{Dtype, MAX_SHARD, ModelConfig, OutputDir, Overwrite, ShardWriter, TensorSpec};
-use fracbit_model::{LinearId, NormId};
+use fracbit_io::checkpoint::{EMBED, HEAD};
+use fracbit_io::{
+    Dtype, EmbeddingNames, MAX_SHARD, ModelConfig, OutputDir, Overwrite, ShardWriter, TensorSpec,
+};
+use fracbit_model::{FloatId, LinearId};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -33,6 +36,8 @@ pub struct Preset {
     vocab: usize,
     tied: bool,
     rope_theta: f64,
+    /// How many there are and how many a token gets.
+    experts: Option<[usize; 2]>,
 }
 
 const fn llama(name: &'static str, dims: [usize; 7], tied: bool) -> Preset {
@@ -50,12 +55,13 @@ const fn llama(name: &'static str, dims: [usize; 7], tied: bool) -> Preset {
         vocab,
         tied,
         rope_theta: 500_000.0,
+        experts: None,
     }
 }
 
 /// The shapes there are: hidden, feed-forward, layers, heads, key-value heads, head width, vocabulary, as published in
 /// the models' configurations.
-pub const PRESETS: [Preset; 8] = [
+pub const PRESETS: [Preset; 9] = [
     llama("tiny", [64, 192, 2, 4, 2, 16, 320], true),
     llama("smollm2-135m", [576, 1536, 30, 9, 3, 64, 49152], true),
     llama("llama-3.2-1b", [2048, 8192, 16, 32, 8, 64, 128_256], true),
@@ -71,6 +77,12 @@ pub const PRESETS: [Preset; 8] = [
         architecture: "Qwen3ForCausalLM",
         model_type: "qwen3",
         ..llama("qwen3-0.6b", [1024, 3072, 28, 16, 8, 128, 151_936], true)
+    },
+    Preset {
+        architecture: "Qwen3MoeForCausalLM",
+        model_type: "qwen3_moe",
+        experts: Some([128, 8]),
+        ..llama("qwen3-30b-a3b", [2048, 768, 48, 32, 4, 128, 151_936], false)
     },
 ];
 
@@ -134,10 +146,17 @@ impl Preset {
             "bos_token_id": 256,
             "eos_token_id": 257,
         });
-        match value {
-            Value::Object(map) => map,
-            _ => Map::new(),
+        let Value::Object(mut map) = value else { return Map::new() };
+        if let Some([count, active]) = self.experts {
+            let more = [
+                ("num_experts", count),
+                ("num_experts_per_tok", active),
+                ("moe_intermediate_size", self.intermediate),
+            ];
+            map.extend(more.map(|(field, size)| (field.to_owned(), size.into())));
+            map.insert("norm_topk_prob".to_owned(), true.into());
         }
+        map
     }
 }
 
@@ -166,34 +185,38 @@ pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) ->
 
     let mut dir = OutputDir::create(out, if options.force { Overwrite::Yes } else { Overwrite::No })?;
     let spec = |name: String, shape: Vec<usize>| TensorSpec { name, dtype: Dtype::Bf16, shape };
+    let stored = |id: LinearId| id.stored_names(&config, EmbeddingNames { embed: EMBED, head: HEAD });
     let mut specs = Vec::new();
     for id in LinearId::all(&config) {
         let shape = id.shape(&config);
-        specs.push(spec(id.weight_name(), vec![shape.rows, shape.cols]));
+        let one = id.piece_shape(&config);
+        specs.extend(stored(id).into_iter().map(|name| spec(name, vec![one.rows, one.cols])));
         if id.has_bias(&config) {
             specs.push(spec(id.bias_name(), vec![shape.rows]));
         }
     }
-    specs.extend(NormId::all(&config).map(|id| spec(id.weight_name(), vec![id.width(&config)])));
+    specs.extend(FloatId::all(&config).map(|id| spec(id.weight_name(), id.dimensions(&config))));
     let mut writer =
         ShardWriter::new(&mut dir, specs, MAX_SHARD, &[("format".to_owned(), "pt".to_owned())].into())?;
     writer.check_space(0)?;
     let weights: usize = LinearId::all(&config).map(|id| id.shape(&config).len()).sum();
     progress.stage("writing random weights", 2 * weights as u64);
     for (index, id) in LinearId::all(&config).enumerate() {
-        let shape = id.shape(&config);
-        writer.start(&id.weight_name())?;
-        // A slab at a time: a whole head of a large model would be a gigabyte.
-        for slab in (0..shape.len()).step_by(64 * CHUNK) {
-            let bytes = gaussian(
-                shape.len().min(slab + 64 * CHUNK) - slab,
-                options.seed,
-                (index as u64) << 32 | (slab / CHUNK) as u64,
-            );
-            writer.push(&bytes)?;
-            progress.advance(bytes.len() as u64);
+        let (shape, one) = (id.shape(&config), id.piece_shape(&config));
+        for (piece, name) in stored(id).iter().enumerate() {
+            writer.start(name)?;
+            // A slab at a time: a whole head of a large model would be a gigabyte.
+            for slab in (0..one.len()).step_by(64 * CHUNK) {
+                let bytes = gaussian(
+                    one.len().min(slab + 64 * CHUNK) - slab,
+                    options.seed,
+                    (piece as u64) << 52 | (index as u64) << 32 | (slab / CHUNK) as u64,
+                );
+                writer.push(&bytes)?;
+                progress.advance(bytes.len() as u64);
+            }
+            writer.end()?;
         }
-        writer.end()?;
         if id.has_bias(&config) {
             writer.write(
                 &id.bias_name(),
@@ -202,8 +225,12 @@ pub fn synthesize(out: &Path, options: SynthOptions, progress: &dyn Progress) ->
         }
     }
     let one = bf16::ONE.to_le_bytes();
-    for id in NormId::all(&config) {
-        writer.write(&id.weight_name(), &one.repeat(id.width(&config)))?;
+    for id in FloatId::all(&config) {
+        let values = match id {
+            FloatId::Router(i) => gaussian(id.width(&config), options.seed, (i as u64) << 32 | 1 << 30),
+            _ => one.repeat(id.width(&config)),
+        };
+        writer.write(&id.weight_name(), &values)?;
     }
     writer.finish()?;
     dir.write_file("config.json", text.as_bytes())?;

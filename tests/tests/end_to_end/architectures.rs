@@ -4,6 +4,9 @@
 //! `sqrt(e)`, and `n` matrices with independent errors by `sqrt(n e)`. Attention and norms pass some perturbations on
 //! enlarged, so that the models here come to 1.0 to 1.6 times that (the table this test prints); twice is allowed. A wrong
 //! rotation, bias, norm or layout gives logits that have nothing to do with the reference, at a relative error of 1.4.
+//!
+//! A token whose router decides otherwise gets other experts altogether, and attention passes that on to those behind it: where there are experts the
+//! error is that of the median token, 1.0 to 2.9 times that, and four times are allowed.
 
 use fracbit_model::RotationMode;
 use fracbit_tests::{Reference, Source, load, logits, reference, references, relative, scheme};
@@ -19,7 +22,16 @@ fn error(r: &Reference, rotation: RotationMode, name: &str) -> (f64, f64) {
     let out = place.path().join("out");
     source.quantize(&plan, &out, false).unwrap_or_else(|e| panic!("{} {name}: {e}", r.name));
     let model = load(&out).unwrap_or_else(|e| panic!("{} {name}: {e}", r.name));
-    let error = relative(&logits(&model, &r.tokens), &r.logits);
+    let got = logits(&model, &r.tokens);
+    let error = if model.config().experts.is_some() {
+        let vocab = model.config().vocab_size;
+        let tokens = got.chunks_exact(vocab).zip(r.logits.chunks_exact(vocab));
+        let mut errors: Vec<f64> = tokens.map(|(got, want)| relative(got, want)).collect();
+        errors.sort_by(f64::total_cmp);
+        errors[errors.len() / 2]
+    } else {
+        relative(&got, &r.logits)
+    };
     // A tied embedding is on the way twice.
     let matrices = 7 * model.config().num_hidden_layers() + 2;
     let expected = (matrices as f64 * fracbit_codebook::nmse(scheme(name)).expect("measured")).sqrt();
@@ -29,13 +41,14 @@ fn error(r: &Reference, rotation: RotationMode, name: &str) -> (f64, f64) {
         r.name,
         format!("{rotation:?}")
     );
-    (error, 2.0 * expected + ACTIVATIONS)
+    let factor = if model.config().experts.is_some() { 4.0 } else { 2.0 };
+    (error, factor * expected + ACTIVATIONS)
 }
 
 #[test]
 fn every_architecture_survives_quantization() {
     let all = references();
-    assert_eq!(all.len(), 14, "every reference checkpoint");
+    assert_eq!(all.len(), 18, "every reference checkpoint");
     for r in &all {
         for name in ["nuq-8", "nuq-4", "tcq-4"] {
             let (got, most) = error(r, RotationMode::Fold, name);

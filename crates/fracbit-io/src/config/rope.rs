@@ -89,7 +89,7 @@ impl Fields {
     ) -> Result<RopeConfig, Error> {
         let default_theta = match arch {
             Architecture::SmolLm3 => 2e6,
-            Architecture::Gemma3 => 1e6,
+            Architecture::Gemma3 | Architecture::Mixtral => 1e6,
             _ => 1e4,
         };
         // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.

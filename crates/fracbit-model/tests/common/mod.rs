@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 14] = [
+pub(crate) const NAMES: [&str; 18] = [
     "llama1",
     "llama2",
     "llama3",
@@ -24,6 +24,10 @@ pub(crate) const NAMES: [&str; 14] = [
     "phi4-mini",
     "granite",
     "gemma3",
+    "qwen3-moe",
+    "mixtral",
+    "granite-moe",
+    "olmoe",
 ];
 
 pub(crate) struct Reference {
@@ -71,6 +75,17 @@ impl Reference {
 
     pub(crate) fn model(&self, mode: RotationMode) -> Model {
         Model::from_source(&self.source(mode, 42)).unwrap()
+    }
+
+    /// The same weights with all experts active: which ones a token gets may otherwise change with any change of the weights, and with
+    /// it the logits by a step.
+    pub(crate) fn smooth(&self, mode: RotationMode, seed: u64) -> WeightSource {
+        let source = self.source(mode, seed);
+        let mut config = source.config().clone();
+        if let Some(experts) = &mut config.experts {
+            experts.active = experts.count;
+        }
+        WeightSource::new(Arc::clone(source.checkpoint()), config, mode, seed).unwrap()
     }
 }
 

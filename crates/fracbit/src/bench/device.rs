@@ -10,7 +10,7 @@ use fracbit_format::{Layout, TILE_ROWS};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, Engine, LoadError, Workspace};
-use fracbit_model::{LinearId, NormId, RotationMode, SampleConfig, Sites};
+use fracbit_model::{FloatId, LinearId, RotationMode, SampleConfig, Sites};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
 use half::f16;
 use serde::Serialize;
@@ -354,7 +354,7 @@ fn random<'d, D: Device>(
             None => builder.halves(id, halves(shape, id == LinearId::Embed), bias),
         }
     }
-    for id in NormId::all(&config) {
+    for id in FloatId::all(&config) {
         builder.norm(id, vec![1.0; id.width(&config)]);
     }
     Ok(builder.build()?)

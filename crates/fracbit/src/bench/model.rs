@@ -1,12 +1,12 @@
 //! Whole models: prefill and decode.
 
-use super::{RandomPacked, Spread, limits, pools, positive, rounds};
+use super::{RandomPacked, Spread, limits, pools, positive, random::floats, rounds};
 use crate::{Error, Opened, Preset, Progress};
 use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, NormId, RotationMode, SampleConfig,
+    FloatId, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, RotationMode, SampleConfig,
     Sampler, Sites, State, StateOptions,
 };
 use serde::Serialize;
@@ -182,13 +182,12 @@ impl Facts {
     #[expect(clippy::cast_precision_loss, reason = "counts to divide")]
     fn new(subject: Subject<'_>, model: &Model) -> Self {
         let config = model.config();
+        // Of experts those that one token gets.
+        let active = |id: LinearId, size: usize| size as f64 * id.active_share(config);
         let products = LinearId::all(config).filter(|id| id.is_layer());
-        let blocks = products.map(|id| id.shape(config).len()).sum::<usize>() as f64;
-        let embedding = if config.tie_word_embeddings {
-            0
-        } else {
-            model.linear(LinearId::Embed).map_or(0, Linear::weight_bytes)
-        };
+        let blocks = products.map(|id| active(id, id.shape(config).len())).sum::<f64>();
+        let read = LinearId::all(config).filter(|&id| config.tie_word_embeddings || id != LinearId::Embed);
+        let bytes = read.map(|id| active(id, model.linear(id).map_or(0, Linear::weight_bytes))).sum();
         let (name, scheme, bits) = match subject {
             Subject::Opened(opened) => {
                 (opened.checkpoint.dir().display().to_string(), None, opened.bits_per_weight())
@@ -197,14 +196,7 @@ impl Facts {
                 (preset.name.to_owned(), Some(scheme), f64::from(scheme.quarters()) / 4.0)
             }
         };
-        Self {
-            model: name,
-            scheme,
-            bits,
-            bytes: (model.weight_bytes() - embedding) as f64,
-            blocks,
-            head: LinearId::Embed.shape(config).len() as f64,
-        }
+        Self { model: name, scheme, bits, bytes, blocks, head: LinearId::Embed.shape(config).len() as f64 }
     }
 
     /// All but the number of threads and the context.
@@ -250,8 +242,8 @@ fn random(preset: Preset, scheme: Scheme, kernels: &Kernels) -> Result<Model, Er
         let bias = id.has_bias(&config).then(|| vec![0.0; shape.rows]);
         builder.set(id, Linear::packed(matrix, bias).map_err(fracbit_model::Error::from)?)?;
     }
-    for id in NormId::all(&config) {
-        builder.set_norm(id, vec![1.0; id.width(&config)])?;
+    for id in FloatId::all(&config) {
+        builder.set_floats(id, floats(id, &config))?;
     }
     Ok(builder.build()?.with_kernels(kernels))
 }

@@ -91,6 +91,13 @@ pub fn profile(
     if options.schemes.is_empty() {
         return Err(Error::Option { option: "--scheme", rule: "should name a scheme".to_owned() });
     }
+    if config.experts.is_some() {
+        let rule = format!(
+            "should be a model without experts, got `{}`: the time of a token that reads some of the rows is not measured yet",
+            config.arch.model_type()
+        );
+        return Err(Error::Option { option: "profile", rule });
+    }
     let start = Instant::now();
     let pool = pool(options.threads)?;
     let arena = Arena::new();

@@ -5,8 +5,8 @@ use crate::Error;
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::Layout;
 use fracbit_io::ModelConfig;
-use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{Linear, LinearId, Model, ModelBuilder, NormId, RotationMode, Sites};
+use fracbit_kernels::{Kernels, PackedMatrix, cases};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
 use half::f16;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -87,9 +87,22 @@ impl Arena {
                 builder.set(id, linear)?;
             }
         }
-        for id in NormId::all(config) {
-            builder.set_norm(id, vec![1.0; id.width(config)])?;
+        for id in FloatId::all(config) {
+            builder.set_floats(id, floats(id, config))?;
         }
         Ok(builder.build()?.with_kernels(kernels))
+    }
+}
+
+/// Gains of 1, and routers that give different tokens different experts.
+#[expect(clippy::cast_precision_loss, reason = "a width")]
+pub(super) fn floats(id: FloatId, config: &ModelConfig) -> Vec<f32> {
+    let width = id.width(config);
+    match id {
+        FloatId::Router(layer) => {
+            let scale = 6.0 / (config.hidden_size as f32).sqrt();
+            cases::activations(width, layer as u64 + 1).iter().map(|v| scale * v).collect()
+        }
+        _ => vec![1.0; width],
     }
 }

@@ -137,6 +137,13 @@ fn input_name(block: usize, input: BlockInput) -> String {
     format!("model.layers.{block}.{input}.moments")
 }
 
+/// The inputs of a block that have moments. Down of experts reads what each expert makes of the few tokens that it gets: moments of all
+/// together say nothing of one, and those of each would take as much room as the model, and more text than there is.
+fn inputs(config: &fracbit_io::ModelConfig) -> impl Iterator<Item = BlockInput> + use<> {
+    let experts = config.experts.is_some();
+    BlockInput::ALL.into_iter().filter(move |&input| !(experts && input == BlockInput::Down))
+}
+
 /// Name of the moments of the head's input.
 const HEAD_INPUT: &str = "lm_head.moments";
 
@@ -312,7 +319,7 @@ fn tensor_specs(config: &fracbit_io::ModelConfig, sequences: &Sequences) -> Vec<
         spec(LENGTHS.to_owned(), Dtype::U32, sequences.len()),
     ];
     for block in 0..config.num_hidden_layers() {
-        for input in BlockInput::ALL {
+        for input in inputs(config) {
             let n = LinearId::Layer(block, input.reader()).shape(config).cols;
             specs.push(triangle(input_name(block, input), n));
         }
@@ -329,8 +336,7 @@ pub(crate) fn collect(
     progress: &dyn Progress,
 ) -> Result<Vec<(BlockInput, Moments)>, Error> {
     let config = source.config();
-    let collected: Vec<(BlockInput, Arc<Mutex<Moments>>)> = BlockInput::ALL
-        .into_iter()
+    let collected: Vec<(BlockInput, Arc<Mutex<Moments>>)> = inputs(config)
         .map(|input| {
             let n = LinearId::Layer(index, input.reader()).shape(config).cols;
             (input, Arc::new(Mutex::new(Moments::new(n))))
@@ -340,7 +346,7 @@ pub(crate) fn collect(
     let vectors = kernels.vectors();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
-        Some(Arc::new(move |crew: &Crew<'_>, x: &[f32]| {
+        Some(Arc::new(move |crew: &Crew<'_>, _: usize, x: &[f32]| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             // The threads of the pool stand by for the pass: a loop of rayon's would find none of them.
             moments.add_on(crew, &vectors, x).expect("a layer reads whole rows");
@@ -431,7 +437,8 @@ impl Calibration {
         self.checkpoint.manifest().map_or("", |m| &m.blake3)
     }
 
-    /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is not also the head: it reads nothing.
+    /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is not also the head, which reads nothing, and for
+    /// the down projections of experts.
     ///
     /// # Errors
     /// When the moments are not there, damaged, or of another shape.
@@ -439,7 +446,13 @@ impl Calibration {
         let name = match id {
             LinearId::Embed if !source.config().tie_word_embeddings => return Ok(None),
             LinearId::Embed | LinearId::Head => HEAD_INPUT.to_owned(),
-            LinearId::Layer(block, linear) => input_name(block, BlockInput::of(linear)),
+            LinearId::Layer(block, linear) => {
+                let input = BlockInput::of(linear);
+                if !inputs(source.config()).any(|has| has == input) {
+                    return Ok(None);
+                }
+                input_name(block, input)
+            }
         };
         let n = id.shape(source.config()).cols;
         self.checkpoint.expect_shape(&name, &[n * (n + 1) / 2])?;

@@ -1,0 +1,153 @@
+//! One naming for all architectures: fused tensors in parts, experts under one set of names.
+
+use super::Checkpoint;
+use crate::config::{Architecture, ModelConfig};
+use crate::error::Error;
+use crate::header::TensorInfo;
+
+/// The name of a tensor without the prefix of a language model beside others: `language_model.model.*` in published files, `model.language_model.*` in
+/// what transformers has written since 4.52.
+fn language_model(name: &str) -> String {
+    match (name.strip_prefix("language_model."), name.strip_prefix("model.language_model.")) {
+        (Some(rest), _) => rest.to_owned(),
+        (_, Some(rest)) => format!("model.{rest}"),
+        _ => name.to_owned(),
+    }
+}
+
+impl Checkpoint {
+    /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
+    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj`. And those of the language model beside an image encoder without the
+    /// prefix that they have there (`gemma3`). A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
+    /// `down_proj`, as they are called in `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all experts
+    /// together. Tensors of other models stay as they are, and so do those that are not there.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
+    pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
+        match config.arch {
+            Architecture::Gemma3 => {
+                for stored in self.tensors.keys().cloned().collect::<Vec<_>>() {
+                    self.rename(&stored, language_model(&stored))?;
+                }
+            }
+            Architecture::Phi3 => self.part_phi3(config)?,
+            Architecture::Mixtral => self.rename_mixtral(config)?,
+            Architecture::GraniteMoe => self.part_granite(config)?,
+            _ => {}
+        }
+        Ok(self)
+    }
+
+    fn part_phi3(&mut self, config: &ModelConfig) -> Result<(), Error> {
+        let (q, kv, wide) = (config.q_dim(), config.kv_dim(), config.intermediate_size);
+        for layer in 0..config.num_hidden_layers() {
+            let fused = [
+                (
+                    "self_attn.qkv_proj",
+                    vec![("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+                ),
+                ("mlp.gate_up_proj", vec![("mlp.gate_proj", wide), ("mlp.up_proj", wide)]),
+            ];
+            for (whole, parts) in fused {
+                let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+                self.part(&name(whole), parts.into_iter().map(|(part, rows)| (name(part), rows)).collect())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn rename_mixtral(&mut self, config: &ModelConfig) -> Result<(), Error> {
+        for (block, moe) in blocks(config) {
+            self.rename(&format!("{moe}.gate.weight"), router(&block))?;
+            for e in experts(config) {
+                for (stored, which) in [("w1", "gate"), ("w3", "up"), ("w2", "down")] {
+                    self.rename(&format!("{moe}.experts.{e}.{stored}.weight"), expert(&block, e, which))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn part_granite(&mut self, config: &ModelConfig) -> Result<(), Error> {
+        let (width, inner) = (config.hidden_size, config.intermediate_size);
+        for (block, moe) in blocks(config) {
+            self.rename(&format!("{moe}.router.layer.weight"), router(&block))?;
+            let gates_and_ups =
+                experts(config).flat_map(|e| ["gate", "up"].map(|which| (expert(&block, e, which), inner)));
+            self.part(&format!("{moe}.input_linear.weight"), gates_and_ups.collect())?;
+            let downs = experts(config).map(|e| (expert(&block, e, "down"), width));
+            self.part(&format!("{moe}.output_linear.weight"), downs.collect())?;
+        }
+        Ok(())
+    }
+
+    /// Gives a tensor another name.
+    fn rename(&mut self, stored: &str, name: String) -> Result<(), Error> {
+        if stored == name {
+            return Ok(());
+        }
+        let Some(tensor) = self.tensors.remove(stored) else { return Ok(()) };
+        if let Some((shard, _)) = self.tensors.insert(name.clone(), tensor) {
+            let rule = format!("tensor `{name}` should be stored once, and is again as `{stored}`");
+            return Err(Error::Index { path: self.shards[shard].path.clone(), rule });
+        }
+        Ok(())
+    }
+
+    /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many matrices, one above the other.
+    fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
+        let Some((shard, info)) = self.tensors.remove(whole) else { return Ok(()) };
+        let path = self.shards[shard].path.clone();
+        let bias = whole.replace(".weight", ".bias");
+        if self.tensors.contains_key(&bias) {
+            let rule = "should not be there: this architecture has no biases".to_owned();
+            return Err(Error::Tensor { path, tensor: bias, rule });
+        }
+        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let (all, cols) = match info.shape[..] {
+            [all, cols] => (all, cols),
+            // They lie in the file, but for matrices without columns.
+            [matrices, each, cols] => (matrices.saturating_mul(each), cols),
+            _ => {
+                let rule = format!("should be a matrix of {rows} rows by config.json, got {:?}", info.shape);
+                return Err(Error::Tensor { path, tensor: whole.to_owned(), rule });
+            }
+        };
+        if all != rows {
+            let rule = format!("should have {rows} rows by config.json, got {all}");
+            return Err(Error::Tensor { path, tensor: whole.to_owned(), rule });
+        }
+        let mut start = info.range.start;
+        for (name, rows) in parts {
+            let range = start..start + rows * cols * info.dtype.size();
+            start = range.end;
+            let part = TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range };
+            if self.tensors.insert(name.clone(), (shard, part)).is_some() {
+                let rule = format!("tensor `{name}` should not be stored beside `{whole}`, which holds it");
+                return Err(Error::Index { path, rule });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of all blocks, and of the part of each that holds its experts.
+fn blocks(config: &ModelConfig) -> impl Iterator<Item = (String, String)> + use<> {
+    let name = |layer| format!("model.layers.{layer}");
+    (0..config.num_hidden_layers())
+        .map(name)
+        .map(|block| (block.clone(), format!("{block}.block_sparse_moe")))
+}
+
+fn experts(config: &ModelConfig) -> std::ops::Range<usize> {
+    0..config.experts.map_or(0, |experts| experts.count)
+}
+
+fn router(block: &str) -> String {
+    format!("{block}.mlp.gate.weight")
+}
+
+fn expert(block: &str, index: usize, which: &str) -> String {
+    format!("{block}.mlp.experts.{index}.{which}_proj.weight")
+}
