@@ -11,7 +11,7 @@ use std::{
 const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
-const LAYERS: [(&str, u8); 16] = [
+const LAYERS: [(&str, u8); 17] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -27,6 +27,7 @@ const LAYERS: [(&str, u8); 16] = [
     ("fracbit-model", 4),
     ("fracbit-model-cuda", 4),
     ("fracbit", 5),
+    ("fracbit-server", 5),
     ("fracbit-cli", 6),
 ];
 

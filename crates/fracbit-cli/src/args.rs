@@ -363,7 +363,7 @@ pub(crate) fn rotation_name(mode: RotationMode) -> &'static str {
 /// How to pick tokens.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplingArgs {
+pub(crate) struct PickArgs {
     /// Temperature; 0 picks the most likely token.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temp: f32,
@@ -379,25 +379,40 @@ pub(crate) struct SamplingArgs {
     /// Make tokens that were already seen less likely; 1 leaves them.
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
     pub(crate) repetition_penalty: f32,
-    /// Seed: the same seed gives the same text.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) seed: u64,
     /// Always the most likely token.
     #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p"])]
     pub(crate) greedy: bool,
 }
 
-impl SamplingArgs {
+impl PickArgs {
     /// The sampler's configuration.
-    pub(crate) fn config(&self) -> SampleConfig {
+    pub(crate) fn config(&self, seed: u64) -> SampleConfig {
         SampleConfig {
             temperature: if self.greedy { 0.0 } else { self.temp },
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
+            seed,
         }
+    }
+}
+
+/// How tokens are picked, the same ones in every run.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    #[command(flatten)]
+    picking: PickArgs,
+    /// Seed: the same seed gives the same text.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    /// The sampler's configuration.
+    pub(crate) fn config(&self) -> SampleConfig {
+        self.picking.config(self.seed)
     }
 }
 

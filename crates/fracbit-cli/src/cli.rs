@@ -57,6 +57,7 @@ pub(crate) enum Command {
     Eval(commands::eval::EvalArgs),
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
+    Serve(commands::serve::ServeArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Distortion(commands::distortion::DistortionArgs),
@@ -93,11 +94,11 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 15);
+        assert_eq!(commands, 16);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 54] = [
+    const GOOD: [&str; 56] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
@@ -134,6 +135,8 @@ mod tests {
         "run M -p -1 --temp 0.5 --top-k 4 --top-p 0.9 --min-p 0.05 --repetition-penalty 1.1 --seed 3 --json",
         "chat M",
         "chat M --system S --ctx 512 --temp 0",
+        "serve M",
+        "serve M --host ::1 --port 0 --key-file k --name n --slots 8 --ctx 512 --greedy",
         "inspect M",
         "inspect M --json",
         "verify M",
@@ -155,7 +158,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 50] = [
+    const BAD: [(&str, &str); 53] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -194,6 +197,9 @@ mod tests {
         ("run M -p a --greedy --temp 1", "cannot be used with"),
         ("run M -p a --top-p 1.5", "0 to 1"),
         ("run M -p a --temp -1", "at least 0"),
+        ("serve", "<MODEL>"),
+        ("serve M --host localhost", "IP"),
+        ("serve M --slots 0", "at least 1"),
         ("distortion --all --scheme tcq-3", "cannot be used with"),
         ("synth --shape gpt-5 -o D", "llama-3.2-1b"),
         ("bench kernels --shape 16", "2048x8192"),

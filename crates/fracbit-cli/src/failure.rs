@@ -151,9 +151,9 @@ fn model_exit(error: &fracbit_model::Error) -> Exit {
         E::Sampling { .. } => Exit::Usage,
         E::Rotation(_)
         | E::Linear { .. }
-        | E::Norm { .. }
+        | E::Floats { .. }
         | E::MissingLinear(_)
-        | E::MissingNorm(_)
+        | E::MissingFloats(_)
         | E::Unexpected { .. }
         | E::HeadDim { .. }
         | E::NoLogit

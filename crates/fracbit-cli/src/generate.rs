@@ -13,7 +13,7 @@ use std::{
 pub(crate) struct Writer {
     pub(crate) model: Model,
     pub(crate) tokenizer: Tokenizer,
-    end_tokens: Vec<u32>,
+    pub(crate) end_tokens: Vec<u32>,
 }
 
 /// What was written.
@@ -113,6 +113,21 @@ impl Writer {
             stop: generation.stop(),
             speed,
         })
+    }
+}
+
+/// Context unless asked for more; the cache of a whole long context takes gigabytes.
+const CONTEXT: usize = 4096;
+
+/// Tokens to keep of a conversation: those asked for with `--ctx`, or what is reasonable, of a model that was trained for `most`.
+pub(crate) fn context_of(asked: Option<usize>, most: usize) -> Result<usize, Failure> {
+    match asked {
+        Some(ctx) if ctx > most => {
+            let rule = format!("should be 1 to {most}, the model's context, got {ctx}");
+            Err(fracbit::Error::Option { option: "--ctx", rule }.into())
+        }
+        Some(ctx) => Ok(ctx),
+        None => Ok(CONTEXT.min(most)),
     }
 }
 

@@ -12,7 +12,7 @@
 
 /// Most tokens of a draft: with the token that is run anyway, as many rows as kernels take in their way for few
 /// ([`fracbit_kernels::PANEL_FROM`] less one).
-pub(crate) const MOST: usize = 7;
+pub const MOST: usize = 7;
 /// Matches at least this long count alike.
 const LONG: usize = 8;
 /// What the last token of a draft should be worth, in steps of one token. With AVX-512 and AMX a token more costs .04 to .31 of a step
@@ -23,7 +23,7 @@ const NEWS: f32 = 1.0 / 16.0;
 
 /// A text and how well it foretells itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Drafter {
+pub struct Drafter {
     text: Vec<u32>,
     /// Share of first guesses that were right, by length of the match less one.
     rates: [f32; LONG],
@@ -33,7 +33,8 @@ pub(crate) struct Drafter {
 
 impl Drafter {
     /// A text to be continued.
-    pub(crate) fn new(text: Vec<u32>) -> Self {
+    #[must_use]
+    pub fn new(text: Vec<u32>) -> Self {
         // What a match is worth before anything is known.
         let rates = std::array::from_fn(|i| [0.1, 0.2, 0.4, 0.6][i.min(3)]);
         let mut new = Self { text, rates, found: None };
@@ -42,13 +43,13 @@ impl Drafter {
     }
 
     /// Room for so many tokens more.
-    pub(crate) fn reserve(&mut self, tokens: usize) {
+    pub fn reserve(&mut self, tokens: usize) {
         self.text.reserve(tokens);
     }
 
     /// What probably comes next, as many tokens as pay, at most `most`; nothing where the end of the text is new. What ends with the text
     /// is taken to begin again.
-    pub(crate) fn draft(&self, most: usize) -> impl Iterator<Item = u32> {
+    pub fn draft(&self, most: usize) -> impl Iterator<Item = u32> {
         let (start, rate) =
             self.found.map_or((self.text.len(), 0.0), |(start, len)| (start, self.rates[len]));
         let mut right = rate;
@@ -60,7 +61,7 @@ impl Drafter {
     }
 
     /// The text goes on with `token`.
-    pub(crate) fn push(&mut self, token: u32) {
+    pub fn push(&mut self, token: u32) {
         if let Some((start, rate)) = self.found {
             let right = f32::from(u8::from(self.text[start] == token));
             self.rates[rate] += (right - self.rates[rate]) * NEWS;

@@ -6,7 +6,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Writer, stop_name},
+    generate::{Writer, context_of, stop_name},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -16,9 +16,6 @@ use std::{
     io::{self, BufRead, IsTerminal, Write},
     path::PathBuf,
 };
-
-/// Context unless asked for more; the cache of a whole long context takes gigabytes.
-const CONTEXT: usize = 4096;
 
 const AFTER: &str = "\
 Lines of their own: /reset forgets the conversation, /exit (or the end of the input) leaves.
@@ -56,12 +53,7 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     let tokenizer = opened.tokenizer()?;
     conversation(&tokenizer, &[Message::new("user", "hello")])?;
     let writer = Writer::load(&opened)?;
-    let most = writer.context();
-    if let Some(ctx) = args.ctx.filter(|&ctx| ctx > most) {
-        let rule = format!("should be 1 to {most}, the model's context, got {ctx}");
-        return Err(fracbit::Error::Option { option: "--ctx", rule }.into());
-    }
-    let ctx = args.ctx.unwrap_or(CONTEXT.min(most));
+    let ctx = context_of(args.ctx, writer.context())?;
     let state = writer.model.state(&StateOptions { context: Some(ctx), ..StateOptions::default() });
     let system: Vec<_> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let mut chat =

@@ -12,6 +12,7 @@ pub(crate) mod profile;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod sensitivity;
+pub(crate) mod serve;
 pub(crate) mod synth;
 pub(crate) mod tune;
 pub(crate) mod verify;
@@ -34,6 +35,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Eval(args) => eval::run(args, context)?,
         Command::Run(args) => run::run(args, context)?,
         Command::Chat(args) => chat::run(args, context)?,
+        Command::Serve(args) => serve::run(args, context)?,
         Command::Inspect(args) => inspect::run(args, context)?,
         Command::Verify(args) => return verify::run(args, context),
         Command::Distortion(args) => distortion::run(args, context)?,

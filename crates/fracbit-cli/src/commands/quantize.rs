@@ -334,7 +334,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         _ => None,
     };
-    let sequential = args.sequential || learned.is_some();
+    // Layer after layer is not for experts: see `fracbit::sequential`.
+    let sequential = args.sequential || learned.is_some() && source.opened.config.experts.is_none();
     let calibration = learned.as_ref().map(|l| Arc::clone(&l.calibration)).or(given);
     let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
     let aids = Aids {

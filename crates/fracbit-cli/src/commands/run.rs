@@ -10,10 +10,10 @@ use crate::{
 };
 use clap::Args;
 use fracbit::Progress;
-use fracbit_io::{Bos, EncodeOptions, Message, PrefixSpace, RenderOptions, Tokenizer};
+use fracbit_io::{EncodeOptions, Message, Tokenizer};
 use fracbit_model::{Sampler, StateOptions};
 use serde_json::json;
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
@@ -130,20 +130,10 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
 
 /// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
 pub(crate) fn conversation(tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-    let Some(template) = tokenizer.chat_template()? else {
+    let Some(tokens) = tokenizer.conversation(messages, &BTreeMap::new())? else {
         let failure = Failure::input("this model has no chat template: it was not trained for conversations");
         return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
     };
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        bos_token: tokenizer.bos_token(),
-        eos_token: tokenizer.eos_token(),
-        ..RenderOptions::default()
-    };
-    let text = template.render(messages, &options)?;
-    // The template writes its special tokens itself.
-    let tokens =
-        tokenizer.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep })?;
     if tokens.is_empty() {
         return Err(Failure::input("the model's chat template should make at least one token of a message"));
     }

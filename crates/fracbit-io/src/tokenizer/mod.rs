@@ -11,6 +11,7 @@
 mod precheck;
 mod stream;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -19,7 +20,7 @@ use serde_json::Value;
 
 pub use stream::TokenStream;
 
-use crate::chat::ChatTemplate;
+use crate::chat::{ChatTemplate, Message, RenderOptions};
 use crate::config::{ModelConfig, clip};
 use crate::error::{Error, read_limited, read_optional};
 
@@ -311,6 +312,30 @@ impl Tokenizer {
             Ok(compiled) => Ok(Some(compiled)),
             Err(rule) => Err(Error::Tokenizer { path: template.path.clone(), rule: rule.clone() }),
         }
+    }
+
+    /// Tokens of a conversation in the chat template, up to where the model's answer begins; `None` where the model has no template. `variables` are
+    /// those of the template besides the messages, such as `enable_thinking`.
+    ///
+    /// # Errors
+    /// [`Error::Template`] when the template refuses the messages; otherwise as for [`Tokenizer::chat_template`] and
+    /// [`Tokenizer::encode`].
+    pub fn conversation(
+        &self,
+        messages: &[Message],
+        variables: &BTreeMap<String, Value>,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        let Some(template) = self.chat_template()? else { return Ok(None) };
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            bos_token: self.bos_token(),
+            eos_token: self.eos_token(),
+            extra: variables.clone(),
+            ..RenderOptions::default()
+        };
+        let text = template.render(messages, &options)?;
+        // The template writes its special tokens itself.
+        self.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep }).map(Some)
     }
 
     fn starts_with_bos(&self, text: &str) -> bool {

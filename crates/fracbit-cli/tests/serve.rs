@@ -1,0 +1,85 @@
+//! `fracbit serve` as a user meets it.
+#![cfg(unix)]
+
+mod common;
+
+use common::{BAD_INPUT, DONE, FAILED, USAGE, command, demo, fracbit, text};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+};
+
+#[test]
+fn what_run_writes_is_what_serve_answers() {
+    let demo = demo();
+    let key = tempfile::NamedTempFile::new().expect("a temporary file");
+    fs::write(&key, "a-key\n").expect("a temporary file");
+    let args = [
+        "serve",
+        text(&demo),
+        "--port",
+        "0",
+        "--name",
+        "mine",
+        "--key-file",
+        text(key.path()),
+        "--temp",
+        "0.5",
+    ];
+    let mut serving =
+        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut out = BufReader::new(serving.stdout.take().expect("piped"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("UTF-8");
+    let address = line.trim().strip_prefix("serving at http://").and_then(|l| l.strip_suffix("/v1"));
+    let address = address.unwrap_or_else(|| panic!("an address: {line}"));
+
+    let body =
+        json!({ "model": "mine", "prompt": "Once upon a time", "max_tokens": 20, "seed": 4 }).to_string();
+    let mut stream = TcpStream::connect(address).expect("a listener");
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer a-key\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("a listener that reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    let answer: Value = serde_json::from_str(body).expect("JSON");
+    let run =
+        ["run", text(&demo), "-p", "Once upon a time", "-n", "20", "--seed", "4", "--temp", "0.5", "--json"];
+    assert_eq!(answer["choices"][0]["text"], fracbit(&run).done().json()["text"]);
+
+    // The shell's own: the program `kill` is not everywhere.
+    let kill = format!("kill -TERM {}", serving.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
+    assert_eq!(serving.wait().expect("a child").code(), Some(DONE));
+    let mut notes = String::new();
+    serving.stderr.take().expect("piped").read_to_string(&mut notes).expect("UTF-8");
+    assert!(notes.contains("`mine`: 4 texts at a time, 512 tokens each"), "{notes}");
+}
+
+#[test]
+fn what_cannot_be_served_is_said_at_once() {
+    let demo = demo();
+    let demo = text(&demo);
+    fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--key-file"]);
+    fracbit(&["serve", demo, "--ctx", "9999"]).failed(USAGE, &["--ctx", "1 to 512", "9999"]);
+    fracbit(&["serve", "no-such-model"]).failed(BAD_INPUT, &["no-such-model"]);
+    let key = tempfile::NamedTempFile::new().expect("a temporary file");
+    for bad in ["", " \n", "two words", "schlüssel"] {
+        fs::write(&key, bad).expect("a temporary file");
+        let args = ["serve", demo, "--key-file", text(key.path())];
+        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one key"]);
+    }
+    fracbit(&["serve", demo, "--key-file", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("a bound socket").port().to_string();
+    fracbit(&["serve", demo, "--port", &port]).failed(FAILED, &[&port, "hint: `--port N`"]);
+}

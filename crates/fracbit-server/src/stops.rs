@@ -1,0 +1,88 @@
+//! Texts that end a text.
+
+/// Looks for stop texts in a text that comes in pieces, and holds back what may be the beginning of one.
+#[derive(Debug)]
+pub(crate) struct Stops {
+    stops: Vec<String>,
+    held: String,
+}
+
+impl Stops {
+    /// Empty texts, which stand everywhere, do not count.
+    pub(crate) fn new(mut stops: Vec<String>) -> Self {
+        stops.retain(|stop| !stop.is_empty());
+        Self { stops, held: String::new() }
+    }
+
+    /// What can be said now that `piece` has come, and whether that was all: a stop text follows.
+    pub(crate) fn push(&mut self, piece: &str) -> (String, bool) {
+        self.held.push_str(piece);
+        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let first = self.held.len().saturating_sub(longest);
+        let begins = |&at: &usize| {
+            self.held.is_char_boundary(at) && self.stops.iter().any(|stop| stop.starts_with(&self.held[at..]))
+        };
+        let keep = (first..self.held.len()).find(begins).unwrap_or(self.held.len());
+        let rest = self.held.split_off(keep);
+        (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// What was held back, when nothing more comes.
+    pub(crate) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
+        let mut found = Stops::new(stops.iter().map(ToString::to_string).collect());
+        let mut said = Vec::new();
+        for piece in pieces {
+            let (text, end) = found.push(piece);
+            said.push(text);
+            if end {
+                return (said, true);
+            }
+        }
+        said.push(found.finish());
+        (said, false)
+    }
+
+    #[test]
+    fn pieces_pass_until_a_stop() {
+        assert_eq!(run(&[], &["a", "b"]).0.concat(), "ab");
+        assert_eq!(run(&[""], &["a", "b"]), (vec!["a".into(), "b".into(), String::new()], false));
+        // Within a piece, across pieces, and the earliest of several.
+        assert_eq!(run(&["END"], &["one END two"]), (vec!["one ".into()], true));
+        assert_eq!(
+            run(&["END"], &["one E", "N", "D"]),
+            (vec!["one ".into(), String::new(), String::new()], true)
+        );
+        assert_eq!(run(&["c", "b"], &["abc"]), (vec!["a".into()], true));
+        // What looked like a stop and was none.
+        assert_eq!(run(&["END"], &["one E", "Nd"]).0, ["one ", "ENd", ""]);
+        assert_eq!(run(&["END"], &["EEN"]).0, ["E", "EN"]);
+        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]).0.concat(), "a");
+        // Characters of several bytes.
+        assert_eq!(run(&["é!"], &["caf", "é", "é", "!"]).0.concat(), "café");
+    }
+
+    #[test]
+    fn cuts_do_not_matter() {
+        let (text, stops) = ("abcabdabcéabcabe", ["abe", "éb", "bcx"]);
+        let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        for &a in &ends {
+            for &b in ends.iter().filter(|&&b| b >= a) {
+                let (said, end) = run(&stops, &[&text[..a], &text[a..b], &text[b..]]);
+                assert_eq!((said.concat().as_str(), end), ("abcabdabcéabc", true), "{a} {b}");
+            }
+        }
+    }
+}
