@@ -8,7 +8,8 @@ use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Isa, Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, SampleConfig, Sampler, Sites, StateOptions,
+    FloatId, KvType, Linear, LinearId, Model, ModelBuilder, RotationMode, SampleConfig, Sampler, Sites,
+    StateOptions,
 };
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -90,12 +91,14 @@ fn decoding_allocates_nothing() {
         let model = model(kind, scheme, &kernels);
         for pool in &pools {
             // Chunks of positions are tasks of their own from 512 on.
-            for (context, batch) in [(5, 1), (600, 1), (600, 3)] {
-                let allocations = pool.install(|| count(&model, context, batch));
+            for (context, batch, kv) in
+                [(5, 1, KvType::I16), (600, 1, KvType::I16), (600, 3, KvType::I16), (600, 3, KvType::I6)]
+            {
+                let allocations = pool.install(|| count(&model, context, batch, kv));
                 let threads = pool.current_num_threads();
                 assert_eq!(
                     allocations, 0,
-                    "{kind}, {scheme}, {threads} threads, context {context}, {batch} sequences"
+                    "{kind}, {scheme}, {threads} threads, context {context}, {batch} sequences, {kv:?}"
                 );
             }
         }
@@ -103,8 +106,8 @@ fn decoding_allocates_nothing() {
 }
 
 /// Allocations of 30 steps, after three that do not count.
-fn count(model: &Model, context: usize, batch: usize) -> usize {
-    let options = StateOptions { context: Some(context + 40), ..StateOptions::default() };
+fn count(model: &Model, context: usize, batch: usize, kv: KvType) -> usize {
+    let options = StateOptions { context: Some(context + 40), kv, ..StateOptions::default() };
     let mut states: Vec<_> = (0..batch).map(|_| model.state(&options)).collect();
     let mut sampler = Sampler::new(SampleConfig { temperature: 0.0, ..SampleConfig::default() })
         .expect("a good configuration");

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fracbit_io::{Bos, EncodeOptions, ModelConfig, PrefixSpace, Tokenizer};
-use fracbit_model::{GenerateOptions, Generation, Model, RotationMode, SampleConfig, Sampler, StateOptions};
+use fracbit_model::{
+    GenerateOptions, Generation, KvType, Model, RotationMode, SampleConfig, Sampler, StateOptions,
+};
 use fracbit_server::{Options, Server};
 use fracbit_tests::{Source, demo_model, load, stories};
 use serde_json::{Value, json};
@@ -50,6 +52,7 @@ fn options() -> Options {
         slots: 4,
         queue: 64,
         context: 384,
+        kv: KvType::I16,
         sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
         key: None,
         end_tokens: Vec::new(),

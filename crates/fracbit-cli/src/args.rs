@@ -1,9 +1,10 @@
 //! Flags that several commands share, and the readers of their values. Nothing here touches a file.
 
+use crate::failure::{Exit, Failure};
 use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Scheme};
-use fracbit_model::{RotationMode, SampleConfig};
+use fracbit_model::{KvType, RotationMode, SampleConfig};
 use std::{
     convert::Infallible,
     fmt,
@@ -328,6 +329,53 @@ impl From<CodeName> for Code {
             CodeName::Hyb => Self::Hyb,
         }
     }
+}
+
+/// What the cache of keys and values is made of.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Bits of a number in the cache of keys and values: fewer let longer texts fit, and be decoded sooner.
+    #[arg(long, value_name = "BITS", value_enum, default_value_t)]
+    kv: KvBits,
+}
+
+impl CacheArgs {
+    /// The element type.
+    pub(crate) fn kv(self) -> KvType {
+        match self.kv {
+            KvBits::Sixteen => KvType::I16,
+            KvBits::Eight => KvType::I8,
+            KvBits::Six => KvType::I6,
+            KvBits::Four => KvType::I4,
+        }
+    }
+
+    /// Refuses what a GPU does not do.
+    pub(crate) fn on_device(self) -> Result<(), Failure> {
+        if self.kv == KvBits::Sixteen {
+            return Ok(());
+        }
+        let rule = "`--kv` should be 16 with `--device cuda`: on a GPU the cache is in half precision";
+        Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
+    }
+}
+
+/// Bits of a number in a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum KvBits {
+    /// As good as exact.
+    #[default]
+    #[value(name = "16")]
+    Sixteen,
+    /// Half the memory, next to no loss.
+    #[value(name = "8")]
+    Eight,
+    /// Keys of 8 bits and values of 4: three eighths of the memory, a small loss.
+    #[value(name = "6")]
+    Six,
+    /// A quarter of the memory; loses about as much as weights of 4 bits do.
+    #[value(name = "4")]
+    Four,
 }
 
 /// A rotation by name.

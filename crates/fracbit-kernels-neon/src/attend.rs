@@ -2,12 +2,12 @@
 //! made of vectors by the compiler because NEON is part of every aarch64 target.
 //!
 //! Sixteen positions (of scores) or dimensions (of weighted sums) are loaded as pairs apart, first and second numbers, for up to four rows on the
-//! left: sixteen sums, four vectors of pairs, and the two numbers of a row.
+//! left: sixteen sums, four vectors of pairs, and the two numbers of a row. Numbers of 8 and 4 bits are widened as they are loaded.
 
 use crate::{dense::products, neon::*};
 use fracbit_kernels::{
     Isa, Vectors,
-    vectors::{KEY_BLOCK, Scores, Slots, WEIGHT_BLOCK, Weigh, attend, plain},
+    vectors::{Ints, KEY_BLOCK, LEVELS, Scores, Slots, UNIT, WEIGHT_BLOCK, Weigh, attend, plain},
 };
 
 /// The operations of this instruction set.
@@ -40,25 +40,50 @@ const LANES: usize = KEY_BLOCK;
 /// Sums of sixteen lanes.
 type Sums = [int32x4_t; LANES / 4];
 
-/// Sums over pairs of numbers of `Q` rows on the left, `stride` apart, with pairs of sixteen lanes, `step` apart.
+/// Sixteen pairs of numbers of `BITS` bits, eight and eight, first and second numbers apart.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn load<const BITS: usize>(at: *const u8) -> [int16x8x2_t; 2] {
+    // SAFETY: promised by the caller; `LEVELS` has sixteen bytes.
+    let [first, second] = unsafe {
+        match BITS {
+            16 => return [vld2q_s16(at.cast()), vld2q_s16(at.cast::<i16>().add(LANES))],
+            8 => {
+                let pairs = vld2q_s8(at.cast());
+                [pairs.0, pairs.1]
+            }
+            _ => {
+                let (levels, places) = (vld1q_s8(LEVELS.as_ptr()), vld1q_u8(at));
+                let low = vqtbl1q_s8(levels, vandq_u8(places, vdupq_n_u8(15)));
+                let high = vqtbl1q_s8(levels, vshrq_n_u8::<4>(places));
+                [vuzp1q_s8(low, high), vuzp2q_s8(low, high)]
+            }
+        }
+    };
+    [
+        int16x8x2_t(vmovl_s8(vget_low_s8(first)), vmovl_s8(vget_low_s8(second))),
+        int16x8x2_t(vmovl_high_s8(first), vmovl_high_s8(second)),
+    ]
+}
+
+/// Sums over pairs of numbers of `Q` rows on the left, `stride` apart, with pairs of sixteen lanes of `BITS` bits, `step` bytes apart.
 ///
 /// # Safety
 /// There are `pairs` of both.
 #[inline(always)]
-unsafe fn sums<const Q: usize>(
+unsafe fn sums<const Q: usize, const BITS: usize>(
     left: *const i16,
     stride: usize,
-    right: *const i16,
+    right: *const u8,
     step: usize,
     pairs: usize,
 ) -> [Sums; Q] {
     let mut sums = [[vdupq_n_s32(0); LANES / 4]; Q];
     for pair in 0..pairs {
         // SAFETY: promised by the caller.
-        let halves = unsafe {
-            let at = right.add(pair * step);
-            [vld2q_s16(at), vld2q_s16(at.add(LANES))]
-        };
+        let halves = unsafe { load::<BITS>(right.add(pair * step)) };
         for (q, sums) in sums.iter_mut().enumerate() {
             // SAFETY: promised by the caller.
             let [a, b] = unsafe { left.add(q * stride + 2 * pair).cast::<[i16; 2]>().read_unaligned() };
@@ -76,7 +101,21 @@ unsafe fn sums<const Q: usize>(
 /// # Safety
 /// Lengths as `Vectors::scores` checks them.
 unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
-    let (count, out) = (args.query_scales.len(), out.as_mut_ptr());
+    let out = out.as_mut_ptr();
+    // SAFETY: promised by the caller; the keys are of as many bits as said.
+    unsafe {
+        match args.keys {
+            Ints::I16(keys) => scores_of::<16>(args, keys.as_ptr().cast(), out),
+            Ints::I8(keys) => scores_of::<8>(args, keys.as_ptr().cast(), out),
+            Ints::I4(keys) => scores_of::<4>(args, keys.as_ptr(), out),
+        }
+    }
+}
+
+/// # Safety
+/// As [`scores`]; the keys, at `keys`, are of `BITS` bits.
+unsafe fn scores_of<const BITS: usize>(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
+    let count = args.query_scales.len();
     let mut q = 0;
     while q < count {
         let rows = if count - q >= 4 { 4 } else { 1 };
@@ -84,9 +123,9 @@ unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
             // SAFETY: queries and a block inside of all.
             unsafe {
                 if rows == 4 {
-                    some_scores::<4>(args, q, block, out);
+                    some_scores::<4, BITS>(args, keys, q, block, out);
                 } else {
-                    some_scores::<1>(args, q, block, out);
+                    some_scores::<1, BITS>(args, keys, q, block, out);
                 }
             }
         }
@@ -97,12 +136,19 @@ unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
 /// # Safety
 /// `Q` queries from `first` on, and the block, inside of all.
 #[inline(always)]
-unsafe fn some_scores<const Q: usize>(args: &Scores<'_>, first: usize, block: usize, out: *mut f32) {
-    let Scores { queries, query_scales, dim, keys, key_scales, stride } = *args;
+unsafe fn some_scores<const Q: usize, const BITS: usize>(
+    args: &Scores<'_>,
+    keys: *const u8,
+    first: usize,
+    block: usize,
+    out: *mut f32,
+) {
+    let Scores { queries, query_scales, dim, key_scales, stride, .. } = *args;
+    let row = 2 * KEY_BLOCK * BITS / 8;
     // SAFETY: promised by the caller.
     unsafe {
-        let keys = keys.as_ptr().add(block * dim * KEY_BLOCK);
-        let sums = sums::<Q>(queries.as_ptr().add(first * dim), dim, keys, 2 * KEY_BLOCK, dim / 2);
+        let keys = keys.add(block * (dim / 2) * row);
+        let sums = sums::<Q, BITS>(queries.as_ptr().add(first * dim), dim, keys, row, dim / 2);
         for (q, sums) in (first..).zip(sums) {
             for (v, sum) in sums.into_iter().enumerate() {
                 let at = block * KEY_BLOCK + 4 * v;
@@ -116,6 +162,19 @@ unsafe fn some_scores<const Q: usize>(args: &Scores<'_>, first: usize, block: us
 /// # Safety
 /// Lengths as `Vectors::weigh` checks them.
 unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+    // SAFETY: promised by the caller; the values are of as many bits as said.
+    unsafe {
+        match args.values {
+            Ints::I16(values) => weigh_of::<16>(args, values.as_ptr().cast(), out),
+            Ints::I8(values) => weigh_of::<8>(args, values.as_ptr().cast(), out),
+            Ints::I4(values) => weigh_of::<4>(args, values.as_ptr(), out),
+        }
+    }
+}
+
+/// # Safety
+/// As [`weigh`]; the values, at `values`, are of `BITS` bits.
+unsafe fn weigh_of<const BITS: usize>(args: &Weigh<'_>, values: *const u8, out: &mut [f32]) {
     let (dim, count) = (args.dim, out.len() / args.dim);
     let whole = dim / LANES * LANES;
     for block in 0..args.positions().div_ceil(WEIGHT_BLOCK) {
@@ -126,9 +185,9 @@ unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
                 // SAFETY: queries, the block and columns inside of all.
                 unsafe {
                     if rows == 4 {
-                        some_sums::<4>(args, q, block, column, out.as_mut_ptr());
+                        some_sums::<4, BITS>(args, values, q, block, column, out.as_mut_ptr());
                     } else {
-                        some_sums::<1>(args, q, block, column, out.as_mut_ptr());
+                        some_sums::<1, BITS>(args, values, q, block, column, out.as_mut_ptr());
                     }
                 }
             }
@@ -143,8 +202,9 @@ unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
 /// # Safety
 /// `Q` queries from `first` on, the block, and sixteen dimensions from `column` on, inside of all.
 #[inline(always)]
-unsafe fn some_sums<const Q: usize>(
+unsafe fn some_sums<const Q: usize, const BITS: usize>(
     args: &Weigh<'_>,
+    values: *const u8,
     first: usize,
     block: usize,
     column: usize,
@@ -152,11 +212,14 @@ unsafe fn some_sums<const Q: usize>(
 ) {
     let (dim, at) = (args.dim, block * WEIGHT_BLOCK);
     let pairs = (args.positions() - at).min(WEIGHT_BLOCK) / 2;
+    let bytes = |numbers: usize| numbers * BITS / 8;
+    // Rows of 4 bits are whole units, with which columns begin.
+    let row = if BITS == 4 { bytes(2 * dim).next_multiple_of(UNIT / 2) } else { bytes(2 * dim) };
     // SAFETY: promised by the caller.
     unsafe {
         let weights = args.weights.as_ptr().add(first * args.stride + at);
-        let values = args.values.as_ptr().add(at * dim + 2 * column);
-        let sums = sums::<Q>(weights, args.stride, values, 2 * dim, pairs);
+        let values = values.add(at / 2 * row + bytes(2 * column));
+        let sums = sums::<Q, BITS>(weights, args.stride, values, row, pairs);
         for (q, sums) in (first..).zip(sums) {
             let scale = args.scale(q, block);
             for (v, sum) in sums.into_iter().enumerate() {

@@ -4,9 +4,9 @@
 
 use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t, uint8x8_t};
 pub(crate) use std::arch::aarch64::{
-    float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int32x4_t, uint8x16_t, uint8x16x2_t, uint8x16x4_t,
-    uint16x8_t, uint32x4_t, vld1_u8, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8, vld1q_u16,
-    vld2q_f32, vld2q_s16, vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
+    float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int16x8x2_t, int32x4_t, uint8x16_t, uint8x16x2_t,
+    uint8x16x4_t, uint16x8_t, uint32x4_t, vld1_u8, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8,
+    vld1q_u16, vld2q_f32, vld2q_s8, vld2q_s16, vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
 };
 
 macro_rules! safe {
@@ -27,6 +27,9 @@ safe! {
     vshlq_n_s8[const N: i32](a: int8x16_t) -> int8x16_t;
     vshlq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
     vfmaq_n_f32(a: float32x4_t, b: float32x4_t, c: f32) -> float32x4_t;
+    vqtbl1q_s8(a: int8x16_t, b: uint8x16_t) -> int8x16_t;
+    vuzp1q_s8(a: int8x16_t, b: int8x16_t) -> int8x16_t;
+    vuzp2q_s8(a: int8x16_t, b: int8x16_t) -> int8x16_t;
     vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vzip1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vzip2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
@@ -49,6 +52,8 @@ safe! {
     vmlal_high_n_s16(a: int32x4_t, b: int16x8_t, c: i16) -> int32x4_t;
     vmlal_laneq_s16[const N: i32](a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
     vmlal_n_s16(a: int32x4_t, b: int16x4_t, c: i16) -> int32x4_t;
+    vmovl_high_s8(a: int8x16_t) -> int16x8_t;
+    vmovl_s8(a: int8x8_t) -> int16x8_t;
     vmovl_u8(a: uint8x8_t) -> uint16x8_t;
     vmlaq_u16(a: uint16x8_t, b: uint16x8_t, c: uint16x8_t) -> uint16x8_t;
     vmull_high_s8(a: int8x16_t, b: int8x16_t) -> int16x8_t;

@@ -4,11 +4,11 @@
 ///
 /// Keys and values come in pairs, of dimensions and of positions, which the instruction that multiplies 16-bit integers adds up: no horizontal sum
 /// is needed. A vector of them is loaded once for up to four rows on the left (queries, weights), whose pairs are spread over the
-/// lanes; sums of different rows and vectors are independent and hide each other's latency.
+/// lanes; sums of different rows and vectors are independent and hide each other's latency. Numbers of 8 and 4 bits are widened as they are loaded.
 macro_rules! attend {
-    ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:path, $spread:path, $dot:path, $to_float:path,
+    ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:ident, $spread:path, $dot:path, $to_float:path,
      $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path) => {
-        use fracbit_kernels::vectors::{KEY_BLOCK, Scores, WEIGHT_BLOCK, Weigh, attend};
+        use fracbit_kernels::vectors::{Ints, KEY_BLOCK, Scores, UNIT, WEIGHT_BLOCK, Weigh, attend};
 
         /// Lanes of a vector.
         const LANES: usize = $lanes;
@@ -20,13 +20,13 @@ macro_rules! attend {
             stride: usize,
         }
 
-        /// Vectors of pairs.
+        /// Vectors of pairs of `BITS` bits each number.
         #[derive(Clone, Copy)]
-        struct Panel {
-            at: *const i16,
-            /// Elements from one vector to its neighbour.
+        struct Panel<const BITS: usize> {
+            at: *const u8,
+            /// Bytes from one vector to its neighbour. Of 4 bits, two short vectors share theirs.
             gap: usize,
-            /// Elements from a pair to the next.
+            /// Bytes from a row of pairs to the next.
             step: usize,
             pairs: usize,
             /// They may come from memory.
@@ -37,18 +37,22 @@ macro_rules! attend {
         /// The features; `Q` rows, and as many pairs of `V` vectors as said.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn sums<const Q: usize, const V: usize>(left: Left, panel: Panel) -> [[$int; V]; Q] {
+        unsafe fn sums<const Q: usize, const V: usize, const BITS: usize>(
+            left: Left,
+            panel: Panel<BITS>,
+        ) -> [[$int; V]; Q] {
             let reads = crate::reads::Reads::of_machine();
             let mut sums = [[$zero(); V]; Q];
             let (mut left_at, mut at) = (left.at, panel.at);
             for _ in 0..panel.pairs {
-                let vector = |v: usize| at.wrapping_add(v * panel.gap);
                 if panel.far {
                     // Two short vectors share a line.
-                    (0..V).step_by(64 / (4 * LANES)).for_each(|v| reads.ask(vector(v).cast(), 64));
+                    (0..V)
+                        .step_by(64 / (4 * LANES))
+                        .for_each(|v| reads.ask(at.wrapping_add(v * panel.gap), 64));
                 }
                 // SAFETY: promised by the caller.
-                let row: [$int; V] = std::array::from_fn(|v| unsafe { $load(vector(v).cast()) });
+                let row: [$int; V] = std::array::from_fn(|v| unsafe { $load::<BITS>(at, panel.gap, v) });
                 for (q, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: promised by the caller.
                     let pair = unsafe { left_at.add(q * left.stride).cast::<i32>().read_unaligned() };
@@ -76,7 +80,22 @@ macro_rules! attend {
         /// The features, and lengths as `Vectors::scores` checks them.
         #[target_feature(enable = $features)]
         pub(super) unsafe fn scores(args: &Scores<'_>, out: &mut [f32]) {
-            let (count, out) = (args.query_scales.len(), out.as_mut_ptr());
+            let out = out.as_mut_ptr();
+            // SAFETY: promised by the caller; the keys are of as many bits as said.
+            unsafe {
+                match args.keys {
+                    Ints::I16(keys) => scores_of::<16>(args, keys.as_ptr().cast(), out),
+                    Ints::I8(keys) => scores_of::<8>(args, keys.as_ptr().cast(), out),
+                    Ints::I4(keys) => scores_of::<4>(args, keys.as_ptr(), out),
+                }
+            }
+        }
+
+        /// # Safety
+        /// As [`scores`]; the keys, at `keys`, are of `BITS` bits.
+        #[target_feature(enable = $features)]
+        unsafe fn scores_of<const BITS: usize>(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
+            let count = args.query_scales.len();
             let mut q = 0;
             while q < count {
                 let rows = rows_of(count - q);
@@ -86,12 +105,12 @@ macro_rules! attend {
                     // SAFETY: rows and positions inside of all.
                     unsafe {
                         match (rows, vectors) {
-                            (4, 1) => some_scores::<4, 1>(args, q, position, out),
-                            (4, _) => some_scores::<4, $most>(args, q, position, out),
-                            (2, 1) => some_scores::<2, 1>(args, q, position, out),
-                            (2, _) => some_scores::<2, $most>(args, q, position, out),
-                            (_, 1) => some_scores::<1, 1>(args, q, position, out),
-                            _ => some_scores::<1, $most>(args, q, position, out),
+                            (4, 1) => some_scores::<4, 1, BITS>(args, keys, q, position, out),
+                            (4, _) => some_scores::<4, $most, BITS>(args, keys, q, position, out),
+                            (2, 1) => some_scores::<2, 1, BITS>(args, keys, q, position, out),
+                            (2, _) => some_scores::<2, $most, BITS>(args, keys, q, position, out),
+                            (_, 1) => some_scores::<1, 1, BITS>(args, keys, q, position, out),
+                            _ => some_scores::<1, $most, BITS>(args, keys, q, position, out),
                         }
                     }
                     position += vectors * LANES;
@@ -104,25 +123,27 @@ macro_rules! attend {
         /// The features; `Q` queries from `q` on, `V` vectors of positions from `position` on, and their scores, inside of all.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn some_scores<const Q: usize, const V: usize>(
+        unsafe fn some_scores<const Q: usize, const V: usize, const BITS: usize>(
             args: &Scores<'_>,
+            keys: *const u8,
             q: usize,
             position: usize,
             out: *mut f32,
         ) {
-            let block = args.dim * KEY_BLOCK;
+            let bytes = |numbers: usize| numbers * BITS / 8;
+            let block = bytes(args.dim * KEY_BLOCK);
             let (nth, lane) = (position / KEY_BLOCK, position % KEY_BLOCK);
             // SAFETY: promised by the caller; neighbouring vectors are halves of a block where they are shorter than it.
             unsafe {
                 let left = Left { at: args.queries.as_ptr().add(q * args.dim), stride: args.dim };
                 let panel = Panel {
-                    at: args.keys.as_ptr().add(nth * block + 2 * lane),
-                    gap: if LANES < KEY_BLOCK { 2 * LANES } else { block },
-                    step: 2 * KEY_BLOCK,
+                    at: keys.add(nth * block + bytes(2 * lane)),
+                    gap: if LANES < KEY_BLOCK { bytes(2 * LANES) } else { block },
+                    step: bytes(2 * KEY_BLOCK),
                     pairs: args.dim / 2,
                     far: q == 0,
                 };
-                let sums = sums::<Q, V>(left, panel);
+                let sums = sums::<Q, V, BITS>(left, panel);
                 for (q, sums) in (q..).zip(sums) {
                     let query_scale = $same(*args.query_scales.get_unchecked(q));
                     for (v, sum) in sums.into_iter().enumerate() {
@@ -138,6 +159,20 @@ macro_rules! attend {
         /// The features, and lengths as `Vectors::weigh` checks them.
         #[target_feature(enable = $features)]
         pub(super) unsafe fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
+            // SAFETY: promised by the caller; the values are of as many bits as said.
+            unsafe {
+                match args.values {
+                    Ints::I16(values) => weigh_of::<16>(args, values.as_ptr().cast(), out),
+                    Ints::I8(values) => weigh_of::<8>(args, values.as_ptr().cast(), out),
+                    Ints::I4(values) => weigh_of::<4>(args, values.as_ptr(), out),
+                }
+            }
+        }
+
+        /// # Safety
+        /// As [`weigh`]; the values, at `values`, are of `BITS` bits.
+        #[target_feature(enable = $features)]
+        unsafe fn weigh_of<const BITS: usize>(args: &Weigh<'_>, values: *const u8, out: &mut [f32]) {
             let (dim, positions) = (args.dim, args.positions());
             let (count, whole) = (out.len() / dim, dim / LANES * LANES);
             let to = out.as_mut_ptr();
@@ -151,12 +186,12 @@ macro_rules! attend {
                         // SAFETY: rows and columns inside of all.
                         unsafe {
                             match (rows, vectors) {
-                                (4, 1) => some_sums::<4, 1>(args, q, block, column, to),
-                                (4, _) => some_sums::<4, $most>(args, q, block, column, to),
-                                (2, 1) => some_sums::<2, 1>(args, q, block, column, to),
-                                (2, _) => some_sums::<2, $most>(args, q, block, column, to),
-                                (_, 1) => some_sums::<1, 1>(args, q, block, column, to),
-                                _ => some_sums::<1, $most>(args, q, block, column, to),
+                                (4, 1) => some_sums::<4, 1, BITS>(args, values, q, block, column, to),
+                                (4, _) => some_sums::<4, $most, BITS>(args, values, q, block, column, to),
+                                (2, 1) => some_sums::<2, 1, BITS>(args, values, q, block, column, to),
+                                (2, _) => some_sums::<2, $most, BITS>(args, values, q, block, column, to),
+                                (_, 1) => some_sums::<1, 1, BITS>(args, values, q, block, column, to),
+                                _ => some_sums::<1, $most, BITS>(args, values, q, block, column, to),
                             }
                         }
                         column += vectors * LANES;
@@ -173,26 +208,30 @@ macro_rules! attend {
         /// The features; `Q` queries from `q` on and `V` vectors of dimensions from `column` on, inside of all.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn some_sums<const Q: usize, const V: usize>(
+        unsafe fn some_sums<const Q: usize, const V: usize, const BITS: usize>(
             args: &Weigh<'_>,
+            values: *const u8,
             q: usize,
             block: usize,
             column: usize,
             out: *mut f32,
         ) {
             let (dim, first) = (args.dim, block * WEIGHT_BLOCK);
+            let bytes = |numbers: usize| numbers * BITS / 8;
+            // Rows of 4 bits are whole units, with which columns begin.
+            let row = if BITS == 4 { bytes(2 * dim).next_multiple_of(UNIT / 2) } else { bytes(2 * dim) };
             // SAFETY: promised by the caller.
             unsafe {
                 let left =
                     Left { at: args.weights.as_ptr().add(q * args.stride + first), stride: args.stride };
                 let panel = Panel {
-                    at: args.values.as_ptr().add(first * dim + 2 * column),
-                    gap: 2 * LANES,
-                    step: 2 * dim,
+                    at: values.add(first / 2 * row + bytes(2 * column)),
+                    gap: bytes(2 * LANES),
+                    step: row,
                     pairs: (args.positions() - first).min(WEIGHT_BLOCK) / 2,
                     far: q == 0,
                 };
-                let sums = sums::<Q, V>(left, panel);
+                let sums = sums::<Q, V, BITS>(left, panel);
                 for (q, sums) in (q..).zip(sums) {
                     let scale = $same(args.scale(q, block));
                     for (v, sum) in sums.into_iter().enumerate() {

@@ -253,7 +253,7 @@ impl<'a> Attention<'a> {
         // Blocks begin at multiples of their size, as chunks do: who else looks at them does not matter.
         let from = span.start / WEIGHT_BLOCK * WEIGHT_BLOCK;
         match cache.keys(kv_head, from, span.end) {
-            Rows::I16 { ints: keys, scales: key_scales } => {
+            Rows::Ints { ints: keys, scales: key_scales } => {
                 let ints = &mut ints[..queries.len()];
                 let query_scales = &mut query_scales[..count];
                 for ((query, ints), scale) in
@@ -278,7 +278,7 @@ impl<'a> Attention<'a> {
         let values = &mut values[..count * d];
         values.fill(0.0);
         match cache.values(kv_head, from, span.end) {
-            Rows::I16 { ints: cached, scales } => {
+            Rows::Ints { ints: cached, scales } => {
                 const BLOCKS: usize = CHUNK / WEIGHT_BLOCK;
                 let all = (span.end - from).div_ceil(WEIGHT_BLOCK);
                 // What a query sees, counted from `from`: nothing unless said.
@@ -385,7 +385,7 @@ mod tests {
     fn matches_the_definition_at_every_edge() {
         let (d, kv_heads) = (6, 2);
         let vectors = Vectors::scalar();
-        for kind in [KvType::F32, KvType::I16] {
+        for kind in [KvType::F32, KvType::I16, KvType::I8, KvType::I6, KvType::I4] {
             for (first, rows) in [(0, 1), (0, 33), (31, 1), (40, 40), (511, 2), (1030, 1), (1500, 9)] {
                 let states = [state(kind, kv_heads, d, first, rows)];
                 for group in [1, 3, 40] {
@@ -425,8 +425,11 @@ mod tests {
         let (d, kv_heads, group, rows) = (8, 2, 3, 70);
         let vectors = Vectors::scalar();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-        for (first, window) in [(0, None), (0, Some(5)), (1000, None), (1000, Some(600))] {
-            let whole_state = [state(KvType::I16, kv_heads, d, first, rows)];
+        let cases = [(0, None), (0, Some(5)), (1000, None), (1000, Some(600))];
+        for ((first, window), kind) in
+            cases.into_iter().flat_map(|case| [KvType::I16, KvType::I6, KvType::I4].map(|kind| (case, kind)))
+        {
+            let whole_state = [state(kind, kv_heads, d, first, rows)];
             let per_head = rows * group * d;
             let queries = noise(kv_heads * per_head, 3);
             let with = |states: &[State], rows: usize, queries: &[f32], threads: bool| {
@@ -448,14 +451,14 @@ mod tests {
                 (0..kv_heads).flat_map(|head| of(head).to_vec()).collect()
             };
             for row in [0, 1, 33, 69] {
-                let states = [state(KvType::I16, kv_heads, d, first + row, rows - row)];
+                let states = [state(kind, kv_heads, d, first + row, rows - row)];
                 for threads in [false, true] {
                     let one = with(&states, 1, &pick(&queries, row), threads);
                     assert_eq!(one, pick(&whole, row), "row {row}, window {window:?}, {threads}");
                 }
             }
             // Two sequences side by side, of different lengths.
-            let states = [2, 40].map(|row| state(KvType::I16, kv_heads, d, first + row, rows - row));
+            let states = [2, 40].map(|row| state(kind, kv_heads, d, first + row, rows - row));
             let join = |all: &[f32]| -> Vec<f32> {
                 let (a, b) = (pick(all, 2), pick(all, 40));
                 let parts = a.chunks(group * d).zip(b.chunks(group * d));

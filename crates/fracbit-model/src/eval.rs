@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use crate::sample::argmax;
 use crate::state::{State, StateOptions};
-use crate::{Error, Model};
+use crate::{Error, KvType, Model};
 
 /// How to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub fn nll<W: AsRef<[u32]>>(
     Ok(total)
 }
 
-/// Runs a baseline and a model over the same windows; `progress` as for [`nll`].
+/// Runs a baseline and a model over the same windows; `progress` as for [`nll`]. Where the cache has fewer than 16 bits, that of the baseline has 16.
 ///
 /// # Errors
 /// As for [`nll`], and [`Error::Vocabularies`].
@@ -132,7 +132,10 @@ pub fn compare<W: AsRef<[u32]>>(
     if vocabularies.0 != vocabularies.1 {
         return Err(Error::Vocabularies(vocabularies.0, vocabularies.1));
     }
-    let (mut a, mut b) = (Runner::new(baseline, windows, options)?, Runner::new(model, windows, options)?);
+    let kv = if options.state.kv.turns() { KvType::I16 } else { options.state.kv };
+    let of_baseline = EvalOptions { state: StateOptions { kv, ..options.state }, ..*options };
+    let (mut a, mut b) =
+        (Runner::new(baseline, windows, &of_baseline)?, Runner::new(model, windows, options)?);
     let mut total = Comparison::default();
     for window in windows {
         let window = window.as_ref();

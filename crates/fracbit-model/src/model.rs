@@ -513,6 +513,9 @@ const PARALLEL_ROWS: usize = 4;
 /// Numbers of a task of an elementwise operation: microseconds of work.
 pub(crate) const TASK: usize = 4096;
 
+/// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of two.
+const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
+
 /// One forward pass: some rows, the same number of each state.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
@@ -606,7 +609,7 @@ impl Pass<'_> {
         }
         let [query_norm, key_norm] = [&layer.query_norm, &layer.key_norm]
             .map(|norm| norm.as_deref().filter(|_| config.qk_norm == QkNorm::Heads));
-        self.prepare_heads(k, key_norm, turn);
+        self.prepare_heads(states, k, key_norm, turn);
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
         for (state, (k, v)) in states.iter_mut().zip(parts) {
@@ -614,7 +617,7 @@ impl Pass<'_> {
             let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
             state.layers[index].write(&model.vectors, crew, first, k, v);
         }
-        self.prepare_heads(q, query_norm, turn);
+        self.prepare_heads(states, q, query_norm, turn);
         let grouped = &mut s.grouped[..rows * q_dim];
         self.group_queries(q, grouped);
         let attention = Attention {
@@ -725,9 +728,16 @@ impl Pass<'_> {
         self.each(y, |at, y| self.model.vectors.add(&x[at..][..y.len()], y));
     }
 
-    /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
-    fn prepare_heads(self, x: &mut [f32], norm: Option<&[f32]>, turn: Option<(&[f32], &[f32])>) {
+    /// Norm, RoPE and the rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
+    fn prepare_heads(
+        self,
+        states: &[State],
+        x: &mut [f32],
+        norm: Option<&[f32]>,
+        turn: Option<(&[f32], &[f32])>,
+    ) {
         let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
+        let each = self.rows / states.len();
         self.each_row(x, |row, x| {
             if let Some(norm) = norm {
                 let mut copy = [0.0; MAX_HEAD_DIM];
@@ -739,6 +749,12 @@ impl Pass<'_> {
             if let Some((cos, sin)) = turn {
                 let span = row * half..(row + 1) * half;
                 model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
+            }
+            if let Some(rotation) = &states[row / each].turn {
+                match rotation.scratch_len() {
+                    0 => rotation.apply_rows_with(x, &mut []),
+                    len => rotation.apply_rows_with(x, &mut [0.0; TURN_SCRATCH][..len]),
+                }
             }
         });
     }

@@ -2,6 +2,7 @@
 
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Numbers;
+use fracbit_rotation::Rotation;
 
 use crate::Error;
 use crate::attention::work_len;
@@ -40,6 +41,8 @@ const STEP: usize = 64;
 pub struct State {
     pub(crate) layers: Vec<KvLayer>,
     pub(crate) scratch: Scratch,
+    /// Of queries and keys of every head, where the cache wants them so.
+    pub(crate) turn: Option<Rotation>,
     shape: StateShape,
     capacity: usize,
     len: usize,
@@ -89,6 +92,9 @@ impl State {
         Self {
             layers: (0..config.num_hidden_layers()).map(|_| layer()).collect(),
             scratch,
+            turn: options.kv.turns().then(|| {
+                Rotation::new(config.head_dim, 0, 0).expect("heads are narrow enough to be rotated")
+            }),
             shape: StateShape::of(config),
             capacity,
             len: 0,
@@ -118,8 +124,8 @@ impl State {
     #[must_use]
     pub fn cache_bytes(config: &ModelConfig, options: &StateOptions) -> usize {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
-        let row = options.kv.row_bytes(config.head_dim);
-        let position = 2 * config.num_hidden_layers() * config.num_key_value_heads * row;
+        let pair = options.kv.pair_bytes(config.head_dim);
+        let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
         position.saturating_mul(capacity)
     }
 

@@ -266,6 +266,39 @@ fn tell(model: &Model, kv: KvType, sampling: SampleConfig, prompt: &[u32], guess
 }
 
 #[test]
+fn caches_of_every_kind_live_side_by_side() {
+    const KINDS: [KvType; 5] = [KvType::I16, KvType::I4, KvType::F32, KvType::I8, KvType::I6];
+    for r in references().unwrap_or_default() {
+        let source = r.source(RotationMode::Fold, 7);
+        let mut model = Model::from_source(&source).unwrap();
+        for id in LinearId::all(source.config()) {
+            let matrix = pack(&source.linear(id).unwrap());
+            model.replace(id, Linear::packed(matrix, source.bias(id).unwrap()).unwrap()).unwrap();
+        }
+        let (width, tokens) = (source.config().hidden_size, &r.tokens[..16]);
+        let mut states = KINDS.map(|kv| model.state(&StateOptions { kv, ..F32 }));
+        let (mut hidden, mut together) = (Vec::new(), vec![Vec::new(); KINDS.len()]);
+        for &token in tokens {
+            model.forward_batch(&mut states, &[token; KINDS.len()], &mut hidden).unwrap();
+            together.iter_mut().zip(hidden.chunks(width)).for_each(|(all, row)| all.extend_from_slice(row));
+        }
+        for (kv, together) in KINDS.into_iter().zip(&together) {
+            for chunk in [1, 7, 16] {
+                let mut state = model.state(&StateOptions { kv, chunk, ..F32 });
+                model.forward(&mut state, tokens, &mut hidden).unwrap();
+                assert!(hidden == *together, "{} {kv:?} chunks of {chunk}", r.name);
+                // What is forgotten leaves nothing behind.
+                state.truncate(5);
+                model.forward(&mut state, &tokens[5..], &mut hidden).unwrap();
+                assert!(hidden == together[5 * width..], "{} {kv:?} again", r.name);
+            }
+        }
+        let distinct = |i: usize| together[..i].iter().all(|other| *other != together[i]);
+        assert!((1..KINDS.len()).all(distinct), "{}: kinds differ", r.name);
+    }
+}
+
+#[test]
 fn guesses_change_no_bit() {
     let mut all = 0;
     for r in references().unwrap_or_default() {
@@ -280,7 +313,14 @@ fn guesses_change_no_bit() {
         let drawn =
             SampleConfig { temperature: 0.3, top_p: 0.9, repetition_penalty: 1.05, seed: 3, ..greedy };
         let prompt = [&r.tokens[..9], &r.tokens[..9]].concat();
-        for (model, kv) in [(&dense, KvType::F32), (&packed, KvType::F32), (&packed, KvType::I16)] {
+        for (model, kv) in [
+            (&dense, KvType::F32),
+            (&packed, KvType::F32),
+            (&packed, KvType::I16),
+            (&packed, KvType::I8),
+            (&packed, KvType::I6),
+            (&packed, KvType::I4),
+        ] {
             for sampling in [greedy, drawn] {
                 let (want, none) = tell(model, kv, sampling, &prompt, 0);
                 assert_eq!(none, 0);

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use fracbit_io::{TokenStream, Tokenizer};
-use fracbit_model::{Drafter, Error, Model, Sampler, State, StateOptions};
+use fracbit_model::{Drafter, Error, KvType, Model, Sampler, State, StateOptions};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::stops::Stops;
@@ -75,6 +75,7 @@ pub(crate) struct Engine<'a> {
     pub(crate) slots: usize,
     /// Most tokens of a text with its prompt.
     pub(crate) context: usize,
+    pub(crate) kv: KvType,
 }
 
 /// A text on its way.
@@ -163,7 +164,7 @@ impl<'a> Engine<'a> {
             }
             _ => {
                 let context = Some(self.context);
-                self.model.state(&StateOptions { context, ..StateOptions::default() })
+                self.model.state(&StateOptions { context, kv: self.kv, ..StateOptions::default() })
             }
         };
         if let Err(error) = state.reserve(job.prompt.len() + 1 - state.len()) {

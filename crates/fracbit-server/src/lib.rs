@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fracbit_io::Tokenizer;
-use fracbit_model::{Model, SampleConfig};
+use fracbit_model::{KvType, Model, SampleConfig};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -68,6 +68,8 @@ pub struct Options {
     pub queue: usize,
     /// Most tokens of a text with its prompt, at least 2.
     pub context: usize,
+    /// Element type of the caches.
+    pub kv: KvType,
     /// How tokens are picked where a request does not say; its seed is not used, every such request has another.
     pub sampling: SampleConfig,
     /// What requests must present as `Authorization: Bearer KEY`. Without one only requests that ask for an address, not a name, are served.
@@ -152,6 +154,7 @@ impl Server {
             end_tokens: &end_tokens,
             slots: options.slots.max(1),
             context: options.context,
+            kv: options.kv,
         };
         thread::scope(|scope| {
             let (ended, end) = tokio::sync::oneshot::channel::<()>();

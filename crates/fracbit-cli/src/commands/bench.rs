@@ -1,7 +1,7 @@
 //! `fracbit bench`.
 
 use crate::{
-    args::{self, CodeName},
+    args::{self, CacheArgs, CodeName},
     context::{Context, Out},
     failure::Failure,
     files,
@@ -50,7 +50,7 @@ Example:
   fracbit bench kernels --scheme tcq-3 --shape 8192x2048 --batch 1,2,4,8 --threads 1 --json";
 
 const AFTER_MODEL: &str = "\
-JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, batch, \
+JSON fields: model, scheme, code, bits, threads, prompt, prefill_tok_s, prefill_spread, int8_share, context, kv, batch, \
 decode_tok_s, decode_spread, decode_gb_per_s, read_share, read_gb_per_s, int8_gmac_per_s. With --device cuda: model, \
 scheme, bits, prompt, prefill_tok_s, prefill_spread, context, decode_tok_s, decode_spread, decode_gb_per_s.
 
@@ -199,6 +199,8 @@ struct ModelArgs {
     /// Where to measure: a GPU decodes one sequence at a time.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Half-precision matrices instead of packed ones, on a GPU.
     #[arg(long, conflicts_with_all = ["scheme", "bits", "model"])]
     f16: bool,
@@ -387,6 +389,7 @@ impl ModelArgs {
             prompts: self.prompt.clone(),
             generate: self.generate,
             context: self.context,
+            kv: self.cache.kv(),
             batches: self.batch.clone(),
             limit_bytes: self.bytes.0,
             rounds: self.common.rounds.unwrap_or(ModelOptions::default().rounds),
@@ -457,6 +460,7 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             }
         }
         What::Model(args) if args.device == DeviceName::Cuda => {
+            args.cache.on_device()?;
             let rows = device_models(args, context)?;
             context.progress.finish();
             if args.common.json {

@@ -1,7 +1,7 @@
 //! `fracbit chat`.
 
 use crate::{
-    args::{self, SamplingArgs},
+    args::{self, CacheArgs, SamplingArgs},
     commands::run::conversation,
     context::Context,
     failure::Failure,
@@ -43,6 +43,8 @@ pub(crate) struct ChatArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = args::count)]
     max_tokens: usize,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
@@ -54,7 +56,8 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     conversation(&tokenizer, &[Message::new("user", "hello")])?;
     let writer = Writer::load(&opened)?;
     let ctx = context_of(args.ctx, writer.context())?;
-    let state = writer.model.state(&StateOptions { context: Some(ctx), ..StateOptions::default() });
+    let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
+    let state = writer.model.state(&options);
     let system: Vec<_> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let mut chat =
         Chat { writer, state, sampler, held: Vec::new(), messages: system.clone(), most: args.max_tokens };

@@ -1,7 +1,7 @@
 //! `fracbit eval`.
 
 use crate::{
-    args::{self, TextArgs},
+    args::{self, CacheArgs, TextArgs},
     context::Context,
     failure::Failure,
     files,
@@ -47,6 +47,8 @@ pub(crate) struct EvalArgs {
     /// Where the model runs.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -54,7 +56,7 @@ pub(crate) struct EvalArgs {
 
 impl EvalArgs {
     fn options(&self) -> EvalOptions {
-        EvalOptions { ctx: self.ctx, windows: self.windows, ..self.how.options() }
+        EvalOptions { ctx: self.ctx, windows: self.windows, kv: self.cache.kv(), ..self.how.options() }
     }
 }
 
@@ -67,7 +69,10 @@ pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure>
         DeviceName::Cpu => {
             fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, &context.progress)?
         }
-        DeviceName::Cuda => gpu::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, context)?,
+        DeviceName::Cuda => args
+            .cache
+            .on_device()
+            .and_then(|()| gpu::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, context))?,
     };
     context.progress.finish();
     if args.json {

@@ -1,7 +1,7 @@
 //! `fracbit run`.
 
 use crate::{
-    args::{self, SamplingArgs},
+    args::{self, CacheArgs, SamplingArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -61,6 +61,8 @@ pub(crate) struct RunArgs {
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cache: CacheArgs,
     // Last, since the heading of a group stays for what follows it.
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -89,6 +91,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         return Err(too_long(tokens.len(), most));
     }
     if args.device == DeviceName::Cuda {
+        args.cache.on_device()?;
         let mut sink = |context: &mut Context, piece: &str| {
             if args.json { Ok(()) } else { context.out.stream(piece) }
         };
@@ -99,7 +102,8 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let writer = Writer::load(&opened)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
-    let mut state = writer.model.state(&StateOptions { context: Some(room), ..StateOptions::default() });
+    let options = StateOptions { context: Some(room), kv: args.cache.kv(), ..StateOptions::default() };
+    let mut state = writer.model.state(&options);
     let out = &mut context.out;
     let written =
         writer.write(&mut state, &mut sampler, &[], &tokens, Some(args.max_tokens), &mut |piece| {

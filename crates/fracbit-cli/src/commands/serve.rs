@@ -1,7 +1,7 @@
 //! `fracbit serve`.
 
 use crate::{
-    args::{self, PickArgs},
+    args::{self, CacheArgs, PickArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -62,6 +62,8 @@ pub(crate) struct ServeArgs {
     /// Tokens of a text with its prompt, no more than the model's context; beyond the original one of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that context when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
+    #[command(flatten)]
+    cache: CacheArgs,
     // Last, since the heading of a group stays for what follows it.
     #[command(flatten)]
     picking: PickArgs,
@@ -80,8 +82,11 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let address = server.address().map_err(failure)?;
     let Writer { model, tokenizer, end_tokens } = Writer::load(&opened)?;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
-    let cache =
-        State::cache_bytes(model.config(), &StateOptions { context: Some(ctx), ..StateOptions::default() });
+    let kv = args.cache.kv();
+    let cache = State::cache_bytes(
+        model.config(),
+        &StateOptions { context: Some(ctx), kv, ..StateOptions::default() },
+    );
     context.progress.note(&format!(
         "`{id}`: {} texts at a time, {ctx} tokens each; full caches take {}",
         args.slots,
@@ -89,7 +94,8 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     ));
     context.out.stream(&format!("serving at http://{address}/v1\n"))?;
     let sampling = args.picking.config(0);
-    let options = Options { id, slots: args.slots, queue: QUEUE, context: ctx, sampling, key, end_tokens };
+    let options =
+        Options { id, slots: args.slots, queue: QUEUE, context: ctx, kv, sampling, key, end_tokens };
     server.run(&model, tokenizer, options, interrupt()).map_err(failure)
 }
 

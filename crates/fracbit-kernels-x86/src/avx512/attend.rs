@@ -2,6 +2,7 @@
 
 use super::{Avx512, dense::products};
 use crate::vectors::{attend, table};
+use fracbit_kernels::vectors::LEVELS;
 use std::arch::x86_64::*;
 
 table!(
@@ -12,6 +13,31 @@ table!(
 );
 
 attend!(
-    "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512i, 16 lanes, 4 vectors, _mm512_setzero_si512, _mm512_loadu_si512,
+    "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512i, 16 lanes, 4 vectors, _mm512_setzero_si512, load,
     _mm512_set1_epi32, _mm512_dpwssd_epi32, _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_fmadd_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps
 );
+
+/// The `v`th vector of numbers of `BITS` bits, `gap` bytes from one to the next.
+///
+/// # Safety
+/// It is there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn load<const BITS: usize>(at: *const u8, gap: usize, v: usize) -> __m512i {
+    let at = at.wrapping_add(v * gap);
+    // SAFETY: promised by the caller; `LEVELS` has sixteen bytes.
+    unsafe {
+        match BITS {
+            16 => _mm512_loadu_si512(at.cast()),
+            8 => _mm512_cvtepi8_epi16(_mm256_loadu_si256(at.cast())),
+            _ => {
+                let low = _mm_loadu_si128(at.cast());
+                let both =
+                    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_srli_epi16::<4>(low));
+                let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(LEVELS.as_ptr().cast()));
+                let places = _mm256_and_si256(both, _mm256_set1_epi8(15));
+                _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, places))
+            }
+        }
+    }
+}

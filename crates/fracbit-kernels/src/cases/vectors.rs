@@ -4,8 +4,9 @@ use super::{activations, assert_same};
 use crate::{
     Gate, Vectors,
     vectors::{
-        FloatScores, FloatWeigh, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST, WEIGHT_BLOCK,
-        WEIGHT_MOST, Weigh,
+        FloatScores, FloatWeigh, Ints, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST,
+        WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
+        attend::nibble_row,
         bf16::{COLS, ROWS, Tile},
         key_most,
         plain::{GROUP, LANES, PIECE},
@@ -54,6 +55,29 @@ fn integers(len: usize, most: i32, seed: u64) -> Vec<i16> {
     activations(len, seed).into_iter().map(of).collect()
 }
 
+/// Rows of pairs of every width that a cache may have.
+struct Stored {
+    words: Vec<i16>,
+    bytes: Vec<i8>,
+    nibbles: Vec<u8>,
+}
+
+impl Stored {
+    fn new(rows: usize, pairs: usize, most: i32, seed: u64) -> Self {
+        let bytes = |len, seed| integers(len, 128, seed).into_iter().map(|i| i.clamp(-128, 127) as i8);
+        let nibbles = rows * nibble_row(pairs).expect("a short row");
+        Self {
+            words: integers(rows * 2 * pairs, most, seed),
+            bytes: bytes(rows * 2 * pairs, seed + 1).collect(),
+            nibbles: bytes(nibbles, seed + 2).map(i8::cast_unsigned).collect(),
+        }
+    }
+
+    fn each(&self) -> [(&'static str, Ints<'_>); 3] {
+        [("16", Ints::I16(&self.words)), ("8", Ints::I8(&self.bytes)), ("4", Ints::I4(&self.nibbles))]
+    }
+}
+
 fn attention(vectors: &Vectors) {
     let mut seed = 0;
     for dim in [1, 2, 6, 7, 16, 17, 24, 64, 72, 80, 96, 100, 128, 256] {
@@ -63,27 +87,35 @@ fn attention(vectors: &Vectors) {
                 let what = format!("{dim} {count} {positions}");
                 if dim % 2 == 0 {
                     let positions = positions.next_multiple_of(KEY_BLOCK);
-                    let args = Scores {
-                        queries: &integers(count * dim, key_most(dim), seed),
-                        query_scales: &special(count, seed),
-                        dim,
-                        keys: &integers(positions * dim, key_most(dim), seed + 1),
-                        key_scales: &special(positions, seed + 2),
-                        stride: 200,
-                    };
-                    let start = vec![9.0; count * 200];
-                    same(vectors, &start, &format!("scores {what}"), |v, out| v.scores(&args, out));
+                    let stored =
+                        Stored::new(positions / KEY_BLOCK * (dim / 2), KEY_BLOCK, key_most(dim), seed + 1);
+                    for (bits, keys) in stored.each() {
+                        let args = Scores {
+                            queries: &integers(count * dim, key_most(dim), seed),
+                            query_scales: &special(count, seed),
+                            dim,
+                            keys,
+                            key_scales: &special(positions, seed + 2),
+                            stride: 200,
+                        };
+                        let start = vec![9.0; count * 200];
+                        let what = format!("scores {what}, {bits} bits");
+                        same(vectors, &start, &what, |v, out| v.scores(&args, out));
+                    }
                 }
-                let weights = integers(count * 256, WEIGHT_MOST, seed);
-                let args = Weigh {
-                    weights: &weights.into_iter().map(i16::abs).collect::<Vec<_>>(),
-                    scales: &special(count * (256 / WEIGHT_BLOCK), seed),
-                    stride: 256,
-                    values: &integers(positions * dim, VALUE_MOST, seed + 1),
-                    dim,
-                };
-                let start = activations(count * dim, seed);
-                same(vectors, &start, &format!("weigh {what}"), |v, out| v.weigh(&args, out));
+                let stored = Stored::new(positions / 2, dim, VALUE_MOST, seed + 1);
+                for (bits, values) in stored.each() {
+                    let args = Weigh {
+                        weights: &integers(count * 256, WEIGHT_MOST, seed),
+                        scales: &special(count * (256 / WEIGHT_BLOCK), seed),
+                        stride: 256,
+                        values,
+                        dim,
+                    };
+                    let start = activations(count * dim, seed);
+                    let what = format!("weigh {what}, {bits} bits");
+                    same(vectors, &start, &what, |v, out| v.weigh(&args, out));
+                }
             }
         }
     }
@@ -95,7 +127,7 @@ fn attention(vectors: &Vectors) {
             queries: &vec![a * most; 4 * dim],
             query_scales: &[1.0; 4],
             dim,
-            keys: &vec![b * most; KEY_BLOCK * dim],
+            keys: Ints::I16(&vec![b * most; KEY_BLOCK * dim]),
             key_scales: &[1.0; KEY_BLOCK],
             stride: KEY_BLOCK,
         };
@@ -107,7 +139,7 @@ fn attention(vectors: &Vectors) {
             weights: &[WEIGHT_MOST as i16; 4 * WEIGHT_BLOCK],
             scales: &[1.0; 4],
             stride: WEIGHT_BLOCK,
-            values: &vec![b * value; WEIGHT_BLOCK * dim],
+            values: Ints::I16(&vec![b * value; WEIGHT_BLOCK * dim]),
             dim,
         };
         let mut out = vec![0.0; 4 * dim];
@@ -154,6 +186,13 @@ fn attention_rounding(vectors: &Vectors) {
             let (want, got) = (of(&scalar), of(vectors));
             assert_same(&want.0, &got.0, &format!("round {what}"));
             assert!(want.1 == got.1, "round {what}");
+            let of = |v: &Vectors| {
+                let mut places = vec![99; len];
+                (vec![v.round_to_levels(&x, &mut places)], places)
+            };
+            let (want, got) = (of(&scalar), of(vectors));
+            assert_same(&want.0, &got.0, &format!("round_to_levels {what}"));
+            assert!(want.1 == got.1 && got.1.iter().all(|p| (0..16).contains(p)), "round_to_levels {what}");
             let value_scales = special(len, seed + 1);
             for skip in [0, 1, 63, 64, 150] {
                 let blocks = (skip + len).div_ceil(WEIGHT_BLOCK) + 1;

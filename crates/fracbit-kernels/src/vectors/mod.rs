@@ -14,7 +14,8 @@ pub mod plain;
 
 use crate::Isa;
 pub use attend::{
-    KEY_BLOCK, MOST, Scores, Unrounded, VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST, Weigh, key_most,
+    Ints, KEY_BLOCK, LEVELS, MOST, Scores, UNIT, Unrounded, VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
+    key_most,
 };
 
 /// Several queries against blocks of keys in single precision.
@@ -202,7 +203,8 @@ impl Vectors {
         assert!(Some(queries.len()) == query_scales.len().checked_mul(dim), "scores: whole queries of {dim}");
         let (count, positions) = (query_scales.len(), key_scales.len());
         assert!(positions.is_multiple_of(KEY_BLOCK), "scores: whole blocks of keys");
-        assert!(Some(keys.len()) == positions.checked_mul(dim), "scores: keys of {positions} positions");
+        let rows = (positions / KEY_BLOCK).checked_mul(dim / 2);
+        assert!(keys.rows(KEY_BLOCK) == rows, "scores: keys of {positions} positions");
         assert!(positions <= stride, "scores: {positions} positions in rows of {stride}");
         assert!(fits(out.len(), count, stride, positions), "scores: room for all");
         // SAFETY: `new` was promised soundness for arguments that passed these checks.
@@ -217,7 +219,7 @@ impl Vectors {
     pub fn weigh(&self, args: &Weigh<'_>, out: &mut [f32]) {
         let Weigh { weights, scales, stride, values, dim } = *args;
         assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
-        assert!(values.len().is_multiple_of(dim.saturating_mul(2)), "weigh: pairs of values of {dim}");
+        assert!(values.rows(dim).is_some(), "weigh: pairs of values of {dim}");
         let (count, blocks) = (out.len() / dim, args.positions().div_ceil(WEIGHT_BLOCK));
         assert!(stride.is_multiple_of(WEIGHT_BLOCK), "weigh: rows of whole blocks");
         assert!(blocks <= stride / WEIGHT_BLOCK, "weigh: {blocks} blocks in rows of {stride}");
@@ -269,6 +271,17 @@ impl Vectors {
         assert!((1..=MOST).contains(&most), "round: integers up to {most}");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.round)(values, most, ints) }
+    }
+
+    /// Rounds a row to places in [`LEVELS`]; returns the scale of these, which is negative where the number largest in magnitude is, and otherwise as in
+    /// [`round`](Self::round).
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    #[must_use]
+    pub fn round_to_levels(&self, values: &[f32], places: &mut [i16]) -> f32 {
+        let scale = self.round(values, attend::FINE, places);
+        scale * attend::levels(places)
     }
 
     /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0 in what stands before and behind them. The sum of
@@ -408,7 +421,7 @@ mod tests {
             queries: &[0; 6],
             query_scales: &[0.0; 3],
             dim: 2,
-            keys: &[0; 2 * KEY_BLOCK],
+            keys: Ints::I16(&[0; 2 * KEY_BLOCK]),
             key_scales: &[0.0; KEY_BLOCK],
             stride: 1 << (usize::BITS - 1),
         };
@@ -422,7 +435,7 @@ mod tests {
             weights: &[0; WEIGHT_BLOCK],
             scales: &[0.0; 3],
             stride: 1 << (usize::BITS - 1),
-            values: &[0; 2],
+            values: Ints::I16(&[0; 2]),
             dim: 1,
         };
         Vectors::scalar().weigh(&args, &mut [0.0; 3]);

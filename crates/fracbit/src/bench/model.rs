@@ -6,8 +6,8 @@ use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    FloatId, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, RotationMode, SampleConfig,
-    Sampler, Sites, State, StateOptions,
+    FloatId, KvType, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, RotationMode,
+    SampleConfig, Sampler, Sites, State, StateOptions,
 };
 use serde::Serialize;
 use std::{path::Path, time::Instant};
@@ -41,6 +41,8 @@ pub struct ModelOptions {
     pub generate: usize,
     /// Tokens in the cache when decoding begins.
     pub context: usize,
+    /// Element type of the cache.
+    pub kv: KvType,
     /// Numbers of sequences decoded at once.
     pub batches: Vec<usize>,
     /// Bytes of the array that the read bandwidth is measured with.
@@ -56,6 +58,7 @@ impl Default for ModelOptions {
             prompts: vec![128],
             generate: 32,
             context: 128,
+            kv: KvType::default(),
             batches: vec![1],
             limit_bytes: 2 << 30,
             rounds: 5,
@@ -86,6 +89,8 @@ pub struct ModelSpeed {
     pub int8_share: f64,
     /// Tokens before the first that decoding makes.
     pub context: usize,
+    /// Element type of the cache.
+    pub kv: KvType,
     /// Sequences decoded at once.
     pub batch: usize,
     /// Tokens generated per second in all sequences together, picking them included.
@@ -157,6 +162,7 @@ pub fn model(
                 all.push(ModelSpeed {
                     threads,
                     context: options.context,
+                    kv: options.kv,
                     ..facts.speed(limits, (prompt, prefill), (batch, decode))
                 });
             }
@@ -199,7 +205,7 @@ impl Facts {
         Self { model: name, scheme, bits, bytes, blocks, head: LinearId::Embed.shape(config).len() as f64 }
     }
 
-    /// All but the number of threads and the context.
+    /// All but the number of threads and the cache.
     #[expect(clippy::cast_precision_loss, reason = "counts to divide")]
     fn speed(
         &self,
@@ -220,6 +226,7 @@ impl Facts {
             prefill_spread: prefill,
             int8_share: prefill.median * per_token / 1e9 / int8,
             context: 0,
+            kv: KvType::default(),
             batch,
             decode_tok_s: decode.median,
             decode_spread: decode,
@@ -292,8 +299,9 @@ struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     fn new(model: &'a Model, options: &ModelOptions) -> Result<Self, Error> {
-        let state =
-            |context| model.state(&StateOptions { context: Some(context), ..StateOptions::default() });
+        let state = |context| {
+            model.state(&StateOptions { context: Some(context), kv: options.kv, ..StateOptions::default() })
+        };
         let longest = options.prompts.iter().copied().max().unwrap_or(1);
         let mut runner = Self {
             model,
@@ -374,6 +382,7 @@ mod tests {
             prompts: vec![3, 7],
             generate: 2,
             context: 5,
+            kv: KvType::I4,
             batches: vec![1, 3],
             limit_bytes: 4096,
             rounds: 1,
