@@ -27,8 +27,8 @@
 //!
 //! `gemma3_text` normalizes what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), its gains are stored less 1
 //! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
-//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. Of `gemma3`, text
-//! and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
+//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. Of `gemma3` and `mistral3`
+//! (Mistral Small 3.1 and 3.2), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
 //!
 //! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
 //! does not.
@@ -394,13 +394,18 @@ impl Fields {
         }
     }
 
-    /// The language model of `gemma3` (text and images, the published ones from 4 B parameters on) as one of its own.
+    /// The language model beside an image encoder as one of its own: of `gemma3` (the published ones from 4 B parameters on) and `mistral3`.
     fn text_alone(self) -> Result<Self, Error> {
-        let (arch, inner) = (Architecture::Gemma3, "text_config");
-        if self.text("model_type")? != Some("gemma3") || self.get(inner).is_none() {
-            return Ok(self);
+        let (arch, inner) = match self.text("model_type")? {
+            Some("gemma3") => (Architecture::Gemma3, "text_config"),
+            Some("mistral3") => (Architecture::Mistral, "text_config"),
+            _ => return Ok(self),
+        };
+        let Some(mut text) = self.object(inner, "")? else { return Ok(self) };
+        if let Some(got) = text.text("model_type")?.filter(|got| *got != arch.model_type()) {
+            let rule = format!("should be `{}`, got `{}`", arch.model_type(), clip(got));
+            return Err(self.bad("text_config.model_type", rule));
         }
-        let mut text = self.object(inner, "")?.expect("it is there");
         for field in
             ["bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype", "dtype"]
         {

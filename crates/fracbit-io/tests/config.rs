@@ -374,6 +374,24 @@ fn gemma3_beside_images() {
 }
 
 #[test]
+fn mistral_beside_images() {
+    // What the published Mistral-Small-3.1-24B says of its language model.
+    let text = json!({ "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32_768,
+        "max_position_embeddings": 131_072, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": null, "use_cache": true, "vocab_size": 131_072 });
+    let v = json!({ "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": false, "text_config": text, "torch_dtype": "bfloat16", "vision_config": { "model_type": "pixtral" } });
+    let c = parse(&v).unwrap();
+    assert_eq!((c.arch, c.head_dim, c.num_hidden_layers()), (Architecture::Mistral, 128, 40));
+    assert!(!c.tie_word_embeddings && c.layers.iter().all(|layer| layer.sliding_window.is_none()));
+    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
+    let mut other = v;
+    other["text_config"]["model_type"] = json!("ministral3");
+    let e = parse(&other).expect_err("refused").to_string();
+    assert!(e.contains("text_config.model_type") && e.contains("`mistral`, got `ministral3`"), "{e}");
+}
+
+#[test]
 fn generation_config_overrides() {
     let mut c = parse(&with("llama", json!({ "eos_token_id": 1, "bos_token_id": 3 }))).unwrap();
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(3), vec![1]));

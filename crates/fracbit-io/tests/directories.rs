@@ -314,13 +314,17 @@ fn fused_tensors_are_parted() {
     assert_eq!(parted.names().len(), 5);
     // The language model beside an image encoder, by either name of it.
     let gemma = config("gemma3_text");
-    for prefix in ["language_model.model", "model.language_model"] {
+    for (prefix, config) in [
+        ("language_model.model", &gemma),
+        ("model.language_model", &gemma),
+        ("language_model.model", &config("mistral")),
+    ] {
         let name = |rest: &str| format!("{prefix}.layers.0.{rest}");
         let header = serde_json::json!({ name("mlp.up_proj.weight"): { "dtype": "F32", "shape": [1], "data_offsets": [0, 4] },
             "vision_tower.x": { "dtype": "F32", "shape": [1], "data_offsets": [4, 8] } });
         fs::write(dir.join("model.safetensors"), file(&header.to_string(), &f32_bytes(&[1.0, 2.0]))).unwrap();
         let names: Vec<String> =
-            Checkpoint::open(dir).unwrap().parted(&gemma).unwrap().names().map(str::to_owned).collect();
+            Checkpoint::open(dir).unwrap().parted(config).unwrap().names().map(str::to_owned).collect();
         assert_eq!(names, ["model.layers.0.mlp.up_proj.weight", "vision_tower.x"]);
     }
     let twice = serde_json::json!({ "language_model.x": { "dtype": "F32", "shape": [1], "data_offsets": [0, 4] },

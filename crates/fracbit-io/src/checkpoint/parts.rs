@@ -18,7 +18,7 @@ fn language_model(name: &str) -> String {
 impl Checkpoint {
     /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
     /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj`. And those of the language model beside an image encoder without the
-    /// prefix that they have there (`gemma3`). A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
+    /// prefix that they have there (`gemma3`, `mistral3`). A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
     /// `down_proj`, as they are called in `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all experts
     /// together. Tensors of other models stay as they are, and so do those that are not there.
     ///
@@ -26,7 +26,7 @@ impl Checkpoint {
     /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
         match config.arch {
-            Architecture::Gemma3 => {
+            Architecture::Gemma3 | Architecture::Mistral => {
                 for stored in self.tensors.keys().cloned().collect::<Vec<_>>() {
                     self.rename(&stored, language_model(&stored))?;
                 }
