@@ -91,6 +91,14 @@ fn from_a_checkpoint_to_text() {
     assert!((number("bits_per_weight") - bits).abs() < 1e-9, "{beside}");
     let table = fracbit(&eval[..eval.len() - 1]).done().out;
     assert!(table.contains("perplexity") && table.contains("tokens scored"), "{table}");
+    // The fewer bits the cache has, the farther from the original, whose own cache has 16.
+    let mut last = 0.0;
+    for (kv, most) in [("8", 0.001), ("6", 0.02), ("4", 0.1)] {
+        let with = fracbit(&[&eval[..], &["--baseline", text(&demo), "--kv", kv]].concat()).done().json();
+        let rise = with["kl"].as_f64().expect("a number") - number("kl");
+        assert!(rise.abs() < most && (kv == "8" || rise > last), "--kv {kv}: {rise}");
+        last = rise;
+    }
 
     let run = ["run", small, "-p", "Once upon a time", "-n", "24", "--greedy"];
     let told = fracbit(&run).done();
@@ -117,19 +125,21 @@ fn from_a_checkpoint_to_text() {
 fn instruction_sets_and_threads_do_not_change_the_text() {
     let small = text(small());
     let args = ["run", small, "-p", "One day, a little fox", "-n", "40", "--greedy"];
-    let told = |isa: Option<&str>, threads: &str| {
-        let args = [&args[..], &["--threads", threads]].concat();
+    let told = |isa: Option<&str>, threads: &str, kv: &str| {
+        let args = [&args[..], &["--threads", threads, "--kv", kv]].concat();
         let mut command = command(&args);
         command.envs(isa.map(|isa| ("FRACBIT_ISA", isa)));
         finish(&args, &mut command).done().out
     };
-    let best = told(None, "2");
-    assert!(best.len() > 40, "a text: {best}");
-    for isa in ["", "scalar", "avx2", "avxvnni", "avx512", "amx"] {
-        // A set that this machine lacks is a cap that does nothing, like none.
-        assert_eq!(told(Some(isa), "2"), best, "FRACBIT_ISA={isa}");
+    for kv in ["16", "8", "4"] {
+        let best = told(None, "2", kv);
+        assert!(best.len() > 40, "a text: {best}");
+        for isa in ["", "scalar", "avx2", "avxvnni", "avx512", "amx"] {
+            // A set that this machine lacks is a cap that does nothing, like none.
+            assert_eq!(told(Some(isa), "2", kv), best, "FRACBIT_ISA={isa} --kv {kv}");
+        }
+        assert_eq!(told(None, "1", kv), best, "one thread, --kv {kv}");
     }
-    assert_eq!(told(None, "1"), best, "one thread");
     let mut wrong = command(&args);
     let ran = finish(&args, wrong.env("FRACBIT_ISA", "sse9"));
     assert_ne!(ran.code, DONE);
@@ -523,6 +533,8 @@ fn a_gpu_that_is_not_there_is_named() {
     let pruned = ["quantize", model, "-o", text(&to), "--bits", "3", "--effort", "fast"];
     fracbit(&[&pruned, &gpu[..]].concat()).failed(USAGE, &["--effort", "exact"]);
     fracbit(&["bench", "model", "--shape", "tiny", "--f16"]).failed(USAGE, &["--f16", "--device cuda"]);
+    let cache = ["run", model, "-p", "Once", "--kv", "8"];
+    fracbit(&[&cache, &gpu[..]].concat()).failed(USAGE, &["--kv", "--device cuda"]);
 }
 
 #[test]

@@ -28,6 +28,8 @@ fn what_run_writes_is_what_serve_answers() {
         text(key.path()),
         "--temp",
         "0.5",
+        "--kv",
+        "6",
     ];
     let mut serving =
         command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
@@ -54,6 +56,7 @@ fn what_run_writes_is_what_serve_answers() {
     let answer: Value = serde_json::from_str(body).expect("JSON");
     let run =
         ["run", text(&demo), "-p", "Once upon a time", "-n", "20", "--seed", "4", "--temp", "0.5", "--json"];
+    let run = [&run[..], &["--kv", "6"]].concat();
     assert_eq!(answer["choices"][0]["text"], fracbit(&run).done().json()["text"]);
 
     // The shell's own: the program `kill` is not everywhere.
