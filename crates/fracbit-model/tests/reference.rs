@@ -188,8 +188,9 @@ fn integer_cache_stays_close() {
             let got = logits(&model, &mut model.state(&StateOptions { kv, ..F32 }), &r.tokens);
             let error = relative(&got, &r.logits);
             eprintln!("{:12} {kv:?}: relative {error:.1e}", r.name);
-            // An error may choose another expert.
-            let factor = if model.config().experts.is_some() { 3.0 } else { 1.0 };
+            // Fewer bits may choose another expert.
+            let moved = model.config().experts.is_some() && kv != KvType::I16;
+            let factor = if moved { 3.0 } else { 1.0 };
             assert!(error <= factor * most, "{}, {kv:?}: {error:e}", r.name);
             assert!(error > before, "{}, {kv:?}: fewer bits say less", r.name);
             before = error;

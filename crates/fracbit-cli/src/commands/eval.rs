@@ -25,6 +25,7 @@ Examples:
 /// Gives perplexity and, with `--baseline`, how far the predictions are from those of the original: the Kullback-Leibler
 /// divergence per token, which sees damage long before perplexity does, and how often both find the same token
 /// most likely. The text is cut into windows of `--ctx` tokens; numbers compare only between runs with the same cut.
+/// With `--kv` the baseline keeps a cache of 16 bits, so that what the smaller one loses counts.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct EvalArgs {
