@@ -223,7 +223,7 @@ fn perplexities(text: &str, models: usize) -> Result<Vec<(String, f64)>, String>
 /// A product to be counted.
 struct Counted {
     scheme: &'static str,
-    /// Place of the codebook's length among the allowed ones.
+    /// Place of the codebooks among those that are tried (`fracbit_kernels::cases::tables`).
     table: &'static str,
     /// Columns of a scale; 0: a row.
     group: &'static str,
@@ -252,7 +252,7 @@ const COUNTED: [Counted; 19] = [
     counted("nuq-2", "0", "0", None),
     counted("nuq-8", "0", "0", None),
     counted("vq-2", "0", "0", None),
-    counted("vq-4", "0", "0", None),
+    counted("vq-4", "2", "0", Some([1000.0, 105.0])),
     counted("tcq-fast-3", "0", "0", None),
     counted("tcq-3", "1", "0", None),
     counted("tcq-4", "1", "0", None),

@@ -52,7 +52,13 @@ fn books_are_in_their_documented_order_and_on_their_grid() {
         assert_eq!(book.scheme(), scheme);
         let width = if scheme.family() == Family::Nuq { 1 } else { 2 };
         let entries: Vec<&[i16]> = book.entries().chunks(width).collect();
-        assert!(entries.windows(2).all(|w| w[0] < w[1]), "{scheme}: entries ascend and are distinct");
+        let turned = ["vq-3.5", "vq-4"].contains(&scheme.to_string().as_str());
+        assert_eq!(book.quarter().is_some(), turned, "{scheme}");
+        let ascending = if turned { entries.len() / 4 } else { entries.len() };
+        assert!(
+            entries[..ascending].windows(2).all(|w| w[0] < w[1]),
+            "{scheme}: entries ascend and are distinct"
+        );
         assert!(book.entries().iter().all(|e| (-8191..=8191).contains(e)), "{scheme}: at most 14 bits");
     }
 }

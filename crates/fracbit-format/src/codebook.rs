@@ -205,6 +205,23 @@ impl Codebook {
         Layers::of(&self.entries).filter(|_| magnitudes && self.entries.iter().all(|&e| e >= 0))
     }
 
+    /// The first quarter of a table of 128 or 256 pairs whose other quarters are the same pairs, turned: entry `q n / 4 + i` is entry `i` after `q`
+    /// quarter turns clockwise, (x, y), (y, -x), (-x, -y) or (-y, x), and no number of the first quarter is negative.
+    ///
+    /// So the top bit of a code is the sign of the first number, and the next one says whether the two numbers have changed places;
+    /// their exclusive or is the sign of the second. Processors that look up in few entries at a time then need a quarter of the lookups,
+    /// and a codebook for a circular source loses nothing by it (`docs/quality.md`).
+    #[must_use]
+    pub fn quarter(&self) -> Option<&[i16]> {
+        let (pairs, _) = self.entries.as_chunks::<2>();
+        if self.scheme.family() != Family::Vq || !matches!(pairs.len(), 128 | 256) {
+            return None;
+        }
+        let (first, each) = (&self.entries[..self.entries.len() / 4], pairs.len() / 4);
+        let same = |(i, &pair): (usize, &[i16; 2])| pair == quarter_turns(pairs[i % each], i / each);
+        (first.iter().all(|&v| v >= 0) && pairs.iter().enumerate().all(same)).then_some(first)
+    }
+
     /// The scheme this table belongs to.
     #[must_use]
     pub const fn scheme(&self) -> Scheme {
@@ -298,6 +315,17 @@ impl Codebook {
     }
 }
 
+/// A pair after `count` quarter turns clockwise.
+#[must_use]
+pub fn quarter_turns<T: std::ops::Neg<Output = T> + Copy>([x, y]: [T; 2], count: usize) -> [T; 2] {
+    match count % 4 {
+        0 => [x, y],
+        1 => [y, -x],
+        2 => [-x, -y],
+        _ => [-y, x],
+    }
+}
+
 /// One line of text, `scheme step entry entry ...`: the form in which codebooks are committed and stored.
 impl fmt::Display for Codebook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -348,6 +376,27 @@ mod tests {
         assert_eq!(small.layers(), None);
         let scalars = Codebook::new("nuq-7".parse().unwrap(), vec![0; 128], 0.1).unwrap();
         assert_eq!(scalars.layers(), None);
+    }
+
+    #[test]
+    fn a_turned_quarter_is_found_where_it_is() {
+        for (scheme, pairs) in [("vq-3.5", 128), ("vq-4", 256)] {
+            let first = |i: usize| [i16::try_from(i % 7).unwrap(), i16::try_from(i * 5 % 61).unwrap()];
+            let turned = |i: usize| quarter_turns(first(i % (pairs / 4)), i / (pairs / 4));
+            let entries: Vec<i16> = (0..pairs).flat_map(turned).collect();
+            let book =
+                |entries: &[i16]| Codebook::new(scheme.parse().unwrap(), entries.to_vec(), 0.1).unwrap();
+            assert_eq!(book(&entries).quarter(), Some(&entries[..pairs / 2]), "{scheme}");
+            for at in [0, pairs / 2 - 1, pairs / 2, pairs, 2 * pairs - 1] {
+                let mut other = entries.clone();
+                other[at] = 100;
+                assert_eq!(book(&other).quarter(), None, "{scheme}, number {at}");
+            }
+            let negative: Vec<i16> = entries.iter().map(|e| -e).collect();
+            assert_eq!(book(&negative).quarter(), None, "{scheme}");
+        }
+        let few = Codebook::new("vq-3".parse().unwrap(), vec![0; 128], 0.1).unwrap();
+        assert_eq!(few.quarter(), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Multiplies a packed matrix by a batch again and again: the program whose instructions `cargo xtask count` counts.
 //!
-//! `products SCHEME TABLE GROUP BATCH TIMES`: TABLE is the place of the codebook's length among those that the scheme may
-//! have, GROUP the columns of a weight scale (0: the whole row).
+//! `products SCHEME TABLE GROUP BATCH TIMES`: TABLE is the place of the codebooks among those that [`cases::tables`] has for the scheme, GROUP the
+//! columns of a weight scale (0: the whole row).
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit_base::{Scheme, Shape};
@@ -17,7 +17,7 @@ fn main() {
     let group = if number(2) == 0 { COLS } else { number(2) };
     let mut kernels = Kernels::scalar();
     fracbit_kernels_neon::install(&mut kernels).expect("FRACBIT_ISA names an instruction set");
-    let books = cases::codebooks(scheme, number(1), 127);
+    let books = cases::tables(scheme).swap_remove(number(1));
     let table = books[0].entries().len();
     let packed = cases::Packed::random(scheme, Shape::new(ROWS, COLS), books, group, 1);
     let w = PackedMatrix::new(&kernels, &packed.view().expect("parts that fit"));

@@ -369,6 +369,51 @@ impl<const H: usize> Expand for Vector<H> {
     }
 }
 
+/// Vector tables of `2^H` pairs (`H` is 7 or 8) that are a [quarter](fracbit_format::Codebook::quarter) and its turns: first numbers of the quarter in one
+/// table, second ones in the other, and both bytes of a pair by one lookup in both.
+pub(crate) struct Turned<const H: usize> {
+    table: [uint8x16x4_t; 2],
+}
+
+impl<const H: usize> Pairs for Turned<H> {
+    #[inline(always)]
+    fn pair(&self, words: &Words, t: usize) -> uint8x16_t {
+        // The code in the upper bits of both bytes; of seven bits a table has every number twice.
+        let twice = if H == 7 {
+            let code = vshlq_n_u16::<1>(window(words, t * H));
+            vreinterpretq_u8_u16(vsliq_n_u16::<8>(code, code))
+        } else {
+            let two = vreinterpretq_u8_u16(words[t / 2]);
+            if t.is_multiple_of(2) { vtrn1q_u8(two, two) } else { vtrn2q_u8(two, two) }
+        };
+        // The next to highest bit: the two numbers have changed places. Elsewhere the second byte looks in the second table.
+        let second = vreinterpretq_u8_u16(vdupq_n_u16(0x4000));
+        let index = veorq_u8(vandq_u8(twice, vdupq_n_u8(127)), second);
+        let [first, second] = self.table;
+        // The sign of the second number is the exclusive or of the two bits.
+        let moved = vreinterpretq_u8_u16(vshlq_n_u16::<9>(vreinterpretq_u16_u8(twice)));
+        let sign = veorq_u8(twice, moved);
+        negate(look_128(first, second, index, 64), sign)
+    }
+}
+
+impl<const H: usize> Expand for Turned<H> {
+    #[inline(always)]
+    fn new(table: &[Line]) -> Self {
+        Self { table: [four(table, 0), four(table, 64)] }
+    }
+
+    #[inline(always)]
+    unsafe fn tile(&self, code: *const u8, _: &Books, sink: &mut impl Sink) {
+        match H {
+            // SAFETY: a tile of `H` half bits is `16 H` bytes.
+            7 => quads::<14>(self, unsafe { words::load::<14>(code) }, sink),
+            // SAFETY: the same.
+            _ => quads::<16>(self, unsafe { words::load::<16>(code) }, sink),
+        }
+    }
+}
+
 /// What [`Gather`] looks up, and how it finds the index.
 pub(crate) mod kind {
     /// Pairs of bytes.

@@ -26,6 +26,7 @@ safe! {
     vcvtq_n_f32_s32[const N: i32](a: int32x4_t) -> float32x4_t;
     vshlq_n_s8[const N: i32](a: int8x16_t) -> int8x16_t;
     vshlq_n_u8[const N: i32](a: uint8x16_t) -> uint8x16_t;
+    vshlq_n_u16[const N: i32](a: uint16x8_t) -> uint16x8_t;
     vfmaq_n_f32(a: float32x4_t, b: float32x4_t, c: f32) -> float32x4_t;
     vqtbl1q_s8(a: int8x16_t, b: uint8x16_t) -> int8x16_t;
     vuzp1q_s8(a: int8x16_t, b: int8x16_t) -> int8x16_t;

@@ -2,7 +2,7 @@
 
 use crate::{
     body::{Dot, strips},
-    expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Vector, kind},
+    expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Turned, Vector, kind},
     groups::{Books2, Books4, BooksAny, Int4, Int8},
     pack,
 };
@@ -32,7 +32,10 @@ pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<C
     let (table, run) = match (scheme.family(), scheme.code()) {
         (Family::Nuq, _) if narrow => return Some(scalar::<D, PAIRS>(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 12 => pairs::<D, PAIRS>(codebook),
-        (Family::Nuq | Family::Vq, _) | (Family::Tcq, Some(Code::Hyb)) => gather::<D, PAIRS>(codebook),
+        (Family::Nuq | Family::Vq, _) | (Family::Tcq, Some(Code::Hyb)) => match codebook.quarter() {
+            Some(quarter) => turned::<D, PAIRS>(quarter),
+            None => gather::<D, PAIRS>(codebook),
+        },
         (Family::Tcq, Some(Code::Fine)) if narrow => fine::<D, PAIRS>(codebook),
         (Family::Tcq, Some(Code::Fast)) if narrow => fast::<D, PAIRS>(codebook),
         _ => return None,
@@ -161,6 +164,13 @@ fn pairs<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn)
         _ => run::<Vector<6>, D, PAIRS>(),
     };
     (table, run)
+}
+
+fn turned<D: Dot, const PAIRS: bool>(quarter: &[i16]) -> (Vec<Line>, StripFn) {
+    // Of 32 pairs each is there twice: the lowest bit of an index means nothing.
+    let of_32 = usize::from(quarter.len() == 64);
+    let table = bytes(128, |i| quarter[2 * (i % 64 >> of_32) + i / 64]);
+    (table, if of_32 == 1 { run::<Turned<7>, D, PAIRS>() } else { run::<Turned<8>, D, PAIRS>() })
 }
 
 fn gather<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> (Vec<Line>, StripFn) {

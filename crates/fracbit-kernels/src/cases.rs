@@ -12,7 +12,7 @@ use crate::{
     with_crew,
 };
 use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView};
+use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView, quarter_turns};
 use half::f16;
 
 /// One product to check.
@@ -77,7 +77,8 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
     }
 }
 
-/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative, too.
+/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative, and for pairs such as
+/// are a quarter and its turns, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let lengths = scheme.halves().map(|s| table_lengths(s).len()).into_iter().max().unwrap_or(1);
@@ -85,6 +86,9 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let mut all: Vec<_> = all.map(|(nth, most)| codebooks(scheme, nth, most)).collect();
     if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
         all.extend((0..lengths).map(|nth| each_half(scheme, nth, magnitudes)));
+    }
+    if scheme.family() == Family::Vq && [14, 16].contains(&scheme.quarters()) {
+        all.push(vec![turned(scheme)]);
     }
     all
 }
@@ -242,6 +246,24 @@ pub fn magnitudes(scheme: Scheme, length: usize) -> Codebook {
     (entries[length - 2], entries[length - 1]) = (0, 127);
     let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
     assert_eq!(book.layers().is_some(), layers, "{scheme}, {length} entries");
+    book
+}
+
+/// A codebook of pairs that is a [quarter](Codebook::quarter) and its turns, with 0 and 127 among the numbers.
+///
+/// # Panics
+/// When `scheme` has no such codebook.
+#[must_use]
+pub fn turned(scheme: Scheme) -> Codebook {
+    let mut random = Random::new(u64::from(scheme.quarters()));
+    let pairs = 1usize << (scheme.quarters() / 2);
+    let mut quarter: Vec<[i16; 2]> = (0..pairs / 4)
+        .map(|_| [(); 2].map(|()| i16::try_from(random.next() % 128).expect("small")))
+        .collect();
+    (quarter[0], quarter[pairs / 4 - 1]) = ([0, 127], [127, 1]);
+    let entries = (0..4).flat_map(|turns| quarter.iter().flat_map(move |&pair| quarter_turns(pair, turns)));
+    let book = Codebook::new(scheme, entries.collect(), 0.01).expect("a length of the scheme");
+    assert!(book.quarter().is_some(), "{scheme}");
     book
 }
 

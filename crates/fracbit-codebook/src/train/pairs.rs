@@ -18,6 +18,7 @@
 //! partition of the sample in a fixed order: the result does not depend on the number of threads.
 
 use crate::vector::PairIndex;
+use fracbit_format::quarter_turns;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -113,7 +114,39 @@ fn assign(samples: &[[f32; 2]], points: &[[f64; 2]]) -> Sums {
 /// # Panics
 /// When there are no samples, or not between 1 and 65536 points.
 #[must_use]
-pub fn lloyd(samples: &[[f32; 2]], mut points: Vec<[f64; 2]>, rounds: usize, tolerance: f64) -> Trained {
+pub fn lloyd(samples: &[[f32; 2]], points: Vec<[f64; 2]>, rounds: usize, tolerance: f64) -> Trained {
+    descend(samples, points, (rounds, tolerance), shift)
+}
+
+/// [`lloyd`] of `quarter` and its three [`quarter_turns`] together, which stay such: what falls to any of four points moves them all.
+///
+/// # Panics
+/// As [`lloyd`].
+#[must_use]
+pub fn lloyd_turned(samples: &[[f32; 2]], quarter: &[[f64; 2]], rounds: usize, tolerance: f64) -> Trained {
+    let each = quarter.len();
+    let all_turns = |quarter: &[[f64; 2]]| -> Vec<[f64; 2]> {
+        (0..4).flat_map(|turns| quarter.iter().map(move |&point| quarter_turns(point, turns))).collect()
+    };
+    descend(samples, all_turns(quarter), (rounds, tolerance), |points, sums, relaxation| {
+        let mut folded = Sums { cells: vec![[0.0; 3]; each], error: sums.error };
+        for (i, &[count, x, y]) in sums.cells.iter().enumerate() {
+            // Back to the first quarter: what is left of a full turn.
+            let [x, y] = quarter_turns([x, y], 4 - i / each);
+            folded.cells[i % each].iter_mut().zip([count, x, y]).for_each(|(sum, new)| *sum += new);
+        }
+        shift(&mut points[..each], &folded, relaxation);
+        let all = all_turns(&points[..each]);
+        points.copy_from_slice(&all);
+    })
+}
+
+fn descend(
+    samples: &[[f32; 2]],
+    mut points: Vec<[f64; 2]>,
+    (rounds, tolerance): (usize, f64),
+    shift: impl Fn(&mut [[f64; 2]], &Sums, f64),
+) -> Trained {
     const PLAIN: usize = 5;
     assert!(!samples.is_empty(), "lloyd: samples should not be empty");
     let (mut before, mut quiet) = (f64::INFINITY, 0);

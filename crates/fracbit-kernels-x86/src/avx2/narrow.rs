@@ -746,3 +746,59 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
         unsafe { reordered(x, [a, b, c, d, a, b, c, d]) }
     }
 }
+
+/// Tables of `64 N` pairs (`N` is 2 or 4) that are a [quarter](fracbit_format::Codebook::quarter) and its turns, at `R4` quarter bits a weight: only the
+/// quarter is looked up. Bytes of 8-bit codes are indices as they are; indices of 7 bits come as in [`Pairs`].
+#[derive(Clone, Copy)]
+pub(super) struct Turned<const R4: usize, const N: usize>([[__m256i; N]; 2]);
+
+impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
+    type Many = Self;
+    const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
+    const AHEAD: bool = R4 != 16;
+    const SIGNED: bool = true;
+    const MAGNITUDES: bool = true;
+    const TILE_BYTES: usize = 8 * R4;
+    const STARTS: Starts = starts(R4, 2);
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        Self([banks(table, bias), banks(&table[1..], bias)])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
+        let (codes, second) = if R4 == 16 {
+            // SAFETY: a tile has 128 bytes.
+            (unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) }, I / 4 == 1)
+        } else {
+            // SAFETY: promised by the caller.
+            let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
+            (codes, I / 2 % 2 == 1)
+        };
+        let first = if R4 == 16 { codes } else { _mm256_add_epi8(codes, codes) };
+        let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
+        [signs, codes]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [_, codes]: [__m256i; 2]) -> __m256i {
+        // The two numbers of a quarter, made once for both weights.
+        let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
+        // The next to highest bit of a code: the two have changed places.
+        let twice = _mm256_add_epi8(codes, codes);
+        let places = if R4 == 16 { twice } else { _mm256_add_epi8(twice, twice) };
+        let second = if R4 == 16 { I / 4 == 1 } else { I / 2 % 2 == 1 };
+        if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { if R4 == 16 { every_second(x, p) } else { Pairs::<R4, N>::piece(x, p) } }
+    }
+}

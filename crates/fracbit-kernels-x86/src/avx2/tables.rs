@@ -3,7 +3,7 @@
 use super::{
     expand::{Bytes, Loads, Wide},
     lookup::{Banks, Integers, Layered},
-    narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16},
+    narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16, Turned},
     products::strips,
     strips::strips as expanded,
     *,
@@ -119,6 +119,15 @@ fn magnitudes(codebook: &Codebook) -> bool {
 }
 
 fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
+    if let Some(quarter) = codebook.quarter() {
+        let run = match codebook.scheme().quarters() {
+            14 => both!(strips, Turned<14, 2>),
+            _ => both!(strips, Turned<16, 4>),
+        };
+        let line =
+            |k: usize| Line(std::array::from_fn(|i| quarter[(2 * i + k) % quarter.len()].to_le_bytes()[0]));
+        return (vec![line(0), line(1)], run);
+    }
     let run = match codebook.scheme().quarters() {
         6 => both!(strips, Pairs<6, 1>),
         8 => both!(strips, Pairs16),
