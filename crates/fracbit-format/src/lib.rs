@@ -7,6 +7,6 @@ mod packed;
 pub mod trellis;
 
 pub use bits::{BitWriter, read_bits};
-pub use codebook::{Codebook, CodebookError, Grid, Layers, MOST_GROUP_ENTRIES, quarter_turns};
+pub use codebook::{Codebook, CodebookError, Grid, Layers, MOST_GROUP_ENTRIES, Ramp, quarter_turns};
 pub use layout::{Layout, Segment, TILE, TILE_COLS, TILE_ROWS};
 pub use packed::{PackedError, PackedView};

@@ -12,7 +12,7 @@ use crate::{
     with_crew,
 };
 use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView, quarter_turns};
+use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView, Ramp, quarter_turns};
 use half::f16;
 
 /// One product to check.
@@ -77,8 +77,8 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
     }
 }
 
-/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative, and for pairs such as
-/// are a quarter and its turns, too.
+/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative and such as are ramps, and
+/// for pairs such as are a quarter and its turns, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let lengths = scheme.halves().map(|s| table_lengths(s).len()).into_iter().max().unwrap_or(1);
@@ -86,6 +86,7 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let mut all: Vec<_> = all.map(|(nth, most)| codebooks(scheme, nth, most)).collect();
     if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
         all.extend((0..lengths).map(|nth| each_half(scheme, nth, magnitudes)));
+        all.extend([63, 62].map(|mask| each_half(scheme, 0, |s, _| ramped(s, mask))));
     }
     if scheme.family() == Family::Vq && [14, 16].contains(&scheme.quarters()) {
         all.push(vec![turned(scheme)]);
@@ -246,6 +247,23 @@ pub fn magnitudes(scheme: Scheme, length: usize) -> Codebook {
     (entries[length - 2], entries[length - 1]) = (0, 127);
     let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
     assert_eq!(book.layers().is_some(), layers, "{scheme}, {length} entries");
+    book
+}
+
+/// A codebook of magnitudes that are a [`Ramp`] with this mask, 0 and 127 among them.
+///
+/// # Panics
+/// When `scheme` is no trellis scheme of one sign a weight.
+#[must_use]
+pub fn ramped(scheme: Scheme, mask: u8) -> Codebook {
+    let mut random = Random::new(u64::from(mask));
+    let mut ends: [i16; Ramp::LEN] =
+        std::array::from_fn(|_| i16::try_from(random.next() % 128).expect("small"));
+    (ends[Ramp::FREE], ends[Ramp::LEN - 2]) = (0, 127);
+    let entry = |x: usize| if x < Ramp::FREE { Ramp::at(x) } else { ends[x] };
+    let entries = (0..Ramp::LEN).map(|x| entry(x & usize::from(mask))).collect();
+    let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
+    assert_eq!(book.ramp(), Some(Ramp { mask }), "{scheme}");
     book
 }
 

@@ -1,4 +1,4 @@
-//! Trains the committed codebooks, which takes about ten minutes on two cores:
+//! Trains the committed codebooks, which takes about half an hour on two cores:
 //! `cargo run --release -p fracbit-trellis --example train_trellis > crates/fracbit-trellis/data/trellis.txt`.
 //! With arguments only the schemes named: `... --example train_trellis -- tcq-2 tcq-fast-4:128`, where `:128` sets the
 //! table length; `--small` writes the golden file of the tests.
@@ -25,11 +25,11 @@ fn main() {
         };
         names.iter().map(parse).collect()
     };
-    let fresh = train::gaussian_tiles(2, 256);
+    let fresh = train::gaussian_tiles(2, 4096);
     for (scheme, len) in wanted {
         let book = train::train(scheme, len, &Training::committed(scheme));
         eprintln!(
-            "{scheme} {len} entries: {:.6} on 2^16 fresh weights",
+            "{scheme} {len} entries: {:.6} on 2^20 fresh weights",
             train::relative_error(&book, &fresh)
         );
         println!("{book}");

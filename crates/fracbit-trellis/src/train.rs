@@ -6,7 +6,7 @@
 //!   where the best density of entries is flatter than that of the weights. At the end the entries go to the int8 grid
 //!   and the step is refitted.
 //!   Tables of 128 and 256 entries are sums of two short ones but for their last quarter ([`Layers`]): entries go to the nearest such
-//!   table in every round.
+//!   table in every round. So do those of 64 entries up to 2.5 bits, whose first three quarters are a [`Ramp`] times a unit.
 //! * `hyb`: 2-D k-means of 2^20 Gaussian samples, scaled to the standard deviation that the papers' tables have
 //!   (Q-Palette's 0.9682458), then a step per rate at which the error is stationary. The papers use one step for all rates.
 //!
@@ -16,7 +16,7 @@ use crate::{Effort, TrellisRounder, cells::LEVELS};
 use fracbit_base::{Code, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::{
-    Codebook, Layers, TILE, read_bits,
+    Codebook, Layers, Ramp, TILE, read_bits,
     trellis::{self, STATE_BITS, STATES, Steps},
 };
 use rand::SeedableRng;
@@ -38,14 +38,14 @@ pub struct Training {
 impl Training {
     /// What the committed codebook of a scheme was trained with.
     ///
-    /// Tables of 128 entries and more lose up to 0.3 % of error to a small sample (`fine` at 4 bits, without layers, 384 tiles and
+    /// Tables lose up to 0.3 % of error to a small sample (`fine` at 4 bits, without layers, 384 tiles and
     /// 8 rounds: 0.004454; 2048 and 8: 0.004445; 2048 and 24: 0.004440, on 2^20 other weights).
     #[must_use]
     pub fn committed(scheme: Scheme) -> Self {
-        if Layers::fit(table_len(scheme)) {
-            return Self { seed: 1, tiles: 2048, rounds: 24 };
+        if scheme.code() == Some(Code::Hyb) {
+            return Self { seed: 1, tiles: 384, rounds: 8 };
         }
-        Self { seed: 1, tiles: 384, rounds: 8 }
+        Self { seed: 1, tiles: 2048, rounds: 24 }
     }
 }
 
@@ -122,6 +122,12 @@ pub fn train(scheme: Scheme, len: usize, training: &Training) -> Codebook {
     });
     for _ in 0..training.rounds {
         table = recentre(scheme, &table, &tiles);
+    }
+    if has_ramp(scheme, table.len()) {
+        // The unit of the ramp is the step of the grid.
+        let at = Ramp::BEND - 2;
+        let step = table[at] / f32::from(Ramp::at(at));
+        return refit_step(on_grid(scheme, &table, step, 127.0), &tiles);
     }
     // A narrower int8 grid is finer but clips the largest entries: let the error decide. With layers, which round together,
     // chance decides as much.
@@ -280,7 +286,33 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
             }
         }
     }
-    if Layers::fit(out.len()) { layered(&out, &counts, None) } else { out }
+    if Layers::fit(out.len()) {
+        layered(&out, &counts, None)
+    } else if has_ramp(scheme, out.len()) {
+        ramped(&out, &counts, tied)
+    } else {
+        out
+    }
+}
+
+/// Whether the built-in table of a scheme has a [`Ramp`]: it costs `tcq-2.75` and `tcq-fast-3` half a percent of error.
+fn has_ramp(scheme: Scheme, len: usize) -> bool {
+    len == Ramp::LEN && scheme.quarters() <= 10
+}
+
+/// The table nearest to `table` whose first three quarters are a [`Ramp`] times any unit, entries counting by `counts`; `tied` neighbours are equal.
+fn ramped(table: &[f32], counts: &[u32], tied: usize) -> Vec<f32> {
+    let ramp = |x: usize| f64::from(Ramp::at(x / tied * tied));
+    let (mut cross, mut own) = (0.0, 0.0);
+    for (x, (&entry, &count)) in table.iter().zip(counts).enumerate().take(Ramp::FREE) {
+        let often = f64::from(count.max(1));
+        cross += often * ramp(x) * f64::from(entry);
+        own += often * ramp(x) * ramp(x);
+    }
+    let unit = cross / own;
+    #[expect(clippy::cast_possible_truncation, reason = "weights")]
+    let entry = |(x, &entry): (usize, &f32)| if x < Ramp::FREE { (unit * ramp(x)) as f32 } else { entry };
+    table.iter().enumerate().map(entry).collect()
 }
 
 /// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`: one layer's entry after another goes to the weighted mean of

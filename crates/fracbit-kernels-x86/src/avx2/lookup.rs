@@ -1,6 +1,7 @@
 //! Codebooks in registers, and bytes looked up in them: `vpshufb` knows 16.
 
 use super::*;
+use fracbit_format::Ramp;
 
 /// `v >> count` in 32-bit lanes; with a constant count one instruction or none.
 #[inline]
@@ -79,6 +80,8 @@ pub(super) trait Table: Copy {
     const BITS: u32;
     /// No entry is negative.
     const MAGNITUDES: bool;
+    /// The entry of index 0 is zero, bias and all.
+    const FIRST_IS_ZERO: bool = false;
 
     /// Loads the lines that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
     ///
@@ -91,6 +94,17 @@ pub(super) trait Table: Copy {
     /// # Safety
     /// The features of [`Avx2`].
     unsafe fn look(&self, index: __m256i) -> __m256i;
+
+    /// Entries by the low [`BITS`](Self::BITS) bits of bytes.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look_low(&self, bytes: __m256i) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { self.look(low_bits(bytes, Self::BITS)) }
+    }
 }
 
 /// Any `16 N` entries, none of them negative where `M` says so: see [`lookup`].
@@ -183,9 +197,85 @@ impl<const Q: usize> Table for Layered<Q> {
     }
 }
 
+/// 64 entries of which the first three quarters are a [`Ramp`]: one shuffle. `BIASED`: 128 is added to all.
+#[derive(Clone, Copy)]
+pub(super) struct Ramped<const BIASED: bool> {
+    /// What the entries of the last quarter have above the ramp.
+    ends: __m256i,
+    mask: __m256i,
+}
+
+impl<const BIASED: bool> Table for Ramped<BIASED> {
+    const BITS: u32 = Ramp::LEN.ilog2();
+    const MAGNITUDES: bool = !BIASED;
+    const FIRST_IS_ZERO: bool = !BIASED;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        debug_assert_eq!(bias, if BIASED { 128 } else { 0 }, "the body of this instruction set");
+        let [ends] = sixteens(table);
+        Self { ends, mask: _mm256_set1_epi8(table[0].0[16].cast_signed()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look(&self, index: __m256i) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { self.look_low(index) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look_low(&self, bytes: __m256i) -> __m256i {
+        let x = _mm256_and_si256(bytes, self.mask);
+        // An index below the last quarter has bit 7 set when that is taken away, and `vpshufb` gives zero.
+        let end = _mm256_shuffle_epi8(self.ends, _mm256_sub_epi8(x, _mm256_set1_epi8(Ramp::FREE as i8)));
+        let ramp = _mm256_add_epi8(x, _mm256_subs_epu8(x, _mm256_set1_epi8(Ramp::BEND as i8)));
+        let sum = _mm256_add_epi8(ramp, end);
+        if BIASED { _mm256_xor_si256(sum, _mm256_set1_epi8(-128)) } else { sum }
+    }
+}
+
 /// The low bits of every byte.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn low_bits(v: __m256i, bits: u32) -> __m256i {
     _mm256_and_si256(v, _mm256_set1_epi8(((1u32 << bits) - 1) as i8))
+}
+
+#[cfg(test)]
+#[expect(clippy::print_stderr, reason = "a skipped test must say so")]
+mod tests {
+    use super::*;
+    use fracbit_kernels::cases;
+
+    /// With AVX-VNNI, too, which few machines have.
+    #[test]
+    fn ramps_are_their_tables_with_and_without_a_bias() {
+        if Avx2::detect().is_none() {
+            eprintln!("SKIPPED ramps_are_their_tables_with_and_without_a_bias: no AVX2");
+            return;
+        }
+        for mask in [63, 62] {
+            let book = cases::ramped("tcq-fast-2".parse().expect("a scheme"), mask);
+            let table = super::super::tables::ramp_table(&book, book.ramp().expect("a ramp"));
+            for first in (0..=u8::MAX).step_by(32) {
+                let bytes: [u8; 32] = std::array::from_fn(|i| first + u8::try_from(i).expect("below 32"));
+                let want = bytes.map(|b| book.entries()[usize::from(b) % Ramp::LEN].to_le_bytes()[0]);
+                let mut got = [[0u8; 32]; 2];
+                // SAFETY: AVX2 is here; loads and stores are of 32 bytes.
+                unsafe {
+                    let v = _mm256_loadu_si256(bytes.as_ptr().cast());
+                    let [plain, biased] = [
+                        Ramped::<false>::new(&table, 0).look_low(v),
+                        Ramped::<true>::new(&table, 128).look_low(v),
+                    ];
+                    _mm256_storeu_si256(got[0].as_mut_ptr().cast(), plain);
+                    _mm256_storeu_si256(got[1].as_mut_ptr().cast(), biased);
+                }
+                assert_eq!(got, [want, want.map(|b| b ^ 128)], "mask {mask}, from {first}");
+            }
+        }
+    }
 }

@@ -43,6 +43,8 @@ pub(super) trait Narrow: Copy {
 
     /// The top bits of the bytes of the first index negate weights.
     const SIGNED: bool = false;
+    /// Those bytes are zero only where the entry is, too: `vpsignb` gives zero for a zero.
+    const SIGNS_SUFFICE: bool = false;
     /// What [`weights`](Self::weights) gives are magnitudes, never negative.
     const MAGNITUDES: bool = false;
 
@@ -360,6 +362,7 @@ impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
+    const SIGNS_SUFFICE: bool = T::FIRST_IS_ZERO;
     const MAGNITUDES: bool = T::MAGNITUDES;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
@@ -389,13 +392,14 @@ impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [top, all]: [__m256i; 2]) -> __m256i {
-        let index = match T::BITS {
-            6 => low_bits(_mm256_srli_epi16::<1>(top), 6),
-            7 => low_bits(top, 7),
-            _ => all,
-        };
         // SAFETY: promised by the caller.
-        unsafe { self.0.look(index) }
+        unsafe {
+            match T::BITS {
+                6 => self.0.look_low(_mm256_srli_epi16::<1>(top)),
+                7 => self.0.look_low(top),
+                _ => self.0.look(all),
+            }
+        }
     }
 }
 
@@ -408,6 +412,7 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
+    const SIGNS_SUFFICE: bool = T::FIRST_IS_ZERO;
     const MAGNITUDES: bool = T::MAGNITUDES;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 4 - V);
@@ -443,7 +448,7 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
-        unsafe { self.0.look(low_bits(hash, T::BITS)) }
+        unsafe { self.0.look_low(hash) }
     }
 }
 
@@ -757,6 +762,7 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
     const AHEAD: bool = R4 != 16;
     const SIGNED: bool = true;
+    const SIGNS_SUFFICE: bool = true;
     const MAGNITUDES: bool = true;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 2);
@@ -778,7 +784,9 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
             let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
             (codes, I / 2 % 2 == 1)
         };
+        // The lowest bit keeps both sums of signs from being zero.
         let first = if R4 == 16 { codes } else { _mm256_add_epi8(codes, codes) };
+        let first = _mm256_or_si256(first, _mm256_set1_epi8(1));
         let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
         [signs, codes]
     }

@@ -83,7 +83,8 @@ pub(super) fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __
     if !E::SIGNED {
         return entries;
     }
-    _mm256_sign_epi8(entries, _mm256_or_si256(index[0], _mm256_set1_epi8(1)))
+    let signs = if E::SIGNS_SUFFICE { index[0] } else { _mm256_or_si256(index[0], _mm256_set1_epi8(1)) };
+    _mm256_sign_epi8(entries, signs)
 }
 
 /// Accumulators to the sums of rows 0..8 and 8..16.

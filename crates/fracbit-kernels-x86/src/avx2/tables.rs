@@ -2,13 +2,13 @@
 
 use super::{
     expand::{Bytes, Loads, Wide},
-    lookup::{Banks, Integers, Layered},
+    lookup::{Banks, Integers, Layered, Ramped},
     narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16, Turned},
     products::strips,
     strips::strips as expanded,
     *,
 };
-use fracbit_format::{Layers, TILE_COLS};
+use fracbit_format::{Layers, Ramp, TILE_COLS};
 
 /// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these differ.
 macro_rules! both {
@@ -94,6 +94,12 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
             rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], $($body),+)
         };
     }
+    if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
+        return (
+            ramp_table(codebook, ramp),
+            rates!(quarters, [4 5 6 7 8 9 10], Fine<R, Ramped<false>>, Fine<R, Ramped<true>>),
+        );
+    }
     match (codebook.entries().len(), quarters, codebook.layers()) {
         (128, 12..=17, Some(layers)) => {
             (layer_table(codebook, &layers), rates!(quarters, [12 13 14 15 16 17], Fine<R, Layered<2>>))
@@ -145,6 +151,14 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     if let (14.., Some(layers)) = (quarters, codebook.layers()) {
         return (layer_table(codebook, &layers), rates!(quarters, [14 16 18 20], Fast<R, 2, Layered<2>>));
+    }
+    if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
+        let run = if quarters <= 8 {
+            rates!(quarters, [4 5 6 7 8], Fast<R, 4, Ramped<false>>, Fast<R, 4, Ramped<true>>)
+        } else {
+            rates!(quarters, [10], Fast<R, 2, Ramped<false>>, Fast<R, 2, Ramped<true>>)
+        };
+        return (ramp_table(codebook, ramp), run);
     }
     let run = match (quarters, codebook.entries().len()) {
         (..=8, 64) if magnitudes(codebook) => {
@@ -231,6 +245,17 @@ fn byte_table(codebook: &Codebook, every: usize, k: usize, byte: usize) -> Vec<L
     let count = codebook.entries().len() / every;
     let byte = |i: usize| codebook.entries()[i % count * every + k].to_le_bytes()[byte];
     (0..count.div_ceil(64)).map(|l| Line(std::array::from_fn(|i| byte(64 * l + i)))).collect()
+}
+
+/// What [`Ramped`] reads: what the last quarter has above the ramp, and the mask of an index.
+pub(super) fn ramp_table(codebook: &Codebook, ramp: Ramp) -> Vec<Line> {
+    let mut line = Line::ZERO;
+    for ((x, &entry), byte) in codebook.entries().iter().enumerate().skip(Ramp::FREE).zip(&mut line.0) {
+        // Ends of an index whose lowest bit does not count are never read.
+        *byte = (entry - Ramp::at(x)).to_le_bytes()[0];
+    }
+    line.0[Ramp::LEN - Ramp::FREE] = ramp.mask;
+    vec![line]
 }
 
 /// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what they have above the sum, or above the
