@@ -1,6 +1,6 @@
 //! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
 //!
-//! [`narrow`] has the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup), [`expand`] and
+//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup), [`expand`] and
 //! [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
 //!
 //! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies too: their byte shuffles
@@ -16,6 +16,7 @@ mod dense;
 mod expand;
 mod lookup;
 mod narrow;
+mod pairs;
 mod products;
 mod strips;
 mod tables;

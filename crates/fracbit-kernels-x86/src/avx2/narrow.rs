@@ -14,13 +14,13 @@
 //! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
 
 use super::{
-    lookup::{Banks, Integers, Table, banks, lookup, lookups, low_bits, right},
+    lookup::{Banks, Integers, Table, banks, low_bits, right},
     *,
 };
 
 /// First bytes of stretches, counted from the byte in which their rows start: (quad of columns, stretch, even or odd rows). At an odd number of quarter
 /// bits a weight odd rows start in the middle of that byte.
-type Starts = [[[usize; 2]; 2]; 4];
+pub(super) type Starts = [[[usize; 2]; 2]; 4];
 
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
@@ -111,7 +111,7 @@ pub(super) trait Narrow: Copy {
 /// The features of [`Avx2`]; 16 bytes at `x`.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn reordered(x: *const i8, order: [i8; 8]) -> __m256i {
+pub(super) unsafe fn reordered(x: *const i8, order: [i8; 8]) -> __m256i {
     // SAFETY: promised by the caller.
     let both = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(x.cast()) });
     _mm256_shuffle_epi8(both, _mm256_set1_epi64x(i64::from_le_bytes(order.map(i8::cast_unsigned))))
@@ -123,7 +123,7 @@ unsafe fn reordered(x: *const i8, order: [i8; 8]) -> __m256i {
 /// As [`reordered`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn every_second(x: *const i8, p: usize) -> __m256i {
+pub(super) unsafe fn every_second(x: *const i8, p: usize) -> __m256i {
     // SAFETY: promised by the caller.
     unsafe { reordered(x, if p == 0 { [0, 2, 4, 6, 8, 10, 12, 14] } else { [1, 3, 5, 7, 9, 11, 13, 15] }) }
 }
@@ -134,7 +134,7 @@ unsafe fn every_second(x: *const i8, p: usize) -> __m256i {
 /// As [`reordered`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn every_fourth(x: *const i8, p: usize) -> __m256i {
+pub(super) unsafe fn every_fourth(x: *const i8, p: usize) -> __m256i {
     let p = if p < 4 { p as i8 } else { 0 };
     // SAFETY: promised by the caller.
     unsafe { reordered(x, [p, p + 4, p + 8, p + 12, p, p + 4, p + 8, p + 12]) }
@@ -193,7 +193,13 @@ const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
 /// As [`Narrow::vector`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, half: usize) -> __m256i {
+pub(super) unsafe fn stretch<E: Narrow>(
+    code: *const u8,
+    last: u128,
+    q: usize,
+    k: usize,
+    half: usize,
+) -> __m256i {
     let (pair, row, [start, odd]) = (E::PAIR, E::PAIR / 2, E::STARTS[q][k]);
     let two = |low: *const u8, high: *const u8| {
         // SAFETY: the farthest row starts inside the tile, and 32 bytes behind it are readable.
@@ -241,7 +247,13 @@ unsafe fn stretch<E: Narrow>(code: *const u8, last: u128, q: usize, k: usize, ha
 /// that they lie in, and their numbers.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn words<E: Narrow>(q: usize, a: (__m256i, usize), low: usize, b: (__m256i, usize), high: usize) -> __m256i {
+pub(super) fn words<E: Narrow>(
+    q: usize,
+    a: (__m256i, usize),
+    low: usize,
+    b: (__m256i, usize),
+    high: usize,
+) -> __m256i {
     // Where a window begins in its stretch, in even and in odd rows.
     let begin = |k: usize, bit: usize| {
         let [even, odd] = E::STARTS[q][k];
@@ -259,7 +271,7 @@ fn words<E: Narrow>(q: usize, a: (__m256i, usize), low: usize, b: (__m256i, usiz
 
 /// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * quarters / 4` of their rows: one for a
 /// quad where all of them fit it. The last window of the quad is that of column `last`, the first one of the second stretch that of column 2.
-const fn starts(quarters: usize, last: usize) -> Starts {
+pub(super) const fn starts(quarters: usize, last: usize) -> Starts {
     let nibble = quarters % 2 * 4;
     let mut all = [[[0; 2]; 2]; 4];
     let mut q = 0;
@@ -621,192 +633,5 @@ impl Narrow for Scalar16 {
     unsafe fn piece(x: *const i8, p: usize) -> __m256i {
         // SAFETY: promised by the caller.
         unsafe { every_second(x, p) }
-    }
-}
-
-/// `vq-2`: a byte holds a row's pairs of columns `4 k` and `4 k + 2`.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs16([__m256i; 2]);
-
-impl Narrow for Pairs16 {
-    type Many = Self;
-    const GROUPS: usize = 2;
-    const AHEAD: bool = false;
-    const TILE_BYTES: usize = 64;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let ([first], [second]) = (banks(table, bias), banks(&table[1..], bias));
-        Self([first, second])
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 64 bytes.
-        let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
-        let index = low_bits(right(rows, I / 4 * 4), 4);
-        [index, index]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        _mm256_shuffle_epi8(self.0[I / 2 % 2], index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_fourth(x, p) }
-    }
-}
-
-/// `vq-4`: the codes are bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs256([[__m256i; 16]; 2]);
-
-impl Narrow for Pairs256 {
-    type Many = Self;
-    const GROUPS: usize = 4;
-    const AHEAD: bool = false;
-    const TILE_BYTES: usize = 128;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self([banks(table, bias), banks(&table[4..], bias)])
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 128 bytes.
-        let index = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
-        // For `I` and `I + 4` the same, and so made once.
-        lookups(self.0.each_ref(), index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, both: [__m256i; 2]) -> __m256i {
-        both[I / 4]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_second(x, p) }
-    }
-}
-
-/// Tables of `16 N` pairs at `R4` quarter bits a weight. Indices of two quads share a vector: a lookup makes the first (second)
-/// weights of four pairs of eight columns.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
-
-impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
-    type Many = Self;
-    const GROUPS: usize = 2;
-    const TILE_BYTES: usize = 8 * R4;
-    const STARTS: Starts = starts(R4, 2);
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self([banks(table, bias), banks(&table[N.div_ceil(4)..], bias)])
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
-        let (piece, half) = (I / 2, I % 2);
-        let mask = _mm256_set1_epi16((1 << (R4 / 2)) - 1);
-        let quad = |q: usize| {
-            let (p0, p1) = (q * R4, (2 * q + 1) * R4 / 2);
-            // SAFETY: promised by the caller.
-            let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
-            _mm256_and_si256(words::<Self>(q, (row, 0), p0, (row, 0), p1), mask)
-        };
-        let (even, odd) = (quad(piece / 2 * 2), quad(piece / 2 * 2 + 1));
-        let index = _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd));
-        [index, index]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        lookup(&self.0[I / 2 % 2], index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        const ORDER: [[i8; 4]; 4] = [[0, 4, 2, 6], [1, 5, 3, 7], [8, 12, 10, 14], [9, 13, 11, 15]];
-        let [a, b, c, d] = ORDER[p % 4];
-        // SAFETY: promised by the caller.
-        unsafe { reordered(x, [a, b, c, d, a, b, c, d]) }
-    }
-}
-
-/// Tables of `64 N` pairs (`N` is 2 or 4) that are a [quarter](fracbit_format::Codebook::quarter) and its turns, at `R4` quarter bits a weight: only the
-/// quarter is looked up. Bytes of 8-bit codes are indices as they are; indices of 7 bits come as in [`Pairs`].
-#[derive(Clone, Copy)]
-pub(super) struct Turned<const R4: usize, const N: usize>([[__m256i; N]; 2]);
-
-impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
-    type Many = Self;
-    const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
-    const AHEAD: bool = R4 != 16;
-    const SIGNED: bool = true;
-    const SIGNS_SUFFICE: bool = true;
-    const MAGNITUDES: bool = true;
-    const TILE_BYTES: usize = 8 * R4;
-    const STARTS: Starts = starts(R4, 2);
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        Self([banks(table, bias), banks(&table[1..], bias)])
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
-        let (codes, second) = if R4 == 16 {
-            // SAFETY: a tile has 128 bytes.
-            (unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) }, I / 4 == 1)
-        } else {
-            // SAFETY: promised by the caller.
-            let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
-            (codes, I / 2 % 2 == 1)
-        };
-        // The lowest bit keeps both sums of signs from being zero.
-        let first = if R4 == 16 { codes } else { _mm256_add_epi8(codes, codes) };
-        let first = _mm256_or_si256(first, _mm256_set1_epi8(1));
-        let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
-        [signs, codes]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [_, codes]: [__m256i; 2]) -> __m256i {
-        // The two numbers of a quarter, made once for both weights.
-        let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
-        // The next to highest bit of a code: the two have changed places.
-        let twice = _mm256_add_epi8(codes, codes);
-        let places = if R4 == 16 { twice } else { _mm256_add_epi8(twice, twice) };
-        let second = if R4 == 16 { I / 4 == 1 } else { I / 2 % 2 == 1 };
-        if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { if R4 == 16 { every_second(x, p) } else { Pairs::<R4, N>::piece(x, p) } }
     }
 }

@@ -3,7 +3,8 @@
 use super::{
     expand::{Bytes, Loads, Wide},
     lookup::{Banks, Integers, Layered, Ramped},
-    narrow::{Books, Fast, Fine, Pairs, Pairs16, Pairs256, Scalar, Scalar4, Scalar16, Turned},
+    narrow::{Books, Fast, Fine, Scalar, Scalar4, Scalar16},
+    pairs::{Pairs, Pairs16, Pairs256, Turned},
     products::strips,
     strips::strips as expanded,
     *,
