@@ -40,7 +40,7 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
-# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3; `experts`:
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3; `behind`: norms as in OLMo 2; `experts`:
 # their number, how they are stored (`inter` is the width of one) and the standard deviation of what their router says.
 SPECS = {
     "llama1": dict(
@@ -174,6 +174,19 @@ SPECS = {
                 "num_experts_per_tok": 3, "norm_topk_prob": False, "rope_scaling": None, "rope_theta": 10000.0,
                 "tie_word_embeddings": False, "max_position_embeddings": 1024},
     ),
+    "olmo2": dict(
+        seed=121, dtype="BF16", style="bytes", shape=(64, 88, 3, 4, 4, 16, 118), arch="Olmo2ForCausalLM", eps=1e-2, qk_norm=1.4, whole_norm=True,
+        behind=True,
+        config={"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": False, "rope_scaling": None, "rope_theta": 500000.0,
+                "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "olmo3": dict(
+        seed=122, dtype="BF16", style="pieces", shape=(48, 80, 4, 4, 2, 12, 122), arch="Olmo3ForCausalLM", eps=1e-5, qk_norm=1.4, whole_norm=True,
+        behind=True,
+        # Without `layer_types`: layers 0 to 2 slide.
+        config={"model_type": "olmo3", "num_key_value_heads": 2, "attention_bias": False, "sliding_window": 8, "rope_theta": 500000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (
@@ -217,18 +230,20 @@ def tensors(spec):
         out[tied] = normal.draw((vocab, hidden)) * (spec.get("embedding", 2.0) / math.sqrt(hidden))
     for i in range(layers):
         block = f"model.layers.{i}"
-        norm(f"{block}.input_layernorm", hidden)
+        if not spec.get("behind"):
+            norm(f"{block}.input_layernorm", hidden)
         linear(f"{block}.self_attn.q_proj", heads * head_dim, hidden, 1.4)
         linear(f"{block}.self_attn.k_proj", kv_heads * head_dim, hidden, 1.4)
         linear(f"{block}.self_attn.v_proj", kv_heads * head_dim, hidden, 1.4)
         linear(f"{block}.self_attn.o_proj", hidden, heads * head_dim, 1.4)
         if spec.get("qk_norm"):
-            whole = spec.get("whole_norm")  # of all heads together (OLMoE)
+            whole = spec.get("whole_norm")  # of all heads together (OLMo)
             norm(f"{block}.self_attn.q_norm", heads * head_dim if whole else head_dim, spec["qk_norm"])
             norm(f"{block}.self_attn.k_norm", kv_heads * head_dim if whole else head_dim, spec["qk_norm"])
         norm(f"{block}.post_attention_layernorm", hidden)
         if spec.get("sandwich"):  # post_attention_layernorm is then applied to what attention adds
             norm(f"{block}.pre_feedforward_layernorm", hidden)
+        if spec.get("sandwich") or spec.get("behind"):
             norm(f"{block}.post_feedforward_layernorm", hidden)
         if spec.get("experts"):
             mixture(block)

@@ -88,6 +88,11 @@ def without_norm(left_out):
     return lambda config, tensors, name, x: x if name.endswith(left_out) else RIGHT_NORM(config, tensors, name, x)
 
 
+def read_normalized(config, tensors, name, x):
+    """The residual stream normalized, without a gain, where it is read as it is."""
+    return reference.rms_norm(x, np.ones(x.shape[1]), config["rms_norm_eps"])
+
+
 def unit_of_embedding(config, tensors, name, x):
     """Epsilon divided by h where the residual stream is read, as if that were kept without the factor of the embedding."""
     read = name.endswith(("input_layernorm", "pre_feedforward_layernorm", "model.norm"))
@@ -161,19 +166,24 @@ MISTAKES = [
     ("granite-moe", "attention_multiplier 1 / sqrt(d)", {}, (), {"attention_multiplier": 0.25}),
     ("granite-moe", "logits_scaling 1", {}, (), {"logits_scaling": 1.0}),
     ("mixtral", "theta 10000", {}, (), {"rope_theta": 10000.0}),
-    ("olmoe", "norms of heads", {"norm": norms_of_heads}, (), {}),
+    ("olmoe olmo2 olmo3", "norms of heads", {"norm": norms_of_heads}, (), {}),
     ("qwen3-moe", "q norm dropped", {}, ("q_norm.weight",), {}),
     ("qwen3-moe", "k norm dropped", {}, ("k_norm.weight",), {}),
-    ("olmoe", "no q norm", {"norm": without_norm("q_norm")}, (), {}),
-    ("olmoe", "no k norm", {"norm": without_norm("k_norm")}, (), {}),
+    ("olmoe olmo2 olmo3", "no q norm", {"norm": without_norm("q_norm")}, (), {}),
+    ("olmoe olmo2 olmo3", "no k norm", {"norm": without_norm("k_norm")}, (), {}),
+    ("olmo2 olmo3", "no post_attention_layernorm", {"norm": without_norm("post_attention_layernorm")}, (), {}),
+    ("olmo2 olmo3", "no post_feedforward_layernorm", {"norm": without_norm("post_feedforward_layernorm")}, (), {}),
+    ("olmo2", "a norm where the residual stream is read", {"read": read_normalized}, (), {}),
+    ("olmo2", "rms_norm_eps 1e-6", {}, (), {"rms_norm_eps": 1e-6}),
+    ("olmo3", "rope_scaling in every layer", {"rope_settings": scaled_everywhere}, (), {}),
     ("all", "no causal mask", {"visible": lambda length, window: np.ones((length, length), bool)}, (), {}),
     ("smollm2", "rms_norm_eps 1e-5", {}, (), {"rms_norm_eps": 1e-5}),
     ("llama2 llama-tied llama-bias mistral qwen2 qwen3 smollm2 smollm3", "kv head = head mod kv heads", wrong_gqa, (), {}),
     ("llama2 llama-bias mistral qwen3", "norm weights ignored", {}, ("layernorm.weight", "model.norm.weight"), {}),
-    ("llama3 llama-bias gemma3", "no rope scaling", unscaled, (), {}),
+    ("llama3 llama-bias gemma3 olmo3", "no rope scaling", unscaled, (), {}),
     ("llama3", "linear in place of llama3 scaling", {"rope_frequencies": linear_for_llama3}, (), {}),
     ("llama3", "no interpolated planes", {"rope_frequencies": step_for_llama3}, (), {}),
-    ("llama3 qwen2 qwen3 smollm2 smollm3 gemma3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
+    ("llama3 qwen2 qwen3 smollm2 smollm3 gemma3 olmo2 olmo3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
     ("llama-bias qwen2", "q bias dropped", {}, ("q_proj.bias",), {}),
     ("llama-bias qwen2", "k bias dropped", {}, ("k_proj.bias",), {}),
     ("llama-bias qwen2", "v bias dropped", {}, ("v_proj.bias",), {}),
@@ -181,8 +191,8 @@ MISTAKES = [
     ("llama-bias", "gate bias dropped", {}, ("gate_proj.bias",), {}),
     ("llama-bias", "up bias dropped", {}, ("up_proj.bias",), {}),
     ("llama-bias", "down bias dropped", {}, ("down_proj.bias",), {}),
-    ("mistral gemma3", "no window", {}, (), {"sliding_window": None}),
-    ("mistral gemma3", "window one too wide", {"visible": late_by_one}, (), {}),
+    ("mistral gemma3 olmo3", "no window", {}, (), {"sliding_window": None}),
+    ("mistral gemma3 olmo3", "window one too wide", {"visible": late_by_one}, (), {}),
     ("qwen2", "switched-off window applied", {}, (), {"use_sliding_window": True, "max_window_layers": 0}),
     ("qwen3 gemma3", "q norm dropped", {}, ("q_norm.weight",), {}),
     ("qwen3 gemma3", "k norm dropped", {}, ("k_norm.weight",), {}),
@@ -212,7 +222,7 @@ MISTAKES = [
     ("gemma3", "head_dim for query_pre_attn_scalar", {}, (), {"query_pre_attn_scalar": 16}),
     ("gemma3", "rope_theta in every layer", {}, (), {"rope_local_base_freq": 1000000.0}),
     ("gemma3", "rope_scaling in every layer", {"rope_settings": scaled_everywhere}, (), {}),
-    ("gemma3", "full layers one early", early_full_layers, (), {}),
+    ("gemma3 olmo3", "full layers one early", early_full_layers, (), {}),
     ("gemma3", "rms_norm_eps 1e-6", {}, (), {"rms_norm_eps": 1e-6}),
     ("gemma3", "epsilon of the unit of the embedding", {"norm": unit_of_embedding}, (), {}),
 ]

@@ -12,7 +12,8 @@ time. All arithmetic is float64 on the stored (already rounded) weights.
 
 Where there are experts, the second line is  x += sum over a token's experts of r_e down_e(silu(gate_e(n)) * up_e(n)),  r = softmax(router(n)).
 
-Gemma 3 multiplies the embedding by sqrt(h), has gelu in place of silu and normalizes what attention and feed-forward add, too.
+Gemma 3 multiplies the embedding by sqrt(h), has gelu in place of silu and normalizes what attention and feed-forward add, too;
+OLMo 2 and 3 normalize only that.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
 """
@@ -192,11 +193,12 @@ DEFAULTS = {
         "tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096, "sliding_window_pattern": 6,
     },
+    "olmo3": {"sliding_window": 4096, "sliding_window_pattern": 4},
 }
 
 
 def slides(config, layer):
-    """Whether a layer of Gemma 3 has a window; without a list every layer but each p-th has."""
+    """Whether a layer of Gemma 3 or OLMo 3 has a window; without a list every layer but each p-th has."""
     types = config.get("layer_types")
     if types is not None:
         return types[layer] == "sliding_attention"
@@ -208,7 +210,7 @@ def window_of(config, layer):
     window = config.get("sliding_window")
     if config["model_type"] in ("mistral", "phi3"):
         return window
-    if config["model_type"] == "gemma3_text":
+    if config["model_type"] in ("gemma3_text", "olmo3"):
         return window if slides(config, layer) else None
     if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
         types = config.get("layer_types")
@@ -229,10 +231,10 @@ def rotates(config, layer):
 
 
 def rope_settings(config, layer):
-    """The configuration with a layer's own RoPE: sliding layers of Gemma 3 have another theta and no scaling."""
-    if config["model_type"] != "gemma3_text" or not slides(config, layer):
+    """The configuration with a layer's own RoPE: sliding layers of Gemma 3 and OLMo 3 have no scaling, those of Gemma another theta, too."""
+    if config["model_type"] not in ("gemma3_text", "olmo3") or not slides(config, layer):
         return config
-    return {**config, "rope_theta": config["rope_local_base_freq"], "rope_scaling": None}
+    return {**config, "rope_theta": config.get("rope_local_base_freq", config["rope_theta"]), "rope_scaling": None}
 
 
 def score_factor(config):
@@ -262,10 +264,10 @@ def attention(config, tensors, layer, x):
 
     def split(name, count):
         y = linear(config, tensors, f"{block}.{name}_proj", x)
-        if config["model_type"] == "olmoe" and name != "v":  # over all heads together
+        if config["model_type"].startswith("olmo") and name != "v":  # over all heads together
             y = norm(config, tensors, f"{block}.{name}_norm", y)
         parts = [y[:, n * d : (n + 1) * d] for n in range(count)]
-        if config["model_type"] != "olmoe" and f"{block}.{name}_norm.weight" in tensors:  # per head over d, before RoPE (Qwen3, Gemma 3)
+        if not config["model_type"].startswith("olmo") and f"{block}.{name}_norm.weight" in tensors:  # per head over d, before RoPE (Qwen3, Gemma 3)
             parts = [norm(config, tensors, f"{block}.{name}_norm", part) for part in parts]
         return parts
 
@@ -347,10 +349,21 @@ def least_lead_of_experts(config, tensors, tokens):
     return least
 
 
+def norms_only_behind(config):
+    """Whether attention and feed-forward read the residual stream as it is (OLMo 2 and 3)."""
+    return config["model_type"] in ("olmo2", "olmo3")
+
+
+def read(config, tensors, name, x):
+    """What attention or feed-forward reads of the residual stream."""
+    return x if norms_only_behind(config) else norm(config, tensors, name, x)
+
+
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
     gemma = config["model_type"] == "gemma3_text"
+    only_behind = norms_only_behind(config)
     # Tied models store one matrix, under either name.
     embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
     if config.get("tie_word_embeddings", False):
@@ -361,14 +374,14 @@ def logits(config, tensors, tokens):
     share = config.get("residual_multiplier", 1.0)
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
-        added = attention(config, tensors, layer, norm(config, tensors, f"{block}.input_layernorm", x))
-        if gemma:
+        added = attention(config, tensors, layer, read(config, tensors, f"{block}.input_layernorm", x))
+        if gemma or only_behind:
             added = norm(config, tensors, f"{block}.post_attention_layernorm", added)
         x = x + share * added
         before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
         second = feed_forward if experts_of(config) is None else mixture
-        added = second(config, tensors, layer, norm(config, tensors, f"{block}.{before}", x))
-        if gemma:
+        added = second(config, tensors, layer, read(config, tensors, f"{block}.{before}", x))
+        if gemma or only_behind:
             added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
         x = x + share * added
     return norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)

@@ -16,13 +16,17 @@
 //! | `mixtral` | none | no | `sliding_window` on all layers | all layers |
 //! | `granitemoe` (Granite 3 A400M, A800M) | `attention_bias` on q, k, v, o | no | no | all layers |
 //! | `olmoe` | `attention_bias` on q, k, v, o | over all heads | no | all layers |
+//! | `olmo2`, `olmo3` | `attention_bias` on q, k, v, o | over all heads | `olmo3`: by `layer_types`, or all but every fourth layer | all layers; those with a window without scaling |
 //!
 //! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
 //! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
 //! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
 //! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
 //!
-//! The last four have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
+//! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). transformers 5 stretches
+//! the frequencies of all layers of `olmo3`, 4.57, vLLM and the training those of layers without a window: so do we.
+//!
+//! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
 //! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
 //!
 //! `gemma3_text` normalizes what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), its gains are stored less 1
@@ -73,11 +77,13 @@ pub enum Architecture {
     Mixtral,
     GraniteMoe,
     Olmoe,
+    Olmo2,
+    Olmo3,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -90,6 +96,8 @@ impl Architecture {
         Self::Mixtral,
         Self::GraniteMoe,
         Self::Olmoe,
+        Self::Olmo2,
+        Self::Olmo3,
     ];
 
     /// The name in `architectures`.
@@ -108,6 +116,8 @@ impl Architecture {
             Self::Mixtral => "MixtralForCausalLM",
             Self::GraniteMoe => "GraniteMoeForCausalLM",
             Self::Olmoe => "OlmoeForCausalLM",
+            Self::Olmo2 => "Olmo2ForCausalLM",
+            Self::Olmo3 => "Olmo3ForCausalLM",
         }
     }
 
@@ -127,6 +137,8 @@ impl Architecture {
             Self::Mixtral => "mixtral",
             Self::GraniteMoe => "granitemoe",
             Self::Olmoe => "olmoe",
+            Self::Olmo2 => "olmo2",
+            Self::Olmo3 => "olmo3",
         }
     }
 
@@ -209,6 +221,8 @@ pub struct ModelConfig {
     pub local_rope: Option<RopeConfig>,
     /// What the gate goes through.
     pub activation: Activation,
+    /// What attention and MLP read of the residual stream is normalized before.
+    pub pre_norms: bool,
     /// What attention and MLP write to the residual stream is normalized before.
     pub post_norms: bool,
     /// What stored norm gains lack; a source of weights adds it.
@@ -466,11 +480,15 @@ impl Fields {
         let n = self.size("num_hidden_layers", MAX_LAYERS, None)?;
         let rope = if arch == Architecture::SmolLm3 { self.smollm3_rope(n)? } else { vec![true; n] };
         let window = match arch {
-            Architecture::Llama | Architecture::Granite | Architecture::GraniteMoe | Architecture::Olmoe => {
-                None
-            }
+            Architecture::Llama
+            | Architecture::Granite
+            | Architecture::GraniteMoe
+            | Architecture::Olmoe
+            | Architecture::Olmo2 => None,
             Architecture::Phi3 | Architecture::Mixtral => self.window()?,
-            Architecture::Gemma3 => Some(self.size("sliding_window", 1 << 32, Some(4096))?),
+            Architecture::Gemma3 | Architecture::Olmo3 => {
+                Some(self.size("sliding_window", 1 << 32, Some(4096))?)
+            }
             Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Mistral => self.window()?,
             _ if self.flag("use_sliding_window", false)? => match self.window()? {
@@ -482,8 +500,8 @@ impl Fields {
             },
             _ => None,
         };
-        use Architecture::{Gemma3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
-        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma3);
+        use Architecture::{Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
+        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma3 | Olmo3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
                 if types.iter().any(|&s| s != window.is_some()) {
@@ -503,6 +521,7 @@ impl Fields {
                     let every = self.size(field, MAX_LAYERS, Some(6))?;
                     (1..=n).map(|i| i % every != 0).collect()
                 }
+                Olmo3 => (1..=n).map(|i| i % 4 != 0).collect(),
                 Qwen2 | Qwen3 | Qwen3Moe => {
                     let from = match self.get("max_window_layers") {
                         None => 28,
@@ -619,7 +638,8 @@ impl Fields {
 
     fn into_config(self) -> Result<ModelConfig, Error> {
         use Architecture::{
-            Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe, SmolLm3,
+            Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe,
+            SmolLm3,
         };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
@@ -680,10 +700,10 @@ impl Fields {
             Granite | GraniteMoe => self.moderate(field, Some(1.0)),
             _ => Ok(1.0),
         };
-        let mut local_rope = if arch == Gemma3 {
-            Some(self.local_rope(head_dim, &mut max_position_embeddings)?)
-        } else {
-            None
+        let mut local_rope = match arch {
+            Gemma3 => Some(self.local_rope(head_dim, &mut max_position_embeddings)?),
+            Olmo3 => Some(RopeConfig { scaling: RopeScaling::None, gain: 1.0, ..rope.clone() }),
+            _ => None,
         };
         #[expect(clippy::cast_precision_loss, reason = "widths are small")]
         let (root, width) = ((head_dim as f64).sqrt(), hidden_size as f64);
@@ -698,14 +718,16 @@ impl Fields {
             let gain = (scores * root).sqrt();
             [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
-        let eps = self
-            .number("rms_norm_eps", Some(if matches!(arch, Phi3 | Mixtral | Olmoe) { 1e-5 } else { 1e-6 }))?;
+        let eps = self.number(
+            "rms_norm_eps",
+            Some(if matches!(arch, Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3) { 1e-5 } else { 1e-6 }),
+        )?;
         if eps > 1.0 {
             return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
         let attention_bias = self.flag("attention_bias", false)?;
         let bias_flag_used =
-            matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe);
+            matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe | Olmo2 | Olmo3);
         let (experts, intermediate_size) = if arch.has_experts() {
             let (experts, width) = self.experts(arch, hidden_size)?;
             (Some(experts), width)
@@ -727,7 +749,8 @@ impl Fields {
             rope,
             local_rope,
             activation,
-            post_norms: arch == Gemma3,
+            pre_norms: !matches!(arch, Olmo2 | Olmo3),
+            post_norms: matches!(arch, Gemma3 | Olmo2 | Olmo3),
             gain_offset: if arch == Gemma3 { 1.0 } else { 0.0 },
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
@@ -737,7 +760,7 @@ impl Fields {
             mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,
             qk_norm: match arch {
                 Qwen3 | Qwen3Moe | Gemma3 => QkNorm::Heads,
-                Olmoe => QkNorm::Whole,
+                Olmoe | Olmo2 | Olmo3 => QkNorm::Whole,
                 _ => QkNorm::Absent,
             },
             layers: self.layers(arch)?,

@@ -288,6 +288,49 @@ fn granite_multiplies() {
 }
 
 #[test]
+fn olmo_2_and_3() {
+    // The fields of the published Olmo-3-7B that say anything, with its length stretched.
+    let types: Vec<&str> =
+        (1..=32).map(|i| if i % 4 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let v = json!({ "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": false, "eos_token_id": 100_257,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008, "layer_types": types, "max_position_embeddings": 65536,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100_277, "rms_norm_eps": 1e-6,
+        "rope_scaling": { "attention_factor": 1.25, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn" },
+        "rope_theta": 500_000, "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 100_278 });
+    let c = parse(&v).unwrap();
+    assert!(!c.pre_norms && c.post_norms && c.qk_norm == QkNorm::Whole && !c.qkv_bias && !c.o_bias);
+    assert_eq!((c.gain_offset, c.residual_factor, c.rms_norm_eps, c.inner_norm_eps), (0.0, 1.0, 1e-6, 1e-6));
+    // Only layers that see everything turn slower and more.
+    assert!(matches!(c.rope.scaling, RopeScaling::Yarn { .. }), "{:?}", c.rope);
+    let local = RopeConfig { theta: 5e5, scaling: RopeScaling::None, dim: 128, gain: 1.0 };
+    assert_eq!((c.rope.gain, c.local_rope.clone()), (1.25, Some(local)));
+    assert_eq!(
+        (c.turns_locally(2), c.turns_locally(3), c.layers[2].sliding_window),
+        (true, false, Some(4096))
+    );
+    let mut without = v.clone();
+    without.as_object_mut().expect("an object").remove("layer_types");
+    assert_eq!(parse(&without).unwrap().layers, c.layers);
+
+    let mut older = v;
+    for (field, value) in [
+        ("model_type", json!("olmo2")),
+        ("architectures", json!(["Olmo2ForCausalLM"])),
+        ("layer_types", json!(null)),
+    ] {
+        older[field] = value;
+    }
+    let c = parse(&older).unwrap();
+    assert!(!c.pre_norms && c.post_norms && c.layers.iter().all(|l| l.sliding_window.is_none()));
+    assert_eq!((c.local_rope, c.rope.gain), (None, 1.25));
+    older["layer_types"] = json!(types);
+    assert!(parse(&older).unwrap_err().to_string().contains("`olmo2`"));
+    let c = parse(&with("llama", json!({}))).unwrap();
+    assert!(c.pre_norms && !c.post_norms);
+}
+
+#[test]
 fn gemma3() {
     // The fields of the published gemma-3-1b that say anything; the head is tied where nothing is said of it.
     let v = json!({ "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false, "attn_logit_softcapping": null,

@@ -287,6 +287,16 @@ fn norm_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: &[f32]
     out
 }
 
+/// What a block reads of the residual stream: its norm, where there is one.
+fn read(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32) -> Vec<f32> {
+    if gain.is_some() { norm(x, width, gain, eps) } else { x.to_vec() }
+}
+
+/// Derivatives of what went into [`read`].
+fn read_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: Vec<f32>) -> Vec<f32> {
+    if gain.is_some() { norm_back(x, width, gain, eps, &dn) } else { dn }
+}
+
 /// What lies inside a block, all (tokens, width).
 pub(crate) struct Inside {
     /// What the matrices read: queries, keys and values; the output; gate and up; down.
@@ -426,7 +436,7 @@ impl<'a> Walk<'a> {
         let (model, width) = (self.model, self.width());
         let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
-        let mut attention_in = norm(x, width, Some(&norms.attention_norm), model.eps);
+        let mut attention_in = read(x, width, norms.attention_norm.as_deref(), model.eps);
         turn(sites.attention_in.as_ref(), &mut attention_in, false);
         let [raw_q, raw_k, v] = [q, k, v].map(|m| m.all().forward(&attention_in));
         let q = self.prepare(layer, &raw_q, norms.query_norm.as_deref());
@@ -436,7 +446,7 @@ impl<'a> Walk<'a> {
         let o = o.all().forward(&attended);
         let mut middle = x.to_vec();
         add(&mut middle, self.written(layer, 0, &o).as_ref().unwrap_or(&o));
-        let mut mlp_in = norm(&middle, width, Some(&norms.mlp_norm), model.eps);
+        let mut mlp_in = read(&middle, width, norms.mlp_norm.as_deref(), model.eps);
         turn(sites.mlp_in.as_ref(), &mut mlp_in, false);
         let (mut gate_out, mut up_out, mut act, mut mixture) = (Vec::new(), Vec::new(), Vec::new(), None);
         let down = if let Some(how) = model.config.experts {
@@ -530,7 +540,7 @@ impl<'a> Walk<'a> {
             dn
         };
         turn(sites.mlp_in.as_ref(), &mut dn, true);
-        let mut dx = norm_back(&inside.middle, width, Some(&norms.mlp_norm), model.eps, &dn);
+        let mut dx = read_back(&inside.middle, width, norms.mlp_norm.as_deref(), model.eps, dn);
         add(&mut dx, dout);
 
         let [q, k, v, o] = [q, k, v, o].map(Dense::all);
@@ -552,7 +562,7 @@ impl<'a> Walk<'a> {
         add(&mut dn, &k.back(&dk));
         add(&mut dn, &v.back(&dv));
         turn(sites.attention_in.as_ref(), &mut dn, true);
-        add(&mut dx, &norm_back(x, width, Some(&norms.attention_norm), model.eps, &dn));
+        add(&mut dx, &read_back(x, width, norms.attention_norm.as_deref(), model.eps, dn));
         dx
     }
 

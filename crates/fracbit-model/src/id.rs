@@ -215,13 +215,13 @@ pub enum FloatId {
     Attention(usize),
     /// Before the MLP of a block, where none follows its attention.
     Mlp(usize),
-    /// Behind the attention of a block (Gemma 3).
+    /// Behind the attention of a block (Gemma 3, OLMo 2 and 3).
     AttentionOut(usize),
     /// Before the MLP of a block in which one follows the attention (Gemma 3).
     MlpIn(usize),
-    /// Behind the MLP of a block (Gemma 3).
+    /// Behind the MLP of a block (Gemma 3, OLMo 2 and 3).
     MlpOut(usize),
-    /// Of the queries, per head (Qwen3, Gemma 3) or of all together (OLMoE).
+    /// Of the queries, per head (Qwen3, Gemma 3) or of all together (OLMo 2 and 3, OLMoE).
     Query(usize),
     /// Of the keys, likewise.
     Key(usize),
@@ -235,22 +235,29 @@ impl FloatId {
     /// All of a model.
     pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
         let (qk, post) = (config.qk_norm != QkNorm::Absent, config.post_norms);
-        let experts = config.experts.is_some();
+        let (pre, experts) = (config.pre_norms, config.experts.is_some());
         (0..config.num_hidden_layers())
             .flat_map(move |i| {
                 let heads = [Self::Query(i), Self::Key(i)].into_iter().filter(move |_| qk);
                 let outs = [Self::AttentionOut(i), Self::MlpOut(i)].into_iter().filter(move |_| post);
                 let mlp = if post { Self::MlpIn(i) } else { Self::Mlp(i) };
+                let ins = [Self::Attention(i), mlp].into_iter().filter(move |_| pre);
                 let router = experts.then_some(Self::Router(i));
-                [Self::Attention(i), mlp].into_iter().chain(heads).chain(outs).chain(router)
+                ins.chain(heads).chain(outs).chain(router)
             })
             .chain(std::iter::once(Self::Final))
     }
 
-    /// The norm before the MLP of block `i`.
+    /// The norm of what a layer reads from the residual stream; `None` where there is none, or where it reads something else.
     #[must_use]
-    pub const fn before_mlp(config: &ModelConfig, i: usize) -> Self {
-        if config.post_norms { Self::MlpIn(i) } else { Self::Mlp(i) }
+    pub const fn before(config: &ModelConfig, i: usize, linear: LayerLinear) -> Option<Self> {
+        match linear {
+            _ if !config.pre_norms => None,
+            LayerLinear::Q | LayerLinear::K | LayerLinear::V => Some(Self::Attention(i)),
+            LayerLinear::Gate | LayerLinear::Up if config.post_norms => Some(Self::MlpIn(i)),
+            LayerLinear::Gate | LayerLinear::Up => Some(Self::Mlp(i)),
+            LayerLinear::O | LayerLinear::Down => None,
+        }
     }
 
     /// The block that it belongs to.
@@ -307,9 +314,11 @@ impl FloatId {
     #[must_use]
     pub fn exists(self, config: &ModelConfig) -> bool {
         let here = match self {
-            Self::Final | Self::Attention(_) => true,
-            Self::Mlp(_) => !config.post_norms,
-            Self::AttentionOut(_) | Self::MlpIn(_) | Self::MlpOut(_) => config.post_norms,
+            Self::Final => true,
+            Self::Attention(_) => config.pre_norms,
+            Self::Mlp(_) => config.pre_norms && !config.post_norms,
+            Self::MlpIn(_) => config.pre_norms && config.post_norms,
+            Self::AttentionOut(_) | Self::MlpOut(_) => config.post_norms,
             Self::Query(_) | Self::Key(_) => config.qk_norm != QkNorm::Absent,
             Self::Router(_) => config.experts.is_some(),
         };

@@ -56,8 +56,8 @@ pub struct Model {
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     pub(crate) linears: [Arc<Linear>; 7],        // by LayerLinear::index
-    pub(crate) attention_norm: Vec<f32>,         // (hidden)
-    pub(crate) mlp_norm: Vec<f32>,               // (hidden)
+    pub(crate) attention_norm: Option<Vec<f32>>, // (hidden)
+    pub(crate) mlp_norm: Option<Vec<f32>>,       // (hidden)
     pub(crate) query_norm: Option<Vec<f32>>,     // (head_dim), or of all heads
     pub(crate) key_norm: Option<Vec<f32>>,       // the same
     pub(crate) out_norms: Option<[Vec<f32>; 2]>, // (hidden): of what attention and MLP write
@@ -148,8 +148,8 @@ impl ModelBuilder {
             }
             out.push(Layer {
                 linears: linears.map(|l| l.expect("checked above")),
-                attention_norm: norm(FloatId::Attention(i))?,
-                mlp_norm: norm(FloatId::before_mlp(&config, i))?,
+                attention_norm: FloatId::before(&config, i, LayerLinear::Q).map(&mut norm).transpose()?,
+                mlp_norm: FloatId::before(&config, i, LayerLinear::Gate).map(&mut norm).transpose()?,
                 query_norm: if qk_norm { Some(norm(FloatId::Query(i))?) } else { None },
                 key_norm: if qk_norm { Some(norm(FloatId::Key(i))?) } else { None },
                 out_norms: if config.post_norms {
@@ -584,7 +584,7 @@ impl Pass<'_> {
         let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
         let n = &mut s.n[..rows * width];
         let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
-        self.norm(&s.x, Some(&layer.attention_norm), model.eps, n);
+        self.read(&s.x, layer.attention_norm.as_ref(), n);
         if let Some(rotation) = &sites.attention_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
@@ -643,6 +643,14 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// n = x, or its norm.
+    fn read(self, x: &[f32], norm: Option<&Vec<f32>>, n: &mut [f32]) {
+        match norm {
+            Some(_) => self.norm(x, norm, self.model.eps, n),
+            None => n.copy_from_slice(&x[..n.len()]),
+        }
+    }
+
     /// x += n, or its norm.
     fn write(self, norm: Option<&Vec<f32>>, s: &mut Scratch) {
         let Self { model, crew, rows } = self;
@@ -664,7 +672,7 @@ impl Pass<'_> {
         let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
         let n = &mut s.n[..rows * width];
         let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
-        self.norm(&s.x, Some(&layer.mlp_norm), model.eps, n);
+        self.read(&s.x, layer.mlp_norm.as_ref(), n);
         if let Some(rotation) = &sites.mlp_in {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }

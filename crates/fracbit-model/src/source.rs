@@ -198,14 +198,14 @@ impl WeightSource {
             }
             LinearId::Layer(i, linear) => match linear {
                 LayerLinear::Q | LayerLinear::K | LayerLinear::V => {
-                    fold_gain(data, &self.stored_norm(FloatId::Attention(i))?);
+                    self.fold_read(i, linear, data)?;
                     rotate_input(residual, data);
                     if linear == LayerLinear::V {
                         self.heads(i, self.config.num_key_value_heads)?.rotate_output(data, shape.cols);
                     }
                 }
                 LayerLinear::Gate | LayerLinear::Up => {
-                    fold_gain(data, &self.stored_norm(FloatId::before_mlp(&self.config, i))?);
+                    self.fold_read(i, linear, data)?;
                     rotate_input(residual, data);
                 }
                 LayerLinear::O => {
@@ -224,6 +224,14 @@ impl WeightSource {
                     }
                 }
             },
+        }
+        Ok(())
+    }
+
+    /// Takes the gain of the norm before a layer, if there is one, into weights that read it.
+    fn fold_read(&self, i: usize, linear: LayerLinear, data: &mut [f32]) -> Result<(), Error> {
+        if let Some(norm) = FloatId::before(&self.config, i, linear) {
+            fold_gain(data, &self.stored_norm(norm)?);
         }
         Ok(())
     }
@@ -290,7 +298,7 @@ impl WeightSource {
     fn router(&self, i: usize) -> Result<Vec<f32>, Error> {
         let mut weights = self.checkpoint.to_f32(&FloatId::Router(i).weight_name())?;
         if let Some(residual) = &self.residual {
-            fold_gain(&mut weights, &self.stored_norm(FloatId::before_mlp(&self.config, i))?);
+            self.fold_read(i, LayerLinear::Gate, &mut weights)?;
             rotate_input(residual, &mut weights);
         } else if let Some(rotation) = &self.sites.layers[i].mlp_in {
             rotate_input(rotation, &mut weights);
@@ -364,13 +372,7 @@ impl WeightSource {
                 let norm = match id {
                     LinearId::Embed => None, // the gain of a tied head is not folded
                     LinearId::Head => Some(FloatId::Final),
-                    LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => {
-                        Some(FloatId::Attention(i))
-                    }
-                    LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => {
-                        Some(FloatId::before_mlp(&self.config, i))
-                    }
-                    LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => None,
+                    LinearId::Layer(i, linear) => FloatId::before(&self.config, i, linear),
                 };
                 if let Some(norm) = norm {
                     let gain = self.stored_norm(norm)?;

@@ -563,12 +563,14 @@ pub(crate) fn folded_gain(
     mode: RotationMode,
 ) -> Result<Option<Vec<f32>>, Error> {
     let norm = match id {
-        LinearId::Embed | LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) => return Ok(None),
-        LinearId::Head => FloatId::Final,
-        LinearId::Layer(i, LayerLinear::Gate | LayerLinear::Up) => FloatId::before_mlp(plain.config(), i),
-        LinearId::Layer(i, LayerLinear::Q | LayerLinear::K | LayerLinear::V) => FloatId::Attention(i),
+        LinearId::Embed => None,
+        LinearId::Head => Some(FloatId::Final),
+        LinearId::Layer(i, linear) => FloatId::before(plain.config(), i, linear),
     };
-    Ok(if norm.folded(plain.config(), mode) { Some(plain.floats(norm)?) } else { None })
+    norm.filter(|norm| norm.folded(plain.config(), mode))
+        .map(|norm| plain.floats(norm))
+        .transpose()
+        .map_err(Into::into)
 }
 
 /// The clean model's view of a text.

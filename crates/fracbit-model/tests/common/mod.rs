@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 18] = [
+pub(crate) const NAMES: [&str; 20] = [
     "llama1",
     "llama2",
     "llama3",
@@ -28,6 +28,8 @@ pub(crate) const NAMES: [&str; 18] = [
     "mixtral",
     "granite-moe",
     "olmoe",
+    "olmo2",
+    "olmo3",
 ];
 
 pub(crate) struct Reference {
