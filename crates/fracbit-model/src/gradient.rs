@@ -18,15 +18,12 @@
 //! ([`fracbit_kernels::vectors::bf16`]): that the runtime rounds activations to integers, and the cache, is left out.
 
 mod mixture;
+mod norms;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fracbit_kernels::{
-    Gate, Vectors,
-    vectors::plain::{exp, rms_norm},
-    with_crew,
-};
+use fracbit_kernels::{Gate, Vectors, vectors::plain::exp, with_crew};
 use fracbit_rotation::Rotation;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis, s};
@@ -34,6 +31,7 @@ use rayon::prelude::*;
 
 use crate::coarse;
 use crate::gradient::mixture::{Matrices, Mixture};
+use crate::gradient::norms::{norm, norm_back, read, read_back};
 use crate::id::{LayerLinear, LinearId};
 use crate::rope::Rope;
 use crate::sites::HeadSite;
@@ -259,42 +257,6 @@ pub(crate) fn turn(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
 /// `a += b`.
 fn add(a: &mut [f32], b: &[f32]) {
     a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-}
-
-/// RMS norms of rows.
-fn norm(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    out.par_chunks_exact_mut(width)
-        .zip(x.par_chunks_exact(width))
-        .for_each(|(out, x)| rms_norm(x, gain, eps, out));
-    out
-}
-
-/// Derivatives of what went into [`norm`]: with r = 1/rms(x), `dx = r (g dn) - r^3 x mean(x g dn)`.
-fn norm_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: &[f32]) -> Vec<f32> {
-    #[expect(clippy::cast_precision_loss, reason = "a width")]
-    let count = width as f32;
-    let mut out = dn.to_vec();
-    out.par_chunks_exact_mut(width).zip(x.par_chunks_exact(width)).for_each(|(d, x)| {
-        if let Some(gain) = gain {
-            d.iter_mut().zip(gain).for_each(|(d, g)| *d *= g);
-        }
-        let inverse = 1.0 / (x.iter().map(|x| x * x).sum::<f32>() / count + eps).sqrt();
-        let mean = x.iter().zip(&*d).map(|(x, d)| x * d).sum::<f32>() / count;
-        let by = inverse * inverse * inverse * mean;
-        d.iter_mut().zip(x).for_each(|(d, x)| *d = inverse * *d - by * x);
-    });
-    out
-}
-
-/// What a block reads of the residual stream: its norm, where there is one.
-fn read(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32) -> Vec<f32> {
-    if gain.is_some() { norm(x, width, gain, eps) } else { x.to_vec() }
-}
-
-/// Derivatives of what went into [`read`].
-fn read_back(x: &[f32], width: usize, gain: Option<&[f32]>, eps: f32, dn: Vec<f32>) -> Vec<f32> {
-    if gain.is_some() { norm_back(x, width, gain, eps, &dn) } else { dn }
 }
 
 /// What lies inside a block, all (tokens, width).

@@ -139,6 +139,17 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
 #[derive(Clone, Copy)]
 pub(super) struct Turned<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
+impl<const R4: usize, const N: usize> Turned<R4, N> {
+    /// The two bits that turn, on top: that of the first number's sign, and whether the two numbers have changed places. The lowest bit keeps
+    /// this, and what is made of it, from being zero.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    fn first(codes: __m256i) -> __m256i {
+        let on_top = if R4 == 16 { codes } else { _mm256_add_epi8(codes, codes) };
+        _mm256_or_si256(on_top, _mm256_set1_epi8(1))
+    }
+}
+
 impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     type Many = Self;
     const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
@@ -166,9 +177,7 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
             let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
             (codes, I / 2 % 2 == 1)
         };
-        // The lowest bit keeps both sums of signs from being zero.
-        let first = if R4 == 16 { codes } else { _mm256_add_epi8(codes, codes) };
-        let first = _mm256_or_si256(first, _mm256_set1_epi8(1));
+        let first = Self::first(codes);
         let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
         [signs, codes]
     }
@@ -178,9 +187,8 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     unsafe fn weights<const I: usize>(&self, [_, codes]: [__m256i; 2]) -> __m256i {
         // The two numbers of a quarter, made once for both weights.
         let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
-        // The next to highest bit of a code: the two have changed places.
-        let twice = _mm256_add_epi8(codes, codes);
-        let places = if R4 == 16 { twice } else { _mm256_add_epi8(twice, twice) };
+        let first = Self::first(codes);
+        let places = _mm256_add_epi8(first, first);
         let second = if R4 == 16 { I / 4 == 1 } else { I / 2 % 2 == 1 };
         if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
     }
