@@ -23,8 +23,9 @@
 //! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
 //! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
 //!
-//! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). transformers 5 stretches
-//! the frequencies of all layers of `olmo3`, 4.57, vLLM and the training those of layers without a window: so do we.
+//! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
+//! frequencies of `olmo3` are stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM (transformers 5 stretched
+//! all of them by mistake until 5.13, which writes a set of `rope_parameters` per layer type: refused by name here).
 //!
 //! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
 //! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
