@@ -152,18 +152,19 @@ impl Table for Integers {
 }
 
 /// `64 Q` entries (`Q` is 2 or 4) that are sums, the last quarter but one by one (see [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles
-/// instead of `4 Q`.
+/// instead of `4 Q`. `ZERO`: the first one is zero, and there is no bias.
 #[derive(Clone, Copy)]
-pub(super) struct Layered<const Q: usize> {
+pub(super) struct Layered<const Q: usize, const ZERO: bool> {
     coarse: __m256i,
     fine: __m256i,
     /// What the entries of the last quarter have above the sum and the ends before, 16 by 16.
     ends: [__m256i; Q],
 }
 
-impl<const Q: usize> Table for Layered<Q> {
+impl<const Q: usize, const ZERO: bool> Table for Layered<Q, ZERO> {
     const BITS: u32 = (64 * Q).ilog2();
     const MAGNITUDES: bool = true;
+    const FIRST_IS_ZERO: bool = ZERO;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]

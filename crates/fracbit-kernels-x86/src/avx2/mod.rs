@@ -16,6 +16,7 @@ mod dense;
 mod expand;
 mod lookup;
 mod narrow;
+mod paired;
 mod pairs;
 mod products;
 mod strips;

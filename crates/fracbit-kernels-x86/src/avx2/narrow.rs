@@ -15,6 +15,7 @@
 
 use super::{
     lookup::{Banks, Integers, Table, banks, low_bits, right},
+    paired::Cut,
     *,
 };
 
@@ -22,16 +23,33 @@ use super::{
 /// bits a weight odd rows start in the middle of that byte.
 pub(super) type Starts = [[[usize; 2]; 2]; 4];
 
+/// How far ahead of its weights an index is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// Not at all, where it is as good as there, or where weights share the work on it.
+    None,
+    /// By a tile, in registers: two short chains of dependent instructions side by side fill the units of the processor better than a long one.
+    Tile,
+    /// By [`CHUNK`](super::products::CHUNK) tiles, in memory: where either half has constants enough to fill the registers.
+    Chunk,
+}
+
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
     /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
     type Many: Narrow;
+    /// That does so for any number of tokens but one.
+    const ALONE: bool = false;
     /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
     const GROUPS: usize;
+    /// Pieces of activations that vectors meet, and the accumulators that the products go to.
+    const PLACES: [(usize, usize); 8] = by_pieces(Self::GROUPS);
     /// Bytes behind the tile are those at its start.
     const TAPE: bool = false;
-    /// Indices are made a tile ahead. Not where they are as good as there.
-    const AHEAD: bool = true;
+    /// The second index is another than the first.
+    const SECOND: bool = false;
+    /// How far ahead one token's indices are made.
+    const AHEAD: Ahead = Ahead::Tile;
     /// Bytes of a tile.
     const TILE_BYTES: usize;
     /// The stretches of a row that its vectors want, two for each quad of columns.
@@ -54,9 +72,7 @@ pub(super) trait Narrow: Copy {
     /// The features of [`Avx2`].
     unsafe fn new(table: &[Line], bias: u8) -> Self;
 
-    /// First half of the work on vector `I = piece * GROUPS + group`: indices (and, for the largest trellis tables, signs).
-    /// A body does it for a tile ahead: two short chains of dependent instructions side by side fill the units of the
-    /// processor better than a long one.
+    /// First half of the work on vector `I`: indices (and, for the largest trellis tables, signs).
     ///
     /// # Safety
     /// The features of [`Avx2`]; `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes
@@ -103,6 +119,17 @@ pub(super) trait Narrow: Copy {
         // SAFETY: promised by the caller.
         _mm256_set1_epi32(unsafe { x.add(4 * p).cast::<i32>().read_unaligned() })
     }
+}
+
+/// All vectors of a piece, then those of the next.
+const fn by_pieces(groups: usize) -> [(usize, usize); 8] {
+    let mut all = [(0, 0); 8];
+    let mut i = 0;
+    while i < 8 {
+        all[i] = (i / groups, i % groups);
+        i += 1;
+    }
+    all
 }
 
 /// 16 activations, twice, in the order of `order`.
@@ -362,7 +389,7 @@ pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: u
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn join(a: __m256i, b: __m256i) -> __m256i {
-    _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, _mm256_set1_epi16(-256)))
+    _mm256_blendv_epi8(_mm256_srli_epi16::<8>(a), b, _mm256_set1_epi16(-256))
 }
 
 /// Trellis, one weight a step, at `R4` quarter bits a weight.
@@ -371,10 +398,12 @@ pub(super) struct Fine<const R4: usize, T>(T);
 
 impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     type Many = Self;
+    const AHEAD: Ahead = Ahead::Chunk;
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = T::FIRST_IS_ZERO;
+    const SECOND: bool = T::BITS == 8;
     const MAGNITUDES: bool = T::MAGNITUDES;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
@@ -390,15 +419,7 @@ impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         // SAFETY: promised by the caller.
-        let [a, b] = unsafe { windows::<Self>(code, last, I / 2, I % 2, R4) };
-        let hash = |x: __m256i| {
-            let c = _mm256_set1_epi16(trellis::FINE_ADD.cast_signed());
-            _mm256_mullo_epi16(x, _mm256_add_epi16(x, c))
-        };
-        let (a, b) = (hash(a), hash(b));
-        let top = join(a, b);
-        let all = if T::BITS == 8 { join(_mm256_slli_epi16::<1>(a), _mm256_slli_epi16::<1>(b)) } else { top };
-        [top, all]
+        unsafe { self.of_windows(windows::<Self>(code, last, I / 2, I % 2, R4)) }
     }
 
     #[inline]
@@ -415,12 +436,30 @@ impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     }
 }
 
+impl<const R4: usize, T: Table> Cut for Fine<R4, T> {
+    const R4: usize = R4;
+    const STEP: usize = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn of_windows(&self, windows: [__m256i; 2]) -> [__m256i; 2] {
+        let [a, b] = windows.map(|x| {
+            let c = _mm256_set1_epi16(trellis::FINE_ADD.cast_signed());
+            _mm256_mullo_epi16(x, _mm256_add_epi16(x, c))
+        });
+        let top = join(a, b);
+        let all = if T::BITS == 8 { join(_mm256_slli_epi16::<1>(a), _mm256_slli_epi16::<1>(b)) } else { top };
+        [top, all]
+    }
+}
+
 /// The `fast` trellis codes of `V` weights a step: every byte of the hash is a weight.
 #[derive(Clone, Copy)]
 pub(super) struct Fast<const R4: usize, const V: usize, T>(T);
 
 impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     type Many = Self;
+    const AHEAD: Ahead = if V == 4 { Ahead::Tile } else { Ahead::Chunk };
     const GROUPS: usize = 2;
     const TAPE: bool = true;
     const SIGNED: bool = true;
@@ -445,6 +484,25 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
         // SAFETY: promised by the caller.
         let row = unsafe { stretch::<Self>(code, last, q, 0, half) };
         let state = words::<Self>(q, (row, 0), p0, (row, 0), p1);
+        // SAFETY: promised by the caller.
+        unsafe { self.of_windows([state; 2]) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.look_low(hash) }
+    }
+}
+
+impl<const R4: usize, const V: usize, T: Table> Cut for Fast<R4, V, T> {
+    const R4: usize = R4;
+    const STEP: usize = V;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn of_windows(&self, [state, _]: [__m256i; 2]) -> [__m256i; 2] {
         let factor = const { (trellis::fast_factor(R4) >> 8).cast_signed() };
         let hash = if V == 4 {
             let low = _mm256_mullo_epi32(state, _mm256_set1_epi32(factor));
@@ -454,13 +512,6 @@ impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
             _mm256_add_epi16(low, _mm256_srai_epi16::<8>(state))
         };
         [hash, hash]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [hash, _]: [__m256i; 2]) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { self.0.look_low(hash) }
     }
 }
 
@@ -562,7 +613,7 @@ pub(super) struct Scalar4(__m256i);
 impl Narrow for Scalar4 {
     type Many = Self;
     const GROUPS: usize = 2;
-    const AHEAD: bool = false;
+    const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 64;
 
     #[inline]
@@ -603,7 +654,7 @@ pub(super) struct Scalar16(__m256i);
 impl Narrow for Scalar16 {
     type Many = Scalar<16, Banks<1, false>>;
     const GROUPS: usize = 4;
-    const AHEAD: bool = false;
+    const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 128;
 
     #[inline]

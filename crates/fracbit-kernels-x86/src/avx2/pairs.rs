@@ -2,7 +2,7 @@
 
 use super::{
     lookup::{banks, lookup, lookups, low_bits, right},
-    narrow::{Narrow, Starts, every_fourth, every_second, reordered, starts, stretch, words},
+    narrow::{Ahead, Narrow, Starts, every_fourth, every_second, reordered, starts, stretch, words},
     *,
 };
 
@@ -13,7 +13,7 @@ pub(super) struct Pairs16([__m256i; 2]);
 impl Narrow for Pairs16 {
     type Many = Self;
     const GROUPS: usize = 2;
-    const AHEAD: bool = false;
+    const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 64;
 
     #[inline]
@@ -53,7 +53,7 @@ pub(super) struct Pairs256([[__m256i; 16]; 2]);
 impl Narrow for Pairs256 {
     type Many = Self;
     const GROUPS: usize = 4;
-    const AHEAD: bool = false;
+    const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 128;
 
     #[inline]
@@ -153,7 +153,13 @@ impl<const R4: usize, const N: usize> Turned<R4, N> {
 impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     type Many = Self;
     const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
-    const AHEAD: bool = R4 != 16;
+    // The two weights of a pair next to each other: they share their lookups.
+    const PLACES: [(usize, usize); 8] = if R4 == 16 {
+        [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
+    } else {
+        [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    };
+    const AHEAD: Ahead = Ahead::None;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = true;
     const MAGNITUDES: bool = true;
@@ -171,7 +177,7 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
         let (codes, second) = if R4 == 16 {
             // SAFETY: a tile has 128 bytes.
-            (unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) }, I / 4 == 1)
+            (unsafe { _mm256_loadu_si256(code.add(I / 2 * 32).cast()) }, I % 2 == 1)
         } else {
             // SAFETY: promised by the caller.
             let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
@@ -189,7 +195,7 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
         let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
         let first = Self::first(codes);
         let places = _mm256_add_epi8(first, first);
-        let second = if R4 == 16 { I / 4 == 1 } else { I / 2 % 2 == 1 };
+        let second = if R4 == 16 { I % 2 == 1 } else { I / 2 % 2 == 1 };
         if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
     }
 

@@ -2,7 +2,7 @@
 //! there is no AVX-VNNI.
 
 use super::{
-    narrow::{Narrow, last_row},
+    narrow::{Ahead, Narrow, last_row},
     turned, *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints};
@@ -22,7 +22,14 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: promised by the caller.
     unsafe {
-        if args.tokens < if VNNI { MANY_VNNI } else { turned::FROM } {
+        let many = if E::ALONE {
+            2
+        } else if VNNI {
+            MANY_VNNI
+        } else {
+            turned::FROM
+        };
+        if args.tokens < many {
             some_tokens::<E, VNNI>(args, out);
         } else {
             some_tokens::<E::Many, VNNI>(args, out);
@@ -141,6 +148,9 @@ pub(super) unsafe fn books_of<E: Narrow>(
     unsafe { e.books(scales.as_ptr()) }
 }
 
+/// Tiles whose indices are made before their weights, with [`Ahead::Chunk`].
+pub(super) const CHUNK: usize = 4;
+
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
@@ -149,44 +159,72 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
     let codes = args.codes[strip * args.stride..].as_ptr();
     let reads = crate::reads::Reads::of_machine();
     let mut inner = [_mm256_setzero_ps(); 2];
-    let mut ahead = [[_mm256_setzero_si256(); 2]; 8];
-    if E::AHEAD {
+    let mut tile_ahead = [[_mm256_setzero_si256(); 2]; 8];
+    let mut chunk = [[[_mm256_setzero_si256(); 8]; CHUNK]; 2];
+    if E::AHEAD == Ahead::Tile {
         // SAFETY: there is a first tile.
         unsafe {
             let last = last_row::<E>(codes);
-            vectors!(I => { ahead[I] = e.index::<I>(codes, last); });
+            vectors!(I => { tile_ahead[I] = e.index::<I>(codes, last); });
         }
     }
     for (index, block) in args.blocks.iter().enumerate() {
         let mut sums = [_mm256_setzero_si256(); 4];
         // SAFETY: the features are here.
         let books = unsafe { books_of(e, args, strip, block) };
-        for tile in block.start..block.start + block.tiles {
-            // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
-            unsafe {
-                let code = codes.add((tile + usize::from(E::AHEAD)) * E::TILE_BYTES);
-                reads.ask(code, E::TILE_BYTES);
-                let (last, x) = (last_row::<E>(code), x.add(16 * tile));
-                vectors!(I => {
-                    let next = e.index::<I>(code, last);
-                    let index = if E::AHEAD { ahead[I] } else { next };
-                    let entries = e.weights_by::<I>(index, &books);
-                    if E::AHEAD {
-                        ahead[I] = next;
+        let end = block.start + block.tiles;
+        let at_once = if E::AHEAD == Ahead::Chunk { CHUNK } else { block.tiles };
+        for start in (block.start..end).step_by(at_once) {
+            let tiles = start..end.min(start + at_once);
+            if E::AHEAD == Ahead::Chunk {
+                for (i, tile) in tiles.clone().enumerate() {
+                    // SAFETY: tiles of the block are inside `codes`.
+                    unsafe {
+                        let code = codes.add(tile * E::TILE_BYTES);
+                        reads.ask(code, E::TILE_BYTES);
+                        let last = last_row::<E>(code);
+                        vectors!(I => {
+                            let [first, second] = e.index::<I>(code, last);
+                            chunk[0][i][I] = first;
+                            if E::SECOND {
+                                chunk[1][i][I] = second;
+                            }
+                        });
                     }
-                    let x = E::piece(x, I / E::GROUPS);
-                    let sum = &mut sums[I % E::GROUPS];
-                    *sum = if VNNI {
-                        dot::<true>(*sum, with_signs::<E>(entries, index), x)
-                    } else if E::MAGNITUDES {
-                        // Their signs go to the activations, which spares making magnitudes of those.
-                        dot::<false>(*sum, entries, with_signs::<E>(x, index))
-                    } else {
-                        let w = with_signs::<E>(entries, index);
-                        // Several vectors share the magnitudes of activations.
-                        dot::<false>(*sum, _mm256_abs_epi8(x), _mm256_sign_epi8(w, x))
-                    };
-                });
+                }
+            }
+            for (i, tile) in tiles.enumerate() {
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
+                unsafe {
+                    let code = codes.add((tile + usize::from(E::AHEAD == Ahead::Tile)) * E::TILE_BYTES);
+                    let mut last = 0;
+                    if E::AHEAD != Ahead::Chunk {
+                        reads.ask(code, E::TILE_BYTES);
+                        last = last_row::<E>(code);
+                    }
+                    let x = x.add(16 * tile);
+                    vectors!(I => {
+                        let index = match E::AHEAD {
+                            Ahead::None => e.index::<I>(code, last),
+                            Ahead::Tile => std::mem::replace(&mut tile_ahead[I], e.index::<I>(code, last)),
+                            Ahead::Chunk => [chunk[0][i][I], chunk[usize::from(E::SECOND)][i][I]],
+                        };
+                        let entries = e.weights_by::<I>(index, &books);
+                        let (piece, group) = E::PLACES[I];
+                        let x = E::piece(x, piece);
+                        let sum = &mut sums[group];
+                        *sum = if VNNI {
+                            dot::<true>(*sum, with_signs::<E>(entries, index), x)
+                        } else if E::MAGNITUDES {
+                            // Their signs go to the activations, which spares making magnitudes of those.
+                            dot::<false>(*sum, entries, with_signs::<E>(x, index))
+                        } else {
+                            let w = with_signs::<E>(entries, index);
+                            // Several vectors share the magnitudes of activations.
+                            dot::<false>(*sum, _mm256_abs_epi8(x), _mm256_sign_epi8(w, x))
+                        };
+                    });
+                }
             }
         }
         let sums = by_rows::<E>(&sums);
@@ -262,9 +300,10 @@ unsafe fn products<E: Narrow, const VNNI: bool, const T: usize>(
             for (t, local) in local.iter_mut().enumerate() {
                 // SAFETY: the block's activations of a token; the instructions as promised by the caller.
                 unsafe {
-                    let x = E::piece(x.add(t * args.x_stride + 16 * i), I / E::GROUPS);
+                    let (piece, group) = E::PLACES[I];
+                    let x = E::piece(x.add(t * args.x_stride + 16 * i), piece);
                     let signed = if VNNI { x } else { _mm256_sign_epi8(x, w) };
-                    local[I % E::GROUPS] = dot::<VNNI>(local[I % E::GROUPS], unsigned, signed);
+                    local[group] = dot::<VNNI>(local[group], unsigned, signed);
                 }
             }
         });

@@ -4,6 +4,7 @@ use super::{
     expand::{Bytes, Loads, Wide},
     lookup::{Banks, Integers, Layered, Ramped},
     narrow::{Books, Fast, Fine, Scalar, Scalar4, Scalar16},
+    paired::Paired,
     pairs::{Pairs, Pairs16, Pairs256, Turned},
     products::strips,
     strips::strips as expanded,
@@ -96,18 +97,38 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         };
     }
     if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
-        return (
-            ramp_table(codebook, ramp),
-            rates!(quarters, [4 5 6 7 8 9 10], Fine<R, Ramped<false>>, Fine<R, Ramped<true>>),
-        );
+        let run = match quarters {
+            ..=8 => rates!(quarters, [4 5 6 7 8], Fine<R, Ramped<false>>, Fine<R, Ramped<true>>),
+            _ => rates!(quarters, [9 10], Paired<Fine<R, Ramped<false>>>, Paired<Fine<R, Ramped<true>>>),
+        };
+        return (ramp_table(codebook, ramp), run);
     }
+    let zero = codebook.entries()[0] == 0;
     match (codebook.entries().len(), quarters, codebook.layers()) {
-        (128, 12..=17, Some(layers)) => {
-            (layer_table(codebook, &layers), rates!(quarters, [12 13 14 15 16 17], Fine<R, Layered<2>>))
+        (128, 12 | 13 | 17, Some(layers)) if zero => {
+            let run = match quarters {
+                17 => rates!(quarters, [17], Fine<R, Layered<2, true>>, Fine<R, Layered<2, false>>),
+                _ => {
+                    rates!(quarters, [12 13], Paired<Fine<R, Layered<2, true>>>, Paired<Fine<R, Layered<2, false>>>)
+                }
+            };
+            (layer_table(codebook, &layers), run)
         }
-        (256, 18.., Some(layers)) => {
-            (layer_table(codebook, &layers), rates!(quarters, [18 19 20], Fine<R, Layered<4>>))
+        (128, 14..=16, Some(layers)) => {
+            let run = match quarters {
+                15 => rates!(quarters, [15], Fine<R, Layered<2, false>>),
+                _ => rates!(quarters, [14 16], Paired<Fine<R, Layered<2, false>>>),
+            };
+            (layer_table(codebook, &layers), run)
         }
+        (256, 18.., Some(layers)) if zero => (
+            layer_table(codebook, &layers),
+            rates!(quarters, [18 19 20], Fine<R, Layered<4, true>>, Fine<R, Layered<4, false>>),
+        ),
+        (64, 11, _) if magnitudes(codebook) => (
+            byte_table(codebook, 1, 0, 0),
+            rates!(quarters, [11], Paired<Fine<R, Banks<4, true>>>, Paired<Fine<R, Banks<4, false>>>),
+        ),
         (len, ..) => {
             let run = match len {
                 64 if magnitudes(codebook) => all!(Fine<R, Banks<4, true>>, Fine<R, Banks<4, false>>),
@@ -150,14 +171,27 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 
 fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
-    if let (14.., Some(layers)) = (quarters, codebook.layers()) {
-        return (layer_table(codebook, &layers), rates!(quarters, [14 16 18 20], Fast<R, 2, Layered<2>>));
+    match (quarters, codebook.layers(), codebook.entries()[0] == 0) {
+        (14, Some(layers), _) => {
+            let run = rates!(quarters, [14], Paired<Fast<R, 2, Layered<2, false>>>);
+            return (layer_table(codebook, &layers), run);
+        }
+        (16.., Some(layers), true) => {
+            type Plain = Layered<2, true>;
+            type Vnni = Layered<2, false>;
+            let run = match quarters {
+                16 => rates!(quarters, [16], Paired<Fast<R, 2, Plain>>, Paired<Fast<R, 2, Vnni>>),
+                _ => rates!(quarters, [18 20], Fast<R, 2, Plain>, Fast<R, 2, Vnni>),
+            };
+            return (layer_table(codebook, &layers), run);
+        }
+        _ => {}
     }
     if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
         let run = if quarters <= 8 {
             rates!(quarters, [4 5 6 7 8], Fast<R, 4, Ramped<false>>, Fast<R, 4, Ramped<true>>)
         } else {
-            rates!(quarters, [10], Fast<R, 2, Ramped<false>>, Fast<R, 2, Ramped<true>>)
+            rates!(quarters, [10], Paired<Fast<R, 2, Ramped<false>>>, Paired<Fast<R, 2, Ramped<true>>>)
         };
         return (ramp_table(codebook, ramp), run);
     }
@@ -167,8 +201,11 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         }
         (..=8, 64) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<4, false>>),
         (..=8, _) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<8, false>>),
+        (12, 64) if magnitudes(codebook) => {
+            rates!(quarters, [12], Paired<Fast<R, 2, Banks<4, true>>>, Paired<Fast<R, 2, Banks<4, false>>>)
+        }
         (_, 64) if magnitudes(codebook) => {
-            rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, true>>, Fast<R, 2, Banks<4, false>>)
+            rates!(quarters, [10 14 16 18 20], Fast<R, 2, Banks<4, true>>, Fast<R, 2, Banks<4, false>>)
         }
         (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, false>>),
         _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<8, false>>),
