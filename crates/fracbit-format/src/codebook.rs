@@ -66,10 +66,10 @@ pub enum CodebookError {
     Text(String),
 }
 
-/// A table of 128 or 256 entries whose first three quarters are sums: with `n` entries, entry `x < 3 n / 4` is
+/// A table of 64, 128 or 256 entries whose first three quarters are sums: with `n` entries, entry `x < 3 n / 4` is
 /// `coarse[16 x / n] + fine[x mod 16]`. The last quarter, where magnitudes grow fast, is free.
 ///
-/// Processors that look up in 16 entries at a time then need four or six lookups instead of eight or sixteen. Trained tables lose nothing to
+/// Processors that look up in 16 entries at a time then need three, four or six lookups instead of four, eight or sixteen. Trained tables lose nothing to
 /// speak of by it (`docs/quality.md`): how magnitudes are spread matters to a trellis, not where each of them lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
@@ -83,7 +83,7 @@ impl Layers {
     /// Whether a table of `len` entries has layers.
     #[must_use]
     pub const fn fit(len: usize) -> bool {
-        matches!(len, 128 | 256)
+        matches!(len, 64 | 128 | 256)
     }
 
     /// First entry of the free quarter of a table of `len` entries.
@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn layers_are_found_where_they_are() {
         let fine: [i16; 16] = [0, 1, 1, 2, 3, 3, 4, 5, 0, 0, 1, 1, 2, 2, 3, 9];
-        for (scheme, len) in [("tcq-3", 128), ("tcq-5", 256), ("tcq-fast-4", 128)] {
+        for (scheme, len) in [("tcq-2.75", 64), ("tcq-3", 128), ("tcq-5", 256), ("tcq-fast-4", 128)] {
             let sum = |x: usize| i16::try_from(16 * x / len * 4).unwrap() + fine[x % 16];
             let free = Layers::free(len);
             let entries: Vec<i16> = (0..len).map(|x| if x < free { sum(x) } else { 127 }).collect();
@@ -425,8 +425,6 @@ mod tests {
             }
             assert!(book(&[&entries[..free], &vec![0; len - free][..]].concat()).layers().is_some());
         }
-        let small = Codebook::new("tcq-2".parse().unwrap(), vec![0; 64], 0.1).unwrap();
-        assert_eq!(small.layers(), None);
         let scalars = Codebook::new("nuq-7".parse().unwrap(), vec![0; 128], 0.1).unwrap();
         assert_eq!(scalars.layers(), None);
     }

@@ -85,7 +85,10 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
     let mut all: Vec<_> = all.map(|(nth, most)| codebooks(scheme, nth, most)).collect();
     if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
-        all.extend((0..lengths).map(|nth| each_half(scheme, nth, magnitudes)));
+        for layers in [None, Some([7, 9]), Some([0, 5]), Some([0, 0])] {
+            let book = |scheme, length| magnitudes(scheme, length, layers);
+            all.extend((0..lengths).map(|nth| each_half(scheme, nth, book)));
+        }
         all.extend([63, 62].map(|mask| each_half(scheme, 0, |s, _| ramped(s, mask))));
     }
     if scheme.family() == Family::Vq && [14, 16].contains(&scheme.quarters()) {
@@ -227,26 +230,28 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }
 
-/// A codebook of magnitudes from 0 to 127, both among them; with layers where its length allows.
+/// A codebook of magnitudes from 0 to 127, both among them; with layers and these first entries, if they are given.
 ///
 /// # Panics
 /// When `length` is not one of [`table_lengths`] of a trellis scheme.
 #[must_use]
-pub fn magnitudes(scheme: Scheme, length: usize) -> Codebook {
+pub fn magnitudes(scheme: Scheme, length: usize, layers: Option<[i16; 2]>) -> Codebook {
     let mut random = Random::new(length as u64 ^ 1);
     let mut below = |most: u32| i16::try_from(random.next() % (most + 1)).expect("small");
-    let coarse: [i16; 16] = std::array::from_fn(|_| below(64));
-    let fine: [i16; 16] = std::array::from_fn(|_| below(63));
-    let layers = Layers::fit(length);
+    let mut coarse: [i16; 16] = std::array::from_fn(|_| below(64));
+    let mut fine: [i16; 16] = std::array::from_fn(|_| below(63));
+    if let Some([first, second]) = layers {
+        (coarse[0], fine[0], fine[1]) = (first, 0, second - first);
+    }
     let mut entries: Vec<i16> = (0..length)
-        .map(|x| match layers && x < Layers::free(length) {
+        .map(|x| match layers.is_some() && x < Layers::free(length) {
             true => coarse[x / (length / 16)] + fine[x % 16],
             false => below(127),
         })
         .collect();
     (entries[length - 2], entries[length - 1]) = (0, 127);
     let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
-    assert_eq!(book.layers().is_some(), layers, "{scheme}, {length} entries");
+    assert_eq!(book.layers().is_some(), layers.is_some(), "{scheme}, {length} entries");
     book
 }
 

@@ -5,8 +5,8 @@
 //!   the approximation of the tail-biting search. The start is the quantile table of a Gaussian, wider at high rates
 //!   where the best density of entries is flatter than that of the weights. At the end the entries go to the int8 grid
 //!   and the step is refitted.
-//!   Tables of 128 and 256 entries are sums of two short ones but for their last quarter ([`Layers`]): entries go to the nearest such
-//!   table in every round. So do those of 64 entries up to 2.5 bits, whose first three quarters are a [`Ramp`] times a unit.
+//!   Tables are sums of two short ones but for their last quarter ([`Layers`]): entries go to the nearest such table in every round. Up to 2.5
+//!   bits their first three quarters are a [`Ramp`] times a unit instead.
 //! * `hyb`: 2-D k-means of 2^20 Gaussian samples, scaled to the standard deviation that the papers' tables have
 //!   (Q-Palette's 0.9682458), then a step per rate at which the error is stationary. The papers use one step for all rates.
 //!
@@ -286,10 +286,10 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
             }
         }
     }
-    if Layers::fit(out.len()) {
-        layered(&out, &counts, None)
-    } else if has_ramp(scheme, out.len()) {
+    if has_ramp(scheme, out.len()) {
         ramped(&out, &counts, tied)
+    } else if Layers::fit(out.len()) {
+        layered(&out, &counts, None)
     } else {
         out
     }

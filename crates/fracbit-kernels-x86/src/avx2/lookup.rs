@@ -80,7 +80,7 @@ pub(super) trait Table: Copy {
     const BITS: u32;
     /// No entry is negative.
     const MAGNITUDES: bool;
-    /// The entry of index 0 is zero, bias and all.
+    /// The entry of index 0 is zero, bias and all; of 256 entries that of index 1 as well.
     const FIRST_IS_ZERO: bool = false;
 
     /// Loads the lines that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
@@ -151,8 +151,8 @@ impl Table for Integers {
     }
 }
 
-/// `64 Q` entries (`Q` is 2 or 4) that are sums, the last quarter but one by one (see [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles
-/// instead of `4 Q`. `ZERO`: the first one is zero, and there is no bias.
+/// `64 Q` entries (`Q` is 1, 2 or 4) that are sums, the last quarter but one by one (see [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles
+/// instead of `4 Q`. `ZERO`: see [`Table::FIRST_IS_ZERO`].
 #[derive(Clone, Copy)]
 pub(super) struct Layered<const Q: usize, const ZERO: bool> {
     coarse: __m256i,

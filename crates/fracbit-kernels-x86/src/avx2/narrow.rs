@@ -122,7 +122,7 @@ pub(super) trait Narrow: Copy {
 }
 
 /// All vectors of a piece, then those of the next.
-const fn by_pieces(groups: usize) -> [(usize, usize); 8] {
+pub(super) const fn by_pieces(groups: usize) -> [(usize, usize); 8] {
     let mut all = [(0, 0); 8];
     let mut i = 0;
     while i < 8 {

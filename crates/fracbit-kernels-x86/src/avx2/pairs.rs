@@ -2,9 +2,14 @@
 
 use super::{
     lookup::{banks, lookup, lookups, low_bits, right},
-    narrow::{Ahead, Narrow, Starts, every_fourth, every_second, reordered, starts, stretch, words},
+    narrow::{
+        Ahead, Narrow, Starts, by_pieces, every_fourth, every_second, reordered, starts, stretch, words,
+    },
     *,
 };
+
+/// The two weights of pairs in vectors next to each other: they share their lookups.
+const SIDE_BY_SIDE: [(usize, usize); 8] = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)];
 
 /// `vq-2`: a byte holds a row's pairs of columns `4 k` and `4 k + 2`.
 #[derive(Clone, Copy)]
@@ -153,12 +158,7 @@ impl<const R4: usize, const N: usize> Turned<R4, N> {
 impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     type Many = Self;
     const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
-    // The two weights of a pair next to each other: they share their lookups.
-    const PLACES: [(usize, usize); 8] = if R4 == 16 {
-        [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
-    } else {
-        [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
-    };
+    const PLACES: [(usize, usize); 8] = if R4 == 16 { SIDE_BY_SIDE } else { by_pieces(2) };
     const AHEAD: Ahead = Ahead::None;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = true;
@@ -183,9 +183,8 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
             let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
             (codes, I / 2 % 2 == 1)
         };
-        let first = Self::first(codes);
-        let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
-        [signs, codes]
+        // SAFETY: promised by the caller.
+        unsafe { self.of_codes(codes, second) }
     }
 
     #[inline]
@@ -204,5 +203,134 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     unsafe fn piece(x: *const i8, p: usize) -> __m256i {
         // SAFETY: promised by the caller.
         unsafe { if R4 == 16 { every_second(x, p) } else { Pairs::<R4, N>::piece(x, p) } }
+    }
+}
+
+/// A body of codes of pairs.
+pub(super) trait Codes: Narrow {
+    /// Quarters of a bit a weight.
+    const R4: usize;
+
+    /// The second half of [`Narrow::index`], of codes in bytes: for the first or second weights.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn of_codes(&self, codes: __m256i, second: bool) -> [__m256i; 2];
+}
+
+impl<const R4: usize, const N: usize> Codes for Pairs<R4, N> {
+    const R4: usize = R4;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn of_codes(&self, codes: __m256i, _second: bool) -> [__m256i; 2] {
+        [codes, codes]
+    }
+}
+
+impl<const R4: usize, const N: usize> Codes for Turned<R4, N> {
+    const R4: usize = R4;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn of_codes(&self, codes: __m256i, second: bool) -> [__m256i; 2] {
+        let first = Self::first(codes);
+        let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
+        [signs, codes]
+    }
+}
+
+/// `E` for one token: four rows a vector, a code of each of their eight pairs to a byte.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<E>(E);
+
+impl<E: Codes> Rows<E> {
+    /// Bits of a code, and bytes of a row.
+    const BITS: usize = E::R4 / 2;
+    /// From 16 bytes: the two that hold each code of the first row, and of the second.
+    const CONTROLS: &'static [[u8; 16]; 2] = &{
+        let mut all = [[0; 16]; 2];
+        let mut i = 0;
+        while i < 32 {
+            let (row, k) = (i / 16, i % 16);
+            all[row][k] = (row * Self::BITS + k / 2 * Self::BITS / 8 + k % 2) as u8;
+            i += 1;
+        }
+        all
+    };
+    /// What brings each code to the top of its word.
+    const FACTORS: &'static [u16; 8] = &{
+        let mut all = [0; 8];
+        let mut k = 0;
+        while k < 8 {
+            all[k] = 1 << (16 - Self::BITS - k * Self::BITS % 8);
+            k += 1;
+        }
+        all
+    };
+
+    /// Codes of rows `4 g` to `4 g + 3`, a row to a 64-bit lane.
+    ///
+    /// # Safety
+    /// As [`Narrow::index`].
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn codes(code: *const u8, g: usize) -> __m256i {
+        const { assert!(Self::BITS < 8, "two rows in 16 bytes, a code in two") };
+        // SAFETY: rows start inside the tile, and 32 bytes behind it are readable.
+        let rows = unsafe {
+            let first = code.add(4 * g * Self::BITS);
+            let low = _mm256_castsi128_si256(_mm_loadu_si128(first.cast()));
+            _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(first.add(2 * Self::BITS).cast()))
+        };
+        // SAFETY: 16 bytes each.
+        let both = |from: *const u8| unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast())) };
+        let factors = both(Self::FACTORS.as_ptr().cast());
+        let [first, second] = Self::CONTROLS.each_ref().map(|control| {
+            let words = _mm256_shuffle_epi8(rows, both(control.as_ptr()));
+            let count = _mm_cvtsi32_si128(16 - Self::BITS as i32);
+            _mm256_srl_epi16(_mm256_mullo_epi16(words, factors), count)
+        });
+        _mm256_packus_epi16(first, second)
+    }
+}
+
+impl<E: Codes> Narrow for Rows<E> {
+    type Many = E;
+    const ALONE: bool = true;
+    const GROUPS: usize = 4;
+    const PLACES: [(usize, usize); 8] = SIDE_BY_SIDE;
+    const AHEAD: Ahead = if E::SIGNED { Ahead::None } else { Ahead::Tile };
+    const TILE_BYTES: usize = E::TILE_BYTES;
+    const SIGNED: bool = E::SIGNED;
+    const SIGNS_SUFFICE: bool = E::SIGNS_SUFFICE;
+    const MAGNITUDES: bool = E::MAGNITUDES;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        // SAFETY: promised by the caller.
+        Self(unsafe { E::new(table, bias) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.of_codes(Self::codes(code, I / 2), I % 2 == 1) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { if I % 2 == 1 { self.0.weights::<2>(index) } else { self.0.weights::<0>(index) } }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { every_second(x, p) }
     }
 }

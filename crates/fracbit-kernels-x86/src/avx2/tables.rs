@@ -5,7 +5,7 @@ use super::{
     lookup::{Banks, Integers, Layered, Ramped},
     narrow::{Books, Fast, Fine, Scalar, Scalar4, Scalar16},
     paired::Paired,
-    pairs::{Pairs, Pairs16, Pairs256, Turned},
+    pairs::{Pairs, Pairs16, Pairs256, Rows, Turned},
     products::strips,
     strips::strips as expanded,
     *,
@@ -103,7 +103,8 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         };
         return (ramp_table(codebook, ramp), run);
     }
-    let zero = codebook.entries()[0] == 0;
+    // Of 256 entries, the byte of a sign tells the first two from the others, but not from one another.
+    let zero = codebook.entries().iter().take(codebook.entries().len().div_ceil(128)).all(|&e| e == 0);
     match (codebook.entries().len(), quarters, codebook.layers()) {
         (128, 12 | 13 | 17, Some(layers)) if zero => {
             let run = match quarters {
@@ -125,10 +126,10 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
             layer_table(codebook, &layers),
             rates!(quarters, [18 19 20], Fine<R, Layered<4, true>>, Fine<R, Layered<4, false>>),
         ),
-        (64, 11, _) if magnitudes(codebook) => (
-            byte_table(codebook, 1, 0, 0),
-            rates!(quarters, [11], Paired<Fine<R, Banks<4, true>>>, Paired<Fine<R, Banks<4, false>>>),
-        ),
+        (64, 11, Some(layers)) if zero => {
+            type Plain = Paired<Fine<11, Layered<1, true>>>;
+            (layer_table(codebook, &layers), both!(strips, Plain, Paired<Fine<11, Layered<1, false>>>))
+        }
         (len, ..) => {
             let run = match len {
                 64 if magnitudes(codebook) => all!(Fine<R, Banks<4, true>>, Fine<R, Banks<4, false>>),
@@ -149,7 +150,7 @@ fn magnitudes(codebook: &Codebook) -> bool {
 fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     if let Some(quarter) = codebook.quarter() {
         let run = match codebook.scheme().quarters() {
-            14 => both!(strips, Turned<14, 2>),
+            14 => both!(strips, Rows<Turned<14, 2>>),
             _ => both!(strips, Turned<16, 4>),
         };
         let line =
@@ -159,9 +160,9 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
         6 => both!(strips, Pairs<6, 1>),
         8 => both!(strips, Pairs16),
-        10 => both!(strips, Pairs<10, 2>),
-        12 => both!(strips, Pairs<12, 4>),
-        14 => both!(strips, Pairs<14, 8>),
+        10 => both!(strips, Rows<Pairs<10, 2>>),
+        12 => both!(strips, Rows<Pairs<12, 4>>),
+        14 => both!(strips, Rows<Pairs<14, 8>>),
         _ => both!(strips, Pairs256),
     };
     let mut table = byte_table(codebook, 2, 0, 0);
@@ -172,11 +173,16 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     match (quarters, codebook.layers(), codebook.entries()[0] == 0) {
-        (14, Some(layers), _) => {
+        (12, Some(layers), true) if codebook.entries().len() == 64 => {
+            type Plain = Paired<Fast<12, 2, Layered<1, true>>>;
+            let run = both!(strips, Plain, Paired<Fast<12, 2, Layered<1, false>>>);
+            return (layer_table(codebook, &layers), run);
+        }
+        (14, Some(layers), _) if codebook.entries().len() == 128 => {
             let run = rates!(quarters, [14], Paired<Fast<R, 2, Layered<2, false>>>);
             return (layer_table(codebook, &layers), run);
         }
-        (16.., Some(layers), true) => {
+        (16.., Some(layers), true) if codebook.entries().len() == 128 => {
             type Plain = Layered<2, true>;
             type Vnni = Layered<2, false>;
             let run = match quarters {
@@ -201,11 +207,8 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         }
         (..=8, 64) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<4, false>>),
         (..=8, _) => rates!(quarters, [4 5 6 7 8], Fast<R, 4, Banks<8, false>>),
-        (12, 64) if magnitudes(codebook) => {
-            rates!(quarters, [12], Paired<Fast<R, 2, Banks<4, true>>>, Paired<Fast<R, 2, Banks<4, false>>>)
-        }
         (_, 64) if magnitudes(codebook) => {
-            rates!(quarters, [10 14 16 18 20], Fast<R, 2, Banks<4, true>>, Fast<R, 2, Banks<4, false>>)
+            rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, true>>, Fast<R, 2, Banks<4, false>>)
         }
         (_, 64) => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<4, false>>),
         _ => rates!(quarters, [10 12 14 16 18 20], Fast<R, 2, Banks<8, false>>),
