@@ -279,4 +279,33 @@ mod tests {
             }
         }
     }
+    #[test]
+    fn layers_are_their_tables_with_and_without_a_bias() {
+        if Avx2::detect().is_none() {
+            eprintln!("SKIPPED layers_are_their_tables_with_and_without_a_bias: no AVX2");
+            return;
+        }
+        check_layers::<1>("tcq-fast-3");
+        check_layers::<2>("tcq-3");
+        check_layers::<4>("tcq-5");
+    }
+
+    fn check_layers<const Q: usize>(scheme: &str) {
+        let book = cases::magnitudes(scheme.parse().expect("a scheme"), 64 * Q, Some([0, 5]));
+        let table = super::super::tables::layer_table(&book, &book.layers().expect("layers"));
+        for first in (0..=u8::MAX).step_by(32) {
+            let bytes: [u8; 32] = std::array::from_fn(|i| first + u8::try_from(i).expect("below 32"));
+            let want = bytes.map(|b| book.entries()[usize::from(b) % (64 * Q)].to_le_bytes()[0]);
+            for bias in [0, 128] {
+                let mut got = [0u8; 32];
+                // SAFETY: AVX2 is here; loads and stores are of 32 bytes.
+                unsafe {
+                    let v = _mm256_loadu_si256(bytes.as_ptr().cast());
+                    let entries = Layered::<Q, false>::new(&table, bias).look_low(v);
+                    _mm256_storeu_si256(got.as_mut_ptr().cast(), entries);
+                }
+                assert_eq!(got, want.map(|b| b ^ bias), "{scheme}, bias {bias}, from {first}");
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
 //!
-//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup), [`expand`] and
-//! [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
+//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup) ([`paired`] cuts the windows of
+//! most trellises for one token), [`expand`] and [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
 //!
 //! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies too: their byte shuffles
 //! and 8-bit products are no wider than these.

@@ -38,7 +38,7 @@ pub(super) enum Ahead {
 pub(super) trait Narrow: Copy {
     /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
     type Many: Narrow;
-    /// That does so for any number of tokens but one.
+    /// One token is all that this expands: two tokens have [`Many`](Self::Many).
     const ALONE: bool = false;
     /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
     const GROUPS: usize;
@@ -385,7 +385,8 @@ pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: u
     codes([pair((a, 0), 0), pair((b, 1), 2)], R4)
 }
 
-/// Low bytes of words from `a`, high bytes from `b`.
+/// High bytes of words: those of `a` in low, those of `b` in high bytes. The blend is one operation on AMD's processors; on Intel's it is two or three, where a mask
+/// and an or are two.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn join(a: __m256i, b: __m256i) -> __m256i {

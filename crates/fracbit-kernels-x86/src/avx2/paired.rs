@@ -1,7 +1,7 @@
 //! One token of a trellis between 2 and 4 bits: four rows a vector, two quads of columns of each.
 //!
-//! At these rates two rows are at most 16 bytes, a 128-bit lane. One `vpshufb` takes the stretches of two quads from it, where eight rows a
-//! vector would take two, a blend and twice the loads. Sums of the two quads of a row stay apart until the end of a block.
+//! At these rates two rows are at most 16 bytes, a 128-bit lane. One `vpshufb` takes the stretches of two quads of both from it, a stretch to a 32-bit
+//! lane, where eight rows a vector would take two, a blend and twice the loads. Sums of the two quads of a row stay apart until the end of a block.
 
 use super::{
     narrow::{Ahead, Narrow},
@@ -87,7 +87,6 @@ impl<E: Cut> Paired<E> {
         let mut all = [0; 4];
         let mut lane = 0;
         while lane < 4 {
-            // The quad starts in the middle of a byte, or of a column's last bit: rates are not whole numbers.
             let (row, q) = (lane / 2, 2 * p + lane % 2);
             let bit = (4 * q + c) * E::R4 / 4 + row * 4 * E::R4;
             all[lane] = (bit - 8 * start(E::R4, row, q).0) as i32;

@@ -301,7 +301,7 @@ pub(super) fn ramp_table(codebook: &Codebook, ramp: Ramp) -> Vec<Line> {
 
 /// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what they have above the sum, or above the
 /// sixteen before.
-fn layer_table(codebook: &Codebook, layers: &Layers) -> Vec<Line> {
+pub(super) fn layer_table(codebook: &Codebook, layers: &Layers) -> Vec<Line> {
     let entries = codebook.entries();
     let free = Layers::free(entries.len());
     let before = [&layers.fine, &entries[free..]].concat();
