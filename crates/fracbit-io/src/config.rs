@@ -25,7 +25,7 @@
 //!
 //! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
 //! frequencies of `olmo3` are stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM (transformers 5 stretched
-//! all of them by mistake until 5.13, which writes a set of `rope_parameters` per layer type: refused by name here).
+//! all of them by mistake until 5.13, which writes a set of `rope_parameters` for each type of layers).
 //!
 //! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
 //! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
@@ -702,8 +702,7 @@ impl Fields {
             _ => Ok(1.0),
         };
         let mut local_rope = match arch {
-            Gemma3 => Some(self.local_rope(head_dim, &mut max_position_embeddings)?),
-            Olmo3 => Some(RopeConfig { scaling: RopeScaling::None, gain: 1.0, ..rope.clone() }),
+            Gemma3 | Olmo3 => Some(self.local_rope(arch, &rope, &mut max_position_embeddings)?),
             _ => None,
         };
         #[expect(clippy::cast_precision_loss, reason = "widths are small")]

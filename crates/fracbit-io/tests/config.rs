@@ -312,6 +312,26 @@ fn olmo_2_and_3() {
     let mut without = v.clone();
     without.as_object_mut().expect("an object").remove("layer_types");
     assert_eq!(parse(&without).unwrap().layers, c.layers);
+    // As transformers 5 writes it: one set of parameters, or (from 5.13 on) one for each type of layers.
+    let mut newer = v.clone();
+    for field in ["rope_scaling", "rope_theta"] {
+        newer.as_object_mut().expect("an object").remove(field);
+    }
+    let mut yarn = v["rope_scaling"].clone();
+    yarn["rope_theta"] = json!(500_000);
+    newer["rope_parameters"] = yarn.clone();
+    let one = parse(&newer).unwrap();
+    assert_eq!((&one.rope, &one.local_rope), (&c.rope, &c.local_rope));
+    let plain = json!({ "rope_type": "default", "rope_theta": 500_000 });
+    newer["rope_parameters"] = json!({ "full_attention": yarn, "sliding_attention": plain });
+    let each = parse(&newer).unwrap();
+    assert_eq!((&each.rope, &each.local_rope), (&c.rope, &c.local_rope));
+    assert_eq!(each.max_position_embeddings, c.max_position_embeddings);
+    newer["rope_parameters"]["sliding_attention"]["rope_theta"] = json!(10_000);
+    assert_eq!(parse(&newer).unwrap().local_rope.map(|rope| rope.theta), Some(1e4));
+    newer["rope_parameters"].as_object_mut().expect("an object").remove("sliding_attention");
+    let e = parse(&newer).unwrap_err().to_string();
+    assert!(e.contains("rope_parameters.sliding_attention"), "{e}");
 
     let mut older = v;
     for (field, value) in [

@@ -94,8 +94,10 @@ impl Fields {
         };
         // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
         let parameters = match self.object("rope_parameters", PARAMETERS)? {
-            Some(p) if arch == Architecture::Gemma3 => Some(p.of_layers("full_attention")?),
-            Some(p) if p.map.values().any(Value::is_object) => {
+            Some(p) if arch == Architecture::Gemma3 || arch == Architecture::Olmo3 && p.per_layer_type() => {
+                Some(p.of_layers("full_attention")?)
+            }
+            Some(p) if p.per_layer_type() => {
                 return Err(
                     self.bad("rope_parameters", "should be one set for all layers, got one per layer type")
                 );
@@ -126,16 +128,31 @@ impl Fields {
         Ok(rope)
     }
 
-    /// Of layers with a window (Gemma 3): a base of their own, nothing stretched in older files.
-    pub(super) fn local_rope(&self, head_dim: usize, max_positions: &mut usize) -> Result<RopeConfig, Error> {
-        let base = self.number("rope_local_base_freq", Some(1e4))?;
-        let mut rope = RopeConfig { theta: base, scaling: RopeScaling::None, dim: head_dim, gain: 1.0 };
-        if let Some(p) = self.object("rope_parameters", PARAMETERS)? {
+    /// Of layers with a window (Gemma 3, OLMo 3), beside `full`, that of all others: a base of their own or (OLMo 3) the same one, nothing stretched
+    /// where there is one set of parameters.
+    pub(super) fn local_rope(
+        &self,
+        arch: Architecture,
+        full: &RopeConfig,
+        max_positions: &mut usize,
+    ) -> Result<RopeConfig, Error> {
+        let base = match arch {
+            Architecture::Gemma3 => self.number("rope_local_base_freq", Some(1e4))?,
+            _ => full.theta,
+        };
+        let mut rope = RopeConfig { theta: base, scaling: RopeScaling::None, gain: 1.0, ..full.clone() };
+        let parameters = self.object("rope_parameters", PARAMETERS)?;
+        if let Some(p) = parameters.filter(|p| arch == Architecture::Gemma3 || p.per_layer_type()) {
             let p = p.of_layers("sliding_attention")?;
             rope.theta = p.number("rope_theta", Some(base))?;
-            self.stretch(&p, Architecture::Gemma3, max_positions, &mut rope)?;
+            self.stretch(&p, arch, max_positions, &mut rope)?;
         }
         Ok(rope)
+    }
+
+    /// Whether these `rope_parameters` are a set for each type of layers.
+    fn per_layer_type(&self) -> bool {
+        self.map.values().any(Value::is_object)
     }
 
     /// The part of `rope_parameters` for layers of a type.
