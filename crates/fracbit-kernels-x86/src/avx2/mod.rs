@@ -15,13 +15,13 @@ mod attend;
 mod dense;
 mod expand;
 mod lookup;
+mod many;
 mod narrow;
 mod paired;
 mod pairs;
 mod products;
 mod strips;
 mod tables;
-mod turned;
 
 /// Proof that the processor has AVX2, F16C and FMA.
 #[derive(Clone, Copy, Debug)]

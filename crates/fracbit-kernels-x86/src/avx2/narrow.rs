@@ -38,8 +38,6 @@ pub(super) enum Ahead {
 pub(super) trait Narrow: Copy {
     /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
     type Many: Narrow;
-    /// One token is all that this expands: two tokens have [`Many`](Self::Many).
-    const ALONE: bool = false;
     /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
     const GROUPS: usize;
     /// Pieces of activations that vectors meet, and the accumulators that the products go to.

@@ -137,7 +137,6 @@ impl<E: Cut> Paired<E> {
 
 impl<E: Cut> Narrow for Paired<E> {
     type Many = E;
-    const ALONE: bool = true;
     const AHEAD: Ahead = Ahead::Chunk;
     const GROUPS: usize = 4;
     const TILE_BYTES: usize = E::TILE_BYTES;

@@ -297,7 +297,6 @@ impl<E: Codes> Rows<E> {
 
 impl<E: Codes> Narrow for Rows<E> {
     type Many = E;
-    const ALONE: bool = true;
     const GROUPS: usize = 4;
     const PLACES: [(usize, usize); 8] = SIDE_BY_SIDE;
     const AHEAD: Ahead = if E::SIGNED { Ahead::None } else { Ahead::Tile };

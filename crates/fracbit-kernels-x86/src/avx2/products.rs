@@ -1,11 +1,11 @@
-//! From expanded int8 tiles to outputs: one token in registers, several through a buffer. Many come from here to [`super::turned`] where
-//! there is no AVX-VNNI.
+//! From expanded int8 tiles to outputs: one token in registers, several through a buffer (see [`many`]).
 
 use super::{
+    many,
     narrow::{Ahead, Narrow, last_row},
-    turned, *,
+    *,
 };
-use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints};
+use fracbit_kernels::{Args, Block, Ints};
 
 /// What is added to weights for `vpdpbusd`: their sign bit, turned.
 const BIAS: u8 = 128;
@@ -22,13 +22,7 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: promised by the caller.
     unsafe {
-        let many = if E::ALONE {
-            2
-        } else if VNNI {
-            MANY_VNNI
-        } else {
-            turned::FROM
-        };
+        let many = if VNNI { MANY_VNNI } else { MANY };
         if args.tokens < many {
             some_tokens::<E, VNNI>(args, out);
         } else {
@@ -37,7 +31,10 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     }
 }
 
-/// Tokens from which on [`Narrow::Many`] expands, with AVX-VNNI.
+/// Tokens from which on [`Narrow::Many`] expands.
+const MANY: usize = 16;
+
+/// The same with AVX-VNNI.
 const MANY_VNNI: usize = 64;
 
 /// # Safety
@@ -53,10 +50,10 @@ unsafe fn some_tokens<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f
         unsafe {
             if args.tokens == 1 {
                 one_token::<E, VNNI>(&e, args, strip, out);
-            } else if !VNNI && turned::takes::<E>(args.tokens) {
-                turned::tokens(&e, args, strip, out);
+            } else if VNNI || args.tokens < many::TURNED {
+                many::tokens::<E, VNNI, false>(&e, args, strip, out);
             } else {
-                many_tokens::<E, VNNI>(&e, args, strip, out);
+                many::tokens::<E, false, true>(&e, args, strip, out);
             }
         }
     }
@@ -87,11 +84,14 @@ pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
-    if !E::SIGNED {
-        return entries;
-    }
-    let signs = if E::SIGNS_SUFFICE { index[0] } else { _mm256_or_si256(index[0], _mm256_set1_epi8(1)) };
-    _mm256_sign_epi8(entries, signs)
+    if E::SIGNED { _mm256_sign_epi8(entries, signs_of::<E>(index)) } else { entries }
+}
+
+/// Bytes with the signs of entries, zero at most where these are.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn signs_of<E: Narrow>(index: [__m256i; 2]) -> __m256i {
+    if E::SIGNS_SUFFICE { index[0] } else { _mm256_or_si256(index[0], _mm256_set1_epi8(1)) }
 }
 
 /// Accumulators to the sums of rows 0..8 and 8..16.
@@ -231,85 +231,6 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
         // SAFETY: 16 scales for every group, 16 outputs.
         unsafe { finish::<VNNI>(args, (strip, index, 0), &sums, &mut inner, out) };
     }
-}
-
-/// # Safety
-/// As [`strips`]; lengths as in `Args`; `strip` exists.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn many_tokens<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: usize, out: &mut [f32]) {
-    let codes = args.codes[strip * args.stride..].as_ptr();
-    let reads = crate::reads::Reads::of_machine();
-    let mut buffer = [[_mm256_setzero_si256(); 8]; BLOCK_TILES];
-    let mut inner = [[_mm256_setzero_ps(); 2]; fracbit_kernels::MAX_TOKENS];
-    for (index, block) in args.blocks.iter().enumerate() {
-        // SAFETY: the features are here.
-        let books = unsafe { books_of(e, args, strip, block) };
-        for (i, to) in buffer[..block.tiles].iter_mut().enumerate() {
-            // SAFETY: tiles of the block are inside `codes`.
-            unsafe {
-                let code = codes.add((block.start + i) * E::TILE_BYTES);
-                reads.ask(code, E::TILE_BYTES);
-                let last = last_row::<E>(code);
-                vectors!(I => {
-                    let index = e.index::<I>(code, last);
-                    to[I] = with_signs::<E>(e.weights_by::<I>(index, &books), index);
-                });
-            }
-        }
-        let tiles = &buffer[..block.tiles];
-        let mut token = 0;
-        while token < args.tokens {
-            let left = args.tokens - token;
-            let mut sums = [[_mm256_setzero_si256(); 4]; 4];
-            // SAFETY: `token` and the next ones are tokens.
-            let count = unsafe {
-                if E::GROUPS == 2 && left >= 4 {
-                    products::<E, VNNI, 4>(args, index, token, tiles, &mut sums)
-                } else if left >= 2 {
-                    products::<E, VNNI, 2>(args, index, token, tiles, &mut sums)
-                } else {
-                    products::<E, VNNI, 1>(args, index, token, tiles, &mut sums)
-                }
-            };
-            // SAFETY: these are tokens.
-            unsafe { finish_all::<E, VNNI>(args, (strip, index, token), &sums[..count], &mut inner, out) };
-            token += count;
-        }
-    }
-}
-
-/// The products of a block's expanded tiles and `T` tokens; returns `T`.
-///
-/// # Safety
-/// As [`strips`]; tokens `token..token + T` exist.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn products<E: Narrow, const VNNI: bool, const T: usize>(
-    args: &Args<'_>,
-    index: usize,
-    token: usize,
-    tiles: &[[__m256i; 8]],
-    sums: &mut [[__m256i; 4]; 4],
-) -> usize {
-    let x = activations(args)[token * args.x_stride + 16 * args.blocks[index].start..].as_ptr();
-    let mut local = [[_mm256_setzero_si256(); 4]; T];
-    for (i, tile) in tiles.iter().enumerate() {
-        vectors!(I => {
-            let w = tile[I];
-            let unsigned = if VNNI { w } else { _mm256_abs_epi8(w) };
-            for (t, local) in local.iter_mut().enumerate() {
-                // SAFETY: the block's activations of a token; the instructions as promised by the caller.
-                unsafe {
-                    let (piece, group) = E::PLACES[I];
-                    let x = E::piece(x.add(t * args.x_stride + 16 * i), piece);
-                    let signed = if VNNI { x } else { _mm256_sign_epi8(x, w) };
-                    local[group] = dot::<VNNI>(local[group], unsigned, signed);
-                }
-            }
-        });
-    }
-    sums[..T].copy_from_slice(&local);
-    T
 }
 
 /// As [`finish`], for the sums of neighbouring tokens from `(strip, block, token)` on; `out` begins with the strip's rows of the first token of all.
