@@ -7,7 +7,8 @@
 
 use super::{
     narrow::{Ahead, Narrow, last_row},
-    products::{activations, books_of, dot, finish_all, signs_of, vectors, with_signs},
+    orders::Order,
+    products::{activations, books_of, by_rows, dot, finish, signs_of, vectors, with_signs},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
@@ -15,19 +16,19 @@ use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
 /// Tokens from which on an exclusive or turns activations.
 pub(super) const TURNED: usize = 6;
 
-/// What [`groups`] multiplies by: magnitudes of weights and -1 where they are negative (`TURN`) or bytes of their signs, or weights and nothing.
+/// What each way of [`all_tokens`] wants of weights.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn factors<E: Narrow, const VNNI: bool, const TURN: bool>(
     entries: __m256i,
     index: [__m256i; 2],
 ) -> [__m256i; 2] {
-    let zero = _mm256_setzero_si256();
+    let negative = |v| _mm256_cmpgt_epi8(_mm256_setzero_si256(), v);
     if !VNNI && E::MAGNITUDES {
-        return [entries, if TURN { _mm256_cmpgt_epi8(zero, index[0]) } else { signs_of::<E>(index) }];
+        return [entries, if TURN { negative(index[0]) } else { signs_of::<E>(index) }];
     }
     let w = with_signs::<E>(entries, index);
-    if TURN { [_mm256_abs_epi8(w), _mm256_cmpgt_epi8(zero, w)] } else { [w, zero] }
+    [if VNNI { w } else { _mm256_abs_epi8(w) }, if TURN { negative(w) } else { w }]
 }
 
 /// `TURN`: see the module.
@@ -79,68 +80,73 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
             }
         }
         let tiles = [&sizes[..block.tiles], &signs[..block.tiles]];
-        let mut start = [zero; 4];
-        if TURN {
-            for (sizes, signs) in tiles[0].iter().zip(tiles[1]) {
-                vectors!(I => {
-                    let sum = &mut start[E::PLACES[I].1];
-                    // SAFETY: the features are here.
-                    *sum = _mm256_sub_epi32(*sum, unsafe { dot::<false>(zero, sizes[I], signs[I]) });
-                });
+        // SAFETY: promised by the caller; the factors are those of the way.
+        unsafe {
+            all_tokens::<E::Order, VNNI, TURN>(args, (strip, index), tiles, &mut inner, out);
+        }
+    }
+}
+
+/// All tokens meet a block's expanded tiles: magnitudes of weights and bytes of their signs (-1 where they are negative, if `TURN`), or with AVX-VNNI
+/// the weights. A function for each order of weights, not for each code.
+///
+/// # Safety
+/// As [`tokens`].
+#[inline(never)]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool>(
+    args: &Args<'_>,
+    (strip, index): (usize, usize),
+    tiles: [&[[__m256i; 8]]; 2],
+    inner: &mut [[__m256; 2]],
+    out: &mut [f32],
+) {
+    let zero = _mm256_setzero_si256();
+    let mut start = [zero; 4];
+    if TURN {
+        for (sizes, signs) in tiles[0].iter().zip(tiles[1]) {
+            vectors!(I => {
+                let sum = &mut start[O::PLACES[I].1];
+                // SAFETY: the features are here.
+                *sum = _mm256_sub_epi32(*sum, unsafe { dot::<false>(zero, sizes[I], signs[I]) });
+            });
+        }
+    }
+    let (mut token, mut sums) = (0, [[zero; 4]; 4]);
+    while token < args.tokens {
+        // SAFETY: `token` and the next ones are tokens.
+        unsafe {
+            let place = (index, token);
+            let count = match (args.tokens - token, O::GROUPS) {
+                (4.., groups) => {
+                    // Sixteen registers hold two sums of four tokens.
+                    if groups == 4 {
+                        self::groups::<O, VNNI, TURN, 4, 2, 4>(args, place, tiles, &start, &mut sums);
+                    }
+                    self::groups::<O, VNNI, TURN, 4, 0, 2>(args, place, tiles, &start, &mut sums)
+                }
+                (2 | 3, 2) => groups::<O, VNNI, TURN, 2, 0, 2>(args, place, tiles, &start, &mut sums),
+                (2 | 3, _) => groups::<O, VNNI, TURN, 2, 0, 4>(args, place, tiles, &start, &mut sums),
+                (_, 2) => groups::<O, VNNI, TURN, 1, 0, 2>(args, place, tiles, &start, &mut sums),
+                _ => groups::<O, VNNI, TURN, 1, 0, 4>(args, place, tiles, &start, &mut sums),
+            };
+            for sums in &sums[..count] {
+                let out = &mut out[token * args.out_stride..][..TILE_ROWS];
+                finish::<VNNI>(args, (strip, index, token), &by_rows::<O>(sums), &mut inner[token], out);
+                token += 1;
             }
         }
-        let mut token = 0;
-        while token < args.tokens {
-            let mut sums = [start; 4];
-            // SAFETY: `token` and the next ones are tokens.
-            let count = unsafe {
-                match args.tokens - token {
-                    4.. => products::<E, VNNI, TURN, 4>(args, index, token, tiles, &mut sums),
-                    2 | 3 => products::<E, VNNI, TURN, 2>(args, index, token, tiles, &mut sums),
-                    _ => products::<E, VNNI, TURN, 1>(args, index, token, tiles, &mut sums),
-                }
-            };
-            // SAFETY: these are tokens.
-            unsafe { finish_all::<E, VNNI>(args, (strip, index, token), &sums[..count], &mut inner, out) };
-            token += count;
-        }
     }
 }
 
-/// Adds the products of a block's expanded tiles and `T` tokens to `sums`; returns `T`.
+/// Adds the products of a block's expanded tiles and the `T` tokens from `(block, token)` on to `start`, for `sums` of the groups from `FIRST` to below `END`; returns `T`.
 ///
 /// # Safety
-/// As [`tokens`]; tokens `token..token + T` exist.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn products<E: Narrow, const VNNI: bool, const TURN: bool, const T: usize>(
-    args: &Args<'_>,
-    index: usize,
-    token: usize,
-    tiles: [&[[__m256i; 8]]; 2],
-    sums: &mut [[__m256i; 4]; 4],
-) -> usize {
-    // SAFETY: promised by the caller.
-    unsafe {
-        if E::GROUPS == 2 || T < 4 {
-            groups::<E, VNNI, TURN, T, 0, 4>(args, index, token, tiles, sums);
-        } else {
-            // Sixteen registers hold two sums of four tokens.
-            groups::<E, VNNI, TURN, T, 0, 2>(args, index, token, tiles, sums);
-            groups::<E, VNNI, TURN, T, 2, 4>(args, index, token, tiles, sums);
-        }
-    }
-    T
-}
-
-/// [`products`] of the vectors that go to the groups from `FIRST` to below `END`.
-///
-/// # Safety
-/// As [`products`].
+/// As [`all_tokens`]; the tokens exist.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn groups<
-    E: Narrow,
+    O: Order,
     const VNNI: bool,
     const TURN: bool,
     const T: usize,
@@ -148,33 +154,25 @@ unsafe fn groups<
     const END: usize,
 >(
     args: &Args<'_>,
-    index: usize,
-    token: usize,
+    (index, token): (usize, usize),
     [sizes, signs]: [&[[__m256i; 8]]; 2],
+    start: &[__m256i; 4],
     sums: &mut [[__m256i; 4]; 4],
-) {
+) -> usize {
     let x = activations(args)[token * args.x_stride + 16 * args.blocks[index].start..].as_ptr();
-    let mut local: [[__m256i; 4]; T] = std::array::from_fn(|t| sums[t]);
+    let mut local = [*start; T];
     for (i, (sizes, signs)) in sizes.iter().zip(signs).enumerate() {
         vectors!(I => {
-            let (piece, group) = E::PLACES[I];
+            let (piece, group) = O::PLACES[I];
             if FIRST <= group && group < END && group % 2 == 0 {
-                let other = const { partner(&E::PLACES, I) };
-                let factors = [I, other].map(|i| {
-                    let w = sizes[i];
-                    if VNNI || TURN || E::MAGNITUDES { [w, signs[i]] } else { [_mm256_abs_epi8(w), w] }
-                });
-                for (t, local) in local.iter_mut().enumerate() {
-                    // SAFETY: the block's activations of a token; the features are here.
-                    unsafe {
-                        let x = E::piece(x.add(t * args.x_stride + 16 * i), piece);
-                        if TURN {
-                            meet(x, factors, local, group);
-                        } else {
-                            for (sum, [w, signs]) in local[group..].iter_mut().zip(factors) {
-                                *sum = dot::<VNNI>(*sum, w, if VNNI { x } else { _mm256_sign_epi8(x, signs) });
-                            }
-                        }
+                let other = const { partner(&O::PLACES, I) };
+                // SAFETY: the block's activations of a token; the features are here.
+                unsafe {
+                    let factors = [I, other].map(|i| [sizes[i], signs[i]]);
+                    for (t, local) in local.iter_mut().enumerate() {
+                        let x = O::piece(x.add(t * args.x_stride + 16 * i), piece);
+                        [local[group], local[group + 1]] =
+                            meet::<VNNI, TURN>(x, factors, [local[group], local[group + 1]]);
                     }
                 }
             }
@@ -183,6 +181,7 @@ unsafe fn groups<
     for (sums, local) in sums.iter_mut().zip(local) {
         sums[FIRST..END].copy_from_slice(&local[FIRST..END]);
     }
+    T
 }
 
 /// The vector of the same piece of activations as vector `i` in the group behind its own; `i` itself without one.
@@ -197,17 +196,24 @@ const fn partner(places: &[(usize, usize); 8], i: usize) -> usize {
     i
 }
 
-/// Activations of a token meet two vectors of weights: one statement, since the compiler would mix the sums of tokens until sixteen registers do
-/// not hold them.
+/// Adds the products of a token's activations and two vectors of weights.
 ///
 /// # Safety
-/// The processor has AVX2.
+/// As [`tokens`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn meet(x: __m256i, [[u0, n0], [u1, n1]]: [[__m256i; 2]; 2], sums: &mut [__m256i; 4], group: usize) {
-    let [first, second] = [sums[group], sums[group + 1]];
-    // SAFETY: reads and writes registers.
+unsafe fn meet<const VNNI: bool, const TURN: bool>(
+    x: __m256i,
+    [[u0, n0], [u1, n1]]: [[__m256i; 2]; 2],
+    [mut first, mut second]: [__m256i; 2],
+) -> [__m256i; 2] {
+    let signed = |signs: __m256i| if VNNI { x } else { _mm256_sign_epi8(x, signs) };
+    // SAFETY: reads and writes registers; the instructions as promised by the caller.
     unsafe {
+        if !TURN {
+            return [dot::<VNNI>(first, u0, signed(n0)), dot::<VNNI>(second, u1, signed(n1))];
+        }
+        // One statement, since the compiler would mix the sums of tokens until sixteen registers do not hold them.
         std::arch::asm!(
             "vpxor {a}, {b}, {n0}",
             "vpxor {b}, {b}, {n1}",
@@ -224,9 +230,10 @@ unsafe fn meet(x: __m256i, [[u0, n0], [u1, n1]]: [[__m256i; 2]; 2], sums: &mut [
             u0 = in(ymm_reg) u0,
             u1 = in(ymm_reg) u1,
             ones = in(ymm_reg) _mm256_set1_epi16(1),
-            first = inout(ymm_reg) first => sums[group],
-            second = inout(ymm_reg) second => sums[group + 1],
+            first = inout(ymm_reg) first,
+            second = inout(ymm_reg) second,
             options(pure, nomem, nostack, preserves_flags)
         );
     }
+    [first, second]
 }

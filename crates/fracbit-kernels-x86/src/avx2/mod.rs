@@ -17,9 +17,11 @@ mod expand;
 mod lookup;
 mod many;
 mod narrow;
+mod orders;
 mod paired;
 mod pairs;
 mod products;
+mod scalar;
 mod strips;
 mod tables;
 

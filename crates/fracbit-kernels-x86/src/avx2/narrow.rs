@@ -14,7 +14,8 @@
 //! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
 
 use super::{
-    lookup::{Banks, Integers, Table, banks, low_bits, right},
+    lookup::{Integers, Table},
+    orders::{Fours, Order},
     paired::Cut,
     *,
 };
@@ -38,10 +39,8 @@ pub(super) enum Ahead {
 pub(super) trait Narrow: Copy {
     /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
     type Many: Narrow;
-    /// Accumulators of a token: 2 of 8 rows in 32-bit lanes, or 4 of 4 rows in 64-bit lanes.
-    const GROUPS: usize;
-    /// Pieces of activations that vectors meet, and the accumulators that the products go to.
-    const PLACES: [(usize, usize); 8] = by_pieces(Self::GROUPS);
+    /// How weights lie in the vectors.
+    type Order: Order;
     /// Bytes behind the tile are those at its start.
     const TAPE: bool = false;
     /// The second index is another than the first.
@@ -86,14 +85,14 @@ pub(super) trait Narrow: Copy {
     /// Weights depend on the scale of their group.
     const BOOKS: bool = false;
 
-    /// What [`weights_by`](Self::weights_by) wants to know of the scales of sixteen rows: for each half, a row to a 32-bit lane.
+    /// What [`weights_by`](Self::weights_by) wants to know of the scales of sixteen rows: for each group of sums, in the lanes of its rows.
     ///
     /// # Safety
     /// The features of [`Avx2`]; sixteen scales at `scales`.
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn books(&self, _scales: *const half::f16) -> [__m256i; 2] {
-        [_mm256_setzero_si256(); 2]
+    unsafe fn books(&self, _scales: *const half::f16) -> [__m256i; 4] {
+        [_mm256_setzero_si256(); 4]
     }
 
     /// [`weights`](Self::weights) of a group whose scales said `books`.
@@ -102,73 +101,16 @@ pub(super) trait Narrow: Copy {
     /// The features of [`Avx2`].
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights_by<const I: usize>(&self, index: [__m256i; 2], _books: &[__m256i; 2]) -> __m256i {
+    unsafe fn weights_by<const I: usize>(&self, index: [__m256i; 2], _books: &[__m256i; 4]) -> __m256i {
         // SAFETY: the same.
         unsafe { self.weights::<I>(index) }
     }
-
-    /// The activations that meet piece `p`, of the 16 at `x`.
-    ///
-    /// # Safety
-    /// The features of [`Avx2`]; 16 bytes at `x`.
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        _mm256_set1_epi32(unsafe { x.add(4 * p).cast::<i32>().read_unaligned() })
-    }
-}
-
-/// All vectors of a piece, then those of the next.
-pub(super) const fn by_pieces(groups: usize) -> [(usize, usize); 8] {
-    let mut all = [(0, 0); 8];
-    let mut i = 0;
-    while i < 8 {
-        all[i] = (i / groups, i % groups);
-        i += 1;
-    }
-    all
-}
-
-/// 16 activations, twice, in the order of `order`.
-///
-/// # Safety
-/// The features of [`Avx2`]; 16 bytes at `x`.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn reordered(x: *const i8, order: [i8; 8]) -> __m256i {
-    // SAFETY: promised by the caller.
-    let both = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(x.cast()) });
-    _mm256_shuffle_epi8(both, _mm256_set1_epi64x(i64::from_le_bytes(order.map(i8::cast_unsigned))))
-}
-
-/// Even (`p` = 0) or odd columns, eight in every 64-bit lane.
-///
-/// # Safety
-/// As [`reordered`].
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn every_second(x: *const i8, p: usize) -> __m256i {
-    // SAFETY: promised by the caller.
-    unsafe { reordered(x, if p == 0 { [0, 2, 4, 6, 8, 10, 12, 14] } else { [1, 3, 5, 7, 9, 11, 13, 15] }) }
-}
-
-/// Columns `p`, `p + 4`, `p + 8` and `p + 12`.
-///
-/// # Safety
-/// As [`reordered`].
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn every_fourth(x: *const i8, p: usize) -> __m256i {
-    let p = if p < 4 { p as i8 } else { 0 };
-    // SAFETY: promised by the caller.
-    unsafe { reordered(x, [p, p + 4, p + 8, p + 12, p, p + 4, p + 8, p + 12]) }
 }
 
 /// Row 15 and what follows it on the circular tape.
 ///
 /// # Safety
-/// As [`Narrow::vector`].
+/// As [`Narrow::index`].
 #[inline]
 pub(super) unsafe fn last_row<E: Narrow>(code: *const u8) -> u128 {
     if !E::TAPE {
@@ -215,7 +157,7 @@ const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
 /// Bytes `STARTS[q][k]` and the next three of the eight rows of a half, a row to a 32-bit lane.
 ///
 /// # Safety
-/// As [`Narrow::vector`].
+/// As [`Narrow::index`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn stretch<E: Narrow>(
@@ -313,7 +255,7 @@ pub(super) const fn starts(quarters: usize, last: usize) -> Starts {
 /// Windows from bits `c * quarters / 4` of columns 0, 2 and of columns 1, 3 of quad `q`.
 ///
 /// # Safety
-/// As [`Narrow::vector`]; `E::STARTS` is `starts(quarters, 3)`.
+/// As [`Narrow::index`]; `E::STARTS` is `starts(quarters, 3)`.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn windows<E: Narrow>(
@@ -332,7 +274,7 @@ unsafe fn windows<E: Narrow>(
 /// Both stretches of quad `q`.
 ///
 /// # Safety
-/// As [`Narrow::vector`].
+/// As [`Narrow::index`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn stretches<E: Narrow>(code: *const u8, last: u128, q: usize, half: usize) -> [__m256i; 2] {
@@ -398,7 +340,7 @@ pub(super) struct Fine<const R4: usize, T>(T);
 impl<const R4: usize, T: Table> Narrow for Fine<R4, T> {
     type Many = Self;
     const AHEAD: Ahead = Ahead::Chunk;
-    const GROUPS: usize = 2;
+    type Order = Fours;
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = T::FIRST_IS_ZERO;
@@ -459,7 +401,7 @@ pub(super) struct Fast<const R4: usize, const V: usize, T>(T);
 impl<const R4: usize, const V: usize, T: Table> Narrow for Fast<R4, V, T> {
     type Many = Self;
     const AHEAD: Ahead = if V == 4 { Ahead::Tile } else { Ahead::Chunk };
-    const GROUPS: usize = 2;
+    type Order = Fours;
     const TAPE: bool = true;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = T::FIRST_IS_ZERO;
@@ -520,7 +462,7 @@ pub(super) struct Scalar<const R4: usize, T>(T);
 
 impl<const R4: usize, T: Table> Narrow for Scalar<R4, T> {
     type Many = Self;
-    const GROUPS: usize = 2;
+    type Order = Fours;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 3);
 
@@ -544,144 +486,5 @@ impl<const R4: usize, T: Table> Narrow for Scalar<R4, T> {
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
         unsafe { self.0.look(index) }
-    }
-}
-
-/// Group-wise codebooks at `R4` quarter bits a weight, `16 N` entries in all (or fewer, repeated): an index is the number of the
-/// group's codebook, from the lowest bits of its scale, above the code.
-#[derive(Clone, Copy)]
-pub(super) struct Books<const R4: usize, const N: usize> {
-    scalar: Scalar<R4, Banks<N, false>>,
-    /// Bits of a codebook's number.
-    numbers: __m256i,
-}
-
-impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
-    type Many = Self;
-    const GROUPS: usize = 2;
-    const TILE_BYTES: usize = 8 * R4;
-    const STARTS: Starts = starts(R4, 3);
-    const BOOKS: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let last = table.last().expect("the line with the number of codebooks").0[0];
-        // SAFETY: promised by the caller.
-        Self { scalar: unsafe { Scalar::new(table, bias) }, numbers: _mm256_set1_epi32(last.into()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn books(&self, scales: *const half::f16) -> [__m256i; 2] {
-        [0, 8].map(|row| {
-            // SAFETY: promised by the caller.
-            let scales = unsafe { _mm_loadu_si128(scales.add(row).cast()) };
-            let number = _mm256_and_si256(_mm256_cvtepu16_epi32(scales), self.numbers);
-            _mm256_mullo_epi32(number, _mm256_set1_epi32(0x0101_0101 << (R4 / 4)))
-        })
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
-        // SAFETY: promised by the caller.
-        unsafe { self.scalar.index::<I>(code, last) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { self.scalar.weights::<I>(index) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights_by<const I: usize>(&self, [index, _]: [__m256i; 2], books: &[__m256i; 2]) -> __m256i {
-        let index = _mm256_or_si256(index, books[I % 2]);
-        // SAFETY: promised by the caller.
-        unsafe { self.scalar.weights::<I>([index; 2]) }
-    }
-}
-
-/// `nuq-2`: a byte holds a row's columns `4 k` to `4 k + 3`.
-#[derive(Clone, Copy)]
-pub(super) struct Scalar4(__m256i);
-
-impl Narrow for Scalar4 {
-    type Many = Self;
-    const GROUPS: usize = 2;
-    const AHEAD: Ahead = Ahead::None;
-    const TILE_BYTES: usize = 64;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let [table] = banks(table, bias);
-        Self(table)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 64 bytes.
-        let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
-        // The table is repeated: the upper two bits do not matter.
-        let index = low_bits(right(rows, I / 2 * 2), 4);
-        [index, index]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        _mm256_shuffle_epi8(self.0, index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_fourth(x, p) }
-    }
-}
-
-/// `nuq-4`: a byte holds a row's columns `2 k` and `2 k + 1`.
-#[derive(Clone, Copy)]
-pub(super) struct Scalar16(__m256i);
-
-impl Narrow for Scalar16 {
-    type Many = Scalar<16, Banks<1, false>>;
-    const GROUPS: usize = 4;
-    const AHEAD: Ahead = Ahead::None;
-    const TILE_BYTES: usize = 128;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let [table] = banks(table, bias);
-        Self(table)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 128 bytes.
-        let rows = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
-        let index = low_bits(right(rows, I / 4 * 4), 4);
-        [index, index]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        _mm256_shuffle_epi8(self.0, index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_second(x, p) }
     }
 }

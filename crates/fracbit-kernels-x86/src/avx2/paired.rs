@@ -1,10 +1,11 @@
-//! One token of a trellis between 2 and 4 bits: four rows a vector, two quads of columns of each.
+//! Few tokens of a trellis between 2 and 4 bits: four rows a vector, two quads of columns of each.
 //!
 //! At these rates two rows are at most 16 bytes, a 128-bit lane. One `vpshufb` takes the stretches of two quads of both from it, a stretch to a 32-bit
 //! lane, where eight rows a vector would take two, a blend and twice the loads. Sums of the two quads of a row stay apart until the end of a block.
 
 use super::{
     narrow::{Ahead, Narrow},
+    orders::Eights,
     *,
 };
 
@@ -23,7 +24,7 @@ pub(super) trait Cut: Narrow {
     unsafe fn of_windows(&self, windows: [__m256i; 2]) -> [__m256i; 2];
 }
 
-/// `E`, for one token.
+/// `E`, for few tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Paired<E>(E);
 
@@ -138,7 +139,7 @@ impl<E: Cut> Paired<E> {
 impl<E: Cut> Narrow for Paired<E> {
     type Many = E;
     const AHEAD: Ahead = Ahead::Chunk;
-    const GROUPS: usize = 4;
+    type Order = Eights;
     const TILE_BYTES: usize = E::TILE_BYTES;
     const SIGNED: bool = E::SIGNED;
     const SIGNS_SUFFICE: bool = E::SIGNS_SUFFICE;
@@ -187,12 +188,5 @@ impl<E: Cut> Narrow for Paired<E> {
     unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
         unsafe { self.0.weights::<I>(index) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        _mm256_set1_epi64x(unsafe { x.add(8 * p).cast::<i64>().read_unaligned() })
     }
 }

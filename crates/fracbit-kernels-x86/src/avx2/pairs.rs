@@ -2,14 +2,11 @@
 
 use super::{
     lookup::{banks, lookup, lookups, low_bits, right},
-    narrow::{
-        Ahead, Narrow, Starts, by_pieces, every_fourth, every_second, reordered, starts, stretch, words,
-    },
+    narrow::{Ahead, Narrow, Starts, starts, stretch, words},
+    orders::{EveryFourth, EverySecond, QuadPairs, SideBySide},
+    scalar::Doubles,
     *,
 };
-
-/// The two weights of pairs in vectors next to each other: they share their lookups.
-const SIDE_BY_SIDE: [(usize, usize); 8] = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)];
 
 /// `vq-2`: a byte holds a row's pairs of columns `4 k` and `4 k + 2`.
 #[derive(Clone, Copy)]
@@ -17,7 +14,7 @@ pub(super) struct Pairs16([__m256i; 2]);
 
 impl Narrow for Pairs16 {
     type Many = Self;
-    const GROUPS: usize = 2;
+    type Order = EveryFourth;
     const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 64;
 
@@ -42,13 +39,6 @@ impl Narrow for Pairs16 {
     unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
         _mm256_shuffle_epi8(self.0[I / 2 % 2], index)
     }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_fourth(x, p) }
-    }
 }
 
 /// `vq-4`: the codes are bytes.
@@ -57,7 +47,7 @@ pub(super) struct Pairs256([[__m256i; 16]; 2]);
 
 impl Narrow for Pairs256 {
     type Many = Self;
-    const GROUPS: usize = 4;
+    type Order = EverySecond;
     const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 128;
 
@@ -81,13 +71,6 @@ impl Narrow for Pairs256 {
     unsafe fn weights<const I: usize>(&self, both: [__m256i; 2]) -> __m256i {
         both[I / 4]
     }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_second(x, p) }
-    }
 }
 
 /// Tables of `16 N` pairs at `R4` quarter bits a weight. Indices of two quads share a vector: a lookup makes the first (second)
@@ -97,7 +80,7 @@ pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
 impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
     type Many = Self;
-    const GROUPS: usize = 2;
+    type Order = QuadPairs;
     const TILE_BYTES: usize = 8 * R4;
     const STARTS: Starts = starts(R4, 2);
 
@@ -125,22 +108,14 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        lookup(&self.0[I / 2 % 2], index)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        const ORDER: [[i8; 4]; 4] = [[0, 4, 2, 6], [1, 5, 3, 7], [8, 12, 10, 14], [9, 13, 11, 15]];
-        let [a, b, c, d] = ORDER[p % 4];
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
-        unsafe { reordered(x, [a, b, c, d, a, b, c, d]) }
+        unsafe { self.entries(index, I / 2 % 2 == 1) }
     }
 }
 
 /// Tables of `64 N` pairs (`N` is 2 or 4) that are a [quarter](fracbit_format::Codebook::quarter) and its turns, at `R4` quarter bits a weight: only the
-/// quarter is looked up. Bytes of 8-bit codes are indices as they are; indices of 7 bits come as in [`Pairs`].
+/// quarter is looked up. Bytes of 8-bit codes are indices as they are; those of 7 bits are cut by [`Rows`].
 #[derive(Clone, Copy)]
 pub(super) struct Turned<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
@@ -157,8 +132,7 @@ impl<const R4: usize, const N: usize> Turned<R4, N> {
 
 impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     type Many = Self;
-    const GROUPS: usize = if R4 == 16 { 4 } else { 2 };
-    const PLACES: [(usize, usize); 8] = if R4 == 16 { SIDE_BY_SIDE } else { by_pieces(2) };
+    type Order = SideBySide;
     const AHEAD: Ahead = Ahead::None;
     const SIGNED: bool = true;
     const SIGNS_SUFFICE: bool = true;
@@ -174,35 +148,17 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2] {
-        let (codes, second) = if R4 == 16 {
-            // SAFETY: a tile has 128 bytes.
-            (unsafe { _mm256_loadu_si256(code.add(I / 2 * 32).cast()) }, I % 2 == 1)
-        } else {
-            // SAFETY: promised by the caller.
-            let [codes, _] = unsafe { Pairs::<R4, N>::index::<I>(&Pairs(self.0), code, last) };
-            (codes, I / 2 % 2 == 1)
-        };
-        // SAFETY: promised by the caller.
-        unsafe { self.of_codes(codes, second) }
+    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
+        const { assert!(R4 == 16, "codes of bytes, or cut by `Rows`") };
+        // SAFETY: a tile has 128 bytes.
+        unsafe { self.of_codes(_mm256_loadu_si256(code.add(I / 2 * 32).cast()), I % 2 == 1) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [_, codes]: [__m256i; 2]) -> __m256i {
-        // The two numbers of a quarter, made once for both weights.
-        let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
-        let first = Self::first(codes);
-        let places = _mm256_add_epi8(first, first);
-        let second = if R4 == 16 { I % 2 == 1 } else { I / 2 % 2 == 1 };
-        if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
+    unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
-        unsafe { if R4 == 16 { every_second(x, p) } else { Pairs::<R4, N>::piece(x, p) } }
+        unsafe { self.entries(index, I % 2 == 1) }
     }
 }
 
@@ -216,6 +172,12 @@ pub(super) trait Codes: Narrow {
     /// # Safety
     /// The features of [`Avx2`].
     unsafe fn of_codes(&self, codes: __m256i, second: bool) -> [__m256i; 2];
+
+    /// First or second weights of pairs by what [`of_codes`](Self::of_codes) made of their codes.
+    ///
+    /// # Safety
+    /// The features of [`Avx2`].
+    unsafe fn entries(&self, index: [__m256i; 2], second: bool) -> __m256i;
 }
 
 impl<const R4: usize, const N: usize> Codes for Pairs<R4, N> {
@@ -225,6 +187,12 @@ impl<const R4: usize, const N: usize> Codes for Pairs<R4, N> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn of_codes(&self, codes: __m256i, _second: bool) -> [__m256i; 2] {
         [codes, codes]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn entries(&self, [index, _]: [__m256i; 2], second: bool) -> __m256i {
+        lookup(&self.0[usize::from(second)], index)
     }
 }
 
@@ -238,9 +206,19 @@ impl<const R4: usize, const N: usize> Codes for Turned<R4, N> {
         let signs = if second { _mm256_xor_si256(first, _mm256_add_epi8(first, first)) } else { first };
         [signs, codes]
     }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn entries(&self, [_, codes]: [__m256i; 2], second: bool) -> __m256i {
+        // The two numbers of a quarter, made once for both weights.
+        let [x, y] = lookups(self.0.each_ref(), low_bits(codes, (16 * N).ilog2()));
+        let first = Self::first(codes);
+        let places = _mm256_add_epi8(first, first);
+        if second { _mm256_blendv_epi8(y, x, places) } else { _mm256_blendv_epi8(x, y, places) }
+    }
 }
 
-/// `E` for one token: four rows a vector, a code of each of their eight pairs to a byte.
+/// `E` by four rows a vector, a code of each of their eight pairs to a byte.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<E>(E);
 
@@ -277,6 +255,15 @@ impl<E: Codes> Rows<E> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn codes(code: *const u8, g: usize) -> __m256i {
         const { assert!(Self::BITS < 8, "two rows in 16 bytes, a code in two") };
+        // SAFETY: promised by the caller.
+        unsafe {
+            let first = code.add(4 * g * Self::BITS);
+            match Self::BITS {
+                5 => return low_bits(Doubles::<5, 5>::codes(first), 5),
+                6 => return low_bits(Doubles::<6, 6>::codes(first), 6),
+                _ => {}
+            }
+        }
         // SAFETY: rows start inside the tile, and 32 bytes behind it are readable.
         let rows = unsafe {
             let first = code.add(4 * g * Self::BITS);
@@ -296,9 +283,8 @@ impl<E: Codes> Rows<E> {
 }
 
 impl<E: Codes> Narrow for Rows<E> {
-    type Many = E;
-    const GROUPS: usize = 4;
-    const PLACES: [(usize, usize); 8] = SIDE_BY_SIDE;
+    type Many = Self;
+    type Order = SideBySide;
     const AHEAD: Ahead = if E::SIGNED { Ahead::None } else { Ahead::Tile };
     const TILE_BYTES: usize = E::TILE_BYTES;
     const SIGNED: bool = E::SIGNED;
@@ -323,13 +309,6 @@ impl<E: Codes> Narrow for Rows<E> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights<const I: usize>(&self, index: [__m256i; 2]) -> __m256i {
         // SAFETY: promised by the caller.
-        unsafe { if I % 2 == 1 { self.0.weights::<2>(index) } else { self.0.weights::<0>(index) } }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        // SAFETY: promised by the caller.
-        unsafe { every_second(x, p) }
+        unsafe { self.0.entries(index, I % 2 == 1) }
     }
 }

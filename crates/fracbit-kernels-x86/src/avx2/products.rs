@@ -3,6 +3,7 @@
 use super::{
     many,
     narrow::{Ahead, Narrow, last_row},
+    orders::Order,
     *,
 };
 use fracbit_kernels::{Args, Block, Ints};
@@ -97,8 +98,8 @@ pub(super) fn signs_of<E: Narrow>(index: [__m256i; 2]) -> __m256i {
 /// Accumulators to the sums of rows 0..8 and 8..16.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn by_rows<E: Narrow>(sums: &[__m256i; 4]) -> [__m256i; 2] {
-    if E::GROUPS == 2 {
+pub(super) fn by_rows<O: Order>(sums: &[__m256i; 4]) -> [__m256i; 2] {
+    if O::GROUPS == 2 {
         return [sums[0], sums[1]];
     }
     // The two halves of 64-bit lanes; `vphaddd` leaves rows 0, 1, 4, 5 and 2, 3, 6, 7.
@@ -139,9 +140,9 @@ pub(super) unsafe fn books_of<E: Narrow>(
     args: &Args<'_>,
     strip: usize,
     block: &Block,
-) -> [__m256i; 2] {
+) -> [__m256i; 4] {
     if !E::BOOKS {
-        return [_mm256_setzero_si256(); 2];
+        return [_mm256_setzero_si256(); 4];
     }
     let scales = &args.scales[(strip * args.groups + block.group) * TILE_ROWS..][..TILE_ROWS];
     // SAFETY: sixteen scales.
@@ -210,8 +211,8 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
                             Ahead::Chunk => [chunk[0][i][I], chunk[usize::from(E::SECOND)][i][I]],
                         };
                         let entries = e.weights_by::<I>(index, &books);
-                        let (piece, group) = E::PLACES[I];
-                        let x = E::piece(x, piece);
+                        let (piece, group) = E::Order::PLACES[I];
+                        let x = E::Order::piece(x, piece);
                         let sum = &mut sums[group];
                         *sum = if VNNI {
                             dot::<true>(*sum, with_signs::<E>(entries, index), x)
@@ -227,29 +228,9 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
                 }
             }
         }
-        let sums = by_rows::<E>(&sums);
+        let sums = by_rows::<E::Order>(&sums);
         // SAFETY: 16 scales for every group, 16 outputs.
         unsafe { finish::<VNNI>(args, (strip, index, 0), &sums, &mut inner, out) };
-    }
-}
-
-/// As [`finish`], for the sums of neighbouring tokens from `(strip, block, token)` on; `out` begins with the strip's rows of the first token of all.
-///
-/// # Safety
-/// As [`strips`]; lengths as in `Args`; the tokens exist.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn finish_all<E: Narrow, const VNNI: bool>(
-    args: &Args<'_>,
-    (strip, index, first): (usize, usize, usize),
-    sums: &[[__m256i; 4]],
-    inner: &mut [[__m256; 2]],
-    out: &mut [f32],
-) {
-    for (t, sums) in (first..).zip(sums) {
-        let out = &mut out[t * args.out_stride..][..TILE_ROWS];
-        // SAFETY: 16 scales for every group, 16 outputs.
-        unsafe { finish::<VNNI>(args, (strip, index, t), &by_rows::<E>(sums), &mut inner[t], out) };
     }
 }
 
@@ -259,7 +240,7 @@ pub(super) unsafe fn finish_all<E: Narrow, const VNNI: bool>(
 /// As [`strips`]; lengths as in `Args`; `out` has 16 values.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn finish<const VNNI: bool>(
+pub(super) unsafe fn finish<const VNNI: bool>(
     args: &Args<'_>,
     (strip, index, token): (usize, usize, usize),
     sums: &[__m256i; 2],

@@ -3,10 +3,11 @@
 use super::{
     expand::{Bytes, Loads, Wide},
     lookup::{Banks, Integers, Layered, Ramped},
-    narrow::{Books, Fast, Fine, Scalar, Scalar4, Scalar16},
+    narrow::{Fast, Fine, Scalar},
     paired::Paired,
     pairs::{Pairs, Pairs16, Pairs256, Rows, Turned},
     products::strips,
+    scalar::{FewBooks, Odd, Scalar4, Scalar16},
     strips::strips as expanded,
     *,
 };
@@ -57,10 +58,10 @@ macro_rules! rates {
 fn scalar(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
         8 => both!(strips, Scalar4),
-        12 => both!(strips, Scalar<12, Banks<1, false>>),
+        12 => both!(strips, Odd<12, Banks<1, false>>),
         16 => both!(strips, Scalar16),
         32 if codebook.scheme().family() == Family::Int => both!(strips, Scalar<32, Integers>),
-        20 => both!(strips, Scalar<20, Banks<2, false>>),
+        20 => both!(strips, Odd<20, Banks<2, false>>),
         24 => both!(strips, Scalar<24, Banks<4, false>>),
         28 => both!(strips, Scalar<28, Banks<8, false>>),
         _ => both!(strips, Scalar<32, Banks<16, false>>),
@@ -74,14 +75,14 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         return scalar(codebook);
     }
     let run = match (codebook.scheme().quarters(), codebook.entries().len()) {
-        (8, ..=16) => both!(strips, Books<8, 1>),
-        (8, 32) => both!(strips, Books<8, 2>),
-        (8, _) => both!(strips, Books<8, 4>),
-        (12, ..=16) => both!(strips, Books<12, 1>),
-        (12, 32) => both!(strips, Books<12, 2>),
-        (12, _) => both!(strips, Books<12, 4>),
-        (_, 32) => both!(strips, Books<16, 2>),
-        (..) => both!(strips, Books<16, 4>),
+        (8, ..=16) => both!(strips, FewBooks<Scalar4, 8, 1>),
+        (8, 32) => both!(strips, FewBooks<Scalar4, 8, 2>),
+        (8, _) => both!(strips, FewBooks<Scalar4, 8, 4>),
+        (12, ..=16) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 1>),
+        (12, 32) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 2>),
+        (12, _) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 4>),
+        (_, 32) => both!(strips, FewBooks<Scalar16, 16, 2>),
+        (..) => both!(strips, FewBooks<Scalar16, 16, 4>),
     };
     let mut table = byte_table(codebook, 1, 0, 0);
     table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
