@@ -16,6 +16,17 @@ use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
 /// Tokens from which on an exclusive or turns activations.
 pub(super) const TURNED: usize = 6;
 
+/// Tokens from which on [`Narrow::Many`] expands: products gain more there than expanding loses.
+pub(super) const fn from<O: Order, const VNNI: bool>() -> usize {
+    if O::SHUFFLED {
+        8
+    } else if VNNI {
+        64
+    } else {
+        16
+    }
+}
+
 /// What each way of [`all_tokens`] wants of weights.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -28,7 +39,7 @@ fn factors<E: Narrow, const VNNI: bool, const TURN: bool>(
         return [entries, if TURN { negative(index[0]) } else { signs_of::<E>(index) }];
     }
     let w = with_signs::<E>(entries, index);
-    [if VNNI { w } else { _mm256_abs_epi8(w) }, if TURN { negative(w) } else { w }]
+    if TURN { [_mm256_abs_epi8(w), negative(w)] } else { [w, w] }
 }
 
 /// `TURN`: see the module.
@@ -79,22 +90,29 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                 }
             }
         }
-        let tiles = [&sizes[..block.tiles], &signs[..block.tiles]];
+        let (sizes, signs, place) = (&sizes[..block.tiles], &signs[..block.tiles], (strip, index));
         // SAFETY: promised by the caller; the factors are those of the way.
         unsafe {
-            all_tokens::<E::Order, VNNI, TURN>(args, (strip, index), tiles, &mut inner, out);
+            // A second array is not even written where weights are one factor.
+            if TURN {
+                all_tokens::<E::Order, false, true, false>(args, place, [sizes, signs], &mut inner, out);
+            } else if !VNNI && E::MAGNITUDES {
+                all_tokens::<E::Order, false, false, false>(args, place, [sizes, signs], &mut inner, out);
+            } else {
+                all_tokens::<E::Order, VNNI, false, true>(args, place, [sizes, sizes], &mut inner, out);
+            }
         }
     }
 }
 
-/// All tokens meet a block's expanded tiles: magnitudes of weights and bytes of their signs (-1 where they are negative, if `TURN`), or with AVX-VNNI
-/// the weights. A function for each order of weights, not for each code.
+/// All tokens meet a block's expanded tiles: magnitudes of weights and bytes of their signs (-1 where they are negative, if `TURN`), or (`WHOLE`)
+/// weights twice. A function for each order of weights, not for each code.
 ///
 /// # Safety
 /// As [`tokens`].
 #[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool>(
+unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool, const WHOLE: bool>(
     args: &Args<'_>,
     (strip, index): (usize, usize),
     tiles: [&[[__m256i; 8]]; 2],
@@ -121,14 +139,14 @@ unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool>(
                 (4.., groups) => {
                     // Sixteen registers hold two sums of four tokens.
                     if groups == 4 {
-                        self::groups::<O, VNNI, TURN, 4, 2, 4>(args, place, tiles, &start, &mut sums);
+                        self::groups::<O, VNNI, TURN, WHOLE, 4, 2, 4>(args, place, tiles, &start, &mut sums);
                     }
-                    self::groups::<O, VNNI, TURN, 4, 0, 2>(args, place, tiles, &start, &mut sums)
+                    self::groups::<O, VNNI, TURN, WHOLE, 4, 0, 2>(args, place, tiles, &start, &mut sums)
                 }
-                (2 | 3, 2) => groups::<O, VNNI, TURN, 2, 0, 2>(args, place, tiles, &start, &mut sums),
-                (2 | 3, _) => groups::<O, VNNI, TURN, 2, 0, 4>(args, place, tiles, &start, &mut sums),
-                (_, 2) => groups::<O, VNNI, TURN, 1, 0, 2>(args, place, tiles, &start, &mut sums),
-                _ => groups::<O, VNNI, TURN, 1, 0, 4>(args, place, tiles, &start, &mut sums),
+                (2 | 3, 2) => groups::<O, VNNI, TURN, WHOLE, 2, 0, 2>(args, place, tiles, &start, &mut sums),
+                (2 | 3, _) => groups::<O, VNNI, TURN, WHOLE, 2, 0, 4>(args, place, tiles, &start, &mut sums),
+                (_, 2) => groups::<O, VNNI, TURN, WHOLE, 1, 0, 2>(args, place, tiles, &start, &mut sums),
+                _ => groups::<O, VNNI, TURN, WHOLE, 1, 0, 4>(args, place, tiles, &start, &mut sums),
             };
             for sums in &sums[..count] {
                 let out = &mut out[token * args.out_stride..][..TILE_ROWS];
@@ -149,6 +167,7 @@ unsafe fn groups<
     O: Order,
     const VNNI: bool,
     const TURN: bool,
+    const WHOLE: bool,
     const T: usize,
     const FIRST: usize,
     const END: usize,
@@ -168,7 +187,8 @@ unsafe fn groups<
                 let other = const { partner(&O::PLACES, I) };
                 // SAFETY: the block's activations of a token; the features are here.
                 unsafe {
-                    let factors = [I, other].map(|i| [sizes[i], signs[i]]);
+                    let size = |w| if WHOLE && !VNNI { _mm256_abs_epi8(w) } else { w };
+                    let factors = [I, other].map(|i| [size(sizes[i]), signs[i]]);
                     for (t, local) in local.iter_mut().enumerate() {
                         let x = O::piece(x.add(t * args.x_stride + 16 * i), piece);
                         [local[group], local[group + 1]] =

@@ -8,6 +8,8 @@ pub(super) trait Order {
     const GROUPS: usize;
     /// Pieces of activations that vectors meet, and the accumulators that the products go to.
     const PLACES: [(usize, usize); 8] = by_pieces(Self::GROUPS);
+    /// Pieces of activations are not neighbours.
+    const SHUFFLED: bool = true;
 
     /// The activations that meet piece `p`, of the 16 at `x`.
     ///
@@ -44,6 +46,7 @@ pub(super) struct Fours;
 
 impl Order for Fours {
     const GROUPS: usize = 2;
+    const SHUFFLED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -58,6 +61,7 @@ pub(super) struct Eights;
 
 impl Order for Eights {
     const GROUPS: usize = 4;
+    const SHUFFLED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]

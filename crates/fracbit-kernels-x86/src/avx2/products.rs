@@ -23,20 +23,13 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: promised by the caller.
     unsafe {
-        let many = if VNNI { MANY_VNNI } else { MANY };
-        if args.tokens < many {
+        if args.tokens < many::from::<E::Order, VNNI>() {
             some_tokens::<E, VNNI>(args, out);
         } else {
             some_tokens::<E::Many, VNNI>(args, out);
         }
     }
 }
-
-/// Tokens from which on [`Narrow::Many`] expands.
-const MANY: usize = 16;
-
-/// The same with AVX-VNNI.
-const MANY_VNNI: usize = 64;
 
 /// # Safety
 /// As [`strips`], of which this is all but the choice of the expander.
