@@ -128,6 +128,15 @@ SPECS = {
                 "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 1.5,
                 "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
     ),
+    "granite4": dict(
+        seed=123, dtype="BF16", style="bytes", shape=(64, 104, 2, 4, 2, 16, 127), arch="GraniteMoeHybridForCausalLM", eps=1e-2,
+        shared=True, tied="model.embed_tokens.weight",
+        config={"model_type": "granitemoehybrid", "num_key_value_heads": 2, "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
+                "layer_types": ["attention", "attention"], "num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 512,
+                "shared_intermediate_size": 104, "position_embedding_type": "rope", "mamba_n_heads": 128, "mamba_d_state": 256,
+                "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 1.5,
+                "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
     "gemma3": dict(
         seed=116, dtype="BF16", style="pieces", shape=(48, 88, 4, 4, 1, 16, 131), arch="Gemma3ForCausalLM",
         eps=2e-2,  # so large that its unit shows, although a later norm takes back most of what it changes
@@ -251,6 +260,10 @@ def tensors(spec):
         linear(f"{block}.mlp.gate_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.up_proj", inter, hidden, 1.4)
         linear(f"{block}.mlp.down_proj", hidden, inter, 1.4)
+        if spec.get("shared"):
+            gate, up, down = [out.pop(f"{block}.mlp.{name}_proj.weight") for name in ("gate", "up", "down")]
+            out[f"{block}.shared_mlp.input_linear.weight"] = np.concatenate([gate, up])
+            out[f"{block}.shared_mlp.output_linear.weight"] = down
         if spec.get("fused"):
             for whole, parts in ("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up")):
                 at = whole.split(".", 1)[0]

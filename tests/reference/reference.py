@@ -63,11 +63,16 @@ FUSED = {
 
 
 def weight(config, tensors, name):
-    """A matrix, or its rows of the tensor that it is fused into (Phi-3)."""
+    """A matrix, or its rows of the tensor that it is fused into (Phi-3, Granite 4)."""
     found = tensors.get(f"{name}.weight")
     if found is not None:
         return found
     block, own = name.rsplit(".", 1)
+    if config["model_type"] == "granitemoehybrid":
+        shared = block.replace(".mlp", ".shared_mlp")
+        if own == "down_proj":
+            return tensors[f"{shared}.output_linear.weight"]
+        return np.split(tensors[f"{shared}.input_linear.weight"], 2)[FUSED[own][1]]
     whole, place = FUSED[own]
     fused = tensors[f"{block}.{whole}.weight"]
     if whole == "gate_up_proj":
@@ -379,7 +384,7 @@ def logits(config, tensors, tokens):
             added = norm(config, tensors, f"{block}.post_attention_layernorm", added)
         x = x + share * added
         before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-        second = feed_forward if experts_of(config) is None else mixture
+        second = mixture if experts_of(config) else feed_forward
         added = second(config, tensors, layer, read(config, tensors, f"{block}.{before}", x))
         if gemma or only_behind:
             added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
@@ -432,7 +437,7 @@ def compute(directory):
     for attempt in itertools.count():
         tokens = sequence(directory.name, attempt, config)
         found = greedy(config, tensors, tokens)
-        if found is not None and experts_of(config) is not None:
+        if found is not None and experts_of(config):
             lead = least_lead_of_experts(config, tensors, tokens + found[0])
             found = found if lead >= EXPERT_MARGIN else None
         if found is not None:
@@ -447,7 +452,7 @@ def compute(directory):
         "greedy": continuation,
         "greedy_least_lead": least,
     }
-    if experts_of(config) is not None:
+    if experts_of(config):
         lines["experts_least_lead"] = least_lead_of_experts(config, tensors, tokens + continuation)
     return lines, values
 

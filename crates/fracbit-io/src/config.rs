@@ -21,7 +21,8 @@
 //! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
 //! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
 //! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
-//! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`].
+//! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`]. A `granitemoehybrid` (Granite 4) whose layers all have
+//! attention, and no experts, is read as `granite`; its gate and up are one tensor as well.
 //!
 //! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
 //! frequencies of `olmo3` are stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM (transformers 5 stretched
@@ -43,6 +44,7 @@
 //! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture but Gemma 3 (transformers has
 //! fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
 
+mod hybrid;
 mod rope;
 
 use std::path::{Path, PathBuf};
@@ -276,7 +278,7 @@ impl ModelConfig {
     /// # Errors
     /// As for [`ModelConfig::from_dir`].
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
-        Fields::parse(bytes, path)?.text_alone()?.into_config()
+        Fields::parse(bytes, path)?.text_alone()?.dense_granite()?.into_config()
     }
 
     /// Takes `bos_token_id` and `eos_token_id` from the text of a `generation_config.json`.

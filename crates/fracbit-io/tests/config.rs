@@ -288,6 +288,57 @@ fn granite_multiplies() {
 }
 
 #[test]
+fn granite_4_without_state_spaces_is_granite() {
+    let factors = json!({ "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625, "logits_scaling": 10.0 });
+    let with_factors = |model_type: &str, more: Value| {
+        let mut fields = factors.clone();
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with(model_type, fields)
+    };
+    // The fields of the published granite-4.0-micro that say something else.
+    let hybrid = |more: Value| {
+        let mut v = with_factors(
+            "granitemoehybrid",
+            json!({ "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": vec!["attention"; 8], "num_local_experts": 0,
+                "num_experts_per_tok": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope", "mamba_n_heads": 128 }),
+        );
+        v.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        parse(&v)
+    };
+    let c = hybrid(json!({})).unwrap();
+    let granite = parse(&with_factors("granite", json!({ "intermediate_size": 96 }))).unwrap();
+    assert_eq!(ModelConfig { raw: granite.raw.clone(), ..c.clone() }, granite);
+    assert_eq!((&c.raw["model_type"], &c.raw["mamba_n_heads"]), (&json!("granite"), &json!(128)));
+    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c, "what is written is read alike");
+    assert!(hybrid(json!({ "architectures": null })).is_ok());
+    for (fields, rule) in [
+        (
+            json!({ "layer_types": ["attention", "mamba"] }),
+            "`layer_types` should be `attention` for every layer",
+        ),
+        (json!({ "layer_types": null }), "`layer_types` should be `attention` for every layer"),
+        (json!({ "num_local_experts": 62 }), "`num_local_experts` should be 0"),
+        (json!({ "num_local_experts": null }), "`num_local_experts` should be 0"),
+        (
+            json!({ "position_embedding_type": "nope" }),
+            "`position_embedding_type` should be `rope`, got `nope`",
+        ),
+        (
+            json!({ "position_embedding_type": null }),
+            "`position_embedding_type` should be `rope`, got nothing",
+        ),
+        (json!({ "shared_intermediate_size": -1 }), "`shared_intermediate_size` should be a whole number"),
+        (
+            json!({ "architectures": ["GraniteForCausalLM"] }),
+            "should be `GraniteMoeHybridForCausalLM`, as model_type says",
+        ),
+    ] {
+        let said = hybrid(fields.clone()).expect_err("refused").to_string();
+        assert!(said.contains(rule), "{fields}: {said}");
+    }
+}
+
+#[test]
 fn olmo_2_and_3() {
     // The fields of the published Olmo-3-7B that say anything, with its length stretched.
     let types: Vec<&str> =

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 20] = [
+pub(crate) const NAMES: [&str; 21] = [
     "llama1",
     "llama2",
     "llama3",
@@ -23,6 +23,7 @@ pub(crate) const NAMES: [&str; 20] = [
     "phi3",
     "phi4-mini",
     "granite",
+    "granite4",
     "gemma3",
     "qwen3-moe",
     "mixtral",
