@@ -71,11 +71,16 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                 let last = last_row::<E>(code);
                 vectors!(I => {
                     let index = e.index::<I>(code, last);
-                    [sizes[i][I], signs[i][I]] = if E::AHEAD == Ahead::Chunk {
-                        index
+                    if E::AHEAD != Ahead::Chunk {
+                        [sizes[i][I], signs[i][I]] =
+                            factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
                     } else {
-                        factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index)
-                    };
+                        // Two equal ones are written once.
+                        sizes[i][I] = index[0];
+                        if E::SECOND {
+                            signs[i][I] = index[1];
+                        }
+                    }
                 });
             }
         }
@@ -84,7 +89,7 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                 // SAFETY: the features are here.
                 unsafe {
                     vectors!(I => {
-                        let index = [sizes[I], signs[I]];
+                        let index = [sizes[I], if E::SECOND { signs[I] } else { sizes[I] }];
                         [sizes[I], signs[I]] = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
                     });
                 }
