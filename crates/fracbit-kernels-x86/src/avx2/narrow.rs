@@ -37,7 +37,7 @@ pub(super) enum Ahead {
 
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
-    /// What expands the same codes, from the same constants, faster where many tokens meet them: with two groups.
+    /// What expands the same codes, from the same constants, faster where many tokens meet them (see [`many::from`]).
     type Many: Narrow;
     /// How weights lie in the vectors.
     type Order: Order;

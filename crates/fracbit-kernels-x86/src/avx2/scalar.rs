@@ -1,4 +1,4 @@
-//! Bodies of scalar codes for few tokens, and of group-wise codebooks. See [`narrow`](super::narrow).
+//! Bodies of scalar codes for few tokens, and of group-wise codebooks. See [`narrow`].
 
 use super::{
     lookup::{Banks, Table, banks, lookup, low_bits, right},
