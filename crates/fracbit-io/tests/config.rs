@@ -317,6 +317,7 @@ fn granite_4_without_state_spaces_is_granite() {
             "`layer_types` should be `attention` for every layer",
         ),
         (json!({ "layer_types": null }), "`layer_types` should be `attention` for every layer"),
+        (json!({ "layer_types": ["attention"] }), "`layer_types` should be 8 names"),
         (json!({ "num_local_experts": 62 }), "`num_local_experts` should be 0"),
         (json!({ "num_local_experts": null }), "`num_local_experts` should be 0"),
         (

@@ -1,6 +1,6 @@
 //! Granite 4 without state-space layers and experts.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{Architecture, Error, Fields, MAX_SIZE, clip};
 
@@ -28,13 +28,15 @@ impl Fields {
                 format!("should be 0: experts beside a shared MLP (`{model_type}`) are not supported"),
             ));
         }
-        let attention = |v: &Value| v == "attention" || v == "full_attention";
-        if !self.get("layer_types").and_then(Value::as_array).is_some_and(|l| l.iter().all(attention)) {
-            return Err(self.bad(
-                "layer_types",
-                "should be `attention` for every layer: state-space layers (Mamba) are not supported",
-            ));
-        }
+        let layers = match self.get("layer_types") {
+            Some(Value::Array(list)) if list.iter().all(|v| v == "attention") => list.len(),
+            _ => {
+                return Err(self.bad(
+                    "layer_types",
+                    "should be `attention` for every layer: state-space layers (Mamba) are not supported",
+                ));
+            }
+        };
         match self.text("position_embedding_type")? {
             Some("rope") => {}
             got => {
@@ -43,18 +45,16 @@ impl Fields {
             }
         }
         let width = self.size("shared_intermediate_size", MAX_SIZE, Some(1024))?;
-        let own: Map<String, Value> = [
+        for (field, value) in [
             ("architectures", vec![Architecture::Granite.class_name()].into()),
             ("model_type", Architecture::Granite.model_type().into()),
             ("intermediate_size", width.into()),
-        ]
-        .map(|(field, value)| (field.to_owned(), value))
-        .into_iter()
-        .collect();
-        for field in ["layer_types", "num_local_experts", "num_experts_per_tok", "mlp_bias"] {
-            self.map.remove(field);
+            ("layer_types", vec!["full_attention"; layers].into()),
+            // The shared MLP has none, whatever is said.
+            ("mlp_bias", false.into()),
+        ] {
+            self.map.insert(field.to_owned(), value);
         }
-        self.map.extend(own);
         Ok(self)
     }
 }

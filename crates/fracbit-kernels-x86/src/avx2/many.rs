@@ -141,12 +141,11 @@ unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool, const WHOLE: 
         unsafe {
             let place = (index, token);
             let count = match (args.tokens - token, O::GROUPS) {
-                (4.., groups) => {
+                (4.., 2) => groups::<O, VNNI, TURN, WHOLE, 4, 0, 2>(args, place, tiles, &start, &mut sums),
+                (4.., _) => {
                     // Sixteen registers hold two sums of four tokens.
-                    if groups == 4 {
-                        self::groups::<O, VNNI, TURN, WHOLE, 4, 2, 4>(args, place, tiles, &start, &mut sums);
-                    }
-                    self::groups::<O, VNNI, TURN, WHOLE, 4, 0, 2>(args, place, tiles, &start, &mut sums)
+                    groups::<O, VNNI, TURN, WHOLE, 4, 0, 2>(args, place, tiles, &start, &mut sums);
+                    groups::<O, VNNI, TURN, WHOLE, 4, 2, 4>(args, place, tiles, &start, &mut sums)
                 }
                 (2 | 3, 2) => groups::<O, VNNI, TURN, WHOLE, 2, 0, 2>(args, place, tiles, &start, &mut sums),
                 (2 | 3, _) => groups::<O, VNNI, TURN, WHOLE, 2, 0, 4>(args, place, tiles, &start, &mut sums),
@@ -209,16 +208,16 @@ unsafe fn groups<
     T
 }
 
-/// The vector of the same piece of activations as vector `i` in the group behind its own; `i` itself without one.
+/// The vector of the same piece of activations as vector `i` in the other one of its two groups.
 const fn partner(places: &[(usize, usize); 8], i: usize) -> usize {
     let mut k = 0;
     while k < 8 {
-        if places[k].0 == places[i].0 && places[k].1 == places[i].1 + 1 {
+        if places[k].0 == places[i].0 && places[k].1 == places[i].1 ^ 1 {
             return k;
         }
         k += 1;
     }
-    i
+    panic!("the groups of an order are couples")
 }
 
 /// Adds the products of a token's activations and two vectors of weights.

@@ -12,6 +12,7 @@ use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
 
 mod attend;
+mod cuts;
 mod dense;
 mod expand;
 mod lookup;

@@ -71,37 +71,23 @@ impl Order for Eights {
     }
 }
 
-/// Columns `p`, `p + 4`, `p + 8` and `p + 12` of eight rows.
-pub(super) struct EveryFourth;
+/// Every `STEP`th column (second or fourth) from column `p` on: of four or eight rows.
+pub(super) struct Every<const STEP: usize>;
 
-impl Order for EveryFourth {
-    const GROUPS: usize = 2;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        let p = if p < 4 { p as i8 } else { 0 };
-        // SAFETY: promised by the caller.
-        unsafe { reordered(x, [p, p + 4, p + 8, p + 12, p, p + 4, p + 8, p + 12]) }
-    }
-}
-
-/// Even or odd columns of four rows.
-pub(super) struct EverySecond;
-
-impl Order for EverySecond {
-    const GROUPS: usize = 4;
+impl<const STEP: usize> Order for Every<STEP> {
+    const GROUPS: usize = 8 / STEP;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn piece(x: *const i8, p: usize) -> __m256i {
-        let order = if p == 0 { [0, 2, 4, 6, 8, 10, 12, 14] } else { [1, 3, 5, 7, 9, 11, 13, 15] };
+        const { assert!(STEP == 2 || STEP == 4, "lanes of 64 or 32 bits") };
+        let each = 16 / STEP;
         // SAFETY: promised by the caller.
-        unsafe { reordered(x, order) }
+        unsafe { reordered(x, std::array::from_fn(|i| (p % STEP + i % each * STEP) as i8)) }
     }
 }
 
-/// The same, with the two weights of pairs in vectors next to each other: they share their lookups.
+/// As [`Every`] second, with the two weights of pairs in vectors next to each other: they share their lookups.
 pub(super) struct SideBySide;
 
 impl Order for SideBySide {
@@ -112,7 +98,7 @@ impl Order for SideBySide {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn piece(x: *const i8, p: usize) -> __m256i {
         // SAFETY: promised by the caller.
-        unsafe { EverySecond::piece(x, p) }
+        unsafe { Every::<2>::piece(x, p) }
     }
 }
 

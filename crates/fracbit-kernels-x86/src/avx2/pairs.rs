@@ -1,10 +1,10 @@
 //! Bodies of vector codebooks on the int8 grid, up to 4 bits. See [`narrow`].
 
 use super::{
+    cuts::{Doubles, Singles},
     lookup::{banks, lookup, lookups, low_bits, right},
     narrow::{Ahead, Narrow, Starts, starts, stretch, words},
-    orders::{EveryFourth, EverySecond, QuadPairs, SideBySide},
-    scalar::Doubles,
+    orders::{Every, QuadPairs, SideBySide},
     *,
 };
 
@@ -14,7 +14,7 @@ pub(super) struct Pairs16([__m256i; 2]);
 
 impl Narrow for Pairs16 {
     type Many = Self;
-    type Order = EveryFourth;
+    type Order = Every<4>;
     const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 64;
 
@@ -47,7 +47,7 @@ pub(super) struct Pairs256([[__m256i; 16]; 2]);
 
 impl Narrow for Pairs256 {
     type Many = Self;
-    type Order = EverySecond;
+    type Order = Every<2>;
     const AHEAD: Ahead = Ahead::None;
     const TILE_BYTES: usize = 128;
 
@@ -223,30 +223,6 @@ impl<const R4: usize, const N: usize> Codes for Turned<R4, N> {
 pub(super) struct Rows<E>(E);
 
 impl<E: Codes> Rows<E> {
-    /// Bits of a code, and bytes of a row.
-    const BITS: usize = E::R4 / 2;
-    /// From 16 bytes: the two that hold each code of the first row, and of the second.
-    const CONTROLS: &'static [[u8; 16]; 2] = &{
-        let mut all = [[0; 16]; 2];
-        let mut i = 0;
-        while i < 32 {
-            let (row, k) = (i / 16, i % 16);
-            all[row][k] = (row * Self::BITS + k / 2 * Self::BITS / 8 + k % 2) as u8;
-            i += 1;
-        }
-        all
-    };
-    /// What brings each code to the top of its word.
-    const FACTORS: &'static [u16; 8] = &{
-        let mut all = [0; 8];
-        let mut k = 0;
-        while k < 8 {
-            all[k] = 1 << (16 - Self::BITS - k * Self::BITS % 8);
-            k += 1;
-        }
-        all
-    };
-
     /// Codes of rows `4 g` to `4 g + 3`, a row to a 64-bit lane.
     ///
     /// # Safety
@@ -254,31 +230,16 @@ impl<E: Codes> Rows<E> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn codes(code: *const u8, g: usize) -> __m256i {
-        const { assert!(Self::BITS < 8, "two rows in 16 bytes, a code in two") };
-        // SAFETY: promised by the caller.
+        const { assert!(matches!(E::R4, 10 | 12 | 14), "codes of 5, 6 and 7 bits") };
+        // SAFETY: rows, of as many bytes as a code has bits, start inside the tile.
         unsafe {
-            let first = code.add(4 * g * Self::BITS);
-            match Self::BITS {
-                5 => return low_bits(Doubles::<5, 5>::codes(first), 5),
-                6 => return low_bits(Doubles::<6, 6>::codes(first), 6),
-                _ => {}
+            let first = code.add(2 * g * E::R4);
+            match E::R4 {
+                10 => low_bits(Doubles::<5, 5>::codes(first), 5),
+                12 => low_bits(Doubles::<6, 6>::codes(first), 6),
+                _ => Singles::<7>::codes(first),
             }
         }
-        // SAFETY: rows start inside the tile, and 32 bytes behind it are readable.
-        let rows = unsafe {
-            let first = code.add(4 * g * Self::BITS);
-            let low = _mm256_castsi128_si256(_mm_loadu_si128(first.cast()));
-            _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(first.add(2 * Self::BITS).cast()))
-        };
-        // SAFETY: 16 bytes each.
-        let both = |from: *const u8| unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast())) };
-        let factors = both(Self::FACTORS.as_ptr().cast());
-        let [first, second] = Self::CONTROLS.each_ref().map(|control| {
-            let words = _mm256_shuffle_epi8(rows, both(control.as_ptr()));
-            let count = _mm_cvtsi32_si128(16 - Self::BITS as i32);
-            _mm256_srl_epi16(_mm256_mullo_epi16(words, factors), count)
-        });
-        _mm256_packus_epi16(first, second)
     }
 }
 

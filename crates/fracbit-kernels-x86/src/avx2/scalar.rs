@@ -1,9 +1,10 @@
 //! Bodies of scalar codes for few tokens, and of group-wise codebooks. See [`narrow`].
 
 use super::{
+    cuts::Doubles,
     lookup::{Banks, Table, banks, lookup, low_bits, right},
     narrow::{Ahead, Narrow, Scalar, Starts, starts},
-    orders::{Eights, EveryFourth, EverySecond, Fours, Order},
+    orders::{Eights, Every, Fours, Order},
     *,
 };
 
@@ -26,16 +27,16 @@ impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let last = table.last().expect("the line with the number of codebooks").0[0];
         // SAFETY: promised by the caller.
-        Self { scalar: unsafe { Scalar::new(table, bias) }, numbers: _mm256_set1_epi32(last.into()) }
+        Self { scalar: unsafe { Scalar::new(table, bias) }, numbers: numbers(table) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn books(&self, scales: *const half::f16) -> [__m256i; 4] {
         // SAFETY: promised by the caller.
-        unsafe { books_of_rows::<R4>(self.numbers, scales) }
+        let [first, second] = unsafe { books_of_rows::<R4>(self.numbers, scales) };
+        [first, second, first, second]
     }
 
     #[inline]
@@ -61,35 +62,43 @@ impl<const R4: usize, const N: usize> Narrow for Books<R4, N> {
     }
 }
 
-/// Numbers of the codebooks of eight rows each, above the bits of a code in every byte of 32-bit lanes; twice.
+/// The bits that number codebooks, in 32-bit lanes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn numbers(table: &[Line]) -> __m256i {
+    let last = table.last().expect("the line with the number of codebooks").0[0];
+    _mm256_set1_epi32(last.into())
+}
+
+/// Numbers of the codebooks of eight rows each, above the bits of a code in every byte of 32-bit lanes.
 ///
 /// # Safety
 /// The features of [`Avx2`]; sixteen scales at `scales`.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn books_of_rows<const R4: usize>(numbers: __m256i, scales: *const half::f16) -> [__m256i; 4] {
-    let [first, second] = [0, 8].map(|row| {
+unsafe fn books_of_rows<const R4: usize>(numbers: __m256i, scales: *const half::f16) -> [__m256i; 2] {
+    [0, 8].map(|row| {
         // SAFETY: promised by the caller.
         let scales = unsafe { _mm_loadu_si128(scales.add(row).cast()) };
         let number = _mm256_and_si256(_mm256_cvtepu16_epi32(scales), numbers);
         _mm256_mullo_epi32(number, _mm256_set1_epi32(0x0101_0101 << (R4 / 4)))
-    });
-    [first, second, first, second]
+    })
 }
 
-/// `nuq-2`: a byte holds a row's columns `4 k` to `4 k + 3`.
+/// `nuq-2` and `nuq-4`: a byte holds a row's columns `STEP k` to `STEP k + STEP - 1`, of `R4 / 4` bits each.
 #[derive(Clone, Copy)]
-pub(super) struct Scalar4(__m256i);
+pub(super) struct InBytes<const R4: usize, const STEP: usize>(__m256i);
 
-impl Narrow for Scalar4 {
-    type Many = Self;
-    type Order = EveryFourth;
+impl<const R4: usize, const STEP: usize> Narrow for InBytes<R4, STEP> {
+    type Many = Scalar<R4, Banks<1, false>>;
+    type Order = Every<STEP>;
     const AHEAD: Ahead = Ahead::None;
-    const TILE_BYTES: usize = 64;
+    const TILE_BYTES: usize = 8 * R4;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
+        const { assert!(R4 * STEP == 32, "whole bytes") };
         let [table] = banks(table, bias);
         Self(table)
     }
@@ -97,43 +106,11 @@ impl Narrow for Scalar4 {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 64 bytes.
-        let rows = unsafe { _mm256_loadu_si256(code.add(I % 2 * 32).cast()) };
-        // The table is repeated: the upper two bits do not matter.
-        let index = low_bits(right(rows, I / 2 * 2), 4);
-        [index, index]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn weights<const I: usize>(&self, [index, _]: [__m256i; 2]) -> __m256i {
-        _mm256_shuffle_epi8(self.0, index)
-    }
-}
-
-/// `nuq-4`: a byte holds a row's columns `2 k` and `2 k + 1`.
-#[derive(Clone, Copy)]
-pub(super) struct Scalar16(__m256i);
-
-impl Narrow for Scalar16 {
-    type Many = Scalar<16, Banks<1, false>>;
-    type Order = EverySecond;
-    const AHEAD: Ahead = Ahead::None;
-    const TILE_BYTES: usize = 128;
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn new(table: &[Line], bias: u8) -> Self {
-        let [table] = banks(table, bias);
-        Self(table)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
-        // SAFETY: a tile has 128 bytes.
-        let rows = unsafe { _mm256_loadu_si256(code.add(I % 4 * 32).cast()) };
-        let index = low_bits(right(rows, I / 4 * 4), 4);
+        let bits = R4 / 4;
+        // SAFETY: a tile has as many vectors of 32 bytes as a code has bits.
+        let rows = unsafe { _mm256_loadu_si256(code.add(I % bits * 32).cast()) };
+        // A table of four is repeated: the upper two bits do not matter.
+        let index = low_bits(right(rows, I / bits * bits), 4);
         [index, index]
     }
 
@@ -204,15 +181,14 @@ impl<E: Narrow, const R4: usize, const N: usize> Narrow for FewBooks<E, R4, N> {
     unsafe fn new(table: &[Line], bias: u8) -> Self {
         const { assert!(E::TILE_BYTES == 8 * R4, "codes of this rate") };
         // SAFETY: promised by the caller.
-        let (codes, books) = unsafe { (E::new(table, bias), Books::<R4, N>::new(table, bias)) };
-        Self { codes, table: banks(table, bias), numbers: books.numbers }
+        Self { codes: unsafe { E::new(table, bias) }, table: banks(table, bias), numbers: numbers(table) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn books(&self, scales: *const half::f16) -> [__m256i; 4] {
         // SAFETY: promised by the caller.
-        let [first, second, ..] = unsafe { books_of_rows::<R4>(self.numbers, scales) };
+        let [first, second] = unsafe { books_of_rows::<R4>(self.numbers, scales) };
         if E::Order::GROUPS == 2 {
             return [first, second, first, second];
         }
@@ -242,60 +218,5 @@ impl<E: Narrow, const R4: usize, const N: usize> Narrow for FewBooks<E, R4, N> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn weights_by<const I: usize>(&self, [index, _]: [__m256i; 2], books: &[__m256i; 4]) -> __m256i {
         lookup(&self.table, _mm256_or_si256(index, books[E::Order::PLACES[I].1]))
-    }
-}
-
-/// Codes of `BITS` bits in rows of `ROW` bytes: two neighbours lie in 16 bits that begin with a byte.
-pub(super) struct Doubles<const BITS: usize, const ROW: usize>;
-
-impl<const BITS: usize, const ROW: usize> Doubles<BITS, ROW> {
-    /// From 16 bytes of two rows: the two that hold each two of eight codes.
-    const CONTROLS: &'static [u8; 16] = &{
-        let mut all = [0; 16];
-        let mut i = 0;
-        while i < 16 {
-            let (row, k) = (i / 8, i % 8 / 2);
-            all[i] = (row * ROW + 2 * k * BITS / 8 + i % 2) as u8;
-            i += 1;
-        }
-        all
-    };
-    /// What brings each two to the top of their word.
-    const FACTORS: &'static [u16; 8] = &{
-        let mut all = [0; 8];
-        let mut i = 0;
-        while i < 8 {
-            all[i] = 1 << (16 - 2 * BITS - i % 4 * 2 * BITS % 8);
-            i += 1;
-        }
-        all
-    };
-
-    /// Eight codes of four rows in a 64-bit lane each, the first ones at `first`: a code to the low bits of a byte, which in even
-    /// ones has bits of the next code above.
-    ///
-    /// # Safety
-    /// The features of [`Avx2`]; the farthest row starts inside a tile.
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) unsafe fn codes(first: *const u8) -> __m256i {
-        const {
-            assert!(
-                BITS < 8
-                    && 2 * BITS + 6 * BITS % 8 <= 16
-                    && 4 * BITS % 8 + 2 * BITS <= 16
-                    && ROW + BITS <= 16
-            )
-        };
-        // SAFETY: 32 bytes behind a tile are readable; 16 bytes of the constants.
-        unsafe {
-            let both = |from: *const u8| _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-            let low = _mm256_castsi128_si256(_mm_loadu_si128(first.cast()));
-            let rows = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(first.add(2 * ROW).cast()));
-            let words = _mm256_shuffle_epi8(rows, both(Self::CONTROLS.as_ptr()));
-            let top = _mm256_mullo_epi16(words, both(Self::FACTORS.as_ptr().cast()));
-            let right = |count: usize| _mm256_srl_epi16(top, _mm_cvtsi32_si128(count as i32));
-            _mm256_blendv_epi8(right(16 - 2 * BITS), right(8 - BITS), _mm256_set1_epi16(-256))
-        }
     }
 }

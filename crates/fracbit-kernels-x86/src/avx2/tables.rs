@@ -7,7 +7,7 @@ use super::{
     paired::Paired,
     pairs::{Pairs, Pairs16, Pairs256, Rows, Turned},
     products::strips,
-    scalar::{FewBooks, Odd, Scalar4, Scalar16},
+    scalar::{FewBooks, InBytes, Odd},
     strips::strips as expanded,
     *,
 };
@@ -57,9 +57,9 @@ macro_rules! rates {
 
 fn scalar(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
-        8 => both!(strips, Scalar4),
+        8 => both!(strips, InBytes<8, 4>),
         12 => both!(strips, Odd<12, Banks<1, false>>),
-        16 => both!(strips, Scalar16),
+        16 => both!(strips, InBytes<16, 2>),
         32 if codebook.scheme().family() == Family::Int => both!(strips, Scalar<32, Integers>),
         20 => both!(strips, Odd<20, Banks<2, false>>),
         24 => both!(strips, Scalar<24, Banks<4, false>>),
@@ -75,14 +75,14 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         return scalar(codebook);
     }
     let run = match (codebook.scheme().quarters(), codebook.entries().len()) {
-        (8, ..=16) => both!(strips, FewBooks<Scalar4, 8, 1>),
-        (8, 32) => both!(strips, FewBooks<Scalar4, 8, 2>),
-        (8, _) => both!(strips, FewBooks<Scalar4, 8, 4>),
+        (8, ..=16) => both!(strips, FewBooks<InBytes<8, 4>, 8, 1>),
+        (8, 32) => both!(strips, FewBooks<InBytes<8, 4>, 8, 2>),
+        (8, _) => both!(strips, FewBooks<InBytes<8, 4>, 8, 4>),
         (12, ..=16) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 1>),
         (12, 32) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 2>),
         (12, _) => both!(strips, FewBooks<Odd<12, Banks<1, false>>, 12, 4>),
-        (_, 32) => both!(strips, FewBooks<Scalar16, 16, 2>),
-        (..) => both!(strips, FewBooks<Scalar16, 16, 4>),
+        (_, 32) => both!(strips, FewBooks<InBytes<16, 2>, 16, 2>),
+        (..) => both!(strips, FewBooks<InBytes<16, 2>, 16, 4>),
     };
     let mut table = byte_table(codebook, 1, 0, 0);
     table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
