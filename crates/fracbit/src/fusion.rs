@@ -71,7 +71,7 @@ fn check_one(
 }
 
 /// Every group of two or more of these matrices that may be fused, as indices in ascending order: for each block the
-/// subsets of {q, k, v} and {gate, up}.
+/// subsets of {q, k, v} and {gate, up}. Experts are not among them: gate and up of these run in one loop as they are.
 #[must_use]
 pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
     let mut all = Vec::new();
@@ -83,6 +83,7 @@ pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
         all.extend(subsets.into_iter().map(|rest| [&[i], rest.as_slice()].concat()));
     }
     all.retain(|group| group[..group.len() - 1].iter().all(|&m| aligned(matrices[m].shape)));
+    all.retain(|group| group.iter().all(|&m| matrices[m].pieces == 1));
     all
 }
 
@@ -183,12 +184,15 @@ mod tests {
             .into_iter()
             .map(|name| {
                 let rows = if name.contains("layers.1") { 40 } else { 32 };
-                Matrix { id: name.parse().unwrap(), name, shape: Shape::new(rows, 64) }
+                Matrix { id: name.parse().unwrap(), name, shape: Shape::new(rows, 64), pieces: 1 }
             })
             .collect();
         let mut found = candidates(&matrices);
         found.sort();
         assert_eq!(found, [vec![0, 1], vec![0, 1, 2], vec![0, 2], vec![1, 2], vec![4, 5]]);
+
+        let experts: Vec<Matrix> = matrices.into_iter().map(|m| Matrix { pieces: 4, ..m }).collect();
+        assert!(candidates(&experts).is_empty(), "their gates and ups run in one loop as they are");
     }
 
     #[test]

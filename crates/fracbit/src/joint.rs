@@ -7,11 +7,11 @@
 
 use crate::{
     Error, fusion,
-    machine::{MachineProfile, Overhead},
+    machine::{MachineProfile, Overhead, Product},
     plan::{Inventory, PlannedLayer, Storage},
 };
 use fracbit_alloc::{AllocError, Budget, Choice, Effort, FusionProblem, FusionSolution, Group};
-use fracbit_base::{Bytes, Shape};
+use fracbit_base::Bytes;
 use fracbit_model::LinearId;
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
@@ -176,17 +176,15 @@ impl<'a> Joint<'a> {
         if first.id == LinearId::Embed && !self.inventory.tied {
             return Some(0); // one row of it is read
         }
-        let rows = members.iter().map(|&m| self.inventory.matrices[m].shape.rows).sum();
-        let kernel = |rows: usize| {
-            self.speed.profile.kernel_us(storage, Shape::new(rows, first.shape.cols), self.speed.batch)
-        };
+        let product = Product::of(members.iter().map(|&m| &self.inventory.matrices[m]))?;
+        let kernel = |product| self.speed.profile.kernel_us(storage, product, self.speed.batch);
         let us = match (&self.inventory.bands, first.id) {
             // A band takes its share of the rows of the whole: these products stream their weights.
             (Some(bands), LinearId::Embed | LinearId::Head) => {
-                let whole = bands.each().len();
-                kernel(whole)? * rows as f64 / whole as f64
+                let whole = Product { rows: bands.each().len(), ..product };
+                kernel(whole)? * product.rows as f64 / whole.rows as f64
             }
-            _ => kernel(rows)?,
+            _ => kernel(product)?,
         };
         Some((1000.0 * us * self.overhead.factor).ceil() as u64)
     }
@@ -456,10 +454,9 @@ mod tests {
         let one = (0..inventory.matrices.len()).map(|m| vec![m]);
         let groups: Vec<Vec<usize>> = one.chain(fusion::candidates(&inventory.matrices)).collect();
         let time = |scheme: Scheme, group: &Vec<usize>| {
-            let rows = group.iter().map(|&m| inventory.matrices[m].shape.rows).sum();
-            let cols = inventory.matrices[group[0]].shape.cols;
-            let us = 2.0 + (rows * cols) as f64 * scheme.rate().bits() / 64_000.0;
-            KernelTime { scheme: Storage::Packed(scheme), rows, cols, batch: 1, us, spread: [us, us] }
+            let product = Product::of(group.iter().map(|&m| &inventory.matrices[m])).unwrap();
+            let us = 2.0 + (product.rows * product.cols) as f64 * scheme.rate().bits() / 64_000.0;
+            KernelTime { scheme: Storage::Packed(scheme), product, batch: 1, us, spread: [us, us] }
         };
         MachineProfile {
             profile_version: PROFILE_VERSION,

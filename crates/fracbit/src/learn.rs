@@ -192,7 +192,7 @@ mod tests {
     fn inventory() -> Inventory {
         let matrix = |linear| {
             let id = LinearId::Layer(0, linear);
-            Matrix { id, name: id.to_string(), shape: Shape::new(256, 256) }
+            Matrix { id, name: id.to_string(), shape: Shape::new(256, 256), pieces: 1 }
         };
         Inventory {
             source_hash: String::new(),

@@ -14,6 +14,7 @@ pub mod forecast;
 pub mod fusion;
 mod groups;
 pub mod inspect;
+mod inventory;
 pub mod joint;
 pub mod learn;
 pub mod load;

@@ -14,15 +14,17 @@
 //! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set, number of threads, version and build of
 //! this program (kernels change within a version) and shape of model, and is refused elsewhere.
 
-use crate::{Error, plan::Storage};
-use fracbit_base::Shape;
+use crate::{
+    Error,
+    plan::{Matrix, Storage},
+};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Version of the document.
-pub const PROFILE_VERSION: u32 = 2;
+pub const PROFILE_VERSION: u32 = 3;
 /// Hash of the sources that a decode step runs through and of how they were compiled, as 16 hexadecimal digits (`build.rs`).
 pub const BUILD: &str = env!("FRACBIT_BUILD");
 
@@ -38,6 +40,10 @@ pub struct ModelShape {
     pub head_dim: usize,
     pub vocab_size: usize,
     pub tied: bool,
+    /// 0 where there are none.
+    pub num_experts: usize,
+    /// Those that a token gets.
+    pub num_experts_per_tok: usize,
 }
 
 impl ModelShape {
@@ -53,6 +59,8 @@ impl ModelShape {
             head_dim: config.head_dim,
             vocab_size: config.vocab_size,
             tied: config.tie_word_embeddings,
+            num_experts: config.experts.map_or(0, |e| e.count),
+            num_experts_per_tok: config.experts.map_or(0, |e| e.active),
         }
     }
 }
@@ -66,7 +74,32 @@ impl std::fmt::Display for ModelShape {
             "{num_hidden_layers} layers of {hidden_size} x {intermediate_size}, {heads} and {kv} heads of {width}, \
              vocabulary {vocab_size}{}",
             if self.tied { ", tied" } else { "" }
-        )
+        )?;
+        match self.num_experts {
+            0 => Ok(()),
+            all => write!(f, ", {} of {all} experts", self.num_experts_per_tok),
+        }
+    }
+}
+
+/// What a step multiplies with: a matrix, or several that are fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Product {
+    /// Inputs.
+    pub cols: usize,
+    /// Outputs, of all members and all pieces.
+    pub rows: usize,
+    /// How many matrices lie one above the other, of which a token meets some: experts. Otherwise 1.
+    pub pieces: usize,
+}
+
+impl Product {
+    /// With these matrices as one. `None` without any.
+    pub fn of<'a>(members: impl IntoIterator<Item = &'a Matrix>) -> Option<Self> {
+        members.into_iter().fold(None, |product: Option<Self>, m| {
+            let rows = m.shape.rows + product.map_or(0, |p| p.rows);
+            Some(Self { cols: m.shape.cols, rows, pieces: m.pieces })
+        })
     }
 }
 
@@ -75,10 +108,9 @@ impl std::fmt::Display for ModelShape {
 pub struct KernelTime {
     /// The scheme, or half precision.
     pub scheme: Storage,
-    /// Outputs; of all members, where several are fused.
-    pub rows: usize,
-    /// Inputs.
-    pub cols: usize,
+    /// With what.
+    #[serde(flatten)]
+    pub product: Product,
     /// Tokens.
     pub batch: usize,
     /// Median, microseconds.
@@ -240,10 +272,8 @@ impl MachineProfile {
 
     /// Microseconds of one product; `None` when it was not measured.
     #[must_use]
-    pub fn kernel_us(&self, scheme: Storage, shape: Shape, batch: usize) -> Option<f64> {
-        let same = |k: &&KernelTime| {
-            k.scheme == scheme && (k.rows, k.cols) == (shape.rows, shape.cols) && k.batch == batch
-        };
+    pub fn kernel_us(&self, scheme: Storage, product: Product, batch: usize) -> Option<f64> {
+        let same = |k: &&KernelTime| k.scheme == scheme && k.product == product && k.batch == batch;
         self.kernels.iter().find(same).map(|k| k.us)
     }
 }

@@ -4,10 +4,9 @@
 //! only, never at weights. The objective is the linearity theorem's `sum_l a_l err(Q_l)` (Q-Palette, equation 2)
 //! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
 
-pub use crate::storage::Storage;
 use crate::{
     Error,
-    bands::{self, Bands},
+    bands::Bands,
     directory,
     forecast::Forecast,
     fusion,
@@ -15,13 +14,17 @@ use crate::{
     sensitivity::{Objective, Sensitivities},
     steer::{self, Exclude, Pin},
 };
+pub use crate::{
+    inventory::{Inventory, Matrix},
+    storage::Storage,
+};
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
 use fracbit_quant::Grouping;
 use serde::{Deserialize, Serialize};
-use std::{borrow::Cow, collections::BTreeSet};
+use std::collections::BTreeSet;
 
 /// Version of the plan document.
 pub const PLAN_VERSION: u32 = 1;
@@ -132,91 +135,6 @@ impl PlanOptions {
         }
         schemes.extend(&self.also);
         schemes
-    }
-}
-
-/// A matrix of the model and what is known of it without reading its weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Matrix {
-    /// Which one.
-    pub id: LinearId,
-    /// Its tensor name.
-    pub name: String,
-    /// Outputs x inputs.
-    pub shape: Shape,
-}
-
-/// What a model consists of, as far as a plan needs to know.
-#[derive(Clone, Debug)]
-pub struct Inventory {
-    /// Hash of the source checkpoint's contents.
-    pub source_hash: String,
-    /// Every matrix that can be quantized; a tied head appears once, as the embedding.
-    pub matrices: Vec<Matrix>,
-    /// Parameters outside the matrices: norms and biases.
-    pub other_params: u64,
-    /// Those of them that a directory stores (as f32): norms that are folded away are not.
-    pub stored_other: u64,
-    /// Head and embedding are one matrix.
-    pub tied: bool,
-    /// Where embedding and head stand as a matrix for each band of rows: which rows those are.
-    pub bands: Option<Bands>,
-}
-
-impl Inventory {
-    /// All parameters of the model.
-    #[must_use]
-    pub fn params(&self) -> u64 {
-        self.matrices.iter().map(|m| m.shape.len() as u64).sum::<u64>() + self.other_params
-    }
-
-    /// The same model with embedding and head in bands of rows.
-    #[must_use]
-    pub fn banded(&self, bands: &Bands) -> Self {
-        let split = |m: &Matrix| -> Vec<Matrix> {
-            if m.id.is_layer() {
-                return vec![m.clone()];
-            }
-            let band = |band: usize| Matrix {
-                name: directory::band_name(m.id, band),
-                shape: Shape::new(bands.rows(band).count(), m.shape.cols),
-                ..m.clone()
-            };
-            (0..bands::COUNT).map(band).collect()
-        };
-        let matrices = self.matrices.iter().flat_map(split).collect();
-        Self { matrices, bands: Some(bands.clone()), ..self.clone() }
-    }
-
-    /// The model with bands where the plan has them.
-    ///
-    /// # Errors
-    /// When the bands are of another vocabulary.
-    pub fn for_plan(&self, plan: &Plan) -> Result<Cow<'_, Self>, Error> {
-        let Some(bands) = plan.bands.as_ref().filter(|_| self.bands.is_none()) else {
-            return Ok(Cow::Borrowed(self));
-        };
-        let rows = bands.each().len();
-        match self.matrices.iter().find(|m| !m.id.is_layer() && m.shape.rows != rows) {
-            None => Ok(Cow::Owned(self.banded(bands))),
-            Some(m) => {
-                let rule =
-                    format!("bands should say where {} rows of `{}` are, got {rows}", m.shape.rows, m.name);
-                Err(Error::Plan { origin: "plan".to_owned(), rule })
-            }
-        }
-    }
-
-    /// Bytes of norms, biases and the bands of rows.
-    #[must_use]
-    pub fn fixed_bytes(&self) -> u64 {
-        4 * self.stored_other + self.bands.as_ref().map_or(0, |b| Bands::bytes(b.each().len()) as u64)
-    }
-
-    /// True for the matrix that produces the logits.
-    #[must_use]
-    pub fn is_head(&self, id: LinearId) -> bool {
-        id == LinearId::Head || (self.tied && id == LinearId::Embed)
     }
 }
 

@@ -1,11 +1,16 @@
 //! Products with matrices that a plan leaves at 16 bits, as a quantized directory holds them: in a memory map.
 
-use super::{limits, random::Arena};
+use super::{
+    limits,
+    products::{Part, Products},
+    random::Arena,
+};
 use crate::Error;
-use fracbit_base::Shape;
 use fracbit_io::Checkpoint;
-use fracbit_kernels::{Kernels, cases};
+use fracbit_kernels::{Group, Kernels, cases};
 use fracbit_model::{Linear, LinearScratch};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, json};
 use std::{
     io::{self, Write},
@@ -20,50 +25,57 @@ const MOST_WEIGHTS: usize = 1 << 23;
 const FINITE: u16 = 0b1011_1111_1111_1111;
 const SMALLEST: u16 = 0b0010_0000_0000_0000;
 
-/// Rows that are measured of a matrix.
-pub(super) fn measured_rows(shape: Shape) -> usize {
-    shape.rows.min((MOST_WEIGHTS / shape.cols).max(1))
-}
-
-/// A matrix of every shape.
+/// A matrix of every product with a single one.
 pub(super) struct Dense {
-    layers: Vec<Linear>,
+    parts: Vec<Part>,
+    /// (product, piece).
+    layers: Vec<Vec<Linear>>,
     /// Kept while it is mapped.
     _file: NamedTempFile,
 }
 
 impl Dense {
     /// Writes the matrices to a temporary file, which is deleted with them.
-    pub(super) fn new(shapes: &[Shape], arena: &Arena) -> Result<Self, Error> {
+    pub(super) fn new(products: &Products, arena: &Arena) -> Result<Self, Error> {
+        let part = |product| products.part(product, MOST_WEIGHTS, 1);
+        let parts: Vec<Part> = products.single.iter().copied().map(part).collect();
         let mut header = Map::new();
-        let (mut data, mut at) = (Vec::new(), 0);
-        for (i, shape) in shapes.iter().enumerate() {
-            let rows = measured_rows(*shape);
-            let mut halves = arena.codes(2 * rows * shape.cols, i);
-            for half in halves.as_chunks_mut::<2>().0 {
-                *half = ((u16::from_le_bytes(*half) & FINITE) | SMALLEST).to_le_bytes();
+        let mut data = Vec::new();
+        for (i, Part { pieces, rows, cols }) in parts.iter().enumerate() {
+            for piece in 0..*pieces {
+                let mut halves = arena.codes(2 * rows * cols, header.len());
+                for half in halves.as_chunks_mut::<2>().0 {
+                    *half = ((u16::from_le_bytes(*half) & FINITE) | SMALLEST).to_le_bytes();
+                }
+                let (at, end) = (data.len(), data.len() + halves.len());
+                header.insert(
+                    name(i, piece),
+                    json!({ "dtype": "F16", "shape": [rows, cols], "data_offsets": [at, end] }),
+                );
+                data.extend(halves);
             }
-            let end = at + halves.len();
-            header.insert(
-                i.to_string(),
-                json!({ "dtype": "F16", "shape": [rows, shape.cols], "data_offsets": [at, end] }),
-            );
-            (data, at) = ([data, halves].concat(), end);
         }
         let mut header = serde_json::Value::Object(header).to_string();
         header += &" ".repeat(header.len().next_multiple_of(64) - header.len() + 56);
         let mut file = NamedTempFile::with_suffix(".safetensors").map_err(not_written)?;
-        let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data];
-        parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(not_written)?;
+        let written = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data];
+        written.into_iter().try_for_each(|bytes| file.write_all(bytes)).map_err(not_written)?;
         let checkpoint = Arc::new(Checkpoint::open(file.path())?);
-        let layer = |i: usize| Linear::stored(Arc::clone(&checkpoint), &i.to_string(), None);
-        let layers = (0..shapes.len()).map(layer).collect::<Result<_, _>>()?;
-        Ok(Self { layers, _file: file })
+        let layer = |i, piece| Linear::stored(Arc::clone(&checkpoint), &name(i, piece), None);
+        let of = |(i, part): (usize, &Part)| (0..part.pieces).map(|piece| layer(i, piece)).collect();
+        let layers = parts.iter().enumerate().map(of).collect::<Result<_, _>>()?;
+        Ok(Self { parts, layers, _file: file })
+    }
+
+    /// What is measured of each matrix.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> + '_ {
+        self.parts.iter().copied()
     }
 
     /// Microseconds of each product, `rounds` times, after the caches were filled with something else.
     pub(super) fn measure(
         &self,
+        products: &Products,
         kernels: &Kernels,
         batch: usize,
         rounds: usize,
@@ -71,15 +83,22 @@ impl Dense {
         times: &mut [Vec<f64>],
     ) {
         let (mut scratch, mut y) = (LinearScratch::new().with_vectors(kernels.vectors()), Vec::new());
+        let mut rng = ChaCha8Rng::seed_from_u64(0);
         for round in 0..=rounds {
             flush.sweep();
-            for (layer, times) in self.layers.iter().zip(times.iter_mut()) {
-                let Shape { rows, cols } = layer.shape();
-                let x = cases::activations(batch * cols, 1);
+            let all = self.parts().zip(&self.layers).zip(&products.single).zip(times.iter_mut());
+            for (((part, layers), &product), times) in all {
+                let routes = products.routes(product, part, batch, &mut rng);
+                let tokens = routes.last().map_or(0, |group| group.tokens.end);
+                let x = cases::activations(tokens * part.cols, 1);
                 y.clear();
-                y.resize(batch * rows, f32::NAN);
+                y.resize(tokens * part.rows, f32::NAN);
                 let start = Instant::now();
-                layer.apply(&x, &mut scratch, &mut y).expect("shapes that fit");
+                for Group { piece, tokens } in &routes {
+                    let x = &x[tokens.start * part.cols..tokens.end * part.cols];
+                    let y = &mut y[tokens.start * part.rows..tokens.end * part.rows];
+                    layers[*piece].apply(x, &mut scratch, y).expect("shapes that fit");
+                }
                 let us = start.elapsed().as_secs_f64() * 1e6;
                 assert!(y.iter().all(|y| y.is_finite()), "half precision: finite results");
                 if round > 0 {
@@ -88,6 +107,11 @@ impl Dense {
             }
         }
     }
+}
+
+/// The name of a piece of a matrix in the file.
+fn name(product: usize, piece: usize) -> String {
+    format!("{product}.{piece}")
 }
 
 fn not_written(source: io::Error) -> Error {

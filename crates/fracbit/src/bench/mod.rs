@@ -19,6 +19,7 @@ mod encode;
 mod kernels;
 mod limits;
 mod model;
+mod products;
 mod profile;
 mod random;
 mod targets;

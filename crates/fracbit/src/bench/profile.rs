@@ -2,31 +2,30 @@
 
 use super::{
     Machine, Spread,
-    dense::{self, Dense},
+    dense::Dense,
     limits, pool, positive,
+    products::{Products, Times, matrices, multiplies},
     random::Arena,
 };
 use crate::{
     Error, Progress, fusion,
-    machine::{BUILD, KernelTime, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Sample, isa},
+    machine::{BUILD, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Product, Sample, isa},
     plan::{Matrix, Storage},
 };
-use fracbit_base::{Scheme, Shape};
-use fracbit_format::TILE_ROWS;
+use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
-use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul};
+use fracbit_kernels::Kernels;
 use fracbit_model::{LinearId, Model, SampleConfig, Sampler, State, StateOptions};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::ThreadPool;
 use std::{collections::BTreeMap, fs, time::Instant};
 
-/// Weights of the largest matrix that is measured whole; of a larger one (a head) so many rows are, and the time is scaled.
-const MOST_WEIGHTS: usize = 1 << 26;
 /// Weights in the layers of a random model; a larger model is measured with fewer layers.
 const MODEL_WEIGHTS: usize = 1 << 30;
-/// Rows of the matrix that is multiplied before those that count.
-const WARM_ROWS: usize = 1024;
+/// Layers that it has at least where there are experts: those are many weights for little time, and what a layer takes is told from what a step
+/// takes by different numbers of layers.
+const MIXED_LAYERS: usize = 4;
 /// Tokens in the cache when the decoding of most random models begins.
 const SHORT: usize = 16;
 /// Contexts of the random models that show what attention takes; several sequences share them.
@@ -91,13 +90,6 @@ pub fn profile(
     if options.schemes.is_empty() {
         return Err(Error::Option { option: "--scheme", rule: "should name a scheme".to_owned() });
     }
-    if config.experts.is_some() {
-        let rule = format!(
-            "should be a model without experts, got `{}`: the time of a token that reads some of the rows is not measured yet",
-            config.arch.model_type()
-        );
-        return Err(Error::Option { option: "profile", rule });
-    }
     let start = Instant::now();
     let pool = pool(options.threads)?;
     let arena = Arena::new();
@@ -109,8 +101,8 @@ pub fn profile(
         products.sort_by(f64::total_cmp);
         [read[1], products[1]]
     });
-    let products = Products::of(config);
-    let dense = Dense::new(&products.single, &arena)?;
+    let products = Products::of(config, options.batch.iter().copied().max().unwrap_or(1));
+    let dense = Dense::new(&products, &arena)?;
     let mut times = Times::new(options, &products);
     let mut profile = MachineProfile {
         profile_version: PROFILE_VERSION,
@@ -135,7 +127,7 @@ pub fn profile(
     for sweep in 0..SWEEPS {
         times.sweep(&products, &dense, sweep % 2 == 1, &bench, &mut flush)?;
         if sweep == 0 {
-            profile.kernels = times.medians(options, &products);
+            profile.kernels = times.medians(options, &products, &dense);
             draws = draw(config, options, &profile);
         }
         let done = steps.len();
@@ -143,7 +135,7 @@ pub fn profile(
             steps.push(draw.measure(&bench)?);
         }
     }
-    profile.kernels = times.medians(options, &products);
+    profile.kernels = times.medians(options, &products, &dense);
     for (at, &batch) in options.batch.iter().enumerate() {
         let samples = draws.iter().zip(&steps).map(|(draw, us)| draw.sample(&profile, batch, us[at]));
         profile.overheads.push(Overhead::fit(batch, samples.collect())?);
@@ -162,183 +154,13 @@ fn last_cache() -> u64 {
     (0..8).filter_map(size).max().map_or(64 << 20, |kib| kib << 10)
 }
 
-/// The distinct shapes of a model's products.
-struct Products {
-    /// Of single matrices, which half precision knows alone.
-    single: Vec<Shape>,
-    /// Fused ones included.
-    all: Vec<Shape>,
-}
-
-impl Products {
-    fn of(config: &ModelConfig) -> Self {
-        let matrices: Vec<Matrix> = matrices(config);
-        let one = matrices.iter().filter(|m| multiplies(config, m.id)).map(|m| m.shape);
-        let groups = fusion::candidates(&matrices);
-        let fused = groups.iter().map(|group| {
-            let rows = group.iter().map(|&m| matrices[m].shape.rows).sum();
-            Shape::new(rows, matrices[group[0]].shape.cols)
-        });
-        let distinct = |mut shapes: Vec<Shape>| {
-            shapes.sort_by_key(|s| (s.cols, s.rows));
-            shapes.dedup();
-            shapes
-        };
-        let single: Vec<Shape> = one.collect();
-        let all = single.iter().copied().chain(fused).collect();
-        Self { single: distinct(single), all: distinct(all) }
-    }
-}
-
 /// What measuring needs.
-struct Bench<'a> {
-    options: &'a ProfileOptions,
-    kernels: &'a Kernels,
-    arena: &'a Arena,
-    pool: &'a ThreadPool,
-    progress: &'a dyn Progress,
-}
-
-/// Microseconds of all measurements.
-struct Times {
-    /// (scheme, batch, shape).
-    packed: Vec<Vec<Vec<Vec<f64>>>>,
-    /// (batch, shape) of half precision.
-    dense: Vec<Vec<Vec<f64>>>,
-}
-
-impl Times {
-    fn new(options: &ProfileOptions, products: &Products) -> Self {
-        let per_batch = |shapes: &[Shape]| vec![vec![Vec::new(); shapes.len()]; options.batch.len()];
-        Self {
-            packed: vec![per_batch(&products.all); options.schemes.len()],
-            dense: per_batch(&products.single),
-        }
-    }
-
-    fn sweep(
-        &mut self,
-        products: &Products,
-        dense: &Dense,
-        backwards: bool,
-        bench: &Bench<'_>,
-        flush: &mut limits::Memory,
-    ) -> Result<(), Error> {
-        let ProfileOptions { schemes, batch, rounds, .. } = bench.options;
-        for at in 0..schemes.len() {
-            let at = if backwards { schemes.len() - 1 - at } else { at };
-            let set = Set::new(schemes[at], &products.all, bench.arena, bench.kernels)?;
-            for (&batch, times) in batch.iter().zip(&mut self.packed[at]) {
-                bench.pool.install(|| set.measure(batch, *rounds, flush, times));
-            }
-            bench.progress.advance(1);
-        }
-        for (&batch, times) in batch.iter().zip(&mut self.dense) {
-            bench.pool.install(|| dense.measure(bench.kernels, batch, *rounds, flush, times));
-        }
-        Ok(())
-    }
-
-    fn medians(&self, options: &ProfileOptions, products: &Products) -> Vec<KernelTime> {
-        let mut all = Vec::new();
-        let mut add = |scheme: Storage, shapes: &[Shape], times: &[Vec<Vec<f64>>]| {
-            for (&batch, times) in options.batch.iter().zip(times) {
-                for (&shape, times) in shapes.iter().zip(times) {
-                    all.push(kernel_time(scheme, shape, batch, times.clone()));
-                }
-            }
-        };
-        for (&scheme, times) in options.schemes.iter().zip(&self.packed) {
-            add(Storage::Packed(scheme), &products.all, times);
-        }
-        add(Storage::F16, &products.single, &self.dense);
-        all
-    }
-}
-
-fn matrices(config: &ModelConfig) -> Vec<Matrix> {
-    let matrix = |id: LinearId| Matrix { id, name: id.to_string(), shape: id.shape(config) };
-    LinearId::all(config).map(matrix).collect()
-}
-
-/// Whether a decode step multiplies by this matrix; of an embedding that is not the head it reads one row.
-fn multiplies(config: &ModelConfig, id: LinearId) -> bool {
-    id != LinearId::Embed || config.tie_word_embeddings
-}
-
-/// Rows that are measured of a matrix.
-fn measured_rows(shape: Shape) -> usize {
-    let most = (MOST_WEIGHTS / shape.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
-    shape.rows.min(most)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a ratio of rows")]
-fn kernel_time(scheme: Storage, shape: Shape, batch: usize, mut times: Vec<f64>) -> KernelTime {
-    times.sort_by(f64::total_cmp);
-    let measured = if scheme == Storage::F16 { dense::measured_rows(shape) } else { measured_rows(shape) };
-    let scale = shape.rows as f64 / measured as f64;
-    let (last, scaled) = (times.len() - 1, |us: f64| us * scale);
-    KernelTime {
-        scheme,
-        rows: shape.rows,
-        cols: shape.cols,
-        batch,
-        spread: [scaled(times[last / 4]), scaled(times[last - last / 4])],
-        us: scaled(Spread::of(times).median),
-    }
-}
-
-/// One matrix of every shape, of one scheme.
-struct Set {
-    matrices: Vec<PackedMatrix>,
-    /// A strip for each number of columns, by columns.
-    strips: BTreeMap<usize, PackedMatrix>,
-    /// Multiplied first, so that threads, instructions and tables are at hand as within a model.
-    first: PackedMatrix,
-}
-
-impl Set {
-    fn new(scheme: Scheme, shapes: &[Shape], arena: &Arena, kernels: &Kernels) -> Result<Self, Error> {
-        let narrow = shapes.iter().map(|s| s.cols).min().unwrap_or(TILE_ROWS);
-        let first = arena.matrix(scheme, Shape::new(WARM_ROWS, narrow), false, shapes.len(), kernels)?;
-        let mut set = Self { matrices: Vec::new(), strips: BTreeMap::new(), first };
-        for (salt, &shape) in shapes.iter().enumerate() {
-            let part = Shape::new(measured_rows(shape), shape.cols);
-            set.matrices.push(arena.matrix(scheme, part, false, salt, kernels)?);
-            let strip = Shape::new(TILE_ROWS, shape.cols);
-            set.strips.insert(shape.cols, arena.matrix(scheme, strip, false, salt, kernels)?);
-        }
-        Ok(set)
-    }
-
-    /// Microseconds of each product, `rounds` times; in a round each matrix is multiplied once, after the caches were filled
-    /// with something else. What a step does once per input, the integers of the activations, is made by a strip before.
-    fn measure(&self, batch: usize, rounds: usize, flush: &mut limits::Memory, times: &mut [Vec<f64>]) {
-        const FITS: &str = "shapes that fit";
-        let (mut x, mut y, mut strip) = (Activations::new(), Vec::new(), vec![0.0; batch * TILE_ROWS]);
-        for round in 0..=rounds {
-            flush.sweep();
-            let Shape { rows, cols } = self.first.shape();
-            x.set(&cases::activations(batch * cols, 1), cols).expect(FITS);
-            y.resize(batch * rows, 0.0);
-            matmul(&self.first, &mut x, &mut y).expect(FITS);
-            for (matrix, times) in self.matrices.iter().zip(times.iter_mut()) {
-                let Shape { rows, cols } = matrix.shape();
-                let input = cases::activations(batch * cols, 1);
-                x.set(&input, cols).expect(FITS);
-                matmul(&self.strips[&cols], &mut x, &mut strip).expect(FITS);
-                y.resize(batch * rows, 0.0);
-                y.fill(f32::NAN);
-                let start = Instant::now();
-                matmul(matrix, &mut x, &mut y).expect(FITS);
-                let us = start.elapsed().as_secs_f64() * 1e6;
-                assert!(y.iter().all(|y| y.is_finite()), "{}: finite results", matrix.scheme());
-                if round > 0 {
-                    times.push(us);
-                }
-            }
-        }
-    }
+pub(super) struct Bench<'a> {
+    pub(super) options: &'a ProfileOptions,
+    pub(super) kernels: &'a Kernels,
+    pub(super) arena: &'a Arena,
+    pub(super) pool: &'a ThreadPool,
+    pub(super) progress: &'a dyn Progress,
 }
 
 /// A model at random: its layers, the scheme of every matrix, what is fused, and the context it runs at.
@@ -430,9 +252,8 @@ fn kernels_us(
         let alone = [id];
         let group = fused.iter().find(|g| g.contains(&id)).map_or(&alone[..], Vec::as_slice);
         if group[0] == id {
-            let rows = group.iter().map(|id| id.shape(config).rows).sum();
-            let scheme = Storage::Packed(scheme(id));
-            sum += profile.kernel_us(scheme, Shape::new(rows, id.shape(config).cols), batch)?;
+            let members: Vec<Matrix> = group.iter().map(|&id| Matrix::new(id, config)).collect();
+            sum += profile.kernel_us(Storage::Packed(scheme(id)), Product::of(&members)?, batch)?;
         }
     }
     Some(sum)
@@ -464,7 +285,8 @@ fn draw(config: &ModelConfig, options: &ProfileOptions, profile: &MachineProfile
         .map(|id| id.shape(config).len())
         .sum();
     let all = config.num_hidden_layers();
-    let most = (MODEL_WEIGHTS / per_layer.max(1)).clamp(1, all);
+    let least = if config.experts.is_some() { MIXED_LAYERS } else { 1 };
+    let most = (MODEL_WEIGHTS / per_layer.max(1)).max(least).min(all);
     let few = most.div_ceil(4);
     let room = config.max_position_embeddings.saturating_sub(STEPS * 8).max(1);
     let schemes = useful(&options.schemes, profile, options.batch[0]);
@@ -541,7 +363,9 @@ impl<'a> Decoder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Preset, Quiet};
+    use crate::{PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, directory, plan};
+    use fracbit_base::Palette;
+    use fracbit_model::RotationMode;
     use std::path::Path;
 
     fn tiny() -> ModelConfig {
@@ -549,9 +373,8 @@ mod tests {
         ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap()
     }
 
-    #[test]
-    fn a_small_profile_and_its_reader() {
-        let options = ProfileOptions {
+    fn options() -> ProfileOptions {
+        ProfileOptions {
             schemes: ["tcq-fast-2", "nuq-4"].map(|s| s.parse().unwrap()).to_vec(),
             batch: vec![1, 2],
             threads: 1,
@@ -559,14 +382,18 @@ mod tests {
             models: 3,
             flush: Some(4096),
             seed: 1,
-        };
+        }
+    }
+
+    #[test]
+    fn a_small_profile_and_its_reader() {
         let kernels = crate::kernels().unwrap();
-        let got = profile("tiny", &tiny(), &options, &kernels, &Quiet).unwrap();
+        let got = profile("tiny", &tiny(), &options(), &kernels, &Quiet).unwrap();
         // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own rows.
-        let products = Products::of(&tiny());
+        let products = Products::of(&tiny(), 2);
         assert_eq!(got.kernels.len(), 2 * 2 * products.all.len() + 2 * products.single.len());
-        for &shape in &products.single {
-            assert!(got.kernel_us(Storage::F16, shape, 2).is_some(), "{shape}");
+        for &product in &products.single {
+            assert!(got.kernel_us(Storage::F16, product, 2).is_some(), "{product:?}");
         }
         assert!(got.kernels.iter().all(|k| k.us > 0.0 && k.spread[0] <= k.us && k.us <= k.spread[1]));
         assert_eq!(
@@ -605,13 +432,38 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_a_llama() {
-        let text = Preset::named("llama-3.2-1b").unwrap().config_text();
-        let config = ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap();
-        let shapes: Vec<(usize, usize)> =
-            Products::of(&config).all.iter().map(|s| (s.rows, s.cols)).collect();
-        let wide = [512, 1024, 2048, 2560, 3072, 8192, 16384, 128_256].map(|rows| (rows, 2048));
-        assert_eq!(shapes, [&wide[..], &[(2048, 8192)]].concat());
-        assert_eq!(measured_rows(Shape::new(128_256, 2048)), 32768);
+    fn experts_are_measured_by_what_a_token_meets() {
+        let mixture = |count: usize| {
+            let text = format!(
+                r#"{{"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 2, "head_dim": 32,
+                "vocab_size": 100, "num_experts": {count}, "num_experts_per_tok": 2, "moe_intermediate_size": 32}}"#
+            );
+            ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap()
+        };
+        let kernels = crate::kernels().unwrap();
+        let got = profile("mixture", &mixture(7), &options(), &kernels, &Quiet).unwrap();
+        let up = Product { cols: 64, rows: 7 * 32, pieces: 7 };
+        for scheme in ["tcq-fast-2", "nuq-4", "f16"] {
+            let us = got.kernel_us(scheme.parse().unwrap(), up, 2);
+            assert!(us.is_some_and(|us| us > 0.0), "{scheme}");
+            assert_eq!(got.kernel_us(scheme.parse().unwrap(), Product { pieces: 1, ..up }, 2), None);
+        }
+        assert!(got.overheads[0].samples.iter().any(|s| s.layers == 5));
+        got.require_shape("m", &mixture(7)).unwrap();
+        let other = got.require_shape("m", &mixture(8)).unwrap_err().to_string();
+        assert!(other.contains("2 of 7 experts") && other.contains("2 of 8 experts"), "{other}");
+        // A plan to a time between the fastest and the slowest.
+        let inventory = directory::inventory_of(&mixture(7), RotationMode::Fold, String::new());
+        let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        let profile = std::sync::Arc::new(got);
+        let step = |target, limit_us| {
+            let speed = Speed { limit_us, ..Speed::new(profile.clone()) };
+            let options =
+                PlanOptions { speed: Some(speed), palette: Palette::All, ..PlanOptions::new(target) };
+            plan(&inventory, &sensitivities, &options).unwrap().speed.unwrap().step_us
+        };
+        let [a, b] = ["tcq-fast-2", "nuq-4"].map(|s| step(Target::Uniform(s.parse().unwrap()), None));
+        let limit = f64::midpoint(a, b);
+        assert!(step(Target::Any, Some(limit)) <= limit + 0.1);
     }
 }
