@@ -4,7 +4,7 @@ use super::{RandomPacked, Spread, limits, pools, positive, rate, rounds};
 use crate::{Error, Progress};
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
-use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul};
+use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul, matmul_with, with_crew};
 use serde::Serialize;
 use std::hint::black_box;
 
@@ -203,8 +203,9 @@ fn stream(matrices: &[PackedMatrix], next: &mut usize, batch: usize, x: &mut Act
     let input = cases::activations(batch * shape.cols, 1);
     let mut y = vec![0.0; batch * shape.rows];
     let weights = rate(|| {
-        x.set(&input, shape.cols).expect("whole rows");
-        matmul(&matrices[*next], x, &mut y).expect("shapes that fit");
+        // Without a copy of the activations, as in a model.
+        x.announce(&input, shape.cols).expect("whole rows");
+        with_crew(|crew| matmul_with(crew, &matrices[*next], &input, x, &mut y)).expect("shapes that fit");
         *next = (*next + 1) % matrices.len();
         black_box(&y);
         #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
