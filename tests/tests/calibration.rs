@@ -34,8 +34,8 @@ fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
             let rounding = Rounding { moments, ..Rounding::default() };
             quantize_with(&w.data, w.shape, scheme, grouping, rounding, &|_| ())
         };
-        let plain = loss(&round(None).expect("a good matrix"));
-        let fed = loss(&round(Some(&h)).expect("a good matrix"));
+        let plain = loss(&round(&[]).expect("a good matrix"));
+        let fed = loss(&round(std::slice::from_ref(&h)).expect("a good matrix"));
         assert!(fed < plain, "{id}: {fed} after {plain}");
         logs += (fed / plain).ln();
     }

@@ -454,6 +454,25 @@ fn a_model_that_learned_loses_two_fifths_less() {
 }
 
 #[test]
+fn experts_make_up_for_what_was_rounded_before_them() {
+    let (Some(model), stories) = (tiny("mixtral"), stories()) else { return };
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| text(&place.path().join(name)).to_owned();
+    let (model, moments, stories) = (text(&model), path("moments"), text(&stories));
+    fracbit(&["calibrate", model, "-o", &moments, "--tokens", "8192", "--ctx", "256"]).done();
+    let divergence = |name: &str, more: &[&str]| {
+        let out = path(name);
+        let round = ["quantize", model, "-o", &out, "--scheme", "tcq-2", "--calibration", &moments];
+        fracbit(&[&round[..], more].concat()).done();
+        let measure =
+            ["eval", &out, "--text", stories, "--ctx", "256", "--windows", "8", "--baseline", model];
+        fracbit(&[&measure[..], &["--json"]].concat()).done().json()["kl"].as_f64().expect("a number")
+    };
+    let (once, after) = (divergence("once", &[]), divergence("after", &["--sequential"]));
+    assert!(after < 0.9 * once, "{after} against {once} nats per token");
+}
+
+#[test]
 fn budgets_names_and_options_have_their_codes() {
     let (demo, stories) = (demo(), stories());
     let (model, small) = (text(&demo), text(small()));

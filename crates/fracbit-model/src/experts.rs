@@ -20,7 +20,7 @@ use fracbit_kernels::{
 use crate::Error;
 use crate::block::BlockInput;
 use crate::id::LayerLinear;
-use crate::linear::{FEW, Linear, LinearScratch};
+use crate::linear::{FEW, Linear, LinearScratch, Read, Routed};
 use crate::model::{Pass, TASK};
 use crate::sites;
 use crate::state::Scratch;
@@ -45,6 +45,8 @@ pub(crate) struct Work {
     groups: Vec<Group>,
     input: Numbers<f32>,  // (pairs, hidden)
     output: Numbers<f32>, // (pairs, hidden)
+    /// Place of the first row in its sequence: observers run one at a time.
+    pub(crate) first: usize,
 }
 
 impl Work {
@@ -92,6 +94,16 @@ impl Work {
             }
             *place += 1;
         }
+    }
+
+    /// The tokens of all pairs.
+    fn routed(&self, pairs: usize) -> Vec<Routed> {
+        let mut routed = vec![Routed::default(); pairs];
+        for choice in &self.choices[..pairs] {
+            let pair = choice.pair as usize;
+            routed[pair] = Routed { place: self.first + self.rows[pair] as usize, share: choice.weight };
+        }
+        routed
     }
 }
 
@@ -268,8 +280,12 @@ impl Pass<'_> {
         if let Some(rotation) = down_in {
             sites::apply(rotation, crew, acts, &mut s.rotation);
         }
-        for Group { piece, tokens } in &work.groups {
-            down.observe(crew, *piece, &acts[tokens.start * inner..tokens.end * inner]);
+        if down.is_observed() {
+            let routed = work.routed(rows * active);
+            for Group { piece, tokens } in &work.groups {
+                let x = &acts[tokens.start * inner..tokens.end * inner];
+                down.observe_read(crew, Read { x, piece: *piece, routed: &routed[tokens.clone()] });
+            }
         }
         if until == Some(BlockInput::Down) {
             return Ok(());

@@ -53,7 +53,7 @@ pub use eval::{Comparison, EvalOptions, Nll};
 pub use generate::{GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
-pub use linear::{Linear, LinearScratch};
+pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::{Model, ModelBuilder};
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};

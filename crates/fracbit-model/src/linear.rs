@@ -74,9 +74,28 @@ pub struct Linear {
     tap: Option<Tap>,
 }
 
-/// Sees what goes into a layer: rows of its inputs, in the order in which they are run, and which of its [pieces](LinearId::pieces) reads them; and the
-/// threads of the pass, which are the only ones that are free while it goes on.
-pub type Observer = dyn Fn(&Crew<'_>, usize, &[f32]) + Send + Sync;
+/// Rows that a layer reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<'a> {
+    /// The rows, in the order in which they are run.
+    pub x: &'a [f32],
+    /// Which of the layer's [pieces](crate::LinearId::pieces) reads them.
+    pub piece: usize,
+    /// Whose rows they are, where down of an expert reads them; otherwise empty.
+    pub routed: &'a [Routed],
+}
+
+/// A token that an expert got.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Routed {
+    /// Its place in its sequence.
+    pub place: usize,
+    /// What the expert's output is multiplied by for it.
+    pub share: f32,
+}
+
+/// Sees what goes into a layer, with the threads of the pass, which are the only ones that are free while it goes on.
+pub type Observer = dyn Fn(&Crew<'_>, Read<'_>) + Send + Sync;
 
 /// An observer without a name to print.
 struct Tap(Arc<Observer>);
@@ -313,10 +332,18 @@ impl Linear {
     }
 
     /// Shows rows of inputs to the observer, if there is one.
-    pub(crate) fn observe(&self, crew: &Crew<'_>, piece: usize, x: &[f32]) {
+    pub(crate) fn observe(&self, crew: &Crew<'_>, x: &[f32]) {
+        self.observe_read(crew, Read { x, piece: 0, routed: &[] });
+    }
+
+    pub(crate) fn observe_read(&self, crew: &Crew<'_>, read: Read<'_>) {
         if let Some(Tap(observer)) = &self.tap {
-            observer(crew, piece, x);
+            observer(crew, read);
         }
+    }
+
+    pub(crate) fn is_observed(&self) -> bool {
+        self.tap.is_some()
     }
 
     /// Outputs by inputs.
@@ -458,7 +485,7 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
-        self.observe(crew, 0, x);
+        self.observe(crew, x);
         if out.is_empty() {
             return Ok(());
         }
@@ -549,8 +576,8 @@ impl Linear {
         let cols = gate.shape().cols;
         let rows = [gate, up].map(|l| l.rows_of(x.len() / cols.max(1)).filter(|_| l.bias.is_none()));
         if let [Some(gate_rows), Some(up_rows)] = rows {
-            gate.observe(crew, 0, x);
-            up.observe(crew, 0, x);
+            gate.observe(crew, x);
+            up.observe(crew, x);
             scratch.quantize(x, cols)?;
             return matmul_gated_with(crew, kind, [gate_rows, up_rows], x, &mut scratch.activations, out);
         }
@@ -585,7 +612,7 @@ impl Linear {
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
-            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, 0, x));
+            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, x));
             part.product(crew, x, scratch)?;
             for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
                 if let Weights::Fused(other) = &layer.weights

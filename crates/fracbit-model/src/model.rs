@@ -557,6 +557,7 @@ impl Pass<'_> {
                 rope.fill(state.len() + row % each, state.capacity(), cos, sin);
             }
         }
+        s.experts.first = states[0].len();
         for layer in blocks {
             self.attention(layer, states, s, until)?;
             if matches!(until, Some(BlockInput::Attention | BlockInput::Output)) {
@@ -589,7 +590,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
-            layer.linear(LayerLinear::Q).observe(crew, 0, n);
+            layer.linear(LayerLinear::Q).observe(crew, n);
             return Ok(());
         }
         s.linear.new_input();
@@ -634,7 +635,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
-            layer.linear(LayerLinear::O).observe(crew, 0, grouped);
+            layer.linear(LayerLinear::O).observe(crew, grouped);
             return Ok(());
         }
         s.linear.new_input();
@@ -677,7 +678,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
-            layer.linear(LayerLinear::Gate).observe(crew, 0, n);
+            layer.linear(LayerLinear::Gate).observe(crew, n);
             return Ok(());
         }
         if let Some(experts) = model.config.experts {
@@ -694,7 +695,7 @@ impl Pass<'_> {
             sites::apply(rotation, crew, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
-            layer.linear(LayerLinear::Down).observe(crew, 0, gate);
+            layer.linear(LayerLinear::Down).observe(crew, gate);
             return Ok(());
         }
         s.linear.new_input();

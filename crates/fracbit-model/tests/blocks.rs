@@ -11,7 +11,7 @@ mod common;
 use common::{F32, references, relative};
 use fracbit_kernels::Crew;
 use fracbit_model::block::head_input;
-use fracbit_model::{Block, BlockInput, LayerLinear, LinearId, RotationMode, WeightSource};
+use fracbit_model::{Block, BlockInput, LayerLinear, LinearId, Read, RotationMode, Routed, WeightSource};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,7 @@ fn stream(source: &WeightSource, tokens: &[u32]) -> (Sums, Vec<f32>) {
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
             let n = LinearId::Layer(index, input.reader()).shape(source.config()).cols;
-            Some(Arc::new(move |_: &Crew<'_>, _: usize, rows: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, Read { x: rows, .. }: Read<'_>| {
                 let mut seen = seen.lock().unwrap();
                 let sums = seen.entry((index, input)).or_insert_with(|| vec![0.0f32; n * n]);
                 for row in rows.chunks(n) {
@@ -95,4 +95,57 @@ fn streaming_gives_the_model_and_moments_turn_with_the_weights() {
         assert!(Block::from_source(&plain, 99, |_| None).is_err());
         assert!(plain.embedding(&[u32::MAX]).is_err());
     }
+}
+
+/// An expert, its tokens and what it reads of each.
+type ExpertRows = (usize, Vec<Routed>, Vec<f32>);
+
+/// What the downs of experts read, times what their outputs are multiplied by, is what a block writes.
+#[test]
+fn rows_of_experts_come_with_their_tokens_and_shares() {
+    let mut mixtures = 0;
+    for reference in references().into_iter().flatten() {
+        let source = reference.source(RotationMode::Fold, 3);
+        let config = source.config();
+        let Some(experts) = config.experts else { continue };
+        let (name, width) = (reference.name, config.hidden_size);
+        let down = source.linear(LinearId::Layer(0, LayerLinear::Down)).unwrap();
+        let inner = down.shape.cols;
+        let seen: Arc<Mutex<Vec<ExpertRows>>> = Arc::default();
+        let block = Block::from_source(&source, 0, |input| {
+            let seen = Arc::clone(&seen);
+            let observer = move |_: &Crew<'_>, Read { x, piece, routed }: Read<'_>| {
+                seen.lock().unwrap().push((piece, routed.to_vec(), x.to_vec()));
+            };
+            (input == BlockInput::Down).then(|| Arc::new(observer) as Arc<_>)
+        })
+        .unwrap();
+        let start = source.embedding(&reference.tokens).unwrap();
+        let run = |f: &dyn Fn(&mut _, &mut [f32])| {
+            let (mut x, mut state) = (start.clone(), block.state(&F32));
+            // Two calls: places are those in the sequence.
+            let (head, tail) = x.split_at_mut(3 * width);
+            f(&mut state, head);
+            f(&mut state, tail);
+            x
+        };
+        let out = run(&|state, x| block.forward(state, x).unwrap());
+        seen.lock().unwrap().clear();
+        let mut made = run(&|state, x| block.forward_to(state, x, BlockInput::Down).unwrap());
+        let mut counts = vec![0; reference.tokens.len()];
+        for (piece, routed, rows) in seen.lock().unwrap().iter() {
+            assert_eq!(rows.len(), routed.len() * inner, "{name}");
+            for (row, Routed { place, share }) in rows.chunks(inner).zip(routed) {
+                counts[*place] += 1;
+                let weights = down.data[piece * width * inner..][..width * inner].chunks(inner);
+                for (x, weights) in made[place * width..].iter_mut().zip(weights) {
+                    *x += share * weights.iter().zip(row).map(|(w, x)| w * x).sum::<f32>();
+                }
+            }
+        }
+        assert!(counts.iter().all(|&count| count == experts.active), "{name}: {counts:?}");
+        assert!(relative(&made, &out) < 1e-5, "{name}: {}", relative(&made, &out));
+        mixtures += 1;
+    }
+    assert!(mixtures >= 4 || references().is_none(), "{mixtures}");
 }

@@ -19,6 +19,9 @@ use std::{ops::Range, sync::OnceLock};
 
 /// Share of the mean diagonal that is added to the diagonal (QuIP# and Q-Palette use 0.01).
 pub const DAMPING: f64 = 0.01;
+/// Damping for each channel that one input stands for: what few inputs say of the correlations of many channels is noise, and feedback would move
+/// errors to where these few happened not to see them. Chosen on calibration text (`docs/quality.md`).
+const SPARSE: f64 = 2.0;
 /// Damping above which a matrix counts as broken rather than deficient.
 const MAX_DAMPING: f64 = 1e4;
 /// Columns of a panel of the factorization.
@@ -63,6 +66,14 @@ impl Hessian {
     #[must_use]
     pub fn with_damping(self, damping: f64) -> Self {
         Self { damping, factors: Default::default(), ..self }
+    }
+
+    /// The same moments as the means of so many inputs: the fewer these are for a channel, the more damping.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn of_rows(self, rows: u64) -> Self {
+        let sparse = SPARSE * self.n as f64 / rows.max(1) as f64;
+        self.with_damping(DAMPING + sparse)
     }
 
     /// Inputs of the layer.

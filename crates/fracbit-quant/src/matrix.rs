@@ -163,8 +163,9 @@ pub fn quantize(
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rounding<'a> {
-    /// Second moments of the inputs, if known: least error of the layer's output instead of its weights.
-    pub moments: Option<&'a Hessian>,
+    /// Second moments of the inputs, if known: least error of the layer's output instead of its weights. Several are of as many equal parts of the
+    /// rows: experts one above the other, each with inputs of its own.
+    pub moments: &'a [Hessian],
     /// How thoroughly to search.
     pub effort: Effort,
     /// A table for a scheme with a scale for each small group, instead of the built-in one.
@@ -177,7 +178,8 @@ pub struct Rounding<'a> {
 /// after rotation. Takes the memory of moments three times while it factors them, and keeps one factor.
 ///
 /// # Errors
-/// As for [`quantize`]; also when the moments are not of `shape.cols` channels or cannot be factored.
+/// As for [`quantize`]; also when the moments are not of `shape.cols` channels or cannot be factored, or several are not of as many equal parts of
+/// whole tiles.
 pub fn quantize_with(
     weights: &[f32],
     shape: Shape,
@@ -203,14 +205,17 @@ pub fn quantize_with(
     if let Some(at) = weights.iter().position(|w| !w.is_finite()) {
         return Err(QuantError::NotFinite { row: at / shape.cols, col: at % shape.cols, value: weights[at] });
     }
+    let pieces = rounding.moments.len().max(1);
+    if pieces > 1 && !shape.rows.is_multiple_of(pieces * TILE_ROWS) {
+        let want = format_args!("{pieces} times a multiple of {TILE_ROWS}, for as many moments");
+        return Err(ShapeError::new(OP, "rows", want, shape.rows).into());
+    }
+    for moments in rounding.moments {
+        ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
+    }
     if scheme.group().is_some() {
-        // Of the moments these take the diagonal: the importance of each column.
-        if let Some(moments) = rounding.moments {
-            ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
-        }
-        let diagonal: Option<Vec<f32>> = rounding
-            .moments
-            .map(|m| m.entries().iter().step_by(shape.cols + 1).map(|h| h.max(0.0)).collect());
+        // Of the moments these take the diagonals: the importance of each column, the same in all rows.
+        let diagonal = (!rounding.moments.is_empty()).then(|| mean_diagonal(rounding.moments, shape.cols));
         return crate::grouped::quantize(
             weights,
             shape,
@@ -230,13 +235,9 @@ pub fn quantize_with(
         })
         .collect::<Result<_, QuantError>>()?;
 
-    let feedback = match rounding.moments {
-        Some(moments) => {
-            ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
-            Some((moments, moments.feedback(rounders::block(scheme))?))
-        }
-        None => None,
-    };
+    let block = rounders::block(scheme);
+    let feedback = rounding.moments.iter().map(|moments| Ok((moments, moments.feedback(block)?)));
+    let feedback = feedback.collect::<Result<Vec<_>, QuantError>>()?;
     let groups = shape.cols.div_ceil(group);
     let rms: Vec<f32> =
         weights.par_chunks(shape.cols).flat_map_iter(|row| row.chunks(group).map(root_mean_square)).collect();
@@ -245,18 +246,27 @@ pub fn quantize_with(
     let mut codes = vec![0; layout.len()];
 
     // With feedback some rows of tiles go together, for the sake of its products.
-    let down = if feedback.is_some() { STRIP / TILE_ROWS } else { 1 };
+    let down = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
+    let tiles = shape.rows.div_ceil(TILE_ROWS) / pieces;
     let errors: Vec<Vec<f64>> = codes
-        .par_chunks_mut(down * layout.row_bytes())
-        .zip(scales.par_chunks_mut(down * TILE_ROWS * groups))
-        .zip(weights.par_chunks(down * TILE_ROWS * shape.cols))
-        .map(|((codes, scales), rows)| {
+        .par_chunks_mut(tiles * layout.row_bytes())
+        .zip(scales.par_chunks_mut(tiles * TILE_ROWS * groups))
+        .zip(weights.par_chunks(tiles * TILE_ROWS * shape.cols))
+        .enumerate()
+        .flat_map(|(piece, ((codes, scales), rows))| {
+            let feedback = feedback.get(piece).copied();
+            codes
+                .par_chunks_mut(down * layout.row_bytes())
+                .zip(scales.par_chunks_mut(down * TILE_ROWS * groups))
+                .zip(rows.par_chunks(down * TILE_ROWS * shape.cols))
+                .map(move |strip| (feedback, strip))
+        })
+        .map(|(feedback, ((codes, scales), rows))| {
             let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes() };
             let error = match feedback {
                 None => band.quantize(&coders, codes, scales),
                 Some((moments, feedback)) => {
-                    Strip { band: &band, moments, feedback, block: rounders::block(scheme) }
-                        .quantize(&coders, codes, scales)
+                    Strip { band: &band, moments, feedback, block }.quantize(&coders, codes, scales)
                 }
             };
             progress(rows.len());
@@ -270,6 +280,17 @@ pub fn quantize_with(
         weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
     Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error, codebook: None })
+}
+
+/// Mean of the diagonals, without what rounding made negative.
+#[expect(clippy::cast_precision_loss, reason = "a mean")]
+fn mean_diagonal(moments: &[Hessian], n: usize) -> Vec<f32> {
+    let mut sum = vec![0.0; n];
+    for h in moments {
+        sum.iter_mut().zip(h.entries().iter().step_by(n + 1)).for_each(|(sum, h)| *sum += h.max(0.0));
+    }
+    sum.iter_mut().for_each(|sum| *sum /= moments.len() as f32);
+    sum
 }
 
 /// A coder for every run of tile columns.

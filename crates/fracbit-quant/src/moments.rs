@@ -99,6 +99,12 @@ impl CrossMoments {
         Self { m, n, rows: 0, sums: vec![0.0; m * n] }
     }
 
+    /// How many channels those are whose moments with the others are collected: m.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        self.m
+    }
+
     /// Adds rows: `e`, (rows, m), beside `x`, (rows, n), in f32.
     ///
     /// # Errors

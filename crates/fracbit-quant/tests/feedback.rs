@@ -12,7 +12,7 @@ fn gaussian(count: usize, seed: u64) -> Vec<f32> {
 }
 
 fn under(moments: &Hessian) -> Rounding<'_> {
-    Rounding { moments: Some(moments), ..Rounding::default() }
+    Rounding { moments: std::slice::from_ref(moments), ..Rounding::default() }
 }
 
 fn scheme(name: &str) -> Scheme {
@@ -209,4 +209,39 @@ fn same_bytes_at_any_thread_count() {
         })
     };
     assert!(run(1) == run(3));
+}
+
+/// Experts one above the other, each with moments of its own: as if each were rounded alone.
+#[test]
+fn every_piece_has_its_own_moments() {
+    let (n, rows) = (48, 80);
+    let moments: Vec<Hessian> =
+        [0.9, 0.0, 0.5].map(|rho| Hessian::new(n, autoregressive(n, rho)).unwrap()).into();
+    let weights = gaussian(3 * rows * n, 7);
+    let shape = Shape::new(3 * rows, n);
+    for name in ["tcq-2", "vq-2", "nuq-3", "half-tcq-2.25"] {
+        let rounding = Rounding { moments: &moments, ..Rounding::default() };
+        let whole = quantize_with(&weights, shape, scheme(name), Grouping::Row, rounding, &|_| ()).unwrap();
+        for (piece, h) in moments.iter().enumerate() {
+            let part = &weights[piece * rows * n..(piece + 1) * rows * n];
+            let alone =
+                quantize_with(part, Shape::new(rows, n), scheme(name), Grouping::Row, under(h), &|_| ())
+                    .unwrap();
+            let bytes = alone.codes.len();
+            assert_eq!(whole.gain, alone.gain, "{name}: weights of one distribution");
+            assert_eq!(whole.codes[piece * bytes..(piece + 1) * bytes], alone.codes, "{name} {piece}");
+            assert_eq!(whole.scales[piece * rows..(piece + 1) * rows], alone.scales, "{name} {piece}");
+        }
+        let rounding = Rounding { moments: &moments[..2], ..Rounding::default() };
+        let error = quantize_with(
+            &weights[..72 * n],
+            Shape::new(72, n),
+            scheme(name),
+            Grouping::Row,
+            rounding,
+            &|_| (),
+        );
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("2 times a multiple of 16") && error.contains("72"), "{error}");
+    }
 }

@@ -18,8 +18,8 @@ use fracbit_base::Scheme;
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, PackedMatrix};
 use fracbit_model::{
-    Block, BlockInput, FloatId, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, RotationMode,
-    State, StateOptions, WeightSource,
+    Block, BlockInput, FloatId, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, Read,
+    RotationMode, State, StateOptions, WeightSource,
 };
 use fracbit_quant::{
     CrossMoments, Grouping, Hessian, Moments, Quantized, Rounding, hessian::add_product, moments,
@@ -263,7 +263,7 @@ impl Run<'_> {
     /// A matrix in the scheme.
     fn round(&mut self, id: LinearId, target: &[f32], h: &Hessian) -> Any<Quantized> {
         let shape = id.shape(self.source.config());
-        let rounding = Rounding { moments: Some(h), effort: self.effort, codebook: None };
+        let rounding = Rounding { moments: std::slice::from_ref(h), effort: self.effort, codebook: None };
         let mut packed = quantize_with(target, shape, self.scheme, Grouping::Row, rounding, &|_| ())?;
         // A tied embedding is damped for its other reader, which the loss here does not know.
         if self.recipe.again > 0 && id != LinearId::Embed {
@@ -443,7 +443,7 @@ impl Observed {
         let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, _: usize, x: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
                 seen.lock().expect("one thread")[input as usize].extend_from_slice(x);
             }))
         })?;

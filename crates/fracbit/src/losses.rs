@@ -278,7 +278,7 @@ impl<'a> Work<'a> {
             };
             self.moments = Some((id, found));
         }
-        let moments = self.moments.as_ref().and_then(|(_, m)| m.as_ref());
+        let moments = self.moments.as_ref().map_or(&[][..], |(_, m)| m.as_slice());
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
         let rounding = Rounding { moments, effort: self.options.effort, codebook: None };

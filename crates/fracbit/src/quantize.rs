@@ -12,7 +12,7 @@ use crate::{
     directory::{self, BANDS, QuantizationConfig, codebook_names, packed_names},
     error::require_memory,
     groups,
-    plan::{Inventory, Plan, PlannedLayer, Storage},
+    plan::{self, Inventory, Plan, PlannedLayer, Storage},
     sequential,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
@@ -111,9 +111,15 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// For a plan on this many threads, with or without a calibration, and with its layers quantized one after another or each alone.
+    /// For a plan of a model on this many threads, with or without a calibration, and with its layers quantized one after another or each alone.
     #[must_use]
-    pub fn new(plan: &Plan, threads: usize, calibrated: bool, sequential: bool) -> Self {
+    pub fn new(
+        plan: &Plan,
+        inventory: &Inventory,
+        threads: usize,
+        calibrated: bool,
+        sequential: bool,
+    ) -> Self {
         let mut whole = BTreeMap::new(); // a band is cut from its whole matrix
         for layer in &plan.layers {
             *whole.entry(layer.id()).or_insert(0) += (layer.rows * layer.cols) as u64;
@@ -131,6 +137,12 @@ impl MemoryEstimate {
             let (count, weights) = blocks.fold((0, 0), |(n, w), l| (n + 1, w + (l.rows * l.cols) as u64));
             let block = weights * LayerLinear::ALL.len() as u64 / count.max(1);
             moments += 2 * 4 * block + 8 * widest * widest + 3 * 4 * largest;
+            let experts = inventory.matrices.iter().filter(|m| m.pieces > 1 && is_down(m.id));
+            let of = |m: &plan::Matrix| {
+                let one = Shape::new(m.shape.rows / m.pieces, m.shape.cols);
+                sequential::experts_memory(m.pieces, one)
+            };
+            moments += experts.map(of).max().unwrap_or(0);
         }
         Self {
             matrix: Bytes(2 * 4 * largest),
@@ -145,6 +157,10 @@ impl MemoryEstimate {
     pub fn total(&self) -> Bytes {
         self.matrix + self.packed + self.search + self.moments
     }
+}
+
+fn is_down(id: LinearId) -> bool {
+    matches!(id, LinearId::Layer(_, LayerLinear::Down))
 }
 
 /// Quantizes `source` by `plan` into `out`.
@@ -180,13 +196,6 @@ pub fn quantize_in(
     let out = dir.final_path().to_owned();
     let mut plan = plan.clone();
     plan.fit_to(inventory)?;
-    if options.sequential && source.config().experts.is_some() {
-        let rule = format!(
-            "is not for models with experts (`{}`) yet: leave it out",
-            source.config().arch.model_type()
-        );
-        return Err(Error::Option { option: "--sequential", rule });
-    }
     if options.sequential && options.calibration.is_none() {
         let rule = "needs a calibration, for its text".to_owned();
         return Err(Error::Option { option: "--sequential", rule });
@@ -197,6 +206,7 @@ pub fn quantize_in(
     let inventory = &*inventory.for_plan(&plan)?;
     let estimate = MemoryEstimate::new(
         &plan,
+        inventory,
         rayon::current_num_threads(),
         options.calibration.is_some(),
         options.sequential,
@@ -414,8 +424,8 @@ pub(crate) struct Matrices<'a> {
     effort: Effort,
     /// Tables that are not the built-in ones.
     codebooks: &'a BTreeMap<Scheme, Codebook>,
-    /// Moments of the next matrix's input, and the first matrix that reads it.
-    pub(crate) moments: Option<(LinearId, Hessian)>,
+    /// Moments of the next matrix's input (of experts one set for each), and the first matrix that reads it.
+    pub(crate) moments: Option<(LinearId, Vec<Hessian>)>,
 }
 
 /// A stored matrix.
@@ -430,7 +440,7 @@ impl Matrices<'_> {
         let reader = first_reader(id);
         if self.moments.as_ref().is_none_or(|(of, _)| *of != reader) {
             self.moments = None; // first, so that only one set is in memory
-            self.moments = calibration.moments(self.source, id)?.map(|h| (reader, h));
+            self.moments = calibration.moments(self.source, id)?.map(|h| (reader, vec![h]));
         }
         Ok(())
     }
@@ -458,7 +468,8 @@ impl Matrices<'_> {
             }
             Storage::Packed(scheme) => {
                 let advance = |weights: usize| self.progress.advance(weights as u64);
-                let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id)).map(|(_, h)| h);
+                let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id));
+                let moments = moments.map_or(&[][..], |(_, moments)| moments);
                 let grouping = self.plan.grouping();
                 let rounding =
                     Rounding { moments, effort: self.effort, codebook: self.codebooks.get(&scheme) };
@@ -600,14 +611,16 @@ mod tests {
     #[test]
     fn scales_that_moments_couple_take_memory() {
         let config = Preset::named("llama-3-8b").unwrap().model_config().unwrap();
+        let inventory = |rotation| directory::inventory_of(&config, rotation, String::new());
         let plan = |rotation| {
-            let inventory = directory::inventory_of(&config, rotation, String::new());
+            let inventory = inventory(rotation);
             let sensitivities = Sensitivities::prior(&inventory, rotation);
             let options = PlanOptions { rotation, ..PlanOptions::new(Target::Bits(4.0)) };
             crate::plan(&inventory, &sensitivities, &options).unwrap()
         };
-        let search =
-            |rotation, calibrated| MemoryEstimate::new(&plan(rotation), 2, calibrated, false).search.0;
+        let search = |rotation, calibrated| {
+            MemoryEstimate::new(&plan(rotation), &inventory(rotation), 2, calibrated, false).search.0
+        };
         // One scale for 64 of 14336 columns: every pair of them, for 64 rows on two threads.
         assert!(search(RotationMode::None, true) > 2 * 64 * 8 * 224 * 224);
         assert!(search(RotationMode::None, true) > search(RotationMode::Fold, true) + 50_000_000);

@@ -8,8 +8,12 @@
 //! for its input's. `H'` is damped as for feedback, and the correction
 //! is shrunk by the number of inputs that it was fitted to: few of them would teach it their noise.
 //!
+//! Experts: gates and ups, which read what all tokens read, are as any others. Of the downs each has moments and a correction of its own, from the
+//! tokens that its router gives it: with the share r that its output is multiplied by, the inputs are `r x'`. What several experts of a token could
+//! make up for each makes up for alone, as if the inputs of different experts were uncorrelated.
+//!
 //! What a block cannot be given: a tied embedding comes first and has nothing to make up for; an untied head is rounded for x'
-//! and not corrected.
+//! and not corrected; nor are downs of experts whose moments would take more than 4 GiB.
 //!
 //! Cost: the calibration text runs through every block three times, and six times through parts of it.
 
@@ -20,11 +24,12 @@ use crate::{
     plan::PlannedLayer,
     quantize::{LayerReport, Matrices},
 };
+use fracbit_base::{Shape, ShapeError};
 use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
 use fracbit_model::{
-    Block, BlockInput, LayerLinear, Linear, LinearId, State, WeightSource, block::head_input,
+    Block, BlockInput, LayerLinear, Linear, LinearId, Read, Routed, State, WeightSource, block::head_input,
 };
-use fracbit_quant::{CrossMoments, Moments, hessian::add_product, moments};
+use fracbit_quant::{CrossMoments, Hessian, Moments, QuantError, hessian::add_product, moments};
 use serde_json::json;
 use std::{
     path::Path,
@@ -64,7 +69,8 @@ pub(crate) fn quantize(
                 })?;
                 let mut full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
                 source.rotate_moments(LinearId::Head, &mut full)?;
-                matrices.moments = Some((LinearId::Head, hessian(LinearId::Head, n, full)?));
+                matrices.moments =
+                    Some((LinearId::Head, vec![hessian(LinearId::Head, n, full, inputs.rows())?]));
                 matrices.write_parts(unit)?.0
             }
             (LinearId::Embed, _) => {
@@ -121,29 +127,27 @@ impl Streams<'_> {
         for input in BlockInput::ALL {
             let first = LinearId::Layer(index, input.reader());
             matrices.moments = None;
-            let (inputs, cross) = self.collect(source, &exact, &quantized, input, &kernels.vectors())?;
+            let Collected { inputs, lost, streams } =
+                self.collect(source, &exact, &quantized, input, &kernels.vectors())?;
             let n = first.shape(source.config()).cols;
-            let full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
-            let trust = trust(inputs.rows(), n);
-            drop(inputs);
-            let inputs = hessian(first, n, full)?;
-            let mut shifts = Vec::new();
-            for (id, layer) in unit {
-                if let LinearId::Layer(_, which) = *id
-                    && BlockInput::of(which) == input
-                {
-                    let shift = inputs.solve(&cross.of(source, *id)?);
-                    let mut shift =
-                        shift.map_err(|source| Error::Moments { matrix: first.to_string(), source })?;
-                    shift.iter_mut().for_each(|s| *s *= trust);
-                    shifts.push((*id, which, layer, shift));
-                }
+            let mut moments = Vec::with_capacity(inputs.len());
+            let mut trusts = Vec::with_capacity(inputs.len());
+            for inputs in inputs {
+                let full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
+                trusts.push(trust(inputs.rows(), n));
+                moments.push(hessian(first, n, full, inputs.rows())?);
             }
-            matrices.moments = Some((first, inputs));
-            for (id, which, layer, shift) in shifts {
-                let (report, stored) = matrices.write(id, layer, Some(&shift))?;
-                quantized.block.replace(which, matrices.linear(id, stored, kernels)?)?;
-                reports.push(report);
+            let unsolved = |source| Error::Moments { matrix: first.to_string(), source };
+            let cross = Cross::new(&moments, &trusts, lost, streams).map_err(unsolved)?;
+            matrices.moments = Some((first, moments));
+            for (id, layer) in unit {
+                let LinearId::Layer(_, which) = *id else { continue };
+                if BlockInput::of(which) == input {
+                    let shift = cross.shift(source, *id)?;
+                    let (report, stored) = matrices.write(*id, layer, shift.as_deref())?;
+                    quantized.block.replace(which, matrices.linear(*id, stored, kernels)?)?;
+                    reports.push(report);
+                }
             }
         }
         self.quantized.through(&quantized.block, &crate::Quiet)?;
@@ -158,13 +162,18 @@ impl Streams<'_> {
         quantized: &Observed,
         input: BlockInput,
         vectors: &Vectors,
-    ) -> Result<(Moments, Cross), Error> {
+    ) -> Result<Collected, Error> {
         let config = source.config();
-        let n = LinearId::Layer(0, input.reader()).shape(config).cols;
-        let mut inputs = Moments::new(n);
-        let mut lost = (input != BlockInput::Down).then(|| CrossMoments::new(n, n));
-        let mut stream = matches!(input, BlockInput::Output | BlockInput::Down)
-            .then(|| CrossMoments::new(config.hidden_size, n));
+        let reader = LinearId::Layer(0, input.reader());
+        let Shape { rows: hidden, cols: n } = reader.piece_shape(config);
+        let pieces = if input == BlockInput::Down { reader.pieces(config) } else { 1 };
+        let held = if pieces == 1 || experts_memory(pieces, Shape::new(hidden, n)) > 0 { pieces } else { 0 };
+        let makes_up = matches!(input, BlockInput::Output | BlockInput::Down);
+        let mut all = Collected {
+            inputs: (0..held).map(|_| Moments::new(n)).collect(),
+            lost: (input != BlockInput::Down).then(|| CrossMoments::new(n, n)),
+            streams: (0..held).filter(|_| makes_up).map(|_| CrossMoments::new(hidden, n)).collect(),
+        };
         let (mut state, mut other) = (self.exact.state(&exact.block), self.quantized.state(&quantized.block));
         // The original block is as it will stay, so its last run is the one to keep.
         let mut behind = if input == BlockInput::Down { Some(self.exact.behind()?) } else { None };
@@ -175,18 +184,66 @@ impl Streams<'_> {
             behind.as_mut().map_or(Ok(()), |out| out.write(x))?;
             let off = if input == BlockInput::Down { difference(x, y) } else { entering };
             let add = |crew: &Crew<'_>| {
-                inputs.add_on(crew, vectors, &after)?;
-                let lose =
-                    |m: &mut CrossMoments| m.add_on(crew, vectors, &difference(&before, &after), &after);
-                lost.as_mut().map_or(Ok(()), lose)?;
-                stream.as_mut().map_or(Ok(()), |m| m.add_on(crew, vectors, &off, &after))
+                if pieces > 1 {
+                    return after.of_experts(n).try_for_each(|(piece, routed, x)| match held {
+                        0 => Ok(()),
+                        _ => all.add_expert(crew, vectors, piece, routed, x, &off),
+                    });
+                }
+                all.inputs[0].add_on(crew, vectors, &after.rows)?;
+                let lose = |m: &mut CrossMoments| {
+                    m.add_on(crew, vectors, &difference(&before.rows, &after.rows), &after.rows)
+                };
+                all.lost.as_mut().map_or(Ok(()), lose)?;
+                all.streams.first_mut().map_or(Ok(()), |m| m.add_on(crew, vectors, &off, &after.rows))
             };
             Ok(with_crew(add).map_err(fracbit_model::Error::from)?)
         })?;
         behind.map_or(Ok(()), Writer::finish)?;
-        let means = |m: Option<CrossMoments>| m.map(|m| m.means());
-        Ok((inputs, Cross { lost: means(lost), stream: means(stream) }))
+        Ok(all)
     }
+}
+
+/// An input of a block, collected.
+struct Collected {
+    /// Moments of x': one set, or one for each expert.
+    inputs: Vec<Moments>,
+    /// Of x - x' with x'.
+    lost: Option<CrossMoments>,
+    /// Of the error of the residual stream with x', for each of `inputs`.
+    streams: Vec<CrossMoments>,
+}
+
+impl Collected {
+    /// Rows that down of an expert reads, beside the errors `off` of all tokens of the sequence.
+    fn add_expert(
+        &mut self,
+        crew: &Crew<'_>,
+        vectors: &Vectors,
+        piece: usize,
+        routed: &[Routed],
+        x: &[f32],
+        off: &[f32],
+    ) -> Result<(), ShapeError> {
+        let (n, stream) = (x.len() / routed.len().max(1), &mut self.streams[piece]);
+        let (width, mut scaled) = (stream.outputs(), x.to_vec());
+        let mut errors = Vec::with_capacity(routed.len() * width);
+        for (row, Routed { place, share }) in scaled.chunks_exact_mut(n).zip(routed) {
+            row.iter_mut().for_each(|x| *x *= share);
+            errors.extend_from_slice(&off[place * width..(place + 1) * width]);
+        }
+        self.inputs[piece].add_on(crew, vectors, &scaled)?;
+        stream.add_on(crew, vectors, &errors, &scaled)
+    }
+}
+
+/// Bytes that the moments of a matrix's experts may take; beyond, they are rounded without.
+const EXPERTS_ROOM: u64 = 4 << 30;
+
+/// Bytes of what is collected for the `pieces` downs of experts, each of `shape`; 0 where it would be too much, and nothing is.
+pub(crate) fn experts_memory(pieces: usize, shape: Shape) -> u64 {
+    let bytes = (pieces as u64).saturating_mul(Moments::memory(shape.cols) + 8 * shape.len() as u64);
+    if bytes > EXPERTS_ROOM { 0 } else { bytes }
 }
 
 /// Inputs per channel at which half of a correction is believed: chosen on calibration text (`docs/quality.md`).
@@ -203,41 +260,83 @@ fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a - b).collect()
 }
 
-/// What the readers x' of an input have to make up for.
+/// What is added to the readers x' of an input, so that they make up for errors.
 struct Cross {
-    /// `E[(x - x') x'^T]`, (n, n).
+    /// What a row of weights is multiplied with for its correction, `E[(x - x') x'^T] H'^-1`: (n, n).
     lost: Option<Vec<f32>>,
-    /// `E[r x'^T]`, (hidden, n), for the error r of the residual stream.
+    /// `E[r x'^T] H'^-1`, (hidden, n), for the error r of the residual stream; of the downs of experts one below the other.
     stream: Option<Vec<f32>>,
 }
 
 impl Cross {
-    /// `E[e x'^T]` for the error e that a layer's output should take away, (rows, n).
-    fn of(&self, source: &WeightSource, id: LinearId) -> Result<Vec<f32>, Error> {
+    /// From the moments H' of all readers, or of each expert, and the share of each correction that is applied.
+    fn new(
+        moments: &[Hessian],
+        trusts: &[f32],
+        lost: Option<CrossMoments>,
+        streams: Vec<CrossMoments>,
+    ) -> Result<Self, QuantError> {
+        let solved = |at: usize, cross: CrossMoments| -> Result<Vec<f32>, QuantError> {
+            let mut solved = moments[at].solve(&cross.means())?;
+            solved.iter_mut().for_each(|s| *s *= trusts[at]);
+            Ok(solved)
+        };
+        let lost = lost.map(|cross| solved(0, cross)).transpose()?;
+        let mut stream = Vec::new();
+        for (at, cross) in streams.into_iter().enumerate() {
+            stream.append(&mut solved(at, cross)?);
+        }
+        Ok(Self { lost, stream: (!stream.is_empty()).then_some(stream) })
+    }
+
+    /// What is added to the weights of a matrix, if anything.
+    fn shift(&self, source: &WeightSource, id: LinearId) -> Result<Option<Vec<f32>>, Error> {
+        let Some(lost) = &self.lost else { return Ok(self.stream.clone()) };
         let shape = id.shape(source.config());
         let mut out = self.stream.clone().unwrap_or_else(|| vec![0.0; shape.len()]);
-        if let Some(lost) = &self.lost {
-            let weights = source.linear(id)?.data;
-            add_product(&weights, lost, shape.cols, &mut out);
-        }
-        Ok(out)
+        add_product(&source.linear(id)?.data, lost, shape.cols, &mut out);
+        Ok(Some(out))
+    }
+}
+
+/// Rows that the readers of an input saw.
+#[derive(Default)]
+struct Seen {
+    rows: Vec<f32>,
+    /// Of the downs of experts: which of them and for which tokens, in the order of the rows.
+    routed: Vec<(usize, Vec<Routed>)>,
+}
+
+impl Seen {
+    /// Each expert's rows of n, and whose they are.
+    fn of_experts(&self, n: usize) -> impl Iterator<Item = (usize, &[Routed], &[f32])> {
+        let mut rest = &self.rows[..];
+        self.routed.iter().map(move |(piece, routed)| {
+            let (rows, behind) = rest.split_at(routed.len() * n);
+            rest = behind;
+            (*piece, routed.as_slice(), rows)
+        })
     }
 }
 
 /// A block whose inputs are seen.
 struct Observed {
     block: Block,
-    seen: Arc<Mutex<[Vec<f32>; 4]>>, // by the order of BlockInput::ALL; rows of the last sequence
+    seen: Arc<Mutex<[Seen; 4]>>, // by the order of BlockInput::ALL; of the last sequence
 }
 
 impl Observed {
     fn new(source: &WeightSource, index: usize) -> Result<Self, Error> {
-        let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
+        let seen: Arc<Mutex<[Seen; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, _: usize, x: &[f32]| {
+            Some(Arc::new(move |_: &Crew<'_>, Read { x, piece, routed }: Read<'_>| {
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                seen[input as usize].extend_from_slice(x);
+                let seen = &mut seen[input as usize];
+                seen.rows.extend_from_slice(x);
+                if !routed.is_empty() {
+                    seen.routed.push((piece, routed.to_vec()));
+                }
             }))
         })?
         .with_kernels(&kernels()?);
@@ -246,7 +345,7 @@ impl Observed {
 
     /// Runs a sequence through the block in place, as far as to an input, and returns that input's rows; for the last one through the
     /// whole block.
-    fn run(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<Vec<f32>, Error> {
+    fn run(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<Seen, Error> {
         let lock = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         *lock() = Default::default();
         state.reset();
@@ -255,5 +354,19 @@ impl Observed {
             input => self.block.forward_to(state, x, input)?,
         }
         Ok(std::mem::take(&mut lock()[input as usize]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_of_experts_are_collected_where_they_fit() {
+        let mib = |pieces, shape| experts_memory(pieces, shape) >> 20;
+        // Qwen3-30B-A3B, OLMoE, and Mixtral 8x7B.
+        assert_eq!(mib(128, Shape::new(2048, 768)), 2112);
+        assert_eq!(mib(64, Shape::new(2048, 1024)), 1536);
+        assert_eq!(mib(8, Shape::new(4096, 14336)), 0);
     }
 }

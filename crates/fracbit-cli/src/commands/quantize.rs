@@ -334,8 +334,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         _ => None,
     };
-    // Layer after layer is not for experts: see `fracbit::sequential`.
-    let sequential = args.sequential || learned.is_some() && source.opened.config.experts.is_none();
+    let sequential = args.sequential || learned.is_some();
     let calibration = learned.as_ref().map(|l| Arc::clone(&l.calibration)).or(given);
     let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
     let aids = Aids {
@@ -347,7 +346,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     context.progress.finish();
     let threads = rayon::current_num_threads();
     let memory = Memory {
-        estimate: MemoryEstimate::new(&plan, threads, calibration.is_some(), sequential),
+        estimate: MemoryEstimate::new(&plan, &inventory, threads, calibration.is_some(), sequential),
         measuring,
     };
     let Some(dir) = dir else {

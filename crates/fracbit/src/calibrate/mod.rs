@@ -21,7 +21,9 @@ use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
 use fracbit_kernels::Crew;
-use fracbit_model::{Block, BlockInput, LinearId, Model, RotationMode, WeightSource, block::head_input};
+use fracbit_model::{
+    Block, BlockInput, LinearId, Model, Read, RotationMode, WeightSource, block::head_input,
+};
 use fracbit_quant::{Hessian, Moments, moments};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -138,7 +140,7 @@ fn input_name(block: usize, input: BlockInput) -> String {
 }
 
 /// The inputs of a block that have moments. Down of experts reads what each expert makes of the few tokens that it gets: moments of all
-/// together say nothing of one, and those of each would take as much room as the model, and more text than there is.
+/// together say nothing of one, and those of each would take as much room as the model. Sequential quantization collects the latter as it goes.
 fn inputs(config: &fracbit_io::ModelConfig) -> impl Iterator<Item = BlockInput> + use<> {
     let experts = config.experts.is_some();
     BlockInput::ALL.into_iter().filter(move |&input| !(experts && input == BlockInput::Down))
@@ -346,7 +348,7 @@ pub(crate) fn collect(
     let vectors = kernels.vectors();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
-        Some(Arc::new(move |crew: &Crew<'_>, _: usize, x: &[f32]| {
+        Some(Arc::new(move |crew: &Crew<'_>, Read { x, .. }: Read<'_>| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             // The threads of the pool stand by for the pass: a loop of rayon's would find none of them.
             moments.add_on(crew, &vectors, x).expect("a layer reads whole rows");
@@ -460,7 +462,7 @@ impl Calibration {
         let triangle = self.checkpoint.to_f32(&name)?;
         let mut square = moments::square(n, &triangle).map_err(fracbit_model::Error::from)?;
         source.rotate_moments(id, &mut square)?;
-        let moments = hessian(id, n, square)?;
+        let moments = hessian(id, n, square, self.info.tokens as u64)?;
         // The head's half of a tied embedding; the other half is read a row at a time, where every error counts alike.
         let tied = id == LinearId::Embed;
         Ok(Some(if tied { moments.with_damping(TIED_DAMPING) } else { moments }))
@@ -536,7 +538,9 @@ pub(crate) fn first_reader(id: LinearId) -> LinearId {
     }
 }
 
-/// The moments of a matrix's input, ready for feedback.
-pub(crate) fn hessian(id: LinearId, n: usize, square: Vec<f32>) -> Result<Hessian, Error> {
-    Hessian::new(n, square).map_err(|source| Error::Moments { matrix: id.to_string(), source })
+/// The moments of a matrix's input, means of so many rows, ready for feedback.
+pub(crate) fn hessian(id: LinearId, n: usize, square: Vec<f32>, rows: u64) -> Result<Hessian, Error> {
+    let moments =
+        Hessian::new(n, square).map_err(|source| Error::Moments { matrix: id.to_string(), source })?;
+    Ok(moments.of_rows(rows))
 }
