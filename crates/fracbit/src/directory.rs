@@ -211,7 +211,7 @@ pub fn inventory(checkpoint: &Checkpoint, config: &ModelConfig, rotation: Rotati
 /// What a model of this configuration consists of; `source_hash` says which one.
 #[must_use]
 pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: String) -> Inventory {
-    let matrices: Vec<Matrix> = LinearId::all(config).map(|id| Matrix::new(id, config)).collect();
+    let matrices = Matrix::all(config);
     let biases: usize = matrices.iter().filter(|m| m.id.has_bias(config)).map(|m| m.shape.rows).sum();
     let norms = |ids: &mut dyn Iterator<Item = FloatId>| ids.map(|id| id.width(config)).sum::<usize>();
     let all_norms = norms(&mut FloatId::all(config));

@@ -29,6 +29,12 @@ impl Matrix {
     pub fn new(id: LinearId, config: &ModelConfig) -> Self {
         Self { id, name: id.to_string(), shape: id.shape(config), pieces: id.pieces(config) }
     }
+
+    /// Every one of a model, in its order.
+    #[must_use]
+    pub fn all(config: &ModelConfig) -> Vec<Self> {
+        LinearId::all(config).map(|id| Self::new(id, config)).collect()
+    }
 }
 
 /// What a model consists of, as far as a plan needs to know.

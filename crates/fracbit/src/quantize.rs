@@ -137,7 +137,8 @@ impl MemoryEstimate {
             let (count, weights) = blocks.fold((0, 0), |(n, w), l| (n + 1, w + (l.rows * l.cols) as u64));
             let block = weights * LayerLinear::ALL.len() as u64 / count.max(1);
             moments += 2 * 4 * block + 8 * widest * widest + 3 * 4 * largest;
-            let experts = inventory.matrices.iter().filter(|m| m.pieces > 1 && is_down(m.id));
+            let down = |m: &&plan::Matrix| matches!(m.id, LinearId::Layer(_, LayerLinear::Down));
+            let experts = inventory.matrices.iter().filter(|m| m.pieces > 1).filter(down);
             let of = |m: &plan::Matrix| {
                 let one = Shape::new(m.shape.rows / m.pieces, m.shape.cols);
                 sequential::experts_memory(m.pieces, one)
@@ -157,10 +158,6 @@ impl MemoryEstimate {
     pub fn total(&self) -> Bytes {
         self.matrix + self.packed + self.search + self.moments
     }
-}
-
-fn is_down(id: LinearId) -> bool {
-    matches!(id, LinearId::Layer(_, LayerLinear::Down))
 }
 
 /// Quantizes `source` by `plan` into `out`.

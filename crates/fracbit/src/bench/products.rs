@@ -44,7 +44,7 @@ pub(super) struct Products {
 
 impl Products {
     pub(super) fn of(config: &ModelConfig, most_tokens: usize) -> Self {
-        let matrices: Vec<Matrix> = matrices(config);
+        let matrices = Matrix::all(config);
         let one = matrices.iter().filter(|m| multiplies(config, m.id)).filter_map(|m| Product::of([m]));
         let groups = fusion::candidates(&matrices);
         let fused = groups.iter().filter_map(|group| Product::of(group.iter().map(|&m| &matrices[m])));
@@ -109,10 +109,6 @@ impl Part {
     pub(super) const fn shape(self) -> Shape {
         Shape::new(self.pieces * self.rows, self.cols)
     }
-}
-
-pub(super) fn matrices(config: &ModelConfig) -> Vec<Matrix> {
-    LinearId::all(config).map(|id| Matrix::new(id, config)).collect()
 }
 
 /// Whether a decode step multiplies by this matrix; of an embedding that is not the head it reads one row.

@@ -4,7 +4,7 @@ use super::{
     Machine, Spread,
     dense::Dense,
     limits, pool, positive,
-    products::{Products, Times, matrices, multiplies},
+    products::{Products, Times, multiplies},
     random::Arena,
 };
 use crate::{
@@ -186,7 +186,7 @@ impl Draw {
         let rate = rates[rng.random_range(0..rates.len())];
         let near: Vec<Scheme> =
             schemes.iter().copied().filter(|s| s.quarters().abs_diff(rate) <= 3).collect();
-        let matrices = matrices(&config);
+        let matrices = Matrix::all(&config);
         let mut groups = fusion::candidates(&matrices);
         let mut fused = Vec::new();
         let mut taken = vec![false; matrices.len()];
