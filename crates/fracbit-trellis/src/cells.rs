@@ -34,15 +34,15 @@ pub(crate) const MOST: usize = 3;
 /// Grid values of one place, as a power of two: the nearest cells are tabulated by place.
 const PLACE: u32 = 4;
 /// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
-pub(crate) const UNITS: f64 = 3.0;
+const UNITS: f64 = 3.0;
 /// Steps from one subtraction of the least cost to the next: in between it grows by a few units.
-const SETTLE: usize = 4;
+pub(crate) const SETTLE: usize = 4;
 /// Paths from the seam that may end elsewhere before a pass is constrained.
 const TRACES: usize = 4;
 /// Steps that the trace decides at once.
 const GROUP: usize = 3;
-/// Most paths of as many steps.
-const PATHS: usize = MOST.pow(GROUP as u32);
+/// Most paths of as many steps, and some more.
+const PATHS: usize = MOST.pow(GROUP as u32).next_power_of_two();
 /// Least cost above which a tile is left to the exact search: too little of the range is left.
 pub(crate) const HIGH: u8 = 200;
 
@@ -66,8 +66,8 @@ pub(crate) struct CellSearch {
     pruning: Pruning,
     /// `shifts[t]`: bits by which the window moves from step `t` to `t + 1`.
     shifts: Vec<u32>,
-    /// `1 / unit` of cost on the squared grid.
-    per_unit: f32,
+    /// See [`factor`].
+    factor: i16,
     /// One for each pair of shifts that occurs.
     kinds: Vec<Kind>,
     /// Index of its kind and number of cells that are looked at, for every step.
@@ -90,7 +90,7 @@ pub(crate) struct Kind {
     /// Level in the cell, unless `packed`.
     pub(crate) levels: Aligned, // (vector, lane, overlap in the lane)
     /// Value of a level on the metric's grid.
-    values: Vec<f32>, // (cell, level)
+    values: Vec<i16>, // (cell, level)
     /// The nearest cells, the nearest first.
     nearest: Vec<[u8; MOST]>, // (place of the weight)
 }
@@ -164,6 +164,11 @@ impl Kind {
         let middles =
             (i16::MIN..=i16::MAX).step_by(1 << PLACE).map(|x| f32::from(x) + f32::from(1u8 << (PLACE - 1)));
         let nearest = middles.map(nearest).collect();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "`as` saturates; means of 16-bit integers do not"
+        )]
+        let values = values.into_iter().map(|v| v.round() as i16).collect();
         let mut new = Self {
             new_bits,
             shift,
@@ -247,36 +252,38 @@ pub(crate) fn byte(value: usize) -> u8 {
     value as u8
 }
 
-/// Bytes that begin on a cache line.
+/// Numbers of which the first is at the start of a cache line.
 #[derive(Debug, Default)]
-pub(crate) struct Aligned {
-    all: Vec<u8>,
+pub(crate) struct Aligned<T = u8> {
+    all: Vec<T>,
     start: usize,
 }
 
-impl Aligned {
+impl<T: Copy + Default> Aligned<T> {
     const LINE: usize = 64;
 
-    /// Makes room for `len` bytes; those that were there may be lost.
+    /// Makes room for `len` numbers; those that were there may be lost.
     pub(crate) fn reserve(&mut self, len: usize) {
-        if self.all.len() < len + Self::LINE {
-            self.all = vec![0; len + Self::LINE];
-            self.start = self.all.as_ptr().align_offset(Self::LINE).min(Self::LINE);
+        let more = Self::LINE / size_of::<T>();
+        if self.all.len() < len + more {
+            self.all = vec![T::default(); len + more];
+            self.start = self.all.as_ptr().align_offset(Self::LINE).min(more);
         }
     }
 
-    pub(crate) fn from(bytes: &[u8]) -> Self {
+    pub(crate) fn from(numbers: &[T]) -> Self {
         let mut new = Self::default();
-        new.reserve(bytes.len());
-        new.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        new.reserve(numbers.len());
+        new.all_mut()[..numbers.len()].copy_from_slice(numbers);
         new
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// As many as there was room made for, and perhaps more.
+    pub(crate) fn all(&self) -> &[T] {
         &self.all[self.start..]
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn all_mut(&mut self) -> &mut [T] {
         &mut self.all[self.start..]
     }
 }
@@ -289,6 +296,8 @@ pub(crate) struct CellStep<'a> {
     pub(crate) base: u8,
     /// Whether the least of `before` is wanted.
     pub(crate) settles: bool,
+    /// Columns of overlaps that are looked at, from a multiple of [`WIDE_LANE`] to another: `1 << shift` overlaps each.
+    pub(crate) columns: (usize, usize),
     /// The cells that are looked at and the costs of their levels.
     pub(crate) cells: &'a [(u8, [u8; LEVELS])],
 }
@@ -306,16 +315,14 @@ pub(crate) struct CellScratch {
     between: [Aligned; 2],
 }
 
+/// A unit of cost: the squared difference on the grid of a code whose rate-distortion bound is `bound`.
+pub(crate) fn unit(metric: Metric, bound: f64) -> f64 {
+    bound * metric.area() / UNITS
+}
+
 impl CellSearch {
-    /// `values` holds the grid value of every state of a `fine` code in order, `bound` the rate-distortion bound of its rate.
-    pub(crate) fn new(
-        isa: Isa,
-        metric: Metric,
-        shifts: Vec<u32>,
-        values: &[i16],
-        bound: f64,
-        pruning: Pruning,
-    ) -> Self {
+    /// `values` holds the grid value of every state of a `fine` code in order, `unit` the squared difference that costs one.
+    pub(crate) fn new(isa: Isa, shifts: Vec<u32>, values: &[i16], unit: f64, pruning: Pruning) -> Self {
         assert_eq!(values.len(), STATES, "values of every state");
         assert!(isa.is_supported(), "{} is not available here", isa.name());
         let steps = shifts.len();
@@ -329,9 +336,7 @@ impl CellSearch {
             Isa::Avx512Vbmi => (1, WIDE_LANE),
         };
         let kinds = pairs.into_iter().map(|(k, shift)| Kind::new(k, shift, lanes, values)).collect();
-        #[expect(clippy::cast_possible_truncation, reason = "a factor")]
-        let per_unit = (UNITS / (bound * metric.area())) as f32;
-        let mut new = Self { isa, pruning, shifts, per_unit, kinds, plan: Vec::new() };
+        let mut new = Self { isa, pruning, shifts, factor: factor(unit), kinds, plan: Vec::new() };
         new.plan = (0..steps).map(|t| new.planned(t)).collect();
         new
     }
@@ -371,41 +376,72 @@ impl CellSearch {
     pub(crate) fn run(&self, x: &[i16], scratch: &mut CellScratch, states: &mut Vec<u16>) -> bool {
         let steps = self.steps();
         assert_eq!(x.len(), steps, "one tile");
-        self.near(x, &mut scratch.near);
+        self.near(x, 0, &mut scratch.near);
         let from = steps + self.reach();
-        let mut start = vec![0; STATES >> self.kind(from).new_bits];
-        if !self.backward(scratch, from, &start) {
+        if !self.backward(scratch, from, 0, None) {
             return false;
         }
         let overlaps = STATES >> self.kind(0).new_bits;
-        let first = &scratch.costs[0].bytes()[..overlaps];
+        let first = &scratch.costs[0].all()[..overlaps];
         let least = first.iter().fold(u8::MAX, |a, &b| a.min(b));
         let best = first.iter().position(|&c| c == least).expect("the least is one of them");
         let mut seam = u16::try_from(best).expect("an overlap");
+        // Whether a path in range begins there: the weights behind the seam may not suit the overlap at all.
+        let begins = |scratch: &CellScratch, seam: u16| scratch.costs[0].all()[usize::from(seam)] < u8::MAX;
         states.clear();
         for _ in 0..TRACES {
-            let end = self.trace(scratch, seam, states);
+            let end = self.trace(scratch, 0, seam, states);
             if end == seam {
                 return true;
             }
             seam = end;
+            if !begins(scratch, seam) {
+                return false;
+            }
         }
-        start.clear();
-        start.resize(overlaps, u8::MAX);
-        start[usize::from(seam)] = 0;
         states.clear();
-        self.backward(scratch, steps, &start) && self.trace(scratch, seam, states) == seam
+        self.backward(scratch, steps, 0, Some(seam))
+            && begins(scratch, seam)
+            && self.trace(scratch, 0, seam, states) == seam
     }
 
-    /// The nearest cells of every weight, with the costs of their levels above the least.
-    fn near(&self, x: &[i16], near: &mut Vec<Near>) {
-        near.clear();
-        for (&x, &(kind, count)) in x.iter().zip(&self.plan) {
+    /// The last step not after `t` from which [`Self::close`] can go on.
+    pub(crate) const fn bound(t: usize) -> usize {
+        t / GROUP * GROUP
+    }
+
+    /// Costs of all overlaps at step `from`, a bound, to end the circle with overlap `seam`; `None` where their range did not suffice.
+    pub(crate) fn to_seam<'a>(
+        &self,
+        x: &[i16],
+        from: usize,
+        seam: u16,
+        scratch: &'a mut CellScratch,
+    ) -> Option<&'a [u8]> {
+        self.near(x, from, &mut scratch.near);
+        let done = self.backward(scratch, self.steps(), from, Some(seam));
+        done.then(|| &scratch.costs[from / GROUP].all()[..STATES >> self.kind(from).new_bits])
+    }
+
+    /// After [`Self::to_seam`]: appends to the states before step `from` those of the best path with `overlap` there. Returns the
+    /// overlap at the end.
+    pub(crate) fn close(
+        &self,
+        from: usize,
+        overlap: u16,
+        scratch: &mut CellScratch,
+        states: &mut Vec<u16>,
+    ) -> u16 {
+        self.trace(scratch, from, overlap, states)
+    }
+
+    /// The nearest cells of every weight from step `from` on, with the costs of their levels above the least.
+    fn near(&self, x: &[i16], from: usize, near: &mut Vec<Near>) {
+        near.resize(x.len(), [(0, [0; LEVELS]); MOST]);
+        for ((&x, &(kind, count)), one) in x.iter().zip(&self.plan).zip(near).skip(from) {
             let kind = &self.kinds[kind];
-            let mut one = [(0, [0; LEVELS]); MOST];
             one.iter_mut().zip(kind.nearest[place(x)]).for_each(|(one, cell)| one.0 = cell);
-            levels(self.isa, kind.values.as_chunks().0, f32::from(x), self.per_unit, &mut one[..count]);
-            near.push(one);
+            levels(self.isa, kind.values.as_chunks().0, x, self.factor, &mut one[..count]);
         }
     }
 
@@ -420,12 +456,12 @@ impl CellSearch {
         self.steps().div_ceil(GROUP) + 1
     }
 
-    /// Costs-to-go from step `from` of the unrolled circle, where they are `start`, down to step 0; those at bounds stay.
-    fn backward(&self, scratch: &mut CellScratch, from: usize, start: &[u8]) -> bool {
+    /// Costs-to-go from step `from` of the unrolled circle, where all paths end or only those with overlap `end`, down to step `until`;
+    /// those at bounds stay.
+    fn backward(&self, scratch: &mut CellScratch, from: usize, until: usize, end: Option<u16>) -> bool {
         let steps = self.steps();
         let most = STATES >> self.shifts.iter().min().expect("a trellis has steps");
         let bounds = self.bounds();
-        assert_eq!(start.len(), STATES >> self.kind(from).new_bits, "a cost for every overlap");
         let CellScratch { near, costs, between, .. } = scratch;
         costs.resize_with(bounds, Aligned::default);
         costs.iter_mut().chain(between.iter_mut()).for_each(|c| c.reserve(most));
@@ -435,26 +471,47 @@ impl CellSearch {
             exact.then(|| t.div_ceil(GROUP))
         };
         let mut current = bound(from);
-        match current {
-            Some(i) => costs[i].bytes_mut()[..start.len()].copy_from_slice(start),
-            None => between[0].bytes_mut()[..start.len()].copy_from_slice(start),
+        let overlaps = STATES >> self.kind(from).new_bits;
+        let start = current.map_or(&mut between[0], |i| &mut costs[i]).all_mut();
+        start[..overlaps].fill(if end.is_some() { u8::MAX } else { 0 });
+        if let Some(end) = end {
+            start[usize::from(end)] = 0;
         }
         let mut base = 0;
-        for t in (0..from).rev() {
+        // While few overlaps lead to the end, those are neighbours, and only they are looked at (by the widest vector on every machine,
+        // for costs out of range become lower ones with the base).
+        let mut alive = end.map_or((0, overlaps), |end| (usize::from(end), usize::from(end) + 1));
+        for t in (until..from).rev() {
             let target = bound(t);
             let kind = self.kind(t);
+            let all = STATES >> (kind.new_bits + kind.shift);
+            let columns = if alive.1 - alive.0 < all {
+                let (low, high) = (alive.0 % all, (alive.1 - 1) % all);
+                (low / WIDE_LANE * WIDE_LANE, (high / WIDE_LANE + 1) * WIDE_LANE)
+            } else {
+                (0, all)
+            };
+            alive = (columns.0 << kind.shift, columns.1 << kind.shift);
+            if columns.1 - columns.0 < all {
+                let before = match target {
+                    Some(i) => &mut costs[i],
+                    None if current.is_none() => &mut between[1],
+                    None => &mut between[0],
+                };
+                before.all_mut()[..STATES >> kind.new_bits].fill(u8::MAX);
+            }
             let cells = self.cells(t % steps, &near[t % steps]);
-            let step = CellStep { kind, base, settles: t.is_multiple_of(SETTLE), cells };
+            let step = CellStep { kind, base, settles: t.is_multiple_of(SETTLE), columns, cells };
             let [first, second] = &mut *between;
             base = match (current, target) {
                 (Some(a), Some(b)) => {
                     let [after, before] = costs.get_disjoint_mut([a, b]).expect("two bounds");
-                    step_on(self.isa, &step, after.bytes(), before.bytes_mut())
+                    step_on(self.isa, &step, after.all(), before.all_mut())
                 }
-                (Some(a), None) => step_on(self.isa, &step, costs[a].bytes(), first.bytes_mut()),
-                (None, Some(b)) => step_on(self.isa, &step, first.bytes(), costs[b].bytes_mut()),
+                (Some(a), None) => step_on(self.isa, &step, costs[a].all(), first.all_mut()),
+                (None, Some(b)) => step_on(self.isa, &step, first.all(), costs[b].all_mut()),
                 (None, None) => {
-                    let least = step_on(self.isa, &step, first.bytes(), second.bytes_mut());
+                    let least = step_on(self.isa, &step, first.all(), second.all_mut());
                     std::mem::swap(first, second);
                     least
                 }
@@ -467,44 +524,37 @@ impl CellSearch {
         true
     }
 
-    /// Follows the best path from step 0 with overlap `start` around the circle; returns the overlap at the end. `states` may hold
-    /// another such path: where the two meet they go on together.
-    fn trace(&self, scratch: &mut CellScratch, start: u16, states: &mut Vec<u16>) -> u16 {
+    /// Follows the best path with overlap `start` at step `from`, a bound, to the end of the circle; returns the overlap there. `states`
+    /// may hold another such path: where the two meet they go on together.
+    fn trace(&self, scratch: &mut CellScratch, from: usize, start: u16, states: &mut Vec<u16>) -> u16 {
         let CellScratch { near, costs: kept, .. } = scratch;
         let mut overlap = start;
-        let other = !states.is_empty();
+        let other = states.len() > from;
         states.resize(self.steps(), 0);
-        for (i, kept) in kept.iter().enumerate().take(self.bounds()).skip(1) {
+        for (i, kept) in kept.iter().enumerate().take(self.bounds()).skip(from / GROUP + 1) {
             let (from, to) = ((i - 1) * GROUP, (i * GROUP).min(self.steps()));
-            // Cost and overlap of every path between two bounds; the cells of its steps are the digits of its index.
-            let (mut paths, mut len) = ([(0u32, overlap); PATHS], 1);
-            for (t, near) in near.iter().enumerate().take(to).skip(from) {
-                let (kind, cells) = (self.kind(t), self.cells(t, near));
-                // From the last one on, so that none is overwritten before its turn.
-                for path in (0..len).rev() {
-                    let (cost, u) = paths[path];
-                    let spread = kind.spread(u);
-                    for (i, (cell, costs)) in cells.iter().enumerate().rev() {
-                        let next = kind.lead(spread, *cell) >> kind.shift;
-                        paths[path * cells.len() + i] = (cost + u32::from(costs[spread.level]), next);
-                    }
+            // Cost and overlap of every path between two bounds, and the states that it leads through.
+            let (mut paths, mut leads, mut len) = ([(0u32, overlap); PATHS], [[0u16; PATHS]; GROUP], 1);
+            for ((t, near), leads) in near.iter().enumerate().take(to).skip(from).zip(&mut leads) {
+                let kind = self.kind(t);
+                if self.plan[t].1 == 2 {
+                    branch::<2>(kind, near, &mut paths, len, leads);
+                    len *= 2;
+                } else {
+                    branch::<MOST>(kind, near, &mut paths, len, leads);
+                    len *= MOST;
                 }
-                len *= cells.len();
             }
-            let total = |&(cost, u): &(u32, u16)| cost + u32::from(kept.bytes()[usize::from(u)]);
             let mut best = (u32::MAX, 0);
-            for (index, path) in paths[..len].iter().enumerate() {
-                let total = total(path);
+            for (index, &(cost, u)) in paths.iter().enumerate().take(len) {
+                let total = cost + summand(kept.all()[usize::from(u)]);
                 best = if total < best.0 { (total, index) } else { best };
             }
             let (mut index, mut step) = (best.1, [0; GROUP]);
-            for (t, near) in near.iter().enumerate().take(to).skip(from) {
-                let cells = self.cells(t, near);
-                len /= cells.len();
-                let kind = self.kind(t);
-                step[t - from] = kind.lead(kind.spread(overlap), cells[index / len].0);
-                overlap = step[t - from] >> kind.shift;
-                index %= len;
+            overlap = paths[index].1;
+            for (t, (step, leads)) in (from..to).zip(step.iter_mut().zip(&leads)).rev() {
+                *step = leads[index % PATHS];
+                index = if self.plan[t].1 == 2 { index / 2 } else { index / MOST };
             }
             let met = other && states[to - 1] >> self.shifts[to - 1] == overlap;
             states[from..to].copy_from_slice(&step[..to - from]);
@@ -516,39 +566,88 @@ impl CellSearch {
     }
 }
 
+/// Replaces each of `len` paths by the `CELLS` that go on in the nearest cells, and tells the states that they lead through.
+#[inline]
+fn branch<const CELLS: usize>(
+    kind: &Kind,
+    near: &Near,
+    paths: &mut [(u32, u16); PATHS],
+    len: usize,
+    leads: &mut [u16; PATHS],
+) {
+    // From the last one on, so that none is overwritten before its turn.
+    for path in (0..len).rev() {
+        let (cost, u) = paths[path % PATHS];
+        let spread = kind.spread(u);
+        let next: [(u32, u16); CELLS] = std::array::from_fn(|i| {
+            let (cell, costs) = &near[i];
+            (cost + summand(costs[spread.level]), kind.lead(spread, *cell))
+        });
+        for (i, (cost, state)) in next.into_iter().enumerate() {
+            let at = (path * CELLS + i) % PATHS;
+            leads[at] = state;
+            paths[at] = (cost, state >> kind.shift);
+        }
+    }
+}
+
+/// A cost in a sum of wider numbers, where none in range may exceed one out of range.
+#[inline]
+fn summand(cost: u8) -> u32 {
+    u32::from(cost) | u32::from(cost == u8::MAX) << 16
+}
+
 /// Index of a weight's place in [`Kind::nearest`].
 #[inline]
 fn place(x: i16) -> usize {
     usize::from(x.cast_unsigned() ^ 1 << 15) >> PLACE
 }
 
+/// Half of what a difference of grid values is multiplied with, in 2^-15, for a square in units of cost: see [`cost`].
+pub(crate) fn factor(unit: f64) -> i16 {
+    let factor = f64::from(1 << 14) * (f64::from(1 << 15) / unit).sqrt();
+    assert!(factor < f64::from(i16::MAX), "a unit of cost is large on the grid");
+    #[expect(clippy::cast_possible_truncation, reason = "below 2^15 as was just asserted")]
+    return factor.round() as i16;
+}
+
+/// `(x - v)^2` in units of cost.
+#[inline(always)]
+pub(crate) fn cost(factor: i16, v: i16, x: i16) -> i16 {
+    let mulhrs = |a: i16, b: i16| ((i32::from(a) * i32::from(b) + (1 << 14)) >> 15) as i16;
+    let d = mulhrs(v.saturating_sub(x), factor);
+    let d = d.saturating_add(d).max(-i16::MAX);
+    mulhrs(d, d)
+}
+
 /// Costs of the levels of some cells for a weight, above the least of them.
-fn levels(isa: Isa, values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
+fn levels(isa: Isa, values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [(u8, [u8; LEVELS])]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vbmi => crate::cells_simd::near_avx512(values, x, per_unit, cells),
+        Isa::Avx512 | Isa::Avx512Vbmi => crate::cells_simd::near_avx512(values, x, factor, cells),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => crate::cells_simd::near_avx2(values, x, per_unit, cells),
+        Isa::Avx2 => crate::cells_simd::near_avx2(values, x, factor, cells),
         _ => {
-            let cost = |v: f32| (v - x) * (v - x) * per_unit;
             let all = cells.iter().flat_map(|(cell, _)| &values[usize::from(*cell)]);
-            let least = all.fold(f32::INFINITY, |least, &v| least.min(cost(v)));
+            let least = all.fold(i16::MAX, |least, &v| least.min(cost(factor, v, x)));
             for (cell, costs) in cells {
                 for (to, &v) in costs.iter_mut().zip(&values[usize::from(*cell)]) {
-                    // Above 2^23 the last bit of an f32 is 1: this rounds.
-                    *to = ((cost(v) - least).min(255.0) + 8_388_608.0).to_bits() as u8;
+                    *to = (cost(factor, v, x) - least).min(255) as u8;
                 }
             }
         }
     }
 }
 
-/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; returns the least of them
-/// where the step settles, else 0.
+/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; what is out of range stays so.
+/// Returns the least of them where the step settles, else 0.
 fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let kind = step.kind;
     assert!(after.len() >= STATES >> kind.shift, "costs after the step");
     assert!(before.len() >= STATES >> kind.new_bits, "costs before the step");
+    let (first, last) = step.columns;
+    assert!((first | last).is_multiple_of(WIDE_LANE), "whole vectors of columns");
+    assert!(last <= STATES >> (kind.new_bits + kind.shift), "columns of overlaps");
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vbmi => crate::cells_simd::step_avx512_vbmi(step, after, before),
@@ -562,14 +661,16 @@ fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8
 
 /// The reference.
 fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
-    let CellStep { kind, base, settles, cells } = *step;
+    let CellStep { kind, base, settles, columns, cells } = *step;
     let mut least = u8::MAX;
-    for (u, out) in before[..STATES >> kind.new_bits].iter_mut().enumerate() {
+    let (first, last) = (columns.0 << kind.shift, columns.1 << kind.shift);
+    for (u, out) in before[..last].iter_mut().enumerate().skip(first) {
         let spread = kind.spread(word(u));
         *out = u8::MAX;
         for (cell, costs) in cells {
             let next = usize::from(kind.lead(spread, *cell) >> kind.shift);
-            let cost = after[next].saturating_sub(base).saturating_add(costs[spread.level]);
+            let after = if after[next] == u8::MAX { u8::MAX } else { after[next].saturating_sub(base) };
+            let cost = after.saturating_add(costs[spread.level]);
             *out = cost.min(*out);
         }
         least = least.min(*out);

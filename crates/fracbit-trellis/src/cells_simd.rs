@@ -8,71 +8,98 @@ use crate::cells::{CellStep, LANE, LEVELS, MOST, WIDE_LANE};
 use fracbit_format::trellis::STATES;
 use std::arch::x86_64::*;
 
-pub(crate) fn near_avx512(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
-    #[target_feature(enable = "avx512f")]
-    fn body(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
-        let (x, per_unit) = (_mm512_set1_ps(x), _mm512_set1_ps(per_unit));
-        let mut costs = [[_mm512_setzero_ps(); 2]; MOST];
-        let mut least = _mm512_set1_ps(f32::INFINITY);
-        for (costs, (cell, _)) in costs.iter_mut().zip(&*cells) {
-            for (cost, values) in costs.iter_mut().zip(values[usize::from(*cell)].as_chunks::<16>().0) {
-                // SAFETY: `values` is 64 bytes.
-                let d = _mm512_sub_ps(unsafe { _mm512_loadu_ps(values.as_ptr()) }, x);
-                *cost = _mm512_mul_ps(_mm512_mul_ps(d, d), per_unit);
-                least = _mm512_min_ps(least, *cost);
-            }
+pub(crate) fn near_avx512(values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [(u8, [u8; LEVELS])]) {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn body(values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [(u8, [u8; LEVELS])]) {
+        let (x, factor) = (_mm512_set1_epi16(x), _mm512_set1_epi16(factor));
+        let mut costs = [_mm512_setzero_si512(); MOST];
+        let mut least = _mm512_set1_epi16(i16::MAX);
+        for (cost, (cell, _)) in costs.iter_mut().zip(&*cells) {
+            // SAFETY: `values` is 64 bytes.
+            let v = unsafe { _mm512_loadu_si512(values[usize::from(*cell)].as_ptr().cast()) };
+            *cost = costs_512(v, x, factor);
+            least = _mm512_min_epu16(least, *cost);
         }
-        let least = _mm512_set1_ps(_mm512_reduce_min_ps(least));
-        for (costs, (_, to)) in costs.iter().zip(cells) {
-            for (&cost, to) in costs.iter().zip(to.as_chunks_mut::<16>().0) {
-                let above = _mm512_min_ps(_mm512_sub_ps(cost, least), _mm512_set1_ps(255.0));
-                let bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(above));
-                // SAFETY: `to` is 16 bytes.
-                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), bytes) };
-            }
-        }
-    }
-    assert!(cells.len() <= MOST, "few cells");
-    // SAFETY: `CellSearch::new` checked that this machine has the instructions.
-    unsafe { body(values, x, per_unit, cells) }
-}
-
-pub(crate) fn near_avx2(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
-    #[target_feature(enable = "avx2")]
-    fn body(values: &[[f32; LEVELS]], x: f32, per_unit: f32, cells: &mut [(u8, [u8; LEVELS])]) {
-        let (x, per_unit) = (_mm256_set1_ps(x), _mm256_set1_ps(per_unit));
-        let mut costs = [[_mm256_setzero_ps(); 4]; MOST];
-        let mut least = _mm256_set1_ps(f32::INFINITY);
-        for (costs, (cell, _)) in costs.iter_mut().zip(&*cells) {
-            for (cost, values) in costs.iter_mut().zip(values[usize::from(*cell)].as_chunks::<8>().0) {
-                // SAFETY: `values` is 32 bytes.
-                let d = _mm256_sub_ps(unsafe { _mm256_loadu_ps(values.as_ptr()) }, x);
-                *cost = _mm256_mul_ps(_mm256_mul_ps(d, d), per_unit);
-                least = _mm256_min_ps(least, *cost);
-            }
-        }
-        let mut all = [0f32; 8];
-        // SAFETY: `all` is 32 bytes.
-        unsafe { _mm256_storeu_ps(all.as_mut_ptr(), least) };
-        let least = _mm256_set1_ps(all.into_iter().fold(f32::INFINITY, f32::min));
-        for (costs, (_, to)) in costs.iter().zip(cells) {
-            let mut words = [_mm256_setzero_si256(); 4];
-            for (word, &cost) in words.iter_mut().zip(costs) {
-                let above = _mm256_min_ps(_mm256_sub_ps(cost, least), _mm256_set1_ps(255.0));
-                *word = _mm256_cvtps_epi32(above);
-            }
-            let low = _mm256_packus_epi32(words[0], words[1]);
-            let high = _mm256_packus_epi32(words[2], words[3]);
-            // Packing works within halves: these are fours of bytes in the order 0 2 4 6 1 3 5 7.
-            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-            let bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+        let least = _mm512_set1_epi16(least_512(least).cast_signed());
+        for (&cost, (_, to)) in costs.iter().zip(cells) {
+            let bytes = _mm512_cvtusepi16_epi8(_mm512_sub_epi16(cost, least));
             // SAFETY: `to` is 32 bytes.
             unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) };
         }
     }
     assert!(cells.len() <= MOST, "few cells");
     // SAFETY: `CellSearch::new` checked that this machine has the instructions.
-    unsafe { body(values, x, per_unit, cells) }
+    unsafe { body(values, x, factor, cells) }
+}
+
+/// Costs less `base`, those out of range excepted.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn less_512(costs: __m512i, base: __m512i) -> __m512i {
+    let in_range = _mm512_cmpneq_epi8_mask(costs, _mm512_set1_epi8(-1));
+    _mm512_mask_subs_epu8(costs, in_range, costs, base)
+}
+
+/// Costs less `base`, those out of range excepted.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn less_256(costs: __m256i, base: __m256i) -> __m256i {
+    let far = _mm256_cmpeq_epi8(costs, _mm256_set1_epi8(-1));
+    _mm256_or_si256(_mm256_subs_epu8(costs, base), far)
+}
+
+/// [`crate::cells::cost`] of 32 values.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(crate) fn costs_512(v: __m512i, x: __m512i, factor: __m512i) -> __m512i {
+    let d = _mm512_mulhrs_epi16(_mm512_subs_epi16(v, x), factor);
+    let d = _mm512_max_epi16(_mm512_adds_epi16(d, d), _mm512_set1_epi16(-i16::MAX));
+    _mm512_mulhrs_epi16(d, d)
+}
+
+/// The least word.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(crate) fn least_512(v: __m512i) -> u16 {
+    least_256(_mm256_min_epu16(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64::<1>(v)))
+}
+
+/// The least word.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn least_256(v: __m256i) -> u16 {
+    let least = _mm_min_epu16(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+    (_mm_cvtsi128_si32(_mm_minpos_epu16(least)) & 0xFFFF) as u16
+}
+
+pub(crate) fn near_avx2(values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [(u8, [u8; LEVELS])]) {
+    #[target_feature(enable = "avx2")]
+    fn body(values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [(u8, [u8; LEVELS])]) {
+        let (x, factor) = (_mm256_set1_epi16(x), _mm256_set1_epi16(factor));
+        let mut costs = [[_mm256_setzero_si256(); 2]; MOST];
+        let mut least = _mm256_set1_epi16(i16::MAX);
+        for (costs, (cell, _)) in costs.iter_mut().zip(&*cells) {
+            for (cost, values) in costs.iter_mut().zip(values[usize::from(*cell)].as_chunks::<16>().0) {
+                // SAFETY: `values` is 32 bytes.
+                let v = unsafe { _mm256_loadu_si256(values.as_ptr().cast()) };
+                let d = _mm256_mulhrs_epi16(_mm256_subs_epi16(v, x), factor);
+                let d = _mm256_max_epi16(_mm256_adds_epi16(d, d), _mm256_set1_epi16(-i16::MAX));
+                *cost = _mm256_mulhrs_epi16(d, d);
+                least = _mm256_min_epu16(least, *cost);
+            }
+        }
+        let least = _mm256_set1_epi16(least_256(least).cast_signed());
+        for (&costs, (_, to)) in costs.iter().zip(cells) {
+            let [low, high] = costs.map(|cost| _mm256_sub_epi16(cost, least));
+            // Packing works within halves.
+            let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi16(low, high));
+            // SAFETY: `to` is 32 bytes.
+            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) };
+        }
+    }
+    assert!(cells.len() <= MOST, "few cells");
+    // SAFETY: `CellSearch::new` checked that this machine has the instructions.
+    unsafe { body(values, x, factor, cells) }
 }
 
 macro_rules! dispatch {
@@ -128,7 +155,7 @@ pub(crate) fn step_avx2(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) ->
 macro_rules! body {
     (
         $name:ident, $features:literal, $vector:ty, $lanes:literal, $bytes:expr,
-        $set1:ident, $load:ident, $spread:ident, $subs:ident, $adds:ident, $min:ident, $shuffle:ident,
+        $set1:ident, $load:ident, $spread:ident, $less:ident, $adds:ident, $min:ident, $shuffle:ident,
         $zero:ident, $add:ident,
         $either:ident, $row_bits:expr, $rows:expr, $levels:ident, $level:ident, $unpack:ident, $turn:ident, $store:ident,
         $scatter:ident, $reduce:ident
@@ -142,7 +169,7 @@ macro_rules! body {
             before: &mut [u8],
         ) -> u8 {
             const WIDTH: usize = $lanes * $bytes;
-            let CellStep { kind, base, settles, cells } = *step;
+            let CellStep { kind, base, settles, columns, cells } = *step;
             let based = base != 0;
             let rows_log = kind.rows_log();
             let stride = STATES >> (kind.new_bits + kind.shift);
@@ -159,21 +186,21 @@ macro_rules! body {
                     turns[i] = $spread(&kind.turns[usize::from(*cell)]);
                     if packed {
                         // SAFETY: there are columns of two vectors.
-                        let columns = unsafe { $load(kind.columns.bytes()[share * WIDTH..].as_ptr().cast()) };
+                        let columns = unsafe { $load(kind.columns.all()[share * WIDTH..].as_ptr().cast()) };
                         turns[i] = $add(turns[i], columns);
                     }
                 }
             }
             let row_bits = $row_bits(rows_log, kind.new_bits);
-            let (picks, levels) = (kind.picks.bytes().as_ptr(), kind.levels.bytes().as_ptr());
+            let (picks, levels) = (kind.picks.all().as_ptr(), kind.levels.all().as_ptr());
             let mut least = $set1(-1);
-            let mut at = 0;
+            let mut at = columns.0 << kind.shift;
             let load = |row: usize, first: usize| {
                 // SAFETY: `row << .. | first + WIDTH` stays within the `STATES >> shift` costs after the step.
                 let v = unsafe { $load(after.as_ptr().add(row * stride + first).cast()) };
-                if based { $subs(v, base) } else { v }
+                if based { $less(v, base) } else { v }
             };
-            for first in (0..stride).step_by(WIDTH) {
+            for first in (columns.0..columns.1).step_by(WIDTH) {
                 let mut tables = [$zero(); ROWS];
                 for (row, table) in tables.iter_mut().enumerate() {
                     *table = load(row, first);
@@ -245,7 +272,7 @@ body!(
     _mm512_set1_epi8,
     _mm512_loadu_si512,
     spread_512,
-    _mm512_subs_epu8,
+    less_512,
     _mm512_adds_epu8,
     _mm512_min_epu8,
     _mm512_shuffle_epi8,
@@ -271,7 +298,7 @@ body!(
     _mm512_set1_epi8,
     _mm512_loadu_si512,
     spread_512,
-    _mm512_subs_epu8,
+    less_512,
     _mm512_adds_epu8,
     _mm512_min_epu8,
     shuffle_vbmi,
@@ -297,7 +324,7 @@ body!(
     _mm256_set1_epi8,
     _mm256_loadu_si256,
     spread_256,
-    _mm256_subs_epu8,
+    less_256,
     _mm256_adds_epu8,
     _mm256_min_epu8,
     _mm256_shuffle_epi8,

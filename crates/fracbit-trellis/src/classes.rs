@@ -1,23 +1,24 @@
-//! The search with one survivor per class: the fastest one, for codes of one weight a step and 64 magnitudes.
+//! The search with one survivor per class: the fastest one below 3 bits, for codes of one weight a step and 64 magnitudes.
 //!
 //! Forward in time, states are put into classes by their newest `B` bits, and of each class one path survives, whose older bits
-//! are its own (reduced-state sequence estimation: Eyuboglu and Qureshi, IEEE Trans. Comm. 36(1), 1988). `2^11` classes instead of
-//! the `2^14` overlaps of 2 bits, with all branches, lose 3 % without the seam, and a vector instruction does as much.
+//! are its own (reduced-state sequence estimation: Eyuboglu and Qureshi, IEEE Trans. Comm. 36(1), 1988). `2^10` classes instead of
+//! the `2^14` overlaps of 2 bits, with all branches, lose 3.5 % without the seam, and a vector instruction does as much.
 //!
 //! A survivor is 16 bits: cost above, the low byte of its state below, so that a minimum of words is a choice of paths, and equal
-//! costs have one winner everywhere. Costs count from the least of the step before and saturate at 255. With `u = s >> k` and `h(u) = u (u + c)` the `2^k` successors of a state have the hashes
+//! costs have one winner everywhere. Costs saturate at 255, which then stays: a bound from which the least cost was subtracted
+//! would be a wrong cost. With `u = s >> k` and `h(u) = u (u + c)` the `2^k` successors of a state have the hashes
 //! `h(u) + n (2 u + c) 2^(16 - k)`: one product for all. A hash finds its cost in a table of 128 bytes.
 //!
 //! Layout: the lane of a class is its high bits, the vector its low bits. The `2^k` rivals for a successor then lie in the same lane of
 //! neighbouring vectors, and successors come into their places by taking even and odd words of pairs, `k` times.
 //!
-//! The seam: a pass begins `reach` weights before step 0 and stops where the bits of the first overlap begin to come round again. Its
-//! best path tells that overlap; every survivor is then led through the bits that are known, and the least wins. Since they all
-//! descend from one path near step 0, it closes; where it does not, a second pass begins in that overlap. To leave some choice, more
-//! classes survive in the last steps.
+//! The seam: a pass begins before step 0, and its best path tells the overlap there. Few survivors can meet a given overlap at the end,
+//! so the last steps are searched back from it by the pruned search ([`crate::cells`]), whose costs of all overlaps are those that the
+//! survivors have to go: the least sum is the circle. Since all survivors descend from one path near step 0, it closes; where it does
+//! not, a second pass begins in that overlap. How far to search back is a choice between time and error.
 
 use crate::{
-    cells::{HIGH, UNITS},
+    cells::{self, Aligned, CellScratch, CellSearch, HIGH, Pruning, SETTLE},
     isa::Isa,
     metric::Metric,
 };
@@ -27,49 +28,57 @@ use fracbit_format::trellis::{self, STATE_BITS};
 pub(crate) const VALUES: usize = 128;
 /// Seams that are tried.
 const TRIES: usize = 3;
+/// Costs of which a part is out of range.
+const FAR: u16 = 1 << 10;
+/// Most new bits of a step.
+const MOST_BITS: u32 = 3;
 
-/// How many paths survive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many paths survive, and how the circle is closed.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Classes {
     /// Bits of a class.
     pub(crate) bits: u32,
-    /// The same near the end.
-    pub(crate) wide: u32,
-    /// Steps that count as such.
-    pub(crate) window: usize,
-    /// Steps before the seam.
-    pub(crate) reach: usize,
+    /// Bits of tape before the seam that are searched back from it.
+    pub(crate) back: u32,
+    /// Bits of tape before the seam at which a pass begins.
+    pub(crate) reach: u32,
+    /// Units of cost in the rate-distortion bound: more of them round less and saturate earlier.
+    pub(crate) units: f64,
+    /// What that search leaves out.
+    pub(crate) pruning: Pruning,
 }
 
-/// A circular trellis of a `fine` code with 64 magnitudes.
+/// A circular trellis of a `fine` code.
 #[derive(Debug)]
 pub(crate) struct ClassSearch {
     isa: Isa,
     classes: Classes,
     /// `shifts[t]`: bits by which the window moves from step `t` to `t + 1`.
     shifts: Vec<u32>,
-    /// `1 / unit` of cost on the squared grid.
-    per_unit: f32,
+    /// See [`cells::factor`].
+    factor: i16,
     /// Grid values by the leading bits of the hash.
-    values: [f32; VALUES],
-    /// By bits of a class and shift, the bits that the class gives of a state after the shift.
-    known: Vec<((u32, u32), Vec<u16>)>, // (place of the class)
-    /// Bits of a class after every step.
-    bits: Vec<u32>,
+    values: [i16; VALUES],
+    /// By shift, the bits that the class gives of a state after the shift.
+    known: [Aligned<u16>; 1 + MOST_BITS as usize], // (shift, place of the class)
+    /// The step that both searches reach.
+    meet: usize,
     /// Whether the trace needs the survivors of a step: a state tells the class of one up to `16 - B` bits before it.
     kept: Vec<bool>,
-    /// Steps at the end in which all new bits are those of the first overlap.
-    tail: usize,
+    /// The search back from the seam.
+    cells: CellSearch,
 }
 
 /// Working memory of one search.
 #[derive(Debug, Default)]
 pub(crate) struct ClassScratch {
-    survivors: [Vec<u16>; 2],
+    survivors: [Aligned<u16>; 2],
     tables: Vec<[u8; VALUES]>,
     /// Low bytes of the survivors' states, at the steps where they are kept.
     lows: Vec<Vec<u8>>, // (step, place of the class)
+    /// Costs of whole circles through the survivors.
     totals: Vec<u16>,
+    cells: CellScratch,
 }
 
 /// What a step needs beside its survivors.
@@ -77,14 +86,14 @@ pub(crate) struct ClassScratch {
 pub(crate) struct ClassStep<'a> {
     /// New bits of the step.
     pub(crate) new_bits: u32,
-    /// Whether the successors of `2^new_bits` survivors compete for each class; otherwise all survive.
-    pub(crate) merge: bool,
     /// What the classes give of the states.
     pub(crate) known: &'a [u16],
     /// Bits that are a survivor's own after the shift.
     pub(crate) own: u16,
-    /// Least cost, subtracted from all.
+    /// Subtracted from all costs: the least, or zero.
     pub(crate) base: u8,
+    /// Whether the least of the successors' costs is wanted.
+    pub(crate) settles: bool,
     pub(crate) table: &'a [u8; VALUES],
 }
 
@@ -100,92 +109,78 @@ impl ClassSearch {
     ) -> Self {
         let steps = shifts.len();
         // Of a larger table the means of neighbours.
-        let mut by_hash = [0f32; VALUES];
+        let mut sums = [0i32; VALUES];
         for (x, &value) in (0..=u16::MAX).zip(values) {
-            by_hash[usize::from(trellis::hash_fine(x) >> (STATE_BITS - VALUES.ilog2()))] += f32::from(value);
+            sums[usize::from(trellis::hash_fine(x) >> (STATE_BITS - VALUES.ilog2()))] += i32::from(value);
         }
-        by_hash.iter_mut().for_each(|sum| *sum *= 1.0 / (1u32 << (STATE_BITS - VALUES.ilog2())) as f32);
-        let all = shifts.clone();
-        let new_bits = |t: usize| all[(t + steps - 1) % steps];
-        let (mut tail, mut bits) = (0, STATE_BITS - new_bits(0));
-        while bits >= new_bits(steps - 1 - tail) {
-            bits -= new_bits(steps - 1 - tail);
-            tail += 1;
+        let mean = |sum: i32| sum / (1 << (STATE_BITS - VALUES.ilog2()));
+        let by_hash = sums.map(|sum| i16::try_from(mean(sum)).expect("a mean of 16-bit integers"));
+        let (mut meet, mut back) = (steps, 0);
+        while back < classes.back {
+            meet -= 1;
+            back += shifts[meet];
         }
-        let mut of_class = classes.bits;
-        let bits: Vec<u32> = (0..steps - tail)
-            .map(|t| {
-                let wide = t + tail + classes.window >= steps && of_class + new_bits(t) <= classes.wide;
-                of_class += if wide { new_bits(t) } else { 0 };
-                of_class
-            })
-            .collect();
-        let mut kept = vec![false; bits.len()];
-        let mut next = bits.len() - 1;
-        kept[next] = true;
-        while next > 0 {
-            let room = |t: usize| bits[t] + (t + 1..=next).map(new_bits).sum::<u32>() <= STATE_BITS;
-            next = (0..next).find(|&t| (t..next).all(room)).expect("the step before is in reach");
-            kept[next] = true;
+        let meet = CellSearch::bound(meet);
+        let mut kept = vec![false; meet];
+        let (mut at, mut back) = (meet - 1, 0);
+        kept[at] = true;
+        for t in (0..at).rev() {
+            back += shifts[t];
+            if classes.bits + back + if t > 0 { shifts[t - 1] } else { 0 } > STATE_BITS {
+                (at, back) = (t, 0);
+                kept[at] = true;
+            }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a factor")]
-        let per_unit = (UNITS / (bound * metric.area())) as f32;
-        let mut new =
-            Self { isa, classes, shifts, per_unit, values: by_hash, known: Vec::new(), bits, kept, tail };
-        let mut last = classes.bits;
-        new.know(last, 0);
-        for t in 0..new.bits.len() {
-            new.know(last, new_bits(t));
-            last = new.bits[t];
+        kept[0] = true;
+        let unit = bound * metric.area() / classes.units;
+        let cells = CellSearch::new(isa, shifts.clone(), values, unit, classes.pruning);
+        let known = Default::default();
+        let mut new = Self {
+            isa,
+            classes,
+            shifts,
+            factor: cells::factor(unit),
+            values: by_hash,
+            known,
+            meet,
+            kept,
+            cells,
+        };
+        for shift in 0..=MOST_BITS {
+            let mut known = vec![0; 1 << classes.bits];
+            for class in 0..1usize << classes.bits {
+                known[new.place(class)] = new.newest(class) >> shift;
+            }
+            new.known[shift as usize] = Aligned::from(&known);
         }
-        for &k in &all {
-            new.know(classes.bits, k);
-        }
-        new.know(last, 0);
         new
     }
 
-    /// Tabulates what classes of `bits` bits give of states after a shift.
-    fn know(&mut self, bits: u32, shift: u32) {
-        if self.known.iter().all(|(key, _)| *key != (bits, shift)) {
-            assert!(bits + shift <= STATE_BITS, "a class knows nothing of the bits that leave");
-            let mut known = vec![0; 1 << bits];
-            for class in 0..1usize << bits {
-                let state = u16::try_from(class << (STATE_BITS - bits)).expect("a state");
-                known[self.place(class, bits)] = state >> shift;
-            }
-            self.known.push(((bits, shift), known));
-        }
+    /// The state whose newest bits are those of a class, the others zero.
+    fn newest(&self, class: usize) -> u16 {
+        u16::try_from(class << (STATE_BITS - self.classes.bits)).expect("a state")
     }
 
-    fn known(&self, bits: u32, shift: u32) -> &[u16] {
-        let found = self.known.iter().find(|(key, _)| *key == (bits, shift));
-        &found.expect("tabulated when the search was made").1
+    fn known(&self, shift: u32) -> &[u16] {
+        &self.known[shift as usize].all()[..1 << self.classes.bits]
+    }
+
+    /// Bits that are a survivor's own after a shift.
+    fn own(&self, shift: u32) -> u16 {
+        u16::MAX.checked_shr(self.classes.bits + shift).unwrap_or(0)
     }
 
     /// Where a class is.
-    fn place(&self, class: usize, bits: u32) -> usize {
+    fn place(&self, class: usize) -> usize {
         let lanes = lanes(self.isa);
-        let low = bits - lanes.ilog2();
+        let low = self.classes.bits - lanes.ilog2();
         (class & ((1 << low) - 1)) * lanes + (class >> low)
     }
 
     /// Which class is there.
-    fn class(&self, place: usize, bits: u32) -> usize {
+    fn class(&self, place: usize) -> usize {
         let lanes = lanes(self.isa);
-        ((place % lanes) << (bits - lanes.ilog2())) | (place / lanes)
-    }
-
-    /// The lowest class that has `word`: their places differ between instruction sets, the winner must not.
-    fn first(&self, words: &[u16], word: u16, bits: u32) -> usize {
-        let (chunks, _) = words.as_chunks::<16>();
-        let have = chunks
-            .iter()
-            .enumerate()
-            .filter(|(_, chunk)| chunk.iter().fold(false, |any, &w| any | (w == word)));
-        let places =
-            have.flat_map(|(i, chunk)| (0..16).filter(move |&j| chunk[j] == word).map(move |j| 16 * i + j));
-        places.map(|place| self.class(place, bits)).min().expect("the word is one of them")
+        ((place % lanes) << (self.classes.bits - lanes.ilog2())) | (place / lanes)
     }
 
     fn new_bits(&self, t: usize) -> u32 {
@@ -197,18 +192,16 @@ impl ClassSearch {
     pub(crate) fn run(&self, x: &[i16], scratch: &mut ClassScratch, states: &mut Vec<u16>) -> bool {
         assert_eq!(x.len(), self.shifts.len(), "one tile");
         scratch.tables.resize(x.len(), [0; VALUES]);
-        tables(self.isa, &self.values, self.per_unit, x, &mut scratch.tables);
+        tables(self.isa, &self.values, self.factor, x, &mut scratch.tables);
         if !self.pass(scratch, None) {
             return false;
         }
-        let last = self.bits[self.bits.len() - 1];
-        let survivors = &scratch.survivors[0][..1 << last];
-        let best = self.first(survivors, survivors.iter().fold(u16::MAX, |a, &b| a.min(b)), last);
+        let best = self.best(&scratch.survivors[0].all()[..1 << self.classes.bits]);
         self.trace(scratch, best, states);
         let mask = u16::MAX >> self.new_bits(0);
         let mut seam = states[0] & mask;
         for _ in 0..TRIES {
-            if !self.close(scratch, seam, states) {
+            if !self.close(x, scratch, seam, states) {
                 return false;
             }
             let got = states[0] & mask;
@@ -217,80 +210,87 @@ impl ClassSearch {
             }
             seam = got;
         }
-        self.pass(scratch, Some(seam)) && self.close(scratch, seam, states) && states[0] & mask == seam
+        self.pass(scratch, Some(seam)) && self.close(x, scratch, seam, states) && states[0] & mask == seam
     }
 
-    /// Survivors up to the tail, from `reach` steps before step 0 or from an overlap there.
+    /// Survivors up to the step where both searches meet, from `reach` bits before step 0 or from an overlap there.
     fn pass(&self, scratch: &mut ClassScratch, start: Option<u16>) -> bool {
         let steps = self.shifts.len();
         let ClassScratch { survivors: [from, to], tables, lows, .. } = scratch;
-        let most = 1 << self.bits[self.bits.len() - 1];
-        from.resize(most, 0);
-        to.resize(most, 0);
-        lows.resize_with(self.bits.len(), Vec::new);
-        let mut bits = self.classes.bits;
+        let len = 1 << self.classes.bits;
+        from.reserve(len);
+        to.reserve(len);
+        lows.resize_with(self.meet, Vec::new);
         let low = |state: u16| state & 0xFF;
         let cost = if start.is_some() { 0xFF00 } else { 0 };
-        for (w, &state) in from.iter_mut().zip(self.known(bits, 0)) {
+        for (w, &state) in from.all_mut().iter_mut().zip(self.known(0)) {
             *w = low(state) | cost;
         }
         if let Some(overlap) = start {
             let state = overlap << self.new_bits(0);
-            from[self.place(usize::from(state >> (STATE_BITS - bits)), bits)] = low(state);
+            from.all_mut()[self.place(usize::from(state >> (STATE_BITS - self.classes.bits)))] = low(state);
         }
-        let before = if start.is_some() { 0 } else { self.classes.reach };
+        let mut first = steps;
+        let mut before = if start.is_some() { self.classes.reach } else { 0 };
+        while before < self.classes.reach {
+            first -= 1;
+            before += self.shifts[first];
+        }
         let mut base = 0;
-        for at in steps - before..steps + self.bits.len() {
+        for at in first..steps + self.meet {
             let t = at % steps;
             let new_bits = self.new_bits(t);
-            let next = if at < steps { bits } else { self.bits[t] };
             let step = ClassStep {
                 new_bits,
-                merge: next == bits,
-                known: self.known(bits, new_bits),
-                own: u16::MAX.checked_shr(bits + new_bits).unwrap_or(0),
+                known: self.known(new_bits),
+                own: self.own(new_bits),
                 base,
+                settles: at.is_multiple_of(SETTLE),
                 table: &tables[t],
             };
             let lows: &mut [u8] = if at >= steps && self.kept[t] {
-                lows[t].resize(1 << next, 0);
+                lows[t].resize(1 << self.classes.bits, 0);
                 &mut lows[t]
             } else {
                 &mut []
             };
-            base = step_on(self.isa, &step, &from[..1 << bits], &mut to[..1 << next], lows);
+            base = step_on(self.isa, &step, &from.all()[..len], &mut to.all_mut()[..len], lows);
             if base > HIGH {
                 return false;
             }
             std::mem::swap(from, to);
-            bits = next;
         }
         true
     }
 
-    /// The states up to the tail of the path that ends in `class`.
+    /// The lowest class that has the least of `words`: their places differ between instruction sets, the winner must not.
+    fn best(&self, words: &[u16]) -> usize {
+        let least = words.iter().fold(u16::MAX, |a, &b| a.min(b));
+        let places = words.iter().enumerate().filter(|&(_, &w)| w == least).map(|(place, _)| place);
+        places.map(|place| self.class(place)).min().expect("the least is one of them")
+    }
+
+    /// The states up to where both searches meet of the path that ends in `class`.
     fn trace(&self, scratch: &ClassScratch, class: usize, states: &mut Vec<u16>) {
         states.clear();
-        states.resize(self.shifts.len(), 0);
+        states.resize(self.meet, 0);
         // The state of the last step that was looked up, and how far it has been shifted back since.
-        let (mut state, mut back, mut next) = (0, 0, self.bits.len());
-        for t in (0..self.bits.len()).rev() {
+        let (mut state, mut back, mut next) = (0, 0, self.meet);
+        for t in (0..self.meet).rev() {
             if !self.kept[t] {
                 back += self.new_bits(t);
                 continue;
             }
-            let bits = self.bits[t];
-            let class = if next == self.bits.len() {
+            let class = if next == self.meet {
                 class
             } else {
-                usize::from((state << back) >> (STATE_BITS - bits))
+                usize::from((state << back) >> (STATE_BITS - self.classes.bits))
             };
-            let low = u16::from(scratch.lows[t][self.place(class, bits)]);
-            let own = u16::MAX.checked_shr(bits).unwrap_or(0);
-            states[t] = u16::try_from(class << (STATE_BITS - bits)).expect("a state") | low & own;
+            let low = u16::from(scratch.lows[t][self.place(class)]);
+            states[t] = self.newest(class) | low & self.own(0);
             // Between two of them a state has its new bits from the later and the others from the earlier one.
             let mut left = back;
-            for at in t + 1..next.min(self.bits.len()) {
+            for at in t + 1..next.min(self.meet) {
                 left -= self.new_bits(at);
                 states[at] = state << left | states[at - 1] >> self.new_bits(at);
             }
@@ -299,41 +299,25 @@ impl ClassSearch {
     }
 
     /// The best path that ends with overlap `seam`; `false` if none has a cost in range.
-    fn close(&self, scratch: &mut ClassScratch, seam: u16, states: &mut Vec<u16>) -> bool {
-        let steps = self.shifts.len();
-        // The states of the tail as far as the seam tells them, the last one first.
-        let mut top = seam << self.new_bits(0);
-        let mut forced = Vec::with_capacity(self.tail);
-        for t in (steps - self.tail..steps).rev() {
-            let k = self.new_bits(t);
-            forced.push((k, top & !(u16::MAX >> k)));
-            top <<= k;
-        }
-        forced.reverse();
-        let first = steps - self.tail;
-        let bits = self.bits[first - 1];
-        // The step before the tail may know some of its bits too.
-        let rest = STATE_BITS - self.new_bits(0) - forced.iter().map(|f| f.0).sum::<u32>();
-        let ClassScratch { survivors, tables, totals, .. } = &mut *scratch;
-        totals.resize(1 << bits, 0);
-        let tail = Tail {
-            forced: &forced,
-            tables: &tables[first..],
-            known: self.known(bits, 0),
-            own: u16::MAX.checked_shr(bits).unwrap_or(0),
-            top,
-            told: !u16::MAX.checked_shr(rest).unwrap_or(0),
+    fn close(&self, x: &[i16], scratch: &mut ClassScratch, seam: u16, states: &mut Vec<u16>) -> bool {
+        let shift = self.new_bits(self.meet);
+        let Some(to_go) = self.cells.to_seam(x, self.meet, seam, &mut scratch.cells) else {
+            return false;
         };
-        let least = tail_on(self.isa, &tail, &survivors[0][..1 << bits], totals);
-        if least >= 0xFF00 {
+        let own = self.own(0);
+        let survivors = scratch.survivors[0].all();
+        scratch.totals.clear();
+        scratch.totals.extend(survivors.iter().zip(self.known(0)).map(|(&w, &known)| {
+            let (cost, to_go) = (w >> 8, u16::from(to_go[usize::from((known | w & own) >> shift)]));
+            cost + to_go + (u16::from(cost == 255) | u16::from(to_go == 255)) * FAR
+        }));
+        let best = self.best(&scratch.totals);
+        if scratch.totals[self.place(best)] >= FAR {
             return false;
         }
-        let best = self.first(totals, least, bits);
         self.trace(scratch, best, states);
-        for (t, (k, new)) in (first..).zip(forced) {
-            states[t] = new | states[t - 1] >> k;
-        }
-        true
+        let overlap = states[self.meet - 1] >> shift;
+        self.cells.close(self.meet, overlap, &mut scratch.cells, states) == seam
     }
 }
 
@@ -347,37 +331,36 @@ fn lanes(isa: Isa) -> usize {
 }
 
 /// Costs of all values for every weight, above the least.
-fn tables(isa: Isa, values: &[f32; VALUES], per_unit: f32, x: &[i16], out: &mut [[u8; VALUES]]) {
+fn tables(isa: Isa, values: &[i16; VALUES], factor: i16, x: &[i16], out: &mut [[u8; VALUES]]) {
     match lanes(isa) {
         #[cfg(target_arch = "x86_64")]
-        32 => crate::classes_simd::tables_avx512(values, per_unit, x, out),
+        32 => crate::classes_simd::tables_avx512(values, factor, x, out),
         #[cfg(target_arch = "x86_64")]
-        16 => crate::classes_simd::tables_avx2(values, per_unit, x, out),
-        _ => tables_scalar(values, per_unit, x, out),
+        16 => crate::classes_simd::tables_avx2(values, factor, x, out),
+        _ => tables_scalar(values, factor, x, out),
     }
 }
 
 /// The reference; compiled again with wider vectors.
 #[inline(always)]
-pub(crate) fn tables_scalar(values: &[f32; VALUES], per_unit: f32, x: &[i16], out: &mut [[u8; VALUES]]) {
+pub(crate) fn tables_scalar(values: &[i16; VALUES], factor: i16, x: &[i16], out: &mut [[u8; VALUES]]) {
     for (out, &x) in out.iter_mut().zip(x) {
-        let x = f32::from(x);
-        let costs = values.map(|v| (v - x) * (v - x) * per_unit);
-        let least = costs.iter().fold(f32::INFINITY, |a, &b| if b < a { b } else { a });
+        let costs = values.map(|v| cells::cost(factor, v, x));
+        let least = costs.iter().fold(i16::MAX, |a, &b| a.min(b));
         for (out, cost) in out.iter_mut().zip(costs) {
-            let above = cost - least;
-            // Above 2^23 the last bit of an f32 is 1: this rounds.
-            *out = ((if above < 255.0 { above } else { 255.0 }) + 8_388_608.0).to_bits() as u8;
+            *out = (cost - least).min(255) as u8;
         }
     }
 }
 
-/// Extends survivors by a step; returns the least cost.
+/// Extends survivors by a step; returns the least cost where the step settles, else 0.
 fn step_on(isa: Isa, step: &ClassStep<'_>, from: &[u16], to: &mut [u16], lows: &mut [u8]) -> u8 {
-    assert!(matches!(step.new_bits, 1 | 2), "one or two new bits");
+    assert!(matches!(step.new_bits, 1..=MOST_BITS), "few new bits");
     assert_eq!(step.known.len(), from.len(), "a class for every survivor");
-    let next = if step.merge { from.len() } else { from.len() << step.new_bits };
-    assert!(to.len() == next && (lows.is_empty() || lows.len() == next), "as many successors as classes");
+    assert!(
+        to.len() == from.len() && (lows.is_empty() || lows.len() == from.len()),
+        "as many successors as classes"
+    );
     let lanes = lanes(isa);
     assert!(from.len() >= lanes << step.new_bits, "as many vectors as rivals");
     match lanes {
@@ -390,65 +373,25 @@ fn step_on(isa: Isa, step: &ClassStep<'_>, from: &[u16], to: &mut [u16], lows: &
 }
 
 /// The reference.
-fn step_scalar(step: &ClassStep<'_>, from: &[u16], to: &mut [u16], lows: &mut [u8]) -> u8 {
-    let ClassStep { new_bits, merge, known, own, base, table } = *step;
-    let rivals = if merge { 1 << new_bits } else { 1 };
-    let groups = from.len() / rivals;
+pub(crate) fn step_scalar(step: &ClassStep<'_>, from: &[u16], to: &mut [u16], lows: &mut [u8]) -> u8 {
+    let ClassStep { new_bits, known, own, base, settles, table } = *step;
+    let groups = from.len() >> new_bits;
     to.fill(u16::MAX);
     for (class, (&w, &known)) in from.iter().zip(known).enumerate() {
         let u = known | w >> new_bits & own;
-        let cost = (w >> 8) - u16::from(base);
+        // 255 stays: of such a cost only a bound is known.
+        let cost = if w >> 8 == 255 { 255 } else { (w >> 8) - u16::from(base) };
         for new in 0..1u16 << new_bits {
             let hash = trellis::hash_fine(new << (STATE_BITS - new_bits) | u);
             let cost = (cost + u16::from(table[usize::from(hash >> 9)])).min(255);
-            let to = &mut to[usize::from(new) * groups + class / rivals];
+            let to = &mut to[usize::from(new) * groups + (class >> new_bits)];
             *to = (*to).min(cost << 8 | u & 0xFF);
         }
     }
     for (low, &w) in lows.iter_mut().zip(&*to) {
         *low = (w & 0xFF) as u8;
     }
-    (to.iter().min().expect("classes") >> 8) as u8
-}
-
-/// New bits that are known.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tail<'a> {
-    /// How many there are in each step, and where they stand in the state.
-    pub(crate) forced: &'a [(u32, u16)],
-    pub(crate) tables: &'a [[u8; VALUES]],
-    /// What the classes give of the states before these steps, and what bits are a survivor's own.
-    pub(crate) known: &'a [u16],
-    pub(crate) own: u16,
-    /// Bits of those states that are known too, and which they are.
-    pub(crate) top: u16,
-    pub(crate) told: u16,
-}
-
-/// Leads all survivors through known new bits; `totals` are their costs, in the high byte. Returns the least.
-fn tail_on(isa: Isa, tail: &Tail<'_>, from: &[u16], totals: &mut [u16]) -> u16 {
-    assert!(tail.known.len() == from.len() && totals.len() == from.len(), "a class for every survivor");
-    match lanes(isa) {
-        #[cfg(target_arch = "x86_64")]
-        32 => crate::classes_simd::tail_avx512(tail, from, totals),
-        _ => tail_scalar(tail, from, totals),
-    }
-}
-
-/// The reference.
-fn tail_scalar(tail: &Tail<'_>, from: &[u16], totals: &mut [u16]) -> u16 {
-    let mut least = u16::MAX;
-    for ((&w, &known), total) in from.iter().zip(tail.known).zip(totals) {
-        let mut state = known | w & tail.own;
-        let mut cost = if (state ^ tail.top) & tail.told == 0 { w >> 8 } else { 255 };
-        for (&(k, new), table) in tail.forced.iter().zip(tail.tables) {
-            state = new | state >> k;
-            cost = (cost + u16::from(table[usize::from(trellis::hash_fine(state) >> 9)])).min(255);
-        }
-        *total = cost << 8;
-        least = least.min(*total);
-    }
-    least
+    if settles { (to.iter().min().expect("classes") >> 8) as u8 } else { 0 }
 }
 
 #[cfg(test)]
@@ -462,7 +405,8 @@ mod tests {
     use fracbit_base::Scheme;
     use fracbit_format::trellis::{Steps, state_values};
 
-    const FEW: Classes = Classes { bits: 11, wide: 13, window: 24, reach: 20 };
+    const PRUNING: Pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0 };
+    const FEW: Classes = Classes { bits: 11, back: 30, reach: 40, units: 4.0, pruning: PRUNING };
 
     /// The search of a scheme, the exact one, and grid values of all states.
     fn searches(scheme: &str, classes: Classes) -> (ClassSearch, Search, Metric, Vec<i16>) {
@@ -481,7 +425,7 @@ mod tests {
 
     #[test]
     fn paths_are_connected_and_closed() {
-        for scheme in ["tcq-1", "tcq-1.5", "tcq-2"] {
+        for scheme in ["tcq-1", "tcq-1.5", "tcq-2", "tcq-2.75"] {
             let (search, _, metric, _) = searches(scheme, FEW);
             let (mut scratch, mut states) = (ClassScratch::default(), Vec::new());
             for tile in gaussian_tiles(3, 6) {
@@ -503,7 +447,7 @@ mod tests {
     #[test]
     fn classes_of_all_bits_lose_what_the_seam_and_8_bit_costs_lose() {
         // With 14 bits at 2 new ones nothing is a survivor's own: this is Viterbi's search.
-        let all = Classes { bits: 14, wide: 14, window: 0, reach: 128 };
+        let all = Classes { bits: 14, back: 80, reach: 128, units: 4.0, pruning: PRUNING };
         let (search, exact, metric, values) = searches("tcq-2", all);
         let (mut scratch, mut found, mut wanted) = (ClassScratch::default(), Vec::new(), Scratch::default());
         let mut errors = [0f64; 2];

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 /// How thoroughly codes are searched for. Every effort gives the same bytes on every machine and thread count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effort {
-    /// `fine`: one survivor per class up to 2 bits, the pruned search with two cells of branches above; `fast` and `hyb`: few rows of
+    /// `fine`: one survivor per class below 3 bits, the pruned search with two cells of branches above; `fast` and `hyb`: few rows of
     /// branches. 3 to 7 % more error.
     Fast,
     /// The pruned searches with two or three cells, or more rows: up to 2.5 % more error.
@@ -31,12 +31,19 @@ impl Effort {
         }
     }
 
-    /// The classes of the search by class where it is the better one, up to 2 bits; `None` elsewhere.
+    /// The classes of the search by class where it is the better one, below 3 bits; `None` elsewhere.
     pub(crate) fn classes(self, scheme: Scheme) -> Option<Classes> {
-        // At 1 bit a step takes half the work and the seam loses more.
-        let window = if scheme.quarters() <= 4 { 64 } else { 24 };
-        let classes = Classes { bits: 11, wide: 13, window, reach: 20 };
-        (self == Self::Fast && scheme.quarters() <= 8).then_some(classes)
+        // With few new bits a step by class is cheap against one of the search back from the seam.
+        let (bits, back) = match scheme.quarters() {
+            ..=7 => (11, 36),
+            8 => (10, 150),
+            9 => (10, 190),
+            10 => (10, 200),
+            11 => (10, 180),
+            _ => return None,
+        };
+        let pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0 };
+        (self == Self::Fast).then_some(Classes { bits, back, reach: 40, units: 4.0, pruning })
     }
 
     /// The rows of the search for codes of several weights a step; `None` for the exact one.
@@ -74,9 +81,10 @@ impl Effort {
     pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
             Self::Fast => {
-                // With few continuations paths merge late: a longer reach spares second passes.
-                let reach = if scheme.quarters() <= 11 { 48 } else { 32 };
-                Some(Pruning { falls: 2, thirds: 8, always: u32::MAX, reach })
+                // Up to 3.5 bits, where most overlaps are looked at, fewer third cells.
+                let (falls, thirds, reach) =
+                    if scheme.quarters() <= 14 { (3, usize::MAX, 28) } else { (2, 8, 32) };
+                Some(Pruning { falls, thirds, always: u32::MAX, reach })
             }
             Self::Balanced => {
                 // At 1 bit a longer reach is a larger part of the circle.

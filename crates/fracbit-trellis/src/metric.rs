@@ -42,7 +42,10 @@ impl Metric {
     /// `weight` on the grid, clipped to its range; NaN becomes 0.
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, which is the clipping wanted here")]
     pub(crate) fn grid(self, weight: f32) -> i16 {
-        ((weight * self.scale).round_ties_even() as i16).max(-i16::MAX)
+        // Beyond 2^23 a float has no fraction: this rounds as `round_ties_even`, which is a call of the C library before SSE4.1.
+        const WHOLE: f32 = 1.5 * (1u32 << 23) as f32;
+        let clipped = (weight * self.scale).clamp(-f32::from(i16::MAX), f32::from(i16::MAX));
+        (clipped + WHOLE - WHOLE) as i16
     }
 
     /// Cost of coding grid value `x` as grid value `v`.

@@ -2,7 +2,7 @@
 
 use crate::{
     books,
-    cells::{CellScratch, CellSearch},
+    cells::{self, CellScratch, CellSearch},
     classes::{ClassScratch, ClassSearch},
     effort::Effort,
     isa::Isa,
@@ -102,7 +102,8 @@ impl TrellisRounder {
         let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();
         let bound = scheme.rate().gaussian_bound();
         let pruned = if code == Code::Fine {
-            let cells = |pruning| CellSearch::new(isa, metric, shifts.clone(), &values, bound, pruning);
+            let cells =
+                |pruning| CellSearch::new(isa, shifts.clone(), &values, cells::unit(metric, bound), pruning);
             let classes = |classes| ClassSearch::new(isa, metric, shifts.clone(), &values, bound, classes);
             let by_class = effort.classes(scheme).map(|some| Pruned::Classes(Box::new(classes(some))));
             by_class.or_else(|| effort.pruning(scheme).map(|some| Pruned::Cells(Box::new(cells(some)))))

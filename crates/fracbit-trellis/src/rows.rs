@@ -117,7 +117,7 @@ impl Tables {
         let mut all = 0;
         for pair in 0..self.weights / 2 {
             let at = self.offset(usize::from(near.row), overlap, 2 * pair);
-            let v = [self.offsets.bytes()[at], self.offsets.bytes()[at + 1]];
+            let v = [self.offsets.all()[at], self.offsets.all()[at + 1]];
             all = square([near.x[2 * pair], near.x[2 * pair + 1]], v).saturating_add(all);
         }
         u8::try_from(all >> near.shift).unwrap_or(u8::MAX)
@@ -257,7 +257,7 @@ impl RowSearch {
         if !self.backward(scratch, self.steps + self.reach(), 0, &start) {
             return false;
         }
-        let first = &scratch.costs[0].bytes()[..start.len()];
+        let first = &scratch.costs[0].all()[..start.len()];
         let least = first.iter().fold(u8::MAX, |a, &b| a.min(b));
         let best = first.iter().position(|&c| c == least).expect("the least is one of them");
         let mut seam = u16::try_from(best).expect("an overlap");
@@ -341,14 +341,14 @@ impl RowSearch {
         costs.resize_with(steps + 3, Aligned::default);
         costs.iter_mut().chain(turned.iter_mut()).for_each(|c| c.reserve(overlaps));
         let slot = |t: usize| if t <= steps { t } else { steps + 1 + t % 2 };
-        costs[slot(from)].bytes_mut()[..overlaps].copy_from_slice(start);
+        costs[slot(from)].all_mut()[..overlaps].copy_from_slice(start);
         let mut base = 0;
         for t in (to..from).rev() {
             let [after, before] = costs.get_disjoint_mut([slot(t + 1), slot(t)]).expect("two arrays");
             let near = &near[t % steps * self.rows.count..][..self.rows.count];
             let step = RowStep { tables: &self.tables, near, base };
-            let after = turn(self.isa, self.tables.new_bits, &after.bytes()[..overlaps], turned);
-            base = step_on(self.isa, &step, after, &mut before.bytes_mut()[..overlaps]);
+            let after = turn(self.isa, self.tables.new_bits, &after.all()[..overlaps], turned);
+            base = step_on(self.isa, &step, after, &mut before.all_mut()[..overlaps]);
             if base > HIGH {
                 return false;
             }
@@ -365,7 +365,7 @@ impl RowSearch {
         let known = states.len();
         states.resize(self.steps, 0);
         for (t, near) in near.chunks(self.rows.count).enumerate().skip(from) {
-            let after = costs[t + 1].bytes();
+            let after = costs[t + 1].all();
             let mut best = (u32::MAX, 0);
             for near in near {
                 let state = self.tables.states[usize::from(near.row) * self.tables.overlaps() + overlap];
@@ -526,7 +526,7 @@ fn turn<'a>(isa: Isa, new_bits: u32, after: &'a [u8], spare: &'a mut [Aligned; 2
         return after;
     }
     let [to, other] = spare;
-    let (to, other) = (&mut to.bytes_mut()[..after.len()], &mut other.bytes_mut()[..after.len()]);
+    let (to, other) = (&mut to.all_mut()[..after.len()], &mut other.all_mut()[..after.len()]);
     match width(isa) {
         #[cfg(target_arch = "x86_64")]
         64 => crate::rows_simd::turn_avx512(new_bits, after, to, other),
@@ -594,13 +594,13 @@ fn step_scalar(step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
             let at = usize::from(near.row) * overlaps + first;
             let mut sums = [0u16; BLOCK];
             let pairs =
-                tables.offsets.bytes()[at * weights..][..BLOCK * weights].as_chunks::<{ 2 * BLOCK }>().0;
+                tables.offsets.all()[at * weights..][..BLOCK * weights].as_chunks::<{ 2 * BLOCK }>().0;
             for (v, x) in pairs.iter().zip(near.x.as_chunks::<2>().0) {
                 let square = |overlap: usize| square(*x, [v[2 * overlap], v[2 * overlap + 1]]);
                 sums = std::array::from_fn(|overlap| sums[overlap].saturating_add(square(overlap)));
             }
             let costs = sums.map(|sum| byte(usize::from((sum >> near.shift).min(255))));
-            let picks = &tables.picks.bytes()[at..][..BLOCK];
+            let picks = &tables.picks.all()[at..][..BLOCK];
             for ((out, cost), &pick) in out.iter_mut().zip(costs).zip(picks) {
                 *out = table[usize::from(pick)].saturating_sub(base).saturating_add(cost).min(*out);
             }

@@ -200,7 +200,7 @@ unsafe fn avx512<const PAIRS: usize, const TABLES: usize>(
     const WIDTH: usize = 64;
     let RowStep { tables, near, base } = *step;
     let base = _mm512_set1_epi8(base.cast_signed());
-    let (picks, offsets) = (tables.picks.bytes().as_ptr(), tables.offsets.bytes().as_ptr());
+    let (picks, offsets) = (tables.picks.all().as_ptr(), tables.offsets.all().as_ptr());
     let mut least = _mm512_set1_epi8(-1);
     for first in (0..before.len()).step_by(WIDTH) {
         let entries = &after[rows::table_of(tables.new_bits, first)..][..TABLES * WIDTH];
@@ -262,7 +262,7 @@ unsafe fn avx2<const PAIRS: usize, const TABLES: usize>(
     const WIDTH: usize = 32;
     let RowStep { tables, near, base } = *step;
     let base = _mm256_set1_epi8(base.cast_signed());
-    let (picks, offsets) = (tables.picks.bytes().as_ptr(), tables.offsets.bytes().as_ptr());
+    let (picks, offsets) = (tables.picks.all().as_ptr(), tables.offsets.all().as_ptr());
     let mut least = _mm256_set1_epi8(-1);
     for first in (0..before.len()).step_by(WIDTH) {
         let mut table = [base; TABLES];

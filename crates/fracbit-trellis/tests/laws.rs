@@ -65,9 +65,32 @@ fn efforts_lose_what_they_may() {
         let book = builtin(scheme).unwrap();
         let error = |effort| train::error_of(&TrellisRounder::new(book.clone(), effort), &tiles);
         let exact = error(Effort::Exact);
-        for (effort, most) in [(Effort::Balanced, 1.03), (Effort::Fast, 1.07)] {
+        // 2.5 and 7 % and what the mean of so few tiles may deviate.
+        for (effort, most) in [(Effort::Balanced, 1.03), (Effort::Fast, 1.08)] {
             let ratio = error(effort) / exact;
             assert!((0.99..most).contains(&ratio), "{scheme}: {effort} has {ratio} times the exact error");
+        }
+    }
+}
+
+/// Tiles with a weight far out where costs of 8 bits go out of range: before what is out of range stayed so, and where the seam does not
+/// suit such a weight, they had three to six times the exact error.
+#[test]
+fn no_tile_loses_much_to_the_range_of_costs() {
+    let tiles = train::gaussian_tiles(20_000, 4096);
+    for (scheme, tile) in [
+        ("tcq-2.75", 311),
+        ("tcq-3", 1766),
+        ("tcq-4", 2151),
+        ("tcq-4", 3124),
+        ("tcq-4.5", 2601),
+        ("tcq-5", 339),
+    ] {
+        let book = builtin(scheme.parse().unwrap()).unwrap();
+        let error = |effort| train::error_of(&TrellisRounder::new(book.clone(), effort), &tiles[tile..=tile]);
+        for effort in [Effort::Fast, Effort::Balanced] {
+            let ratio = error(effort) / error(Effort::Exact);
+            assert!(ratio < 1.3, "{scheme}: {effort} has {ratio} times the exact error of tile {tile}");
         }
     }
 }
@@ -113,7 +136,7 @@ fn refuses_a_scalar_codebook() {
 #[test]
 fn ties_between_classes_have_one_winner_on_every_instruction_set() {
     let tiles = train::gaussian_tiles(12, 200);
-    for scheme in schemes().filter(|s| s.code() == Some(Code::Fine) && [4, 8].contains(&s.quarters())) {
+    for scheme in schemes().filter(|s| s.code() == Some(Code::Fine) && [4, 8, 10].contains(&s.quarters())) {
         let rounder = |isa| TrellisRounder::with_isa(builtin(scheme).unwrap().clone(), Effort::Fast, isa);
         let want = encode(&rounder(Isa::Scalar), &tiles);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
