@@ -57,6 +57,8 @@ pub(crate) struct Pruning {
     pub(crate) always: u32,
     /// Bits of tape beyond the seam.
     pub(crate) reach: usize,
+    /// Where a path from the seam ends elsewhere, bits of tape before the seam that are searched once more, before the whole circle is.
+    pub(crate) part: u32,
 }
 
 /// A circular trellis of a code with one weight per step.
@@ -389,14 +391,26 @@ impl CellSearch {
         // Whether a path in range begins there: the weights behind the seam may not suit the overlap at all.
         let begins = |scratch: &CellScratch, seam: u16| scratch.costs[0].all()[usize::from(seam)] < u8::MAX;
         states.clear();
+        let mut start = seam;
         for _ in 0..TRACES {
             let end = self.trace(scratch, 0, seam, states);
             if end == seam {
                 return true;
             }
-            seam = end;
+            (start, seam) = (seam, end);
             if !begins(scratch, seam) {
                 return false;
+            }
+        }
+        if self.pruning.part > 0 {
+            let from = self.bound_before(self.pruning.part);
+            states.truncate(from);
+            let overlap = states[from - 1] >> self.shifts[from - 1];
+            if self.backward(scratch, steps, from, Some(start))
+                && scratch.costs[from / GROUP].all()[usize::from(overlap)] < u8::MAX
+                && self.trace(scratch, from, overlap, states) == start
+            {
+                return true;
             }
         }
         states.clear();
@@ -405,8 +419,13 @@ impl CellSearch {
             && self.trace(scratch, 0, seam, states) == seam
     }
 
-    /// The last step not after `t` from which [`Self::close`] can go on.
-    pub(crate) const fn bound(t: usize) -> usize {
+    /// The last step from which at least `bits` of tape are left before the seam and [`Self::close`] can go on.
+    pub(crate) fn bound_before(&self, bits: u32) -> usize {
+        let (mut t, mut left) = (self.steps(), 0);
+        while left < bits {
+            t -= 1;
+            left += self.shifts[t];
+        }
         t / GROUP * GROUP
     }
 
@@ -676,4 +695,54 @@ fn step_scalar(step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
         least = least.min(*out);
     }
     if settles { least } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{builtin, train::gaussian_tiles};
+    use fracbit_base::Scheme;
+    use fracbit_format::trellis::{Steps, state_values};
+
+    const ALL: Pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0, part: 0 };
+
+    /// Near the end few columns are looked at; the costs are those of all overlaps at every step, on every instruction set.
+    #[test]
+    fn costs_to_a_seam_are_those_of_whole_steps() {
+        for name in ["tcq-1", "tcq-1.75", "tcq-2.25", "tcq-3.5", "tcq-5"] {
+            let scheme: Scheme = name.parse().unwrap();
+            let (book, steps) = (builtin(scheme).unwrap(), Steps::of(scheme).unwrap());
+            let largest = book.entries().iter().map(|e| e.unsigned_abs()).max().unwrap();
+            let metric = Metric::new(scheme, f32::from(largest) * book.step());
+            let value = |x| f32::from(state_values(scheme, book.entries(), x)[0]) * book.step();
+            let values: Vec<i16> = (0..=u16::MAX).map(|x| metric.grid(value(x))).collect();
+            let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();
+            let unit = unit(metric, scheme.rate().gaussian_bound());
+            let x = gaussian_tiles(15, 1)[0].map(|w| metric.grid(w));
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+                let search = CellSearch::new(isa, shifts.clone(), &values, unit, ALL);
+                let (from, mut scratch) = (search.bound_before(40), CellScratch::default());
+                let seam = 0x2D5;
+                let got = search.to_seam(&x, from, seam, &mut scratch).expect("costs in range").to_vec();
+                let mut after = vec![u8::MAX; STATES];
+                after[usize::from(seam)] = 0;
+                let mut base = 0;
+                for t in (from..search.steps()).rev() {
+                    let kind = search.kind(t);
+                    let step = CellStep {
+                        kind,
+                        base,
+                        settles: t.is_multiple_of(SETTLE),
+                        columns: (0, STATES >> (kind.new_bits + kind.shift)),
+                        cells: search.cells(t, &scratch.near[t]),
+                    };
+                    let mut before = vec![u8::MAX; STATES];
+                    base = step_scalar(&step, &after, &mut before);
+                    after = before;
+                }
+                assert!(got.iter().any(|&c| c < u8::MAX), "{name}: a path in range");
+                assert_eq!(got, after[..got.len()], "{name} on {}", isa.name());
+            }
+        }
+    }
 }

@@ -40,12 +40,12 @@ pub(crate) struct Classes {
     pub(crate) bits: u32,
     /// Bits of tape before the seam that are searched back from it.
     pub(crate) back: u32,
+    /// What that search leaves out.
+    pub(crate) pruning: Pruning,
     /// Bits of tape before the seam at which a pass begins.
     pub(crate) reach: u32,
     /// Units of cost in the rate-distortion bound: more of them round less and saturate earlier.
     pub(crate) units: f64,
-    /// What that search leaves out.
-    pub(crate) pruning: Pruning,
 }
 
 /// A circular trellis of a `fine` code.
@@ -107,7 +107,6 @@ impl ClassSearch {
         bound: f64,
         classes: Classes,
     ) -> Self {
-        let steps = shifts.len();
         // Of a larger table the means of neighbours.
         let mut sums = [0i32; VALUES];
         for (x, &value) in (0..=u16::MAX).zip(values) {
@@ -115,12 +114,9 @@ impl ClassSearch {
         }
         let mean = |sum: i32| sum / (1 << (STATE_BITS - VALUES.ilog2()));
         let by_hash = sums.map(|sum| i16::try_from(mean(sum)).expect("a mean of 16-bit integers"));
-        let (mut meet, mut back) = (steps, 0);
-        while back < classes.back {
-            meet -= 1;
-            back += shifts[meet];
-        }
-        let meet = CellSearch::bound(meet);
+        let unit = bound * metric.area() / classes.units;
+        let cells = CellSearch::new(isa, shifts.clone(), values, unit, classes.pruning);
+        let meet = cells.bound_before(classes.back);
         let mut kept = vec![false; meet];
         let (mut at, mut back) = (meet - 1, 0);
         kept[at] = true;
@@ -132,8 +128,6 @@ impl ClassSearch {
             }
         }
         kept[0] = true;
-        let unit = bound * metric.area() / classes.units;
-        let cells = CellSearch::new(isa, shifts.clone(), values, unit, classes.pruning);
         let known = Default::default();
         let mut new = Self {
             isa,
@@ -405,7 +399,7 @@ mod tests {
     use fracbit_base::Scheme;
     use fracbit_format::trellis::{Steps, state_values};
 
-    const PRUNING: Pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0 };
+    const PRUNING: Pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0, part: 0 };
     const FEW: Classes = Classes { bits: 11, back: 30, reach: 40, units: 4.0, pruning: PRUNING };
 
     /// The search of a scheme, the exact one, and grid values of all states.

@@ -42,7 +42,7 @@ impl Effort {
             11 => (10, 180),
             _ => return None,
         };
-        let pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0 };
+        let pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0, part: 0 };
         (self == Self::Fast).then_some(Classes { bits, back, reach: 40, units: 4.0, pruning })
     }
 
@@ -81,10 +81,9 @@ impl Effort {
     pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
             Self::Fast => {
-                // Up to 3.5 bits, where most overlaps are looked at, fewer third cells.
-                let (falls, thirds, reach) =
-                    if scheme.quarters() <= 14 { (3, usize::MAX, 28) } else { (2, 8, 32) };
-                Some(Pruning { falls, thirds, always: u32::MAX, reach })
+                // Up to 3.5 bits, where most overlaps are looked at, a third cell only where more bits come in than leave.
+                let (thirds, reach) = if scheme.quarters() <= 14 { (usize::MAX, 28) } else { (8, 32) };
+                Some(Pruning { falls: 2, thirds, always: u32::MAX, reach, part: 150 })
             }
             Self::Balanced => {
                 // At 1 bit a longer reach is a larger part of the circle.
@@ -94,7 +93,7 @@ impl Effort {
                     _ => 64,
                 };
                 let thirds = if scheme.quarters() == 7 { 1 } else { 2 };
-                Some(Pruning { falls: 1, thirds, always: 3, reach })
+                Some(Pruning { falls: 1, thirds, always: 3, reach, part: 0 })
             }
             Self::Exact => None,
         }
