@@ -396,15 +396,26 @@ impl Scores {
     /// The rows of least score, the least one first; where scores are equal those of the lower numbers.
     fn least(&mut self, isa: Isa, factors: &[[f32; SCORES]], x: &[f32], found: &mut [(f32, u16)]) {
         let sums = &mut self.sums[..factors.len() / (2 * x.len() + 1)];
-        // As many scores as classes that are wanted are below some least one of a class.
+        // As many scores as rows that are wanted are not above as many least ones of classes: a limit that few rows are below.
         let mut classes = [[f32::INFINITY; SCORES]; CLASSES];
         score(isa, factors, x, sums, &mut classes);
         // As integers of the same order, which are quicker to select from.
         let order = |bits: i32| bits ^ ((bits >> 31) & i32::MAX);
         let mut keys = [0; SCORES * CLASSES];
+        let mut len = SCORES * CLASSES.min(sums.len());
+        if found.len() <= SCORES / 2 {
+            // Fewer to select from, for a few more rows below the limit.
+            let [first, others @ ..] = &mut classes;
+            for class in others {
+                first.iter_mut().zip(class).for_each(|(a, b)| *a = if *b < *a { *b } else { *a });
+            }
+            len = SCORES;
+        }
         let scores = classes.as_flattened();
-        keys.iter_mut().zip(scores).for_each(|(key, score)| *key = order(score.to_bits().cast_signed()));
-        let keys = &mut keys[..SCORES * CLASSES.min(sums.len())];
+        keys.iter_mut()
+            .zip(&scores[..len])
+            .for_each(|(key, score)| *key = order(score.to_bits().cast_signed()));
+        let keys = &mut keys[..len];
         let limit = *keys.select_nth_unstable(found.len() - 1).1;
         let limit = f32::from_bits(order(limit).cast_unsigned());
         let close = collect(isa, sums, limit, &mut self.close);
