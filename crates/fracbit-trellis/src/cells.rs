@@ -17,7 +17,8 @@
 //!
 //! The tail-biting seam costs a tenth of a pass instead of a whole one: the pass goes around the circle and `reach`
 //! weights further. The best path from step 0 arrives there again with some overlap, and the best path that starts with that
-//! overlap ends with it too when the two have merged (nine tiles in ten). Otherwise a second pass is constrained to it. A tile
+//! overlap ends with it too when the two have merged (nine tiles in ten). Otherwise the end of the circle (`fast`) or a second pass is
+//! constrained to it. Costs out of range stay so when the least one is subtracted: nothing is known of them but a bound. A tile
 //! whose costs do not fit 8 bits, because its weights lie far outside the table, is left to the exact search.
 
 use crate::{isa::Isa, metric::Metric};
@@ -419,7 +420,7 @@ impl CellSearch {
             && self.trace(scratch, 0, seam, states) == seam
     }
 
-    /// The last step from which at least `bits` of tape are left before the seam and [`Self::close`] can go on.
+    /// The last step from which at least `bits` of tape are left before the seam and that [`Self::trace`] can begin with.
     pub(crate) fn bound_before(&self, bits: u32) -> usize {
         let (mut t, mut left) = (self.steps(), 0);
         while left < bits {
@@ -440,18 +441,6 @@ impl CellSearch {
         self.near(x, from, &mut scratch.near);
         let done = self.backward(scratch, self.steps(), from, Some(seam));
         done.then(|| &scratch.costs[from / GROUP].all()[..STATES >> self.kind(from).new_bits])
-    }
-
-    /// After [`Self::to_seam`]: appends to the states before step `from` those of the best path with `overlap` there. Returns the
-    /// overlap at the end.
-    pub(crate) fn close(
-        &self,
-        from: usize,
-        overlap: u16,
-        scratch: &mut CellScratch,
-        states: &mut Vec<u16>,
-    ) -> u16 {
-        self.trace(scratch, from, overlap, states)
     }
 
     /// The nearest cells of every weight from step `from` on, with the costs of their levels above the least.
@@ -497,8 +486,7 @@ impl CellSearch {
             start[usize::from(end)] = 0;
         }
         let mut base = 0;
-        // While few overlaps lead to the end, those are neighbours, and only they are looked at (by the widest vector on every machine,
-        // for costs out of range become lower ones with the base).
+        // While few overlaps lead to the end, those are neighbours, and only they are looked at, in whole vectors of any width.
         let mut alive = end.map_or((0, overlaps), |end| (usize::from(end), usize::from(end) + 1));
         for t in (until..from).rev() {
             let target = bound(t);
@@ -545,7 +533,13 @@ impl CellSearch {
 
     /// Follows the best path with overlap `start` at step `from`, a bound, to the end of the circle; returns the overlap there. `states`
     /// may hold another such path: where the two meet they go on together.
-    fn trace(&self, scratch: &mut CellScratch, from: usize, start: u16, states: &mut Vec<u16>) -> u16 {
+    pub(crate) fn trace(
+        &self,
+        scratch: &mut CellScratch,
+        from: usize,
+        start: u16,
+        states: &mut Vec<u16>,
+    ) -> u16 {
         let CellScratch { near, costs: kept, .. } = scratch;
         let mut overlap = start;
         let other = states.len() > from;

@@ -311,7 +311,7 @@ impl ClassSearch {
         }
         self.trace(scratch, best, states);
         let overlap = states[self.meet - 1] >> shift;
-        self.cells.close(self.meet, overlap, &mut scratch.cells, states) == seam
+        self.cells.trace(&mut scratch.cells, self.meet, overlap, states) == seam
     }
 }
 
