@@ -34,16 +34,16 @@ impl Effort {
     /// The classes of the search by class where it is the better one, below 3 bits; `None` elsewhere.
     pub(crate) fn classes(self, scheme: Scheme) -> Option<Classes> {
         // With few new bits a step by class is cheap against one of the search back from the seam.
-        let (bits, back) = match scheme.quarters() {
-            ..=7 => (11, 36),
-            8 => (10, 150),
-            9 => (10, 190),
-            10 => (10, 200),
-            11 => (10, 180),
+        let (bits, back, reach) = match scheme.quarters() {
+            ..=7 => (11, 36, 40),
+            8 => (10, 150, 48),
+            9 => (10, 172, 48),
+            10 => (10, 190, 48),
+            11 => (10, 180, 48),
             _ => return None,
         };
         let pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0, part: 0 };
-        (self == Self::Fast).then_some(Classes { bits, back, reach: 40, units: 4.0, pruning })
+        (self == Self::Fast).then_some(Classes { bits, back, reach, units: 4.0, pruning })
     }
 
     /// The rows of the search for codes of several weights a step; `None` for the exact one.
