@@ -24,6 +24,7 @@ pub(crate) fn vectors() -> Vectors {
         rms_norm: plain::rms_norm,
         gate_mul: plain::gate_mul,
         rotate: plain::rotate,
+        walsh: plain::walsh,
         add: plain::add,
         narrow: plain::narrow,
         narrow_pair: plain::narrow_pair,

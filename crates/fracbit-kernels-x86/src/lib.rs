@@ -15,6 +15,8 @@ pub mod limits;
 mod reads;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
+#[cfg(target_arch = "x86_64")]
+mod walsh;
 
 /// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
 ///

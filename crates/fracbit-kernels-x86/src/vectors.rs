@@ -326,6 +326,7 @@ macro_rules! table {
                 rms_norm,
                 gate_mul,
                 rotate,
+                walsh,
                 add,
                 narrow,
                 narrow_pair,

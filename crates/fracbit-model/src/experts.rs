@@ -278,7 +278,7 @@ impl Pass<'_> {
         let both = ([gate, up], experts.count);
         Linear::apply_groups(crew, how, both, &work.groups, input, &mut s.linear, [&mut *acts, other])?;
         if let Some(rotation) = down_in {
-            sites::apply(rotation, crew, acts, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, acts, &mut s.rotation);
         }
         if down.is_observed() {
             let routed = work.routed(rows * active);

@@ -490,7 +490,7 @@ impl Model {
                 HeadSite::Plain => hidden,
                 HeadSite::Rotate(rotation) => {
                     let n = Scratch::copy(&mut s.head, hidden);
-                    sites::apply(rotation, crew, n, &mut s.rotation);
+                    sites::apply(rotation, &self.vectors, crew, n, &mut s.rotation);
                     n
                 }
                 HeadSite::Regain(rotation) => {
@@ -499,7 +499,7 @@ impl Model {
                     for row in n.chunks_exact_mut(width) {
                         row.iter_mut().zip(&self.final_norm).for_each(|(n, g)| *n *= g);
                     }
-                    sites::apply(rotation, crew, n, &mut s.rotation);
+                    sites::apply(rotation, &self.vectors, crew, n, &mut s.rotation);
                     n
                 }
             };
@@ -587,7 +587,7 @@ impl Pass<'_> {
         let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
         self.read(&s.x, layer.attention_norm.as_ref(), n);
         if let Some(rotation) = &sites.attention_in {
-            sites::apply(rotation, crew, n, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
             layer.linear(LayerLinear::Q).observe(crew, n);
@@ -632,7 +632,7 @@ impl Pass<'_> {
         attention.run(crew, rows, grouped, q, &mut s.work);
         self.ungroup(q, grouped);
         if let Some(rotation) = &sites.output_in {
-            sites::apply(rotation, crew, grouped, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
             layer.linear(LayerLinear::O).observe(crew, grouped);
@@ -661,7 +661,7 @@ impl Pass<'_> {
         let out = &mut s.branch[..len];
         self.norm(n, Some(gain), model.inner_eps, out);
         if let Some(rotation) = &model.sites.branch_out {
-            sites::apply(rotation, crew, out, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, out, &mut s.rotation);
         }
         self.add(out, x);
     }
@@ -675,7 +675,7 @@ impl Pass<'_> {
         let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
         self.read(&s.x, layer.mlp_norm.as_ref(), n);
         if let Some(rotation) = &sites.mlp_in {
-            sites::apply(rotation, crew, n, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
             layer.linear(LayerLinear::Gate).observe(crew, n);
@@ -692,7 +692,7 @@ impl Pass<'_> {
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
         Linear::apply_gated(crew, (&model.vectors, model.gate), inputs, n, &mut s.linear, [&mut *gate, up])?;
         if let Some(rotation) = &sites.down_in {
-            sites::apply(rotation, crew, gate, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, crew, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
             layer.linear(LayerLinear::Down).observe(crew, gate);
@@ -761,8 +761,8 @@ impl Pass<'_> {
             }
             if let Some(rotation) = &states[row / each].turn {
                 match rotation.scratch_len() {
-                    0 => rotation.apply_rows_with(x, &mut []),
-                    len => rotation.apply_rows_with(x, &mut [0.0; TURN_SCRATCH][..len]),
+                    0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
+                    len => sites::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len]),
                 }
             }
         });

@@ -26,7 +26,7 @@
 //! heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
 
 use fracbit_io::ModelConfig;
-use fracbit_kernels::Crew;
+use fracbit_kernels::{Crew, Vectors};
 use fracbit_rotation::Rotation;
 use serde::{Deserialize, Serialize};
 
@@ -219,13 +219,24 @@ impl Sites {
 
 /// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a few rows, which are one task, without
 /// allocation.
-pub(crate) fn apply(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
-    let n = rotation.width();
+pub(crate) fn apply(
+    rotation: &Rotation,
+    vectors: &Vectors,
+    crew: &Crew<'_>,
+    rows: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (n, need) = (rotation.width(), rotation.scratch_len());
     if rows.len() <= ROWS * n {
-        rotation.apply_rows_with(rows, &mut scratch[..rotation.scratch_len()]);
+        apply_rows(rotation, vectors, rows, &mut scratch[..need]);
     } else {
-        crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows(part));
+        crew.chunks(rows, ROWS * n, |_, part| apply_rows(rotation, vectors, part, &mut vec![0.0; need]));
     }
+}
+
+/// As [`apply`], on this thread.
+pub(crate) fn apply_rows(rotation: &Rotation, vectors: &Vectors, rows: &mut [f32], scratch: &mut [f32]) {
+    rotation.apply_rows_by(rows, scratch, |order, x, factors| vectors.walsh(order, x, factors));
 }
 
 /// As [`apply`], backwards.

@@ -138,17 +138,12 @@ impl Hadamard {
 
     /// √n·H (or its transpose) on a (batch, n, inner) array along the middle axis, in place.
     fn transform(&self, x: &mut [f32], inner: usize, scratch: &mut [f32], direction: Direction) {
-        let need = self.scratch_len();
-        assert!(scratch.len() >= need, "`scratch` should have {need} entries, got {}", scratch.len());
-        let mut stride = self.walsh * inner;
         if direction == Direction::Forward {
-            x.chunks_exact_mut(stride).for_each(|chunk| butterflies(chunk, inner));
-            for factor in self.across.iter().rev() {
-                factor.pass(x, stride, scratch, direction);
-                stride *= factor.order();
-            }
+            x.chunks_exact_mut(self.walsh * inner).for_each(|chunk| butterflies(chunk, inner));
+            self.factors_across(x, inner, scratch);
         } else {
-            stride = self.n * inner;
+            self.check_scratch(scratch);
+            let mut stride = self.n * inner;
             for factor in &self.across {
                 stride /= factor.order();
                 factor.pass(x, stride, scratch, direction);
@@ -157,10 +152,34 @@ impl Hadamard {
         }
     }
 
-    /// √n·H (or its transpose) on one vector or several rows, in place, for callers that fold in their own
-    /// scale.
-    pub(crate) fn transform_rows(&self, x: &mut [f32], scratch: &mut [f32], inverse: bool) {
-        self.transform(x, 1, scratch, if inverse { Direction::Inverse } else { Direction::Forward });
+    /// All factors but W of [`transform`](Self::transform) forward.
+    fn factors_across(&self, x: &mut [f32], inner: usize, scratch: &mut [f32]) {
+        self.check_scratch(scratch);
+        let mut stride = self.walsh * inner;
+        for factor in self.across.iter().rev() {
+            factor.pass(x, stride, scratch, Direction::Forward);
+            stride *= factor.order();
+        }
+    }
+
+    fn check_scratch(&self, scratch: &[f32]) {
+        let need = self.scratch_len();
+        assert!(scratch.len() >= need, "`scratch` should have {need} entries, got {}", scratch.len());
+    }
+
+    /// The order of W.
+    pub(crate) fn walsh(&self) -> usize {
+        self.walsh
+    }
+
+    /// What is left of √n·H on one vector or several rows behind W on every piece of them, in place.
+    pub(crate) fn transform_across(&self, x: &mut [f32], scratch: &mut [f32]) {
+        self.factors_across(x, 1, scratch);
+    }
+
+    /// √n·Hᵀ on one vector or several rows, in place, for callers that fold in their own scale.
+    pub(crate) fn transform_rows_inverse(&self, x: &mut [f32], scratch: &mut [f32]) {
+        self.transform(x, 1, scratch, Direction::Inverse);
     }
 
     /// diag(after)·√n·H·diag(before) on the columns of a row-major (n, cols) matrix, H transposed if

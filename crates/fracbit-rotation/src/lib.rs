@@ -36,3 +36,4 @@ pub use hadamard::Hadamard;
 pub use matrix::{Construction, HadamardMatrix};
 pub use rotation::{BlockRotation, Rotation};
 pub use signs::signs;
+pub use walsh::walsh;

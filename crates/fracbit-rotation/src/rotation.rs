@@ -1,6 +1,6 @@
 //! Random rotations: signs, then a Hadamard transform.
 
-use crate::{Hadamard, RotationError, signs};
+use crate::{Hadamard, RotationError, signs, walsh};
 
 /// The orthogonal matrix R = H·S: random signs S = diag(s) first, then H.
 ///
@@ -79,7 +79,7 @@ impl Rotation {
     /// If `x` does not have n entries or `scratch` fewer than [`scratch_len`](Self::scratch_len).
     pub fn apply_with(&self, x: &mut [f32], scratch: &mut [f32]) {
         self.check_vector("Rotation::apply", x);
-        self.forward(x, scratch);
+        self.apply_rows_with(x, scratch);
     }
 
     /// [`apply_inverse`](Self::apply_inverse) without allocation.
@@ -117,7 +117,25 @@ impl Rotation {
     /// If the length is not a multiple of n or `scratch` has fewer than [`scratch_len`](Self::scratch_len)
     /// entries.
     pub fn apply_rows_with(&self, rows: &mut [f32], scratch: &mut [f32]) {
-        self.hadamard.each_group("Rotation::apply_rows", rows, |group| self.forward(group, scratch));
+        self.apply_rows_by(rows, scratch, walsh);
+    }
+
+    /// [`apply_rows_with`](Self::apply_rows_with), where `transform` does what [`walsh`] does.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn apply_rows_by(
+        &self,
+        rows: &mut [f32],
+        scratch: &mut [f32],
+        transform: impl Fn(usize, &mut [f32], &[f32]),
+    ) {
+        self.hadamard.each_group("Rotation::apply_rows", rows, |group| {
+            for row in group.chunks_exact_mut(self.width()) {
+                transform(self.hadamard.walsh(), row, &self.scaled_signs);
+            }
+            self.hadamard.transform_across(group, scratch);
+        });
     }
 
     /// W ← R·W for a row-major (n, cols) matrix: the output side of a weight, so that y = W·x becomes R·y.
@@ -140,17 +158,8 @@ impl Rotation {
         self.hadamard.transform_columns(w, cols, true, |_| 1.0, |i| self.scaled_signs[i]);
     }
 
-    fn forward(&self, rows: &mut [f32], scratch: &mut [f32]) {
-        self.sign(rows);
-        self.hadamard.transform_rows(rows, scratch, false);
-    }
-
     fn backward(&self, rows: &mut [f32], scratch: &mut [f32]) {
-        self.hadamard.transform_rows(rows, scratch, true);
-        self.sign(rows);
-    }
-
-    fn sign(&self, rows: &mut [f32]) {
+        self.hadamard.transform_rows_inverse(rows, scratch);
         for row in rows.chunks_exact_mut(self.width()) {
             row.iter_mut().zip(&self.scaled_signs).for_each(|(x, s)| *x *= s);
         }

@@ -41,6 +41,18 @@ pub(crate) fn butterflies(x: &mut [f32], first: usize) {
     }
 }
 
+/// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a factor for each entry of `x`. What a caller with
+/// vectors of its own gives to [`Rotation::apply_rows_by`](crate::Rotation::apply_rows_by) must have these bits.
+///
+/// # Panics
+/// If `order` is no power of two or does not divide the length, or if there are fewer factors than entries.
+pub fn walsh(order: usize, x: &mut [f32], factors: &[f32]) {
+    assert!(order.is_power_of_two() && x.len().is_multiple_of(order), "walsh: whole pieces of {order}");
+    assert!(x.len() <= factors.len(), "walsh: a factor for each entry");
+    x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+    x.chunks_exact_mut(order).for_each(|piece| butterflies(piece, 1));
+}
+
 fn radix_two(block: &mut [f32], h: usize) {
     let (low, high) = block.split_at_mut(h);
     for (a, b) in low.iter_mut().zip(high) {

@@ -1,7 +1,10 @@
 //! Attention and the other operations beside the matrices. A block of keys takes two vectors.
 
 use super::{Avx2, dense::products};
-use crate::vectors::{attend, table};
+use crate::{
+    vectors::{attend, table},
+    walsh::walsh,
+};
 use fracbit_kernels::vectors::LEVELS;
 use std::arch::x86_64::*;
 
@@ -11,6 +14,22 @@ attend!(
     "avx2,f16c,fma", __m256i, 8 lanes, 2 vectors, _mm256_setzero_si256, load, _mm256_set1_epi32, dot_words, _mm256_cvtepi32_ps,
     _mm256_mul_ps, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps
 );
+
+walsh!(
+    "avx2,f16c,fma", __m256, 8 lanes, 8 vectors, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_mul_ps, _mm256_add_ps, _mm256_sub_ps
+);
+
+/// Strides 1, 2 and 4. A product by -1 is exact, so fusing it with an addition rounds as a subtraction does.
+#[inline]
+#[target_feature(enable = "avx2,f16c,fma")]
+fn within(v: __m256) -> __m256 {
+    let ones = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
+    let twos = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
+    let fours = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
+    let v = _mm256_fmadd_ps(v, ones, _mm256_permute_ps::<0b10_11_00_01>(v));
+    let v = _mm256_fmadd_ps(v, twos, _mm256_permute_ps::<0b01_00_11_10>(v));
+    _mm256_fmadd_ps(v, fours, _mm256_permute2f128_ps::<1>(v, v))
+}
 
 /// Adds the products of pairs.
 #[inline]

@@ -1,7 +1,10 @@
 //! Attention and the other operations beside the matrices. A block of keys is a vector.
 
 use super::{Avx512, dense::products};
-use crate::vectors::{attend, table};
+use crate::{
+    vectors::{attend, table},
+    walsh::walsh,
+};
 use fracbit_kernels::vectors::LEVELS;
 use std::arch::x86_64::*;
 
@@ -16,6 +19,23 @@ attend!(
     "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512i, 16 lanes, 4 vectors, _mm512_setzero_si512, load,
     _mm512_set1_epi32, _mm512_dpwssd_epi32, _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_fmadd_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps
 );
+
+walsh!(
+    "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512, 16 lanes, 16 vectors, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_mul_ps,
+    _mm512_add_ps, _mm512_sub_ps
+);
+
+/// Strides 1, 2, 4 and 8. A product by -1 is exact, so fusing it with an addition rounds as a subtraction does.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+fn within(v: __m512) -> __m512 {
+    // The numbers whose place has a bit are subtracted from their partner.
+    let signs = |bit: u16| _mm512_mask_blend_ps(bit, _mm512_set1_ps(1.0), _mm512_set1_ps(-1.0));
+    let v = _mm512_fmadd_ps(v, signs(0xAAAA), _mm512_permute_ps::<0b10_11_00_01>(v));
+    let v = _mm512_fmadd_ps(v, signs(0xCCCC), _mm512_permute_ps::<0b01_00_11_10>(v));
+    let v = _mm512_fmadd_ps(v, signs(0xF0F0), _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v));
+    _mm512_fmadd_ps(v, signs(0xFF00), _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v))
+}
 
 /// The `v`th vector of numbers of `BITS` bits, `gap` bytes from one to the next.
 ///

@@ -25,6 +25,7 @@ pub fn check(vectors: &Vectors) {
     attention_rounding(vectors);
     dense(vectors);
     elementwise(vectors);
+    walsh(vectors);
     rounding(vectors);
     bf16_tiles(vectors);
 }
@@ -299,6 +300,19 @@ fn elementwise(vectors: &Vectors) {
             let (cos, sin) = (special(len, 7), special(len, 8));
             let pairs = [&*x, &*y].concat();
             same(vectors, &pairs, &format!("rotate {len}"), |v, x| v.rotate(x, &cos, &sin));
+        }
+    }
+}
+
+fn walsh(vectors: &Vectors) {
+    for log in 0..15 {
+        for pieces in [0, 1, 3] {
+            let order = 1 << log;
+            for seed in 0..2 {
+                let (x, factors) =
+                    (special(pieces * order, seed), special(pieces * order + log, seed + 2 * log as u64));
+                same(vectors, &x, &format!("walsh {pieces} {order}"), |v, x| v.walsh(order, x, &factors));
+            }
         }
     }
 }

@@ -131,6 +131,7 @@ pub struct Slots {
     pub rms_norm: NormFn,
     pub gate_mul: unsafe fn(Gate, &mut [f32], &[f32]),
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
+    pub walsh: unsafe fn(usize, &mut [f32], &[f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
     pub narrow_pair: unsafe fn(&[f32], Rounded<'_, i8>),
@@ -168,6 +169,7 @@ impl Vectors {
             rms_norm: plain::rms_norm,
             gate_mul: plain::gate_mul,
             rotate: plain::rotate,
+            walsh: plain::walsh,
             add: plain::add,
             narrow: plain::narrow,
             narrow_pair: plain::narrow_pair,
@@ -374,6 +376,18 @@ impl Vectors {
         assert!(!cos.is_empty() && heads.len().is_multiple_of(2 * cos.len()), "rotate: whole heads");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.rotate)(heads, cos, sin) }
+    }
+
+    /// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a factor for each entry: what
+    /// [`Rotation::apply_rows_by`](fracbit_rotation::Rotation::apply_rows_by) asks for.
+    ///
+    /// # Panics
+    /// When `order` is no power of two or does not divide the length, or when there are fewer factors than entries.
+    pub fn walsh(&self, order: usize, x: &mut [f32], factors: &[f32]) {
+        assert!(order.is_power_of_two() && x.len().is_multiple_of(order), "walsh: whole pieces of {order}");
+        assert!(x.len() <= factors.len(), "walsh: a factor for each entry");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.walsh)(order, x, factors) }
     }
 
     /// `y += x`.

@@ -235,6 +235,9 @@ pub fn rotate(heads: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
+/// As [`Vectors::walsh`](super::Vectors::walsh).
+pub use fracbit_rotation::walsh;
+
 /// As [`Vectors::add`](super::Vectors::add).
 #[inline(always)]
 pub fn add(x: &[f32], y: &mut [f32]) {
