@@ -40,7 +40,7 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
-# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 3; `behind`: norms as in OLMo 2; `experts`:
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 2 and 3; `behind`: norms as in OLMo 2; `experts`:
 # their number, how they are stored (`inter` is the width of one) and the standard deviation of what their router says.
 SPECS = {
     "llama1": dict(
@@ -136,6 +136,15 @@ SPECS = {
                 "shared_intermediate_size": 104, "position_embedding_type": "rope", "mamba_n_heads": 128, "mamba_d_state": 256,
                 "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 1.5,
                 "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
+    "gemma2": dict(
+        seed=124, dtype="BF16", style="pieces", shape=(48, 88, 4, 4, 2, 16, 127), arch="Gemma2ForCausalLM", eps=1e-6,
+        tied="model.embed_tokens.weight", specials=(["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"], 2, 1),
+        sandwich=True, embedding=0.5, final_norm=4.0,
+        # Layers 0 and 2 slide. Caps so low that they show.
+        config={"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, "attention_dropout": 0.0,
+                "attn_logit_softcapping": 1.5, "final_logit_softcapping": 5.0, "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": 24, "sliding_window": 8, "rope_theta": 10000.0, "max_position_embeddings": 1024},
     ),
     "gemma3": dict(
         seed=116, dtype="BF16", style="pieces", shape=(48, 88, 4, 4, 1, 16, 131), arch="Gemma3ForCausalLM",

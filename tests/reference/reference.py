@@ -12,7 +12,8 @@ time. All arithmetic is float64 on the stored (already rounded) weights.
 
 Where there are experts, the second line is  x += sum over a token's experts of r_e down_e(silu(gate_e(n)) * up_e(n)),  r = softmax(router(n)).
 
-Gemma 3 multiplies the embedding by sqrt(h), has gelu in place of silu and normalizes what attention and feed-forward add, too;
+Gemma 2 and 3 multiply the embedding by sqrt(h), have gelu in place of silu and normalize what attention and feed-forward add, too;
+Gemma 2 caps scores and logits: c tanh(x / c).
 OLMo 2 and 3 normalize only that.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
@@ -51,6 +52,13 @@ def gelu_tanh(x):
     """The tanh approximation of x * P(normal < x)."""
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
+
+def soft_cap(x, cap):
+    """x below a cap in magnitude; as it is where that is None."""
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+GEMMAS = ("gemma2", "gemma3_text")
 
 # The tensor that a matrix may be fused into, and which of its parts it is, from the top.
 FUSED = {
@@ -91,7 +99,7 @@ def linear(config, tensors, name, x):
 def norm(config, tensors, name, x):
     """The RMS norm of a name; Gemma stores how far its gain is from 1."""
     stored = tensors[f"{name}.weight"]
-    gain = 1.0 + stored if config["model_type"] == "gemma3_text" else stored
+    gain = 1.0 + stored if config["model_type"] in GEMMAS else stored
     return rms_norm(x, gain, config.get("rms_norm_eps", 1e-6))
 
 
@@ -181,10 +189,10 @@ def kv_head_of(head, heads, kv_heads):
     return head // (heads // kv_heads)
 
 
-def attend(q, k, v, mask, multiplier=None):
-    """softmax(q k^T / sqrt(d)) v for one head, or with another factor of the scores; q, k, v are (s, d)."""
+def attend(q, k, v, mask, multiplier=None, cap=None):
+    """softmax(q k^T / sqrt(d)) v for one head, or with another factor of the scores and a cap; q, k, v are (s, d)."""
     score = q @ k.T / math.sqrt(q.shape[1]) if multiplier is None else q @ k.T * multiplier
-    score = np.where(mask, score, -np.inf)
+    score = np.where(mask, soft_cap(score, cap), -np.inf)
     weight = np.exp(score - score.max(axis=1, keepdims=True))
     return weight / weight.sum(axis=1, keepdims=True) @ v
 
@@ -194,6 +202,10 @@ def attend(q, k, v, mask, multiplier=None):
 # What configurations of a family may leave out, where that differs from the defaults in the code.
 DEFAULTS = {
     "mixtral": {"rope_theta": 1e6},
+    "gemma2": {
+        "tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
     "gemma3_text": {
         "tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096, "sliding_window_pattern": 6,
@@ -203,7 +215,7 @@ DEFAULTS = {
 
 
 def slides(config, layer):
-    """Whether a layer of Gemma 3 or OLMo 3 has a window; without a list every layer but each p-th has."""
+    """Whether a layer of Gemma 2, 3 or OLMo 3 has a window; without a list every layer but each p-th has."""
     types = config.get("layer_types")
     if types is not None:
         return types[layer] == "sliding_attention"
@@ -215,7 +227,7 @@ def window_of(config, layer):
     window = config.get("sliding_window")
     if config["model_type"] in ("mistral", "phi3"):
         return window
-    if config["model_type"] in ("gemma3_text", "olmo3"):
+    if config["model_type"] in (*GEMMAS, "olmo3"):
         return window if slides(config, layer) else None
     if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
         types = config.get("layer_types")
@@ -282,7 +294,7 @@ def attention(config, tensors, layer, x):
     out = []
     for head in range(heads):
         shared = kv_head_of(head, heads, kv_heads)
-        out.append(attend(q[head], k[shared], v[shared], mask, score_factor(config)))
+        out.append(attend(q[head], k[shared], v[shared], mask, score_factor(config), config.get("attn_logit_softcapping")))
     return linear(config, tensors, f"{block}.o_proj", np.concatenate(out, axis=1))
 
 
@@ -367,7 +379,7 @@ def read(config, tensors, name, x):
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
-    gemma = config["model_type"] == "gemma3_text"
+    gemma = config["model_type"] in GEMMAS
     only_behind = norms_only_behind(config)
     # Tied models store one matrix, under either name.
     embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
@@ -389,7 +401,8 @@ def logits(config, tensors, tokens):
         if gemma or only_behind:
             added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
         x = x + share * added
-    return norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)
+    out = norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)
+    return soft_cap(out, config.get("final_logit_softcapping"))
 
 
 def nll(rows, targets):

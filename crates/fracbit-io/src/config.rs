@@ -11,6 +11,7 @@
 //! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
 //! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
 //! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
+//! | `gemma2` | none | no | by `layer_types`, or every other layer from the first on | all layers |
 //! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
 //! | `qwen3_moe` (Qwen3-30B-A3B) | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
 //! | `mixtral` | none | no | `sliding_window` on all layers | all layers |
@@ -31,9 +32,10 @@
 //! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
 //! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
 //!
-//! `gemma3_text` normalizes what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), its gains are stored less 1
+//! `gemma2` and `gemma3_text` normalize what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), their gains are stored less 1
 //! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
-//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. Of `gemma3` and `mistral3`
+//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
+//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of `gemma3` and `mistral3`
 //! (Mistral Small 3.1 and 3.2), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
 //!
 //! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
@@ -44,11 +46,13 @@
 //! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture but Gemma 3 (transformers has
 //! fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
 
+mod architecture;
 mod hybrid;
 mod rope;
 
 use std::path::{Path, PathBuf};
 
+pub use architecture::Architecture;
 pub use rope::{RopeConfig, RopeScaling};
 use serde_json::{Map, Value};
 
@@ -63,94 +67,6 @@ const MAX_CONFIG: u64 = 16 << 20;
 const MAX_SIZE: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 14;
 const MAX_EXPERTS: u64 = 1 << 12;
-
-/// A supported decoder architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are the models' own; the module's table says what they do")]
-pub enum Architecture {
-    Llama,
-    Mistral,
-    Qwen2,
-    Qwen3,
-    SmolLm3,
-    Phi3,
-    Granite,
-    Gemma3,
-    Qwen3Moe,
-    Mixtral,
-    GraniteMoe,
-    Olmoe,
-    Olmo2,
-    Olmo3,
-}
-
-impl Architecture {
-    /// All of them.
-    pub const ALL: [Self; 14] = [
-        Self::Llama,
-        Self::Mistral,
-        Self::Qwen2,
-        Self::Qwen3,
-        Self::SmolLm3,
-        Self::Phi3,
-        Self::Granite,
-        Self::Gemma3,
-        Self::Qwen3Moe,
-        Self::Mixtral,
-        Self::GraniteMoe,
-        Self::Olmoe,
-        Self::Olmo2,
-        Self::Olmo3,
-    ];
-
-    /// The name in `architectures`.
-    #[must_use]
-    pub const fn class_name(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::SmolLm3 => "SmolLM3ForCausalLM",
-            Self::Phi3 => "Phi3ForCausalLM",
-            Self::Granite => "GraniteForCausalLM",
-            Self::Gemma3 => "Gemma3ForCausalLM",
-            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
-            Self::Mixtral => "MixtralForCausalLM",
-            Self::GraniteMoe => "GraniteMoeForCausalLM",
-            Self::Olmoe => "OlmoeForCausalLM",
-            Self::Olmo2 => "Olmo2ForCausalLM",
-            Self::Olmo3 => "Olmo3ForCausalLM",
-        }
-    }
-
-    /// The name in `model_type`.
-    #[must_use]
-    pub const fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::SmolLm3 => "smollm3",
-            Self::Phi3 => "phi3",
-            Self::Granite => "granite",
-            Self::Gemma3 => "gemma3_text",
-            Self::Qwen3Moe => "qwen3_moe",
-            Self::Mixtral => "mixtral",
-            Self::GraniteMoe => "granitemoe",
-            Self::Olmoe => "olmoe",
-            Self::Olmo2 => "olmo2",
-            Self::Olmo3 => "olmo3",
-        }
-    }
-
-    /// Whether there are experts in place of an MLP.
-    #[must_use]
-    pub const fn has_experts(self) -> bool {
-        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::GraniteMoe | Self::Olmoe)
-    }
-}
 
 /// The MLPs of a mixture: a router gives every token some of them. With r the softmax over all experts of `Router n`, the MLP's
 /// output is the sum of those of the experts with the largest r, each times its r (Shazeer et al. 2017, arXiv 1701.06538).
@@ -235,6 +151,10 @@ pub struct ModelConfig {
     pub residual_factor: f64,
     /// Factor of the logits; a source of weights multiplies the final norm's gain by it.
     pub logit_factor: f64,
+    /// Scores s of attention, scaled, become `c tanh(s / c)`.
+    pub score_cap: Option<f64>,
+    /// Logits l become `c tanh(l / c)`.
+    pub logit_cap: Option<f64>,
     /// Embedding and head are one matrix.
     pub tie_word_embeddings: bool,
     /// q, k and v projections have biases.
@@ -489,7 +409,7 @@ impl Fields {
             | Architecture::Olmoe
             | Architecture::Olmo2 => None,
             Architecture::Phi3 | Architecture::Mixtral => self.window()?,
-            Architecture::Gemma3 | Architecture::Olmo3 => {
+            Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Olmo3 => {
                 Some(self.size("sliding_window", 1 << 32, Some(4096))?)
             }
             Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
@@ -503,8 +423,8 @@ impl Fields {
             },
             _ => None,
         };
-        use Architecture::{Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
-        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma3 | Olmo3);
+        use Architecture::{Gemma2, Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
+        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma2 | Gemma3 | Olmo3);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
                 if types.iter().any(|&s| s != window.is_some()) {
@@ -524,6 +444,7 @@ impl Fields {
                     let every = self.size(field, MAX_LAYERS, Some(6))?;
                     (1..=n).map(|i| i % every != 0).collect()
                 }
+                Gemma2 => (1..=n).map(|i| i % 2 != 0).collect(),
                 Olmo3 => (1..=n).map(|i| i % 4 != 0).collect(),
                 Qwen2 | Qwen3 | Qwen3Moe => {
                     let from = match self.get("max_window_layers") {
@@ -585,19 +506,27 @@ impl Fields {
         list.iter().map(one).collect()
     }
 
-    /// Refuses what Gemma's configuration has fields for and no published model of this type uses.
-    fn plain_gemma(&self) -> Result<(), Error> {
-        for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
+    /// Refuses what Gemma's configurations have fields for and no published model of these types uses.
+    fn plain_gemma(&self, arch: Architecture) -> Result<(), Error> {
+        let capped = ["attn_logit_softcapping", "final_logit_softcapping"];
+        for field in capped.into_iter().filter(|_| arch == Architecture::Gemma3) {
             if self.get(field).is_some() {
-                return Err(self.bad(field, "should be null: capped logits are not supported"));
+                return Err(self.bad(field, "should be null: capped logits are known of `gemma2` only"));
             }
         }
         for field in ["attention_bias", "use_bidirectional_attention"] {
             if self.flag(field, false)? {
-                return Err(self.bad(field, "should be false: not supported for `gemma3_text`"));
+                let rule = format!("should be false: not supported for `{}`", arch.model_type());
+                return Err(self.bad(field, rule));
             }
         }
         Ok(())
+    }
+
+    /// What the magnitude of scores or logits stays below; null is no cap.
+    fn cap(&self, arch: Architecture, field: &str, default: f64) -> Result<Option<f64>, Error> {
+        let null = self.map.get(field).is_some_and(Value::is_null);
+        (arch == Architecture::Gemma2 && !null).then(|| self.moderate(field, Some(default))).transpose()
     }
 
     /// The experts, and the width of each.
@@ -641,12 +570,12 @@ impl Fields {
 
     fn into_config(self) -> Result<ModelConfig, Error> {
         use Architecture::{
-            Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe,
-            SmolLm3,
+            Gemma2, Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2, Qwen3,
+            Qwen3Moe, SmolLm3,
         };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
-            Gemma3 => (Activation::GeluTanh, ["gelu_pytorch_tanh", "gelu_new"]),
+            Gemma2 | Gemma3 => (Activation::GeluTanh, ["gelu_pytorch_tanh", "gelu_new"]),
             _ => (Activation::Silu, ["silu", "swish"]),
         };
         for field in ["hidden_act", "hidden_activation"] {
@@ -656,12 +585,12 @@ impl Fields {
                 return Err(self.bad(field, format!("should be `{}`, got `{}`", names[0], clip(act))));
             }
         }
-        if arch == Gemma3 {
-            self.plain_gemma()?;
+        if arch.is_gemma() {
+            self.plain_gemma(arch)?;
         }
         let hidden_size = self.size("hidden_size", MAX_SIZE, None)?;
         // What the files of `gemma3` leave out.
-        let usual = |size: usize| (arch == Gemma3).then_some(size);
+        let usual = |size: usize| arch.is_gemma().then_some(size);
         let heads = self.size("num_attention_heads", MAX_SIZE, usual(8))?;
         let kv = self.size("num_key_value_heads", MAX_SIZE, usual(4).or(Some(heads)))?;
         if heads % kv != 0 {
@@ -670,7 +599,7 @@ impl Fields {
         }
         let default_head_dim = match arch {
             Qwen3 | Qwen3Moe if !self.map.contains_key("head_dim") => Some(128),
-            Gemma3 if !self.map.contains_key("head_dim") => Some(256),
+            Gemma2 | Gemma3 if !self.map.contains_key("head_dim") => Some(256),
             _ => None,
         };
         let head_dim = match (self.get("head_dim"), default_head_dim) {
@@ -691,9 +620,11 @@ impl Fields {
                 self.bad("head_dim", format!("times num_attention_heads should be at most {MAX_SIZE}"))
             );
         }
-        let vocab_size = self.size("vocab_size", MAX_SIZE, usual(262_208))?;
+        let vocab_size =
+            self.size("vocab_size", MAX_SIZE, usual(if arch == Gemma2 { 256_000 } else { 262_208 }))?;
         let context = match arch {
             Phi3 | Olmoe => 4096,
+            Gemma2 => 8192,
             Mixtral | Gemma3 => 131_072,
             _ => 2048,
         };
@@ -709,11 +640,11 @@ impl Fields {
         };
         #[expect(clippy::cast_precision_loss, reason = "widths are small")]
         let (root, width) = ((head_dim as f64).sqrt(), hidden_size as f64);
-        let embedding = if arch == Gemma3 { width.sqrt() } else { factor("embedding_multiplier")? };
+        let embedding = if arch.is_gemma() { width.sqrt() } else { factor("embedding_multiplier")? };
         // In place of 1 / sqrt(head_dim).
         let scores = match arch {
             Granite | GraniteMoe => Some(factor("attention_multiplier")?),
-            Gemma3 => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(256.0))?.sqrt()),
+            Gemma2 | Gemma3 => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(256.0))?.sqrt()),
             _ => None,
         };
         if let Some(scores) = scores {
@@ -752,11 +683,13 @@ impl Fields {
             local_rope,
             activation,
             pre_norms: !matches!(arch, Olmo2 | Olmo3),
-            post_norms: matches!(arch, Gemma3 | Olmo2 | Olmo3),
-            gain_offset: if arch == Gemma3 { 1.0 } else { 0.0 },
+            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3),
+            gain_offset: if arch.is_gemma() { 1.0 } else { 0.0 },
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
-            tie_word_embeddings: self.flag("tie_word_embeddings", matches!(arch, SmolLm3 | Gemma3))?,
+            score_cap: self.cap(arch, "attn_logit_softcapping", 50.0)?,
+            logit_cap: self.cap(arch, "final_logit_softcapping", 30.0)?,
+            tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3 || arch.is_gemma())?,
             qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
             o_bias: bias_flag_used && attention_bias,
             mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,

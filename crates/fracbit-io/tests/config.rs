@@ -403,6 +403,70 @@ fn olmo_2_and_3() {
 }
 
 #[test]
+fn gemma2() {
+    // The fields of the published gemma-2-2b that say anything.
+    let v = json!({ "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false, "attn_logit_softcapping": 50.0,
+        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 107], "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+        "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "bfloat16",
+        "vocab_size": 256_000 });
+    let c = parse(&v).unwrap();
+    assert_eq!((c.score_cap, c.logit_cap), (Some(50.0), Some(30.0)));
+    let rope = RopeConfig { theta: 1e4, scaling: RopeScaling::None, dim: 256, gain: 1.0 };
+    assert_eq!((c.rope.clone(), c.local_rope.clone()), (rope, None));
+    let windows: Vec<usize> = (0..26).filter(|&i| c.layers[i].sliding_window == Some(4096)).collect();
+    assert_eq!(windows, (0..26).step_by(2).collect::<Vec<_>>());
+    assert_eq!(
+        (c.activation, c.pre_norms, c.post_norms, c.qk_norm, c.gain_offset),
+        (Activation::GeluTanh, true, true, QkNorm::Absent, 1.0)
+    );
+    assert!(c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert_eq!(c.residual_factor, 1.0 / 2304f64.sqrt());
+
+    let edited = |edit: Value| {
+        let mut v = v.clone();
+        for (k, e) in edit.as_object().expect("an object") {
+            v[k.as_str()] = e.clone();
+        }
+        parse(&v)
+    };
+    // The scale of scores of the 27B model; what null says, and what is left out.
+    let c = edited(json!({ "query_pre_attn_scalar": 144, "head_dim": 128, "attn_logit_softcapping": null }))
+        .unwrap();
+    assert_eq!(
+        (c.rope.gain, c.score_cap, c.logit_cap),
+        ((8.0 * 2f64.sqrt() / 12.0).sqrt(), None, Some(30.0))
+    );
+    let mut bare = v.clone();
+    let fields = bare.as_object_mut().expect("an object");
+    for field in [
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "sliding_window",
+        "head_dim",
+        "num_attention_heads",
+    ] {
+        fields.remove(field);
+    }
+    assert_eq!(parse(&bare).unwrap().score_cap, Some(50.0));
+    assert_eq!(parse(&bare).unwrap().layers, parse(&v).unwrap().layers);
+    for (edit, word) in [
+        (json!({ "hidden_activation": "gelu" }), "`gelu_pytorch_tanh`"),
+        (json!({ "final_logit_softcapping": 0.0 }), "`final_logit_softcapping`"),
+        (json!({ "attn_logit_softcapping": "50" }), "`attn_logit_softcapping`"),
+        (json!({ "use_bidirectional_attention": true }), "`gemma2`"),
+        (json!({ "attention_bias": true }), "`attention_bias`"),
+    ] {
+        let e = edited(edit).expect_err("refused").to_string();
+        assert!(e.contains(word), "{e}");
+    }
+    // No other model has them.
+    let c = parse(&with("llama", json!({ "attn_logit_softcapping": 50.0 }))).unwrap();
+    assert_eq!((c.score_cap, c.logit_cap), (None, None));
+}
+
+#[test]
 fn gemma3() {
     // The fields of the published gemma-3-1b that say anything; the head is tied where nothing is said of it.
     let v = json!({ "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false, "attn_logit_softcapping": null,

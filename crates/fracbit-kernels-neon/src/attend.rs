@@ -25,6 +25,7 @@ pub(crate) fn vectors() -> Vectors {
         gate_mul: plain::gate_mul,
         rotate: plain::rotate,
         walsh: plain::walsh,
+        cap: plain::cap,
         add: plain::add,
         narrow: plain::narrow,
         narrow_pair: plain::narrow_pair,

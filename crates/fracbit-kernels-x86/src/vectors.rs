@@ -293,6 +293,11 @@ macro_rules! table {
         }
 
         #[target_feature(enable = $features)]
+        unsafe fn cap(cap: f32, x: &mut [f32]) {
+            plain::cap(cap, x);
+        }
+
+        #[target_feature(enable = $features)]
         unsafe fn add(x: &[f32], y: &mut [f32]) {
             plain::add(x, y);
         }
@@ -327,6 +332,7 @@ macro_rules! table {
                 gate_mul,
                 rotate,
                 walsh,
+                cap,
                 add,
                 narrow,
                 narrow_pair,

@@ -86,6 +86,8 @@ pub(crate) struct Attention<'a> {
     /// Query heads per key/value head.
     pub(crate) group: usize,
     pub(crate) window: Option<usize>,
+    /// See [`fracbit_io::ModelConfig::score_cap`].
+    pub(crate) cap: Option<f32>,
     pub(crate) vectors: &'a Vectors,
 }
 
@@ -270,8 +272,11 @@ impl<'a> Attention<'a> {
         }
         rows(&mut |Row { queries, part, .. }| {
             for q in queries {
-                let (top, sum) =
-                    self.vectors.softmax(&mut scores[q * CHUNK + part.start - from..][..part.len()]);
+                let scores = &mut scores[q * CHUNK + part.start - from..][..part.len()];
+                if let Some(cap) = self.cap {
+                    self.vectors.cap(cap, scores);
+                }
+                let (top, sum) = self.vectors.softmax(scores);
                 stats[q] = [top, sum];
             }
         });
@@ -395,8 +400,14 @@ mod tests {
                     for window in [None, Some(1), Some(8), Some(33), Some(1000)] {
                         let queries = noise(kv_heads * rows * group * d, 3);
                         let mut out = vec![f32::NAN; queries.len()];
-                        let attention =
-                            Attention { states: &states, layer: 0, group, window, vectors: &vectors };
+                        let attention = Attention {
+                            states: &states,
+                            layer: 0,
+                            group,
+                            window,
+                            cap: None,
+                            vectors: &vectors,
+                        };
                         poison();
                         attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
                         for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
@@ -435,7 +446,7 @@ mod tests {
             let with = |states: &[State], rows: usize, queries: &[f32], threads: bool| {
                 let mut out = vec![0.0; queries.len()];
                 let mut work = vec![f32::NAN; work_len(rows, kv_heads * group, d, first + 70)];
-                let attention = Attention { states, layer: 0, group, window, vectors: &vectors };
+                let attention = Attention { states, layer: 0, group, window, cap: None, vectors: &vectors };
                 if threads {
                     let run = |crew: &Crew<'_>| attention.run(crew, rows, queries, &mut out, &mut work);
                     pool.install(|| fracbit_kernels::with_crew(run));

@@ -33,6 +33,7 @@ use crate::coarse;
 use crate::gradient::mixture::{Matrices, Mixture};
 use crate::gradient::norms::{norm, norm_back, read, read_back};
 use crate::id::{LayerLinear, LinearId};
+use crate::model::TASK;
 use crate::rope::Rope;
 use crate::sites::HeadSite;
 use crate::{Error, Model};
@@ -115,7 +116,8 @@ pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -
     let per_token = h * (config.num_hidden_layers() + 2) + inside;
     let block: usize = LayerLinear::ALL.map(|l| LinearId::Layer(0, l).shape(config).len()).iter().sum();
     let head = LinearId::Embed.shape(config).len() + 3 * LOGIT_ROWS * config.vocab_size;
-    let scores = 3 * longest * longest * rayon::current_num_threads();
+    let scores =
+        (3 + usize::from(config.score_cap.is_some())) * longest * longest * rayon::current_num_threads();
     4 * (tokens * per_token + block.max(head) + scores) as u64
 }
 
@@ -579,7 +581,7 @@ impl<'a> Walk<'a> {
             let mut out = Array2::zeros((rows.len(), group * d));
             for i in 0..group {
                 let at = (head * group + i) * d;
-                let p = self.weights(layer, q.slice(s![rows.clone(), at..at + d]), keys);
+                let (p, _) = self.weights(layer, q.slice(s![rows.clone(), at..at + d]), keys);
                 general_mat_mul(1.0, &p, &values, 0.0, &mut out.slice_mut(s![.., i * d..(i + 1) * d]));
             }
             out
@@ -610,12 +612,15 @@ impl<'a> Walk<'a> {
                 let at = (head * group + i) * d;
                 let (q, dout) =
                     (q.slice(s![rows.clone(), at..at + d]), dout.slice(s![rows.clone(), at..at + d]));
-                let p = self.weights(layer, q, keys);
+                let (p, slopes) = self.weights(layer, q, keys);
                 general_mat_mul(1.0, &p.t(), &dout, 1.0, &mut dv);
                 general_mat_mul(1.0, &dout, &values.t(), 0.0, &mut ds);
                 for (mut ds, p) in ds.outer_iter_mut().zip(p.outer_iter()) {
                     let mean: f32 = ds.iter().zip(&p).map(|(s, p)| s * p).sum();
                     ds.iter_mut().zip(&p).for_each(|(s, p)| *s = scale * p * (*s - mean));
+                }
+                if let Some(slopes) = slopes {
+                    ds *= &slopes;
                 }
                 general_mat_mul(1.0, &ds, &keys, 0.0, &mut dq.slice_mut(s![.., i * d..(i + 1) * d]));
                 general_mat_mul(1.0, &ds.t(), &q, 1.0, &mut dk);
@@ -638,12 +643,22 @@ impl<'a> Walk<'a> {
         1.0 / (self.model.config.head_dim as f32).sqrt()
     }
 
-    /// What each query of a sequence gives to each key: a softmax over the positions that it sees, 0 elsewhere.
-    fn weights(&self, layer: usize, q: ArrayView2<'_, f32>, k: ArrayView2<'_, f32>) -> Array2<f32> {
+    /// What each query of a sequence gives to each key: a softmax over the positions that it sees, 0 elsewhere. And where scores are capped the
+    /// derivatives of that, by scores as they were.
+    fn weights(
+        &self,
+        layer: usize,
+        q: ArrayView2<'_, f32>,
+        k: ArrayView2<'_, f32>,
+    ) -> (Array2<f32>, Option<Array2<f32>>) {
         let window = self.model.config.layers[layer].sliding_window.unwrap_or(usize::MAX);
         let n = q.nrows();
         let mut p = Array2::zeros((n, n));
         general_mat_mul(self.scale(), &q, &k.t(), 0.0, &mut p);
+        let slopes = self.model.score_cap.map(|cap| {
+            self.vectors().cap(cap, p.as_slice_mut().expect("a new matrix"));
+            p.mapv(|score| slope(cap, score))
+        });
         for (i, mut row) in p.outer_iter_mut().enumerate() {
             let row = row.as_slice_mut().expect("rows of a new matrix");
             let (before, seen) = row[..=i].split_at_mut((i + 1).saturating_sub(window));
@@ -654,7 +669,7 @@ impl<'a> Walk<'a> {
             before.fill(0.0);
             row[i + 1..].fill(0.0);
         }
-        p
+        (p, slopes)
     }
 
     /// The loss of what the head makes of the last residual stream, and its derivatives with respect to that stream. `loss` gets some
@@ -695,7 +710,14 @@ impl<'a> Walk<'a> {
         for rows in parts {
             let x = &n[rows.start * width..rows.end * width];
             let logits = head.forward(x);
-            sum += loss(rows.clone(), &logits, &mut d)?;
+            if let Some(cap) = model.logit_cap {
+                let mut capped = logits.clone();
+                capped.par_chunks_mut(TASK).for_each(|part| self.vectors().cap(cap, part));
+                sum += loss(rows.clone(), &capped, &mut d)?;
+                d.par_iter_mut().zip(&capped).for_each(|(d, &logit)| *d *= slope(cap, logit));
+            } else {
+                sum += loss(rows.clone(), &logits, &mut d)?;
+            }
             let tokens: Vec<usize> = rows.collect();
             see(&Seen { matrix: &head, tokens: &tokens, x, y: &logits, dy: &d });
             dn.extend_from_slice(&head.back(&d));
@@ -707,6 +729,11 @@ impl<'a> Walk<'a> {
         }
         Ok((sum, norm_back(x, width, inner, model.eps, &dn)))
     }
+}
+
+/// The derivative of `cap tanh(x / cap)` where that is `capped`.
+fn slope(cap: f32, capped: f32) -> f32 {
+    1.0 - (capped / cap).powi(2)
 }
 
 /// What down reads: `f(gate) ∘ up`.

@@ -35,6 +35,7 @@ pub mod eval;
 mod experts;
 pub mod generate;
 pub mod gradient;
+mod heads;
 mod id;
 mod kv;
 pub mod linear;

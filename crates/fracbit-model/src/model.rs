@@ -45,6 +45,8 @@ pub struct Model {
     pub(crate) eps: f32,
     pub(crate) inner_eps: f32,
     pub(crate) gate: Gate,
+    pub(crate) score_cap: Option<f32>,
+    pub(crate) logit_cap: Option<f32>,
     pub(crate) vectors: Vectors,
     pub(crate) rotation_scratch: usize,
     pub(crate) embed: Arc<Linear>,
@@ -168,14 +170,16 @@ impl ModelBuilder {
         }
         let final_norm = norm(FloatId::Final)?;
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
+        let round = |x: f64| x as f32;
         let rotation_scratch = sites.scratch_len();
         Ok(Model {
             rotation_scratch,
             rope: Rope::new(&config.rope),
             local_rope: config.local_rope.as_ref().map(Rope::new),
-            eps,
-            inner_eps,
+            eps: round(config.rms_norm_eps),
+            inner_eps: round(config.inner_norm_eps),
+            score_cap: config.score_cap.map(round),
+            logit_cap: config.logit_cap.map(round),
             gate: match config.activation {
                 Activation::Silu => Gate::Silu,
                 Activation::GeluTanh => Gate::GeluTanh,
@@ -503,18 +507,19 @@ impl Model {
                     n
                 }
             };
-            Ok(self.head_linear().apply_head(crew, input, &mut s.linear, out)?)
+            self.head_linear().apply_head(crew, input, &mut s.linear, out)?;
+            if let Some(cap) = self.logit_cap {
+                crew.chunks(out, TASK, |_, part| self.vectors.cap(cap, part));
+            }
+            Ok(())
         })
     }
 }
 
 /// Rows below which loops over rows stay on the calling thread.
-const PARALLEL_ROWS: usize = 4;
+pub(crate) const PARALLEL_ROWS: usize = 4;
 /// Numbers of a task of an elementwise operation: microseconds of work.
 pub(crate) const TASK: usize = 4096;
-
-/// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of two.
-const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
 
 /// One forward pass: some rows, the same number of each state.
 #[derive(Clone, Copy)]
@@ -626,6 +631,7 @@ impl Pass<'_> {
             layer: index,
             group: config.num_attention_heads / config.num_key_value_heads,
             window: config.layers[index].sliding_window,
+            cap: model.score_cap,
             vectors: &model.vectors,
         };
         // The queries' buffer is free again: it takes the result, still in the order of groups.
@@ -735,62 +741,5 @@ impl Pass<'_> {
     /// `y += x`.
     fn add(self, x: &[f32], y: &mut [f32]) {
         self.each(y, |at, y| self.model.vectors.add(&x[at..][..y.len()], y));
-    }
-
-    /// Norm, RoPE and the rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
-    fn prepare_heads(
-        self,
-        states: &[State],
-        x: &mut [f32],
-        norm: Option<&[f32]>,
-        turn: Option<(&[f32], &[f32])>,
-    ) {
-        let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
-        let each = self.rows / states.len();
-        self.each_row(x, |row, x| {
-            if let Some(norm) = norm {
-                let mut copy = [0.0; MAX_HEAD_DIM];
-                for head in x.chunks_exact_mut(d) {
-                    copy[..d].copy_from_slice(head);
-                    model.vectors.rms_norm(&copy[..d], Some(norm), model.inner_eps, head);
-                }
-            }
-            if let Some((cos, sin)) = turn {
-                let span = row * half..(row + 1) * half;
-                model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
-            }
-            if let Some(rotation) = &states[row / each].turn {
-                match rotation.scratch_len() {
-                    0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
-                    len => sites::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len]),
-                }
-            }
-        });
-    }
-
-    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim).
-    fn group_queries(self, q: &[f32], grouped: &mut [f32]) {
-        let (rows, kv_heads) = (self.rows, self.model.config.num_key_value_heads);
-        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
-        let scale = 1.0 / (self.model.config.head_dim as f32).sqrt();
-        let part = q.len() / rows / kv_heads;
-        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
-        crew.chunks(grouped, rows * part, |head, grouped| {
-            for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
-                let from = &q[(row * kv_heads + head) * part..][..part];
-                out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
-            }
-        });
-    }
-
-    /// The way back, without the scale.
-    fn ungroup(self, grouped: &[f32], out: &mut [f32]) {
-        let rows = self.rows;
-        let part = out.len() / rows / self.model.config.num_key_value_heads;
-        self.each_row(out, |row, out| {
-            for (head, out) in out.chunks_exact_mut(part).enumerate() {
-                out.copy_from_slice(&grouped[(head * rows + row) * part..][..part]);
-            }
-        });
     }
 }

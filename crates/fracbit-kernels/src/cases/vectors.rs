@@ -288,6 +288,9 @@ fn elementwise(vectors: &Vectors) {
         for gate in [Gate::Silu, Gate::GeluTanh] {
             both(&format!("gate_mul {gate:?}"), &|v, x| v.gate_mul(gate, x, &y));
         }
+        for cap in [0.5, 30.0, 1e6] {
+            both(&format!("cap {cap}"), &|v, x| v.cap(cap, x));
+        }
         both("rms_norm", &|v, out| v.rms_norm(&y, Some(&x), 1e-5, out));
         both("rms_norm without gain", &|v, out| v.rms_norm(&y, None, 1e-5, out));
         both("softmax", &|v, x| {

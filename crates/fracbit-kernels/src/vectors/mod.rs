@@ -132,6 +132,7 @@ pub struct Slots {
     pub gate_mul: unsafe fn(Gate, &mut [f32], &[f32]),
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     pub walsh: unsafe fn(usize, &mut [f32], &[f32]),
+    pub cap: unsafe fn(f32, &mut [f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
     pub narrow_pair: unsafe fn(&[f32], Rounded<'_, i8>),
@@ -170,6 +171,7 @@ impl Vectors {
             gate_mul: plain::gate_mul,
             rotate: plain::rotate,
             walsh: plain::walsh,
+            cap: plain::cap,
             add: plain::add,
             narrow: plain::narrow,
             narrow_pair: plain::narrow_pair,
@@ -388,6 +390,12 @@ impl Vectors {
         assert!(x.len() <= factors.len(), "walsh: a factor for each entry");
         // SAFETY: as in `scores`.
         unsafe { (self.slots.walsh)(order, x, factors) }
+    }
+
+    /// `x = cap tanh(x / cap)`, off by at most some 10^-7 of `cap`; NaN stays NaN.
+    pub fn cap(&self, cap: f32, x: &mut [f32]) {
+        // SAFETY: as in `scores`; any slice will do.
+        unsafe { (self.slots.cap)(cap, x) }
     }
 
     /// `y += x`.

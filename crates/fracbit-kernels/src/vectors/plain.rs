@@ -238,6 +238,17 @@ pub fn rotate(heads: &mut [f32], cos: &[f32], sin: &[f32]) {
 /// As [`Vectors::walsh`](super::Vectors::walsh).
 pub use fracbit_rotation::walsh;
 
+/// As [`Vectors::cap`](super::Vectors::cap).
+#[inline(always)]
+pub fn cap(cap: f32, x: &mut [f32]) {
+    let twice = 2.0 / cap;
+    for x in x {
+        // tanh(z) = (1 - e^-2z) / (1 + e^-2z) for z >= 0.
+        let t = exp_below(-(x.abs() * twice));
+        *x = (cap * (1.0 - t) / (1.0 + t)).copysign(*x);
+    }
+}
+
 /// As [`Vectors::add`](super::Vectors::add).
 #[inline(always)]
 pub fn add(x: &[f32], y: &mut [f32]) {
@@ -379,6 +390,24 @@ mod tests {
             let want: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
             assert!((f64::from(dot(&a, &b)) - want).abs() < 1e-5, "length {n}");
         }
+    }
+
+    #[test]
+    fn caps_are_hyperbolic_tangents() {
+        for c in [0.5f32, 5.0, 50.0] {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let x: Vec<f32> = (-400..=400).map(|i| i as f32 * c / 50.0).collect();
+            let mut got = x.clone();
+            cap(c, &mut got);
+            for (x, got) in x.iter().zip(&got) {
+                let want = f64::from(c) * (f64::from(*x) / f64::from(c)).tanh();
+                assert!((f64::from(*got) - want).abs() < 3e-7 * f64::from(c), "{c} {x}: {got} for {want}");
+            }
+        }
+        let mut ends = [f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::NAN];
+        cap(30.0, &mut ends);
+        assert_eq!(ends[..2], [30.0, -30.0]);
+        assert!(ends[2].to_bits() == (-0.0f32).to_bits() && ends[3].is_nan());
     }
 
     #[test]

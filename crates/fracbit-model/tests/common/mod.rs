@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 21] = [
+pub(crate) const NAMES: [&str; 22] = [
     "llama1",
     "llama2",
     "llama3",
@@ -24,6 +24,7 @@ pub(crate) const NAMES: [&str; 21] = [
     "phi4-mini",
     "granite",
     "granite4",
+    "gemma2",
     "gemma3",
     "qwen3-moe",
     "mixtral",

@@ -1,0 +1,101 @@
+//! What a model is called.
+
+/// A supported decoder architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    missing_docs,
+    reason = "the names are the models' own; the table of `crate::config` says what they do"
+)]
+pub enum Architecture {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    SmolLm3,
+    Phi3,
+    Granite,
+    Gemma2,
+    Gemma3,
+    Qwen3Moe,
+    Mixtral,
+    GraniteMoe,
+    Olmoe,
+    Olmo2,
+    Olmo3,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::SmolLm3,
+        Self::Phi3,
+        Self::Granite,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::Qwen3Moe,
+        Self::Mixtral,
+        Self::GraniteMoe,
+        Self::Olmoe,
+        Self::Olmo2,
+        Self::Olmo3,
+    ];
+
+    /// The name in `architectures`.
+    #[must_use]
+    pub const fn class_name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
+            Self::Granite => "GraniteForCausalLM",
+            Self::Gemma2 => "Gemma2ForCausalLM",
+            Self::Gemma3 => "Gemma3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::GraniteMoe => "GraniteMoeForCausalLM",
+            Self::Olmoe => "OlmoeForCausalLM",
+            Self::Olmo2 => "Olmo2ForCausalLM",
+            Self::Olmo3 => "Olmo3ForCausalLM",
+        }
+    }
+
+    /// The name in `model_type`.
+    #[must_use]
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::SmolLm3 => "smollm3",
+            Self::Phi3 => "phi3",
+            Self::Granite => "granite",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3_text",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::Mixtral => "mixtral",
+            Self::GraniteMoe => "granitemoe",
+            Self::Olmoe => "olmoe",
+            Self::Olmo2 => "olmo2",
+            Self::Olmo3 => "olmo3",
+        }
+    }
+
+    /// Gemma 2 and 3: gains stored less 1, an embedding in units of its own, GELU, norms behind attention and MLP, too.
+    pub(super) const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Whether there are experts in place of an MLP.
+    #[must_use]
+    pub const fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::GraniteMoe | Self::Olmoe)
+    }
+}

@@ -1,0 +1,70 @@
+//! Queries and keys on their way to attention, and back.
+
+use fracbit_kernels::Crew;
+
+use crate::attention::MAX_HEAD_DIM;
+use crate::model::{PARALLEL_ROWS, Pass};
+use crate::sites;
+use crate::state::State;
+
+/// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of two.
+const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
+
+impl Pass<'_> {
+    /// Norm, RoPE and the rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
+    pub(crate) fn prepare_heads(
+        self,
+        states: &[State],
+        x: &mut [f32],
+        norm: Option<&[f32]>,
+        turn: Option<(&[f32], &[f32])>,
+    ) {
+        let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
+        let each = self.rows / states.len();
+        self.each_row(x, |row, x| {
+            if let Some(norm) = norm {
+                let mut copy = [0.0; MAX_HEAD_DIM];
+                for head in x.chunks_exact_mut(d) {
+                    copy[..d].copy_from_slice(head);
+                    model.vectors.rms_norm(&copy[..d], Some(norm), model.inner_eps, head);
+                }
+            }
+            if let Some((cos, sin)) = turn {
+                let span = row * half..(row + 1) * half;
+                model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
+            }
+            if let Some(rotation) = &states[row / each].turn {
+                match rotation.scratch_len() {
+                    0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
+                    len => sites::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len]),
+                }
+            }
+        });
+    }
+
+    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim).
+    pub(crate) fn group_queries(self, q: &[f32], grouped: &mut [f32]) {
+        let (rows, kv_heads) = (self.rows, self.model.config.num_key_value_heads);
+        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+        let scale = 1.0 / (self.model.config.head_dim as f32).sqrt();
+        let part = q.len() / rows / kv_heads;
+        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
+        crew.chunks(grouped, rows * part, |head, grouped| {
+            for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
+                let from = &q[(row * kv_heads + head) * part..][..part];
+                out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
+            }
+        });
+    }
+
+    /// The way back, without the scale.
+    pub(crate) fn ungroup(self, grouped: &[f32], out: &mut [f32]) {
+        let rows = self.rows;
+        let part = out.len() / rows / self.model.config.num_key_value_heads;
+        self.each_row(out, |row, out| {
+            for (head, out) in out.chunks_exact_mut(part).enumerate() {
+                out.copy_from_slice(&grouped[(head * rows + row) * part..][..part]);
+            }
+        });
+    }
+}
