@@ -205,6 +205,24 @@ SPECS = {
         config={"model_type": "olmo3", "num_key_value_heads": 2, "attention_bias": False, "sliding_window": 8, "rope_theta": 500000.0,
                 "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "tie_word_embeddings": False, "max_position_embeddings": 1024},
     ),
+    "exaone4": dict(
+        seed=125, dtype="BF16", style="bytes", shape=(48, 80, 4, 4, 2, 16, 119), arch="Exaone4ForCausalLM", eps=1e-5, qk_norm=1.4,
+        behind=True,
+        # As in the published 32B the pattern is in letters and the layers are listed: the last one sees everything and does not rotate.
+        config={"model_type": "exaone4", "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
+                "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "rope_theta": 1000000.0, "attention_dropout": 0.0,
+                "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                 "original_max_position_embeddings": 64, "rope_type": "llama3"},
+                "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
+    "seed-oss": dict(
+        seed=126, dtype="BF16", style="bytes", shape=(48, 72, 2, 6, 2, 16, 116), arch="SeedOssForCausalLM", eps=1e-6,
+        biased=("q_proj", "k_proj", "v_proj"),
+        # Without `attention_bias`, which is true then.
+        config={"model_type": "seed_oss", "num_key_value_heads": 2, "head_dim": 16, "attention_out_bias": False, "mlp_bias": False,
+                "rope_scaling": {"rope_type": "default"}, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+                "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (

@@ -140,6 +140,7 @@ def sigmoid_shares(config, scores):
 
 RIGHT_EXPERT, RIGHT_SHARES = reference.expert_weight, reference.shares
 RIGHT_ROTATE, RIGHT_WEIGHT = reference.rotate, reference.weight
+RIGHT_ROTATES = reference.rotates
 RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
 RIGHT_NORM, RIGHT_SETTINGS = reference.norm, reference.rope_settings
 unrotated = {"rotate": lambda x, freq, gain: x}
@@ -171,8 +172,8 @@ MISTAKES = [
     ("qwen3-moe", "k norm dropped", {}, ("k_norm.weight",), {}),
     ("olmoe olmo2 olmo3", "no q norm", {"norm": without_norm("q_norm")}, (), {}),
     ("olmoe olmo2 olmo3", "no k norm", {"norm": without_norm("k_norm")}, (), {}),
-    ("olmo2 olmo3", "no post_attention_layernorm", {"norm": without_norm("post_attention_layernorm")}, (), {}),
-    ("olmo2 olmo3", "no post_feedforward_layernorm", {"norm": without_norm("post_feedforward_layernorm")}, (), {}),
+    ("olmo2 olmo3 exaone4", "no post_attention_layernorm", {"norm": without_norm("post_attention_layernorm")}, (), {}),
+    ("olmo2 olmo3 exaone4", "no post_feedforward_layernorm", {"norm": without_norm("post_feedforward_layernorm")}, (), {}),
     ("olmo2", "a norm where the residual stream is read", {"read": read_normalized}, (), {}),
     ("olmo2", "rms_norm_eps 1e-6", {}, (), {"rms_norm_eps": 1e-6}),
     ("olmo3", "rope_scaling in every layer", {"rope_settings": scaled_everywhere}, (), {}),
@@ -180,22 +181,25 @@ MISTAKES = [
     ("smollm2", "rms_norm_eps 1e-5", {}, (), {"rms_norm_eps": 1e-5}),
     ("llama2 llama-tied llama-bias mistral qwen2 qwen3 smollm2 smollm3", "kv head = head mod kv heads", wrong_gqa, (), {}),
     ("llama2 llama-bias mistral qwen3", "norm weights ignored", {}, ("layernorm.weight", "model.norm.weight"), {}),
-    ("llama3 llama-bias gemma3 olmo3", "no rope scaling", unscaled, (), {}),
+    ("llama3 llama-bias gemma3 olmo3 exaone4", "no rope scaling", unscaled, (), {}),
     ("llama3", "linear in place of llama3 scaling", {"rope_frequencies": linear_for_llama3}, (), {}),
     ("llama3", "no interpolated planes", {"rope_frequencies": step_for_llama3}, (), {}),
-    ("llama3 qwen2 qwen3 smollm2 smollm3 gemma3 olmo2 olmo3", "theta 10000", {}, (), {"rope_theta": 10000.0}),
-    ("llama-bias qwen2", "q bias dropped", {}, ("q_proj.bias",), {}),
-    ("llama-bias qwen2", "k bias dropped", {}, ("k_proj.bias",), {}),
-    ("llama-bias qwen2", "v bias dropped", {}, ("v_proj.bias",), {}),
+    ("llama3 qwen2 qwen3 smollm2 smollm3 gemma3 olmo2 olmo3 exaone4 seed-oss", "theta 10000", {}, (), {"rope_theta": 10000.0}),
+    ("llama-bias qwen2 seed-oss", "q bias dropped", {}, ("q_proj.bias",), {}),
+    ("llama-bias qwen2 seed-oss", "k bias dropped", {}, ("k_proj.bias",), {}),
+    ("llama-bias qwen2 seed-oss", "v bias dropped", {}, ("v_proj.bias",), {}),
     ("llama-bias", "o bias dropped", {}, ("o_proj.bias",), {}),
     ("llama-bias", "gate bias dropped", {}, ("gate_proj.bias",), {}),
     ("llama-bias", "up bias dropped", {}, ("up_proj.bias",), {}),
     ("llama-bias", "down bias dropped", {}, ("down_proj.bias",), {}),
     ("mistral gemma2 gemma3 olmo3", "no window", {}, (), {"sliding_window": None}),
-    ("mistral gemma2 gemma3 olmo3", "window one too wide", {"visible": late_by_one}, (), {}),
+    ("mistral gemma2 gemma3 olmo3 exaone4", "window one too wide", {"visible": late_by_one}, (), {}),
     ("qwen2", "switched-off window applied", {}, (), {"use_sliding_window": True, "max_window_layers": 0}),
-    ("qwen3 gemma3", "q norm dropped", {}, ("q_norm.weight",), {}),
-    ("qwen3 gemma3", "k norm dropped", {}, ("k_norm.weight",), {}),
+    ("qwen3 gemma3 exaone4", "q norm dropped", {}, ("q_norm.weight",), {}),
+    ("qwen3 gemma3 exaone4", "k norm dropped", {}, ("k_norm.weight",), {}),
+    ("exaone4", "RoPE in every layer", {"rotates": lambda config, layer: True}, (), {}),
+    ("exaone4", "no RoPE in layers with a window", {"rotates": lambda config, layer: not RIGHT_ROTATES(config, layer)}, (), {}),
+    ("exaone4", "no window", {"window_of": lambda config, layer: None}, (), {}),
     ("smollm3", "RoPE in every layer", {}, (), {"no_rope_layers": [1, 1, 1, 1]}),
     ("smollm3", "flags inverted", {}, (), {"no_rope_layers": [0, 0, 0, 1]}),
     ("phi3", "no window", {}, (), {"sliding_window": None}),

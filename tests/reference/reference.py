@@ -14,7 +14,7 @@ Where there are experts, the second line is  x += sum over a token's experts of 
 
 Gemma 2 and 3 multiply the embedding by sqrt(h), have gelu in place of silu and normalize what attention and feed-forward add, too;
 Gemma 2 caps scores and logits: c tanh(x / c).
-OLMo 2 and 3 normalize only that.
+OLMo 2 and 3 and EXAONE 4 normalize only that.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
 """
@@ -211,11 +211,12 @@ DEFAULTS = {
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096, "sliding_window_pattern": 6,
     },
     "olmo3": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
 }
 
 
 def slides(config, layer):
-    """Whether a layer of Gemma 2, 3 or OLMo 3 has a window; without a list every layer but each p-th has."""
+    """Whether a layer of Gemma 2, 3, OLMo 3 or EXAONE 4 has a window; without a list every layer but each p-th has."""
     types = config.get("layer_types")
     if types is not None:
         return types[layer] == "sliding_attention"
@@ -227,7 +228,7 @@ def window_of(config, layer):
     window = config.get("sliding_window")
     if config["model_type"] in ("mistral", "phi3"):
         return window
-    if config["model_type"] in (*GEMMAS, "olmo3"):
+    if config["model_type"] in (*GEMMAS, "olmo3", "exaone4"):
         return window if slides(config, layer) else None
     if config["model_type"] in ("qwen2", "qwen3", "smollm3") and config.get("use_sliding_window", False):
         types = config.get("layer_types")
@@ -238,7 +239,9 @@ def window_of(config, layer):
 
 
 def rotates(config, layer):
-    """Whether a layer applies RoPE. SmolLM3's list says 1 where it does; without a list every fourth layer does not."""
+    """Whether a layer applies RoPE. SmolLM3's list says 1 where it does; without a list every fourth layer does not. In EXAONE 4 those with a window do, where any has one."""
+    if config["model_type"] == "exaone4":
+        return config["sliding_window"] is None or slides(config, layer)
     if config["model_type"] != "smollm3":
         return True
     flags = config.get("no_rope_layers")
@@ -367,8 +370,8 @@ def least_lead_of_experts(config, tensors, tokens):
 
 
 def norms_only_behind(config):
-    """Whether attention and feed-forward read the residual stream as it is (OLMo 2 and 3)."""
-    return config["model_type"] in ("olmo2", "olmo3")
+    """Whether attention and feed-forward read the residual stream as it is (OLMo 2 and 3, EXAONE 4)."""
+    return config["model_type"] in ("olmo2", "olmo3", "exaone4")
 
 
 def read(config, tensors, name, x):

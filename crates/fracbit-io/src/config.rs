@@ -11,6 +11,8 @@
 //! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
 //! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
 //! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
+//! | `seed_oss` | `attention_bias` on q, k, v, true where left out; `attention_out_bias`; `mlp_bias` | no | no | all layers |
+//! | `exaone4` | none | yes | where `sliding_window` is not null by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; where some have a window, those |
 //! | `gemma2` | none | no | by `layer_types`, or every other layer from the first on | all layers |
 //! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
 //! | `qwen3_moe` (Qwen3-30B-A3B) | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
@@ -25,7 +27,7 @@
 //! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`]. A `granitemoehybrid` (Granite 4) whose layers all have
 //! attention, and no experts, is read as `granite`; its gate and up are one tensor as well.
 //!
-//! `olmo2` and `olmo3` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
+//! `olmo2`, `olmo3` and `exaone4` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
 //! frequencies of `olmo3` are stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM (transformers 5 stretched
 //! all of them by mistake until 5.13, which writes a set of `rope_parameters` for each type of layers).
 //!
@@ -407,7 +409,10 @@ impl Fields {
             | Architecture::Granite
             | Architecture::GraniteMoe
             | Architecture::Olmoe
-            | Architecture::Olmo2 => None,
+            | Architecture::Olmo2
+            | Architecture::SeedOss => None,
+            Architecture::Exaone4 if !self.map.contains_key("sliding_window") => Some(4096),
+            Architecture::Exaone4 => self.window()?,
             Architecture::Phi3 | Architecture::Mixtral => self.window()?,
             Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Olmo3 => {
                 Some(self.size("sliding_window", 1 << 32, Some(4096))?)
@@ -423,8 +428,8 @@ impl Fields {
             },
             _ => None,
         };
-        use Architecture::{Gemma2, Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
-        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma2 | Gemma3 | Olmo3);
+        use Architecture::{Exaone4, Gemma2, Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
+        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma2 | Gemma3 | Olmo3 | Exaone4);
         let sliding: Vec<bool> = match self.layer_types(n)? {
             Some(types) if uniform => {
                 if types.iter().any(|&s| s != window.is_some()) {
@@ -445,6 +450,12 @@ impl Fields {
                     (1..=n).map(|i| i % every != 0).collect()
                 }
                 Gemma2 => (1..=n).map(|i| i % 2 != 0).collect(),
+                Exaone4 if window.is_none() => vec![false; n],
+                // Files that say it by letters ("LLLG") list the layers, too.
+                Exaone4 => {
+                    let every = self.size("sliding_window_pattern", MAX_LAYERS, Some(4))?;
+                    (1..=n).map(|i| i % every != 0).collect()
+                }
                 Olmo3 => (1..=n).map(|i| i % 4 != 0).collect(),
                 Qwen2 | Qwen3 | Qwen3Moe => {
                     let from = match self.get("max_window_layers") {
@@ -464,7 +475,10 @@ impl Fields {
         Ok(rope
             .into_iter()
             .zip(sliding)
-            .map(|(rope, s)| LayerConfig { rope, sliding_window: window.filter(|_| s) })
+            .map(|(rope, s)| LayerConfig {
+                rope: rope && (arch != Exaone4 || s || window.is_none()),
+                sliding_window: window.filter(|_| s),
+            })
             .collect())
     }
 
@@ -570,8 +584,8 @@ impl Fields {
 
     fn into_config(self) -> Result<ModelConfig, Error> {
         use Architecture::{
-            Gemma2, Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2, Qwen3,
-            Qwen3Moe, SmolLm3,
+            Exaone4, Gemma2, Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2,
+            Qwen3, Qwen3Moe, SeedOss, SmolLm3,
         };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
@@ -598,7 +612,7 @@ impl Fields {
             return Err(self.bad("num_key_value_heads", rule));
         }
         let default_head_dim = match arch {
-            Qwen3 | Qwen3Moe if !self.map.contains_key("head_dim") => Some(128),
+            Qwen3 | Qwen3Moe | SeedOss if !self.map.contains_key("head_dim") => Some(128),
             Gemma2 | Gemma3 if !self.map.contains_key("head_dim") => Some(256),
             _ => None,
         };
@@ -625,6 +639,7 @@ impl Fields {
         let context = match arch {
             Phi3 | Olmoe => 4096,
             Gemma2 => 8192,
+            SeedOss => 524_288,
             Mixtral | Gemma3 => 131_072,
             _ => 2048,
         };
@@ -653,12 +668,12 @@ impl Fields {
         }
         let eps = self.number(
             "rms_norm_eps",
-            Some(if matches!(arch, Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3) { 1e-5 } else { 1e-6 }),
+            Some(if matches!(arch, Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4) { 1e-5 } else { 1e-6 }),
         )?;
         if eps > 1.0 {
             return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
-        let attention_bias = self.flag("attention_bias", false)?;
+        let attention_bias = self.flag("attention_bias", arch == SeedOss)?;
         let bias_flag_used =
             matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe | Olmo2 | Olmo3);
         let (experts, intermediate_size) = if arch.has_experts() {
@@ -682,19 +697,22 @@ impl Fields {
             rope,
             local_rope,
             activation,
-            pre_norms: !matches!(arch, Olmo2 | Olmo3),
-            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3),
+            pre_norms: !matches!(arch, Olmo2 | Olmo3 | Exaone4),
+            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3 | Exaone4),
             gain_offset: if arch.is_gemma() { 1.0 } else { 0.0 },
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
             score_cap: self.cap(arch, "attn_logit_softcapping", 50.0)?,
             logit_cap: self.cap(arch, "final_logit_softcapping", 30.0)?,
             tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3 || arch.is_gemma())?,
-            qkv_bias: arch == Qwen2 || bias_flag_used && attention_bias,
-            o_bias: bias_flag_used && attention_bias,
-            mlp_bias: matches!(arch, Llama | SmolLm3 | Granite) && self.flag("mlp_bias", false)?,
+            qkv_bias: arch == Qwen2 || (bias_flag_used || arch == SeedOss) && attention_bias,
+            o_bias: match arch {
+                SeedOss => self.flag("attention_out_bias", false)?,
+                _ => bias_flag_used && attention_bias,
+            },
+            mlp_bias: matches!(arch, Llama | SmolLm3 | Granite | SeedOss) && self.flag("mlp_bias", false)?,
             qk_norm: match arch {
-                Qwen3 | Qwen3Moe | Gemma3 => QkNorm::Heads,
+                Qwen3 | Qwen3Moe | Gemma3 | Exaone4 => QkNorm::Heads,
                 Olmoe | Olmo2 | Olmo3 => QkNorm::Whole,
                 _ => QkNorm::Absent,
             },

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use fracbit_io::{Activation, Architecture, Error, Experts, ModelConfig, QkNorm, RopeConfig, RopeScaling};
+use fracbit_io::{
+    Activation, Architecture, Error, Experts, LayerConfig, ModelConfig, QkNorm, RopeConfig, RopeScaling,
+};
 use serde_json::{Value, json};
 
 fn parse(v: &Value) -> Result<ModelConfig, Error> {
@@ -400,6 +402,71 @@ fn olmo_2_and_3() {
     assert!(parse(&older).unwrap_err().to_string().contains("`olmo2`"));
     let c = parse(&with("llama", json!({}))).unwrap();
     assert!(c.pre_norms && !c.post_norms);
+}
+
+#[test]
+fn exaone4() {
+    // The fields of the published EXAONE-4.0-32B that say anything.
+    let types: Vec<&str> =
+        (1..=64).map(|i| if i % 4 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let v = json!({ "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "bos_token_id": 1, "eos_token_id": 361, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27392, "layer_types": types, "max_position_embeddings": 131_072,
+        "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000,
+        "rope_scaling": { "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3" },
+        "sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": false, "vocab_size": 102_400 });
+    let c = parse(&v).unwrap();
+    let window = |i: usize| (i % 4 != 3).then_some(4096);
+    let layers: Vec<_> =
+        (0..64).map(|i| LayerConfig { rope: window(i).is_some(), sliding_window: window(i) }).collect();
+    assert_eq!(c.layers, layers);
+    assert_eq!((c.pre_norms, c.post_norms, c.qk_norm, c.gain_offset), (false, true, QkNorm::Heads, 0.0));
+    assert!(!c.qkv_bias && !c.o_bias && !c.mlp_bias && c.local_rope.is_none());
+    let edited = |edit: Value| {
+        let mut v = v.clone();
+        for (k, e) in edit.as_object().expect("an object") {
+            v[k.as_str()] = e.clone();
+        }
+        parse(&v)
+    };
+    // The 1.2B has no windows, and turns in every layer.
+    for types in [json!(vec!["full_attention"; 64]), Value::Null] {
+        let c =
+            edited(json!({ "sliding_window": null, "sliding_window_pattern": null, "layer_types": types }))
+                .unwrap();
+        assert!(c.layers.iter().all(|l| *l == LayerConfig { rope: true, sliding_window: None }));
+    }
+    // Every fourth by default; letters alone say too little.
+    let c = edited(json!({ "sliding_window_pattern": null, "layer_types": null })).unwrap();
+    assert_eq!(c.layers, layers);
+    let e = edited(json!({ "layer_types": null })).unwrap_err().to_string();
+    assert!(e.contains("`sliding_window_pattern`"), "{e}");
+}
+
+#[test]
+fn seed_oss() {
+    let v = json!({ "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": true, "attention_out_bias": false,
+        "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648,
+        "max_position_embeddings": 524_288, "mlp_bias": false, "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6, "rope_scaling": { "rope_type": "default" }, "rope_theta": 10_000_000.0, "tie_word_embeddings": false,
+        "vocab_size": 155_136 });
+    let c = parse(&v).unwrap();
+    assert_eq!((c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm), (true, false, false, QkNorm::Absent));
+    assert_eq!((c.q_dim(), c.kv_dim(), c.rope.theta), (10_240, 1024, 1e7));
+    let mut bare = v.clone();
+    let fields = bare.as_object_mut().expect("an object");
+    for field in ["attention_bias", "attention_out_bias", "head_dim", "max_position_embeddings"] {
+        fields.remove(field);
+    }
+    let got = parse(&bare).unwrap();
+    assert_eq!(
+        (got.qkv_bias, got.o_bias, got.head_dim, got.max_position_embeddings),
+        (true, false, 128, 524_288)
+    );
+    bare["attention_bias"] = json!(false);
+    bare["attention_out_bias"] = json!(true);
+    let got = parse(&bare).unwrap();
+    assert_eq!((got.qkv_bias, got.o_bias), (false, true));
 }
 
 #[test]

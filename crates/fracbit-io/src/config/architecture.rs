@@ -22,11 +22,13 @@ pub enum Architecture {
     Olmoe,
     Olmo2,
     Olmo3,
+    Exaone4,
+    SeedOss,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -42,6 +44,8 @@ impl Architecture {
         Self::Olmoe,
         Self::Olmo2,
         Self::Olmo3,
+        Self::Exaone4,
+        Self::SeedOss,
     ];
 
     /// The name in `architectures`.
@@ -63,6 +67,8 @@ impl Architecture {
             Self::Olmoe => "OlmoeForCausalLM",
             Self::Olmo2 => "Olmo2ForCausalLM",
             Self::Olmo3 => "Olmo3ForCausalLM",
+            Self::Exaone4 => "Exaone4ForCausalLM",
+            Self::SeedOss => "SeedOssForCausalLM",
         }
     }
 
@@ -85,6 +91,8 @@ impl Architecture {
             Self::Olmoe => "olmoe",
             Self::Olmo2 => "olmo2",
             Self::Olmo3 => "olmo3",
+            Self::Exaone4 => "exaone4",
+            Self::SeedOss => "seed_oss",
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 22] = [
+pub(crate) const NAMES: [&str; 24] = [
     "llama1",
     "llama2",
     "llama3",
@@ -32,6 +32,8 @@ pub(crate) const NAMES: [&str; 22] = [
     "olmoe",
     "olmo2",
     "olmo3",
+    "exaone4",
+    "seed-oss",
 ];
 
 pub(crate) struct Reference {
