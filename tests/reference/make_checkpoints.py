@@ -223,6 +223,19 @@ SPECS = {
                 "rope_scaling": {"rope_type": "default"}, "rope_theta": 1000000.0, "tie_word_embeddings": False,
                 "max_position_embeddings": 1024},
     ),
+    "ernie45": dict(
+        seed=127, dtype="BF16", style="bytes", shape=(64, 80, 2, 4, 2, 16, 123), arch="Ernie4_5ForCausalLM", eps=1e-5,
+        tied="model.embed_tokens.weight",
+        # Without `rope_theta`, which is 500000 then.
+        config={"model_type": "ernie4_5", "num_key_value_heads": 2, "head_dim": 16, "use_bias": False, "rope_scaling": None,
+                "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
+    "glm4": dict(
+        seed=128, dtype="BF16", style="bytes", shape=(48, 88, 3, 4, 2, 16, 121), arch="Glm4ForCausalLM", eps=1e-5, glm=True, fused=True,
+        biased=("q_proj", "k_proj", "v_proj"),
+        config={"model_type": "glm4", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True, "attention_dropout": 0.0,
+                "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 1024},
+    ),
 }
 
 CHAT_TEMPLATE = (
@@ -279,6 +292,9 @@ def tensors(spec):
         norm(f"{block}.post_attention_layernorm", hidden)
         if spec.get("sandwich"):  # post_attention_layernorm is then applied to what attention adds
             norm(f"{block}.pre_feedforward_layernorm", hidden)
+        if spec.get("glm"):  # norms of what attention and feed-forward add, under names of their own
+            norm(f"{block}.post_self_attn_layernorm", hidden)
+            norm(f"{block}.post_mlp_layernorm", hidden)
         if spec.get("sandwich") or spec.get("behind"):
             norm(f"{block}.post_feedforward_layernorm", hidden)
         if spec.get("experts"):
@@ -294,6 +310,8 @@ def tensors(spec):
         if spec.get("fused"):
             for whole, parts in ("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up")):
                 at = whole.split(".", 1)[0]
+                if spec.get("glm") and at == "self_attn":
+                    continue
                 rows = [out.pop(f"{block}.{at}.{part}_proj.weight") for part in parts]
                 out[f"{block}.{whole}.weight"] = np.concatenate(rows)
     norm("model.norm", hidden, spec.get("final_norm", 1.0))

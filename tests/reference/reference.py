@@ -14,7 +14,7 @@ Where there are experts, the second line is  x += sum over a token's experts of 
 
 Gemma 2 and 3 multiply the embedding by sqrt(h), have gelu in place of silu and normalize what attention and feed-forward add, too;
 Gemma 2 caps scores and logits: c tanh(x / c).
-OLMo 2 and 3 and EXAONE 4 normalize only that.
+OLMo 2 and 3 and EXAONE 4 normalize only that. ERNIE 4.5 and GLM-4 rotate neighbouring channels, GLM-4 half of them.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
 """
@@ -177,6 +177,11 @@ def rotate(x, freq, gain=1.0):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=1)
 
 
+def in_halves(x, turning):
+    """x (s, d) with the first of each pair of the channels that turn in front, then the second ones, then those that stand still."""
+    return np.concatenate([x[:, 0:turning:2], x[:, 1:turning:2], x[:, turning:]], axis=1)
+
+
 def visible(length, window):
     """(s, s) bool: position i sees j when 0 <= i - j, and i - j < window if there is one."""
     behind = np.arange(length)[:, None] - np.arange(length)[None, :]
@@ -212,6 +217,8 @@ DEFAULTS = {
     },
     "olmo3": {"sliding_window": 4096, "sliding_window_pattern": 4},
     "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "ernie4_5": {"rope_theta": 5e5, "tie_word_embeddings": True},
+    "glm4": {"partial_rotary_factor": 0.5},
 }
 
 
@@ -292,6 +299,8 @@ def attention(config, tensors, layer, x):
         return parts
 
     q, k, v = split("q", heads), split("k", kv_heads), split("v", kv_heads)
+    if config["model_type"] in ("ernie4_5", "glm4"):  # the same order of q's and k's channels changes no product
+        q, k = [in_halves(part, 2 * len(freq)) for part in q], [in_halves(part, 2 * len(freq)) for part in k]
     if rotates(config, layer):
         q, k = [rotate(part, freq, gain) for part in q], [rotate(part, freq, gain) for part in k]
     out = []
@@ -383,7 +392,7 @@ def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
     gemma = config["model_type"] in GEMMAS
-    only_behind = norms_only_behind(config)
+    only_behind, glm = norms_only_behind(config), config["model_type"] == "glm4"
     # Tied models store one matrix, under either name.
     embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
     if config.get("tie_word_embeddings", False):
@@ -395,14 +404,14 @@ def logits(config, tensors, tokens):
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
         added = attention(config, tensors, layer, read(config, tensors, f"{block}.input_layernorm", x))
-        if gemma or only_behind:
-            added = norm(config, tensors, f"{block}.post_attention_layernorm", added)
+        if gemma or only_behind or glm:
+            added = norm(config, tensors, f"{block}.post_self_attn_layernorm" if glm else f"{block}.post_attention_layernorm", added)
         x = x + share * added
         before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
         second = mixture if experts_of(config) else feed_forward
         added = second(config, tensors, layer, read(config, tensors, f"{block}.{before}", x))
-        if gemma or only_behind:
-            added = norm(config, tensors, f"{block}.post_feedforward_layernorm", added)
+        if gemma or only_behind or glm:
+            added = norm(config, tensors, f"{block}.post_mlp_layernorm" if glm else f"{block}.post_feedforward_layernorm", added)
         x = x + share * added
     out = norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)
     return soft_cap(out, config.get("final_logit_softcapping"))

@@ -12,6 +12,8 @@
 //! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
 //! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
 //! | `seed_oss` | `attention_bias` on q, k, v, true where left out; `attention_out_bias`; `mlp_bias` | no | no | all layers |
+//! | `ernie4_5` (ERNIE 4.5, dense) | `use_bias` on all | no | no | all layers, neighbouring channels |
+//! | `glm`, `glm4` (GLM-4) | `attention_bias` on q, k, v, true where left out | no | no | all layers, neighbouring channels; `partial_rotary_factor`, 0.5 where left out |
 //! | `exaone4` | none | yes | where `sliding_window` is not null by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; where some have a window, those |
 //! | `gemma2` | none | no | by `layer_types`, or every other layer from the first on | all layers |
 //! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
@@ -39,6 +41,8 @@
 //! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
 //! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of `gemma3` and `mistral3`
 //! (Mistral Small 3.1 and 3.2), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
+//!
+//! `glm4` has norms behind attention and MLP as well, under names of its own ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
 //!
 //! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
 //! does not.
@@ -140,6 +144,9 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// That of layers with a sliding window, where it is another one.
     pub local_rope: Option<RopeConfig>,
+    /// Rotary embedding turns neighbouring channels as they are stored, (2k, 2k + 1) in place of (k, k + half); a source of weights puts the rows of
+    /// q and k in the other order.
+    pub neighbours_turn: bool,
     /// What the gate goes through.
     pub activation: Activation,
     /// What attention and MLP read of the residual stream is normalized before.
@@ -410,7 +417,10 @@ impl Fields {
             | Architecture::GraniteMoe
             | Architecture::Olmoe
             | Architecture::Olmo2
-            | Architecture::SeedOss => None,
+            | Architecture::SeedOss
+            | Architecture::Ernie45
+            | Architecture::Glm
+            | Architecture::Glm4 => None,
             Architecture::Exaone4 if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Exaone4 => self.window()?,
             Architecture::Phi3 | Architecture::Mixtral => self.window()?,
@@ -584,8 +594,8 @@ impl Fields {
 
     fn into_config(self) -> Result<ModelConfig, Error> {
         use Architecture::{
-            Exaone4, Gemma2, Gemma3, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe, Phi3, Qwen2,
-            Qwen3, Qwen3Moe, SeedOss, SmolLm3,
+            Ernie45, Exaone4, Gemma2, Gemma3, Glm4, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe,
+            Phi3, Qwen2, Qwen3, Qwen3Moe, SeedOss, SmolLm3,
         };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
@@ -612,8 +622,10 @@ impl Fields {
             return Err(self.bad("num_key_value_heads", rule));
         }
         let default_head_dim = match arch {
-            Qwen3 | Qwen3Moe | SeedOss if !self.map.contains_key("head_dim") => Some(128),
-            Gemma2 | Gemma3 if !self.map.contains_key("head_dim") => Some(256),
+            _ if self.map.contains_key("head_dim") => None,
+            Qwen3 | Qwen3Moe | SeedOss | Ernie45 => Some(128),
+            _ if arch.is_glm() => Some(128),
+            Gemma2 | Gemma3 => Some(256),
             _ => None,
         };
         let head_dim = match (self.get("head_dim"), default_head_dim) {
@@ -640,7 +652,8 @@ impl Fields {
             Phi3 | Olmoe => 4096,
             Gemma2 => 8192,
             SeedOss => 524_288,
-            Mixtral | Gemma3 => 131_072,
+            Mixtral | Gemma3 | Ernie45 => 131_072,
+            _ if arch.is_glm() => 131_072,
             _ => 2048,
         };
         let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(context))?;
@@ -666,14 +679,17 @@ impl Fields {
             let gain = (scores * root).sqrt();
             [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
-        let eps = self.number(
-            "rms_norm_eps",
-            Some(if matches!(arch, Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4) { 1e-5 } else { 1e-6 }),
-        )?;
+        let usual_eps = match arch {
+            Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4 | Ernie45 => 1e-5,
+            _ if arch.is_glm() => 1.5625e-7,
+            _ => 1e-6,
+        };
+        let eps = self.number("rms_norm_eps", Some(usual_eps))?;
         if eps > 1.0 {
             return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
-        let attention_bias = self.flag("attention_bias", arch == SeedOss)?;
+        let attention_bias = self.flag("attention_bias", arch == SeedOss || arch.is_glm())?;
+        let every_bias = arch == Ernie45 && self.flag("use_bias", false)?;
         let bias_flag_used =
             matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe | Olmo2 | Olmo3);
         let (experts, intermediate_size) = if arch.has_experts() {
@@ -698,24 +714,32 @@ impl Fields {
             local_rope,
             activation,
             pre_norms: !matches!(arch, Olmo2 | Olmo3 | Exaone4),
-            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3 | Exaone4),
+            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3 | Exaone4 | Glm4),
             gain_offset: if arch.is_gemma() { 1.0 } else { 0.0 },
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
             score_cap: self.cap(arch, "attn_logit_softcapping", 50.0)?,
             logit_cap: self.cap(arch, "final_logit_softcapping", 30.0)?,
-            tie_word_embeddings: self.flag("tie_word_embeddings", arch == SmolLm3 || arch.is_gemma())?,
-            qkv_bias: arch == Qwen2 || (bias_flag_used || arch == SeedOss) && attention_bias,
+            tie_word_embeddings: self
+                .flag("tie_word_embeddings", matches!(arch, SmolLm3 | Ernie45) || arch.is_gemma())?,
+            qkv_bias: match arch {
+                Qwen2 => true,
+                Ernie45 => every_bias,
+                _ => (bias_flag_used || arch == SeedOss || arch.is_glm()) && attention_bias,
+            },
             o_bias: match arch {
                 SeedOss => self.flag("attention_out_bias", false)?,
+                Ernie45 => every_bias,
                 _ => bias_flag_used && attention_bias,
             },
-            mlp_bias: matches!(arch, Llama | SmolLm3 | Granite | SeedOss) && self.flag("mlp_bias", false)?,
+            mlp_bias: every_bias
+                || matches!(arch, Llama | SmolLm3 | Granite | SeedOss) && self.flag("mlp_bias", false)?,
             qk_norm: match arch {
                 Qwen3 | Qwen3Moe | Gemma3 | Exaone4 => QkNorm::Heads,
                 Olmoe | Olmo2 | Olmo3 => QkNorm::Whole,
                 _ => QkNorm::Absent,
             },
+            neighbours_turn: arch == Ernie45 || arch.is_glm(),
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id", vocab_size)?,

@@ -444,6 +444,46 @@ fn exaone4() {
 }
 
 #[test]
+fn neighbouring_channels_turn_in_ernie_and_glm() {
+    let edited = |mut v: Value, edit: Value| {
+        for (k, e) in edit.as_object().expect("an object") {
+            v[k.as_str()] = e.clone();
+        }
+        parse(&v)
+    };
+    // The fields of the published ERNIE-4.5-0.3B that say anything.
+    let v = json!({ "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131_072, "num_attention_heads": 16,
+        "num_hidden_layers": 18, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "rope_scaling": null,
+        "use_bias": false, "vocab_size": 103_424, "tie_word_embeddings": true });
+    let c = parse(&v).unwrap();
+    assert!(c.neighbours_turn && c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert_eq!((c.rope.theta, c.rope.dim, c.q_dim()), (5e5, 128, 2048));
+    let c = edited(
+        v,
+        json!({ "use_bias": true, "rope_theta": null, "head_dim": null, "tie_word_embeddings": null }),
+    )
+    .unwrap();
+    assert!(c.tie_word_embeddings && c.qkv_bias && c.o_bias && c.mlp_bias);
+    assert_eq!((c.rope.theta, c.head_dim), (5e5, 64), "null is the width over the heads");
+    // Those of GLM-4-9B-0414.
+    let v = json!({ "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": [151_329, 151_336, 151_338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13696,
+        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "pad_token_id": 151_329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": false, "vocab_size": 151_552 });
+    let c = parse(&v).unwrap();
+    assert!(c.neighbours_turn && c.pre_norms && c.post_norms && c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert_eq!((c.rope.dim, c.gain_offset), (64, 0.0));
+    let older = json!({ "architectures": ["GlmForCausalLM"], "model_type": "glm", "partial_rotary_factor": null, "rms_norm_eps": null });
+    let c = edited(v.clone(), older).unwrap();
+    assert_eq!((c.post_norms, c.rope.dim, c.rms_norm_eps), (false, 64, 1.5625e-7));
+    let e = edited(v, json!({ "partial_rotary_factor": 0.2 })).unwrap_err().to_string();
+    assert!(e.contains("`partial_rotary_factor`"), "{e}");
+    assert!(!parse(&with("llama", json!({}))).unwrap().neighbours_turn);
+}
+
+#[test]
 fn seed_oss() {
     let v = json!({ "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": true, "attention_out_bias": false,
         "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648,

@@ -42,7 +42,7 @@ use rayon::prelude::*;
 use crate::Error;
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
-use crate::stored::Change;
+use crate::stored::{Change, Order};
 
 /// Weights that a thread checks in one go.
 const CHECKED_AT_ONCE: usize = 1 << 18;
@@ -175,14 +175,14 @@ impl WeightSource {
 
     /// How the stored rows of a matrix, and the entries of its bias, become those of the model before any rotation.
     pub(crate) fn change(&self, id: LinearId) -> Change {
-        let (turn, head) = (self.config.rope.dim, self.config.head_dim);
+        let (turn, head, pairs) = (self.config.rope.dim, self.config.head_dim, self.config.neighbours_turn);
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         match id {
             LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) if !self.config.post_norms => {
                 Change { factor: self.config.residual_factor as f32, ..Change::NONE }
             }
-            LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head => {
-                Change { parted: Some((turn / 2, head)), ..Change::NONE }
+            LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head || pairs => {
+                Change { order: Some(Order { turn: turn / 2, head, pairs }), ..Change::NONE }
             }
             _ => Change::NONE,
         }

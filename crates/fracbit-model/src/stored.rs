@@ -16,29 +16,45 @@ use crate::linear::{CONVERT, vector_product};
 pub(crate) struct Change {
     /// Of every weight.
     pub(crate) factor: f32,
-    /// Half of the rows of a head that turn, and all rows of a head, where its turning rows part: those that stand still go behind
-    /// them in each half.
-    pub(crate) parted: Option<(usize, usize)>,
+    /// Where the rows of heads lie otherwise.
+    pub(crate) order: Option<Order>,
+}
+
+/// How the rows of a head that turn are stored: all in front, in two halves or as pairs of neighbours. The runtime has them in front of each
+/// half of the head, those that stand still behind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Order {
+    /// Half of the rows that turn.
+    pub(crate) turn: usize,
+    /// Rows of a head.
+    pub(crate) head: usize,
+    /// They are pairs.
+    pub(crate) pairs: bool,
+}
+
+impl Order {
+    /// Where row `row` is stored.
+    fn stored(self, row: usize) -> usize {
+        let Self { turn, head, pairs } = self;
+        let (start, plane, second) = (row / head * head, row % (head / 2), row % head / (head / 2));
+        start
+            + if plane >= turn {
+                turn + plane + second * (head / 2 - turn)
+            } else if pairs {
+                2 * plane + second
+            } else {
+                plane + second * turn
+            }
+    }
 }
 
 impl Change {
     /// Rows as they are stored.
-    pub(crate) const NONE: Self = Self { factor: 1.0, parted: None };
+    pub(crate) const NONE: Self = Self { factor: 1.0, order: None };
 
-    /// Where row `row` is stored: first | half of still | second | other half was first | second | still.
+    /// Where row `row` is stored.
     fn stored(self, row: usize) -> usize {
-        let Some((turn, head)) = self.parted else { return row };
-        let (start, row, half) = (row / head * head, row % head, head / 2);
-        start
-            + if row < turn {
-                row
-            } else if row < half {
-                row + turn
-            } else if row < half + turn {
-                row - half + turn
-            } else {
-                row
-            }
+        self.order.map_or(row, |order| order.stored(row))
     }
 
     /// Changes stored rows of `width` (1 for a bias), whole heads of them, to the model's.
@@ -46,9 +62,13 @@ impl Change {
         if self.factor != 1.0 {
             data.iter_mut().for_each(|w| *w *= self.factor);
         }
-        if let Some((turn, head)) = self.parted {
-            data.par_chunks_exact_mut(head * width)
-                .for_each(|rows| rows[turn * width..(head / 2 + turn) * width].rotate_left(turn * width));
+        if let Some(order) = self.order {
+            data.par_chunks_exact_mut(order.head * width).for_each(|rows| {
+                let stored = rows.to_vec();
+                for (row, out) in rows.chunks_exact_mut(width).enumerate() {
+                    out.copy_from_slice(&stored[order.stored(row) * width..][..width]);
+                }
+            });
         }
     }
 }
@@ -86,7 +106,7 @@ impl Stored {
             let (out, behind) = rest.split_at_mut(rows.len() * cols);
             rest = behind;
             let bytes = self.bytes(piece);
-            if self.change.parted.is_some() {
+            if self.change.order.is_some() {
                 for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
                     let row = self.change.stored(row);
                     to_f32_into(self.dtype, &bytes[row * size..(row + 1) * size], out);
@@ -168,15 +188,21 @@ mod tests {
 
     #[test]
     fn rows_are_found_where_they_are_moved_from() {
-        for (turn, head) in [(1, 4), (2, 4), (3, 8), (6, 16), (48, 128), (1, 2)] {
-            let change = Change { factor: 2.0, parted: Some((turn, head)) };
-            let mut rows: Vec<f32> = (0..3 * head).map(|i| i as f32).collect();
-            change.apply(&mut rows, 1);
-            for (row, value) in rows.iter().enumerate() {
-                assert_eq!(*value, 2.0 * change.stored(row) as f32, "{turn} of {head}, row {row}");
+        for (turn, head) in [(1, 4), (2, 4), (3, 8), (6, 16), (48, 128), (1, 2), (32, 128)] {
+            for pairs in [false, true] {
+                let change = Change { factor: 2.0, order: Some(Order { turn, head, pairs }) };
+                let mut rows: Vec<f32> = (0..3 * head).map(|i| i as f32).collect();
+                change.apply(&mut rows, 1);
+                let mut found = vec![false; 3 * head];
+                for (row, value) in rows.iter().enumerate() {
+                    assert_eq!(*value, 2.0 * change.stored(row) as f32, "{turn} of {head}, row {row}");
+                    found[change.stored(row)] = true;
+                }
+                assert!(found.iter().all(|&f| f), "every row has a place");
+                // Planes of the runtime, (k, k + head / 2), are those of the checkpoint.
+                let plane = |k: usize| if pairs { (2 * k, 2 * k + 1) } else { (k, k + turn) };
+                assert!((0..turn).all(|k| (change.stored(k), change.stored(k + head / 2)) == plane(k)));
             }
-            // Planes of the runtime, (k, k + head / 2), are those of the checkpoint, (k, k + turn).
-            assert!((0..turn).all(|k| (change.stored(k), change.stored(k + head / 2)) == (k, k + turn)));
         }
     }
 }

@@ -17,7 +17,7 @@ fn language_model(name: &str) -> String {
 
 impl Checkpoint {
     /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
-    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj` (Granite 4: `shared_mlp.input_linear`). And those of the language model beside an image encoder without the
+    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj` (as GLM does; Granite 4: `shared_mlp.input_linear`). The norms of `glm4` get the names that they have in Gemma. And those of the language model beside an image encoder without the
     /// prefix that they have there (`gemma3`, `mistral3`). A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
     /// `down_proj`, as they are called in `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all experts
     /// together. Tensors of other models stay as they are, and so do those that are not there.
@@ -33,6 +33,7 @@ impl Checkpoint {
             }
             Architecture::Phi3 => self.part_phi3(config)?,
             Architecture::Granite => self.part_dense_granite(config)?,
+            Architecture::Glm | Architecture::Glm4 => self.part_glm(config)?,
             Architecture::Mixtral => self.rename_mixtral(config)?,
             Architecture::GraniteMoe => self.part_granite(config)?,
             _ => {}
@@ -64,6 +65,25 @@ impl Checkpoint {
             let halves = ["mlp.gate_proj", "mlp.up_proj"].map(|part| (name(part), config.intermediate_size));
             self.part(&name("shared_mlp.input_linear"), halves.to_vec())?;
             self.rename(&name("shared_mlp.output_linear"), name("mlp.down_proj"))?;
+        }
+        Ok(())
+    }
+
+    fn part_glm(&mut self, config: &ModelConfig) -> Result<(), Error> {
+        for layer in 0..config.num_hidden_layers() {
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            let halves = ["mlp.gate_proj", "mlp.up_proj"].map(|part| (name(part), config.intermediate_size));
+            self.part(&name("mlp.gate_up_proj"), halves.to_vec())?;
+            // A model of ours has the names already, of which one is another norm's here.
+            if self.tensors.contains_key(&name("post_self_attn_layernorm")) {
+                for (stored, own) in [
+                    ("post_attention_layernorm", "pre_feedforward_layernorm"),
+                    ("post_self_attn_layernorm", "post_attention_layernorm"),
+                    ("post_mlp_layernorm", "post_feedforward_layernorm"),
+                ] {
+                    self.rename(&name(stored), name(own))?;
+                }
+            }
         }
         Ok(())
     }

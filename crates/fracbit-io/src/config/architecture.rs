@@ -24,11 +24,14 @@ pub enum Architecture {
     Olmo3,
     Exaone4,
     SeedOss,
+    Ernie45,
+    Glm,
+    Glm4,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -46,6 +49,9 @@ impl Architecture {
         Self::Olmo3,
         Self::Exaone4,
         Self::SeedOss,
+        Self::Ernie45,
+        Self::Glm,
+        Self::Glm4,
     ];
 
     /// The name in `architectures`.
@@ -69,6 +75,9 @@ impl Architecture {
             Self::Olmo3 => "Olmo3ForCausalLM",
             Self::Exaone4 => "Exaone4ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",
+            Self::Ernie45 => "Ernie4_5ForCausalLM",
+            Self::Glm => "GlmForCausalLM",
+            Self::Glm4 => "Glm4ForCausalLM",
         }
     }
 
@@ -93,12 +102,20 @@ impl Architecture {
             Self::Olmo3 => "olmo3",
             Self::Exaone4 => "exaone4",
             Self::SeedOss => "seed_oss",
+            Self::Ernie45 => "ernie4_5",
+            Self::Glm => "glm",
+            Self::Glm4 => "glm4",
         }
     }
 
     /// Gemma 2 and 3: gains stored less 1, an embedding in units of its own, GELU, norms behind attention and MLP, too.
     pub(super) const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// GLM-4 before and since April 2025, whose heads turn by half and whose norms lie otherwise.
+    pub(super) const fn is_glm(self) -> bool {
+        matches!(self, Self::Glm | Self::Glm4)
     }
 
     /// Whether there are experts in place of an MLP.

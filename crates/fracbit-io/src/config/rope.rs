@@ -89,6 +89,7 @@ impl Fields {
     ) -> Result<RopeConfig, Error> {
         let default_theta = match arch {
             Architecture::SmolLm3 => 2e6,
+            Architecture::Ernie45 => 5e5,
             Architecture::Gemma3 | Architecture::Mixtral => 1e6,
             _ => 1e4,
         };
@@ -114,11 +115,11 @@ impl Fields {
                 self.object("rope_scaling", "rope_scaling.")?,
             ),
         };
-        let mut dim = head_dim;
+        let mut dim = if arch.is_glm() { self.turning(arch, head_dim, 0.5)? } else { head_dim };
         for f in std::iter::once(self).chain(&scaling) {
-            let part = f.number("partial_rotary_factor", Some(1.0))?;
-            if part != 1.0 {
-                dim = f.turning(arch, head_dim, part)?;
+            if f.get("partial_rotary_factor").is_some() {
+                let part = f.number("partial_rotary_factor", None)?;
+                dim = if part == 1.0 { head_dim } else { f.turning(arch, head_dim, part)? };
             }
         }
         let mut rope = RopeConfig { theta, scaling: RopeScaling::None, dim, gain: 1.0 };
@@ -166,8 +167,9 @@ impl Fields {
 
     /// Channels that turn where it is a part of a head.
     fn turning(&self, arch: Architecture, head_dim: usize, part: f64) -> Result<usize, Error> {
-        if arch != Architecture::Phi3 {
-            let rule = format!("should be 1 (partial rotary is known of `phi3` only), got {part}");
+        if arch != Architecture::Phi3 && !arch.is_glm() {
+            let rule =
+                format!("should be 1 (partial rotary is known of `phi3`, `glm` and `glm4` only), got {part}");
             return Err(self.bad("partial_rotary_factor", rule));
         }
         #[expect(

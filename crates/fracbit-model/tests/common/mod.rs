@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 24] = [
+pub(crate) const NAMES: [&str; 26] = [
     "llama1",
     "llama2",
     "llama3",
@@ -34,6 +34,8 @@ pub(crate) const NAMES: [&str; 24] = [
     "olmo3",
     "exaone4",
     "seed-oss",
+    "ernie45",
+    "glm4",
 ];
 
 pub(crate) struct Reference {
