@@ -11,6 +11,18 @@ fn parse(v: &Value) -> Result<ModelConfig, Error> {
     ModelConfig::parse(v.to_string().as_bytes(), Path::new("config.json"))
 }
 
+/// A configuration with some fields replaced.
+fn replaced(mut v: Value, edits: Value) -> Value {
+    for (k, e) in edits.as_object().expect("an object") {
+        v[k.as_str()] = e.clone();
+    }
+    v
+}
+
+fn edited(v: &Value, edit: Value) -> Result<ModelConfig, Error> {
+    parse(&replaced(v.clone(), edit))
+}
+
 fn base(model_type: &str) -> Value {
     json!({ "model_type": model_type, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
@@ -18,11 +30,7 @@ fn base(model_type: &str) -> Value {
 }
 
 fn with(model_type: &str, edits: Value) -> Value {
-    let mut v = base(model_type);
-    for (k, e) in edits.as_object().expect("an object") {
-        v[k.as_str()] = e.clone();
-    }
-    v
+    replaced(base(model_type), edits)
 }
 
 #[test]
@@ -422,13 +430,7 @@ fn exaone4() {
     assert_eq!(c.layers, layers);
     assert_eq!((c.pre_norms, c.post_norms, c.qk_norm, c.gain_offset), (false, true, QkNorm::Heads, 0.0));
     assert!(!c.qkv_bias && !c.o_bias && !c.mlp_bias && c.local_rope.is_none());
-    let edited = |edit: Value| {
-        let mut v = v.clone();
-        for (k, e) in edit.as_object().expect("an object") {
-            v[k.as_str()] = e.clone();
-        }
-        parse(&v)
-    };
+    let edited = |edit: Value| edited(&v, edit);
     // The 1.2B has no windows, and turns in every layer.
     for types in [json!(vec!["full_attention"; 64]), Value::Null] {
         let c =
@@ -445,12 +447,6 @@ fn exaone4() {
 
 #[test]
 fn neighbouring_channels_turn_in_ernie_and_glm() {
-    let edited = |mut v: Value, edit: Value| {
-        for (k, e) in edit.as_object().expect("an object") {
-            v[k.as_str()] = e.clone();
-        }
-        parse(&v)
-    };
     // The fields of the published ERNIE-4.5-0.3B that say anything.
     let v = json!({ "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128,
         "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131_072, "num_attention_heads": 16,
@@ -460,7 +456,7 @@ fn neighbouring_channels_turn_in_ernie_and_glm() {
     assert!(c.neighbours_turn && c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!((c.rope.theta, c.rope.dim, c.q_dim()), (5e5, 128, 2048));
     let c = edited(
-        v,
+        &v,
         json!({ "use_bias": true, "rope_theta": null, "head_dim": null, "tie_word_embeddings": null }),
     )
     .unwrap();
@@ -476,9 +472,9 @@ fn neighbouring_channels_turn_in_ernie_and_glm() {
     assert!(c.neighbours_turn && c.pre_norms && c.post_norms && c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!((c.rope.dim, c.gain_offset), (64, 0.0));
     let older = json!({ "architectures": ["GlmForCausalLM"], "model_type": "glm", "partial_rotary_factor": null, "rms_norm_eps": null });
-    let c = edited(v.clone(), older).unwrap();
+    let c = edited(&v, older).unwrap();
     assert_eq!((c.post_norms, c.rope.dim, c.rms_norm_eps), (false, 64, 1.5625e-7));
-    let e = edited(v, json!({ "partial_rotary_factor": 0.2 })).unwrap_err().to_string();
+    let e = edited(&v, json!({ "partial_rotary_factor": 0.2 })).unwrap_err().to_string();
     assert!(e.contains("`partial_rotary_factor`"), "{e}");
     assert!(!parse(&with("llama", json!({}))).unwrap().neighbours_turn);
 }
@@ -531,13 +527,7 @@ fn gemma2() {
     assert!(c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!(c.residual_factor, 1.0 / 2304f64.sqrt());
 
-    let edited = |edit: Value| {
-        let mut v = v.clone();
-        for (k, e) in edit.as_object().expect("an object") {
-            v[k.as_str()] = e.clone();
-        }
-        parse(&v)
-    };
+    let edited = |edit: Value| edited(&v, edit);
     // The scale of scores of the 27B model; what null says, and what is left out.
     let c = edited(json!({ "query_pre_attn_scalar": 144, "head_dim": 128, "attn_logit_softcapping": null }))
         .unwrap();
@@ -596,13 +586,7 @@ fn gemma3() {
     assert_eq!((c.rms_norm_eps, c.inner_norm_eps), (1e-6 / 1152f64.sqrt().powi(2), 1e-6));
     assert_eq!(c.residual_factor, 1.0 / 1152f64.sqrt());
 
-    let edited = |edit: Value| {
-        let mut v = v.clone();
-        for (k, e) in edit.as_object().expect("an object") {
-            v[k.as_str()] = e.clone();
-        }
-        parse(&v)
-    };
+    let edited = |edit: Value| edited(&v, edit);
     // As transformers 5 writes it.
     let types: Vec<&str> =
         (1..=26).map(|i| if i % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect();

@@ -113,7 +113,7 @@ impl Architecture {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
-    /// GLM-4 before and since April 2025, whose heads turn by half and whose norms lie otherwise.
+    /// GLM-4 before (`glm`) and since (`glm4`) April 2025: half of a head's channels turn.
     pub(super) const fn is_glm(self) -> bool {
         matches!(self, Self::Glm | Self::Glm4)
     }
