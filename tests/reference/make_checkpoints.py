@@ -40,7 +40,7 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
-# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 2 and 3; `behind`: norms as in OLMo 2; `experts`:
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 2 and 3; `behind`: norms as in OLMo 2; `glm`: as in GLM-4 0414; `experts`:
 # their number, how they are stored (`inter` is the width of one) and the standard deviation of what their router says.
 SPECS = {
     "llama1": dict(

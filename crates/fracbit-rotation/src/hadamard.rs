@@ -153,7 +153,7 @@ impl Hadamard {
     }
 
     /// All factors but W of [`transform`](Self::transform) forward.
-    fn factors_across(&self, x: &mut [f32], inner: usize, scratch: &mut [f32]) {
+    pub(crate) fn factors_across(&self, x: &mut [f32], inner: usize, scratch: &mut [f32]) {
         self.check_scratch(scratch);
         let mut stride = self.walsh * inner;
         for factor in self.across.iter().rev() {
@@ -170,11 +170,6 @@ impl Hadamard {
     /// The order of W.
     pub(crate) fn walsh(&self) -> usize {
         self.walsh
-    }
-
-    /// What is left of √n·H on one vector or several rows behind W on every piece of them, in place.
-    pub(crate) fn transform_across(&self, x: &mut [f32], scratch: &mut [f32]) {
-        self.factors_across(x, 1, scratch);
     }
 
     /// √n·Hᵀ on one vector or several rows, in place, for callers that fold in their own scale.

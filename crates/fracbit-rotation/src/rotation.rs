@@ -134,7 +134,7 @@ impl Rotation {
             for row in group.chunks_exact_mut(self.width()) {
                 transform(self.hadamard.walsh(), row, &self.scaled_signs);
             }
-            self.hadamard.transform_across(group, scratch);
+            self.hadamard.factors_across(group, 1, scratch);
         });
     }
 

@@ -62,18 +62,22 @@ impl Checkpoint {
     fn part_dense_granite(&mut self, config: &ModelConfig) -> Result<(), Error> {
         for layer in 0..config.num_hidden_layers() {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-            let halves = ["mlp.gate_proj", "mlp.up_proj"].map(|part| (name(part), config.intermediate_size));
-            self.part(&name("shared_mlp.input_linear"), halves.to_vec())?;
+            self.part_gate_and_up(config, layer, "shared_mlp.input_linear")?;
             self.rename(&name("shared_mlp.output_linear"), name("mlp.down_proj"))?;
         }
         Ok(())
     }
 
+    fn part_gate_and_up(&mut self, config: &ModelConfig, layer: usize, whole: &str) -> Result<(), Error> {
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        let halves = ["mlp.gate_proj", "mlp.up_proj"].map(|part| (name(part), config.intermediate_size));
+        self.part(&name(whole), halves.to_vec())
+    }
+
     fn part_glm(&mut self, config: &ModelConfig) -> Result<(), Error> {
         for layer in 0..config.num_hidden_layers() {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-            let halves = ["mlp.gate_proj", "mlp.up_proj"].map(|part| (name(part), config.intermediate_size));
-            self.part(&name("mlp.gate_up_proj"), halves.to_vec())?;
+            self.part_gate_and_up(config, layer, "mlp.gate_up_proj")?;
             // A model of ours has the names already, of which one is another norm's here.
             if self.tensors.contains_key(&name("post_self_attn_layernorm")) {
                 for (stored, own) in [
