@@ -57,6 +57,8 @@ unsafe fn avx512<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], b
     let base = _mm512_set1_epi16(base.cast_signed());
     let mut least = _mm512_set1_epi16(-1);
     let mut row = table.as_ptr();
+    // Where all states of some rows go on to one overlap, its cost is added to the least of theirs: the same sum.
+    let run = step.run();
     for first in (0..STATES >> new_bits).step_by(LANES) {
         let mut best = _mm512_set1_epi16(-1);
         let mut state = first;
@@ -64,19 +66,25 @@ unsafe fn avx512<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], b
             // SAFETY: `state >> shift < 2^(16 - shift)` and `after` has PAD = 32 entries beyond.
             let n = unsafe { _mm512_loadu_si512(after.as_ptr().add(state >> shift).cast()) };
             let mut cost = _mm512_permutexvar_epi16(spread, n);
-            for &x in &x {
-                // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32 values once, in order.
-                let v = unsafe { _mm512_loadu_si512(row.cast()) };
-                // SAFETY: as above; one past the end after the last row.
-                row = unsafe { row.add(LANES) };
-                let mut d = _mm512_subs_epi16(v, x);
-                for _ in 0..D {
-                    d = _mm512_adds_epi16(d, d);
+            if run > 1 {
+                let mut near = _mm512_set1_epi16(-1);
+                for _ in 0..run {
+                    // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32 values once, in order.
+                    near =
+                        _mm512_min_epu16(near, unsafe { distance::<V, D>(_mm512_setzero_si512(), &x, row) });
+                    // SAFETY: as above; one past the end after the last row.
+                    row = unsafe { row.add(V * LANES) };
                 }
-                cost = _mm512_adds_epu16(cost, _mm512_mulhrs_epi16(d, d));
+                cost = _mm512_adds_epu16(cost, near);
+            } else {
+                // SAFETY: as above.
+                unsafe {
+                    cost = distance::<V, D>(cost, &x, row);
+                    row = row.add(V * LANES);
+                }
             }
             best = _mm512_min_epu16(best, cost);
-            state += STATES >> new_bits;
+            state += run * (STATES >> new_bits);
         }
         best = _mm512_subs_epu16(best, base);
         least = _mm512_min_epu16(least, best);
@@ -87,6 +95,29 @@ unsafe fn avx512<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], b
     // SAFETY: `out` is 64 bytes.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), least) };
     out.into_iter().min().unwrap_or(u16::MAX)
+}
+
+/// `cost`, and that of the values of 32 states beside `x`.
+///
+/// # Safety
+/// `V` rows of 32 values are at `row`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn distance<const V: usize, const D: u32>(
+    mut cost: __m512i,
+    x: &[__m512i; V],
+    row: *const i16,
+) -> __m512i {
+    for (i, &x) in x.iter().enumerate() {
+        // SAFETY: promised by the caller.
+        let v = unsafe { _mm512_loadu_si512(row.add(i * LANES).cast()) };
+        let mut d = _mm512_subs_epi16(v, x);
+        for _ in 0..D {
+            d = _mm512_adds_epi16(d, d);
+        }
+        cost = _mm512_adds_epu16(cost, _mm512_mulhrs_epi16(d, d));
+    }
+    cost
 }
 
 /// # Safety

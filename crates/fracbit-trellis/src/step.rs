@@ -22,6 +22,13 @@ pub(crate) struct Step<'a> {
     pub(crate) base: u16,
 }
 
+impl Step<'_> {
+    /// Rows of the table, one behind the other, whose states all go on to the same overlap.
+    pub(crate) fn run(&self) -> usize {
+        1 << (self.shift + self.new_bits).saturating_sub(STATE_BITS)
+    }
+}
+
 /// `before[u] = min over n of (cost of state s = n << (16 - new_bits) | u, plus after[s >> shift]) - base`;
 /// returns the least of them.
 pub(crate) fn step(isa: Isa, doublings: u32, step: &Step<'_>, after: &[u16], before: &mut [u16]) -> u16 {
