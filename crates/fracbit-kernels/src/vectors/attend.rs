@@ -265,34 +265,40 @@ fn weighed(sum: i32, scale: f32, out: f32) -> f32 {
     (sum as f32).mul_add(scale, out)
 }
 
-/// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
-#[inline(always)]
-fn largest_of(values: &[f32; WEIGHT_BLOCK]) -> u32 {
-    let mut tops = [0; LANES];
-    for group in values.as_chunks::<LANES>().0 {
-        tops.iter_mut().zip(group).for_each(|(top, v)| *top = (v.to_bits() & 0x7fff_ffff).max(*top));
+/// The largest magnitude of some numbers, or a NaN, lane by lane. The order of positive floats is that of their bits, and NaN is above infinity: it
+/// survives `max`.
+#[derive(Default)]
+struct Largest([u32; LANES]);
+
+impl Largest {
+    #[inline(always)]
+    fn see(&mut self, numbers: impl Iterator<Item = f32>) {
+        let seen = self.0.iter_mut().zip(numbers);
+        seen.for_each(|(top, v)| *top = (v.to_bits() & 0x7fff_ffff).max(*top));
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            tops[i] = tops[i].max(tops[i + width]);
+
+    #[inline(always)]
+    fn of_all(self) -> f32 {
+        let Self(mut tops) = self;
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                tops[i] = tops[i].max(tops[i + width]);
+            }
+            width /= 2;
         }
-        width /= 2;
+        f32::from_bits(tops[0])
     }
-    tops[0]
 }
 
 /// The largest magnitude; NaN if there is any.
 #[inline(always)]
 fn largest(values: &[f32]) -> f32 {
-    let (blocks, rest) = values.as_chunks();
-    let mut top = blocks.iter().map(largest_of).max().unwrap_or(0);
-    if !rest.is_empty() {
-        let mut last = [0.0; WEIGHT_BLOCK];
-        last[..rest.len()].copy_from_slice(rest);
-        top = top.max(largest_of(&last));
-    }
-    f32::from_bits(top)
+    let mut largest = Largest::default();
+    let (groups, rest) = values.as_chunks::<LANES>();
+    groups.iter().for_each(|group| largest.see(group.iter().copied()));
+    largest.see(rest.iter().copied());
+    largest.of_all()
 }
 
 /// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to integers up to `most`, and returns their scale. All become
@@ -369,29 +375,45 @@ const DITHER: [f32; WEIGHT_BLOCK] = {
 
 /// As [`Vectors::round_weights`](super::Vectors::round_weights).
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
 pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
     let Unrounded { mut weights, mut value_scales, mut skip } = *args;
     for (ints, scale) in ints.as_chunks_mut::<WEIGHT_BLOCK>().0.iter_mut().zip(scales) {
         let before = skip.min(WEIGHT_BLOCK);
         let take = weights.len().min(WEIGHT_BLOCK - before);
-        let mut both = [0.0; WEIGHT_BLOCK];
-        if let (Some(weights), Some(value_scales), 0) =
-            (weights.first_chunk::<WEIGHT_BLOCK>(), value_scales.first_chunk::<WEIGHT_BLOCK>(), before)
+        *scale = if let (Some(weights), Some(value_scales), 0) =
+            (weights.first_chunk(), value_scales.first_chunk(), before)
         {
-            // Whole vectors.
-            both.iter_mut().zip(weights.iter().zip(value_scales)).for_each(|(b, (w, s))| *b = w * s);
+            round_block(weights, value_scales, ints)
         } else {
+            let mut both = [0.0; WEIGHT_BLOCK];
             let each = weights[..take].iter().zip(&value_scales[..take]);
             both[before..].iter_mut().zip(each).for_each(|(b, (w, s))| *b = w * s);
-        }
-        *scale = round_by(f32::from_bits(largest_of(&both)), WEIGHT_MOST, ints, |inverse, ints| {
-            for ((int, weight), dither) in ints.iter_mut().zip(&both).zip(&DITHER) {
-                *int = (weight * inverse + dither + MAGIC).to_bits() as i16;
-            }
-        });
+            round_block(&both, &[1.0; WEIGHT_BLOCK], ints)
+        };
         (weights, value_scales, skip) = (&weights[take..], &value_scales[take..], skip - before);
     }
+}
+
+/// Products are made twice: kept, they would go through memory.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
+fn round_block(
+    weights: &[f32; WEIGHT_BLOCK],
+    value_scales: &[f32; WEIGHT_BLOCK],
+    ints: &mut [i16; WEIGHT_BLOCK],
+) -> f32 {
+    let mut largest = Largest::default();
+    for (weights, value_scales) in
+        weights.as_chunks::<LANES>().0.iter().zip(value_scales.as_chunks::<LANES>().0)
+    {
+        largest.see(weights.iter().zip(value_scales).map(|(w, s)| w * s));
+    }
+    round_by(largest.of_all(), WEIGHT_MOST, ints, |inverse, ints| {
+        let both = weights.iter().zip(value_scales);
+        for ((int, (w, s)), dither) in ints.iter_mut().zip(both).zip(&DITHER) {
+            *int = (w * s * inverse + dither + MAGIC).to_bits() as i16;
+        }
+    })
 }
 
 #[cfg(test)]
