@@ -265,40 +265,44 @@ fn weighed(sum: i32, scale: f32, out: f32) -> f32 {
     (sum as f32).mul_add(scale, out)
 }
 
-/// The largest magnitude of some numbers, or a NaN, lane by lane. The order of positive floats is that of their bits, and NaN is above infinity: it
-/// survives `max`.
-#[derive(Default)]
-struct Largest([u32; LANES]);
-
-impl Largest {
-    #[inline(always)]
-    fn see(&mut self, numbers: impl Iterator<Item = f32>) {
-        let seen = self.0.iter_mut().zip(numbers);
-        seen.for_each(|(top, v)| *top = (v.to_bits() & 0x7fff_ffff).max(*top));
+/// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+#[inline(always)]
+fn largest_of(values: &[f32; WEIGHT_BLOCK]) -> u32 {
+    let mut tops = [0; LANES];
+    for group in values.as_chunks::<LANES>().0 {
+        tops.iter_mut().zip(group).for_each(|(top, v)| *top = magnitude(*v).max(*top));
     }
+    highest(tops)
+}
 
-    #[inline(always)]
-    fn of_all(self) -> f32 {
-        let Self(mut tops) = self;
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                tops[i] = tops[i].max(tops[i + width]);
-            }
-            width /= 2;
+#[inline(always)]
+fn magnitude(v: f32) -> u32 {
+    v.to_bits() & 0x7fff_ffff
+}
+
+#[inline(always)]
+fn highest(mut tops: [u32; LANES]) -> u32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            tops[i] = tops[i].max(tops[i + width]);
         }
-        f32::from_bits(tops[0])
+        width /= 2;
     }
+    tops[0]
 }
 
 /// The largest magnitude; NaN if there is any.
 #[inline(always)]
 fn largest(values: &[f32]) -> f32 {
-    let mut largest = Largest::default();
-    let (groups, rest) = values.as_chunks::<LANES>();
-    groups.iter().for_each(|group| largest.see(group.iter().copied()));
-    largest.see(rest.iter().copied());
-    largest.of_all()
+    let (blocks, rest) = values.as_chunks();
+    let mut top = blocks.iter().map(largest_of).max().unwrap_or(0);
+    if !rest.is_empty() {
+        let mut last = [0.0; WEIGHT_BLOCK];
+        last[..rest.len()].copy_from_slice(rest);
+        top = top.max(largest_of(&last));
+    }
+    f32::from_bits(top)
 }
 
 /// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to integers up to `most`, and returns their scale. All become
@@ -402,13 +406,14 @@ fn round_block(
     value_scales: &[f32; WEIGHT_BLOCK],
     ints: &mut [i16; WEIGHT_BLOCK],
 ) -> f32 {
-    let mut largest = Largest::default();
+    let mut tops = [0; LANES];
     for (weights, value_scales) in
         weights.as_chunks::<LANES>().0.iter().zip(value_scales.as_chunks::<LANES>().0)
     {
-        largest.see(weights.iter().zip(value_scales).map(|(w, s)| w * s));
+        let both = weights.iter().zip(value_scales).map(|(w, s)| magnitude(w * s));
+        tops.iter_mut().zip(both).for_each(|(top, both)| *top = both.max(*top));
     }
-    round_by(largest.of_all(), WEIGHT_MOST, ints, |inverse, ints| {
+    round_by(f32::from_bits(highest(tops)), WEIGHT_MOST, ints, |inverse, ints| {
         let both = weights.iter().zip(value_scales);
         for ((int, (w, s)), dither) in ints.iter_mut().zip(both).zip(&DITHER) {
             *int = (w * s * inverse + dither + MAGIC).to_bits() as i16;
