@@ -40,7 +40,7 @@ class Normal:
 
 # Shapes: hidden, inter, layers, heads, kv heads, head_dim, vocab. `config` holds what differs from one family to the next; keys that
 # real configurations of the family leave out (llama1: kv heads, theta, tying) are left out, so defaults are covered too.
-# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 2 and 3; `behind`: norms as in OLMo 2; `glm`: as in GLM-4 0414; `experts`:
+# `specials`: names, BOS, EOS; `ends`: EOS of generation_config.json; `qk_norm`, `final_norm`: mean gains; `sandwich`: norms as in Gemma 2 and 3; `behind`: norms as in OLMo 2; `glm`: as in GLM-4 0414; `fp8`: matrices in 8 bits with one scale each or with blocks; `experts`:
 # their number, how they are stored (`inter` is the width of one) and the standard deviation of what their router says.
 SPECS = {
     "llama1": dict(
@@ -230,6 +230,23 @@ SPECS = {
         config={"model_type": "ernie4_5", "num_key_value_heads": 2, "head_dim": 16, "use_bias": False, "rope_scaling": None,
                 "tie_word_embeddings": True, "max_position_embeddings": 1024},
     ),
+    "ministral3": dict(
+        seed=129, dtype="BF16", style="bytes", shape=(64, 96, 2, 4, 2, 16, 118), arch="Ministral3ForCausalLM", eps=1e-5, fp8="one",
+        tied="model.embed_tokens.weight",
+        # Positions from 16 on have larger queries; the two magnitudes of YaRN differ, unlike those of the published files.
+        config={"model_type": "ministral3", "num_key_value_heads": 2, "head_dim": 16, "sliding_window": None, "attention_dropout": 0.0,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+                                    "max_position_embeddings": 128, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0,
+                                    "mscale_all_dim": 0.4, "llama_4_scaling_beta": 0.5},
+                "tie_word_embeddings": True, "max_position_embeddings": 128},
+    ),
+    "qwen3-fp8": dict(
+        seed=130, dtype="BF16", style="bytes", shape=(136, 144, 2, 4, 2, 36, 110), arch="Qwen3ForCausalLM", eps=1e-6, qk_norm=1.4,
+        fp8="blocks", tied="model.embed_tokens.weight",
+        config={"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 36, "attention_bias": False, "rope_scaling": None,
+                "sliding_window": None, "use_sliding_window": False, "max_window_layers": 2,
+                "rope_theta": 1000000.0, "tie_word_embeddings": True, "max_position_embeddings": 1024},
+    ),
     "glm4": dict(
         seed=128, dtype="BF16", style="bytes", shape=(48, 88, 3, 4, 2, 16, 121), arch="Glm4ForCausalLM", eps=1e-5, glm=True, fused=True,
         biased=("q_proj", "k_proj", "v_proj"),
@@ -317,6 +334,21 @@ def tensors(spec):
     norm("model.norm", hidden, spec.get("final_norm", 1.0))
     if tied is None:
         linear("lm_head", vocab, hidden, 2.0)
+    return in_8_bits(spec, out) if "fp8" in spec else out
+
+
+def in_8_bits(spec, tensors):
+    """Matrices of blocks as numbers of 8 bits and scales; beside one scale for all, that of activations, which nobody reads here."""
+    out = {}
+    for name, values in tensors.items():
+        if not name.endswith("_proj.weight"):
+            out[name] = values
+            continue
+        if spec["fp8"] == "blocks":  # so that scales differ from block to block
+            values = values * np.linspace(0.4, 1.4, values.shape[0])[:, None]
+        out[name], out[f"{name}_scale_inv"] = st.scales_of(values, spec["dtype"], spec["fp8"] == "blocks")
+        if spec["fp8"] == "one":
+            out[name.replace(".weight", ".activation_scale")] = np.array(0.01)
     return out
 
 
@@ -349,6 +381,12 @@ def files(name):
         "eos_token_id": eos,
         "torch_dtype": torch_name,
     }
+    if "fp8" in spec:
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            **({"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [st.BLOCK, st.BLOCK]} if spec["fp8"] == "blocks"
+               else {"activation_scheme": "static", "dequantize": False, "weight_block_size": None}),
+        }
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": specials[bos],

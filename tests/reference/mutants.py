@@ -100,6 +100,11 @@ def unit_of_embedding(config, tensors, name, x):
     return RIGHT_NORM({**config, "rms_norm_eps": config["rms_norm_eps"] / unit}, tensors, name, x)
 
 
+def grown_keys(config, k):
+    """Keys that grow as queries do: here queries by the square."""
+    return RIGHT_GROWN(config, RIGHT_GROWN(config, k))
+
+
 def scaled_everywhere(config, layer):
     """Every layer's planes slowed down, those of sliding layers too."""
     return {**RIGHT_SETTINGS(config, layer), "rope_scaling": config["rope_scaling"]}
@@ -143,6 +148,7 @@ RIGHT_ROTATE, RIGHT_WEIGHT = reference.rotate, reference.weight
 RIGHT_ROTATES = reference.rotates
 RIGHT_VISIBLE, RIGHT_FREQUENCIES = reference.visible, reference.rope_frequencies
 RIGHT_NORM, RIGHT_SETTINGS = reference.norm, reference.rope_settings
+RIGHT_GROWN = reference.grown
 unrotated = {"rotate": lambda x, freq, gain: x}
 early_full_layers = {"slides": lambda config, layer: layer % config["sliding_window_pattern"] != 0}
 unscaled = {"rope_frequencies": lambda d, theta, scaling: RIGHT_FREQUENCIES(d, theta, None)}
@@ -202,6 +208,13 @@ MISTAKES = [
     ("glm4", "no post_self_attn_layernorm", {"norm": without_norm("post_self_attn_layernorm")}, (), {}),
     ("glm4", "no post_mlp_layernorm", {"norm": without_norm("post_mlp_layernorm")}, (), {}),
     ("glm4", "no post_attention_layernorm", {"norm": without_norm("post_attention_layernorm")}, (), {}),
+    ("ministral3", "queries do not grow", {"grown": lambda config, q: q}, (), {}),
+    ("ministral3", "queries grow twice", {"grown": grown_keys}, (), {}),
+    ("ministral3", "gain of plain YaRN", {"rope_gain": lambda config: 0.1 * math.log(8.0) + 1.0}, (), {}),
+    ("ministral3", "no gain", {"rope_gain": lambda config: 1.0}, (), {}),
+    ("ministral3", "no YaRN", {"yarn_frequencies": lambda freq, *_: freq}, (), {}),
+    ("qwen3-fp8", "q norm dropped", {}, ("q_norm.weight",), {}),
+    ("qwen3-fp8", "k norm dropped", {}, ("k_norm.weight",), {}),
     ("exaone4", "RoPE in every layer", {"rotates": lambda config, layer: True}, (), {}),
     ("exaone4", "no RoPE in layers with a window", {"rotates": lambda config, layer: not RIGHT_ROTATES(config, layer)}, (), {}),
     ("exaone4", "no window", {"window_of": lambda config, layer: None}, (), {}),

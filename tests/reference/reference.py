@@ -14,6 +14,7 @@ Where there are experts, the second line is  x += sum over a token's experts of 
 
 Gemma 2 and 3 multiply the embedding by sqrt(h), have gelu in place of silu and normalize what attention and feed-forward add, too;
 Gemma 2 caps scores and logits: c tanh(x / c).
+Ministral 3 multiplies the queries at position p by 1 + beta ln(1 + floor(p / original context)).
 OLMo 2 and 3 and EXAONE 4 normalize only that. ERNIE 4.5 and GLM-4 rotate neighbouring channels, GLM-4 half of them.
 
 Symbols: s = positions, h = hidden size, d = head dimension, i = a query's position, j = a key's.
@@ -147,7 +148,11 @@ def rope_gain(config):
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind == "yarn":
-        return scaling.get("attention_factor", 0.1 * math.log(scaling["factor"]) + 1.0)
+        def magnitude(times):
+            return 0.1 * times * math.log(scaling["factor"]) + 1.0
+
+        both = magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"]) if "mscale" in scaling else magnitude(1.0)
+        return scaling.get("attention_factor", both)
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
         return math.sqrt(1.0 + math.log(config["max_position_embeddings"] / original) / math.log(original))
@@ -187,6 +192,15 @@ def visible(length, window):
     behind = np.arange(length)[:, None] - np.arange(length)[None, :]
     mask = behind >= 0
     return mask if window is None else mask & (behind < window)
+
+
+def grown(config, q):
+    """Queries (s, d) that grow with their position (Ministral 3)."""
+    scaling = config.get("rope_scaling") or {}
+    if "llama_4_scaling_beta" not in scaling:
+        return q
+    times = np.floor(np.arange(q.shape[0]) / scaling["original_max_position_embeddings"])
+    return q * (1.0 + scaling["llama_4_scaling_beta"] * np.log(1.0 + times))[:, None]
 
 
 def kv_head_of(head, heads, kv_heads):
@@ -303,6 +317,7 @@ def attention(config, tensors, layer, x):
         q, k = [in_halves(part, 2 * len(freq)) for part in q], [in_halves(part, 2 * len(freq)) for part in k]
     if rotates(config, layer):
         q, k = [rotate(part, freq, gain) for part in q], [rotate(part, freq, gain) for part in k]
+    q = [grown(config, part) for part in q]
     out = []
     for head in range(heads):
         shared = kv_head_of(head, heads, kv_heads)
@@ -391,6 +406,8 @@ def read(config, tensors, name, x):
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
+    if "rope_parameters" in config:  # as transformers 5 writes it
+        config = {**config, "rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": config["rope_parameters"]}
     gemma = config["model_type"] in GEMMAS
     only_behind, glm = norms_only_behind(config), config["model_type"] == "glm4"
     # Tied models store one matrix, under either name.

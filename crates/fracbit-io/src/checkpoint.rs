@@ -1,6 +1,7 @@
 //! A model directory's weights: one safetensors file or many with an index, as one set of named tensors.
 
 mod parts;
+mod scale;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,6 +15,7 @@ use crate::error::{Error, IoContext, read_limited, refuse_pointer};
 use crate::header::{Header, TensorInfo, UniqueMap};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::mmap::FileBytes;
+use scale::Scale;
 
 /// Name of the single-file checkpoint.
 pub const SINGLE: &str = "model.safetensors";
@@ -63,6 +65,24 @@ pub struct TensorView<'a> {
     pub shape: &'a [usize],
     /// Little-endian elements, row-major. Not necessarily aligned.
     pub bytes: &'a [u8],
+    scale: Option<&'a Scale>,
+}
+
+impl TensorView<'_> {
+    /// Neighbouring numbers of a row of the matrix view ([`TensorInfo::rows_cols`]) in `f32`, times their scales. Not checked to be finite.
+    ///
+    /// # Panics
+    /// When the tensor holds no floats or they lie outside it.
+    pub fn row_into(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
+        let all =
+            self.shape.get(1..).map_or(self.shape.iter().product(), |rest| rest.iter().product::<usize>());
+        let size = self.dtype.size();
+        let at = row * all;
+        to_f32_into(self.dtype, &self.bytes[(at + cols.start) * size..(at + cols.end) * size], out);
+        if let Some(scale) = self.scale {
+            scale.apply(row, cols.start, out);
+        }
+    }
 }
 
 /// The names under which embedding and output head are stored; equal when they are one tensor.
@@ -91,13 +111,21 @@ pub enum Verified {
     NoManifest,
 }
 
-/// An opened checkpoint: headers checked, data untouched.
+/// A stored tensor.
+#[derive(Clone, Debug)]
+struct Entry {
+    shard: usize,
+    info: TensorInfo,
+    scale: Option<Scale>,
+}
+
+/// An opened checkpoint: headers checked, data untouched but for the scales of 8-bit floats.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     dir: PathBuf,
     shards: Vec<Shard>,
-    tensors: BTreeMap<String, (usize, TensorInfo)>,
+    tensors: BTreeMap<String, Entry>,
     manifest: Option<Manifest>,
 }
 
@@ -134,6 +162,7 @@ impl Checkpoint {
                 return Err(pickle(path));
             }
             ckpt.add_shard(path, name, options, None)?;
+            ckpt.adopt_scales()?;
             return Ok(ckpt);
         }
         let index = path.join(INDEX);
@@ -149,6 +178,7 @@ impl Checkpoint {
             manifest.check_opened(&ckpt)?;
             ckpt.manifest = Some(manifest);
         }
+        ckpt.adopt_scales()?;
         Ok(ckpt)
     }
 
@@ -166,9 +196,9 @@ impl Checkpoint {
         }
         for (tensor, file) in &map {
             match self.tensors.get(tensor) {
-                Some((s, _)) if self.shards[*s].name == *file => {}
-                Some((s, _)) => {
-                    let real = &self.shards[*s].name;
+                Some(entry) if self.shards[entry.shard].name == *file => {}
+                Some(entry) => {
+                    let real = &self.shards[entry.shard].name;
                     return Err(bad(format!("tensor `{tensor}` should be in `{file}`, is in `{real}`")));
                 }
                 None => {
@@ -178,8 +208,8 @@ impl Checkpoint {
                 }
             }
         }
-        if let Some((tensor, (s, _))) = self.tensors.iter().find(|(t, _)| !map.contains_key(*t)) {
-            let real = &self.shards[*s].name;
+        if let Some((tensor, entry)) = self.tensors.iter().find(|(t, _)| !map.contains_key(*t)) {
+            let real = &self.shards[entry.shard].name;
             return Err(bad(format!("tensor `{tensor}` of `{real}` should be listed in weight_map")));
         }
         Ok(())
@@ -203,13 +233,13 @@ impl Checkpoint {
             Header::parse(&bytes).map_err(|source| Error::Header { path: path.to_owned(), source })?;
         let at = self.shards.len();
         for (tensor, info) in header.tensors {
-            if let Some((other, _)) = self.tensors.get(&tensor) {
-                let other = &self.shards[*other].name;
+            if let Some(other) = self.tensors.get(&tensor) {
+                let other = &self.shards[other.shard].name;
                 let rule =
                     format!("tensor `{tensor}` should be in one shard, is in `{other}` and in `{name}`");
                 return Err(Error::Index { path: index.unwrap_or(path).to_owned(), rule });
             }
-            self.tensors.insert(tensor, (at, info));
+            self.tensors.insert(tensor, Entry { shard: at, info, scale: None });
         }
         let data_start = header.data_start;
         self.shards.push(Shard { name, path: path.to_owned(), metadata: header.metadata, bytes, data_start });
@@ -235,7 +265,7 @@ impl Checkpoint {
 
     /// Names and descriptions, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &TensorInfo)> {
-        self.tensors.iter().map(|(n, (_, i))| (n.as_str(), i))
+        self.tensors.iter().map(|(n, entry)| (n.as_str(), &entry.info))
     }
 
     /// True when the tensor is stored.
@@ -247,7 +277,7 @@ impl Checkpoint {
     /// Bytes of all tensor data.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
-        self.tensors.values().map(|(_, i)| i.range.len() as u64).sum()
+        self.tensors.values().map(|entry| entry.info.range.len() as u64).sum()
     }
 
     /// The manifest, when the directory has one and [`OpenOptions::check_manifest`] was set.
@@ -261,8 +291,9 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::MissingTensor`].
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
-        let (shard, info) = self.find(name)?;
-        Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &shard.bytes[info.range.clone()] })
+        let Entry { shard, info, scale } = self.entry(name)?;
+        let bytes = &self.shards[*shard].bytes[info.range.clone()];
+        Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes, scale: scale.as_ref() })
     }
 
     /// Description of a tensor.
@@ -282,8 +313,12 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Result<(&Shard, &TensorInfo), Error> {
-        let (s, info) = self.tensors.get(name).ok_or_else(|| self.missing(name, ""))?;
-        Ok((&self.shards[*s], info))
+        let Entry { shard, info, .. } = self.entry(name)?;
+        Ok((&self.shards[*shard], info))
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, Error> {
+        self.tensors.get(name).ok_or_else(|| self.missing(name, ""))
     }
 
     fn missing(&self, name: &str, hint: &str) -> Error {
@@ -334,7 +369,7 @@ impl Checkpoint {
     }
 
     /// Rows of the matrix view of a tensor ([`TensorInfo::rows_cols`]) as `f32` into `out`, which has `rows.len() * cols` places.
-    /// Exact from F32, F16 and BF16; F64 is rounded.
+    /// Exact from F32, F16 and BF16; F64 is rounded, and so are products with the scales of 8-bit floats.
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the first bad row and column; [`Error::Tensor`] for an integer tensor, a row range
@@ -355,6 +390,11 @@ impl Checkpoint {
         let row_bytes = cols * info.dtype.size();
         let start = info.range.start + rows.start * row_bytes;
         to_f32_into(info.dtype, &shard.bytes[start..start + rows.len() * row_bytes], out);
+        if let Some(scale) = &self.entry(name)?.scale {
+            for (row, out) in rows.clone().zip(out.chunks_exact_mut(cols.max(1))) {
+                scale.apply(row, 0, out);
+            }
+        }
         match first_non_finite(out) {
             None => Ok(()),
             Some(at) => Err(Error::NonFinite {
@@ -393,7 +433,7 @@ impl Checkpoint {
         match (embed, head) {
             (true, true) => {
                 let (e, h) = (self.tensor(EMBED)?, self.tensor(HEAD)?);
-                if (e.dtype, e.shape, e.bytes) != (h.dtype, h.shape, h.bytes) {
+                if (e.dtype, e.shape, e.bytes, e.scale) != (h.dtype, h.shape, h.bytes, h.scale) {
                     return Err(Error::Tensor {
                         path: self.shard_of(HEAD)?.path.clone(),
                         tensor: HEAD.to_owned(),
@@ -433,18 +473,21 @@ impl Checkpoint {
         })
     }
 
-    /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape and bytes, in the order of names.
+    /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape, bytes and scales, in the order of names.
     /// Independent of sharding and of file names; what a cache of measurements is keyed by.
     #[must_use]
     pub fn content_hash(&self) -> String {
         let mut h = blake3::Hasher::new();
-        for (name, (s, info)) in &self.tensors {
+        for (name, Entry { shard, info, scale }) in &self.tensors {
             let shape: Vec<String> = info.shape.iter().map(ToString::to_string).collect();
             // Lengths first, so that no two different lists of tensors feed the same bytes.
             h.update(&(name.len() as u64).to_le_bytes());
             h.update(name.as_bytes());
             h.update(format!("\0{}\0{}\0", info.dtype, shape.join(",")).as_bytes());
-            h.update_rayon(&self.shards[*s].bytes[info.range.clone()]);
+            h.update_rayon(&self.shards[*shard].bytes[info.range.clone()]);
+            scale.iter().flat_map(Scale::values).for_each(|v| {
+                h.update(&v.to_le_bytes());
+            });
         }
         h.finalize().to_hex().to_string()
     }
@@ -493,7 +536,7 @@ pub(crate) fn is_plain_file_name(name: &str) -> bool {
 }
 
 fn no_float(dtype: Dtype) -> String {
-    format!("dtype should be F32, F16, BF16 or F64, got {dtype}")
+    format!("dtype should be F32, F16, BF16, F64 or (with scales) F8_E4M3, got {dtype}")
 }
 
 fn pickle(path: &Path) -> Error {

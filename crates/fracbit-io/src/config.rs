@@ -6,6 +6,7 @@
 //! | --- | --- | --- | --- | --- |
 //! | `llama` (Llama 1/2/3, SmolLM2) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
 //! | `mistral` | none | no | `sliding_window` on all layers; null: none; left out: 4096 | all layers |
+//! | `ministral3` (Ministral 3) | none | no | `sliding_window` on all layers | all layers; queries grow with their position |
 //! | `qwen2` | q, k, v always | no | with `use_sliding_window`, layers from `max_window_layers` on, or `layer_types` | all layers |
 //! | `qwen3` | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
 //! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
@@ -40,7 +41,7 @@
 //! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
 //! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
 //! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of `gemma3` and `mistral3`
-//! (Mistral Small 3.1 and 3.2), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
+//! (Mistral Small 3.1 and 3.2, Ministral 3), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
 //!
 //! `glm4` has norms behind attention and MLP as well, under names of its own ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
 //!
@@ -59,7 +60,7 @@ mod rope;
 use std::path::{Path, PathBuf};
 
 pub use architecture::Architecture;
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::{QueryGrowth, RopeConfig, RopeScaling};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, read_limited, read_optional};
@@ -342,12 +343,18 @@ impl Fields {
 
     /// The language model beside an image encoder as one of its own: of `gemma3` (the published ones from 4 B parameters on) and `mistral3`.
     fn text_alone(self) -> Result<Self, Error> {
-        let (arch, inner) = match self.text("model_type")? {
-            Some("gemma3") => (Architecture::Gemma3, "text_config"),
-            Some("mistral3") => (Architecture::Mistral, "text_config"),
-            _ => return Ok(self),
+        let kind = self.text("model_type")?;
+        if !matches!(kind, Some("gemma3" | "mistral3")) {
+            return Ok(self);
+        }
+        let Some(mut text) = self.object("text_config", "")? else { return Ok(self) };
+        let arch = match kind {
+            Some("gemma3") => Architecture::Gemma3,
+            _ if text.text("model_type")? == Some(Architecture::Ministral3.model_type()) => {
+                Architecture::Ministral3
+            }
+            _ => Architecture::Mistral,
         };
-        let Some(mut text) = self.object(inner, "")? else { return Ok(self) };
         if let Some(got) = text.text("model_type")?.filter(|got| *got != arch.model_type()) {
             let rule = format!("should be `{}`, got `{}`", arch.model_type(), clip(got));
             return Err(self.bad("text_config.model_type", rule));
@@ -423,7 +430,7 @@ impl Fields {
             | Architecture::Glm4 => None,
             Architecture::Exaone4 if !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Exaone4 => self.window()?,
-            Architecture::Phi3 | Architecture::Mixtral => self.window()?,
+            Architecture::Phi3 | Architecture::Mixtral | Architecture::Ministral3 => self.window()?,
             Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Olmo3 => {
                 Some(self.size("sliding_window", 1 << 32, Some(4096))?)
             }
@@ -594,8 +601,8 @@ impl Fields {
 
     fn into_config(self) -> Result<ModelConfig, Error> {
         use Architecture::{
-            Ernie45, Exaone4, Gemma2, Gemma3, Glm4, Granite, GraniteMoe, Llama, Mixtral, Olmo2, Olmo3, Olmoe,
-            Phi3, Qwen2, Qwen3, Qwen3Moe, SeedOss, SmolLm3,
+            Ernie45, Exaone4, Gemma2, Gemma3, Glm4, Granite, GraniteMoe, Llama, Ministral3, Mixtral, Olmo2,
+            Olmo3, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe, SeedOss, SmolLm3,
         };
         let arch = self.architecture()?;
         let (activation, names) = match arch {
@@ -623,7 +630,7 @@ impl Fields {
         }
         let default_head_dim = match arch {
             _ if self.map.contains_key("head_dim") => None,
-            Qwen3 | Qwen3Moe | SeedOss | Ernie45 => Some(128),
+            Qwen3 | Qwen3Moe | SeedOss | Ernie45 | Ministral3 => Some(128),
             _ if arch.is_glm() => Some(128),
             Gemma2 | Gemma3 => Some(256),
             _ => None,
@@ -652,6 +659,7 @@ impl Fields {
             Phi3 | Olmoe => 4096,
             Gemma2 => 8192,
             SeedOss => 524_288,
+            Ministral3 => 262_144,
             Mixtral | Gemma3 | Ernie45 => 131_072,
             _ if arch.is_glm() => 131_072,
             _ => 2048,
@@ -680,7 +688,7 @@ impl Fields {
             [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
         let usual_eps = match arch {
-            Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4 | Ernie45 => 1e-5,
+            Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4 | Ernie45 | Ministral3 => 1e-5,
             _ if arch.is_glm() => 1.5625e-7,
             _ => 1e-6,
         };

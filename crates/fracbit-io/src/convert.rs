@@ -1,11 +1,11 @@
-//! Stored floats to `f32`, exact for F16, BF16 and F32; F64 is rounded to nearest.
+//! Stored floats to `f32`, exact for F8, F16, BF16 and F32; F64 is rounded to nearest.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::dtype::Dtype;
 
-/// Converts `src` (little-endian elements of `dtype`) into `out`.
+/// Converts `src` (little-endian elements of `dtype`) into `out`, without any scales.
 ///
 /// # Panics
 /// When `dtype` is no float type or the lengths differ.
@@ -34,6 +34,7 @@ pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
                 block.convert_to_f32_slice(o);
             }
         }
+        Dtype::F8E4M3 => out.iter_mut().zip(src).for_each(|(o, s)| *o = E4M3[usize::from(*s)]),
         Dtype::F64 => {
             for (o, s) in out.iter_mut().zip(src.as_chunks::<8>().0) {
                 *o = f64::from_le_bytes(*s) as f32;
@@ -42,6 +43,26 @@ pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
         _ => panic!("to_f32_into: a float type, got {dtype}"),
     }
 }
+
+/// Every number of four bits of exponent (bias 7) and three of mantissa, as machine learning has them: the largest exponent is one like
+/// others, only all bits set are no number (Micikevicius et al. 2022, arXiv 2209.05433, table 1).
+const E4M3: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (exponent, mantissa) = (byte as u32 >> 3 & 15, byte as u32 & 7);
+        let magnitude = if byte & 127 == 127 {
+            f32::NAN
+        } else if exponent == 0 {
+            mantissa as f32 / 512.0
+        } else {
+            f32::from_bits((exponent + 120) << 23 | mantissa << 20)
+        };
+        table[byte] = if byte < 128 { magnitude } else { -magnitude };
+        byte += 1;
+    }
+    table
+};
 
 /// Index of the first value that is NaN or infinite.
 pub(crate) fn first_non_finite(values: &[f32]) -> Option<usize> {
@@ -81,6 +102,20 @@ mod tests {
             let want = f32::from_bits(u32::from(i) << 16);
             assert!(got == want || got.is_nan() && want.is_nan(), "{i:#06x}");
         }
+    }
+
+    #[test]
+    fn all_numbers_of_8_bits() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let mut out = vec![0.0; 256];
+        to_f32_into(Dtype::F8E4M3, &bytes, &mut out);
+        for (&byte, &got) in bytes.iter().zip(&out) {
+            let (e, m) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
+            let sign = if byte >> 7 == 1 { -1.0 } else { 1.0 };
+            let want = if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+            assert!(f64::from(got) == sign * want || byte & 127 == 127 && got.is_nan(), "{byte:#04x}: {got}");
+        }
+        assert_eq!((out[0x7e], out[0xfe], out[0x38]), (448.0, -448.0, 1.0));
     }
 
     #[test]

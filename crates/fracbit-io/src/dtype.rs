@@ -5,14 +5,16 @@ use std::str::FromStr;
 
 /// Element type of a stored tensor. All are whole bytes, little-endian.
 ///
-/// The sub-byte and 8-bit float types that newer files may carry (`F8_E4M3`, `F4`, …) are deliberately absent: a checkpoint
-/// that holds them is already quantized and is refused with the type's name.
+/// Of the 8-bit floats there is the one that checkpoints are published in, whose numbers want the scales beside them, which
+/// [`crate::Checkpoint`] multiplies them by. Others and those of fewer bits (`F8_E5M2`, `F4`, …) are deliberately absent: a checkpoint that holds them
+/// is refused with the type's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are the format's own and say all there is")]
 pub enum Dtype {
     Bool,
     U8,
     I8,
+    F8E4M3,
     U16,
     I16,
     F16,
@@ -27,10 +29,11 @@ pub enum Dtype {
 
 impl Dtype {
     /// Every known type.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::U8,
         Self::I8,
+        Self::F8E4M3,
         Self::U16,
         Self::I16,
         Self::F16,
@@ -47,7 +50,7 @@ impl Dtype {
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::Bool | Self::U8 | Self::I8 | Self::F8E4M3 => 1,
             Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 => 8,
@@ -61,6 +64,7 @@ impl Dtype {
             Self::Bool => "BOOL",
             Self::U8 => "U8",
             Self::I8 => "I8",
+            Self::F8E4M3 => "F8_E4M3",
             Self::U16 => "U16",
             Self::I16 => "I16",
             Self::F16 => "F16",
@@ -77,7 +81,7 @@ impl Dtype {
     /// True for the types [`crate::Checkpoint::to_f32`] converts.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+        matches!(self, Self::F8E4M3 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
     }
 }
 

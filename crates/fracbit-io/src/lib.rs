@@ -20,7 +20,7 @@ pub use atomic::write_atomic;
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
 pub use config::{
-    Activation, Architecture, Experts, LayerConfig, ModelConfig, QkNorm, RopeConfig, RopeScaling,
+    Activation, Architecture, Experts, LayerConfig, ModelConfig, QkNorm, QueryGrowth, RopeConfig, RopeScaling,
 };
 pub use convert::to_f32_into;
 pub use dtype::Dtype;

@@ -50,7 +50,7 @@ fn llama_3_2() {
         original_max_position_embeddings: 8192,
     };
     assert_eq!(c.arch, Architecture::Llama);
-    assert_eq!(c.rope, RopeConfig { theta: 500_000.0, scaling: want, dim: 64, gain: 1.0 });
+    assert_eq!(c.rope, RopeConfig { theta: 500_000.0, scaling: want, dim: 64, gain: 1.0, growth: None });
     assert_eq!((c.head_dim, c.q_dim(), c.kv_dim(), c.num_hidden_layers()), (64, 2048, 512, 16));
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(128_000), vec![128_001, 128_008, 128_009]));
     assert!(c.tie_word_embeddings && !c.qkv_bias && !c.mlp_bias);
@@ -270,7 +270,8 @@ fn yarn_stretches_the_context() {
     assert_eq!(yarn(json!({ "original_max_position_embeddings": 64 })).unwrap().max_position_embeddings, 512);
     for (edit, word) in [
         (json!({ "beta_fast": 1.0 }), "beta_fast"),
-        (json!({ "mscale": 1.0 }), "mscale"),
+        (json!({ "mscale": 1.0, "mscale_all_dim": 0.0 }), "mscale_all_dim"),
+        (json!({ "llama_4_scaling_beta": 0.1 }), "known of `ministral3` only"),
         (json!({ "factor": null }), "rope_scaling.factor"),
         (json!({ "attention_factor": 1e300 }), "1e-6 to 1e6, got 1e300"),
     ] {
@@ -365,7 +366,7 @@ fn olmo_2_and_3() {
     assert_eq!((c.gain_offset, c.residual_factor, c.rms_norm_eps, c.inner_norm_eps), (0.0, 1.0, 1e-6, 1e-6));
     // Only layers that see everything turn slower and more.
     assert!(matches!(c.rope.scaling, RopeScaling::Yarn { .. }), "{:?}", c.rope);
-    let local = RopeConfig { theta: 5e5, scaling: RopeScaling::None, dim: 128, gain: 1.0 };
+    let local = RopeConfig { theta: 5e5, scaling: RopeScaling::None, dim: 128, gain: 1.0, growth: None };
     assert_eq!((c.rope.gain, c.local_rope.clone()), (1.25, Some(local)));
     assert_eq!(
         (c.turns_locally(2), c.turns_locally(3), c.layers[2].sliding_window),
@@ -516,7 +517,7 @@ fn gemma2() {
         "vocab_size": 256_000 });
     let c = parse(&v).unwrap();
     assert_eq!((c.score_cap, c.logit_cap), (Some(50.0), Some(30.0)));
-    let rope = RopeConfig { theta: 1e4, scaling: RopeScaling::None, dim: 256, gain: 1.0 };
+    let rope = RopeConfig { theta: 1e4, scaling: RopeScaling::None, dim: 256, gain: 1.0, growth: None };
     assert_eq!((c.rope.clone(), c.local_rope.clone()), (rope, None));
     let windows: Vec<usize> = (0..26).filter(|&i| c.layers[i].sliding_window == Some(4096)).collect();
     assert_eq!(windows, (0..26).step_by(2).collect::<Vec<_>>());
@@ -573,7 +574,7 @@ fn gemma3() {
         "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1_000_000, "sliding_window": 512,
         "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262_144 });
     let c = parse(&v).unwrap();
-    let rope = |theta| RopeConfig { theta, scaling: RopeScaling::None, dim: 256, gain: 1.0 };
+    let rope = |theta| RopeConfig { theta, scaling: RopeScaling::None, dim: 256, gain: 1.0, growth: None };
     assert_eq!((c.rope.clone(), c.local_rope.clone()), (rope(1e6), Some(rope(1e4))));
     let windows: Vec<usize> = (0..26).filter(|&i| c.layers[i].sliding_window == Some(512)).collect();
     assert_eq!(windows, (0..26).filter(|i| i % 6 != 5).collect::<Vec<_>>());
@@ -656,9 +657,39 @@ fn mistral_beside_images() {
     assert!(!c.tie_word_embeddings && c.layers.iter().all(|layer| layer.sliding_window.is_none()));
     assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
     let mut other = v;
-    other["text_config"]["model_type"] = json!("ministral3");
+    other["text_config"]["model_type"] = json!("pixtral");
     let e = parse(&other).expect_err("refused").to_string();
-    assert!(e.contains("text_config.model_type") && e.contains("`mistral`, got `ministral3`"), "{e}");
+    assert!(e.contains("text_config.model_type") && e.contains("`mistral`, got `pixtral`"), "{e}");
+}
+
+#[test]
+fn ministral3() {
+    // As the published Ministral-3-3B-Instruct-2512 has it, in 8-bit floats.
+    let rope = json!({ "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16_384, "rope_theta": 1e6, "rope_type": "yarn", "type": "yarn" });
+    let text = json!({ "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 9216,
+        "max_position_embeddings": 262_144, "model_type": "ministral3", "num_attention_heads": 32, "num_hidden_layers": 26,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": rope, "sliding_window": null, "tie_word_embeddings": true,
+        "vocab_size": 131_072 });
+    let v = json!({ "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10, "model_type": "mistral3",
+        "quantization_config": { "activation_scheme": "static", "dequantize": false, "quant_method": "fp8" }, "text_config": text,
+        "vision_config": { "model_type": "pixtral" } });
+    let c = parse(&v).unwrap();
+    assert_eq!((c.arch, c.head_dim, c.num_hidden_layers()), (Architecture::Ministral3, 128, 26));
+    assert!(
+        c.tie_word_embeddings && c.layers.iter().all(|layer| layer.rope && layer.sliding_window.is_none())
+    );
+    assert_eq!((c.rope.gain, c.max_position_embeddings), (1.0, 262_144), "two magnitudes of YaRN make one");
+    let factors = [0, 16_383, 16_384, 40_000].map(|position| c.rope.query_factor(position));
+    assert_eq!(factors, [1.0, 1.0, 1.0 + 0.1 * 2f64.ln(), 1.0 + 0.1 * 3f64.ln()]);
+    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
+    let mut other = v;
+    other["text_config"]["rope_parameters"]["mscale_all_dim"] = json!(0.5);
+    let gain = |times: f64| 1.0 + 0.1 * times * 16f64.ln();
+    assert_eq!(parse(&other).unwrap().rope.gain, gain(1.0) / gain(0.5));
+    other["text_config"]["rope_parameters"] = Value::Null;
+    let e = parse(&other).expect_err("refused").to_string();
+    assert!(e.contains("rope_parameters") && e.contains("is missing"), "{e}");
 }
 
 #[test]

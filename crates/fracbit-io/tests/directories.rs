@@ -11,6 +11,7 @@ use fracbit_io::{
     Checkpoint, Dtype, Error, ModelConfig, OpenOptions, OutputDir, Overwrite, Resumable, ShardWriter,
     Verified, leftovers, verify,
 };
+use serde_json::json;
 
 #[test]
 fn what_is_written_is_read() {
@@ -345,6 +346,81 @@ fn fused_tensors_are_parted() {
     ] {
         let e = write(shapes).parted(&config("phi3")).unwrap_err().to_string();
         assert!(e.contains("model.safetensors") && e.contains(words), "{e}");
+    }
+}
+
+/// A file of one matrix of 8-bit floats, all 1, with scales 2, 3, ...
+fn coded(
+    path: &Path,
+    name: &str,
+    shape: &[usize],
+    scales: Option<(&str, &[usize])>,
+) -> Result<Checkpoint, Error> {
+    let count = shape.iter().product::<usize>();
+    let mut data = vec![0x38; count];
+    let mut header = json!({ name: { "dtype": "F8_E4M3", "shape": shape, "data_offsets": [0, count] } });
+    if let Some((end, shape)) = scales {
+        let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 + i as f32).collect();
+        data.extend(f32_bytes(&values));
+        header[format!("{name}{end}")] =
+            json!({ "dtype": "F32", "shape": shape, "data_offsets": [count, data.len()] });
+    }
+    fs::write(path, file(&header.to_string(), &data)).expect("a temporary directory");
+    Checkpoint::open(path)
+}
+
+#[test]
+fn numbers_of_8_bits_have_scales() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("model.safetensors");
+    let (name, fused) = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_up_proj.weight");
+    let (rows, cols) = (130, 257);
+    type Which = fn(usize, usize) -> usize;
+    let scale_of: [(&str, &[usize], Which); 6] = [
+        ("_scale_inv", &[], |_, _| 0),
+        ("_scale", &[1], |_, _| 0),
+        ("_scale", &[1, 1], |_, _| 0),
+        ("_scale", &[130], |r, _| r),
+        ("_scale", &[130, 1], |r, _| r),
+        ("_scale_inv", &[2, 3], |r, c| r / 128 * 3 + c / 128),
+    ];
+    for (end, shape, which) in scale_of {
+        let opened = coded(&path, name, &[rows, cols], Some((end, shape))).unwrap();
+        assert_eq!(opened.names().collect::<Vec<_>>(), [name], "scales are no tensors");
+        let want = |r: usize, c: usize| 2.0 + which(r, c) as f32;
+        let all = opened.to_f32(name).unwrap();
+        assert!(all.iter().enumerate().all(|(i, &w)| w == want(i / cols, i % cols)), "{end} {shape:?}");
+        let mut some = vec![0.0; 2 * cols];
+        opened.rows_f32_into(name, 127..129, &mut some).unwrap();
+        assert!(
+            some.iter().enumerate().all(|(i, &w)| w == want(127 + i / cols, i % cols)),
+            "{end} {shape:?}"
+        );
+        let mut part = [0.0; 9];
+        opened.tensor(name).unwrap().row_into(128, 125..134, &mut part);
+        assert!(part.iter().zip(125..).all(|(&w, c)| w == want(128, c)), "{end} {shape:?}");
+
+        // Parts of a fused matrix keep theirs.
+        let config = ModelConfig::parse(
+            br#"{"model_type": "phi3", "hidden_size": 257, "intermediate_size": 65, "num_attention_heads": 1, "head_dim": 2,
+                "num_hidden_layers": 1, "vocab_size": 8}"#,
+            Path::new("config.json"),
+        );
+        let parted =
+            coded(&path, fused, &[rows, cols], Some((end, shape))).unwrap().parted(&config.unwrap()).unwrap();
+        let up = parted.to_f32(name).unwrap();
+        assert!(up.iter().enumerate().all(|(i, &w)| w == want(65 + i / cols, i % cols)), "{end} {shape:?}");
+    }
+    let hash = |scale: &[usize]| coded(&path, name, &[1, 4], Some(("_scale", scale))).unwrap().content_hash();
+    assert_eq!(hash(&[1]), hash(&[1, 1]), "the digest is of numbers");
+
+    let said = |shape: &[usize], scales| coded(&path, name, shape, scales).unwrap_err().to_string();
+    let without = said(&[4, 4], None);
+    assert!(without.contains(name) && without.contains("_scale_inv`"), "{without}");
+    for bad in [&[2usize, 2][..], &[3], &[4, 2], &[1, 4], &[0], &[2, 3, 1]] {
+        let message = said(&[4, 300], Some(("_scale_inv", bad)));
+        let named = message.contains("up_proj.weight_scale_inv") && message.contains(&format!("{bad:?}"));
+        assert!(named && message.contains("[1, 3] (one for each 128 x 128"), "{message}");
     }
 }
 

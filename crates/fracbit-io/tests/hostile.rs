@@ -76,8 +76,8 @@ fn headers() {
         }),
         (
             "unknown dtype",
-            one("\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]", 4),
-            |e| matches!(e, H::UnknownDtype { dtype, .. } if dtype == "F8_E4M3"),
+            one("\"dtype\":\"F8_E5M2\",\"shape\":[4],\"data_offsets\":[0,4]", 4),
+            |e| matches!(e, H::UnknownDtype { dtype, .. } if dtype == "F8_E5M2"),
         ),
         ("negative dimension", one("\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]", 4), |e| {
             matches!(e, H::BadShape { .. })

@@ -212,7 +212,8 @@ impl<'d, D: Device> Builder<'d, D> {
     pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Result<Self, Error> {
         let other_norms = config.post_norms || config.qk_norm == QkNorm::Whole;
         let other_mlp = config.activation != Activation::Silu || config.experts.is_some();
-        if other_norms || other_mlp || config.local_rope.is_some() {
+        let other_rope = config.local_rope.is_some() || config.rope.growth.is_some();
+        if other_norms || other_mlp || other_rope {
             return Err(Error::Architecture(config.arch.model_type()));
         }
         Ok(Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() })

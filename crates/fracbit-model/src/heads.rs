@@ -1,5 +1,6 @@
 //! Queries and keys on their way to attention, and back.
 
+use fracbit_io::ModelConfig;
 use fracbit_kernels::Crew;
 
 use crate::attention::MAX_HEAD_DIM;
@@ -42,22 +43,25 @@ impl Pass<'_> {
         });
     }
 
-    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim).
-    pub(crate) fn group_queries(self, q: &[f32], grouped: &mut [f32]) {
-        let (rows, kv_heads) = (self.rows, self.model.config.num_key_value_heads);
-        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
-        let scale = 1.0 / (self.model.config.head_dim as f32).sqrt();
+    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim), and as
+    /// [`RopeConfig::query_factor`](fracbit_io::RopeConfig::query_factor) says.
+    pub(crate) fn group_queries(self, states: &[State], q: &[f32], grouped: &mut [f32]) {
+        let (config, rows) = (&self.model.config, self.rows);
+        let kv_heads = config.num_key_value_heads;
+        let each = rows / states.len();
+        let position = |row: usize| states[row / each].len() + row % each;
         let part = q.len() / rows / kv_heads;
         let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
         crew.chunks(grouped, rows * part, |head, grouped| {
             for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
                 let from = &q[(row * kv_heads + head) * part..][..part];
+                let scale = query_scale(config, position(row));
                 out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
             }
         });
     }
 
-    /// The way back, without the scale.
+    /// The way back, without the scales.
     pub(crate) fn ungroup(self, grouped: &[f32], out: &mut [f32]) {
         let rows = self.rows;
         let part = out.len() / rows / self.model.config.num_key_value_heads;
@@ -66,5 +70,16 @@ impl Pass<'_> {
                 out.copy_from_slice(&grouped[(head * rows + row) * part..][..part]);
             }
         });
+    }
+}
+
+/// What scores of the query at a position are multiplied by.
+#[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+fn query_scale(config: &ModelConfig, position: usize) -> f32 {
+    let scale = 1.0 / (config.head_dim as f32).sqrt();
+    match config.rope.growth {
+        None => scale,
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        Some(_) => scale * config.rope.query_factor(position) as f32,
     }
 }

@@ -625,7 +625,7 @@ impl Pass<'_> {
         }
         self.prepare_heads(states, q, query_norm, turn);
         let grouped = &mut s.grouped[..rows * q_dim];
-        self.group_queries(q, grouped);
+        self.group_queries(states, q, grouped);
         let attention = Attention {
             states,
             layer: index,

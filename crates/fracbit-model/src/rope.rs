@@ -141,7 +141,7 @@ mod tests {
             truncate,
             original_max_position_embeddings: 32_768,
         };
-        frequencies(&RopeConfig { theta: 1e6, scaling, dim: 128, gain: 1.0 })
+        frequencies(&RopeConfig { theta: 1e6, scaling, dim: 128, gain: 1.0, growth: None })
     }
 
     #[test]
@@ -175,6 +175,7 @@ mod tests {
             },
             dim: 4,
             gain: 1.5,
+            growth: None,
         };
         let long = divided(&rope, &[4.0, 8.0]);
         let rope = Rope { frequencies: frequencies(&rope), long: Some((16, long)), gain: rope.gain };
@@ -199,7 +200,9 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let of = |scaling| frequencies(&RopeConfig { theta: 500_000.0, scaling, dim: 128, gain: 1.0 });
+        let of = |scaling| {
+            frequencies(&RopeConfig { theta: 500_000.0, scaling, dim: 128, gain: 1.0, growth: None })
+        };
         let f = of(scaling(8.0));
         assert_eq!(f.len(), 64);
         for (k, want) in [(0, 1.0), (1, 0.814_617_233_856_544_7), (18, 0.024_955_408_670_558_694)] {

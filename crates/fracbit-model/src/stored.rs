@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::Shape;
-use fracbit_io::{Checkpoint, Dtype, to_f32_into};
+use fracbit_io::{Checkpoint, Dtype, TensorView, to_f32_into};
 use fracbit_kernels::Crew;
 use fracbit_kernels::vectors::plain::{LANES, accumulate, finish};
 use rayon::prelude::*;
@@ -84,8 +84,8 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    fn bytes(&self, piece: usize) -> &[u8] {
-        self.checkpoint.tensor(&self.names[piece]).expect("found when the layer was made").bytes
+    fn view(&self, piece: usize) -> TensorView<'_> {
+        self.checkpoint.tensor(&self.names[piece]).expect("found when the layer was made")
     }
 
     /// Some rows, tensor by tensor: which, and rows of it.
@@ -100,19 +100,13 @@ impl Stored {
     /// Some rows in f32.
     pub(crate) fn block(&self, rows: Range<usize>, out: &mut [f32]) {
         let cols = self.shape.cols;
-        let size = cols * self.dtype.size();
         let mut rest = &mut *out;
         for (piece, rows) in self.pieces(rows) {
             let (out, behind) = rest.split_at_mut(rows.len() * cols);
             rest = behind;
-            let bytes = self.bytes(piece);
-            if self.change.order.is_some() {
-                for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
-                    let row = self.change.stored(row);
-                    to_f32_into(self.dtype, &bytes[row * size..(row + 1) * size], out);
-                }
-            } else {
-                to_f32_into(self.dtype, &bytes[rows.start * size..rows.end * size], out);
+            let view = self.view(piece);
+            for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+                view.row_into(self.change.stored(row), 0..cols, out);
             }
         }
         self.multiply(out);
@@ -135,33 +129,30 @@ impl Stored {
     }
 
     fn piece_product(&self, crew: &Crew<'_>, piece: usize, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
-        let size = self.shape.cols * self.dtype.size();
-        let bytes = self.bytes(piece);
+        let view = self.view(piece);
         let shape = Shape::new(rows.len(), self.shape.cols);
-        let row_bytes = |row: usize| {
-            let row = self.change.stored(rows.start + row);
-            &bytes[row * size..(row + 1) * size]
-        };
-        match self.dtype {
-            Dtype::Bf16 if self.change.factor == 1.0 => {
-                vector_product(crew, shape, out, |row| dot_bf16(row_bytes(row), x));
-            }
-            dtype => vector_product(crew, shape, out, |row| {
-                let mut buffer = [0.0; CONVERT];
-                let mut sums = [0.0; LANES];
-                let mut rest = 0..0;
-                for (bytes, x) in row_bytes(row).chunks(CONVERT * dtype.size()).zip(x.chunks(CONVERT)) {
-                    let buffer = &mut buffer[..x.len()];
-                    to_f32_into(dtype, bytes, buffer);
-                    self.multiply(buffer);
-                    accumulate(&mut sums, buffer, x);
-                    rest = x.len() / LANES * LANES..x.len();
-                }
-                // Only the last chunk can have a tail.
-                let tail = &buffer[rest];
-                finish(sums, tail, &x[x.len() - tail.len()..])
-            }),
+        let stored = |row: usize| self.change.stored(rows.start + row);
+        if view.dtype == Dtype::Bf16 && self.change.factor == 1.0 {
+            let size = 2 * shape.cols;
+            let row_bytes = |row: usize| &view.bytes[stored(row) * size..][..size];
+            return vector_product(crew, shape, out, |row| dot_bf16(row_bytes(row), x));
         }
+        vector_product(crew, shape, out, |row| {
+            let mut buffer = [0.0; CONVERT];
+            let mut sums = [0.0; LANES];
+            let mut rest = 0..0;
+            for (part, x) in x.chunks(CONVERT).enumerate() {
+                let buffer = &mut buffer[..x.len()];
+                let first = part * CONVERT;
+                view.row_into(stored(row), first..first + x.len(), buffer);
+                self.multiply(buffer);
+                accumulate(&mut sums, buffer, x);
+                rest = x.len() / LANES * LANES..x.len();
+            }
+            // Only the last chunk can have a tail.
+            let tail = &buffer[rest];
+            finish(sums, tail, &x[x.len() - tail.len()..])
+        });
     }
 }
 

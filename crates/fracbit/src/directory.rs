@@ -71,7 +71,8 @@ impl QuantizationConfig {
         }
     }
 
-    /// Reads the block of a model's configuration; `None` when the model is not quantized.
+    /// Reads the block of a model's configuration; `None` when the model is not quantized, or is published in 8-bit floats, which are read as
+    /// other floats are.
     ///
     /// # Errors
     /// When the block is another tool's, of another version, or malformed.
@@ -79,6 +80,9 @@ impl QuantizationConfig {
         let bad = |rule: String| Error::QuantizationConfig { path: dir.to_path_buf(), rule };
         let Some(block) = &config.quantization_config else { return Ok(None) };
         let field = |name: &str| block.get(name).cloned().unwrap_or_default();
+        if of_8_bit_floats(block) {
+            return Ok(None);
+        }
         if field("quant_method") != QUANT_METHOD {
             return Err(bad(format!(
                 "quant_method should be \"{QUANT_METHOD}\", got {}",
@@ -224,6 +228,14 @@ pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: S
         tied: config.tie_word_embeddings,
         bands: None,
     }
+}
+
+/// Whether another tool's block says that weights are 8-bit floats with scales: `fp8` of transformers (DeepSeek-V3, Qwen3, Ministral 3), or those of
+/// `compressed-tensors`.
+fn of_8_bit_floats(block: &serde_json::Value) -> bool {
+    let says = |field: &str, text: &str| block.get(field).and_then(serde_json::Value::as_str) == Some(text);
+    says("quant_method", "fp8")
+        || says("quant_method", "compressed-tensors") && says("format", "float-quantized")
 }
 
 /// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.

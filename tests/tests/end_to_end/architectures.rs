@@ -48,7 +48,7 @@ fn error(r: &Reference, rotation: RotationMode, name: &str) -> (f64, f64) {
 #[test]
 fn every_architecture_survives_quantization() {
     let all = references();
-    assert_eq!(all.len(), 26, "every reference checkpoint");
+    assert_eq!(all.len(), 28, "every reference checkpoint");
     for r in &all {
         for name in ["nuq-8", "nuq-4", "tcq-4"] {
             let (got, most) = error(r, RotationMode::Fold, name);

@@ -1,6 +1,6 @@
 //! One naming for all architectures: fused tensors in parts, experts under one set of names.
 
-use super::Checkpoint;
+use super::{Checkpoint, Entry};
 use crate::config::{Architecture, ModelConfig};
 use crate::error::Error;
 use crate::header::TensorInfo;
@@ -26,7 +26,7 @@ impl Checkpoint {
     /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
         match config.arch {
-            Architecture::Gemma3 | Architecture::Mistral => {
+            Architecture::Gemma3 | Architecture::Mistral | Architecture::Ministral3 => {
                 for stored in self.tensors.keys().cloned().collect::<Vec<_>>() {
                     self.rename(&stored, language_model(&stored))?;
                 }
@@ -123,7 +123,7 @@ impl Checkpoint {
             return Ok(());
         }
         let Some(tensor) = self.tensors.remove(stored) else { return Ok(()) };
-        if let Some((shard, _)) = self.tensors.insert(name.clone(), tensor) {
+        if let Some(Entry { shard, .. }) = self.tensors.insert(name.clone(), tensor) {
             let rule = format!("tensor `{name}` should be stored once, and is again as `{stored}`");
             return Err(Error::Index { path: self.shards[shard].path.clone(), rule });
         }
@@ -132,7 +132,7 @@ impl Checkpoint {
 
     /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many matrices, one above the other.
     fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
-        let Some((shard, info)) = self.tensors.remove(whole) else { return Ok(()) };
+        let Some(Entry { shard, info, scale }) = self.tensors.remove(whole) else { return Ok(()) };
         let path = self.shards[shard].path.clone();
         let bias = whole.replace(".weight", ".bias");
         if self.tensors.contains_key(&bias) {
@@ -153,12 +153,17 @@ impl Checkpoint {
             let rule = format!("should have {rows} rows by config.json, got {all}");
             return Err(Error::Tensor { path, tensor: whole.to_owned(), rule });
         }
-        let mut start = info.range.start;
+        let (mut start, mut first) = (info.range.start, 0);
         for (name, rows) in parts {
             let range = start..start + rows * cols * info.dtype.size();
             start = range.end;
-            let part = TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range };
-            if self.tensors.insert(name.clone(), (shard, part)).is_some() {
+            let part = Entry {
+                shard,
+                info: TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range },
+                scale: scale.as_ref().map(|scale| scale.starting_at(first)),
+            };
+            first += rows;
+            if self.tensors.insert(name.clone(), part).is_some() {
                 let rule = format!("tensor `{name}` should not be stored beside `{whole}`, which holds it");
                 return Err(Error::Index { path, rule });
             }

@@ -9,6 +9,7 @@
 pub enum Architecture {
     Llama,
     Mistral,
+    Ministral3,
     Qwen2,
     Qwen3,
     SmolLm3,
@@ -31,9 +32,10 @@ pub enum Architecture {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Llama,
         Self::Mistral,
+        Self::Ministral3,
         Self::Qwen2,
         Self::Qwen3,
         Self::SmolLm3,
@@ -60,6 +62,7 @@ impl Architecture {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Ministral3 => "Ministral3ForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::SmolLm3 => "SmolLM3ForCausalLM",
@@ -87,6 +90,7 @@ impl Architecture {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
+            Self::Ministral3 => "ministral3",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::SmolLm3 => "smollm3",

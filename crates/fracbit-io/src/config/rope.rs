@@ -50,6 +50,16 @@ pub enum RopeScaling {
     },
 }
 
+/// Queries that grow with the length of the text: the turned query at position p is multiplied by `1 + beta ln(1 + floor(p / every))`, lest the
+/// softmax over many positions become flat (of Llama 4; Ministral 3 has it as `llama_4_scaling_beta`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How much.
+    pub beta: f64,
+    /// Positions that share a factor: those of the context before stretching.
+    pub every: usize,
+}
+
 /// Rotary position embedding of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -62,6 +72,17 @@ pub struct RopeConfig {
     /// Factor of the turned queries and of the turned keys: the length correction of YaRN and LongRoPE. Granite's `attention_multiplier` in place of
     /// `1 / sqrt(head_dim)` makes one too, its queries and keys getting the root each.
     pub gain: f64,
+    /// What queries, not keys, are multiplied by as well.
+    pub growth: Option<QueryGrowth>,
+}
+
+impl RopeConfig {
+    /// What the turned query at a position is multiplied by, beside [`gain`](Self::gain).
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^53")]
+    pub fn query_factor(&self, position: usize) -> f64 {
+        self.growth.map_or(1.0, |growth| 1.0 + growth.beta * ((position / growth.every) as f64).ln_1p())
+    }
 }
 
 /// Prefix of field names in messages.
@@ -90,7 +111,7 @@ impl Fields {
         let default_theta = match arch {
             Architecture::SmolLm3 => 2e6,
             Architecture::Ernie45 => 5e5,
-            Architecture::Gemma3 | Architecture::Mixtral => 1e6,
+            Architecture::Gemma3 | Architecture::Mixtral | Architecture::Ministral3 => 1e6,
             _ => 1e4,
         };
         // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
@@ -122,7 +143,10 @@ impl Fields {
                 dim = if part == 1.0 { head_dim } else { f.turning(arch, head_dim, part)? };
             }
         }
-        let mut rope = RopeConfig { theta, scaling: RopeScaling::None, dim, gain: 1.0 };
+        let mut rope = RopeConfig { theta, scaling: RopeScaling::None, dim, gain: 1.0, growth: None };
+        if arch == Architecture::Ministral3 && scaling.is_none() {
+            return Err(self.bad("rope_parameters", "should be an object, is missing"));
+        }
         if let Some(s) = scaling {
             self.stretch(&s, arch, max_positions, &mut rope)?;
         }
@@ -203,6 +227,14 @@ impl Fields {
             let inner = s.size("original_max_position_embeddings", 1 << 32, Some(default))?;
             self.size("original_max_position_embeddings", 1 << 32, Some(inner))
         };
+        const GROWTH: &str = "llama_4_scaling_beta";
+        if s.get(GROWTH).is_some() {
+            if arch != Architecture::Ministral3 {
+                return Err(s.bad(GROWTH, "should be absent: known of `ministral3` only"));
+            }
+            let growth = QueryGrowth { beta: s.moderate(GROWTH, None)?, every: original(*max_positions)? };
+            rope.growth = Some(growth);
+        }
         let attention_factor =
             || s.get("attention_factor").map(|_| s.moderate("attention_factor", None)).transpose();
         rope.scaling = match kind {
@@ -240,11 +272,6 @@ impl Fields {
                 }
             }
             "yarn" => {
-                for field in ["mscale", "mscale_all_dim"] {
-                    if s.get(field).is_some() {
-                        return Err(s.bad(field, "should be absent: such YaRN is not supported"));
-                    }
-                }
                 let factor = s.moderate("factor", None)?;
                 let (beta_fast, beta_slow) =
                     (s.moderate("beta_fast", Some(32.0))?, s.moderate("beta_slow", Some(1.0))?);
@@ -254,7 +281,15 @@ impl Fields {
                 if rope.theta <= 1.0 {
                     return Err(self.bad("rope_theta", format!("should be above 1, got {}", rope.theta)));
                 }
-                rope.gain = attention_factor()?.unwrap_or(1.0 + 0.1 * factor.max(1.0).ln());
+                let gain = |times: f64| 1.0 + 0.1 * times * factor.max(1.0).ln();
+                rope.gain = match (attention_factor()?, s.get("mscale"), s.get("mscale_all_dim")) {
+                    (Some(factor), ..) => factor,
+                    // Both, or none counts, as in transformers.
+                    (None, Some(_), Some(_)) => {
+                        gain(s.moderate("mscale", None)?) / gain(s.moderate("mscale_all_dim", None)?)
+                    }
+                    _ => gain(1.0),
+                };
                 let original = original(*max_positions)?;
                 #[expect(
                     clippy::cast_possible_truncation,

@@ -9,15 +9,17 @@ use std::sync::Arc;
 use fracbit_io::{Checkpoint, ModelConfig};
 use fracbit_model::{KvType, Model, RotationMode, State, StateOptions, WeightSource};
 
-pub(crate) const NAMES: [&str; 26] = [
+pub(crate) const NAMES: [&str; 28] = [
     "llama1",
     "llama2",
     "llama3",
     "llama-bias",
     "llama-tied",
     "mistral",
+    "ministral3",
     "qwen2",
     "qwen3",
+    "qwen3-fp8",
     "smollm2",
     "smollm3",
     "phi3",
