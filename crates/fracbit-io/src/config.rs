@@ -40,8 +40,10 @@
 //! `gemma2` and `gemma3_text` normalize what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), their gains are stored less 1
 //! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
 //! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
-//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of `gemma3` and `mistral3`
-//! (Mistral Small 3.1 and 3.2, Ministral 3), text and images, the language model is taken alone: `text_config`, and the tensors without the prefix `language_model.`.
+//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of models of text and images or sounds
+//! (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `internvl`, `llava`, `idefics3`, ...) the language model is taken alone where it is one of these:
+//! `text_config`, and the tensors without the prefix `language_model.` or `text_model.`. Where all is text, the three positions of a token in
+//! `mrope` are one, and it turns as others do.
 //!
 //! `glm4` has norms behind attention and MLP as well, under names of its own ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
 //!
@@ -341,24 +343,36 @@ impl Fields {
         }
     }
 
-    /// The language model beside an image encoder as one of its own: of `gemma3` (the published ones from 4 B parameters on) and `mistral3`.
+    /// The language model beside encoders of images or sounds as one of its own: that of `text_config`, or (Qwen2-VL and 2.5-VL as published) what
+    /// stands beside `vision_config`.
     fn text_alone(self) -> Result<Self, Error> {
-        let kind = self.text("model_type")?;
-        if !matches!(kind, Some("gemma3" | "mistral3")) {
+        let Some(kind) = self.text("model_type")?.filter(|kind| Architecture::of(kind).is_none()) else {
             return Ok(self);
-        }
-        let Some(mut text) = self.object("text_config", "")? else { return Ok(self) };
-        let arch = match kind {
-            Some("gemma3") => Architecture::Gemma3,
-            _ if text.text("model_type")? == Some(Architecture::Ministral3.model_type()) => {
-                Architecture::Ministral3
-            }
-            _ => Architecture::Mistral,
         };
-        if let Some(got) = text.text("model_type")?.filter(|got| *got != arch.model_type()) {
-            let rule = format!("should be `{}`, got `{}`", arch.model_type(), clip(got));
-            return Err(self.bad("text_config.model_type", rule));
-        }
+        let (mut text, arch) = match self.object("text_config", "")? {
+            Some(text) => {
+                let arch = match (text.text("model_type")?, kind) {
+                    (Some("qwen2_vl_text" | "qwen2_5_vl_text"), _) => Some(Architecture::Qwen2),
+                    (Some("qwen3_vl_text"), _) => Some(Architecture::Qwen3),
+                    (Some(inner), _) => Architecture::of(inner),
+                    (None, "gemma3") => Some(Architecture::Gemma3),
+                    (None, "mistral3") => Some(Architecture::Mistral),
+                    (None, _) => None,
+                };
+                let Some(arch) = arch else {
+                    let got = text.text("model_type")?.map_or("none".to_owned(), clip);
+                    let rule = format!("should be one of {}, got `{got}`", Architecture::known());
+                    return Err(self.bad("text_config.model_type", rule));
+                };
+                (text, arch)
+            }
+            None if matches!(kind, "qwen2_vl" | "qwen2_5_vl") => {
+                let mut map = self.map.clone();
+                map.remove("vision_config");
+                (Self { path: self.path.clone(), prefix: "", map }, Architecture::Qwen2)
+            }
+            None => return Ok(self),
+        };
         for field in
             ["bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype", "dtype"]
         {
@@ -372,13 +386,7 @@ impl Fields {
     }
 
     fn architecture(&self) -> Result<Architecture, Error> {
-        let known = || {
-            let list: Vec<String> = Architecture::ALL
-                .iter()
-                .map(|a| format!("{} ({})", a.class_name(), a.model_type()))
-                .collect();
-            list.join(", ")
-        };
+        let known = Architecture::known;
         let class = match self.get("architectures") {
             None => None,
             Some(Value::Array(list)) => match list.as_slice() {
@@ -393,8 +401,7 @@ impl Fields {
         };
         let by_class = class.map(|c| Architecture::ALL.into_iter().find(|a| a.class_name() == c).ok_or(c));
         let model_type = self.text("model_type")?;
-        let by_type =
-            model_type.map(|t| Architecture::ALL.into_iter().find(|a| a.model_type() == t).ok_or(t));
+        let by_type = model_type.map(|t| Architecture::of(t).ok_or(t));
         match (by_class, by_type) {
             (Some(Err(c)), _) => {
                 Err(self.bad("architectures", format!("should be one of {}, got `{}`", known(), clip(c))))

@@ -620,49 +620,6 @@ fn gemma3() {
 }
 
 #[test]
-fn gemma3_beside_images() {
-    // What the published gemma-3-4b says of its language model.
-    let text = json!({ "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-        "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 });
-    let v = json!({ "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255_999, "eos_token_id": [1, 106],
-        "model_type": "gemma3", "text_config": text, "vision_config": { "hidden_size": 1152 } });
-    let c = parse(&v).unwrap();
-    assert_eq!((c.arch, c.num_attention_heads, c.num_key_value_heads), (Architecture::Gemma3, 8, 4));
-    assert_eq!((c.head_dim, c.vocab_size, c.num_hidden_layers()), (256, 262_208, 34));
-    assert_eq!(
-        (c.rope.scaling.clone(), c.eos_token_ids.clone()),
-        (RopeScaling::Linear { factor: 8.0 }, vec![1, 106])
-    );
-    // What is written is a model of text alone.
-    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
-    assert_eq!((c.raw.get("vision_config"), c.raw["model_type"].as_str()), (None, Some("gemma3_text")));
-    for (edit, word) in [(json!(3), "`text_config`"), (Value::Null, "`Gemma3ForConditionalGeneration`")] {
-        let mut v = v.clone();
-        v["text_config"] = edit;
-        let e = parse(&v).expect_err("refused").to_string();
-        assert!(e.contains(word), "{e}");
-    }
-}
-
-#[test]
-fn mistral_beside_images() {
-    // What the published Mistral-Small-3.1-24B says of its language model.
-    let text = json!({ "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32_768,
-        "max_position_embeddings": 131_072, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40,
-        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": null, "use_cache": true, "vocab_size": 131_072 });
-    let v = json!({ "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
-        "multimodal_projector_bias": false, "text_config": text, "torch_dtype": "bfloat16", "vision_config": { "model_type": "pixtral" } });
-    let c = parse(&v).unwrap();
-    assert_eq!((c.arch, c.head_dim, c.num_hidden_layers()), (Architecture::Mistral, 128, 40));
-    assert!(!c.tie_word_embeddings && c.layers.iter().all(|layer| layer.sliding_window.is_none()));
-    assert_eq!(parse(&Value::Object(c.raw.clone())).unwrap(), c);
-    let mut other = v;
-    other["text_config"]["model_type"] = json!("pixtral");
-    let e = parse(&other).expect_err("refused").to_string();
-    assert!(e.contains("text_config.model_type") && e.contains("`mistral`, got `pixtral`"), "{e}");
-}
-
-#[test]
 fn ministral3() {
     // As the published Ministral-3-3B-Instruct-2512 has it, in 8-bit floats.
     let rope = json!({ "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,

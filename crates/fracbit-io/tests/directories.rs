@@ -319,6 +319,7 @@ fn fused_tensors_are_parted() {
         ("language_model.model", &gemma),
         ("model.language_model", &gemma),
         ("language_model.model", &config("mistral")),
+        ("model.text_model", &config("llama")),
     ] {
         let name = |rest: &str| format!("{prefix}.layers.0.{rest}");
         let header = serde_json::json!({ name("mlp.up_proj.weight"): { "dtype": "F32", "shape": [1], "data_offsets": [0, 4] },

@@ -6,31 +6,28 @@ use crate::error::Error;
 use crate::header::TensorInfo;
 
 /// The name of a tensor without the prefix of a language model beside others: `language_model.model.*` in published files, `model.language_model.*` in
-/// what transformers has written since 4.52.
-fn language_model(name: &str) -> String {
-    match (name.strip_prefix("language_model."), name.strip_prefix("model.language_model.")) {
-        (Some(rest), _) => rest.to_owned(),
-        (_, Some(rest)) => format!("model.{rest}"),
-        _ => name.to_owned(),
-    }
+/// what transformers has written since 4.52, `model.text_model.*` in `idefics3` and `smolvlm`. `None` where it has none.
+fn language_model(name: &str) -> Option<String> {
+    let own = |prefix| Some(format!("model.{}", name.strip_prefix(prefix)?));
+    let alone = name.strip_prefix("language_model.").map(str::to_owned);
+    alone.or_else(|| own("model.language_model.")).or_else(|| own("model.text_model."))
 }
 
 impl Checkpoint {
     /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
-    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj` (as GLM does; Granite 4: `shared_mlp.input_linear`). The norms of `glm4` get the names that they have in Gemma. And those of the language model beside an image encoder without the
-    /// prefix that they have there (`gemma3`, `mistral3`). A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
+    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj` (as GLM does; Granite 4: `shared_mlp.input_linear`). The norms of `glm4` get the names that they have in Gemma. And those of a language model beside encoders of images without the
+    /// prefix that they have there. A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
     /// `down_proj`, as they are called in `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all experts
     /// together. Tensors of other models stay as they are, and so do those that are not there.
     ///
     /// # Errors
     /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
+        let renamed = |stored: &String| Some((stored.clone(), language_model(stored)?));
+        for (stored, name) in self.tensors.keys().filter_map(renamed).collect::<Vec<_>>() {
+            self.rename(&stored, name)?;
+        }
         match config.arch {
-            Architecture::Gemma3 | Architecture::Mistral | Architecture::Ministral3 => {
-                for stored in self.tensors.keys().cloned().collect::<Vec<_>>() {
-                    self.rename(&stored, language_model(&stored))?;
-                }
-            }
             Architecture::Phi3 => self.part_phi3(config)?,
             Architecture::Granite => self.part_dense_granite(config)?,
             Architecture::Glm | Architecture::Glm4 => self.part_glm(config)?,

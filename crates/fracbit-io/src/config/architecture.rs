@@ -112,6 +112,19 @@ impl Architecture {
         }
     }
 
+    /// The one with a `model_type`.
+    #[must_use]
+    pub fn of(model_type: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|arch| arch.model_type() == model_type)
+    }
+
+    /// All of them, for messages.
+    pub(super) fn known() -> String {
+        let list: Vec<String> =
+            Self::ALL.iter().map(|a| format!("{} ({})", a.class_name(), a.model_type())).collect();
+        list.join(", ")
+    }
+
     /// Gemma 2 and 3: gains stored less 1, an embedding in units of its own, GELU, norms behind attention and MLP, too.
     pub(super) const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)

@@ -239,6 +239,8 @@ impl Fields {
             || s.get("attention_factor").map(|_| s.moderate("attention_factor", None)).transpose();
         rope.scaling = match kind {
             "default" => RopeScaling::None,
+            // Of models of text and images: where all is text, a token has three equal positions.
+            "mrope" if s.get("mrope_section").is_some() => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: s.number("factor", None)? },
             "llama3" => {
                 let low_freq_factor = s.number("low_freq_factor", None)?;
