@@ -415,9 +415,31 @@ fn numbers_of_8_bits_have_scales() {
     let hash = |scale: &[usize]| coded(&path, name, &[1, 4], Some(("_scale", scale))).unwrap().content_hash();
     assert_eq!(hash(&[1]), hash(&[1, 1]), "the digest is of numbers");
 
+    // One that is the scale of another has none itself, and what belongs to activations is no weight.
+    let all = ["a", "a_scale", "a_scale_scale", "b.input_scale"]
+        .map(|name| (name.to_owned(), json!({ "dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1] })));
+    for (i, mut all) in std::iter::repeat_n(serde_json::Map::from_iter(all), 4).enumerate() {
+        all.iter_mut().enumerate().for_each(|(at, (_, info))| info["data_offsets"] = json!([at, at + 1]));
+        let _ = all.remove(["", "a_scale_scale", "a_scale", "a"][i]);
+        all.iter_mut().enumerate().for_each(|(at, (_, info))| info["data_offsets"] = json!([at, at + 1]));
+        fs::write(&path, file(&json!(all).to_string(), &vec![0x38; all.len()])).unwrap();
+        let opened = Checkpoint::open(&path).map(|c| c.names().map(str::to_owned).collect::<Vec<_>>());
+        match i {
+            0 => assert!(opened.unwrap_err().to_string().contains("a_scale_scale")),
+            1 => assert_eq!(opened.unwrap(), ["a"]),
+            3 => assert_eq!(opened.unwrap(), ["a_scale"]),
+            _ => assert!(opened.unwrap_err().to_string().contains("_scale_inv`")),
+        }
+    }
+    // Matrices in a pile may share one scale, no more.
+    let pile = coded(&path, "x", &[2, 3, 4], Some(("_scale", &[]))).unwrap();
+    assert_eq!(pile.to_f32("x").unwrap(), [2.0; 24]);
+
     let said = |shape: &[usize], scales| coded(&path, name, shape, scales).unwrap_err().to_string();
     let without = said(&[4, 4], None);
     assert!(without.contains(name) && without.contains("_scale_inv`"), "{without}");
+    let message = said(&[2, 3, 4], Some(("_scale", &[2, 1])));
+    assert!(message.contains("one number for") && message.contains("no matrix, got [2, 1]"), "{message}");
     for bad in [&[2usize, 2][..], &[3], &[4, 2], &[1, 4], &[0], &[2, 3, 1]] {
         let message = said(&[4, 300], Some(("_scale_inv", bad)));
         let named = message.contains("up_proj.weight_scale_inv") && message.contains(&format!("{bad:?}"));

@@ -61,14 +61,17 @@ impl Checkpoint {
     /// [`Error::Tensor`] for one without a scale, or with one of another shape; what reading a scale refuses.
     pub(super) fn adopt_scales(&mut self) -> Result<(), Error> {
         let of_8_bits = |(name, entry): (&String, &super::Entry)| {
-            (entry.info.dtype == Dtype::F8E4M3).then(|| (name.clone(), entry.info.rows_cols()))
+            (entry.info.dtype == Dtype::F8E4M3).then(|| name.clone())
         };
         let coded: Vec<_> = self.tensors.iter().filter_map(of_8_bits).collect();
         if coded.is_empty() {
             return Ok(());
         }
         self.tensors.retain(|name, _| !OF_ACTIVATIONS.iter().any(|end| name.ends_with(end)));
-        for (name, (rows, cols)) in coded {
+        for name in coded {
+            // Some may have been scales themselves.
+            let Some(entry) = self.tensors.get(&name) else { continue };
+            let (matrix, (rows, cols)) = (entry.info.shape.len() == 2, entry.info.rows_cols());
             let Some(scale_name) =
                 SUFFIXES.map(|end| format!("{name}{end}")).into_iter().find(|n| self.contains(n))
             else {
@@ -83,12 +86,14 @@ impl Checkpoint {
             let blocks = [rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)];
             let (block, across) = match shape[..] {
                 [] | [1] | [1, 1] => ([usize::MAX, usize::MAX], 1),
-                [n] | [n, 1] if n == rows => ([1, usize::MAX], 1),
-                [down, across] if [down, across] == blocks => ([BLOCK, BLOCK], across),
+                [n] | [n, 1] if matrix && n == rows => ([1, usize::MAX], 1),
+                [down, across] if matrix && [down, across] == blocks => ([BLOCK, BLOCK], across),
                 _ => {
-                    let rule = format!(
-                        "should be one number, {rows} (one for each row of `{name}`) or {blocks:?} (one for each {BLOCK} x {BLOCK} of its {rows} x {cols}), got {shape:?}"
+                    let others = format!(
+                        ", {rows} (one for each row of `{name}`) or {blocks:?} (one for each {BLOCK} x {BLOCK} of its {rows} x {cols})"
                     );
+                    let others = if matrix { others } else { format!(" for `{name}`, which is no matrix") };
+                    let rule = format!("should be one number{others}, got {shape:?}");
                     let path = self.shard_of(&scale_name)?.path.clone();
                     return Err(Error::Tensor { path, tensor: scale_name, rule });
                 }
