@@ -12,7 +12,7 @@ use crate::config::ModelConfig;
 use crate::convert::{first_non_finite, to_f32_into};
 use crate::dtype::Dtype;
 use crate::error::{Error, IoContext, read_limited, refuse_pointer};
-use crate::header::{Header, TensorInfo, UniqueMap};
+use crate::header::{Header, TensorInfo, UniqueMap, rows_cols};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::mmap::FileBytes;
 use scale::Scale;
@@ -74,10 +74,7 @@ impl TensorView<'_> {
     /// # Panics
     /// When the tensor holds no floats or they lie outside it.
     pub fn row_into(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
-        let all =
-            self.shape.get(1..).map_or(self.shape.iter().product(), |rest| rest.iter().product::<usize>());
-        let size = self.dtype.size();
-        let at = row * all;
+        let (size, at) = (self.dtype.size(), row * rows_cols(self.shape).1);
         to_f32_into(self.dtype, &self.bytes[(at + cols.start) * size..(at + cols.end) * size], out);
         if let Some(scale) = self.scale {
             scale.apply(row, cols.start, out);
@@ -387,13 +384,9 @@ impl Checkpoint {
         if rows.len().checked_mul(cols) != Some(out.len()) {
             return Err(bad(format!("buffer should hold {} x {cols} values, got {}", rows.len(), out.len())));
         }
-        let row_bytes = cols * info.dtype.size();
-        let start = info.range.start + rows.start * row_bytes;
-        to_f32_into(info.dtype, &shard.bytes[start..start + rows.len() * row_bytes], out);
-        if let Some(scale) = &self.entry(name)?.scale {
-            for (row, out) in rows.clone().zip(out.chunks_exact_mut(cols.max(1))) {
-                scale.apply(row, 0, out);
-            }
+        let view = self.tensor(name)?;
+        for (row, out) in rows.clone().zip(out.chunks_exact_mut(cols.max(1))) {
+            view.row_into(row, 0..cols, out);
         }
         match first_non_finite(out) {
             None => Ok(()),

@@ -47,11 +47,16 @@ impl TensorInfo {
     /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a vector is one row.
     #[must_use]
     pub fn rows_cols(&self) -> (usize, usize) {
-        match self.shape.as_slice() {
-            [] => (1, 1),
-            [n] => (1, *n),
-            [rows, rest @ ..] => (*rows, rest.iter().product()),
-        }
+        rows_cols(&self.shape)
+    }
+}
+
+/// See [`TensorInfo::rows_cols`].
+pub(crate) fn rows_cols(shape: &[usize]) -> (usize, usize) {
+    match shape {
+        [] => (1, 1),
+        [n] => (1, *n),
+        [rows, rest @ ..] => (*rows, rest.iter().product()),
     }
 }
 

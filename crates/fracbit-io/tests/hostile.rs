@@ -472,7 +472,7 @@ proptest! {
         let fields = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "num_hidden_layers", "rope_scaling", "rms_norm_eps", "eos_token_id", "partial_rotary_factor", "embedding_multiplier", "attention_multiplier", "query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"];
         let mut v: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
         v[fields[field]] = serde_json::from_str(value).unwrap();
-        for arch in ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "seed_oss", "ernie4_5", "glm", "glm4"] {
+        for arch in ["llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "seed_oss", "ernie4_5", "glm", "glm4"] {
             v["model_type"] = arch.into();
             v.as_object_mut().unwrap().remove("architectures");
             if let Ok(c) = ModelConfig::parse(v.to_string().as_bytes(), Path::new("config.json")) {

@@ -74,12 +74,7 @@ impl Pass<'_> {
 }
 
 /// What scores of the query at a position are multiplied by.
-#[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to f32 is meant")]
 fn query_scale(config: &ModelConfig, position: usize) -> f32 {
-    let scale = 1.0 / (config.head_dim as f32).sqrt();
-    match config.rope.growth {
-        None => scale,
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        Some(_) => scale * config.rope.query_factor(position) as f32,
-    }
+    config.rope.query_factor(position) as f32 * (1.0 / (config.head_dim as f32).sqrt())
 }
