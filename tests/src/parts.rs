@@ -126,6 +126,9 @@ pub fn dense_model(dir: &Path) -> Model {
     let f16s = |name: &str| -> Vec<f16> {
         bytes(name).as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
     };
+    let divided = block["embedding_divisors"] == true;
+    let divisors = divided.then(|| f32s("fracbit.embedding_divisors"));
+    let sites = sites.with_embedding_divisors(divisors).expect("one for each channel");
     let mut builder = ModelBuilder::new(config.clone(), sites).expect("a model");
     for id in LinearId::all(&config) {
         let shape = id.shape(&config);

@@ -160,8 +160,11 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_enum, default_value_t = CodeName::Fine)]
     pub(crate) code: CodeName,
     /// How weights are rotated before they are rounded.
-    #[arg(long, value_enum, default_value_t = RotationName::Fold)]
+    #[arg(long, value_enum, default_value_t = RotationName::Auto)]
     pub(crate) rotation: RotationName,
+    /// Leave out the factors between inputs and weights that make large channels less sensitive.
+    #[arg(long)]
+    pub(crate) no_smoothing: bool,
     /// Seed of rotations, and of the measurement when there is one.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -182,7 +185,8 @@ impl ShapeArgs {
         PlanOptions {
             palette: self.palette(speed.as_ref().is_some_and(|s| s.limit_us.is_some())),
             code: self.code.into(),
-            rotation: self.rotation.into(),
+            rotation: self.rotation.fixed().unwrap_or(RotationMode::Online),
+            smoothing: !self.no_smoothing,
             seed: self.seed,
             keep_head: self.keep_head,
             pins: self.pin.clone(),
@@ -381,6 +385,8 @@ enum KvBits {
 /// A rotation by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RotationName {
+    /// As the model's channels ask for: online, or folded where that adds no noise.
+    Auto,
     /// Folded into the weights, but for the input of the down projection.
     Fold,
     /// Four per block at run time, as in the papers.
@@ -389,22 +395,20 @@ pub(crate) enum RotationName {
     None,
 }
 
-impl From<RotationName> for RotationMode {
-    fn from(name: RotationName) -> Self {
-        match name {
-            RotationName::Fold => Self::Fold,
-            RotationName::Online => Self::Online,
-            RotationName::None => Self::None,
+impl RotationName {
+    /// The rotation, where it was not left to the model.
+    pub(crate) fn fixed(self) -> Option<RotationMode> {
+        match self {
+            Self::Auto => None,
+            Self::Fold => Some(RotationMode::Fold),
+            Self::Online => Some(RotationMode::Online),
+            Self::None => Some(RotationMode::None),
         }
     }
-}
 
-/// The name of a rotation on the command line.
-pub(crate) fn rotation_name(mode: RotationMode) -> &'static str {
-    match mode {
-        RotationMode::Fold => "fold",
-        RotationMode::Online => "online",
-        RotationMode::None => "none",
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        self.fixed().map_or("auto", RotationMode::name)
     }
 }
 
@@ -546,7 +550,7 @@ mod tests {
         }
         for name in RotationName::value_variants() {
             let shown = name.to_possible_value().expect("every rotation shows");
-            assert_eq!(shown.get_name(), rotation_name((*name).into()));
+            assert_eq!(shown.get_name(), name.name());
         }
         assert_eq!(CodeName::value_variants().len(), Code::ALL.len());
     }

@@ -1,7 +1,7 @@
 //! From a model and a budget to a plan. Shared by `plan`, `quantize` and `demo`.
 
 use crate::{
-    args::{LossArgs, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
+    args::{LossArgs, RotationName, SensitivitySource, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -9,10 +9,12 @@ use crate::{
 };
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
-    Sensitivities, Speed, Target, bands, directory, plan::Inventory, sensitivity,
+    Sensitivities, Speed, Target, bands, directory,
+    plan::Inventory,
+    sensitivity::{self, Text},
 };
 use fracbit_base::{Bytes, Shape};
-use fracbit_model::RotationMode;
+use fracbit_model::{RotationMode, WeightSource};
 use std::{cell::OnceCell, fmt, path::Path, sync::Arc, time::Duration};
 
 /// A checkpoint to be quantized.
@@ -65,16 +67,39 @@ impl Source {
         directory::inventory(&self.opened.checkpoint, &self.opened.config, rotation)
     }
 
+    /// The weights as `options` rotate and smooth them; `fixed` is the rotation, unless the model's inputs are to decide it, and
+    /// `options` then learn which it is. Says on standard error what was chosen and why.
+    pub(crate) fn weights(
+        &self,
+        fixed: Option<RotationMode>,
+        options: &mut PlanOptions,
+        calibration: Option<&Calibration>,
+        context: &Context,
+    ) -> Result<WeightSource, Failure> {
+        options.smoothing &= fixed != Some(RotationMode::None);
+        if let (Some(rotation), false) = (fixed, options.smoothing) {
+            options.rotation = rotation;
+            return Ok(self.opened.source(rotation, options.seed)?);
+        }
+        let progress = &context.progress;
+        let choice = self.opened.choose(fixed, options.smoothing, options.seed, calibration, progress)?;
+        progress.finish();
+        let smoothed = if options.smoothing { ", smoothed" } else { "" };
+        progress.note(&format!("rotation: {}{smoothed}: {}", choice.rotation, choice.noise));
+        options.rotation = choice.rotation;
+        Ok(self.opened.source(choice.rotation, options.seed)?.smoothed(choice.smoothing))
+    }
+
     /// Sensitivities as asked for; says on standard error where they come from.
     pub(crate) fn sensitivities(
         &self,
         inventory: &Inventory,
         losses: &Losses,
-        rotation: RotationMode,
-        seed: u64,
-        kept: Option<&Path>,
+        weights: &WeightSource,
+        aids: &Aids<'_>,
         context: &Context,
     ) -> Result<Sensitivities, Failure> {
+        let (rotation, seed) = (weights.sites().mode(), weights.sites().seed());
         match &losses.source {
             SensitivitySource::Prior => {
                 context
@@ -94,17 +119,19 @@ impl Source {
             }
             SensitivitySource::Quick => {
                 let protocol = quick(seed);
+                let text = aids.calibration.map(|c| Text::of(c, protocol.tokens)).transpose()?;
+                let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());
                 context.progress.note(&format!(
-                    "sensitivities: quick measurement on {} tokens (--sensitivity FILE takes a full one)",
-                    protocol.tokens
+                    "sensitivities: quick measurement on {tokens} tokens (--sensitivity FILE takes a full one)"
                 ));
-                let weights = self.opened.source(rotation, seed)?;
+                let kept = aids.kept;
                 // What an interrupted run measured; a file that is no such document is measured anew.
                 let done = kept.and_then(|path| Sensitivities::read(path).ok());
-                Ok(sensitivity::measure(
-                    &weights,
+                Ok(sensitivity::measure_on(
+                    weights,
                     self.hash(),
                     protocol,
+                    text.as_ref(),
                     done,
                     &context.progress,
                     &mut |so_far| {
@@ -181,6 +208,20 @@ impl Losses {
         }
     }
 
+    /// The rotation that was asked for, or that of the measurement in a file; `None` to leave it to the model's inputs.
+    pub(crate) fn rotation(
+        &self,
+        asked: RotationName,
+        options: &mut PlanOptions,
+    ) -> Result<Option<RotationMode>, Failure> {
+        let (None, SensitivitySource::File(path)) = (asked.fixed(), &self.source) else {
+            return Ok(asked.fixed());
+        };
+        let found = Sensitivities::read(path)?;
+        options.smoothing &= found.smoothing;
+        Ok((!found.source_hash.is_empty()).then_some(found.rotation))
+    }
+
     /// Refuses what holds another estimate than the one asked for.
     fn check(&self, found: &Sensitivities, path: &Path) -> Result<(), Failure> {
         let Some(wanted) = self.objective else { return Ok(()) };
@@ -215,40 +256,45 @@ pub(crate) struct Aids<'a> {
     pub(crate) learned: Option<&'a Sensitivities>,
 }
 
+/// Refuses a budget that is out of reach, before anything is measured: what it reaches does not depend on sensitivities.
+pub(crate) fn reachable(source: &Source, options: &PlanOptions) -> Result<(), Failure> {
+    let inventory = source.inventory(options.rotation);
+    solve(&inventory, &Sensitivities::prior(&inventory, options.rotation), options).map(drop)
+}
+
+fn solve(
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+) -> Result<Plan, Failure> {
+    fracbit::plan(inventory, sensitivities, options).map_err(|error| match options.keep_head {
+        true => Failure::from(error)
+            .hint("--keep-head stores the head at 16 bits per weight, out of the same budget"),
+        false => error.into(),
+    })
+}
+
 /// Sensitivities and the plan that follows from them.
 pub(crate) fn make(
     source: &Source,
     losses: &Losses,
     options: &PlanOptions,
+    weights: &WeightSource,
     aids: &Aids<'_>,
     context: &Context,
 ) -> Result<(Inventory, Sensitivities, Plan), Failure> {
     let inventory = source.inventory(options.rotation);
-    let solve = |sensitivities: &Sensitivities| {
-        fracbit::plan(&inventory, sensitivities, options).map_err(|error| match options.keep_head {
-            true => Failure::from(error)
-                .hint("--keep-head stores the head at 16 bits per weight, out of the same budget"),
-            false => error.into(),
-        })
-    };
-    if losses.source == SensitivitySource::Quick && aids.learned.is_none() {
-        // What the budget reaches does not depend on sensitivities: refuse it before they are measured.
-        solve(&Sensitivities::prior(&inventory, options.rotation))?;
-    }
     let mut sensitivities = match aids.learned {
         Some(learned) => learned.clone(),
-        None => {
-            source.sensitivities(&inventory, losses, options.rotation, options.seed, aids.kept, context)?
-        }
+        None => source.sensitivities(&inventory, losses, weights, aids, context)?,
     };
     // Actual losses were measured with the calibration that they are meant for.
     let settled =
         matches!(options.target, Target::Uniform(_)) || sensitivities.objective() == Objective::Actual;
     if let (Some(calibration), false) = (aids.calibration, settled) {
-        let weights = source.opened.source(options.rotation, options.seed)?;
-        sensitivities = calibration.sensitivities(&sensitivities, &weights, &context.progress)?;
+        sensitivities = calibration.sensitivities(&sensitivities, weights, &context.progress)?;
     }
-    let plan = solve(&sensitivities)?;
+    let plan = solve(&inventory, &sensitivities, options)?;
     tracing::info!(
         bits = plan.bits_per_weight,
         loss = plan.predicted_loss,
@@ -369,6 +415,7 @@ mod tests {
             plan_version: PLAN_VERSION,
             source_hash: String::new(),
             rotation: RotationMode::Fold,
+            smoothing: false,
             group: 0,
             seed: 0,
             objective: "a guess".to_owned(),

@@ -311,6 +311,28 @@ impl<'d, D: Device> Builder<'d, D> {
         Ok(Group { parts, rows })
     }
 
+    /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are used as they are.
+    fn divided(&self) -> Result<Option<Vec<u16>>, Error> {
+        let (Some(divisors), Some(rotation)) = (self.sites.embedding_divisors(), self.sites.embed_out())
+        else {
+            return Ok(None);
+        };
+        let id = LinearId::Embed;
+        let (part, _) = self.parts.get(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
+        let mut rows = match part {
+            Part::Packed(p) => {
+                let books: Vec<_> = p.books.iter().collect();
+                let shape = id.shape(&self.config);
+                let view = PackedView::new(p.scheme, shape, &books, &p.codes, &p.scales, p.group, p.gain);
+                view.expect("parts of a view").dequantize()
+            }
+            Part::Dense(halves) => halves.iter().map(|&h| f16::from_bits(h).to_f32()).collect(),
+        };
+        rotation.apply_rows_inverse(&mut rows);
+        let by = divisors.iter().cycle();
+        Ok(Some(rows.iter().zip(by).map(|(x, by)| f16::from_f32(x / by).to_bits()).collect()))
+    }
+
     /// The model.
     ///
     /// # Errors
@@ -347,18 +369,25 @@ impl<'d, D: Device> Builder<'d, D> {
         }
         // The embedding is read by rows: a packed one is expanded. Tied, the packed form serves the head.
         let shape = LinearId::Embed.shape(&config);
+        let divided = self.divided()?;
         let group = self.group(&[LinearId::Embed])?;
         let mut tied_head = None;
-        let embed = match group.parts.into_iter().next() {
-            Some((_, Linear::Dense(dense))) => dense,
-            Some((_, Linear::Packed(matrix))) => {
+        let embed_out = self.sites.embed_out().filter(|_| divided.is_none());
+        let embed_out = embed_out.map(|r| tables(device, r)).transpose()?;
+        let embed = match (divided, group.parts.into_iter().next()) {
+            (Some(table), Some(part)) => {
+                tied_head = Some(Group { parts: vec![part], rows: shape.rows });
+                DenseMatrix::new(device, (shape.rows, shape.cols), &table, None)?
+            }
+            (None, Some((_, Linear::Dense(dense)))) => dense,
+            (None, Some((_, Linear::Packed(matrix)))) => {
                 let table = Buffer::zeroed(device, 2 * shape.len(), "embedding")?;
                 matrix.expand(&table, false)?;
                 let rows = shape.rows;
                 tied_head = Some(Group { parts: vec![(0, Linear::Packed(matrix))], rows });
                 DenseMatrix::of_buffer(table, shape.rows, shape.cols)
             }
-            None => return Err(Error::Missing(LinearId::Embed.to_string())),
+            (_, None) => return Err(Error::Missing(LinearId::Embed.to_string())),
         };
         let head = if config.tie_word_embeddings { tied_head } else { Some(self.group(&[LinearId::Head])?) };
         let head_turn = match self.sites.head() {
@@ -366,7 +395,6 @@ impl<'d, D: Device> Builder<'d, D> {
             HeadSite::Rotate(r) => HeadTurn::Rotate(tables(device, r)?),
             HeadSite::Regain(r) => HeadTurn::Regain(tables(device, r)?),
         };
-        let embed_out = self.sites.embed_out().map(|r| tables(device, r)).transpose()?;
         let final_norm = self.gain(FloatId::Final)?;
         let work = {
             let groups = layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]).chain(&head);

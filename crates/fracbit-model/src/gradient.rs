@@ -393,6 +393,7 @@ impl<'a> Walk<'a> {
             x.iter_mut().for_each(|x| *x *= factor);
         }
         turn(self.model.sites.embed_out.as_ref(), &mut x, true);
+        self.model.sites.divide(&mut x);
         Ok(x)
     }
 

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`source`] | a checkpoint's weights, rotated, one matrix at a time |
 //! | [`sites`] | which rotations the runtime applies |
+//! | [`smoothing`] | factors between inputs and weights |
 //! | [`linear`] | dense and packed linear layers |
 //! | [`model`] | the decoder graph |
 //! | [`block`] | one block on its own, for streaming through a model layer by layer |
@@ -43,6 +44,7 @@ pub mod model;
 mod rope;
 pub mod sample;
 pub mod sites;
+pub mod smoothing;
 pub mod source;
 pub mod state;
 mod stored;
@@ -59,5 +61,6 @@ pub use model::{Model, ModelBuilder};
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
 pub use sites::{RotationMode, Sites};
+pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};
 pub use state::{State, StateOptions};

@@ -540,6 +540,7 @@ impl Pass<'_> {
         });
         if let Some(rotation) = &model.sites.embed_out {
             sites::apply_inverse(rotation, crew, x, &mut s.rotation);
+            model.sites.divide(x);
         }
     }
 

@@ -25,6 +25,9 @@
 //! stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) + k with k = 0 for V/O
 //! heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
 
+use std::sync::Arc;
+
+use fracbit_base::ShapeError;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Crew, Vectors};
 use fracbit_rotation::Rotation;
@@ -120,7 +123,8 @@ pub enum HeadSite {
 pub struct Sites {
     mode: RotationMode,
     seed: u64,
-    pub(crate) embed_out: Option<Rotation>, // applied inverted
+    pub(crate) embed_out: Option<Rotation>,        // applied inverted
+    pub(crate) embed_divisors: Option<Arc<[f32]>>, // (hidden), behind it
     pub(crate) layers: Vec<LayerSites>,
     pub(crate) branch_out: Option<Rotation>, // behind the norms of what attention and MLP write
     pub(crate) head: HeadSite,
@@ -159,7 +163,35 @@ impl Sites {
         };
         let turned = mode == RotationMode::Fold && config.post_norms;
         let branch_out = turned.then(|| rotation(h, RESIDUAL)).transpose()?;
-        Ok(Self { mode, seed, embed_out, layers, branch_out, head })
+        Ok(Self { mode, seed, embed_out, embed_divisors: None, layers, branch_out, head })
+    }
+
+    /// The same with factors that the columns of a tied embedding were multiplied by: its rows are divided by them behind
+    /// [`Sites::embed_out`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless there is one for each channel, and where embedding rows are not turned back.
+    pub fn with_embedding_divisors(self, divisors: Option<Vec<f32>>) -> Result<Self, Error> {
+        if let Some(divisors) = &divisors {
+            let width = self.embed_out.as_ref().map_or(0, Rotation::width);
+            ShapeError::check_len("embedding", "divisors", width, divisors.len())?;
+        }
+        Ok(Self { embed_divisors: divisors.map(Into::into), ..self })
+    }
+
+    /// What embedding rows are divided by once they are turned back.
+    #[must_use]
+    pub fn embedding_divisors(&self) -> Option<&[f32]> {
+        self.embed_divisors.as_deref()
+    }
+
+    /// Divides embedding rows, turned back, by their factors.
+    pub(crate) fn divide(&self, rows: &mut [f32]) {
+        if let Some(divisors) = &self.embed_divisors {
+            for row in rows.chunks_exact_mut(divisors.len()) {
+                row.iter_mut().zip(divisors.iter()).for_each(|(x, by)| *x /= by);
+            }
+        }
     }
 
     /// The rotations of a block's activations, for runtimes other than this crate's.

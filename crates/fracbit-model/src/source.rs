@@ -40,8 +40,10 @@ use fracbit_rotation::{BlockRotation, Rotation};
 use rayon::prelude::*;
 
 use crate::Error;
+use crate::block::BlockInput;
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+use crate::smoothing::{Place, Smoothing};
 use crate::stored::{Change, Order};
 
 /// Weights that a thread checks in one go.
@@ -64,6 +66,7 @@ pub struct WeightSource {
     sites: Sites,
     residual: Option<Rotation>, // (hidden); fold only
     names: EmbeddingNames,
+    smoothing: Arc<Smoothing>,
 }
 
 impl WeightSource {
@@ -86,7 +89,83 @@ impl WeightSource {
             RotationMode::Fold => Some(Rotation::new(config.hidden_size, seed, RESIDUAL)?),
             RotationMode::None | RotationMode::Online => None,
         };
-        Ok(Self { checkpoint, config, sites, residual, names })
+        Ok(Self { checkpoint, config, sites, residual, names, smoothing: Arc::default() })
+    }
+
+    /// The same weights with the factors of `smoothing`: between norms and what reads them only where gains are not folded, and
+    /// without a rotation nowhere.
+    ///
+    /// # Panics
+    /// When there is not one factor for each channel of a place.
+    #[must_use]
+    pub fn smoothed(self, smoothing: Arc<Smoothing>) -> Self {
+        for place in Place::all(&self.config) {
+            let len = smoothing.of(place).map(<[f32]>::len);
+            assert!(
+                len.is_none_or(|len| len == place.width(&self.config)),
+                "one factor for each channel of {place:?}"
+            );
+        }
+        let mut source = Self { smoothing, ..self };
+        let divisors = source.factors(Place::Head).filter(|_| source.config.tie_word_embeddings);
+        let divisors = divisors.map(<[f32]>::to_vec);
+        source.sites = source.sites.with_embedding_divisors(divisors).expect("as wide as the place");
+        source
+    }
+
+    /// The factors between inputs and weights.
+    #[must_use]
+    pub fn smoothing(&self) -> &Arc<Smoothing> {
+        &self.smoothing
+    }
+
+    /// The factors of a place that are in force.
+    fn factors(&self, place: Place) -> Option<&[f32]> {
+        let folded = matches!(place, Place::Head | Place::Block(_, BlockInput::Attention | BlockInput::Mlp));
+        match self.sites.mode() {
+            RotationMode::None => None,
+            RotationMode::Fold if folded => None,
+            RotationMode::Fold | RotationMode::Online => self.smoothing.of(place),
+        }
+    }
+
+    /// The factors of the columns of a matrix, its inputs being divided by them: a folded gain, or those of [`Smoothing`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn columns(&self, id: LinearId) -> Result<Option<Vec<f32>>, Error> {
+        let config = &self.config;
+        let (norm, place) = match id {
+            LinearId::Embed if config.tie_word_embeddings => (None, Place::Head), // its gain is not folded
+            LinearId::Embed => return Ok(None),
+            LinearId::Head => (Some(FloatId::Final), Place::Head),
+            LinearId::Layer(i, linear) => {
+                (FloatId::before(config, i, linear), Place::Block(i, BlockInput::of(linear)))
+            }
+        };
+        if let Some(norm) = norm.filter(|norm| norm.folded(config, self.sites.mode())) {
+            return Ok(Some(self.stored_norm(norm)?));
+        }
+        Ok(self.factors(place).map(|f| match id {
+            LinearId::Layer(_, LayerLinear::O) => self.of_heads(f),
+            _ => f.to_vec(),
+        }))
+    }
+
+    /// Factors of the values' channels, for every head that reads them.
+    fn of_heads(&self, values: &[f32]) -> Vec<f32> {
+        let group = self.config.num_attention_heads / self.config.num_key_value_heads;
+        let heads = values.chunks_exact(self.config.head_dim);
+        heads.flat_map(|head| std::iter::repeat_n(head, group).flatten().copied()).collect()
+    }
+
+    /// What the rows of a matrix are divided by, since another's columns are multiplied with it.
+    fn divisors(&self, id: LinearId) -> Option<&[f32]> {
+        match id {
+            LinearId::Layer(i, LayerLinear::V) => self.factors(Place::Block(i, BlockInput::Output)),
+            LinearId::Layer(i, LayerLinear::Up) => self.factors(Place::Block(i, BlockInput::Down)),
+            _ => None,
+        }
     }
 
     /// Every stored tensor that the model is made of.
@@ -165,6 +244,14 @@ impl WeightSource {
             self.checkpoint.rows_f32_into(name, 0..rows, piece)?;
         }
         self.change(id).apply(&mut data, shape.cols);
+        if let Some(columns) = self.columns(id)? {
+            fold_gain(&mut data, &columns);
+        }
+        if let Some(divisors) = self.divisors(id) {
+            for (row, &by) in data.chunks_exact_mut(shape.cols).zip(divisors) {
+                row.iter_mut().for_each(|w| *w /= by);
+            }
+        }
         match self.sites.mode() {
             RotationMode::None => {}
             RotationMode::Fold => self.fold(id, shape, &mut data)?,
@@ -191,22 +278,14 @@ impl WeightSource {
     fn fold(&self, id: LinearId, shape: Shape, data: &mut [f32]) -> Result<(), Error> {
         let residual = self.residual.as_ref().expect("made for this mode");
         match id {
-            LinearId::Embed => rotate_input(residual, data),
-            LinearId::Head => {
-                fold_gain(data, &self.stored_norm(FloatId::Final)?);
-                rotate_input(residual, data);
-            }
+            LinearId::Embed | LinearId::Head => rotate_input(residual, data),
             LinearId::Layer(i, linear) => match linear {
-                LayerLinear::Q | LayerLinear::K | LayerLinear::V => {
-                    self.fold_read(i, linear, data)?;
-                    rotate_input(residual, data);
-                    if linear == LayerLinear::V {
-                        self.heads(i, self.config.num_key_value_heads)?.rotate_output(data, shape.cols);
-                    }
+                LayerLinear::Q | LayerLinear::K | LayerLinear::Gate | LayerLinear::Up => {
+                    rotate_input(residual, data)
                 }
-                LayerLinear::Gate | LayerLinear::Up => {
-                    self.fold_read(i, linear, data)?;
+                LayerLinear::V => {
                     rotate_input(residual, data);
+                    self.heads(i, self.config.num_key_value_heads)?.rotate_output(data, shape.cols);
                 }
                 LayerLinear::O => {
                     rotate_input(self.heads(i, self.config.num_attention_heads)?.rotation(), data);
@@ -224,14 +303,6 @@ impl WeightSource {
                     }
                 }
             },
-        }
-        Ok(())
-    }
-
-    /// Takes the gain of the norm before a layer, if there is one, into weights that read it.
-    fn fold_read(&self, i: usize, linear: LayerLinear, data: &mut [f32]) -> Result<(), Error> {
-        if let Some(norm) = FloatId::before(&self.config, i, linear) {
-            fold_gain(data, &self.stored_norm(norm)?);
         }
         Ok(())
     }
@@ -269,6 +340,9 @@ impl WeightSource {
         }
         let mut bias = self.checkpoint.to_f32(&id.bias_name())?;
         self.change(id).apply(&mut bias, 1);
+        if let Some(divisors) = self.divisors(id) {
+            bias.iter_mut().zip(divisors).for_each(|(b, by)| *b /= by);
+        }
         if self.sites.mode() == RotationMode::Fold
             && let LinearId::Layer(i, linear) = id
         {
@@ -291,14 +365,32 @@ impl WeightSource {
         if let FloatId::Router(i) = id {
             return self.router(i);
         }
-        let folded = id.folded(&self.config, self.sites.mode());
-        if folded { Ok(vec![1.0; id.width(&self.config)]) } else { self.stored_norm(id) }
+        if id.folded(&self.config, self.sites.mode()) {
+            return Ok(vec![1.0; id.width(&self.config)]);
+        }
+        let mut gain = self.stored_norm(id)?;
+        if let Some(divisors) = self.read_at(id).and_then(|place| self.factors(place)) {
+            gain.iter_mut().zip(divisors).for_each(|(g, by)| *g /= by);
+        }
+        Ok(gain)
+    }
+
+    /// The input that a norm makes.
+    fn read_at(&self, id: FloatId) -> Option<Place> {
+        match id {
+            FloatId::Attention(i) => Some(Place::Block(i, BlockInput::Attention)),
+            FloatId::Mlp(i) | FloatId::MlpIn(i) => Some(Place::Block(i, BlockInput::Mlp)),
+            FloatId::Final => Some(Place::Head),
+            _ => None,
+        }
     }
 
     fn router(&self, i: usize) -> Result<Vec<f32>, Error> {
         let mut weights = self.checkpoint.to_f32(&FloatId::Router(i).weight_name())?;
+        if let Some(columns) = self.columns(LinearId::Layer(i, LayerLinear::Gate))? {
+            fold_gain(&mut weights, &columns);
+        }
         if let Some(residual) = &self.residual {
-            self.fold_read(i, LayerLinear::Gate, &mut weights)?;
             rotate_input(residual, &mut weights);
         } else if let Some(rotation) = &self.sites.layers[i].mlp_in {
             rotate_input(rotation, &mut weights);
@@ -338,6 +430,7 @@ impl WeightSource {
     pub fn embedded(&self, rows: &mut [f32]) {
         if let Some(rotation) = &self.sites.embed_out {
             rotation.apply_rows_inverse(rows);
+            self.sites.divide(rows);
         }
     }
 
@@ -364,38 +457,25 @@ impl WeightSource {
             rotate_input(rotation, moments);
             rotation.rotate_output(moments, n);
         };
-        match self.sites.mode() {
-            RotationMode::None => return Ok(()),
-            RotationMode::Online => both(&self.online_input(id)?, moments),
-            RotationMode::Fold => {
-                let residual = self.residual.as_ref().expect("made for this mode");
-                let norm = match id {
-                    LinearId::Embed => None, // the gain of a tied head is not folded
-                    LinearId::Head => Some(FloatId::Final),
-                    LinearId::Layer(i, linear) => FloatId::before(&self.config, i, linear),
-                };
-                if let Some(norm) = norm {
-                    let gain = self.stored_norm(norm)?;
-                    let inverse: Vec<f32> =
-                        gain.iter().map(|&g| if g == 0.0 { 0.0 } else { 1.0 / g }).collect();
-                    for (row, &left) in moments.chunks_exact_mut(n).zip(&inverse) {
-                        row.iter_mut().zip(&inverse).for_each(|(h, &right)| *h = *h * left * right);
-                    }
-                }
-                match id {
-                    LinearId::Layer(i, LayerLinear::O) => {
-                        let heads = self.heads(i, self.config.num_attention_heads)?;
-                        heads.apply_rows(moments);
-                        heads.rotate_output(moments, n);
-                    }
-                    LinearId::Layer(i, LayerLinear::Down) => {
-                        both(
-                            self.sites.layers[i].down_in.as_ref().expect("folding leaves this site"),
-                            moments,
-                        );
-                    }
-                    _ => both(residual, moments),
-                }
+        if let Some(columns) = self.columns(id)? {
+            let inverse: Vec<f32> = columns.iter().map(|&g| if g == 0.0 { 0.0 } else { 1.0 / g }).collect();
+            for (row, &left) in moments.chunks_exact_mut(n).zip(&inverse) {
+                row.iter_mut().zip(&inverse).for_each(|(h, &right)| *h = *h * left * right);
+            }
+        }
+        match (self.sites.mode(), id) {
+            (RotationMode::None, _) => return Ok(()),
+            (RotationMode::Online, _) => both(&self.online_input(id)?, moments),
+            (RotationMode::Fold, LinearId::Layer(i, LayerLinear::O)) => {
+                let heads = self.heads(i, self.config.num_attention_heads)?;
+                heads.apply_rows(moments);
+                heads.rotate_output(moments, n);
+            }
+            (RotationMode::Fold, LinearId::Layer(i, LayerLinear::Down)) => {
+                both(self.sites.layers[i].down_in.as_ref().expect("folding leaves this site"), moments);
+            }
+            (RotationMode::Fold, _) => {
+                both(self.residual.as_ref().expect("made for this mode"), moments);
             }
         }
         // Rounding made the two halves differ in their last bits.

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use common::{F32, Reference, logits, max_difference, references, relative};
 use fracbit_io::{QkNorm, RopeScaling};
 use fracbit_model::{
-    Error, EvalOptions, GenerateOptions, Generation, KvType, Linear, LinearId, Model, RotationMode,
-    SampleConfig, Sampler, StateOptions, Stop, WeightSource, eval,
+    Error, EvalOptions, GenerateOptions, Generation, KvType, LayerLinear, Linear, LinearId, Model, Place,
+    RotationMode, SampleConfig, Sampler, Smoothing, StateOptions, Stop, WeightSource, eval,
 };
 
 fn each(f: impl FnMut(&Reference)) {
@@ -49,6 +49,86 @@ fn rotated_models_give_the_same_logits() {
                 for (got, want) in got.chunks(row).zip(want.chunks(row)) {
                     assert!(relative(got, want) <= 1e-4, "{} {mode:?}: one row", r.name);
                 }
+            }
+        }
+    });
+}
+
+#[test]
+fn smoothed_models_give_the_same_logits() {
+    each(|r| {
+        let plain = r.model(RotationMode::None);
+        let want = logits(&plain, &mut plain.state(&F32), &r.tokens);
+        for mode in [RotationMode::Fold, RotationMode::Online] {
+            let rotated = r.source(mode, 7);
+            let mut smoothing = Smoothing::default();
+            for (at, place) in Place::all(rotated.config()).enumerate() {
+                // Mean squares over four orders of magnitude, other ones for each place.
+                let spread = |salt: usize| {
+                    let one = move |j: usize| 10f64.powf(((7 * j + 3 * at + salt) % 41) as f64 / 10.0);
+                    (0..place.width(rotated.config())).map(one).collect::<Vec<_>>()
+                };
+                smoothing.balance(place, &spread(0), &spread(19));
+                let factors = smoothing.of(place).unwrap();
+                assert!(factors.iter().any(|&f| f > 2.0) && factors.iter().any(|&f| f < 0.5), "{place:?}");
+            }
+            let source = rotated.clone().smoothed(Arc::new(smoothing));
+            let changed = LinearId::all(rotated.config())
+                .filter(|&id| source.linear(id).unwrap() != rotated.linear(id).unwrap())
+                .count();
+            assert!(changed > 0, "{} {mode:?}: factors should move weights", r.name);
+            let model = Model::from_source(&source).unwrap();
+            let got = logits(&model, &mut model.state(&F32), &r.tokens);
+            let error = relative(&got, &want);
+            eprintln!("{:12} {mode:?} smoothed: relative {error:.1e}", r.name);
+            assert!(error <= 1e-4, "{} {mode:?}: {error:e}", r.name);
+        }
+    });
+}
+
+#[test]
+fn moments_follow_the_weights() {
+    // x^T H x of what a row of weights reads stays the same in every basis: w' H' w'^T = w H w^T.
+    each(|r| {
+        let plain = r.source(RotationMode::None, 0);
+        for mode in [RotationMode::Fold, RotationMode::Online] {
+            let rotated = r.source(mode, 3);
+            let mut smoothing = Smoothing::default();
+            for place in Place::all(rotated.config()) {
+                let inputs: Vec<f64> =
+                    (0..place.width(rotated.config())).map(|j| 1.0 + (j % 5) as f64).collect();
+                smoothing.balance(place, &inputs, &vec![1.0; inputs.len()]);
+            }
+            let source = rotated.smoothed(Arc::new(smoothing));
+            let ids = [LayerLinear::Q, LayerLinear::O, LayerLinear::Gate, LayerLinear::Down];
+            for id in ids.map(|linear| LinearId::Layer(0, linear)) {
+                if plain.config().experts.is_some() && id == LinearId::Layer(0, LayerLinear::Down) {
+                    continue; // has no moments
+                }
+                let n = id.shape(plain.config()).cols;
+                let x: Vec<f32> = (0..n).map(|j| ((j * j) % 13) as f32 / 6.0 - 1.0).collect();
+                let mut moments: Vec<f32> = x.iter().flat_map(|a| x.iter().map(move |b| a * b)).collect();
+                source.rotate_moments(id, &mut moments).unwrap();
+                let row = |source: &WeightSource| source.linear(id).unwrap().data[..n].to_vec();
+                let form = |w: &[f32], h: &[f32]| -> f64 {
+                    let dot = |h: &[f32]| h.iter().zip(w).map(|(h, w)| f64::from(h * w)).sum::<f64>();
+                    h.chunks(n).zip(w).map(|(h, w)| f64::from(*w) * dot(h)).sum()
+                };
+                // Rows of v and up, and those that write the stream, are mixed or scaled; these are of readers' inputs alone.
+                if mode == RotationMode::Fold
+                    && matches!(id, LinearId::Layer(_, LayerLinear::O | LayerLinear::Down))
+                {
+                    continue;
+                }
+                let plain = row(&plain);
+                let want = plain.iter().zip(&x).map(|(w, x)| f64::from(w * x)).sum::<f64>().powi(2);
+                let got = form(&row(&source), &moments);
+                let scale: f64 = plain.iter().zip(&x).map(|(w, x)| f64::from(w * x).powi(2)).sum();
+                assert!(
+                    (got - want).abs() <= 1e-3 * (want + scale),
+                    "{} {mode:?} {id}: {got} {want}",
+                    r.name
+                );
             }
         }
     });

@@ -5,18 +5,20 @@ use fracbit::{
     EvalOptions, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, directory, evaluate, plan,
     quantize, sensitivity,
 };
-use fracbit_model::RotationMode;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().collect();
     let [_, model, text, bits] = args.as_slice() else { return Err("usage: small MODEL TEXT BITS".into()) };
     let opened = Opened::new(Path::new(model))?;
-    let source = opened.source(RotationMode::Fold, 0)?;
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let choice = opened.choose(None, true, 0, None, &Quiet)?;
+    let rotation = choice.rotation;
+    let source = opened.source(rotation, 0)?.smoothed(choice.smoothing);
+    let inventory = directory::inventory(&opened.checkpoint, &opened.config, rotation);
     let hash = opened.checkpoint.content_hash();
     let measured = sensitivity::measure(&source, &hash, Protocol::QUICK, None, &Quiet, &mut |_| Ok(()))?;
-    let plan = plan(&inventory, &measured, &PlanOptions::new(Target::Bits(bits.parse()?)))?;
+    let planned = PlanOptions { rotation, smoothing: true, ..PlanOptions::new(Target::Bits(bits.parse()?)) };
+    let plan = plan(&inventory, &measured, &planned)?;
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("small");
     let options = QuantizeOptions {

@@ -14,7 +14,7 @@ use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
 use fracbit_kernels_cuda::{Device, DeviceError, TrellisEncoder};
-use fracbit_model::{Comparison, FloatId, LinearId, RotationMode, Sites, eval};
+use fracbit_model::{Comparison, FloatId, LinearId, RotationMode, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::Effort;
@@ -52,7 +52,7 @@ impl Opened {
     ) -> Result<DeviceModel<'d, D>, Error> {
         let Some(block) = &self.quantization else { return self.plain_on_device(device) };
         let reader = Reader { checkpoint: &self.checkpoint, verify };
-        let sites = Sites::new(&self.config, block.rotation, block.seed)?;
+        let sites = block.sites(&self.config, &reader)?;
         let mut builder = Builder::new(device, self.config.clone(), sites)?;
         let mut books = BTreeMap::new();
         for id in LinearId::all(&self.config) {

@@ -6,15 +6,15 @@ use crate::{
 };
 use fracbit_base::{Code, Scheme};
 use fracbit_io::{Checkpoint, ModelConfig};
-use fracbit_model::{FloatId, LinearId, RotationMode};
+use fracbit_model::{FloatId, LinearId, RotationMode, WeightSource};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
-/// Version of the file format that this program writes. It reads version 1 as well, which differs in the hash of the trellis
-/// code `fast` alone: models with such matrices are refused.
-pub const FORMAT_VERSION: u32 = 2;
+/// Version of the file format that this program writes. It reads version 2 as well, which has no factors of a tied embedding, and
+/// version 1, which differs from that in the hash of the trellis code `fast`: models with such matrices are refused.
+pub const FORMAT_VERSION: u32 = 3;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
 
@@ -38,6 +38,9 @@ pub struct QuantizationConfig {
     /// Matrices that a runtime should hold as one and multiply in one call; each is stored on its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fused: Vec<Vec<String>>,
+    /// Whether embedding rows, turned back, are divided by [`EMBEDDING_DIVISORS`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub embedding_divisors: bool,
 }
 
 /// How one matrix is stored.
@@ -56,9 +59,9 @@ impl Module {
 }
 
 impl QuantizationConfig {
-    /// The block for a plan.
+    /// The block for a plan and the weights that it was carried out with.
     #[must_use]
-    pub fn new(plan: &Plan) -> Self {
+    pub fn new(plan: &Plan, source: &WeightSource) -> Self {
         Self {
             quant_method: QUANT_METHOD.to_owned(),
             format_version: FORMAT_VERSION,
@@ -68,6 +71,7 @@ impl QuantizationConfig {
             bits_per_weight: plan.bits_per_weight,
             modules: plan.layers.iter().map(|l| (l.name.clone(), Module { scheme: l.scheme })).collect(),
             fused: plan.fused.clone(),
+            embedding_divisors: source.sites().embedding_divisors().is_some(),
         }
     }
 
@@ -89,10 +93,10 @@ impl QuantizationConfig {
                 field("quant_method")
             )));
         }
-        if field("format_version") != FORMAT_VERSION && field("format_version") != 1 {
-            let got = field("format_version");
+        let version = field("format_version");
+        if !version.as_u64().is_some_and(|v| (1..=u64::from(FORMAT_VERSION)).contains(&v)) {
             return Err(bad(format!(
-                "format_version should be {FORMAT_VERSION} or 1, got {got}: a newer fracbit may read it"
+                "format_version should be 1 to {FORMAT_VERSION}, got {version}: a newer fracbit may read it"
             )));
         }
         let parsed: Self = serde_json::from_value(block.clone()).map_err(|e| bad(e.to_string()))?;
@@ -172,6 +176,9 @@ pub fn packed_names(id: LinearId, band: Option<usize>) -> [String; 3] {
 
 /// Tensor that says which band of rows of embedding and head each token is in.
 pub const BANDS: &str = "fracbit.bands";
+
+/// Tensor of what the rows of a tied embedding are divided by, once they are turned back.
+pub const EMBEDDING_DIVISORS: &str = "fracbit.embedding_divisors";
 
 /// The name of a band of rows of a matrix.
 #[must_use]

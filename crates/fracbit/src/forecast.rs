@@ -14,7 +14,7 @@
 use crate::{
     Error, PlanOptions, Progress, Target, directory,
     plan::{Inventory, plan},
-    sensitivity::{JointPoint, Probe, Sensitivities, folded_gain, rows_turn},
+    sensitivity::{JointPoint, Probe, Sensitivities, rows_turn},
 };
 use fracbit_model::{Linear, Model, WeightSource};
 use fracbit_quant::sensitivity::{add_noise, deviations};
@@ -81,8 +81,9 @@ pub(crate) fn memory(inventory: &Inventory) -> u64 {
     all.min(MOST_BYTES)
 }
 
-/// Measures the divergence with noise in many matrices of `plain` at once.
+/// Measures the divergence with noise in many matrices of `plain`, the model of `source` without rotation, at once.
 pub(crate) fn measure(
+    source: &WeightSource,
     plain: &WeightSource,
     probe: &Probe,
     clean: &Model,
@@ -111,15 +112,15 @@ pub(crate) fn measure(
             room = left;
             sum += layer.predicted_loss;
             let mut matrix = plain.linear(id)?;
-            let gain = folded_gain(plain, id, rotation)?;
+            let columns = source.columns(id)?;
             let noise = seed ^ (((index as u64) << 32) | (0x8000_0000 + draw as u64));
             let rows = deviations(
                 &matrix.data,
                 matrix.shape.cols,
-                gain.as_deref(),
+                columns.as_deref(),
                 rows_turn(plain.config(), id, rotation),
             );
-            add_noise(&mut matrix.data, &rows, gain.as_deref(), layer.scheme.error()?.sqrt(), noise);
+            add_noise(&mut matrix.data, &rows, columns.as_deref(), layer.scheme.error()?.sqrt(), noise);
             let noisy = Linear::dense(matrix.shape, matrix.data, plain.bias(id)?);
             model.replace(id, noisy.map_err(fracbit_model::Error::from)?)?;
         }

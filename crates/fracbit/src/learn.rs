@@ -14,10 +14,13 @@ use crate::{
     tune,
 };
 use fracbit_base::{Bytes, Scheme};
+use fracbit_model::WeightSource;
 use std::{fs, path::Path, sync::Arc};
 
 /// Tokens to calibrate on, unless another number is asked for: those of the tables in `docs/quality.md`.
 pub const TOKENS: usize = 32_768;
+/// Tokens that `quantize` calibrates on by default.
+pub const QUICK_TOKENS: usize = 8192;
 /// Tokens among them, the first, on which losses are measured.
 const MEASURED: usize = 4096;
 /// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all that are written together as for one.
@@ -120,13 +123,65 @@ fn length(opened: &Opened, written: bool) -> usize {
     if written { usual.min(WRITTEN) } else { usual }
 }
 
-/// Learns from a text and its name, or from one that the model writes. `planned` are the options of the plan to come, if there is to
-/// be one. `scratch` is a directory in which everything is kept; what it holds is taken for that of an interrupted run with the same
-/// arguments.
+/// Calibrates on a text and its name, or on one that the model writes. `scratch` is a directory in which everything is kept; what it holds
+/// is taken for that of an interrupted run with the same arguments.
 ///
 /// # Errors
-/// When the budget is out of reach, the memory or the disk does not suffice, the text holds no two tokens, or the model cannot be
-/// quantized or run.
+/// When the memory or the disk does not suffice, the text holds no two tokens, or the model cannot be run.
+pub fn calibrated(
+    opened: &Opened,
+    text: Option<(&str, &Path)>,
+    scratch: &Path,
+    options: &LearnOptions,
+    progress: &dyn Progress,
+) -> Result<Arc<Calibration>, Error> {
+    let moments = scratch.join(MOMENTS);
+    if !moments.exists() {
+        let calibrating = CalibrateOptions {
+            length: Some(length(opened, text.is_none())),
+            text: options.text.clone(),
+            seed: options.seed,
+            resume: true,
+            max_memory: options.max_memory,
+            ..CalibrateOptions::new(options.tokens)
+        };
+        calibrate(opened, text, &moments, &calibrating, progress)?;
+    }
+    Ok(Arc::new(Calibration::open(&moments)?))
+}
+
+/// What each matrix of `source` costs in a model of about the planned size that is rounded by a calibration; `None` where there is nothing to
+/// choose. `scratch` as in [`calibrated`].
+///
+/// # Errors
+/// When the budget is out of reach, the memory does not suffice, or the model cannot be quantized or run.
+pub fn losses(
+    source: &WeightSource,
+    inventory: &Inventory,
+    planned: &PlanOptions,
+    calibration: &Arc<Calibration>,
+    scratch: &Path,
+    effort: Effort,
+    progress: &dyn Progress,
+) -> Result<Option<Sensitivities>, Error> {
+    let (Some(default), _) = foresee(inventory, planned)? else { return Ok(None) };
+    let measured = Text::of(calibration, MEASURED)?;
+    let kept = scratch.join(COEFFICIENTS);
+    let along = LossOptions { default, schemes: vec![], calibration: Some(Arc::clone(calibration)), effort };
+    let done = Sensitivities::read(&kept).ok();
+    let mut keep = |so_far: &Sensitivities| {
+        // Only time is lost where it cannot be kept.
+        let _ = so_far.save(&kept);
+        Ok(())
+    };
+    let hash = &calibration.info.source_hash;
+    losses::measure_along(source, hash, &along, &measured, done, progress, &mut keep).map(Some)
+}
+
+/// [`calibrated`], then the weights as `planned` rotates and smooths them, then [`losses()`].
+///
+/// # Errors
+/// As for these.
 pub fn learn(
     opened: &Opened,
     inventory: &Inventory,
@@ -136,43 +191,15 @@ pub fn learn(
     options: &LearnOptions,
     progress: &dyn Progress,
 ) -> Result<Learned, Error> {
-    let foreseen = planned.map(|options| foresee(inventory, options)).transpose()?;
-    let needed = memory_of(opened, inventory, foreseen, options.tokens, text.is_none());
+    let needed = memory(opened, inventory, planned, options.tokens, text.is_none())?;
     require_memory("learning from a text", needed, options.max_memory)?;
-    let moments = scratch.join(MOMENTS);
-    if !moments.exists() {
-        let calibrating = CalibrateOptions {
-            length: Some(length(opened, text.is_none())),
-            text: options.text.clone(),
-            seed: options.seed,
-            resume: true,
-            ..CalibrateOptions::new(options.tokens)
-        };
-        calibrate(opened, text, &moments, &calibrating, progress)?;
-    }
-    let calibration = Arc::new(Calibration::open(&moments)?);
-    let (Some((Some(default), _)), Some(planned)) = (foreseen, planned) else {
-        return Ok(Learned { calibration, sensitivities: None });
-    };
-
-    let source = opened.source(planned.rotation, planned.seed)?;
-    let measured = Text::of(&calibration, MEASURED)?;
-    let kept = scratch.join(COEFFICIENTS);
-    let along = LossOptions {
-        default,
-        schemes: vec![],
-        calibration: Some(Arc::clone(&calibration)),
-        effort: options.effort,
-    };
-    let done = Sensitivities::read(&kept).ok();
-    let mut keep = |so_far: &Sensitivities| {
-        // Only time is lost where it cannot be kept.
-        let _ = so_far.save(&kept);
-        Ok(())
-    };
-    let hash = &calibration.info.source_hash;
-    let sensitivities = losses::measure_along(&source, hash, &along, &measured, done, progress, &mut keep)?;
-    Ok(Learned { calibration, sensitivities: Some(sensitivities) })
+    let calibration = calibrated(opened, text, scratch, options, progress)?;
+    let Some(planned) = planned else { return Ok(Learned { calibration, sensitivities: None }) };
+    let (rotation, smoothed) = (planned.rotation, planned.smoothing);
+    let source = opened.planned_source(rotation, planned.seed, smoothed, Some(&calibration), progress)?;
+    let effort = options.effort;
+    let sensitivities = losses(&source, inventory, planned, &calibration, scratch, effort, progress)?;
+    Ok(Learned { calibration, sensitivities })
 }
 
 /// Whether a directory holds something that [`learn`] would go on with.

@@ -26,6 +26,7 @@ pub mod quantize;
 pub mod report;
 pub mod sensitivity;
 mod sequential;
+pub mod smoothing;
 pub mod steer;
 mod storage;
 pub mod synth;

@@ -3,7 +3,7 @@
 use crate::{
     Error,
     bands::Bands,
-    directory::{BANDS, QuantizationConfig, codebook_names, packed_names},
+    directory::{BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, packed_names},
     fusion::{self, Parts},
     plan::Storage,
 };
@@ -41,6 +41,26 @@ pub struct Opened {
     pub config: ModelConfig,
     /// How it is quantized, if it is.
     pub quantization: Option<QuantizationConfig>,
+}
+
+impl QuantizationConfig {
+    /// What the runtime rotates and divides.
+    pub(crate) fn sites(&self, config: &ModelConfig, reader: &Reader<'_>) -> Result<Sites, Error> {
+        let sites = Sites::new(config, self.rotation, self.seed)?;
+        if !self.embedding_divisors {
+            return Ok(sites);
+        }
+        let divisors = reader.f32s(EMBEDDING_DIVISORS, config.hidden_size)?;
+        if let Some(at) = divisors.iter().position(|&by| by <= 0.0) {
+            let rule = format!("number {at} should be positive, got {}", divisors[at]);
+            return Err(reader.bad(EMBEDDING_DIVISORS, rule));
+        }
+        if self.rotation != RotationMode::Online || !config.tie_word_embeddings {
+            let rule = "should be there for a tied embedding rotated online alone".to_owned();
+            return Err(reader.bad(EMBEDDING_DIVISORS, rule));
+        }
+        Ok(sites.with_embedding_divisors(Some(divisors))?)
+    }
 }
 
 impl Opened {
@@ -113,7 +133,7 @@ impl Opened {
 
     fn quantized(&self, block: &QuantizationConfig, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
         let reader = Reader { checkpoint: &self.checkpoint, verify };
-        let sites = Sites::new(&self.config, block.rotation, block.seed)?;
+        let sites = block.sites(&self.config, &reader)?;
         let mut builder = ModelBuilder::new(self.config.clone(), sites)?;
         let mut books = BTreeMap::new();
         let groups = block.fused(&self.config, self.checkpoint.dir())?;

@@ -67,8 +67,8 @@ pub fn measure(
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
     let protocol = describe(options, text, source.sites().seed());
-    let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
-    let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
+    let tokens = text.sequences.tokens();
+    let mut result = Sensitivities::begun(protocol, content_hash, source, tokens, done);
     let weights = |id: LinearId| id.shape(source.config()).len() as u64;
     let whole = whole(&options.schemes);
     let times = 1 + options.schemes.len() + whole.len();
@@ -172,8 +172,8 @@ pub fn measure_along(
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
     let protocol = describe_along(options, text, source.sites().seed());
-    let (mode, tokens) = (source.sites().mode(), text.sequences.tokens());
-    let mut result = Sensitivities::begun(protocol, content_hash, mode, tokens, done);
+    let tokens = text.sequences.tokens();
+    let mut result = Sensitivities::begun(protocol, content_hash, source, tokens, done);
     let typical = Storage::Packed(options.default).error()?;
     let (mut work, probe, ids) = Work::begin(source, options, text, progress)?;
     let weights: usize = ids.iter().map(|id| id.shape(source.config()).len()).sum();

@@ -61,6 +61,8 @@ pub struct PlanOptions {
     pub code: Code,
     /// Rotation of the weights.
     pub rotation: RotationMode,
+    /// Factors between inputs and weights ([`crate::smoothing`]).
+    pub smoothing: bool,
     /// Seed of rotations.
     pub seed: u64,
     /// Store the output head (and a tied embedding) in half precision.
@@ -76,7 +78,8 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// The defaults for a target: trellis palette, folded rotation, head quantized.
+    /// The defaults for a target: trellis palette, head quantized, folded rotation without smoothing. Which rotation suits a model
+    /// [`Opened::choose`](crate::Opened::choose) says; real ones hardly ever fold well.
     #[must_use]
     pub fn new(target: Target) -> Self {
         Self {
@@ -84,6 +87,7 @@ impl PlanOptions {
             palette: Palette::Tcq,
             code: Code::Fine,
             rotation: RotationMode::Fold,
+            smoothing: false,
             seed: 0,
             keep_head: false,
             also: Vec::new(),
@@ -184,6 +188,9 @@ pub struct Plan {
     pub source_hash: String,
     /// `fold`, `online` or `none`.
     pub rotation: RotationMode,
+    /// Whether there are factors between inputs and weights ([`crate::smoothing`]): those of the calibration that it is used with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub smoothing: bool,
     /// Input columns per scale; 0: one scale per row.
     pub group: usize,
     /// Seed of rotations.
@@ -371,6 +378,7 @@ fn allocate(
         plan_version: PLAN_VERSION,
         source_hash: inventory.source_hash.clone(),
         rotation: options.rotation,
+        smoothing: options.smoothing && options.rotation != RotationMode::None,
         group,
         seed: options.seed,
         objective: sensitivities.protocol.clone(),

@@ -9,7 +9,7 @@ use crate::{
     Error, Progress,
     bands::Bands,
     calibrate::{Calibration, first_reader},
-    directory::{self, BANDS, QuantizationConfig, codebook_names, packed_names},
+    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, packed_names},
     error::require_memory,
     groups,
     plan::{self, Inventory, Plan, PlannedLayer, Storage},
@@ -193,6 +193,17 @@ pub fn quantize_in(
     let out = dir.final_path().to_owned();
     let mut plan = plan.clone();
     plan.fit_to(inventory)?;
+    let of =
+        |rotation, seed, smoothing| (rotation, seed, if smoothing { "smoothed" } else { "not smoothed" });
+    let want = of(plan.rotation, plan.seed, plan.smoothing);
+    let got = of(source.sites().mode(), source.sites().seed(), !source.smoothing().is_empty());
+    if want != got {
+        let rule = format!(
+            "it is for weights rotated {} with seed {}, {}, got {}, {}, {}",
+            want.0, want.1, want.2, got.0, got.1, got.2
+        );
+        return Err(Error::Plan { origin: out.display().to_string(), rule });
+    }
     if options.sequential && options.calibration.is_none() {
         let rule = "needs a calibration, for its text".to_owned();
         return Err(Error::Option { option: "--sequential", rule });
@@ -249,6 +260,9 @@ pub fn quantize_in(
         if let Some(bands) = &plan.bands {
             writer.write(BANDS, &bands.to_bytes())?;
         }
+        if let Some(divisors) = source.sites().embedding_divisors() {
+            writer.write(EMBEDDING_DIVISORS, &f32_bytes(divisors))?;
+        }
     }
     let weights =
         |count: usize| inventory.matrices[..count].iter().map(|m| m.shape.len() as u64).sum::<u64>();
@@ -283,7 +297,7 @@ pub fn quantize_in(
     matrices.writer.finish()?;
 
     let mut config = source.config().raw.clone();
-    let block = serde_json::to_value(QuantizationConfig::new(&plan)).expect("plain data serializes");
+    let block = serde_json::to_value(QuantizationConfig::new(&plan, source)).expect("plain data serializes");
     config.insert("quantization_config".to_owned(), block);
     dir.write_file("config.json", pretty(&Value::Object(config)).as_bytes())?;
     dir.write_file(directory::PLAN_FILE, pretty(&json!(plan)).as_bytes())?;
@@ -363,6 +377,9 @@ fn tensor_specs(
     }
     if let Some(bands) = &plan.bands {
         specs.push(spec(BANDS.to_owned(), Dtype::U8, &[Bands::bytes(bands.each().len())]));
+    }
+    if let Some(divisors) = source.sites().embedding_divisors() {
+        specs.push(spec(EMBEDDING_DIVISORS.to_owned(), Dtype::F32, &[divisors.len()]));
     }
     for (id, layer) in plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer))) {
         let shape = Shape::new(layer.rows, layer.cols);

@@ -18,8 +18,7 @@ use crate::{
 use fracbit_base::{Bytes, Scheme};
 use fracbit_io::ModelConfig;
 use fracbit_model::{
-    FloatId, LayerLinear, Linear, LinearId, Model, RotationMode, State, StateOptions, WeightSource,
-    curvature,
+    LayerLinear, Linear, LinearId, Model, RotationMode, State, StateOptions, WeightSource, curvature,
     eval::{log_sum_exp, row_kl_from},
     gradient,
 };
@@ -37,6 +36,9 @@ pub struct Sensitivities {
     pub source_hash: String,
     /// Rotation under which they were measured.
     pub rotation: RotationMode,
+    /// Whether there were factors between inputs and weights ([`crate::smoothing`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub smoothing: bool,
     /// Tokens measured on.
     pub tokens: usize,
     /// By module name.
@@ -84,6 +86,19 @@ impl Objective {
 impl fmt::Display for Objective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// Median coefficient of a kind of matrix in Llama-3.1-8B as published with Q-Palette.
+pub(crate) const fn usual(linear: LayerLinear) -> f64 {
+    match linear {
+        LayerLinear::Q => 0.010,
+        LayerLinear::K => 0.006,
+        LayerLinear::V => 0.028,
+        LayerLinear::O => 0.021,
+        LayerLinear::Gate => 0.025,
+        LayerLinear::Up => 0.036,
+        LayerLinear::Down => 0.049,
     }
 }
 
@@ -156,20 +171,13 @@ impl Sensitivities {
             LinearId::Embed if inventory.tied => 0.5,
             LinearId::Embed => 0.05,
             LinearId::Head => 0.25,
-            LinearId::Layer(_, linear) => match linear {
-                LayerLinear::Q => 0.010,
-                LayerLinear::K => 0.006,
-                LayerLinear::V => 0.028,
-                LayerLinear::O => 0.021,
-                LayerLinear::Gate => 0.025,
-                LayerLinear::Up => 0.036,
-                LayerLinear::Down => 0.049,
-            },
+            LinearId::Layer(_, linear) => usual(linear),
         };
         Self {
             protocol: "prior by kind of matrix (nothing was measured on this model)".to_owned(),
             source_hash: String::new(),
             rotation,
+            smoothing: false,
             tokens: 0,
             layers: inventory
                 .matrices
@@ -291,18 +299,21 @@ impl Sensitivities {
     pub(crate) fn begun(
         protocol: String,
         content_hash: &str,
-        rotation: RotationMode,
+        source: &WeightSource,
         tokens: usize,
         done: Option<Self>,
     ) -> Self {
         let (mut layers, mut actual, mut bands) = Default::default();
-        if let Some(done) = done.filter(|d| d.continues(&protocol, content_hash, rotation)) {
+        let rotation = source.sites().mode();
+        let smoothing = !source.smoothing().is_empty();
+        if let Some(done) = done.filter(|d| d.continues(&protocol, content_hash, rotation, smoothing)) {
             (layers, actual, bands) = (done.layers, done.actual, done.bands);
         }
         Self {
             protocol,
             source_hash: content_hash.to_owned(),
             rotation,
+            smoothing,
             tokens,
             layers,
             actual,
@@ -313,8 +324,15 @@ impl Sensitivities {
 
     /// Whether a measurement of this kind may take over what this document holds already.
     #[must_use]
-    pub fn continues(&self, protocol: &str, content_hash: &str, rotation: RotationMode) -> bool {
-        self.protocol == protocol && self.source_hash == content_hash && self.rotation == rotation
+    pub fn continues(
+        &self,
+        protocol: &str,
+        content_hash: &str,
+        rotation: RotationMode,
+        smoothing: bool,
+    ) -> bool {
+        (self.protocol == protocol && self.source_hash == content_hash)
+            && (self.rotation, self.smoothing) == (rotation, smoothing)
     }
 
     /// Refuses sensitivities of another checkpoint.
@@ -430,9 +448,9 @@ pub fn measure_on(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
-    let mode = source.sites().mode();
     let tokens = text.map_or(protocol.tokens, |t| t.sequences.tokens());
-    let mut result = Sensitivities::begun(describe(protocol, text), content_hash, mode, tokens, done);
+    let mut result = Sensitivities::begun(describe(protocol, text), content_hash, source, tokens, done);
+    let mode = source.sites().mode();
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
     // White noise stays white under rotation, so the unrotated model serves every mode: its weights stay in the
     // checkpoint's memory map, and only the matrix under test is in memory.
@@ -445,7 +463,7 @@ pub fn measure_on(
     };
     let missing = ids.iter().any(|id| !result.layers.contains_key(&id.to_string()));
     if protocol.levels == 0 && missing {
-        result.layers = curvatures(&model, &plain, mode, protocol.seed, &probe, progress)?;
+        result.layers = curvatures(&model, &plain, source, protocol.seed, &probe, progress)?;
         checkpoint(&result)?;
     }
     if protocol.levels > 0 {
@@ -459,9 +477,13 @@ pub fn measure_on(
         }
         prefix.enter(&model, id)?;
         let clean = plain.linear(id)?;
-        let gain = folded_gain(&plain, id, mode)?;
-        let rows =
-            deviations(&clean.data, clean.shape.cols, gain.as_deref(), rows_turn(plain.config(), id, mode));
+        let columns = source.columns(id)?;
+        let rows = deviations(
+            &clean.data,
+            clean.shape.cols,
+            columns.as_deref(),
+            rows_turn(plain.config(), id, mode),
+        );
         let mut points = Vec::with_capacity(protocol.levels);
         let mut original = None;
         for (level, t) in noise_levels(protocol.levels).into_iter().enumerate() {
@@ -469,7 +491,7 @@ pub fn measure_on(
             add_noise(
                 &mut noisy,
                 &rows,
-                gain.as_deref(),
+                columns.as_deref(),
                 t,
                 protocol.seed ^ (((index as u64) << 32) | (level as u64 + 1)),
             );
@@ -491,7 +513,7 @@ pub fn measure_on(
         result.layers.insert(id.to_string(), fitted);
         checkpoint(&result)?;
     }
-    result.joint = forecast::measure(&plain, &probe, &model, &result, protocol.seed, progress)?;
+    result.joint = forecast::measure(source, &plain, &probe, &model, &result, protocol.seed, progress)?;
     checkpoint(&result)?;
     Ok(result)
 }
@@ -504,16 +526,17 @@ const BATCH: usize = 1024;
 fn curvatures(
     model: &Model,
     plain: &WeightSource,
-    mode: RotationMode,
+    source: &WeightSource,
     seed: u64,
     probe: &Probe,
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Fit>, Error> {
-    let inverse = |gain: Vec<f32>| gain.into_iter().map(|g| if g == 0.0 { 0.0 } else { g.recip() }).collect();
+    let inverse = |f: Vec<f32>| f.into_iter().map(|f| if f == 0.0 { 0.0 } else { f.recip() }).collect();
+    let mode = source.sites().mode();
     let mut columns = BTreeMap::new();
     for id in LinearId::all(plain.config()) {
-        if let Some(gain) = folded_gain(plain, id, mode)? {
-            columns.insert(id, inverse(gain));
+        if let Some(factors) = source.columns(id)? {
+            columns.insert(id, inverse(factors));
         }
     }
     let mut sums = BTreeMap::<LinearId, Vec<f64>>::new();
@@ -534,9 +557,13 @@ fn curvatures(
     }
     let mut coefficients = BTreeMap::new();
     for (id, squares) in sums {
-        let (matrix, gain) = (plain.linear(id)?, folded_gain(plain, id, mode)?);
-        let rows =
-            deviations(&matrix.data, matrix.shape.cols, gain.as_deref(), rows_turn(plain.config(), id, mode));
+        let (matrix, columns) = (plain.linear(id)?, source.columns(id)?);
+        let rows = deviations(
+            &matrix.data,
+            matrix.shape.cols,
+            columns.as_deref(),
+            rows_turn(plain.config(), id, mode),
+        );
         let of = |(square, row)| square * f64::from(row).powi(2) / 2.0 / tokens as f64;
         let sum: f64 = squares.into_iter().zip(rows).map(of).sum();
         // Rounding may take a sum of squares below zero; NaN stays, to be named.
@@ -554,23 +581,6 @@ pub(crate) fn rows_turn(config: &ModelConfig, id: LinearId, mode: RotationMode) 
         _ => false,
     };
     mode == RotationMode::Fold && writes
-}
-
-/// The norm gain that `mode` folds into a matrix.
-pub(crate) fn folded_gain(
-    plain: &WeightSource,
-    id: LinearId,
-    mode: RotationMode,
-) -> Result<Option<Vec<f32>>, Error> {
-    let norm = match id {
-        LinearId::Embed => None,
-        LinearId::Head => Some(FloatId::Final),
-        LinearId::Layer(i, linear) => FloatId::before(plain.config(), i, linear),
-    };
-    norm.filter(|norm| norm.folded(plain.config(), mode))
-        .map(|norm| plain.floats(norm))
-        .transpose()
-        .map_err(Into::into)
 }
 
 /// The clean model's view of a text.

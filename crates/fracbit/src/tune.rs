@@ -157,8 +157,9 @@ pub fn quantize_and_tune(
     options: &QuantizeOptions,
     progress: &dyn Progress,
 ) -> Result<(QuantizeReport, Option<TuneReport>), Error> {
-    let source = original.source(plan.rotation, plan.seed)?;
-    let text = options.calibration.as_deref().map(|c| Text::of(c, usize::MAX)).transpose()?;
+    let calibration = options.calibration.as_deref();
+    let source = original.planned_source(plan.rotation, plan.seed, plan.smoothing, calibration, progress)?;
+    let text = calibration.map(|c| Text::of(c, usize::MAX)).transpose()?;
     let Some(text) = text.filter(|text| text.sequences.len() >= 2) else {
         let report = quantize_in(dir, &source, inventory, plan, options, progress)?;
         return Ok((report, None));

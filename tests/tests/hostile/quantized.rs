@@ -315,8 +315,8 @@ const LIES: &[Case] = &[
     // The configuration's block.
     (
         "format of the future",
-        |p| block(p)["format_version"] = json!(3),
-        &["quantization_config", "format_version should be 2 or 1, got 3"],
+        |p| block(p)["format_version"] = json!(4),
+        &["quantization_config", "format_version should be 1 to 3, got 4"],
     ),
     (
         "a code that meant something else in version 1",

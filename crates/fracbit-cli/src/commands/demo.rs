@@ -6,7 +6,7 @@ use crate::{
     failure::Failure,
     files,
     generate::Writer,
-    planning::{Losses, Source},
+    planning::{Aids, Losses, Source},
     table::Table,
 };
 use clap::Args;
@@ -180,11 +180,12 @@ fn quantize_all(
     } else {
         (SensitivitySource::Quick, Palette::Tcq, "")
     };
-    let options = PlanOptions { seed: SEED, palette, ..PlanOptions::new(Target::Bits(TELLER)) };
+    let mut options =
+        PlanOptions { seed: SEED, palette, smoothing: true, ..PlanOptions::new(Target::Bits(TELLER)) };
+    let weights = source.weights(None, &mut options, None, context)?;
     let inventory = source.inventory(options.rotation);
     let losses = Losses { source: measured, objective: None };
-    let sensitivities = source.sensitivities(&inventory, &losses, options.rotation, SEED, None, context)?;
-    let weights = source.opened.source(options.rotation, SEED)?;
+    let sensitivities = source.sensitivities(&inventory, &losses, &weights, &Aids::default(), context)?;
     let mut made = Vec::new();
     for bits in BUDGETS {
         let plan = fracbit::plan(
@@ -207,8 +208,7 @@ fn quantize_all(
 
 /// One budget, as `fracbit quantize --learn` does it.
 fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Failure> {
-    let options = PlanOptions { seed: SEED, ..PlanOptions::new(Target::Bits(LEARNED)) };
-    let inventory = source.inventory(options.rotation);
+    let mut options = PlanOptions { seed: SEED, smoothing: true, ..PlanOptions::new(Target::Bits(LEARNED)) };
     let learning = LearnOptions {
         tokens: LEARNED_TOKENS,
         text: EvalOptions::default(),
@@ -218,13 +218,17 @@ fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Fai
     };
     let (scratch, progress) = (home.join("learning"), &context.progress);
     fs::create_dir(&scratch).map_err(|e| Failure::writing(&scratch, e))?;
-    let learned =
-        fracbit::learn(&source.opened, &inventory, Some(&options), None, &scratch, &learning, progress)?;
-    let sensitivities = learned.sensitivities.expect("a budget leaves a choice");
+    let calibration = fracbit::learn::calibrated(&source.opened, None, &scratch, &learning, progress)?;
+    let weights = source.weights(None, &mut options, Some(&calibration), context)?;
+    let inventory = source.inventory(options.rotation);
+    let effort = learning.effort;
+    let measured =
+        fracbit::learn::losses(&weights, &inventory, &options, &calibration, &scratch, effort, progress)?;
+    let sensitivities = measured.expect("a budget leaves a choice");
     let plan = fracbit::plan(&inventory, &sensitivities, &options)?;
     let out = home.join(LEARNED_NAME);
     let record = QuantizeOptions {
-        calibration: Some(learned.calibration),
+        calibration: Some(calibration),
         sequential: true,
         effort: Effort::Balanced,
         ..record(source, format!("fracbit demo ({LEARNED} bits, learned)"))

@@ -75,10 +75,13 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),
         None => {
-            let options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
+            let mut options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
             let losses = Losses::new(&args.losses, &options)?;
+            planning::reachable(&source, &options)?;
+            let fixed = losses.rotation(args.shape.rotation, &mut options)?;
+            let weights = source.weights(fixed, &mut options, None, context)?;
             let (inventory, sensitivities, plan) =
-                planning::make(&source, &losses, &options, &Aids::default(), context)?;
+                planning::make(&source, &losses, &options, &weights, &Aids::default(), context)?;
             let report = (args.explain || args.html.is_some()).then(|| {
                 let names = (args.model.display().to_string(), args.recorded());
                 Report::new(names, &inventory, &sensitivities, &options, plan.clone())

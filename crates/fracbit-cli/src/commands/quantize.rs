@@ -1,10 +1,7 @@
 //! `fracbit quantize`.
 
 use crate::{
-    args::{
-        self, BUDGET, LossArgs, SensitivitySource, ShapeArgs, ShowPath, SpeedArgs, TargetArgs, TextArgs,
-        rotation_name,
-    },
+    args::{self, BUDGET, LossArgs, SensitivitySource, ShapeArgs, ShowPath, SpeedArgs, TargetArgs, TextArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -13,12 +10,12 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, LearnOptions, Learned, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions,
+    Calibration, Effort, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions,
     calibrate, learn, plan::Inventory, tune,
 };
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
-use fracbit_model::RotationMode;
+use fracbit_model::{RotationMode, WeightSource};
 use serde_json::json;
 use std::{
     io::Write,
@@ -104,61 +101,99 @@ pub(crate) struct QuantizeArgs {
 
 /// What to learn from.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Calibration")]
 pub(crate) struct LearnArgs {
-    /// Learn from a text of the kind that the model will read, or without FILE from one that the model writes: calibrate on it, measure on
-    /// it what each matrix loses, quantize in the order of the data, and tune the scales. Takes longest and loses least, by far at 3 bits and below.
+    /// Text of the kind that the model will read, to calibrate on [default: a built-in one of prose, dialogue and code].
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "data_free", "learn"])]
+    text: Option<PathBuf>,
+    /// Calibrate on nothing: each matrix is rounded on its own. Takes a third of the time and loses far more.
+    #[arg(long, conflicts_with_all = ["calibration", "learn", "tokens"])]
+    data_free: bool,
+    /// Also measure what each matrix loses in a quantized model, and tune the scales last, from FILE or without it from a text that the
+    /// model writes. Takes longest and loses least, by far at 2 bits and below.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
         conflicts_with_all = ["calibration", "sequential", "sensitivity", "objective", "dry_run"])]
     #[expect(clippy::option_option, reason = "a flag that may have a value")]
     learn: Option<Option<PathBuf>>,
-    /// Tokens to learn from.
-    #[arg(long, value_name = "N", default_value_t = learn::TOKENS, value_parser = args::count, requires = "learn")]
-    tokens: usize,
+    /// Tokens to calibrate on [default: 8192; with --learn 32768].
+    #[arg(long, value_name = "N", value_parser = args::count, conflicts_with = "calibration")]
+    tokens: Option<usize>,
     #[command(flatten)]
     how: TextArgs,
 }
 
-/// The text to learn from; without one the model writes it.
-struct LearnText(Option<(String, PathBuf)>);
+/// The text to calibrate on.
+enum LearnText {
+    /// Of a file.
+    File(String, PathBuf),
+    /// The built-in one.
+    General,
+    /// The model writes it.
+    Written,
+}
 
 impl LearnText {
     fn named(&self) -> Option<(&str, &Path)> {
-        self.0.as_ref().map(|(text, path)| (text.as_str(), path.as_path()))
+        match self {
+            Self::File(text, path) => Some((text, path)),
+            Self::General => Some((calibrate::GENERAL, Path::new("the built-in text"))),
+            Self::Written => None,
+        }
     }
 }
 
 impl LearnArgs {
-    /// Reads the text, if one is to be learned from.
-    fn text(&self) -> Result<Option<LearnText>, Failure> {
+    /// The file that is read, if one is.
+    fn file(&self) -> Option<&PathBuf> {
+        self.text.as_ref().or_else(|| self.learn.as_ref()?.as_ref())
+    }
+
+    /// Reads the text, if one is to be calibrated on.
+    fn text(&self, source: &Source) -> Result<Option<LearnText>, Failure> {
         let how = self.how.recorded();
-        if !how.is_empty() && !matches!(self.learn, Some(Some(_))) {
-            let rule = format!("{} is about a text of yours: --learn=FILE is missing", how.trim());
+        if !how.is_empty() && self.file().is_none() {
+            let rule = format!("{} is about a text of yours: --text FILE is missing", how.trim());
             return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
         }
-        let Some(path) = &self.learn else { return Ok(None) };
-        let read = |path: &PathBuf| Ok::<_, Failure>((files::read_text(path)?, path.clone()));
-        Ok(Some(LearnText(path.as_ref().map(read).transpose()?)))
+        Ok(match self.file() {
+            Some(path) => Some(LearnText::File(files::read_text(path)?, path.clone())),
+            None if self.data_free => None,
+            None if self.learn.is_some() || source.opened.tokenizer().is_err() => Some(LearnText::Written),
+            None => Some(LearnText::General),
+        })
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens.unwrap_or(if self.learn.is_some() { learn::TOKENS } else { learn::QUICK_TOKENS })
     }
 
     fn recorded(&self, show: ShowPath) -> String {
-        let Some(text) = &self.learn else { return String::new() };
-        let from = text.as_ref().map_or_else(String::new, |path| format!("={}", show(path)));
-        format!(" --learn{from} --tokens {}{}", self.tokens, self.how.recorded())
+        if self.data_free {
+            return " --data-free".to_owned();
+        }
+        let text = match (&self.learn, &self.text) {
+            (Some(Some(path)), _) => format!(" --learn={}", show(path)),
+            (Some(None), _) => " --learn".to_owned(),
+            (None, Some(path)) => format!(" --text {}", show(path)),
+            (None, None) => String::new(),
+        };
+        format!("{text} --tokens {}{}", self.tokens(), self.how.recorded())
     }
 }
 
 /// Where the plan comes from.
-enum Recipe<'a> {
+enum Recipe {
     /// It is made.
     Make(PlanOptions, Losses),
-    /// It is read.
-    Read(&'a Path),
+    /// It was read, and fits the model.
+    Read(Box<Plan>, Inventory),
 }
 
 impl QuantizeArgs {
-    fn recipe(&self, source: &Source) -> Result<Recipe<'_>, Failure> {
+    fn recipe(&self, source: &Source) -> Result<Recipe, Failure> {
         if let Some(path) = &self.plan {
-            return Ok(Recipe::Read(path));
+            let (plan, inventory) = planning::read(path, source)?;
+            return Ok(Recipe::Read(Box::new(plan), inventory));
         }
         let options = planning::options(source, &self.target, &self.shape, &self.speed)?;
         let losses = Losses::new(&self.losses, &options)?;
@@ -166,7 +201,7 @@ impl QuantizeArgs {
     }
 
     /// What the quick measurement before the plan takes, if there is one; refused when it is more than allowed.
-    fn measuring(&self, recipe: &Recipe<'_>, source: &Source) -> Result<Option<Bytes>, Failure> {
+    fn measuring(&self, recipe: &Recipe, source: &Source) -> Result<Option<Bytes>, Failure> {
         let Recipe::Make(options, Losses { source: SensitivitySource::Quick, .. }) = recipe else {
             return Ok(None);
         };
@@ -183,22 +218,22 @@ impl QuantizeArgs {
         Ok(Some(bytes))
     }
 
-    /// Learns from a text, in a directory that an interrupted run may have begun.
-    fn learn(
+    /// Calibrates on a text, in a directory that an interrupted run may have begun.
+    fn calibrate(
         &self,
-        recipe: &Recipe<'_>,
+        recipe: &Recipe,
         source: &Source,
         text: &LearnText,
         scratch: &Path,
         context: &Context,
-    ) -> Result<Learned, Failure> {
+    ) -> Result<Arc<Calibration>, Failure> {
         let planned = match recipe {
-            Recipe::Make(options, _) => Some(options),
-            Recipe::Read(_) => None,
+            Recipe::Make(options, _) if self.learning.learn.is_some() => Some(options),
+            _ => None,
         };
-        let inventory = source.inventory(planned.map_or(RotationMode::None, |options| options.rotation));
+        let inventory = source.inventory(RotationMode::Online);
         let options = LearnOptions {
-            tokens: self.learning.tokens,
+            tokens: self.learning.tokens(),
             text: self.learning.how.options(),
             seed: self.shape.seed,
             effort: self.effort(),
@@ -206,13 +241,12 @@ impl QuantizeArgs {
         };
         let text = text.named();
         let bytes = learn::memory(&source.opened, &inventory, planned, options.tokens, text.is_none())?;
-        context.progress.note(&format!("memory: learning takes about {bytes} beside the mapped file"));
-        let learned =
-            fracbit::learn(&source.opened, &inventory, planned, text, scratch, &options, &context.progress)?;
+        context.progress.note(&format!("memory: calibrating takes about {bytes} beside the mapped file"));
+        let calibration = learn::calibrated(&source.opened, text, scratch, &options, &context.progress)?;
         context.progress.finish();
-        let info = &learned.calibration.info;
-        context.progress.note(&format!("learned from {} tokens, {}", info.tokens, info.text));
-        Ok(learned)
+        let info = &calibration.info;
+        context.progress.note(&format!("calibrated on {} tokens, {}", info.tokens, info.text));
+        Ok(calibration)
     }
 
     /// How thoroughly to search; the default is the best of the three by divergence won per minute (`docs/quality.md`).
@@ -227,7 +261,10 @@ impl QuantizeArgs {
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {
             format!(" --calibration {}{}", show(dir), if self.sequential { " --sequential" } else { "" })
         });
-        let calibration = calibration + &self.learning.recorded(show);
+        let calibration = match self.calibration {
+            Some(_) => calibration,
+            None => self.learning.recorded(show),
+        };
         let mut effort = format!(" --effort {}", self.effort());
         if self.codebook_bytes != 16 {
             effort += &format!(" --codebook-bytes {}", self.codebook_bytes);
@@ -248,8 +285,9 @@ impl QuantizeArgs {
             Some(_) => String::new(),
             None => format!(" --sensitivity {}", sensitivity.recorded(show)),
         };
-        let (rotation, seed) = (rotation_name(self.shape.rotation.into()), self.shape.seed);
-        line += &format!(" --rotation {rotation}{sensitivity} --seed {seed}");
+        let (rotation, seed) = (self.shape.rotation.name(), self.shape.seed);
+        let smoothing = if self.shape.no_smoothing { " --no-smoothing" } else { "" };
+        line += &format!(" --rotation {rotation}{smoothing}{sensitivity} --seed {seed}");
         if self.shape.keep_head {
             line += " --keep-head";
         }
@@ -294,19 +332,21 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         gpu::encode_here()?;
     }
     if let (Some(out), false) = (&args.out, args.dry_run) {
-        let text = args.learning.learn.as_ref().and_then(Option::as_ref);
-        let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), text];
+        let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), args.learning.file()];
         files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
         files::nameable(out, args.json)?;
     }
     let source = Source::open(&args.model)?;
-    let recipe = args.recipe(&source)?;
-    let text = args.learning.text()?;
+    let mut recipe = args.recipe(&source)?;
     let given = args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
     if let Some(calibration) = &given {
         calibration.require_source(source.hash())?;
     }
+    let text = if given.is_some() { None } else { args.learning.text(&source)? };
     let measuring = args.measuring(&recipe, &source)?;
+    if let Recipe::Make(options, _) = &recipe {
+        planning::reachable(&source, options)?;
+    }
     if !args.dry_run {
         source.check(context)?;
     }
@@ -319,30 +359,49 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         _ => None,
     };
-    if let Some(bytes) = measuring {
-        context.progress.note(&measuring_line(bytes));
-    }
-    let learned = match (&mut dir, &text) {
+    let sequential = args.sequential || text.is_some();
+    let calibration = match (&mut dir, &text) {
         (Some(dir), Some(text)) => {
             let scratch = dir.scratch("");
-            let learned = args.learn(&recipe, &source, text, &scratch, context);
+            let calibrated = args.calibrate(&recipe, &source, text, &scratch, context);
             // What was learned is worth something before the first matrix is done.
             if learn::begun(&scratch) {
                 dir.keep();
             }
-            Some(learned?)
+            Some(calibrated?)
+        }
+        (None, Some(_)) => {
+            context
+                .progress
+                .note("note: this plan is made without the calibration, which comes with the quantization");
+            None
+        }
+        _ => given,
+    };
+    let weights = match &mut recipe {
+        Recipe::Make(options, losses) => {
+            let fixed = losses.rotation(args.shape.rotation, options)?;
+            source.weights(fixed, options, calibration.as_deref(), context)?
+        }
+        Recipe::Read(plan, _) => {
+            let (calibration, progress) = (calibration.as_deref(), &context.progress);
+            source.opened.planned_source(plan.rotation, plan.seed, plan.smoothing, calibration, progress)?
+        }
+    };
+    if let Some(bytes) = measuring {
+        context.progress.note(&measuring_line(bytes));
+    }
+    let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
+    let learned = match (&dir, &calibration, &recipe) {
+        (Some(dir), Some(calibration), Recipe::Make(options, _)) if args.learning.learn.is_some() => {
+            let (inventory, scratch) = (source.inventory(options.rotation), dir.scratch(""));
+            let (effort, progress) = (args.effort(), &context.progress);
+            learn::losses(&weights, &inventory, options, calibration, &scratch, effort, progress)?
         }
         _ => None,
     };
-    let sequential = args.sequential || learned.is_some();
-    let calibration = learned.as_ref().map(|l| Arc::clone(&l.calibration)).or(given);
-    let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
-    let aids = Aids {
-        calibration: calibration.as_deref(),
-        kept: kept.as_deref(),
-        learned: learned.as_ref().and_then(|l| l.sensitivities.as_ref()),
-    };
-    let (inventory, plan) = resolve(&recipe, &source, &aids, context)?;
+    let aids = Aids { calibration: calibration.as_deref(), kept: kept.as_deref(), learned: learned.as_ref() };
+    let (inventory, plan) = resolve(recipe, &source, &weights, &aids, context)?;
     context.progress.finish();
     let threads = rayon::current_num_threads();
     let memory = Memory {
@@ -366,10 +425,9 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         codebook_bytes: Some(args.codebook_bytes),
         codebooks: Vec::new(),
     };
-    let (report, tuned) = if learned.is_some() {
+    let (report, tuned) = if args.learning.learn.is_some() {
         tune::quantize_and_tune(dir, &source.opened, &inventory, &plan, &options, &context.progress)?
     } else {
-        let weights = source.opened.source(plan.rotation, plan.seed)?;
         (fracbit::quantize_in(dir, &weights, &inventory, &plan, &options, &context.progress)?, None)
     };
     context.progress.finish();
@@ -414,20 +472,18 @@ fn begin(
 }
 
 fn resolve(
-    recipe: &Recipe<'_>,
+    recipe: Recipe,
     source: &Source,
+    weights: &WeightSource,
     aids: &Aids<'_>,
     context: &Context,
 ) -> Result<(Inventory, Plan), Failure> {
     match recipe {
         Recipe::Make(options, losses) => {
-            let (inventory, _, plan) = planning::make(source, losses, options, aids, context)?;
+            let (inventory, _, plan) = planning::make(source, &losses, &options, weights, aids, context)?;
             Ok((inventory, plan))
         }
-        Recipe::Read(path) => {
-            let (plan, inventory) = planning::read(path, source)?;
-            Ok((inventory, plan))
-        }
+        Recipe::Read(plan, inventory) => Ok((inventory, *plan)),
     }
 }
 

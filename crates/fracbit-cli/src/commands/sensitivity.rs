@@ -10,7 +10,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, EvalOptions, Progress, Protocol, Sensitivities,
+    Calibration, Effort, EvalOptions, PlanOptions, Progress, Protocol, Sensitivities, Target,
     losses::{self, LossOptions},
     sensitivity::{self, Text},
 };
@@ -86,8 +86,11 @@ pub(crate) struct SensitivityArgs {
     #[arg(long, value_name = "EFFORT", default_value_t = Effort::Exact, requires = "text", conflicts_with = "levels")]
     effort: Effort,
     /// Rotation under which to measure; the one to quantize with.
-    #[arg(long, value_enum, default_value_t = RotationName::Fold)]
+    #[arg(long, value_enum, default_value_t = RotationName::Auto)]
     rotation: RotationName,
+    /// Leave out the factors between inputs and weights.
+    #[arg(long)]
+    no_smoothing: bool,
     /// Seed of rotations, text and noise.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -128,11 +131,16 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
         (Some(losses), Some(text)) => losses::describe(losses, text, args.seed),
         _ => sensitivity::describe(protocol, text.as_ref()),
     };
+    let smoothing = !args.no_smoothing;
+    let mut options = PlanOptions { seed: args.seed, smoothing, ..PlanOptions::new(Target::Any) };
+    let calibration = losses.as_ref().and_then(|losses| losses.calibration.as_deref());
+    let weights = source.weights(args.rotation.fixed(), &mut options, calibration, context)?;
+    let rotation = options.rotation;
     // With --force another measurement is replaced, but no other file.
     let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose()?;
     let done = found.filter(|_| !args.force);
     if let Some(done) = &done {
-        if !done.continues(&described, source.hash(), args.rotation.into()) {
+        if !done.continues(&described, source.hash(), rotation, options.smoothing) {
             return Err(taken(&args.out));
         }
         context.progress.note(&format!(
@@ -141,12 +149,11 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
             done.layers.len()
         ));
     }
-    let bytes = protocol.memory(&source.opened.config, &source.inventory(args.rotation.into()));
+    let bytes = protocol.memory(&source.opened.config, &source.inventory(rotation));
     context
         .progress
         .note(&format!("memory: about {bytes} for noisy matrices and the logits, beside the mapped file"));
 
-    let weights = source.opened.source(args.rotation.into(), args.seed)?;
     let mut failure = None;
     let mut keep = |so_far: &Sensitivities| {
         so_far.save(&args.out).map_err(|e| {

@@ -22,7 +22,7 @@ use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
 use fracbit_kernels::Crew;
 use fracbit_model::{
-    Block, BlockInput, LinearId, Model, Read, RotationMode, WeightSource, block::head_input,
+    Block, BlockInput, LinearId, Model, Place, Read, RotationMode, WeightSource, block::head_input,
 };
 use fracbit_quant::{Hessian, Moments, moments};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ pub const CALIBRATION_VERSION: u32 = 1;
 pub const CALIBRATION_FILE: &str = "calibration.json";
 /// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on TinyStories-656K (`docs/quality.md`).
 const TIED_DAMPING: f64 = 6.0;
+/// Text to calibrate on where none is given: fairy tales, descriptions, dialogue, several languages and code.
+pub const GENERAL: &str = include_str!("general.txt");
 /// Tensor of the calibration text's tokens, all sequences in a row.
 const TOKENS: &str = "tokens";
 /// Tensor of the lengths of the sequences.
@@ -437,6 +439,22 @@ impl Calibration {
     #[must_use]
     pub fn digest(&self) -> &str {
         self.checkpoint.manifest().map_or("", |m| &m.blake3)
+    }
+
+    /// Mean squares of the channels of an input, in the basis of the checkpoint.
+    ///
+    /// # Errors
+    /// When the moments are not there, damaged, or of another shape.
+    pub fn mean_squares(&self, config: &fracbit_io::ModelConfig, place: Place) -> Result<Vec<f64>, Error> {
+        let (name, id) = match place {
+            Place::Block(block, input) => (input_name(block, input), LinearId::Layer(block, input.reader())),
+            Place::Head => (HEAD_INPUT.to_owned(), LinearId::Head),
+        };
+        let n = id.shape(config).cols;
+        self.checkpoint.expect_shape(&name, &[n * (n + 1) / 2])?;
+        self.checkpoint.verify_tensor(&name)?;
+        let triangle = self.checkpoint.to_f32(&name)?;
+        Ok((1..=n).map(|row| f64::from(triangle[row * (row + 1) / 2 - 1])).collect())
     }
 
     /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is not also the head, which reads nothing, and for

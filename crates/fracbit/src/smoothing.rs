@@ -1,0 +1,313 @@
+//! Which rotation a model gets, and the factors between its inputs and weights, from the inputs that it has on a text.
+//!
+//! A rotation spreads the rounding error of weights over all channels alike, so a rotated matrix W diag(f) adds noise to its output as
+//! `|W diag(f)|^2 |diag(f)^-1 x|^2 / n`. Folding takes the gain g of the norm before for f; its input is then the normalized residual
+//! stream, whose squares add up to n, and the noise is `|W diag(g)|^2`. Rotating online leaves f free: ones, or the best
+//! ([`fracbit_model::smoothing`]), which makes it `(sum over j of |W_j| |x_j|)^2 / n` for columns `W_j`.
+
+use crate::{
+    Calibration, Error, Opened, Progress,
+    calibrate::{Sequences, written},
+};
+use fracbit_io::ModelConfig;
+use fracbit_kernels::Crew;
+use fracbit_model::{
+    Block, BlockInput, LayerLinear, LinearId, Model, Place, Read, RotationMode, Smoothing, StateOptions,
+    WeightSource, block::head_input,
+};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Tokens that a model writes to show its inputs where no text is given, and how many of them are a sequence.
+const TOKENS: usize = 512;
+const LENGTH: usize = 64;
+/// Noise of folding over that of rotating online from which online is worth its time. Two more transforms in a block are 2 % of a
+/// decode step of small models and less of large ones: as many bits are worth 8 % of the noise at 3 bits a weight.
+const WORTH: f64 = 1.08;
+
+/// Mean squares of the channels of a model's inputs, in the basis of the checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Channels(BTreeMap<Place, Vec<f64>>);
+
+impl Channels {
+    /// Those of a calibration.
+    ///
+    /// # Errors
+    /// When its moments are damaged or of another model.
+    pub fn of(calibration: &Calibration, config: &ModelConfig) -> Result<Self, Error> {
+        let of = |place| Ok((place, calibration.mean_squares(config, place)?));
+        Ok(Self(Place::all(config).map(of).collect::<Result<_, Error>>()?))
+    }
+
+    /// Those on some sequences of tokens. One block of `plain`, a source without rotation, runs at a time.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn measure(
+        plain: &WeightSource,
+        sequences: &Sequences,
+        progress: &dyn Progress,
+    ) -> Result<Self, Error> {
+        let config = plain.config();
+        let kernels = crate::kernels()?;
+        progress.stage("measuring inputs", config.num_hidden_layers() as u64);
+        let streams = sequences.iter().map(|tokens| plain.embedding(tokens));
+        let mut streams: Vec<Vec<f32>> = streams.collect::<Result<_, _>>()?;
+        let context = sequences.iter().map(<[u32]>::len).max();
+        let rows = sequences.tokens();
+        let found = Arc::new(Mutex::new(BTreeMap::new()));
+        for index in 0..config.num_hidden_layers() {
+            let block = Block::from_source(plain, index, |input| {
+                let (found, place) = (Arc::clone(&found), Place::Block(index, input));
+                let n = LinearId::Layer(index, input.reader()).shape(config).cols;
+                Some(Arc::new(move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
+                    add_squares(&mut lock(&found), place, n, rows, x);
+                }))
+            })?
+            .with_kernels(&kernels);
+            let mut state = block.state(&StateOptions { context, ..StateOptions::default() });
+            for x in &mut streams {
+                state.reset();
+                block.forward(&mut state, x)?;
+            }
+            progress.advance(1);
+        }
+        let mut found = std::mem::take(&mut *lock(&found));
+        for x in &mut streams {
+            head_input(plain, x)?;
+            add_squares(&mut found, Place::Head, config.hidden_size, rows, x);
+        }
+        Ok(Self(found))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds what some of `rows` rows of n channels have of the mean squares.
+#[expect(clippy::cast_precision_loss, reason = "a mean")]
+fn add_squares(means: &mut BTreeMap<Place, Vec<f64>>, place: Place, n: usize, rows: usize, x: &[f32]) {
+    let means = means.entry(place).or_insert_with(|| vec![0.0; n]);
+    for row in x.chunks_exact(n) {
+        means.iter_mut().zip(row).for_each(|(mean, &x)| *mean += f64::from(x).powi(2) / rows as f64);
+    }
+}
+
+/// The matrices that read an input, each with how much the relative error of its like tends to cost: see
+/// [`crate::Sensitivities::prior`].
+fn readers(place: Place, tied: bool) -> Vec<(LinearId, f64)> {
+    let Place::Block(i, input) = place else {
+        return vec![(if tied { LinearId::Embed } else { LinearId::Head }, 1.0)];
+    };
+    let layers = LayerLinear::ALL.into_iter().filter(|&linear| BlockInput::of(linear) == input);
+    layers.map(|linear| (LinearId::Layer(i, linear), crate::sensitivity::usual(linear))).collect()
+}
+
+/// Rotation and factors for a model.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// How weights are rotated.
+    pub rotation: RotationMode,
+    /// Factors between inputs and weights.
+    pub smoothing: Arc<Smoothing>,
+    /// What led to it.
+    pub noise: Noise,
+}
+
+/// What rounding adds behind the norms of a model, over what it adds with rotations online and the best factors: by the kind of input,
+/// geometric means over blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Noise {
+    /// Gains folded.
+    pub fold: f64,
+    /// Gains folded, the worst place.
+    pub fold_most: f64,
+    /// Rotations online without factors.
+    pub online: f64,
+}
+
+impl fmt::Display for Noise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fold, fold_most, online } = self;
+        write!(
+            f,
+            "folding gains would add {fold:.2} times the noise (at worst {fold_most:.2}), online without smoothing {online:.2} times"
+        )
+    }
+}
+
+/// Chooses for a model whose inputs are known, with or without factors. `fixed` is a rotation that was asked for.
+///
+/// # Errors
+/// When a matrix or norm cannot be read.
+pub fn choose(
+    plain: &WeightSource,
+    channels: &Channels,
+    fixed: Option<RotationMode>,
+    smoothed: bool,
+) -> Result<Choice, Error> {
+    let config = plain.config();
+    let mut smoothing = Smoothing::default();
+    let (mut places, mut fold, mut online, mut most) = (0.0, 0.0, 0.0, 1.0f64);
+    for place in Place::all(config) {
+        let Some(inputs) = channels.0.get(&place) else { continue };
+        let n = inputs.len();
+        let mut weights = vec![0.0; n];
+        for (id, weight) in readers(place, config.tie_word_embeddings) {
+            let columns = column_squares(&plain.linear(id)?.data, n);
+            let all: f64 = columns.iter().sum();
+            let scale = if all > 0.0 { weight / all } else { 0.0 };
+            weights.iter_mut().zip(columns).for_each(|(w, c)| *w += scale * c);
+        }
+        if let Some(norm) = norm_before(config, place) {
+            let gain = plain.unfolded_norm(norm)?;
+            let noise = noise(inputs, &weights, &gain);
+            if noise.fold.is_finite() && noise.online.is_finite() {
+                (places, fold, online) = (places + 1.0, fold + noise.fold.ln(), online + noise.online.ln());
+                most = most.max(noise.fold);
+            }
+        }
+        // Heads that share values share factors.
+        let (inputs, weights) = match place {
+            Place::Block(_, BlockInput::Output) => (shared(config, inputs), shared(config, &weights)),
+            _ => (inputs.clone(), weights),
+        };
+        if smoothed {
+            smoothing.balance(place, &inputs, &weights);
+        }
+    }
+    let mean = |sum: f64| if places > 0.0 { (sum / places).exp() } else { 1.0 };
+    let noise = Noise { fold: mean(fold), fold_most: most, online: mean(online) };
+    let online = if smoothed { 1.0 } else { noise.online };
+    let better = if noise.fold > WORTH * online { RotationMode::Online } else { RotationMode::Fold };
+    Ok(Choice { rotation: fixed.unwrap_or(better), smoothing: Arc::new(smoothing), noise })
+}
+
+/// The norm whose gain folding takes into what reads an input.
+fn norm_before(config: &ModelConfig, place: Place) -> Option<fracbit_model::FloatId> {
+    match place {
+        Place::Block(i, input) => fracbit_model::FloatId::before(config, i, input.reader()),
+        Place::Head => Some(fracbit_model::FloatId::Final),
+    }
+}
+
+/// Of one place. The squares of a normalized row add up to their number, whatever the gain hides of them.
+#[expect(clippy::cast_precision_loss, reason = "a mean")]
+fn noise(inputs: &[f64], weights: &[f64], gain: &[f32]) -> Noise {
+    let n = inputs.len() as f64;
+    let sum: f64 = inputs.iter().sum();
+    let balanced = inputs.iter().zip(weights).map(|(x, w)| (x * w).sqrt()).sum::<f64>().powi(2);
+    let folded: f64 = gain.iter().zip(weights).map(|(&g, w)| f64::from(g).powi(2) * w).sum();
+    let fold = n * folded / balanced;
+    Noise { fold, fold_most: fold, online: sum * weights.iter().sum::<f64>() / balanced }
+}
+
+/// Sums over the heads that share a head of values.
+fn shared(config: &ModelConfig, heads: &[f64]) -> Vec<f64> {
+    let (dim, group) = (config.head_dim, config.num_attention_heads / config.num_key_value_heads);
+    let groups = heads.chunks_exact(dim * group);
+    groups.flat_map(|g| (0..dim).map(move |c| g.iter().skip(c).step_by(dim).sum())).collect()
+}
+
+/// Sums of the squares of every column of a row-major matrix with n columns.
+fn column_squares(data: &[f32], n: usize) -> Vec<f64> {
+    const ROWS: usize = 256;
+    let parts: Vec<Vec<f64>> = data
+        .par_chunks(ROWS * n)
+        .map(|rows| {
+            let mut sums = vec![0.0; n];
+            for row in rows.chunks_exact(n) {
+                sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += f64::from(w).powi(2));
+            }
+            sums
+        })
+        .collect();
+    let mut sums = vec![0.0; n];
+    // One order of summation, whatever the number of threads.
+    parts.iter().for_each(|part| sums.iter_mut().zip(part).for_each(|(sum, p)| *sum += p));
+    sums
+}
+
+impl Opened {
+    /// Rotation and factors for this checkpoint, by the inputs of a calibration, or without one by those on text that the model writes.
+    ///
+    /// # Errors
+    /// When the model cannot be read or run.
+    pub fn choose(
+        &self,
+        fixed: Option<RotationMode>,
+        smoothed: bool,
+        seed: u64,
+        calibration: Option<&Calibration>,
+        progress: &dyn Progress,
+    ) -> Result<Choice, Error> {
+        let plain = self.source(RotationMode::None, 0)?;
+        let channels = match calibration {
+            Some(calibration) => Channels::of(calibration, &self.config)?,
+            None => {
+                let model = Model::from_source(&plain)?.with_kernels(&crate::kernels()?);
+                let length = LENGTH.min(self.config.max_position_embeddings);
+                progress.stage("writing a text to see inputs on", TOKENS as u64);
+                let sequences = written::write(&model, TOKENS, length, seed, progress)?;
+                Channels::measure(&plain, &sequences, progress)?
+            }
+        };
+        choose(&plain, &channels, fixed, smoothed)
+    }
+
+    /// The weights that a plan is about: rotated, and smoothed if the plan says so.
+    ///
+    /// # Errors
+    /// As for [`Opened::choose`].
+    pub fn planned_source(
+        &self,
+        rotation: RotationMode,
+        seed: u64,
+        smoothed: bool,
+        calibration: Option<&Calibration>,
+        progress: &dyn Progress,
+    ) -> Result<WeightSource, Error> {
+        let source = self.source(rotation, seed)?;
+        if !smoothed || rotation == RotationMode::None {
+            return Ok(source);
+        }
+        let choice = self.choose(Some(rotation), true, seed, calibration, progress)?;
+        Ok(source.smoothed(choice.smoothing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_of_a_channel_that_the_gain_suppresses() {
+        // One channel of 64 holds nearly all of the stream; its gain is small.
+        let n = 64;
+        let stream: Vec<f64> = (0..n).map(|j| if j == 5 { 57.7 } else { 0.1 }).collect();
+        let gain: Vec<f32> = (0..n).map(|j| if j == 5 { 1e-3 } else { 1.0 }).collect();
+        let inputs: Vec<f64> = stream.iter().zip(&gain).map(|(s, &g)| s * f64::from(g).powi(2)).collect();
+        let found = noise(&inputs, &vec![1.0; n], &gain);
+        assert!(found.fold > 10.0 && found.online < 1.1, "{found:?}");
+        // Where all is alike nothing is lost.
+        let alike = noise(&vec![1.0; n], &vec![2.0; n], &vec![1.0; n]);
+        assert!((alike.fold - 1.0).abs() < 1e-9 && (alike.online - 1.0).abs() < 1e-9, "{alike:?}");
+    }
+
+    #[test]
+    fn columns_are_added_up_whatever_the_rows() {
+        let (n, rows) = (3, 1000);
+        let data: Vec<f32> = (0..n * rows).map(|i| (i % 7) as f32).collect();
+        let sums = column_squares(&data, n);
+        for (j, sum) in sums.into_iter().enumerate() {
+            let want: f64 = (0..rows).map(|r| f64::from(data[r * n + j]).powi(2)).sum();
+            assert!((sum - want).abs() < 1e-6 * want);
+        }
+    }
+}
