@@ -11,6 +11,7 @@ use std::{
     ops::RangeInclusive,
     path::{Path, PathBuf},
     str::FromStr,
+    time::Duration,
 };
 
 /// Heading of budgets.
@@ -523,6 +524,16 @@ fn microseconds(text: &str) -> Result<f64, String> {
     })
 }
 
+/// A time of work, with its unit.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let found =
+        [("h", 3600.0), ("m", 60.0), ("min", 60.0), ("s", 1.0)].into_iter().find_map(|(unit, factor)| {
+            let value: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+            (value > 0.0 && value * factor < 1e7).then(|| Duration::from_secs_f64(value * factor))
+        });
+    found.ok_or_else(|| format!("should be a time above 0 with its unit such as 90s, 5m or 2h, got `{text}`"))
+}
+
 /// Something per second.
 fn rate(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|v| *v > 0.0 && v.is_finite());
@@ -576,6 +587,16 @@ mod tests {
             assert!(microseconds(bad).is_err(), "{bad}");
         }
         assert!(rate("50").is_ok() && rate("0").is_err() && rate("inf").is_err());
+    }
+
+    #[test]
+    fn times_of_work() {
+        for (text, want) in [("90s", 90), ("5m", 300), ("5 min", 300), ("1.5h", 5400)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(want)), "{text}");
+        }
+        for bad in ["5", "m", "0s", "-1m", "infh", "nans", "5000h", "5ms"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -44,6 +44,7 @@ fn small() -> &'static Path {
             "nuq",
             "--sensitivity",
             "prior",
+            "--data-free",
             "--force",
         ];
         let ran = fracbit(&args).done();
@@ -58,7 +59,7 @@ fn from_a_checkpoint_to_text() {
     let small = text(small());
     let shown = fracbit(&["inspect", small]).done().out;
     for word in
-        ["LlamaForCausalLM", "2755008", "bits per weight", "rotation         fold", "nuq-", "source_hash"]
+        ["LlamaForCausalLM", "2755008", "bits per weight", "rotation         online", "nuq-", "source_hash"]
     {
         assert!(shown.contains(word), "`{word}` should be in:\n{shown}");
     }
@@ -246,7 +247,9 @@ fn plans_are_saved_edited_and_applied() {
     assert_eq!(keys(&dry), ["plan", "memory"]);
     assert_eq!(names(place.path()), ["plan.json"], "a dry run writes nothing");
     let report =
-        fracbit(&["quantize", text(&demo), "-o", text(&out), "--plan", text(&plan), "--json"]).done().json();
+        fracbit(&["quantize", text(&demo), "-o", text(&out), "--plan", text(&plan), "--data-free", "--json"])
+            .done()
+            .json();
     assert_eq!(report["bytes"], dry["plan"]["bytes"]);
     let inspected = fracbit(&["inspect", text(&out), "--json"]).done().json();
     assert_eq!(inspected["matrices"]["model.layers.0.self_attn.q_proj"], "nuq-8");
@@ -259,7 +262,7 @@ fn plans_are_saved_edited_and_applied() {
 
 #[test]
 fn defaults_measure_plan_and_quantize() {
-    // Nothing but a budget: the quick measurement, the trellis palette, the folded rotation. On a tiny model, in a second.
+    // Nothing but a budget: the built-in text, the quick measurement, the trellis palette. On a tiny model, in seconds.
     let Some(model) = tiny("qwen3") else { return };
     let place = tempfile::tempdir().expect("a temporary directory");
     let run = |name: &str, threads: &str| {
@@ -350,7 +353,7 @@ fn synthetic_checkpoints_are_checkpoints() {
     let (synth, out) = (place.path().join("synth"), place.path().join("out"));
     fracbit(&["synth", "--shape", "tiny", "-o", text(&synth), "--seed", "3"]).done();
     fracbit(&["verify", text(&synth)]).done();
-    fracbit(&["quantize", text(&synth), "-o", text(&out), "--scheme", "vq-3"]).done();
+    fracbit(&["quantize", text(&synth), "-o", text(&out), "--scheme", "vq-3", "--data-free"]).done();
     let told = fracbit(&["run", text(&out), "-p", "abc", "-n", "5", "--json"]).done().json();
     assert_eq!(told["prompt_tokens"], 3, "a token per byte");
 }
@@ -447,10 +450,13 @@ fn a_model_that_learned_loses_two_fifths_less() {
             ["eval", text(&out), "--text", text(&stories), "--bos", "--baseline", text(&demo), "--json"];
         fracbit(&eval).done().json()["kl"].as_f64().expect("a divergence")
     };
-    let free = kl("free", &["--sensitivity", "quick"]);
+    let free = kl("free", &["--data-free"]);
     let learned = kl("learned", &["--learn", "--tokens", "2048"]);
     assert!(learned < 0.6 * free, "{learned} after learning, {free} before");
-    assert_eq!(names(place.path()), ["free", "learned"], "nothing is left beside them");
+    // What happens when nothing is said but how long it may take: the built-in text, of which some is read.
+    let short = kl("short", &["--time", "1s"]);
+    assert!(learned < short && short < free, "{short} in a short time, {free} without text");
+    assert_eq!(names(place.path()), ["free", "learned", "short"], "nothing is left beside them");
 }
 
 #[test]
@@ -507,8 +513,18 @@ fn budgets_names_and_options_have_their_codes() {
         let capped = [command, &["--max-memory", "1MB"]].concat();
         fracbit(&capped).failed(USAGE, &["--max-memory", "allowed are 1.00 MB"]);
     }
+    for (more, words) in [
+        (["--data-free", "--tokens=9"], ["--data-free", "--tokens"]),
+        (["--time=5m", "--data-free"], ["--time", "--data-free"]),
+        (["--time=5", "--seed=1"], ["--time", "90s, 5m or 2h"]),
+        (["--text=no-such-file", "--seed=1"], ["no-such-file", "no-such-file"]),
+    ] {
+        let ran = fracbit(&[&["quantize", model, "-o", out, "--bits", "3"], &more[..]].concat());
+        let code = if more[0].starts_with("--text") { BAD_INPUT } else { USAGE };
+        ran.failed(code, &words);
+    }
     let own = ["quantize", model, "-o", out, "--bits", "3", "--learn", "--separator", "x"];
-    fracbit(&own).failed(USAGE, &["--separator", "--learn=FILE is missing"]);
+    fracbit(&own).failed(USAGE, &["--separator", "--text FILE is missing"]);
     fracbit(&["quantize", model, "-o", out, "--bits", "3", "--learn=no-such-file"])
         .failed(BAD_INPUT, &["no-such-file"]);
     let empty = ["quantize", model, "-o", out, "--bits", "3", "--learn=/dev/null"];
@@ -563,7 +579,7 @@ fn a_disk_that_fills_up_is_explained_and_the_run_continued() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let out = place.path().join("out");
     let script = "ulimit -f 200; trap '' XFSZ; exec \"$@\"";
-    let args = ["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-4"];
+    let args = ["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-4", "--data-free"];
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_fracbit")]).args(args);
     finish(&args, &mut shell).failed(FAILED, &["model.safetensors", "needed", "free"]);
@@ -574,7 +590,7 @@ fn a_disk_that_fills_up_is_explained_and_the_run_continued() {
     let ran = fracbit(&[&args[..], &["--resume"]].concat()).done();
     assert!(ran.err.contains("continuing"), "{}", ran.err);
     let whole = place.path().join("whole");
-    fracbit(&["quantize", text(&demo), "-o", text(&whole), "--scheme", "nuq-4"]).done();
+    fracbit(&["quantize", text(&demo), "-o", text(&whole), "--scheme", "nuq-4", "--data-free"]).done();
     for name in names(&whole) {
         assert!(fs::read(whole.join(&name)).unwrap() == fs::read(out.join(&name)).unwrap(), "{name}");
     }
@@ -597,6 +613,7 @@ fn a_run_that_is_killed_leaves_no_model() {
         "exact",
         "--threads",
         "1",
+        "--data-free",
     ];
     let mut child =
         command(&args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program starts");
@@ -613,7 +630,8 @@ fn a_run_that_is_killed_leaves_no_model() {
     child.kill().expect("it was running");
     child.wait().expect("it ends");
     assert!(!out.exists(), "the final name appears with the finished directory");
-    let ran = fracbit(&["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-2"]).done();
+    let ran =
+        fracbit(&["quantize", text(&demo), "-o", text(&out), "--scheme", "nuq-2", "--data-free"]).done();
     assert!(ran.err.contains("out.partial-") && ran.err.contains("--resume"), "{}", ran.err);
     fracbit(&["verify", text(&out)]).done();
 }

@@ -22,7 +22,7 @@ pub const TOKENS: usize = 32_768;
 /// Tokens that `quantize` calibrates on by default.
 pub const QUICK_TOKENS: usize = 8192;
 /// Tokens among them, the first, on which losses are measured.
-const MEASURED: usize = 4096;
+pub(crate) const MEASURED: usize = 4096;
 /// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all that are written together as for one.
 const WRITTEN: usize = 512;
 /// Names within the directory.
@@ -60,6 +60,17 @@ fn foresee(inventory: &Inventory, options: &PlanOptions) -> Result<(Option<Schem
     let uniform = matches!(options.target, Target::Uniform(_));
     let scheme = if uniform { None } else { nearest(&plan, &options.schemes()) };
     Ok((scheme, Bytes(plan.bytes)))
+}
+
+/// The scheme that a plan within these options will be near to.
+///
+/// # Errors
+/// When the budget is out of reach.
+pub fn near(inventory: &Inventory, options: &PlanOptions) -> Result<Option<Scheme>, Error> {
+    match options.target {
+        Target::Uniform(scheme) => Ok(Some(scheme)),
+        _ => Ok(foresee(inventory, options)?.0),
+    }
 }
 
 /// The scheme with the bits of a packed weight of `plan`; of several the one with the least error.

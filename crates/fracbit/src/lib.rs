@@ -20,6 +20,7 @@ pub mod learn;
 pub mod load;
 pub mod losses;
 pub mod machine;
+pub mod pace;
 pub mod plan;
 mod progress;
 pub mod quantize;

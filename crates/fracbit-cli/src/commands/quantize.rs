@@ -10,21 +10,31 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress, QuantizeOptions,
-    calibrate, learn, plan::Inventory, tune,
+    Calibration, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress,
+    QuantizeOptions, Target, calibrate, learn,
+    pace::{About, Pace, Work},
+    plan::Inventory,
+    tune,
 };
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
 use fracbit_model::{RotationMode, WeightSource};
 use serde_json::json;
 use std::{
+    fs,
     io::Write,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
+/// The scheme whose search is timed where the plan does not say one.
+const TYPICAL: &str = "tcq-3";
+
 const AFTER: &str = "\
-Without --sensitivity, a quick measurement comes first, on 1024 tokens that the model writes. It may take more memory than what follows; `--sensitivity prior` measures nothing and holds one matrix at a time.
+What it does: it calibrates on a text (--text, or a built-in one), chooses rotation and factors by the model's channels, measures on \
+1024 tokens what each matrix loses (--sensitivity), plans, and rounds layer by layer, each for the inputs that the layers before it \
+give. `--data-free` leaves out the text, `--sensitivity prior` the measurement, which may take more memory than the rest.
 
 OUT gets its name when everything in it is on disk. A run that is killed or fails leaves OUT.partial-XXXXXX beside it: the \
 same command with --resume continues it (at most one matrix is done again) and ends with the same bytes. It may also be deleted.
@@ -33,7 +43,7 @@ Examples:
   fracbit quantize Llama-3.2-1B -o Llama-3.2-1B-3.25bit --bits 3.25
   fracbit quantize Llama-3.2-1B -o small --size 600MB --sensitivity a.json
   fracbit quantize Llama-3.2-1B -o fast --latency 20ms --size 900MB --profile machine.json
-  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --learn
+  fracbit quantize Llama-3.2-1B -o better --bits 2.5 --text train.txt --time 30m
   fracbit quantize Llama-3.2-1B -o better --bits 2.5 --learn=train.txt --tokens 65536
   fracbit quantize Llama-3.2-1B -o same --bits 2.5 --calibration stats --sequential
   fracbit quantize Llama-3.2-1B --bits 2.5 --dry-run";
@@ -115,6 +125,9 @@ pub(crate) struct LearnArgs {
         conflicts_with_all = ["calibration", "sequential", "sensitivity", "objective", "dry_run"])]
     #[expect(clippy::option_option, reason = "a flag that may have a value")]
     learn: Option<Option<PathBuf>>,
+    /// Take about this time, such as 5m or 2h: fewer tokens are calibrated on, or layers all at once, where it is short.
+    #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["data_free", "learn", "calibration", "tokens"])]
+    time: Option<Duration>,
     /// Tokens to calibrate on [default: 8192; with --learn 32768].
     #[arg(long, value_name = "N", value_parser = args::count, conflicts_with = "calibration")]
     tokens: Option<usize>,
@@ -163,8 +176,13 @@ impl LearnArgs {
         })
     }
 
+    /// Tokens to calibrate on, if a time does not say fewer.
     fn tokens(&self) -> usize {
-        self.tokens.unwrap_or(if self.learn.is_some() { learn::TOKENS } else { learn::QUICK_TOKENS })
+        let usual = match (&self.learn, self.time) {
+            (None, None) => learn::QUICK_TOKENS,
+            _ => learn::TOKENS,
+        };
+        self.tokens.unwrap_or(usual)
     }
 
     fn recorded(&self, show: ShowPath) -> String {
@@ -177,7 +195,11 @@ impl LearnArgs {
             (None, Some(path)) => format!(" --text {}", show(path)),
             (None, None) => String::new(),
         };
-        format!("{text} --tokens {}{}", self.tokens(), self.how.recorded())
+        let much = match self.time {
+            Some(time) => format!(" --time {}s", time.as_secs()),
+            None => format!(" --tokens {}", self.tokens()),
+        };
+        text + &much + &self.how.recorded()
     }
 }
 
@@ -224,6 +246,7 @@ impl QuantizeArgs {
         recipe: &Recipe,
         source: &Source,
         text: &LearnText,
+        tokens: usize,
         scratch: &Path,
         context: &Context,
     ) -> Result<Arc<Calibration>, Failure> {
@@ -233,7 +256,7 @@ impl QuantizeArgs {
         };
         let inventory = source.inventory(RotationMode::Online);
         let options = LearnOptions {
-            tokens: self.learning.tokens(),
+            tokens,
             text: self.learning.how.options(),
             seed: self.shape.seed,
             effort: self.effort(),
@@ -247,6 +270,44 @@ impl QuantizeArgs {
         let info = &calibration.info;
         context.progress.note(&format!("calibrated on {} tokens, {}", info.tokens, info.text));
         Ok(calibration)
+    }
+
+    /// What there is to do, within `--time` if it was given; says how long it will take.
+    fn work(
+        &self,
+        recipe: &Recipe,
+        source: &Source,
+        text: Option<&LearnText>,
+        context: &Context,
+    ) -> Result<Work, Failure> {
+        let learning = &self.learning;
+        let (inventory, options) = match recipe {
+            Recipe::Make(options, _) => (source.inventory(options.rotation), Some(options)),
+            Recipe::Read(_, inventory) => (inventory.clone(), None),
+        };
+        let scheme = options.map(|options| learn::near(&inventory, options)).transpose()?.flatten();
+        let measured = options.is_some_and(|o| !matches!(o.target, Target::Uniform(_)));
+        let quick = matches!(recipe, Recipe::Make(_, Losses { source: SensitivitySource::Quick, .. }));
+        let learned = learning.learn.is_some();
+        let most = Work {
+            tokens: if text.is_some() { learning.tokens() } else { 0 },
+            measured: if measured && quick { planning::quick(self.shape.seed).tokens } else { 0 },
+            sequential: text.is_some() || self.sequential,
+            learned: if learned && measured { inventory.matrices.len() } else { 0 },
+        };
+        let scheme = scheme.unwrap_or(TYPICAL.parse().expect("a scheme"));
+        let pace = Pace::measure(&source.opened, scheme, self.effort())?;
+        let work = learning.time.map_or(most, |limit| pace.within(limit, most));
+        let how = match (work.tokens, work.sequential) {
+            (0, _) => "without a calibration".to_owned(),
+            (tokens, true) => format!("calibrated on {tokens} tokens, layer by layer"),
+            (tokens, false) => format!("calibrated on {tokens} tokens, all layers at once"),
+        };
+        context.progress.note(&format!("time: about {}, {how}", About(pace.of(work))));
+        if let Some(limit) = learning.time.filter(|&limit| pace.of(work) > limit) {
+            context.progress.note(&format!("note: no less will do, {} were asked for", About(limit)));
+        }
+        Ok(work)
     }
 
     /// How thoroughly to search; the default is the best of the three by divergence won per minute (`docs/quality.md`).
@@ -319,6 +380,18 @@ impl Memory {
     }
 }
 
+/// Divergence above which a model says other things than the original at most places.
+const POOR: f64 = 0.5;
+
+fn foretold(forecast: &Forecast) -> String {
+    let Forecast { kl, low, high, perplexity_ratio } = forecast;
+    let up = 100.0 * (perplexity_ratio - 1.0);
+    let line = format!(
+        "forecast: KL divergence {kl:.3} ({low:.3} to {high:.3}) nats per token, perplexity about {up:.0} % up"
+    );
+    if *kl > POOR { line + "\nwarning: that is a poor model: give it more bits" } else { line }
+}
+
 fn measuring_line(bytes: Bytes) -> String {
     format!("memory: measuring takes about {bytes} for noisy matrices and the logits, beside the mapped file")
 }
@@ -359,11 +432,28 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         _ => None,
     };
-    let sequential = args.sequential || text.is_some();
+    let work = match &dir {
+        None => Work::default(),
+        Some(dir) => {
+            // An interrupted run with `--time` goes on as it began.
+            let kept = dir.scratch("work.json");
+            let found = fs::read(&kept).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            match found {
+                Some(work) => work,
+                None => {
+                    let work = args.work(&recipe, &source, text.as_ref(), context)?;
+                    fracbit_io::write_atomic(&kept, json!(work).to_string().as_bytes())
+                        .map_err(|e| Failure::writing(&kept, e))?;
+                    work
+                }
+            }
+        }
+    };
+    let sequential = args.sequential || text.is_some() && work.sequential;
     let calibration = match (&mut dir, &text) {
         (Some(dir), Some(text)) => {
             let scratch = dir.scratch("");
-            let calibrated = args.calibrate(&recipe, &source, text, &scratch, context);
+            let calibrated = args.calibrate(&recipe, &source, text, work.tokens, &scratch, context);
             // What was learned is worth something before the first matrix is done.
             if learn::begun(&scratch) {
                 dir.keep();
@@ -412,6 +502,9 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         return show(args, &plan, &memory, context);
     };
     context.progress.note(&memory.quantizing());
+    if let Some(forecast) = &plan.forecast {
+        context.progress.note(&foretold(forecast));
+    }
 
     let options = QuantizeOptions {
         force: args.force,
@@ -517,19 +610,28 @@ mod tests {
     }
 
     #[test]
+    fn a_bad_forecast_is_a_warning() {
+        let forecast = |kl: f64| Forecast { kl, low: kl / 2.0, high: 2.0 * kl, perplexity_ratio: kl.exp() };
+        assert!(
+            foretold(&forecast(0.8)).contains("warning") && foretold(&forecast(0.8)).contains("123 % up")
+        );
+        assert!(!foretold(&forecast(0.1)).contains("warning"));
+    }
+
+    #[test]
     fn the_record_holds_what_decides_the_bytes_and_no_more() {
         let table = [
             (
                 "M -o A --bits 3.25 --force",
-                "fracbit quantize M --bits 3.25 --palette tcq --code fine --rotation fold --sensitivity quick --seed 0 --effort balanced",
+                "fracbit quantize M --bits 3.25 --palette tcq --code fine --rotation auto --sensitivity quick --seed 0 --tokens 8192 --effort balanced",
             ),
             (
-                "M -o B --scheme tcq-fast-2",
-                "fracbit quantize M --scheme tcq-fast-2 --rotation fold --sensitivity prior --seed 0 --effort balanced",
+                "M -o B --scheme tcq-fast-2 --rotation fold --no-smoothing --data-free",
+                "fracbit quantize M --scheme tcq-fast-2 --rotation fold --no-smoothing --sensitivity prior --seed 0 --data-free --effort balanced",
             ),
             (
                 "M -o B --plan p.json --effort fast --codebook-bytes 32",
-                "fracbit quantize M --plan p.json --effort fast --codebook-bytes 32",
+                "fracbit quantize M --plan p.json --tokens 8192 --effort fast --codebook-bytes 32",
             ),
             (
                 "M -o B --plan p.json --calibration C --sequential --resume --max-memory 1GB",
@@ -537,20 +639,20 @@ mod tests {
             ),
             (
                 "M -o B --bits 2 --learn=t.txt --tokens 100 --bos --resume",
-                "fracbit quantize M --bits 2 --palette tcq --code fine --rotation fold --seed 0 --learn=t.txt --tokens 100 --bos --effort balanced",
+                "fracbit quantize M --bits 2 --palette tcq --code fine --rotation auto --seed 0 --learn=t.txt --tokens 100 --bos --effort balanced",
             ),
             (
                 "M -o B --scheme tcq-2 --learn",
-                "fracbit quantize M --scheme tcq-2 --rotation fold --seed 0 --learn --tokens 32768 --effort balanced",
+                "fracbit quantize M --scheme tcq-2 --rotation auto --seed 0 --learn --tokens 32768 --effort balanced",
             ),
             (
                 "M -o B --latency 2ms --bits 3 --profile m.json --pin layers.0.*=tcq-4 --exclude lm_head",
-                "fracbit quantize M --bits 3 --latency 2000us --palette all --code fine --rotation fold --sensitivity quick \
-                 --seed 0 --profile m.json --context 128 --batch 1 --pin 'layers.0.*=tcq-4' --exclude 'lm_head' --effort balanced",
+                "fracbit quantize M --bits 3 --latency 2000us --palette all --code fine --rotation auto --sensitivity quick \
+                 --seed 0 --profile m.json --context 128 --batch 1 --pin 'layers.0.*=tcq-4' --exclude 'lm_head' --tokens 8192 --effort balanced",
             ),
             (
-                "M -o C --size 1MB --keep-head --seed 3 --palette all --rotation none --sensitivity a.json",
-                "fracbit quantize M --size 1000000 --palette all --code fine --rotation none --sensitivity a.json --seed 3 --keep-head --effort balanced",
+                "M -o C --size 1MB --keep-head --seed 3 --palette all --rotation none --sensitivity a.json --text t.txt --time 5m",
+                "fracbit quantize M --size 1000000 --palette all --code fine --rotation none --sensitivity a.json --seed 3 --keep-head --text t.txt --time 300s --effort balanced",
             ),
         ];
         for (line, want) in table {
@@ -558,7 +660,7 @@ mod tests {
             assert_eq!(args.recorded(files::name), want);
         }
         let elsewhere = args("/home/me/M -o B --bits 2 --calibration ../stats/ --sensitivity ./s/a.json");
-        let want = "fracbit quantize M --bits 2 --palette tcq --code fine --rotation fold --sensitivity a.json --seed 0 --calibration stats --effort balanced";
+        let want = "fracbit quantize M --bits 2 --palette tcq --code fine --rotation auto --sensitivity a.json --seed 0 --calibration stats --effort balanced";
         assert_eq!(elsewhere.recorded(files::name), want, "no directory of this machine");
     }
 }
