@@ -273,16 +273,20 @@ impl Gguf {
                 for (field, key) in [
                     ("beta_fast", "rope.scaling.yarn_beta_fast"),
                     ("beta_slow", "rope.scaling.yarn_beta_slow"),
-                    ("mscale", "rope.scaling.yarn_log_multiplier"),
-                    ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
                 ] {
                     if let Some(n) = own.number(key)?.filter(|&n| n != 0.0) {
                         s.insert(field.into(), json!(n));
                     }
                 }
-                if let Some(factor) = attention {
-                    s.insert("attention_factor".into(), json!(factor));
-                }
+                let growth = own.number("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+                let usual = yarn_gain(factor.unwrap_or(1.0), 1.0);
+                let gain = usual / yarn_gain(factor.unwrap_or(1.0), growth);
+                // llama.cpp multiplies the usual gain by it; some files have the gain itself.
+                let gain = match attention {
+                    Some(own) if growth == 0.0 && (own / usual - 1.0).abs() < 1e-4 => own,
+                    other => gain * other.unwrap_or(1.0),
+                };
+                s.insert("attention_factor".into(), json!(gain));
             }
             other => {
                 let rule = format!("should be `none`, `linear`, `yarn` or `longrope`, got `{}`", clip(other));
@@ -358,6 +362,11 @@ impl Gguf {
         c.insert("eos_token_id".to_owned(), json!(ends));
         Ok(Value::Object(c))
     }
+}
+
+/// What YaRN multiplies queries and keys by (Peng et al. 2023, arXiv 2309.00071, section 3.4), `times` as fast.
+pub(super) fn yarn_gain(factor: f64, times: f64) -> f64 {
+    1.0 + 0.1 * times * factor.max(1.0).ln()
 }
 
 /// The parameters of Llama 3's stretching that give these divisors, where those of a published model do.

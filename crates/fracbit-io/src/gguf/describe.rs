@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::config::yarn_gain;
 use super::container::ALIGNMENT_KEY;
 use super::names::family_of;
 use super::{Gguf, tokens};
@@ -297,7 +298,11 @@ pub fn describe(
             scaled(&mut d, "yarn", *factor, Some(*original_max_position_embeddings));
             d.f32(&key("rope.scaling.yarn_beta_fast"), *beta_fast);
             d.f32(&key("rope.scaling.yarn_beta_slow"), *beta_slow);
-            d.f32(&key("rope.scaling.attn_factor"), config.rope.gain);
+            // Of Granite it has the factor of the scores in it, which goes by itself.
+            let granite =
+                (raw("attention_multiplier").unwrap_or(0.0) * (config.head_dim as f64).sqrt()).sqrt();
+            let gain = config.rope.gain / if granite > 0.0 { granite } else { 1.0 };
+            d.f32(&key("rope.scaling.attn_factor"), gain / yarn_gain(*factor, 1.0));
         }
         RopeScaling::LongRope { short, long, original_max_position_embeddings } => {
             let single = |list: &[f64]| list.iter().map(|&n| n as f32).collect::<Vec<_>>();
