@@ -6,7 +6,9 @@ mod gguf_file;
 use std::fs;
 use std::path::Path;
 
-use fracbit_io::{BlockType, Checkpoint, EncodeOptions, Gguf, ModelConfig, QkNorm, RopeScaling, Tokenizer};
+use fracbit_io::{
+    BlockType, Checkpoint, Dtype, EncodeOptions, Gguf, ModelConfig, QkNorm, RopeScaling, Tokenizer,
+};
 use gguf_file::{Raw, bytes_of, llama, number, text, texts};
 use half::bf16;
 
@@ -151,6 +153,32 @@ fn a_llama_becomes_the_checkpoint_it_was() {
                 let mut part = [0.0; 3];
                 checkpoint.tensor(&name).unwrap().row_into(row, 2..5, &mut part);
                 assert_eq!(part, want[at * 8 + 2..at * 8 + 5]);
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_rows_may_cut_blocks() {
+    for (block, cols) in [(BlockType::Q4_0, 96), (BlockType::Q6_K, 512)] {
+        let numbers = gguf_file::counted(3 * cols, 5);
+        let mut data = Vec::new();
+        fracbit_io::gguf::encode(block, &numbers, None, &mut data);
+        let mut raw = llama();
+        raw.tensors[0].kind = block.id();
+        raw.tensors[0].dims = vec![cols as u64, 3];
+        raw.tensors[0].data = data;
+        let checkpoint = opened(&raw).unwrap();
+        let info = checkpoint.info("model.embed_tokens.weight").unwrap();
+        assert_eq!((info.dtype, info.elements()), (Dtype::Blocks(block), 3 * cols));
+        let all = checkpoint.to_f32("model.embed_tokens.weight").unwrap();
+        let view = checkpoint.tensor("model.embed_tokens.weight").unwrap();
+        for row in 0..3 {
+            assert_eq!(view.row_bytes(row).unwrap().len(), cols / block.block_len() * block.block_bytes());
+            for (start, end) in [(0, cols), (5, 40), (31, 33), (32, 64), (cols - 1, cols), (7, 7)] {
+                let mut part = vec![0.0; end - start];
+                view.row_into(row, start..end, &mut part);
+                assert_eq!(part, all[row * cols + start..row * cols + end], "{start}..{end}");
             }
         }
     }

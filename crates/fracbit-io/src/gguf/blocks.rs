@@ -322,7 +322,7 @@ fn tq1_0(block: &[u8], out: &mut [f32]) {
     let digits = groups.into_iter().flat_map(|(bytes, digits)| {
         POWERS[..digits].iter().flat_map(move |p| bytes.iter().map(|b| b.wrapping_mul(*p)))
     });
-    fill(out, digits.map(|q| d * f32::from((u16::from(q) * 3 >> 8) as i8 - 1)));
+    fill(out, digits.map(|q| d * f32::from(((u16::from(q) * 3) >> 8) as i8 - 1)));
 }
 
 fn tq2_0(block: &[u8], out: &mut [f32]) {

@@ -253,11 +253,9 @@ pub fn describe(
                 return Err(bad("attn_logit_softcapping", rule));
             }
         }
-        SmolLm3 => {
-            if config.layers.iter().enumerate().any(|(i, l)| l.rope == ((i + 1) % 4 == 0)) {
-                let rule = "should leave out every fourth layer, as llama.cpp does".to_owned();
-                return Err(bad("no_rope_layers", rule));
-            }
+        SmolLm3 if config.layers.iter().enumerate().any(|(i, l)| l.rope == ((i + 1) % 4 == 0)) => {
+            let rule = "should leave out every fourth layer, as llama.cpp does".to_owned();
+            return Err(bad("no_rope_layers", rule));
         }
         _ => {}
     }

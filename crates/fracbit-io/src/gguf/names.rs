@@ -146,21 +146,21 @@ pub(crate) fn place(
     let family = family_of(config.arch);
     if let Some((_, own)) = BLOCK.iter().find(|(p, _)| *p == part) {
         let heads = match part {
-            "attn_q" if family.paired => config.num_attention_heads,
-            "attn_k" if family.paired => config.num_key_value_heads,
-            _ => 0,
+            "attn_q" if family.paired => Some(config.num_attention_heads),
+            "attn_k" if family.paired => Some(config.num_key_value_heads),
+            _ => None,
         };
-        let stored = if heads == 0 {
-            norm
-        } else {
-            let rows = info.shape[0];
-            let head = rows / heads;
-            if !rows.is_multiple_of(heads) || !head.is_multiple_of(2) {
-                return Err(bad(format!(
-                    "should have whole heads of an even size for {heads} heads, has {rows} rows"
-                )));
+        let stored = match heads {
+            None => norm,
+            Some(heads) => {
+                let rows = info.shape[0];
+                if !rows.is_multiple_of(2 * heads) {
+                    let rule =
+                        format!("should have heads of an even size for {heads} heads, has {rows} rows");
+                    return Err(bad(rule));
+                }
+                Stored { paired_head: rows / heads, ..Stored::AS_NAMED }
             }
-            Stored { paired_head: head, ..Stored::AS_NAMED }
         };
         return one(&hf(own), stored);
     }
