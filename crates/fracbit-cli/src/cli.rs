@@ -4,8 +4,8 @@ use crate::{args, commands};
 use clap::{Args, Parser, Subcommand};
 
 const AFTER: &str = "\
-MODEL is always a directory: either as Hugging Face publishes it (config.json, tokenizer.json, one or many \
-safetensors files) or as `fracbit quantize` writes it.
+MODEL is a directory, either as Hugging Face publishes it (config.json, tokenizer.json, one or many \
+safetensors files) or as `fracbit quantize` writes it, or a GGUF file.
 
 Exit codes:
   0  done
@@ -58,6 +58,7 @@ pub(crate) enum Command {
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
     Serve(commands::serve::ServeArgs),
+    Export(commands::export::ExportArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Distortion(commands::distortion::DistortionArgs),
@@ -94,11 +95,11 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 16);
+        assert_eq!(commands, 17);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 56] = [
+    const GOOD: [&str; 58] = [
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",
@@ -137,6 +138,8 @@ mod tests {
         "chat M --system S --ctx 512 --temp 0",
         "serve M",
         "serve M --host ::1 --port 0 --key-file k --name n --slots 8 --ctx 512 --greedy",
+        "export M -o m.gguf --type q4_K",
+        "export m.gguf -o n.gguf --type Q4_0 --calibration C --force --json",
         "inspect M",
         "inspect M --json",
         "verify M",
@@ -158,7 +161,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 53] = [
+    const BAD: [(&str, &str); 55] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -197,6 +200,8 @@ mod tests {
         ("run M -p a --greedy --temp 1", "cannot be used with"),
         ("run M -p a --top-p 1.5", "0 to 1"),
         ("run M -p a --temp -1", "at least 0"),
+        ("export M -o m.gguf", "--type"),
+        ("export M -o m.gguf --type q4_1", "q4_0, q8_0, q4_K, q6_K, f16"),
         ("serve", "<MODEL>"),
         ("serve M --host localhost", "IP"),
         ("serve M --slots 0", "at least 1"),

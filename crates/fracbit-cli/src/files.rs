@@ -11,7 +11,7 @@ use std::{fs, io::Read, path::Path};
 /// Where text comes from when a path is `-`.
 const STDIN: &str = "-";
 
-/// Opens a model directory.
+/// Opens a model directory or a GGUF file.
 pub(crate) fn open(dir: &Path) -> Result<Opened, Failure> {
     require_dir(dir)?;
     Ok(Opened::new(dir)?)
@@ -23,7 +23,7 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
     let holds = "a model directory holds config.json, tokenizer.json and model.safetensors (or shards with their index)";
     if !dir.exists() {
         let failure = Failure::input(format_args!(
-            "model `{shown}` should be a directory, there is nothing of this name"
+            "model `{shown}` should be a directory or a GGUF file, there is nothing of this name"
         ));
         return Err(match hub_name(dir) {
             Some(name) => failure
@@ -31,14 +31,14 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
             None => failure.hint(holds),
         });
     }
+    if fracbit_io::gguf::is_gguf(dir) {
+        return Ok(());
+    }
     if !dir.is_dir() {
-        let failure = Failure::input(format_args!("model `{shown}` should be a directory, it is a file"));
-        let gguf = dir.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-        return Err(failure.hint(if gguf {
-            "GGUF files are not read: start from the safetensors checkpoint"
-        } else {
-            holds
-        }));
+        let failure = Failure::input(format_args!(
+            "model `{shown}` should be a directory or a GGUF file, it is another file"
+        ));
+        return Err(failure.hint(holds));
     }
     if !dir.join("config.json").exists() {
         let failure = Failure::input(format_args!("model `{shown}` should hold config.json"));
@@ -191,13 +191,13 @@ mod tests {
     #[test]
     fn what_is_no_model_says_so() -> std::io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let file = dir.path().join("m.gguf");
+        let file = dir.path().join("m.bin");
         fs::write(&file, b"x")?;
         let hub = dir.path().join("models--a--b");
         fs::create_dir_all(hub.join("snapshots"))?;
         for (path, word) in [
             (dir.path().join("absent"), "nothing of this name"),
-            (file, "GGUF"),
+            (file, "another file"),
             (dir.path().to_path_buf(), "should hold config.json"),
             (hub, "within `snapshots`"),
         ] {

@@ -1,7 +1,9 @@
 //! A model directory's weights: one safetensors file or many with an index, as one set of named tensors.
 
+mod gguf;
 mod parts;
 mod scale;
+mod stored;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,10 +14,12 @@ use crate::config::ModelConfig;
 use crate::convert::{first_non_finite, to_f32_into};
 use crate::dtype::Dtype;
 use crate::error::{Error, IoContext, read_limited, refuse_pointer};
+use crate::gguf::{Gguf, is_gguf};
 use crate::header::{Header, TensorInfo, UniqueMap, rows_cols};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::mmap::FileBytes;
 use scale::Scale;
+pub(crate) use stored::Stored;
 
 /// Name of the single-file checkpoint.
 pub const SINGLE: &str = "model.safetensors";
@@ -66,20 +70,59 @@ pub struct TensorView<'a> {
     /// Little-endian elements, row-major. Not necessarily aligned.
     pub bytes: &'a [u8],
     scale: Option<&'a Scale>,
+    stored: Stored,
 }
 
-impl TensorView<'_> {
+impl<'a> TensorView<'a> {
     /// Neighbouring numbers of a row of the matrix view ([`TensorInfo::rows_cols`]) in `f32`, times their scales. Not checked to be finite.
     ///
     /// # Panics
     /// When the tensor holds no floats or they lie outside it.
     pub fn row_into(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
-        let (size, at) = (self.dtype.size(), row * rows_cols(self.shape).1);
-        to_f32_into(self.dtype, &self.bytes[(at + cols.start) * size..(at + cols.end) * size], out);
+        if let [len] = *self.shape
+            && self.stored.paired_head > 0
+        {
+            let mut all = vec![0.0; len];
+            stored_into(self.dtype, self.bytes, 0..len, &mut all);
+            cols.zip(out).for_each(|(col, out)| *out = all[self.stored.row(col)]);
+            return;
+        }
+        stored_into(self.dtype, self.stored_row(row), cols.clone(), out);
         if let Some(scale) = self.scale {
             scale.apply(row, cols.start, out);
         }
+        if self.stored.shift != 0.0 {
+            out.iter_mut().for_each(|w| *w -= self.stored.shift);
+        }
     }
+
+    /// The stored bytes of a row of the matrix view, where their numbers are those of [`TensorView::row_into`].
+    ///
+    /// # Panics
+    /// When there is no such row.
+    #[must_use]
+    pub fn row_bytes(&self, row: usize) -> Option<&'a [u8]> {
+        let plain = self.scale.is_none() && self.stored.shift == 0.0 && self.shape.len() > 1;
+        plain.then(|| self.stored_row(row))
+    }
+
+    fn stored_row(&self, row: usize) -> &'a [u8] {
+        let size = self.dtype.bytes(rows_cols(self.shape).1);
+        &self.bytes[self.stored.row(row) * size..][..size]
+    }
+}
+
+/// Some numbers of a row, which may begin and end within a block.
+fn stored_into(dtype: Dtype, row: &[u8], cols: Range<usize>, out: &mut [f32]) {
+    let len = dtype.block_len();
+    let blocks = cols.start / len..cols.end.div_ceil(len);
+    let bytes = &row[blocks.start * dtype.block_bytes()..blocks.end * dtype.block_bytes()];
+    if cols.start.is_multiple_of(len) && cols.end.is_multiple_of(len) {
+        return to_f32_into(dtype, bytes, out);
+    }
+    let mut whole = vec![0.0; blocks.len() * len];
+    to_f32_into(dtype, bytes, &mut whole);
+    out.copy_from_slice(&whole[cols.start - blocks.start * len..][..cols.len()]);
 }
 
 /// The names under which embedding and output head are stored; equal when they are one tensor.
@@ -114,6 +157,7 @@ struct Entry {
     shard: usize,
     info: TensorInfo,
     scale: Option<Scale>,
+    stored: Stored,
 }
 
 /// An opened checkpoint: headers checked, data untouched but for the scales of 8-bit floats.
@@ -127,7 +171,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a model directory, or one `.safetensors` file, with the default options.
+    /// Opens a model directory, one `.safetensors` file or a GGUF file, with the default options.
     ///
     /// A directory may hold `model.safetensors`, or `model.safetensors.index.json` and its shards; when it holds both, the
     /// single file is taken, as the Hugging Face loader does.
@@ -154,6 +198,10 @@ impl Checkpoint {
         };
         if !meta.is_dir() {
             ckpt.dir = path.parent().map_or_else(PathBuf::new, Path::to_owned);
+            if is_gguf(path) {
+                ckpt.add_gguf(Gguf::open_with(path, options.mmap)?)?;
+                return Ok(ckpt);
+            }
             let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
             if matches!(path.extension().and_then(|e| e.to_str()), Some("bin" | "pt" | "pth" | "ckpt")) {
                 return Err(pickle(path));
@@ -236,11 +284,17 @@ impl Checkpoint {
                     format!("tensor `{tensor}` should be in one shard, is in `{other}` and in `{name}`");
                 return Err(Error::Index { path: index.unwrap_or(path).to_owned(), rule });
             }
-            self.tensors.insert(tensor, Entry { shard: at, info, scale: None });
+            self.tensors.insert(tensor, Entry { shard: at, info, scale: None, stored: Stored::AS_NAMED });
         }
         let data_start = header.data_start;
         self.shards.push(Shard { name, path: path.to_owned(), metadata: header.metadata, bytes, data_start });
         Ok(())
+    }
+
+    /// What was opened: a directory or a file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The directory that holds the files.
@@ -288,9 +342,15 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::MissingTensor`].
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
-        let Entry { shard, info, scale } = self.entry(name)?;
+        let Entry { shard, info, scale, stored } = self.entry(name)?;
         let bytes = &self.shards[*shard].bytes[info.range.clone()];
-        Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes, scale: scale.as_ref() })
+        Ok(TensorView {
+            dtype: info.dtype,
+            shape: &info.shape,
+            bytes,
+            scale: scale.as_ref(),
+            stored: *stored,
+        })
     }
 
     /// Description of a tensor.
@@ -471,7 +531,7 @@ impl Checkpoint {
     #[must_use]
     pub fn content_hash(&self) -> String {
         let mut h = blake3::Hasher::new();
-        for (name, Entry { shard, info, scale }) in &self.tensors {
+        for (name, Entry { shard, info, scale, .. }) in &self.tensors {
             let shape: Vec<String> = info.shape.iter().map(ToString::to_string).collect();
             // Lengths first, so that no two different lists of tensors feed the same bytes.
             h.update(&(name.len() as u64).to_le_bytes());

@@ -66,6 +66,7 @@ pub use rope::{QueryGrowth, RopeConfig, RopeScaling};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, read_limited, read_optional};
+use crate::gguf::{Gguf, is_gguf};
 
 /// File name of the model configuration.
 pub const CONFIG: &str = "config.json";
@@ -190,12 +191,16 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, when present, `generation_config.json` of a directory.
+    /// Reads `config.json` and, when present, `generation_config.json` of a directory, or the same from
+    /// the metadata of a GGUF file.
     ///
     /// # Errors
     /// [`Error::Config`] naming file and field, [`Error::Json`], [`Error::Io`].
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
+        if is_gguf(dir) {
+            return Gguf::open(dir)?.model_config();
+        }
         let path = dir.join(CONFIG);
         let mut config = Self::parse(&read_limited(&path, MAX_CONFIG)?, &path)?;
         let path = dir.join(GENERATION_CONFIG);

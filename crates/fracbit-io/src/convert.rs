@@ -1,4 +1,4 @@
-//! Stored floats to `f32`, exact for F8, F16, BF16 and F32; F64 is rounded to nearest.
+//! Stored floats to `f32`, exact for F8, F16, BF16 and F32; F64 is rounded to nearest, and blocks of a GGUF file are as its format says.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -8,9 +8,9 @@ use crate::dtype::Dtype;
 /// Converts `src` (little-endian elements of `dtype`) into `out`, without any scales.
 ///
 /// # Panics
-/// When `dtype` is no float type or the lengths differ.
+/// When `dtype` is no float type, the lengths differ or a block is not whole.
 pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
-    assert_eq!(src.len(), out.len() * dtype.size(), "to_f32_into: as many elements as places");
+    assert_eq!(src.len(), dtype.bytes(out.len()), "to_f32_into: as many elements as places");
     match dtype {
         Dtype::F32 => {
             for (o, s) in out.iter_mut().zip(src.as_chunks::<4>().0) {
@@ -40,6 +40,7 @@ pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
                 *o = f64::from_le_bytes(*s) as f32;
             }
         }
+        Dtype::Blocks(block) => block.dequantize(src, out),
         _ => panic!("to_f32_into: a float type, got {dtype}"),
     }
 }

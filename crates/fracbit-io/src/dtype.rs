@@ -1,9 +1,12 @@
-//! Element types of a safetensors file.
+//! Element types of a safetensors file, and of a GGUF file.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Element type of a stored tensor. All are whole bytes, little-endian.
+use crate::gguf::BlockType;
+
+/// Element type of a stored tensor. All are whole bytes, little-endian, but for the blocks of a GGUF
+/// file, which hold some numbers each.
 ///
 /// Of the 8-bit floats there is the one that checkpoints are published in, whose numbers want the scales beside them, which
 /// [`crate::Checkpoint`] multiplies them by. Others and those of fewer bits (`F8_E5M2`, `F4`, …) are deliberately absent: a checkpoint that holds them
@@ -25,10 +28,12 @@ pub enum Dtype {
     U64,
     I64,
     F64,
+    /// Of a GGUF file.
+    Blocks(BlockType),
 }
 
 impl Dtype {
-    /// Every known type.
+    /// Every type of a safetensors file.
     pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::U8,
@@ -46,18 +51,34 @@ impl Dtype {
         Self::F64,
     ];
 
-    /// Bytes per element.
+    /// Numbers in a block: 1 but for those of a GGUF file.
     #[must_use]
-    pub const fn size(self) -> usize {
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::Blocks(block) => block.block_len(),
+            _ => 1,
+        }
+    }
+
+    /// Bytes of a block, which is an element but for those of a GGUF file.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 | Self::F8E4M3 => 1,
             Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 => 8,
+            Self::Blocks(block) => block.block_bytes(),
         }
     }
 
-    /// The name used in a safetensors header.
+    /// Bytes of so many elements, a multiple of [`block_len`](Self::block_len).
+    #[must_use]
+    pub const fn bytes(self, elements: usize) -> usize {
+        elements / self.block_len() * self.block_bytes()
+    }
+
+    /// The name used in a safetensors header, or `ggml`'s.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -75,13 +96,14 @@ impl Dtype {
             Self::U64 => "U64",
             Self::I64 => "I64",
             Self::F64 => "F64",
+            Self::Blocks(block) => block.name(),
         }
     }
 
     /// True for the types [`crate::Checkpoint::to_f32`] converts.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F8E4M3 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+        matches!(self, Self::F8E4M3 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64 | Self::Blocks(_))
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
+use crate::gguf::GgufError;
 use crate::header::HeaderError;
 
 /// Everything that can go wrong between a directory of files and the numbers in it.
@@ -69,6 +70,14 @@ pub enum Error {
         path: PathBuf,
         /// The broken rule.
         source: HeaderError,
+    },
+    /// A GGUF file breaks a rule of its format.
+    #[error("`{path}`: {source}")]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// The broken rule.
+        source: GgufError,
     },
     /// The directory holds no weights this crate can read.
     #[error("`{dir}`: {rule}")]

@@ -41,7 +41,7 @@ impl TensorInfo {
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.range.len() / self.dtype.size()
+        self.range.len() / self.dtype.block_bytes() * self.dtype.block_len()
     }
 
     /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a vector is one row.
@@ -210,10 +210,10 @@ fn check_entry(tensor: &str, e: RawEntry, data_len: usize) -> Result<TensorInfo,
     let begin = usize::try_from(begin).map_err(|_| beyond())?;
     let want = shape
         .iter()
-        .try_fold(dtype.size(), |n, &d| n.checked_mul(d))
+        .try_fold(dtype.block_bytes(), |n, &d| n.checked_mul(d))
         // A zero hides an overflow behind it or trips over one before it, by its place; refuse both alike.
         .filter(|_| {
-            shape.iter().filter(|&&d| d > 0).try_fold(dtype.size(), |n, &d| n.checked_mul(d)).is_some()
+            shape.iter().filter(|&&d| d > 0).try_fold(dtype.block_bytes(), |n, &d| n.checked_mul(d)).is_some()
         })
         .ok_or_else(|| bad_shape("overflows: its byte count should be below 2^64"))?;
     if want != end - begin {

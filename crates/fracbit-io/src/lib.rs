@@ -7,6 +7,7 @@ pub mod config;
 mod convert;
 pub mod dtype;
 mod error;
+pub mod gguf;
 pub mod header;
 mod journal;
 pub mod manifest;
@@ -25,6 +26,7 @@ pub use config::{
 pub use convert::to_f32_into;
 pub use dtype::Dtype;
 pub use error::Error;
+pub use gguf::{BlockType, Gguf};
 pub use header::{Header, HeaderError, TensorInfo};
 pub use manifest::Manifest;
 pub use output::{Leftover, OutputDir, Overwrite, Resumable, leftovers};

@@ -37,7 +37,7 @@ impl TensorSpec {
     /// Bytes of the data; `None` when they overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
-        self.shape.iter().try_fold(self.dtype.size() as u64, |n, &d| n.checked_mul(d as u64))
+        self.shape.iter().try_fold(self.dtype.block_bytes() as u64, |n, &d| n.checked_mul(d as u64))
     }
 }
 
@@ -94,6 +94,9 @@ impl<'a> ShardWriter<'a> {
                     &t,
                     "should have another name than `__metadata__` and at most 16 dimensions",
                 ));
+            }
+            if matches!(t.dtype, Dtype::Blocks(_)) {
+                return Err(bad(&t, "should be of a type that safetensors files have"));
             }
             if !seen.insert(t.name.clone()) || out.tensors.contains_key(&t.name) {
                 return Err(bad(&t, "should be listed once"));

@@ -394,7 +394,7 @@ impl Linear {
     pub fn weight_bytes(&self) -> usize {
         match &self.weights {
             Weights::Dense(shape, _) => shape.len() * size_of::<f32>(),
-            Weights::Stored(stored) => stored.shape.len() * stored.dtype.size(),
+            Weights::Stored(stored) => stored.dtype.bytes(stored.shape.len()),
             Weights::Packed(matrix) => matrix.bytes(),
             Weights::Fused(Fused { whole, rows }) => {
                 let up_to = |row: usize| whole.bytes() * row / whole.shape().rows.max(1);

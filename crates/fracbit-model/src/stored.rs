@@ -132,9 +132,8 @@ impl Stored {
         let view = self.view(piece);
         let shape = Shape::new(rows.len(), self.shape.cols);
         let stored = |row: usize| self.change.stored(rows.start + row);
-        if view.dtype == Dtype::Bf16 && self.change.factor == 1.0 {
-            let size = 2 * shape.cols;
-            let row_bytes = |row: usize| &view.bytes[stored(row) * size..][..size];
+        if view.dtype == Dtype::Bf16 && self.change.factor == 1.0 && view.row_bytes(0).is_some() {
+            let row_bytes = |row: usize| view.row_bytes(stored(row)).unwrap_or_default();
             return vector_product(crew, shape, out, |row| dot_bf16(row_bytes(row), x));
         }
         vector_product(crew, shape, out, |row| {

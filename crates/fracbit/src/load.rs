@@ -64,10 +64,10 @@ impl QuantizationConfig {
 }
 
 impl Opened {
-    /// Opens a directory and reads its configuration.
+    /// Opens a directory or a GGUF file and reads its configuration.
     ///
     /// # Errors
-    /// When the directory is no model directory; the message names the file and the rule.
+    /// When the directory is no model directory or the file no model; the message names the file and the rule.
     pub fn new(dir: &Path) -> Result<Self, Error> {
         let config = ModelConfig::from_dir(dir)?;
         let quantization = QuantizationConfig::read(&config, dir)?;
@@ -117,7 +117,7 @@ impl Opened {
     /// # Errors
     /// When there is none or it is malformed.
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
-        Ok(Tokenizer::from_dir(self.checkpoint.dir(), Some(&self.config))?)
+        Ok(Tokenizer::from_dir(self.checkpoint.path(), Some(&self.config))?)
     }
 
     /// Builds the model. With `verify`, the checksum of every tensor of a quantized directory is checked first.

@@ -17,7 +17,7 @@ use crate::{
 };
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::Codebook;
-use fracbit_io::{Dtype, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec};
+use fracbit_io::{Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec, gguf};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
 use fracbit_quant::{Effort, Grouping, Hessian, Rounding};
@@ -301,8 +301,16 @@ pub fn quantize_in(
     config.insert("quantization_config".to_owned(), block);
     dir.write_file("config.json", pretty(&Value::Object(config)).as_bytes())?;
     dir.write_file(directory::PLAN_FILE, pretty(&json!(plan)).as_bytes())?;
+    let from = source.checkpoint().path();
+    if gguf::is_gguf(from) {
+        for (name, text) in Gguf::open(from)?.documents()? {
+            if COPIED.contains(&name) {
+                dir.write_file(name, text.as_bytes())?;
+            }
+        }
+    }
     for name in COPIED {
-        let path = source.checkpoint().dir().join(name);
+        let path = from.join(name);
         if path.is_file() {
             dir.copy_file(&path)?;
         }

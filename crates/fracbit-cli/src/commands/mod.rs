@@ -6,6 +6,7 @@ pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod distortion;
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod profile;
@@ -36,6 +37,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Run(args) => run::run(args, context)?,
         Command::Chat(args) => chat::run(args, context)?,
         Command::Serve(args) => serve::run(args, context)?,
+        Command::Export(args) => export::run(args, context)?,
         Command::Inspect(args) => inspect::run(args, context)?,
         Command::Verify(args) => return verify::run(args, context),
         Command::Distortion(args) => distortion::run(args, context)?,

@@ -1,6 +1,6 @@
 //! One naming for all architectures: fused tensors in parts, experts under one set of names.
 
-use super::{Checkpoint, Entry};
+use super::{Checkpoint, Entry, Stored};
 use crate::config::{Architecture, ModelConfig};
 use crate::error::Error;
 use crate::header::TensorInfo;
@@ -128,8 +128,8 @@ impl Checkpoint {
     }
 
     /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many matrices, one above the other.
-    fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
-        let Some(Entry { shard, info, scale }) = self.tensors.remove(whole) else { return Ok(()) };
+    pub(super) fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
+        let Some(Entry { shard, info, scale, .. }) = self.tensors.remove(whole) else { return Ok(()) };
         let path = self.shards[shard].path.clone();
         let bias = whole.replace(".weight", ".bias");
         if self.tensors.contains_key(&bias) {
@@ -152,12 +152,13 @@ impl Checkpoint {
         }
         let (mut start, mut first) = (info.range.start, 0);
         for (name, rows) in parts {
-            let range = start..start + rows * cols * info.dtype.size();
+            let range = start..start + info.dtype.bytes(rows * cols);
             start = range.end;
             let part = Entry {
                 shard,
                 info: TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range },
                 scale: scale.as_ref().map(|scale| scale.starting_at(first)),
+                stored: Stored::AS_NAMED,
             };
             first += rows;
             if self.tensors.insert(name.clone(), part).is_some() {

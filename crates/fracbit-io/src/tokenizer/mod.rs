@@ -23,6 +23,7 @@ pub use stream::TokenStream;
 use crate::chat::{ChatTemplate, Message, RenderOptions};
 use crate::config::{ModelConfig, clip};
 use crate::error::{Error, read_limited, read_optional};
+use crate::gguf::{Gguf, is_gguf};
 
 /// File name of the tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -103,19 +104,15 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a directory, the last two where present.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a directory, the last two where present, or
+    /// the same from the metadata of a GGUF file.
     /// Token ids of `config` fill in what the settings leave out, and add to the tokens that end a text.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Config`], [`Error::Io`].
     pub fn from_dir(dir: impl AsRef<Path>, config: Option<&ModelConfig>) -> Result<Self, Error> {
         let dir = dir.as_ref();
-        let path = dir.join(TOKENIZER);
-        let mut t = Self::parse(&read_limited(&path, MAX_TOKENIZER)?, &path)?;
-        let path = dir.join(TOKENIZER_CONFIG);
-        let settings = read_optional(&path, MAX_TOKENIZER_CONFIG)?;
-        let template = read_optional(&dir.join(CHAT_TEMPLATE), MAX_TOKENIZER_CONFIG)?;
-        t.apply_settings(settings.as_deref().unwrap_or(b"{}"), &path, template.as_deref())?;
+        let mut t = if is_gguf(dir) { Gguf::open(dir)?.read_tokenizer()? } else { Self::of_files(dir)? };
         if let Some(c) = config {
             let named = |id: Option<u32>| id.and_then(|id| Some((t.token(id)?, id)));
             let (bos, eos) = (named(c.bos_token_id), named(c.eos_token_ids.first().copied()));
@@ -125,6 +122,16 @@ impl Tokenizer {
             t.settings.eos_ids.sort_unstable();
             t.settings.eos_ids.dedup();
         }
+        Ok(t)
+    }
+
+    fn of_files(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(TOKENIZER);
+        let mut t = Self::parse(&read_limited(&path, MAX_TOKENIZER)?, &path)?;
+        let path = dir.join(TOKENIZER_CONFIG);
+        let settings = read_optional(&path, MAX_TOKENIZER_CONFIG)?;
+        let template = read_optional(&dir.join(CHAT_TEMPLATE), MAX_TOKENIZER_CONFIG)?;
+        t.apply_settings(settings.as_deref().unwrap_or(b"{}"), &path, template.as_deref())?;
         Ok(t)
     }
 
@@ -336,6 +343,20 @@ impl Tokenizer {
         let text = template.render(messages, &options)?;
         // The template writes its special tokens itself.
         self.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep }).map(Some)
+    }
+
+    /// The text of the chat template, as it stands in its file.
+    #[must_use]
+    pub fn chat_template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(|template| template.source.as_str())
+    }
+
+    /// The tokenizer as the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn to_json(&self) -> Result<String, Error> {
+        guard(|| self.inner.to_string(false)).map_err(|rule| self.bad(rule))
     }
 
     fn starts_with_bos(&self, text: &str) -> bool {

@@ -35,7 +35,7 @@ pub(crate) fn tensors() -> Vec<(TensorSpec, Vec<u8>)> {
     let fill = |t: &TensorSpec| {
         let n = usize::try_from(t.bytes().expect("tiny")).expect("tiny");
         // The high byte of every float stays small, so that all are finite.
-        (0..n).map(|i| if (i + 1) % t.dtype.size() == 0 { 60 } else { (i * 37 % 251) as u8 }).collect()
+        (0..n).map(|i| if (i + 1) % t.dtype.block_bytes() == 0 { 60 } else { (i * 37 % 251) as u8 }).collect()
     };
     list.into_iter()
         .map(|t| {
