@@ -34,7 +34,7 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
 
 /// Schemes that came after the first version of the format, at the end of the file: group-wise ones, then quarter bits of a trellis.
 fn later(quarters: bool) -> impl Iterator<Item = Scheme> {
-    let odd = |s: &Scheme| s.family() == Family::Tcq && !s.quarters().is_multiple_of(2);
+    let odd = |s: &Scheme| matches!(s.family(), Family::Tcq(_)) && !s.quarters().is_multiple_of(2);
     Scheme::all().filter(move |s| if quarters { odd(s) } else { s.group().is_some() })
 }
 
@@ -42,13 +42,13 @@ fn later(quarters: bool) -> impl Iterator<Item = Scheme> {
 fn lengths(scheme: Scheme) -> Vec<usize> {
     let quarters = usize::from(scheme.quarters());
     match (scheme.family(), scheme.code()) {
-        (Family::HalfTcq, _) => Vec::new(),
+        (Family::HalfTcq(_), _) => Vec::new(),
         (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
         (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
-        (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
-        (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
-        (Family::Tcq, _) => vec![64, 128, 256],
+        (Family::Tcq(Code::Hyb), _) => vec![1024, 2048, 4096],
+        (Family::Tcq(Code::Fast), _) => vec![64, 128],
+        (Family::Tcq(_), _) => vec![64, 128, 256],
     }
 }
 

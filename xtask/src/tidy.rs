@@ -39,6 +39,27 @@ const NEVER: [(&str, &str); 4] = [
     ("fracbit-io", "fracbit-format"),
 ];
 
+/// Crates that implement families of schemes, and may ask which one a scheme is; everybody else asks its `SchemeSpec`.
+const FAMILIES: [&str; 7] = [
+    "fracbit-base",
+    "fracbit-format",
+    "fracbit-codebook",
+    "fracbit-trellis",
+    "fracbit-kernels-x86",
+    "fracbit-kernels-neon",
+    "fracbit-kernels-cuda",
+];
+
+/// Whether a library file asks for the family of a scheme, in a crate that implements none.
+fn asks_for_family(name: &str, text: &str) -> bool {
+    let mut parts = name.split('/');
+    let (Some("crates"), Some(krate), Some("src")) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let asks = |line: &str| line.contains("Family::") || line.contains(".family()");
+    !FAMILIES.contains(&krate) && text.lines().any(asks)
+}
+
 /// Checks every rule and reports all breaches at once.
 pub(crate) fn run() -> Outcome {
     let mut breaches = Vec::new();
@@ -49,6 +70,9 @@ pub(crate) fn run() -> Outcome {
         let lines = text.lines().count();
         if name.ends_with(".rs") && lines > MAX_LINES {
             breaches.push(format!("{name}: {lines} lines, split it by subject (limit {MAX_LINES})"));
+        }
+        if asks_for_family(&name, &text) {
+            breaches.push(format!("{name}: asks for a scheme's family; ask its `SchemeSpec` instead"));
         }
         // Assembled so that this file does not trip over itself.
         for word in [concat!("/wor", "k/"), concat!("TO", "DO"), concat!("FIX", "ME")] {
@@ -136,4 +160,20 @@ fn files() -> Result<Vec<PathBuf>, Failure> {
     walk(&root(), &mut found).map_err(|error| error.to_string())?;
     found.sort();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asks_for_family;
+
+    #[test]
+    fn families_are_for_those_who_implement_them() {
+        for text in ["match scheme.family() {", "if f == Family::Vq {"] {
+            assert!(asks_for_family("crates/fracbit/src/plan.rs", text), "{text}");
+            assert!(!asks_for_family("crates/fracbit-trellis/src/train.rs", text), "{text}");
+            assert!(!asks_for_family("crates/fracbit/tests/plan.rs", text), "tests may");
+            assert!(!asks_for_family("xtask/src/tidy.rs", text), "{text}");
+        }
+        assert!(!asks_for_family("crates/fracbit/src/plan.rs", "scheme.family_name()"));
+    }
 }

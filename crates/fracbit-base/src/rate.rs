@@ -25,6 +25,12 @@ impl Rate {
         Self(quarters * (Self::UNIT / 4))
     }
 
+    /// The rate in quarters of a bit, where it is a whole number of them.
+    #[must_use]
+    pub const fn quarters(self) -> Option<u32> {
+        if self.0.is_multiple_of(Self::UNIT / 4) { Some(self.0 / (Self::UNIT / 4)) } else { None }
+    }
+
     /// `bits` stored for every `weights` weights, rounded up to the next unit.
     ///
     /// # Panics
@@ -85,8 +91,10 @@ mod tests {
     fn exact_for_the_palette_and_for_scales() {
         const Q4_G128: Rate = Rate::per_group(4 * 128 + 16, 128);
         assert_eq!(Q4_G128.bits(), 4.125);
+        assert_eq!(Q4_G128.quarters(), None);
         for quarters in 0..=32 {
             assert_eq!(Rate::quarter_bits(quarters).bits(), f64::from(quarters) / 4.0);
+            assert_eq!(Rate::quarter_bits(quarters).quarters(), Some(quarters));
             assert_eq!(Rate::quarter_bits(quarters).bytes(256), Bytes(u64::from(quarters) * 8));
         }
         assert_eq!(Rate::quarter_bits(1).bytes(1), Bytes(1), "rounds up to a byte");

@@ -35,7 +35,7 @@ impl Code {
     }
 }
 
-/// The quantizer families of the palette.
+/// The quantizer families of the palette, each with what it takes beside a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// Non-uniform scalar quantizer.
@@ -43,9 +43,9 @@ pub enum Family {
     /// Two-dimensional vector quantizer.
     Vq,
     /// Trellis-coded quantizer.
-    Tcq,
+    Tcq(Code),
     /// Two trellis quantizers half a bit apart, one for each half of the input dimension.
-    HalfTcq,
+    HalfTcq(Code),
     /// Integers times the scale of their group: `Q4_0` and `Q8_0` of llama.cpp in bytes per block.
     Int,
     /// Group-wise non-uniform quantizer: each group takes the best of a few small codebooks.
@@ -53,26 +53,68 @@ pub enum Family {
 }
 
 impl Family {
-    /// The name used in scheme names and files.
+    /// All, those of a trellis with each code.
+    pub const ALL: [Self; 10] = [
+        Self::Nuq,
+        Self::Vq,
+        Self::Tcq(Code::Fine),
+        Self::Tcq(Code::Fast),
+        Self::Tcq(Code::Hyb),
+        Self::HalfTcq(Code::Fine),
+        Self::HalfTcq(Code::Fast),
+        Self::HalfTcq(Code::Hyb),
+        Self::Int,
+        Self::Gnuq,
+    ];
+
+    /// The name used in scheme names and files, without the code of a trellis.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nuq => "nuq",
             Self::Vq => "vq",
-            Self::Tcq => "tcq",
-            Self::HalfTcq => "half-tcq",
+            Self::Tcq(_) => "tcq",
+            Self::HalfTcq(_) => "half-tcq",
             Self::Int => "int",
             Self::Gnuq => "gnuq",
         }
     }
+
+    /// Whether it comes at `quarters / 4` bits, and the rates it comes at, in words.
+    const fn comes_at(self, quarters: u32) -> (bool, &'static str) {
+        let (half, whole) = (quarters % 2 == 0, quarters % 4 == 0);
+        let trellis = quarters >= 4 && quarters <= 20;
+        match self {
+            Self::Nuq => (quarters >= 8 && quarters <= 32 && whole, "2, 3, ... 8"),
+            Self::Vq => (quarters >= 6 && quarters <= 24 && half, "1.5, 2, ... 6"),
+            Self::Tcq(Code::Fine) => (trellis, "1, 1.25, ... 5"),
+            Self::Tcq(Code::Fast) => (trellis && (half || quarters <= 8), "1, 1.25, ... 2, 2.5, ... 5"),
+            Self::Tcq(Code::Hyb) => (trellis && half, "1, 1.5, ... 5"),
+            Self::HalfTcq(_) => (quarters >= 5 && quarters <= 19 && !half, "1.25, 1.75, ... 4.75"),
+            Self::Int => (matches!(quarters, 16 | 32), "4, 8"),
+            Self::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
+        }
+    }
 }
 
-/// One entry of the palette: family, code and rate. Only valid combinations can be built.
+/// The name with the code, where it is not the default: what stands before the rate in a scheme's name.
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Self::Tcq(code) | Self::HalfTcq(code) if *code != Code::Fine => write!(f, "-{}", code.name()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One entry of the palette: a family at a rate. Only valid combinations can be built.
+///
+/// What else there is to know of it (planes, scales, tables, bytes) says `fracbit_format::SchemeSpec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scheme {
-    quarters: u8,
+    rate: Rate,
     family: Family,
-    code: Option<Code>,
 }
 
 /// A scheme name or rate that the palette does not have.
@@ -87,7 +129,7 @@ pub enum SchemeError {
     #[error("scheme: {family} comes at {range} bits, got {bits}")]
     Rate {
         /// Family name, and the trellis code where rates depend on it.
-        family: &'static str,
+        family: String,
         /// The rates that exist.
         range: &'static str,
         /// The rate asked for.
@@ -96,46 +138,30 @@ pub enum SchemeError {
 }
 
 impl Scheme {
-    /// A scheme of the given family and rate in quarter bits; `code` is ignored by all but the trellis families.
+    /// A scheme of the given family and rate.
     ///
     /// # Errors
     /// When the family has no such rate.
-    pub fn new(family: Family, code: Code, quarters: u8) -> Result<Self, SchemeError> {
-        let (ok, range) = match family {
-            Family::Nuq => ((8..=32).contains(&quarters) && quarters.is_multiple_of(4), "2, 3, ... 8"),
-            Family::Vq => ((6..=24).contains(&quarters) && quarters.is_multiple_of(2), "1.5, 2, ... 6"),
-            Family::Tcq => {
-                let some = (4..=20).contains(&quarters);
-                let half = quarters.is_multiple_of(2);
-                match code {
-                    Code::Fine => (some, "1, 1.25, ... 5"),
-                    Code::Fast => (some && (half || quarters <= 8), "1, 1.25, ... 2, 2.5, ... 5"),
-                    Code::Hyb => (some && half, "1, 1.5, ... 5"),
-                }
-            }
-            Family::HalfTcq => {
-                ((5..=19).contains(&quarters) && !quarters.is_multiple_of(2), "1.25, 1.75, ... 4.75")
-            }
-            Family::Int => (matches!(quarters, 16 | 32), "4, 8"),
-            Family::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
-        };
-        if !ok {
-            let bits = (f64::from(quarters) / 4.0).to_string();
-            let family = match (family, code) {
-                (Family::Tcq, Code::Fast) => "tcq-fast",
-                (Family::Tcq, Code::Hyb) => "tcq-hyb",
-                _ => family.name(),
-            };
-            return Err(SchemeError::Rate { family, range, bits });
+    pub fn new(family: Family, rate: Rate) -> Result<Self, SchemeError> {
+        let quarters = rate.quarters();
+        let (ok, range) = family.comes_at(quarters.unwrap_or(0));
+        if quarters.is_none() || !ok {
+            let bits = rate.bits().to_string();
+            return Err(SchemeError::Rate { family: family.to_string(), range, bits });
         }
-        let code = matches!(family, Family::Tcq | Family::HalfTcq).then_some(code);
-        Ok(Self { quarters, family, code })
+        Ok(Self { rate, family })
     }
 
     /// The family.
     #[must_use]
     pub const fn family(self) -> Family {
         self.family
+    }
+
+    /// The family's name, without the code of a trellis: what reports list beside code and rate.
+    #[must_use]
+    pub const fn family_name(self) -> &'static str {
+        self.family.name()
     }
 
     /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one scale a row.
@@ -147,58 +173,54 @@ impl Scheme {
         }
     }
 
-    /// The trellis code; `None` for scalar and vector schemes.
+    /// The trellis code; `None` for every scheme without a trellis.
     #[must_use]
     pub const fn code(self) -> Option<Code> {
-        self.code
+        match self.family {
+            Family::Tcq(code) | Family::HalfTcq(code) => Some(code),
+            _ => None,
+        }
     }
 
     /// Payload bits per weight, without scales.
     #[must_use]
     pub const fn rate(self) -> Rate {
-        Rate::quarter_bits(self.quarters as u32)
+        self.rate
     }
 
-    /// Payload rate in quarters of a bit.
+    /// Payload rate in quarters of a bit: the number of a kernel's instance.
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 8 bits per weight, by `new`")]
     pub const fn quarters(self) -> u8 {
-        self.quarters
+        match self.rate.quarters() {
+            Some(quarters) => quarters as u8,
+            None => panic!("a rate that `new` refuses"),
+        }
     }
 
     /// The two trellis schemes of a half-TCQ scheme, the lower rate first (it codes the first half of the
     /// input dimension, as in the papers); the scheme itself twice for every other family.
     #[must_use]
     pub const fn halves(self) -> [Self; 2] {
-        match self.family {
-            Family::HalfTcq => [
-                Self { quarters: self.quarters - 1, family: Family::Tcq, code: self.code },
-                Self { quarters: self.quarters + 1, family: Family::Tcq, code: self.code },
-            ],
-            _ => [self, self],
-        }
+        let Family::HalfTcq(code) = self.family else { return [self, self] };
+        let quarters = self.quarters() as u32;
+        let family = Family::Tcq(code);
+        [
+            Self { rate: Rate::quarter_bits(quarters - 1), family },
+            Self { rate: Rate::quarter_bits(quarters + 1), family },
+        ]
     }
 
     /// Every scheme there is, by family and rate, with all trellis codes.
     pub fn all() -> impl Iterator<Item = Self> {
-        let families = [Family::Nuq, Family::Vq, Family::Tcq, Family::HalfTcq, Family::Int, Family::Gnuq];
-        families.into_iter().flat_map(|family| {
-            let codes: &[Code] = match family {
-                Family::Tcq | Family::HalfTcq => &Code::ALL,
-                _ => &Code::ALL[..1],
-            };
-            codes.iter().flat_map(move |&code| (4..=32).filter_map(move |q| Self::new(family, code, q).ok()))
-        })
+        let at = |family: Family| (4..=32).filter_map(move |q| Self::new(family, Rate::quarter_bits(q)).ok());
+        Family::ALL.into_iter().flat_map(at)
     }
 }
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.family.name())?;
-        match self.code {
-            None | Some(Code::Fine) => {}
-            Some(code) => write!(f, "-{}", code.name())?,
-        }
-        write!(f, "-{}", f64::from(self.quarters) / 4.0)
+        write!(f, "{}-{}", self.family, self.rate.bits())
     }
 }
 
@@ -208,36 +230,14 @@ impl FromStr for Scheme {
     fn from_str(text: &str) -> Result<Self, SchemeError> {
         let bad = || SchemeError::Name(text.to_owned());
         let (head, rate) = text.rsplit_once('-').ok_or_else(bad)?;
-        let (family, code) = match head {
-            "nuq" => (Family::Nuq, Code::Fine),
-            "vq" => (Family::Vq, Code::Fine),
-            "int" => (Family::Int, Code::Fine),
-            "gnuq" => (Family::Gnuq, Code::Fine),
-            _ => {
-                let (family, rest) = if let Some(rest) = head.strip_prefix("half-tcq") {
-                    (Family::HalfTcq, rest)
-                } else {
-                    (Family::Tcq, head.strip_prefix("tcq").ok_or_else(bad)?)
-                };
-                let code = match rest {
-                    "" | "-fine" => Code::Fine,
-                    "-fast" => Code::Fast,
-                    "-hyb" => Code::Hyb,
-                    _ => return Err(bad()),
-                };
-                (family, code)
-            }
-        };
+        // The default code may be spelled out.
+        let short = head.strip_suffix("-fine").filter(|short| short.ends_with("tcq")).unwrap_or(head);
+        let family = Family::ALL.into_iter().find(|f| f.to_string() == short).ok_or_else(bad)?;
         let quarters = rate.parse::<f64>().map_err(|_| bad())? * 4.0;
         if quarters.fract() != 0.0 || !(0.0..=255.0).contains(&quarters) {
             return Err(bad());
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a whole number in 0..=255"
-        )]
-        Self::new(family, code, quarters as u8)
+        Self::new(family, Rate::from_bits(quarters / 4.0).map_err(|_| bad())?)
     }
 }
 
@@ -274,9 +274,9 @@ impl Palette {
             .filter(|s| s.code().is_none_or(|c| c == code))
             .filter(|s| match self {
                 Self::Tcq => match s.family() {
-                    Family::Tcq => true,
-                    Family::HalfTcq => Scheme::new(Family::Tcq, code, s.quarters()).is_err(),
-                    Family::Nuq => s.quarters() >= 24,
+                    Family::Tcq(_) => true,
+                    Family::HalfTcq(code) => Scheme::new(Family::Tcq(code), s.rate()).is_err(),
+                    Family::Nuq => s.rate() >= Rate::quarter_bits(24),
                     _ => false,
                 },
                 Self::Vq => s.family() == Family::Vq,
@@ -309,6 +309,7 @@ mod tests {
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
+        assert_eq!("tcq-fine-3".parse::<Scheme>(), "tcq-3".parse());
     }
 
     #[test]
@@ -328,6 +329,9 @@ mod tests {
             "nuq--4",
             "int-3",
             "gnuq-5",
+            "nuq-fine-4",
+            "-fine-3",
+            "tcq-fine-fine-3",
             "nuq-1e9",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");

@@ -98,7 +98,7 @@ static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
 #[must_use]
 pub fn nmse(scheme: Scheme) -> Option<f64> {
     match scheme.family() {
-        Family::HalfTcq => {
+        Family::HalfTcq(_) => {
             let [low, high] = scheme.halves();
             Some(f64::midpoint(nmse(low)?, nmse(high)?))
         }
@@ -117,9 +117,9 @@ pub fn published(scheme: Scheme) -> Option<f64> {
     let (table, index): (&[f64], usize) = match scheme.family() {
         Family::Nuq => (&NUQ, (quarters - 8) / 4),
         Family::Vq => (&VQ, (quarters - 6) / 2),
-        Family::Tcq if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
-        Family::HalfTcq => (&HALF_TCQ, (quarters - 5) / 2),
-        Family::Tcq | Family::Int | Family::Gnuq => return None,
+        Family::Tcq(_) if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
+        Family::HalfTcq(_) => (&HALF_TCQ, (quarters - 5) / 2),
+        Family::Tcq(_) | Family::Int | Family::Gnuq => return None,
     };
     table.get(index).copied()
 }

@@ -1,6 +1,6 @@
 //! Tables that turn codes into integers.
 
-use crate::{TILE, TILE_COLS, TILE_ROWS, bits::read_bits, trellis};
+use crate::{SchemeSpec, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis};
 use fracbit_base::{Code, Family, Scheme};
 use std::{fmt, str::FromStr};
 
@@ -156,17 +156,8 @@ impl Codebook {
     /// # Errors
     /// When the number of entries, their range or the step does not fit the scheme.
     pub fn new(scheme: Scheme, entries: Vec<i16>, step: f32) -> Result<Self, CodebookError> {
-        let bits = usize::from(scheme.quarters());
-        let allowed: Vec<usize> = match (scheme.family(), scheme.code()) {
-            (Family::HalfTcq, _) => return Err(CodebookError::Composite(scheme)),
-            (Family::Nuq | Family::Int, _) => vec![1 << (bits / 4)],
-            (Family::Gnuq, _) => {
-                (0..).map(|c| 1 << (bits / 4 + c)).take_while(|&n| n <= MOST_GROUP_ENTRIES).collect()
-            }
-            (Family::Vq, _) => vec![2 << (bits / 2)],
-            (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
-            (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
-            (Family::Tcq, _) => vec![64, 128, 256],
+        let Some(TableSpec { lengths: allowed, .. }) = SchemeSpec::of(scheme).table else {
+            return Err(CodebookError::Composite(scheme));
         };
         if !allowed.contains(&entries.len()) {
             let want = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
@@ -254,7 +245,7 @@ impl Codebook {
 
     /// Whether entries are magnitudes of a trellis code, none of them negative, on the int8 grid.
     fn magnitudes(&self) -> bool {
-        let signed_apart = self.scheme.family() == Family::Tcq && self.scheme.code() != Some(Code::Hyb);
+        let signed_apart = matches!(self.scheme.family(), Family::Tcq(Code::Fine | Code::Fast));
         signed_apart && self.grid == Grid::I8 && self.entries.iter().all(|&e| e >= 0)
     }
 
@@ -266,13 +257,19 @@ impl Codebook {
     /// and a codebook for a circular source loses nothing by it (`docs/quality.md`).
     #[must_use]
     pub fn quarter(&self) -> Option<&[i16]> {
-        let (pairs, _) = self.entries.as_chunks::<2>();
-        if self.scheme.family() != Family::Vq || !matches!(pairs.len(), 128 | 256) {
+        if !Self::may_be_turned(self.scheme) {
             return None;
         }
+        let (pairs, _) = self.entries.as_chunks::<2>();
         let (first, each) = (&self.entries[..self.entries.len() / 4], pairs.len() / 4);
         let same = |(i, &pair): (usize, &[i16; 2])| pair == quarter_turns(pairs[i % each], i / each);
         (first.iter().all(|&v| v >= 0) && pairs.iter().enumerate().all(same)).then_some(first)
+    }
+
+    /// Whether a scheme has tables of 128 or 256 pairs, which may be a [quarter](Self::quarter) of themselves.
+    #[must_use]
+    pub fn may_be_turned(scheme: Scheme) -> bool {
+        scheme.family() == Family::Vq && matches!(scheme.quarters(), 14 | 16)
     }
 
     /// The scheme this table belongs to.
@@ -356,7 +353,7 @@ impl Codebook {
                     pair.copy_from_slice(&self.entries[index..index + 2]);
                 }
             }
-            Family::Tcq | Family::HalfTcq => {
+            Family::Tcq(_) | Family::HalfTcq(_) => {
                 let steps = trellis::Steps::of(self.scheme).expect("half-TCQ is refused by `new`");
                 for (t, values) in (first / steps.weights..).zip(out.chunks_exact_mut(steps.weights)) {
                     let state = read_bits(code, steps.position(t), trellis::STATE_BITS);
@@ -542,7 +539,7 @@ mod tests {
 
     #[test]
     fn a_row_equals_that_row_of_the_tile() {
-        for scheme in Scheme::all().filter(|s| s.family() != Family::HalfTcq) {
+        for scheme in Scheme::all().filter(|s| !matches!(s.family(), Family::HalfTcq(_))) {
             let want = [4, 16, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
             let book = want.iter().find_map(|&n| {
                 let entry =

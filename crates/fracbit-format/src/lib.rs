@@ -2,11 +2,15 @@
 
 mod bits;
 mod codebook;
+mod data;
 mod layout;
 mod packed;
+mod spec;
 pub mod trellis;
 
 pub use bits::{BitWriter, read_bits};
 pub use codebook::{Codebook, CodebookError, Grid, Layers, MOST_GROUP_ENTRIES, Ramp, quarter_turns};
+pub use data::{PackedMatrixData, Plane};
 pub use layout::{Layout, Segment, TILE, TILE_COLS, TILE_ROWS};
 pub use packed::{PackedError, PackedView};
+pub use spec::{Element, Extent, Grouping, Index, PlaneName, PlaneSpec, SchemeSpec, TableSpec};

@@ -35,6 +35,14 @@ pub enum PackedError {
     /// The gain or a scale is not finite.
     #[error("packed matrix: {0} should be finite")]
     NotFinite(&'static str),
+    /// Matrices that cannot lie one above the other.
+    #[error(
+        "stacked matrices: should have one scheme, width, grouping and set of tables, and whole tiles but for the last"
+    )]
+    Kinds,
+    /// Matrices whose scales have no common gain.
+    #[error("stacked matrices: the gain is too far from those of the others")]
+    Gains,
 }
 
 impl<'a> PackedView<'a> {
@@ -81,6 +89,18 @@ impl<'a> PackedView<'a> {
             return Err(PackedError::NotFinite("every scale"));
         }
         Ok(Self { layout, codebooks: codebooks.to_vec(), codes, scales, group, gain })
+    }
+
+    /// The view of parts that were checked before.
+    pub(crate) const fn checked(
+        layout: Layout,
+        codebooks: Vec<&'a Codebook>,
+        codes: &'a [u8],
+        scales: &'a [f16],
+        group: usize,
+        gain: f32,
+    ) -> Self {
+        Self { layout, codebooks, codes, scales, group, gain }
     }
 
     /// Where the tiles are.

@@ -46,7 +46,7 @@ impl Steps {
     /// The steps of a `tcq` scheme; `None` for every other family.
     #[must_use]
     pub fn of(scheme: Scheme) -> Option<Self> {
-        if scheme.family() != fracbit_base::Family::Tcq {
+        if !matches!(scheme.family(), fracbit_base::Family::Tcq(_)) {
             return None;
         }
         let weights = match scheme.code()? {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn windows_move_by_the_rate_and_end_with_the_tape() {
-        for scheme in Scheme::all().filter(|s| s.family() == fracbit_base::Family::Tcq) {
+        for scheme in Scheme::all().filter(|s| matches!(s.family(), fracbit_base::Family::Tcq(_))) {
             let steps = Steps::of(scheme).unwrap();
             assert_eq!(steps.position(steps.count()), steps.tape_bits(), "{scheme}");
             let total: u32 = (0..steps.count()).map(|t| steps.shift(t)).sum();

@@ -83,7 +83,7 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
 
 fn encode(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     let mut schemes = 0;
-    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
         let exact = || rounder(scheme, Effort::Exact).ok_or("a trellis scheme");
         let tiles = gaussian_tiles(7, 4);
         let mut want = vec![0; tiles.len() * exact()?.codebook().tile_bytes()];

@@ -208,7 +208,7 @@ mod tests {
         let source = std::fs::read_to_string(path).expect("kernels/cuda/codes.cuh");
         assert_eq!(constant(&source, "FINE_ADD = "), Some(u32::from(FINE_ADD)));
         for scheme in Scheme::all() {
-            if (scheme.family(), scheme.code()) == (Family::Tcq, Some(Code::Fast)) {
+            if scheme.family() == Family::Tcq(Code::Fast) {
                 let quarters = scheme.quarters();
                 let found = constant(&source, &format!("case {quarters}: return "));
                 assert_eq!(found, Some(fast_factor(usize::from(quarters))), "{scheme}");

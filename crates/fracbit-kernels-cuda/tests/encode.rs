@@ -11,7 +11,7 @@ fn bytes_are_those_of_the_processor() {
     let limits = Limits { multiprocessors: 1, shared: 227 << 10 };
     let device =
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
-    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
         let name = scheme.to_string();
         let make = || rounder(scheme, Effort::Exact).expect("a trellis scheme");
         let tiles = gaussian_tiles(7, 1);

@@ -65,7 +65,7 @@ pub(crate) fn from_fields(codebook: &Codebook, fields: &[u8], out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit_base::{Code, Family, Scheme};
+    use fracbit_base::{Code, Family, Rate, Scheme};
     use fracbit_kernels::cases;
 
     #[test]
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn words_hold_the_tape_of_two_rows_a_lane() {
-        for quarters in [10, 11] {
-            let scheme = Scheme::new(Family::Tcq, Code::Fine, quarters).unwrap();
+        for quarters in [10u8, 11] {
+            let scheme = Scheme::new(Family::Tcq(Code::Fine), Rate::quarter_bits(quarters.into())).unwrap();
             let book = cases::codebooks(scheme, 0, 127).remove(0);
             let tile: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
             let mut words = vec![0; tile.len()];

@@ -32,12 +32,12 @@ pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<C
     let (table, run) = match (scheme.family(), scheme.code()) {
         (Family::Nuq, _) if narrow => return Some(scalar::<D, PAIRS>(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 12 => pairs::<D, PAIRS>(codebook),
-        (Family::Nuq | Family::Vq, _) | (Family::Tcq, Some(Code::Hyb)) => match codebook.quarter() {
+        (Family::Nuq | Family::Vq, _) | (Family::Tcq(Code::Hyb), _) => match codebook.quarter() {
             Some(quarter) => turned::<D, PAIRS>(quarter),
             None => gather::<D, PAIRS>(codebook),
         },
-        (Family::Tcq, Some(Code::Fine)) if narrow => fine::<D, PAIRS>(codebook),
-        (Family::Tcq, Some(Code::Fast)) if narrow => fast::<D, PAIRS>(codebook),
+        (Family::Tcq(Code::Fine), _) if narrow => fine::<D, PAIRS>(codebook),
+        (Family::Tcq(Code::Fast), _) if narrow => fast::<D, PAIRS>(codebook),
         _ => return None,
     };
     Some(Choice { table, packing: WORDS, run })

@@ -11,8 +11,10 @@ use crate::{
     vectors::{Gate, Vectors},
     with_crew,
 };
-use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Codebook, Layers, Layout, PackedError, PackedView, Ramp, quarter_turns};
+use fracbit_base::{Code, Scheme, Shape};
+use fracbit_format::{
+    Codebook, Grid, Layers, Layout, PackedError, PackedView, Ramp, SchemeSpec, quarter_turns,
+};
 use half::f16;
 
 /// One product to check.
@@ -66,15 +68,12 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// The largest magnitudes of table entries to try: the int8 grid, and the int16 grid where the scheme may use it.
+/// The largest magnitudes of table entries to try: those of the grids that the scheme's tables are made on.
 #[must_use]
 pub fn grids(scheme: Scheme) -> &'static [i16] {
-    match scheme.family() {
-        Family::Nuq if scheme.quarters() >= 20 => &[127, 32_767],
-        Family::Vq => &[127, 32_767],
-        _ if scheme.code() == Some(Code::Hyb) => &[127, 32_767],
-        _ => &[127],
-    }
+    let [low, _] = scheme.halves();
+    let wide = SchemeSpec::of(low).table.is_some_and(|table| table.grids.contains(&Grid::I16));
+    if wide { &[127, 32_767] } else { &[127] }
 }
 
 /// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative and such as are ramps, and
@@ -91,7 +90,7 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
         }
         all.extend([63, 62].map(|mask| each_half(scheme, 0, |s, _| ramped(s, mask))));
     }
-    if scheme.family() == Family::Vq && [14, 16].contains(&scheme.quarters()) {
+    if Codebook::may_be_turned(scheme) {
         all.push(vec![turned(scheme)]);
     }
     all
@@ -194,19 +193,12 @@ pub fn assert_same(want: &[f32], got: &[f32], what: &str) {
     }
 }
 
-/// Table lengths that a scheme's codebook may have (half-TCQ has none of its own).
+/// Table lengths that a scheme's codebook may have (half-TCQ has none of its own), those of less than a register last where there are others.
 #[must_use]
 pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
-    let quarters = usize::from(scheme.quarters());
-    match (scheme.family(), scheme.code()) {
-        (Family::HalfTcq, _) => Vec::new(),
-        (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
-        (Family::Gnuq, _) => [16, 32, 64].into_iter().chain((quarters == 8).then_some(4)).collect(),
-        (Family::Vq, _) => vec![2 << (quarters / 2)],
-        (Family::Tcq, Some(Code::Hyb)) => vec![1024, 2048, 4096],
-        (Family::Tcq, Some(Code::Fast)) => vec![64, 128],
-        (Family::Tcq, _) => vec![64, 128, 256],
-    }
+    let mut lengths = SchemeSpec::of(scheme).table.map_or(Vec::new(), |table| table.lengths);
+    lengths.sort_by_key(|&n| n < 16);
+    lengths
 }
 
 /// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them (plain integers are
@@ -223,9 +215,8 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
         .expect("at most `most` in magnitude");
     entries[0] = most;
     entries[length - 1] = -most;
-    if scheme.family() == Family::Int {
-        let integer = |code| Codebook::integer(scheme, code).expect("a code of the scheme");
-        entries = (0..length).map(integer).collect();
+    if let Some(integers) = (0..length).map(|code| Codebook::integer(scheme, code)).collect() {
+        entries = integers;
     }
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }

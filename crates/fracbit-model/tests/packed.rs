@@ -9,7 +9,7 @@
 mod common;
 
 use common::{F32, logits, references, relative};
-use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, Kernels, PackedMatrix};
 use fracbit_model::{
@@ -24,7 +24,7 @@ use std::sync::{
 
 /// Eight-bit rounding, one scale per row: the simplest packed matrix with real weights in it.
 fn pack(matrix: &Matrix) -> PackedMatrix {
-    let scheme = Scheme::new(Family::Nuq, Code::Fine, 32).unwrap();
+    let scheme = "nuq-8".parse().unwrap();
     // -127 twice: within the int8 grid.
     let entries = (-128i16..128).map(|e| e.max(-127)).collect();
     let codebook = Codebook::new(scheme, entries, 1.0 / 127.0).unwrap();

@@ -3,7 +3,7 @@
 use crate::{Grouping, QuantError, Quantized, Rounding, rounders};
 use fracbit_base::{Scheme, Shape};
 use fracbit_codebook::GroupCoder;
-use fracbit_format::{BitWriter, Layout, TILE, TILE_COLS, TILE_ROWS};
+use fracbit_format::{BitWriter, Index, Layout, SchemeSpec, TILE_COLS, TILE_ROWS};
 use half::f16;
 use rayon::prelude::*;
 
@@ -28,7 +28,7 @@ pub(crate) fn quantize(
     let gain = crate::matrix::power_of_two_at_least(largest);
     let mut scales = vec![f16::ZERO; shape.rows * groups];
     let mut codes = vec![0; layout.len()];
-    let bits = u32::from(scheme.quarters() / 4);
+    let bits = index(scheme).ok_or(QuantError::NoCodebook(scheme))?.bits;
     let errors: Vec<f64> = codes
         .par_chunks_mut(layout.row_bytes())
         .zip(scales.par_chunks_mut(TILE_ROWS * groups))
@@ -47,7 +47,7 @@ pub(crate) fn quantize(
                     error += plain_error(&coder, weights, to, coded.scale, gain);
                 }
             }
-            for (across, tile) in codes.chunks_exact_mut(scheme.quarters() as usize * TILE / 32).enumerate() {
+            for (across, tile) in codes.chunks_exact_mut(book.tile_bytes()).enumerate() {
                 let mut writer = BitWriter::new(tile);
                 for row in all.chunks(width) {
                     let codes = &row[across * TILE_COLS..][..TILE_COLS];
@@ -66,10 +66,15 @@ pub(crate) fn quantize(
     Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error, codebook })
 }
 
+/// How the codes of a scheme find their entries.
+fn index(scheme: Scheme) -> Option<Index> {
+    SchemeSpec::of(scheme).table?.index
+}
+
 /// Squared error of a coded group, every weight counting the same.
 fn plain_error(coder: &GroupCoder, weights: &[f32], codes: &[u8], scale: f16, gain: f32) -> f64 {
     let book = coder.codebook();
-    let entries = &book.entries()[usize::from(book.book_of(scale)) << (book.scheme().quarters() / 4)..];
+    let entries = &book.entries()[usize::from(book.book_of(scale)) * (book.entries().len() / book.books())..];
     let factor = gain * scale.to_f32() * book.step();
     let off =
         |(&w, &code): (&f32, &u8)| f64::from(w - f32::from(entries[usize::from(code)]) * factor).powi(2);

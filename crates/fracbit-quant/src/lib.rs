@@ -8,7 +8,8 @@ pub mod moments;
 mod rounders;
 pub mod sensitivity;
 
+pub use fracbit_format::Grouping;
 pub use hessian::Hessian;
-pub use matrix::{Grouping, QuantError, Quantized, Rounding, quantize, quantize_with};
+pub use matrix::{QuantError, Quantized, Rounding, quantize, quantize_with, working_memory};
 pub use moments::{CrossMoments, Moments};
 pub use rounders::{Effort, Provider, codebook, has_efforts, provide, rounder, rounder_at};

@@ -16,45 +16,20 @@ use crate::{
 };
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_codebook::Rounder;
-use fracbit_format::{Codebook, Layout, PackedView, Segment, TILE, TILE_COLS, TILE_ROWS};
+use fracbit_format::{
+    Codebook, Grouping, Layout, PackedView, SchemeSpec, Segment, TILE, TILE_COLS, TILE_ROWS,
+};
 use half::f16;
 use rayon::prelude::*;
 
-/// Which weights share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grouping {
-    /// One scale per row.
-    Row,
-    /// One scale per this many columns of a row, a positive multiple of 16.
-    Columns(usize),
-}
-
-impl Grouping {
-    /// Columns that share a scale in a matrix of `cols` columns: a multiple of 16.
-    #[must_use]
-    pub fn columns(self, cols: usize) -> usize {
-        match self {
-            Self::Row => cols.next_multiple_of(TILE_COLS),
-            Self::Columns(group) => group,
-        }
-    }
-
-    /// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search for codes takes; `feedback`: with
-    /// moments of the inputs.
-    #[must_use]
-    pub fn working_memory(self, cols: usize, feedback: bool) -> Bytes {
-        let (n, groups) = (cols as u64, cols.div_ceil(self.columns(cols)) as u64);
-        let rows = if feedback { STRIP } else { TILE_ROWS } as u64;
-        // Regularized or finished errors, and decoded; with feedback also their image under the moments, and what couples the scales.
-        Bytes(if feedback { rows * (3 * 4 * n + 8 * groups * (groups + 1)) } else { rows * 2 * 4 * n })
-    }
-
-    /// Bytes that a matrix of `shape` takes in `scheme`: codes, scales and gain, without codebooks.
-    #[must_use]
-    pub fn bytes(self, scheme: Scheme, shape: Shape) -> Bytes {
-        let scales = shape.rows * shape.cols.div_ceil(self.columns(shape.cols));
-        Bytes((Layout::new(scheme, shape).len() + 2 * scales + 4) as u64)
-    }
+/// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search for codes takes; `feedback`: with
+/// moments of the inputs.
+#[must_use]
+pub fn working_memory(grouping: Grouping, cols: usize, feedback: bool) -> Bytes {
+    let (n, groups) = (cols as u64, grouping.groups(cols) as u64);
+    let rows = if feedback { STRIP } else { TILE_ROWS } as u64;
+    // Regularized or finished errors, and decoded; with feedback also their image under the moments, and what couples the scales.
+    Bytes(if feedback { rows * (3 * 4 * n + 8 * groups * (groups + 1)) } else { rows * 2 * 4 * n })
 }
 
 /// Why a matrix cannot be quantized.
@@ -235,7 +210,7 @@ pub fn quantize_with(
         })
         .collect::<Result<_, QuantError>>()?;
 
-    let block = rounders::block(scheme);
+    let block = SchemeSpec::of(scheme).block_columns;
     let feedback = rounding.moments.iter().map(|moments| Ok((moments, moments.feedback(block)?)));
     let feedback = feedback.collect::<Result<Vec<_>, QuantError>>()?;
     let groups = shape.cols.div_ceil(group);

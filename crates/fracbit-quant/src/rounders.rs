@@ -1,6 +1,6 @@
 //! One rounder per scheme, built on first use.
 
-use fracbit_base::{Family, Scheme};
+use fracbit_base::Scheme;
 use fracbit_codebook::Rounder;
 use fracbit_format::Codebook;
 pub use fracbit_trellis::Effort;
@@ -45,12 +45,8 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
         return Some(found);
     }
     let provided = PROVIDER.get().filter(|_| effort == Effort::Exact).and_then(|provide| provide(scheme));
-    let built: Box<dyn Rounder> = match (provided, scheme.family()) {
-        (_, Family::HalfTcq | Family::Int | Family::Gnuq) => return None,
-        (Some(provided), _) => provided,
-        (None, Family::Nuq | Family::Vq) => fracbit_codebook::rounder(scheme)?,
-        (None, Family::Tcq) => Box::new(fracbit_trellis::rounder(scheme, effort)?),
-    };
+    let trellis = || Some(Box::new(fracbit_trellis::rounder(scheme, effort)?) as Box<dyn Rounder>);
+    let built = provided.or_else(|| fracbit_codebook::rounder(scheme)).or_else(trellis)?;
     let built: &'static dyn Rounder = Box::leak(built);
     rounders.insert((scheme, effort), built);
     Some(built)
@@ -59,20 +55,11 @@ pub fn rounder_at(scheme: Scheme, effort: Effort) -> Option<&'static dyn Rounder
 /// Whether the search of a scheme knows several efforts.
 #[must_use]
 pub fn has_efforts(scheme: Scheme) -> bool {
-    scheme.halves().iter().all(|s| s.family() == Family::Tcq)
+    scheme.code().is_some()
 }
 
 /// The built-in codebook of a scheme, without building its rounder; `None` as for [`rounder`].
 #[must_use]
 pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
     fracbit_codebook::builtin(scheme).or_else(|| fracbit_trellis::builtin(scheme))
-}
-
-/// Columns that a scheme rounds together: what error feedback takes as its block.
-pub(crate) fn block(scheme: Scheme) -> usize {
-    match scheme.family() {
-        Family::Nuq | Family::Int | Family::Gnuq => 1,
-        Family::Vq => 2,
-        Family::Tcq | Family::HalfTcq => fracbit_format::TILE_COLS,
-    }
 }

@@ -21,7 +21,7 @@ fn main() {
     println!(
         "scheme        entries    nmse       published   / pub.   bound      excess bits  effort, more error, kweights/s per core"
     );
-    for scheme in Scheme::all().filter(|s| s.family() == Family::Tcq) {
+    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
         if !(named.is_empty() || named.contains(&scheme)) {
             continue;
         }

@@ -15,7 +15,7 @@ fn main() {
         return;
     }
     let wanted: Vec<(Scheme, usize)> = if names.is_empty() {
-        let schemes = Scheme::all().filter(|s| s.family() == Family::Tcq);
+        let schemes = Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_)));
         schemes.map(|scheme| (scheme, train::table_len(scheme))).collect()
     } else {
         let parse = |name: &String| {

@@ -52,7 +52,7 @@ pub fn measure(
     let row = |&scheme: &Scheme| {
         let [low, high] = scheme.halves();
         Distortion {
-            scheme: scheme.family().name().to_owned(),
+            scheme: scheme.family_name().to_owned(),
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             nmse: f64::midpoint(errors[&low], errors[&high]),

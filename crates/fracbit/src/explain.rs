@@ -12,7 +12,7 @@ use crate::{
     sensitivity::Sensitivities,
 };
 use fracbit_alloc::{Budget, Gap, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
-use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_base::{Code, Scheme, Shape};
 use serde::Serialize;
 
 /// What one more way to store matrices would save.
@@ -106,15 +106,14 @@ struct Width {
 
 /// The widths halfway between neighbouring rates of each trellis code.
 fn between(schemes: &[Scheme]) -> Vec<Width> {
-    let mut trellis: Vec<&Scheme> =
-        schemes.iter().filter(|s| matches!(s.family(), Family::Tcq | Family::HalfTcq)).collect();
+    let mut trellis: Vec<&Scheme> = schemes.iter().filter(|s| s.code().is_some()).collect();
     let code = |s: &Scheme| s.code().map(Code::name);
-    trellis.sort_by_key(|s| (code(s), s.quarters()));
+    trellis.sort_by_key(|s| (code(s), s.rate()));
     trellis
         .windows(2)
         .filter(|pair| code(pair[0]) == code(pair[1]))
         .map(|pair| {
-            let bits = f64::from(pair[0].quarters() + pair[1].quarters()) / 8.0;
+            let bits = f64::midpoint(pair[0].rate().bits(), pair[1].rate().bits());
             let name = format!("{bits} bits, between {} and {}", pair[0], pair[1]);
             Width { name, neighbours: (Storage::Packed(*pair[0]), Storage::Packed(*pair[1])) }
         })

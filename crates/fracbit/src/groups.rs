@@ -5,9 +5,9 @@
 //! input's moments too. See `fracbit_codebook::train::group_codebooks` for the training itself.
 
 use crate::{Calibration, Error, Plan, Progress, plan::Storage, quantize::planned_matrix};
-use fracbit_base::{Family, Scheme};
+use fracbit_base::Scheme;
 use fracbit_codebook::train::{GroupTraining, group_codebooks};
-use fracbit_format::Codebook;
+use fracbit_format::{Codebook, SchemeSpec};
 use fracbit_model::WeightSource;
 use std::collections::BTreeMap;
 
@@ -36,7 +36,8 @@ pub(crate) fn train(
         let layers = plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer)));
         layers.filter(move |(_, layer)| layer.scheme == Storage::Packed(scheme))
     };
-    let wanted = |s: &Scheme| s.family() == Family::Gnuq && !given.contains_key(s);
+    let trained = |s: Scheme| SchemeSpec::of(s).table.is_some_and(|table| table.trained);
+    let wanted = |s: &Scheme| trained(*s) && !given.contains_key(s);
     let schemes: Vec<Scheme> = plan.codebooks().into_iter().filter(wanted).collect();
     let weights = |scheme| of(scheme).map(|(_, layer)| layer.rows * layer.cols).sum::<usize>();
     if !schemes.is_empty() {

@@ -127,7 +127,7 @@ const WHOLE: usize = 6;
 /// Some schemes from the least to the most bits.
 fn whole(schemes: &[Scheme]) -> Vec<Scheme> {
     let mut schemes = schemes.to_vec();
-    schemes.sort_by_key(|s| s.quarters());
+    schemes.sort_by_key(|s| s.rate());
     let count = schemes.len().min(WHOLE);
     (0..count).map(|i| schemes[i * (schemes.len() - 1) / (count - 1).max(1)]).collect()
 }

@@ -128,7 +128,8 @@ impl MemoryEstimate {
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
         // The trellis tables of one search beside the rows that are rounded.
-        let search = threads as u64 * (plan.grouping().working_memory(widest, calibrated).0 + (6 << 20));
+        let search = threads as u64
+            * (fracbit_quant::working_memory(plan.grouping(), widest, calibrated).0 + (6 << 20));
         let widest = widest as u64;
         // f32 moments and factor, and f64 while factoring.
         let mut moments = if calibrated { 16 * widest * widest } else { 0 };

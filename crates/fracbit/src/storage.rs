@@ -2,7 +2,7 @@
 
 use crate::Error;
 use fracbit_base::{Bytes, Scheme, Shape};
-use fracbit_quant::Grouping;
+use fracbit_format::{Grouping, SchemeSpec};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -29,7 +29,7 @@ impl Storage {
     #[must_use]
     pub fn bytes(self, shape: Shape, grouping: Grouping) -> Bytes {
         match self {
-            Self::Packed(scheme) => grouping.bytes(scheme, shape),
+            Self::Packed(scheme) => SchemeSpec::of(scheme).bytes(shape, grouping),
             Self::F16 => Bytes(2 * shape.len() as u64),
         }
     }

@@ -21,7 +21,7 @@ use fracbit::{
     },
     synth::PRESETS,
 };
-use fracbit_base::{Bytes, Code, Family, Scheme, Shape};
+use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
 use std::{io::Write, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
@@ -407,9 +407,7 @@ impl ModelArgs {
 
 /// The trellis scheme of a rate, or the scalar one above 5 bits.
 fn scheme(bits: f64, code: Code) -> Result<Scheme, fracbit::Error> {
-    let quarters = (1..=32u8).find(|&q| (f64::from(q) / 4.0 - bits).abs() < 1e-9);
-    let families = [Family::Tcq, Family::HalfTcq, Family::Nuq];
-    let found = quarters.and_then(|q| families.into_iter().find_map(|f| Scheme::new(f, code, q).ok()));
+    let found = Palette::Tcq.schemes(code).into_iter().find(|s| (s.rate().bits() - bits).abs() < 1e-9);
     found.ok_or_else(|| fracbit::Error::Option {
         option: "--bits",
         rule: format!("should be 1, 1.25, ... 5, 6, 7 or 8, got {bits}"),

@@ -32,9 +32,9 @@ pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
         (Family::Gnuq, _) => Some(group_wise(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(loads(codebook)),
-        (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
-        (Family::Tcq, Some(Code::Fast)) if narrow => Some(fast(codebook)),
-        (Family::Tcq, Some(Code::Hyb)) => Some(loads(codebook)),
+        (Family::Tcq(Code::Fine), _) if narrow => Some(fine(codebook)),
+        (Family::Tcq(Code::Fast), _) if narrow => Some(fast(codebook)),
+        (Family::Tcq(Code::Hyb), _) => Some(loads(codebook)),
         _ => None,
     }
 }
@@ -239,7 +239,7 @@ fn loads(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     let entries = codebook.entries();
-    let hash = scheme.family() == Family::Tcq;
+    let hash = matches!(scheme.family(), Family::Tcq(_));
     let step = usize::from(scheme.quarters() / 2);
     // A hash index has the sign of the first weight on top of the pair's index.
     let bits = if hash { entries.len().trailing_zeros() as usize } else { step };

@@ -18,9 +18,9 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
         (Family::Nuq, _) if scheme.quarters() >= 20 => Some(wide(codebook)),
         (Family::Vq, _) if narrow && scheme.quarters() <= 16 => Some(pairs(codebook)),
         (Family::Vq, _) => Some(gather(codebook)),
-        (Family::Tcq, Some(Code::Fine)) if narrow => Some(fine(codebook)),
-        (Family::Tcq, Some(Code::Fast)) if narrow => Some(fast(codebook)),
-        (Family::Tcq, Some(Code::Hyb)) => Some(gather(codebook)),
+        (Family::Tcq(Code::Fine), _) if narrow => Some(fine(codebook)),
+        (Family::Tcq(Code::Fast), _) if narrow => Some(fast(codebook)),
+        (Family::Tcq(Code::Hyb), _) => Some(gather(codebook)),
         _ => None,
     }
 }
@@ -180,7 +180,7 @@ fn gather(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     let scheme = codebook.scheme();
     let narrow = codebook.grid() == Grid::I8;
     let entries = codebook.entries();
-    let hash = scheme.family() == Family::Tcq;
+    let hash = matches!(scheme.family(), Family::Tcq(_));
     let bits = if hash {
         entries.len().trailing_zeros() as usize // pairs, and the sign of the first
     } else {
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn stretches_hold_all_bits_that_are_cut_from_them() {
-        for scheme in Scheme::all().filter(|s| s.family() != Family::HalfTcq) {
+        for scheme in Scheme::all().filter(|s| !matches!(s.family(), Family::HalfTcq(_))) {
             let (rate, bytes) = (usize::from(scheme.quarters()), usize::from(scheme.quarters()) * 8);
             let check = |position: &dyn Fn(usize) -> usize, width: usize| {
                 let n = stretches(bytes, position(15) + width);
@@ -322,7 +322,7 @@ mod tests {
                 }
             };
             match scheme.family() {
-                Family::Tcq => {
+                Family::Tcq(_) => {
                     let steps = Steps::of(scheme).unwrap();
                     check(&|c| steps.position(c / steps.weights), 16);
                 }

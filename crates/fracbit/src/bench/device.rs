@@ -93,9 +93,9 @@ impl DeviceKernelSpeed {
         #[expect(clippy::cast_precision_loss, reason = "ratios")]
         let (weights, bytes) = (shape.len() as f64, Layout::new(scheme, shape).len() as f64);
         Self {
-            scheme: scheme.family().name().to_owned(),
+            scheme: scheme.family_name().to_owned(),
             code: scheme.code().map(|c| c.name().to_owned()),
-            bits: f64::from(scheme.quarters()) / 4.0,
+            bits: scheme.rate().bits(),
             engine: if engine == Engine::Tensor { "tensor" } else { "core" },
             default: matrix.plan().engine(batch) == engine,
             batch,
@@ -262,7 +262,7 @@ pub fn device_model<D: Device>(
             (model, opened.checkpoint.dir().display().to_string(), None, opened.bits_per_weight())
         }
         DeviceSubject::Random { preset, vocab, layers, scheme } => {
-            let bits = scheme.map_or(16.0, |s| f64::from(s.quarters()) / 4.0);
+            let bits = scheme.map_or(16.0, |s| s.rate().bits());
             let label = scheme.map_or_else(|| "f16".to_owned(), |s| s.to_string());
             let model = random(device, preset.resized(vocab, layers)?, scheme)?;
             (model, preset.name.to_owned(), Some(label), bits)

@@ -133,9 +133,9 @@ impl KernelSpeed {
         };
         let gb_per_s = spread.median * bytes;
         Self {
-            scheme: scheme.family().name().to_owned(),
+            scheme: scheme.family_name().to_owned(),
             code: scheme.code().map(|c| c.name().to_owned()),
-            bits: f64::from(scheme.quarters()) / 4.0,
+            bits: scheme.rate().bits(),
             threads,
             batch,
             gweights_per_s: spread.median,

@@ -199,7 +199,7 @@ impl Facts {
                 (opened.checkpoint.dir().display().to_string(), None, opened.bits_per_weight())
             }
             Subject::Random { preset, scheme, .. } => {
-                (preset.name.to_owned(), Some(scheme), f64::from(scheme.quarters()) / 4.0)
+                (preset.name.to_owned(), Some(scheme), scheme.rate().bits())
             }
         };
         Self { model: name, scheme, bits, bytes, blocks, head: LinearId::Embed.shape(config).len() as f64 }
@@ -217,7 +217,7 @@ impl Facts {
         let decode_gb_per_s = decode.median / batch as f64 * self.bytes / 1e9;
         ModelSpeed {
             model: self.model.clone(),
-            scheme: self.scheme.map(|s| s.family().name().to_owned()),
+            scheme: self.scheme.map(|s| s.family_name().to_owned()),
             code: self.scheme.and_then(Scheme::code).map(|c| c.name().to_owned()),
             bits: self.bits,
             threads: 0,

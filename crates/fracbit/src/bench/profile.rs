@@ -182,10 +182,10 @@ impl Draw {
         let mut config = config.clone();
         config.layers.truncate(layers);
         // Around a rate of its own, so that models differ in speed and not only in what they are made of.
-        let rates: Vec<u8> = schemes.iter().map(|s| s.quarters()).collect();
+        let rates: Vec<f64> = schemes.iter().map(|s| s.rate().bits()).collect();
         let rate = rates[rng.random_range(0..rates.len())];
         let near: Vec<Scheme> =
-            schemes.iter().copied().filter(|s| s.quarters().abs_diff(rate) <= 3).collect();
+            schemes.iter().copied().filter(|s| (s.rate().bits() - rate).abs() <= 0.75).collect();
         let matrices = Matrix::all(&config);
         let mut groups = fusion::candidates(&matrices);
         let mut fused = Vec::new();

@@ -1,0 +1,88 @@
+//! What holds for every scheme, whatever it is.
+
+use fracbit_base::{Scheme, Shape};
+use fracbit_format::{Codebook, Extent, Grid, Grouping, Layout, PackedView, SchemeSpec};
+use half::f16;
+
+/// Codebooks of a scheme's segments with the `nth` allowed length and entries up to `most`.
+fn codebooks(layout: &Layout, nth: usize, most: i16) -> Vec<Codebook> {
+    let make = |scheme: Scheme| {
+        let table = SchemeSpec::of(scheme).table.expect("a segment has a table");
+        let length = table.lengths[nth % table.lengths.len()];
+        let entry = |i: usize| {
+            let any = i16::try_from(i * 977 % (2 * most as usize + 1)).unwrap_or(0) - most.min(16_000);
+            Codebook::integer(scheme, i).unwrap_or(any.clamp(-most, most))
+        };
+        Codebook::new(scheme, (0..length).map(entry).collect(), 0.01).expect("an allowed length")
+    };
+    layout.segments().iter().map(|s| make(s.scheme)).collect()
+}
+
+#[test]
+fn a_name_leads_to_a_spec_and_back() {
+    for scheme in Scheme::all() {
+        let spec = SchemeSpec::of(scheme);
+        assert_eq!(spec.scheme.to_string().parse(), Ok(scheme));
+        assert_eq!(spec.precisions.last(), Some(&scheme.rate()), "{scheme}: read at its own rate");
+        assert!(spec.precisions.is_sorted(), "{scheme}: precisions ascend");
+        assert!([1, 2, 16].contains(&spec.block_columns), "{scheme}: a block lies within a tile");
+        assert_eq!(spec.table.is_none(), scheme.halves()[0] != scheme, "{scheme}: a table or two halves");
+        let Some(table) = spec.table else { continue };
+        assert!(!table.lengths.is_empty() && table.lengths.is_sorted(), "{scheme}: lengths");
+        assert_eq!(table.grids[0], Grid::I8, "{scheme}: the narrow grid first");
+        for length in 0..=4097 {
+            let entries = (0..length).map(|i| Codebook::integer(scheme, i).unwrap_or(1)).collect();
+            let made = Codebook::new(scheme, entries, 1.0);
+            assert_eq!(made.is_ok(), table.lengths.contains(&length), "{scheme}: {length} entries");
+        }
+    }
+}
+
+#[test]
+fn bytes_are_the_sum_of_the_planes() {
+    for scheme in Scheme::all() {
+        let spec = SchemeSpec::of(scheme);
+        for shape in [Shape::new(1, 1), Shape::new(16, 16), Shape::new(17, 48), Shape::new(40, 100)] {
+            for grouping in [Grouping::Row, Grouping::Columns(16), Grouping::Columns(64), spec.grouping] {
+                let layout = Layout::new(scheme, shape);
+                let scales = shape.rows * shape.cols.div_ceil(grouping.columns(shape.cols));
+                assert_eq!(grouping.groups(shape.cols) * shape.rows, scales);
+                assert_eq!(Grouping::from_number(grouping.number()), grouping);
+                let bytes = spec.bytes(shape, grouping).0;
+                assert_eq!(bytes, (layout.len() + 2 * scales + 4) as u64, "{scheme} {shape}");
+                for plane in &spec.planes {
+                    let dims = plane.dims(scheme, shape, grouping);
+                    let elements: usize = dims.iter().product();
+                    assert_eq!(elements * plane.element.bytes(), plane.bytes(scheme, shape, grouping));
+                    assert_eq!(plane.extent == Extent::Groups, dims.len() == 2, "{scheme}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_bytes_decode() {
+    for scheme in Scheme::all() {
+        let shape = Shape::new(18, 40);
+        let layout = Layout::new(scheme, shape);
+        for (nth, most) in [(0, 127), (1, 127), (2, 100)] {
+            let owned = codebooks(&layout, nth, most);
+            let books: Vec<&Codebook> = owned.iter().collect();
+            for fill in [0x00u8, 0xff, 0x5a] {
+                let codes: Vec<u8> = (0..layout.len()).map(|i| (i as u8).wrapping_mul(89) ^ fill).collect();
+                let scale = |i: usize| f16::from_f32(i as f32 * 0.37 - 5.0);
+                let scales: Vec<f16> = (0..shape.rows * 3).map(scale).collect();
+                let view = PackedView::new(scheme, shape, &books, &codes, &scales, 16, 0.5).unwrap();
+                let all = view.dequantize();
+                assert!(all.iter().all(|v| v.is_finite()), "{scheme}");
+                let mut row = vec![0.0; shape.cols];
+                for r in 0..shape.rows {
+                    view.dequantize_row(r, &mut row);
+                    assert_eq!(row, all[r * shape.cols..][..shape.cols], "{scheme}, row {r}");
+                }
+                assert!(all.iter().any(|&v| v != 0.0), "{scheme}: something was decoded");
+            }
+        }
+    }
+}
