@@ -149,7 +149,7 @@ pub fn dense_model(dir: &Path) -> Model {
                     })
                     .collect();
                 let scales = f16s(&format!("{id}.weight.scales"));
-                let group = match block["group"].as_u64().expect("a group") {
+                let group = match block["modules"][id.to_string()]["group"].as_u64().unwrap_or(0) {
                     0 => shape.cols.next_multiple_of(16),
                     group => usize::try_from(group).expect("a group"),
                 };

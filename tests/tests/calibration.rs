@@ -6,7 +6,7 @@ use fracbit::{
 };
 use fracbit_kernels::{Vectors, with_crew};
 use fracbit_model::{LinearId, RotationMode};
-use fracbit_quant::{CrossMoments, Moments, Quantized, Rounding, quantize_with};
+use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounding, quantize_with};
 use fracbit_tests::{Source, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
 
@@ -20,7 +20,12 @@ fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, ou
 
 /// `tr(E H E^T)` of matrices in 2-bit trellis codes with feedback over that without, their geometric mean.
 fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
-    let scheme = scheme("tcq-2");
+    ratio_of("tcq-2", source, calibration, ids)
+}
+
+/// The same of another scheme. One with scales of small groups is compared with what it makes of the moments of each channel alone.
+fn ratio_of(name: &str, source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
+    let scheme = scheme(name);
     let mut logs = 0.0;
     for &id in ids {
         let h = calibration.moments(&source.weights, id).expect("good moments").expect("it reads something");
@@ -29,12 +34,16 @@ fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
             let error: Vec<f32> = w.data.iter().zip(q.view().dequantize()).map(|(w, q)| w - q).collect();
             h.loss(&error)
         };
-        let grouping = fracbit::plan::grouping(source.rotation());
+        let grouping = fracbit::plan::grouping(source.rotation(), scheme);
         let round = |moments| {
             let rounding = Rounding { moments, ..Rounding::default() };
             quantize_with(&w.data, w.shape, scheme, grouping, rounding, &|_| ())
         };
-        let plain = loss(&round(&[]).expect("a good matrix"));
+        let n = h.len();
+        let alone = (0..n * n).map(|at| if at / n == at % n { h.entries()[at] } else { 0.0 }).collect();
+        let alone = [Hessian::new(n, alone).expect("good moments")];
+        let without = if scheme.group().is_some() { &alone[..] } else { &[] };
+        let plain = loss(&round(without).expect("a good matrix"));
         let fed = loss(&round(std::slice::from_ref(&h)).expect("a good matrix"));
         assert!(fed < plain, "{id}: {fed} after {plain}");
         logs += (fed / plain).ln();
@@ -56,6 +65,10 @@ fn output_errors_fall_by_a_quarter_at_two_bits() {
     let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model is good");
     let found = ratio(&source, &demo, &two_blocks(5));
     assert!(found < 0.75, "demo: {found}");
+    for name in ["int-4", "gnuq-2", "gnuq-3", "gnuq-4"] {
+        let found = ratio_of(name, &source, &demo, &two_blocks(5));
+        assert!(found < 0.8, "demo, {name}: {found}");
+    }
     // Other rotations: some matrices are enough.
     for rotation in [RotationMode::Online, RotationMode::None] {
         let source = Source::open(&demo_model(), rotation, 3).expect("the embedded model is good");

@@ -37,6 +37,22 @@ pub struct GroupCoder {
     tables: Vec<Table>,
 }
 
+/// The codebook of a group times its scale.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledTable<'a> {
+    table: &'a Table,
+    factor: f32,
+}
+
+impl ScaledTable<'_> {
+    /// The code of the value nearest to `x`, and the value.
+    #[must_use]
+    pub fn nearest(&self, x: f32) -> (u8, f32) {
+        let place = if self.factor == 0.0 { 0 } else { self.table.nearest(x / self.factor) };
+        (self.table.codes[place], self.factor * self.table.levels[place])
+    }
+}
+
 /// One codebook, entries ascending.
 #[derive(Clone, Debug)]
 struct Table {
@@ -129,26 +145,40 @@ impl GroupCoder {
         codes: &mut [u8],
     ) -> Grouped {
         assert_eq!(weights.len(), codes.len(), "a code for each weight");
-        assert!(importance.is_none_or(|h| h.len() == weights.len()), "an importance for each weight");
-        assert!(gain > 0.0, "gain should be positive, got {gain}");
         let h = |i: usize| importance.map_or(1.0, |h| h[i]);
-        let (best, scale) = self.search(weights, importance);
-        let unit = gain * self.book.step();
-        let stored = f16::from_f32((scale / unit).clamp(-65_504.0, 65_504.0));
-        let stored = if scale == 0.0 {
-            f16::ZERO
-        } else {
-            self.book.scale_of(stored, u8::try_from(best).expect("at most 16 codebooks"))
-        };
-        let (table, factor) = (&self.tables[best], stored.to_f32() * unit);
+        let scale = self.scale(weights, importance, gain);
+        let at = self.at(scale, gain);
         let mut error = 0.0;
         for (i, (code, &w)) in codes.iter_mut().zip(weights).enumerate() {
-            let place = if factor == 0.0 { 0 } else { table.nearest(w / factor) };
-            *code = table.codes[place];
-            let rest = f64::from(w) - f64::from(factor * table.levels[place]);
+            let value;
+            (*code, value) = at.nearest(w);
+            let rest = f64::from(w) - f64::from(value);
             error += f64::from(h(i)) * rest * rest;
         }
-        Grouped { scale: stored, error }
+        Grouped { scale, error }
+    }
+
+    /// The scale that [`encode`](Self::encode) finds, with the number of its codebook.
+    ///
+    /// # Panics
+    /// When `importance` has another length than `weights` or `gain` is not positive.
+    #[must_use]
+    pub fn scale(&self, weights: &[f32], importance: Option<&[f32]>, gain: f32) -> f16 {
+        assert!(importance.is_none_or(|h| h.len() == weights.len()), "an importance for each weight");
+        assert!(gain > 0.0, "gain should be positive, got {gain}");
+        let (best, scale) = self.search(weights, importance);
+        if scale == 0.0 {
+            return f16::ZERO;
+        }
+        let stored = f16::from_f32((scale / (gain * self.book.step())).clamp(-65_504.0, 65_504.0));
+        self.book.scale_of(stored, u8::try_from(best).expect("at most 16 codebooks"))
+    }
+
+    /// What weights become in a group of this scale.
+    #[must_use]
+    pub fn at(&self, scale: f16, gain: f32) -> ScaledTable<'_> {
+        let table = &self.tables[usize::from(self.book.book_of(scale))];
+        ScaledTable { table, factor: scale.to_f32() * (gain * self.book.step()) }
     }
 
     /// The best codebook and the scale of its entries; the first codebook and zero for a group of zeros.

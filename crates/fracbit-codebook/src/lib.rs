@@ -14,7 +14,7 @@ mod vector;
 pub use builtin::{builtin, rounder};
 pub use distortion::{distortion, group_distortion, nmse, published};
 pub use error::RounderError;
-pub use groups::{GroupCoder, Grouped};
+pub use groups::{GroupCoder, Grouped, ScaledTable};
 pub use rounder::Rounder;
 pub use scalar::ScalarRounder;
 pub use vector::VectorRounder;

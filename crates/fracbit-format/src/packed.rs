@@ -1,8 +1,9 @@
 //! A checked view of a packed matrix.
 
-use crate::{Codebook, Layout, TILE, TILE_COLS, TILE_ROWS};
+use crate::{Codebook, Grouping, Layout, PackedMatrixData, Plane, TILE, TILE_COLS, TILE_ROWS};
 use fracbit_base::{Scheme, Shape, ShapeError};
 use half::f16;
+use std::sync::Arc;
 
 /// Codes, scales and codebooks of one matrix, checked to belong together.
 ///
@@ -101,6 +102,21 @@ impl<'a> PackedView<'a> {
         gain: f32,
     ) -> Self {
         Self { layout, codebooks, codes, scales, group, gain }
+    }
+
+    /// A copy that owns its parts.
+    #[must_use]
+    pub fn to_data(&self) -> PackedMatrixData<'static> {
+        let row = Grouping::Row.columns(self.shape().cols) == self.group;
+        let grouping = if row { Grouping::Row } else { Grouping::Columns(self.group) };
+        let books = self.codebooks.iter().map(|&book| Arc::new(book.clone())).collect();
+        let planes = [
+            Plane::U8(self.codes.to_vec().into()),
+            Plane::F16(self.scales.to_vec()),
+            Plane::F32(vec![self.gain]),
+        ];
+        PackedMatrixData::new(self.layout.scheme(), self.shape(), grouping, books, planes)
+            .expect("parts of a view fit together")
     }
 
     /// Where the tiles are.

@@ -1,6 +1,6 @@
 //! Weights on the device and the graph over them.
 
-use fracbit_format::PackedView;
+use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
@@ -175,18 +175,8 @@ pub(crate) struct Dense<'d, D: Device> {
 
 /// Weights as they were read.
 enum Part {
-    Packed(PackedParts),
+    Packed(PackedMatrixData<'static>),
     Dense(Vec<u16>),
-}
-
-/// A packed view's owner.
-struct PackedParts {
-    scheme: fracbit_base::Scheme,
-    books: Vec<fracbit_format::Codebook>,
-    codes: Vec<u8>,
-    scales: Vec<f16>,
-    group: usize,
-    gain: f32,
 }
 
 /// Collects the parts of a [`DeviceModel`]; matrices stay in main memory until [`Builder::build`] or until their group is whole.
@@ -221,15 +211,7 @@ impl<'d, D: Device> Builder<'d, D> {
 
     /// Sets a packed matrix.
     pub fn packed(&mut self, id: LinearId, view: &PackedView<'_>, bias: Option<Vec<f32>>) {
-        let parts = PackedParts {
-            scheme: view.layout().scheme(),
-            books: view.codebooks().iter().map(|&b| b.clone()).collect(),
-            codes: view.codes().to_vec(),
-            scales: view.scales().to_vec(),
-            group: view.group(),
-            gain: view.gain(),
-        };
-        self.parts.insert(id, (Part::Packed(parts), bias));
+        self.parts.insert(id, (Part::Packed(view.to_data()), bias));
     }
 
     /// Sets a dense matrix, rounded to half precision.
@@ -264,13 +246,8 @@ impl<'d, D: Device> Builder<'d, D> {
         }
         let views: Option<Vec<PackedView<'_>>> = taken
             .iter()
-            .map(|(_, shape, part, _)| match part {
-                Part::Packed(p) => {
-                    let books: Vec<_> = p.books.iter().collect();
-                    let view =
-                        PackedView::new(p.scheme, *shape, &books, &p.codes, &p.scales, p.group, p.gain);
-                    Some(view.expect("parts of a view"))
-                }
+            .map(|(_, _, part, _)| match part {
+                Part::Packed(data) => Some(data.view()),
                 Part::Dense(_) => None,
             })
             .collect();
@@ -291,14 +268,9 @@ impl<'d, D: Device> Builder<'d, D> {
         let (mut parts, mut first) = (Vec::new(), 0);
         for (id, shape, part, bias) in &taken {
             let linear = match part {
-                Part::Packed(p) => {
-                    let books: Vec<_> = p.books.iter().collect();
-                    let view =
-                        PackedView::new(p.scheme, *shape, &books, &p.codes, &p.scales, p.group, p.gain)
-                            .expect("parts of a view");
-                    Linear::Packed(Box::new(
-                        DeviceMatrix::new(device, &view, bias.as_deref()).map_err(bad(*id))?,
-                    ))
+                Part::Packed(data) => {
+                    let matrix = DeviceMatrix::new(device, &data.view(), bias.as_deref());
+                    Linear::Packed(Box::new(matrix.map_err(bad(*id))?))
                 }
                 Part::Dense(weights) => {
                     let dense = DenseMatrix::new(device, (shape.rows, shape.cols), weights, bias.as_deref());

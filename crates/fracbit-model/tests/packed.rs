@@ -9,7 +9,7 @@
 mod common;
 
 use common::{F32, logits, references, relative};
-use fracbit_base::{Scheme, Shape};
+use fracbit_base::Shape;
 use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, Kernels, PackedMatrix};
 use fracbit_model::{

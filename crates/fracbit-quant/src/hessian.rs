@@ -44,6 +44,8 @@ const FACTORED: [usize; 3] = [1, 2, 16];
 pub(crate) struct Feedback {
     /// Row-major (n, n); entries on and above the block diagonal are not used.
     pub(crate) lower: Vec<f32>,
+    /// What an error of each column costs beyond what the columns before it make up for: the diagonal of D in units of its mean.
+    pub(crate) importance: Vec<f32>,
     damping: f64,
     left: f64,
 }
@@ -152,8 +154,15 @@ impl Hessian {
         let Factored { factor: a, damping, trace } = self.cholesky()?;
         // D_KK = C_KK C_KK^T.
         let own = |i: usize| a[i * n + i / block * block..=i * n + i].iter().map(|c| c * c).sum::<f64>();
-        let left = (0..n).map(own).sum::<f64>() / trace;
-        Ok(Feedback { lower: unit_blocks(&a, n, block), damping, left })
+        let own: Vec<f64> = (0..n).map(own).collect();
+        let sum = own.iter().sum::<f64>();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            reason = "a share of the mean"
+        )]
+        let importance = own.iter().map(|d| (d * n as f64 / sum) as f32).collect();
+        Ok(Feedback { lower: unit_blocks(&a, n, block), importance, damping, left: sum / trace })
     }
 
     /// The Cholesky factor of the damped moments in units of their mean diagonal.

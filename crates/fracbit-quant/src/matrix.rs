@@ -17,10 +17,12 @@ use crate::{
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_codebook::Rounder;
 use fracbit_format::{
-    Codebook, Grouping, Layout, PackedView, SchemeSpec, Segment, TILE, TILE_COLS, TILE_ROWS,
+    Codebook, Grouping, Layout, PackedMatrixData, PackedView, Plane, SchemeSpec, Segment, TILE, TILE_COLS,
+    TILE_ROWS,
 };
 use half::f16;
 use rayon::prelude::*;
+use std::sync::Arc;
 
 /// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search for codes takes; `feedback`: with
 /// moments of the inputs.
@@ -76,44 +78,34 @@ pub enum QuantError {
     },
 }
 
-/// A packed matrix with everything but its codebooks.
+/// A matrix and what packing it cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
-    /// The scheme.
-    pub scheme: Scheme,
-    /// Rows and columns without padding.
-    pub shape: Shape,
-    /// Input columns that share a scale, a multiple of 16.
-    pub group: usize,
-    /// Power-of-two factor common to all scales.
-    pub gain: f32,
-    /// Scales, (rows, groups).
-    pub scales: Vec<f16>,
-    /// Codes in the canonical layout.
-    pub codes: Vec<u8>,
+    /// The packed matrix; its gain is a power of two.
+    pub data: PackedMatrixData<'static>,
     /// `|W - W'|^2 / |W|^2` of the result; 0 for a zero matrix.
     pub relative_error: f64,
-    /// The codebook, where it is not the built-in one.
-    pub codebook: Option<Codebook>,
 }
 
 impl Quantized {
+    /// Puts the parts of a matrix together.
+    pub(crate) fn new(
+        scheme: Scheme,
+        shape: Shape,
+        grouping: Grouping,
+        codebooks: Vec<Arc<Codebook>>,
+        (codes, scales, gain): (Vec<u8>, Vec<f16>, f32),
+        relative_error: f64,
+    ) -> Self {
+        let planes = [Plane::U8(codes.into()), Plane::F16(scales), Plane::F32(vec![gain])];
+        let data = PackedMatrixData::new(scheme, shape, grouping, codebooks, planes);
+        Self { data: data.expect("parts made for this shape"), relative_error }
+    }
+
     /// The matrix as kernels and the reference decoder see it.
-    ///
-    /// # Panics
-    /// When the fields were changed so that they no longer fit together.
     #[must_use]
     pub fn view(&self) -> PackedView<'_> {
-        let layout = Layout::new(self.scheme, self.shape);
-        let books: Vec<&Codebook> = layout
-            .segments()
-            .iter()
-            .map(|s| {
-                self.codebook.as_ref().or_else(|| rounders::codebook(s.scheme)).expect("checked by quantize")
-            })
-            .collect();
-        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, self.gain)
-            .expect("built by quantize")
+        self.data.view()
     }
 }
 
@@ -189,17 +181,7 @@ pub fn quantize_with(
         ShapeError::check_len(OP, "moments", shape.cols, moments.len())?;
     }
     if scheme.group().is_some() {
-        // Of the moments these take the diagonals: the importance of each column, the same in all rows.
-        let diagonal = (!rounding.moments.is_empty()).then(|| mean_diagonal(rounding.moments, shape.cols));
-        return crate::grouped::quantize(
-            weights,
-            shape,
-            scheme,
-            grouping,
-            &rounding,
-            diagonal.as_deref(),
-            progress,
-        );
+        return crate::grouped::quantize(weights, shape, scheme, grouping, &rounding, progress);
     }
     let layout = Layout::new(scheme, shape);
     let coders: Vec<(Segment, &dyn Rounder)> = layout
@@ -254,18 +236,8 @@ pub fn quantize_with(
     let energy: f64 =
         weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
-    Ok(Quantized { scheme, shape, group, gain, scales, codes, relative_error, codebook: None })
-}
-
-/// Mean of the diagonals, without what rounding made negative.
-#[expect(clippy::cast_precision_loss, reason = "a mean")]
-fn mean_diagonal(moments: &[Hessian], n: usize) -> Vec<f32> {
-    let mut sum = vec![0.0; n];
-    for h in moments {
-        sum.iter_mut().zip(h.entries().iter().step_by(n + 1)).for_each(|(sum, h)| *sum += h.max(0.0));
-    }
-    sum.iter_mut().for_each(|sum| *sum /= moments.len() as f32);
-    sum
+    let books = coders.iter().map(|(_, coder)| Arc::new(coder.codebook().clone())).collect();
+    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, gain), relative_error))
 }
 
 /// A coder for every run of tile columns.
@@ -445,10 +417,8 @@ mod tests {
                     "{name} {grouping:?}: {got} {}",
                     packed.relative_error
                 );
-                assert_eq!(
-                    packed.codes.len() + 2 * packed.scales.len() + 4,
-                    grouping.bytes(scheme(name), shape).0 as usize
-                );
+                let planes: usize = packed.data.planes().map(|(_, plane)| plane.to_bytes().len()).sum();
+                assert_eq!(packed.data.spec().bytes(shape, grouping), Bytes(planes as u64), "{name}");
             }
         }
     }

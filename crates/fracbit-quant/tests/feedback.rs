@@ -1,6 +1,7 @@
 //! Error feedback against what its algebra promises.
 
 use fracbit_base::{Scheme, Shape};
+use fracbit_format::SchemeSpec;
 use fracbit_quant::{Grouping, Hessian, Quantized, Rounding, codebook, hessian, quantize, quantize_with};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -76,17 +77,34 @@ fn identity_moments_change_no_bit() {
         ("tcq-2", 20, 150),
         ("tcq-fast-3", 16, 144),
         ("half-tcq-2.25", 65, 300),
+        ("int-4", 33, 200),
+        ("gnuq-2", 70, 136),
     ] {
         let shape = Shape::new(rows, cols);
         let weights = gaussian(shape.len(), 1);
         let identity = (0..cols * cols).map(|at| f32::from(u8::from(at / cols == at % cols))).collect();
         let h = Hessian::new(cols, identity).unwrap();
-        for grouping in [Grouping::Row, Grouping::Columns(64)] {
+        for grouping in [Grouping::Row, Grouping::Columns(32), Grouping::Columns(64), Grouping::Columns(160)]
+        {
             let plain = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
             let fed = quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap();
             assert!(plain == fed, "{name} {grouping:?}");
         }
     }
+}
+
+/// L below the diagonal, of moments of mean 1 with the usual damping: column by column elimination.
+fn unit_lower(h: &[f32], n: usize) -> Vec<f64> {
+    let mut a: Vec<f64> = h.iter().map(|&v| f64::from(v)).collect();
+    (0..n).for_each(|i| a[i * n + i] += hessian::DAMPING);
+    for k in 0..n {
+        for i in k + 1..n {
+            let f = a[i * n + k] / a[k * n + k];
+            (k + 1..n).for_each(|j| a[i * n + j] -= f * a[k * n + j]);
+            a[i * n + k] = f;
+        }
+    }
+    a
 }
 
 /// LDLQ of one row in f64, a column at a time, as the algebra says it.
@@ -99,23 +117,15 @@ fn scalar_feedback_follows_the_recurrence() {
     let moments = Hessian::new(cols, h.clone()).unwrap();
     let packed =
         quantize_with(&weights, shape, scheme("nuq-3"), Grouping::Row, under(&moments), &|_| ()).unwrap();
-    // L of the damped matrix: column by column elimination.
-    let mut a: Vec<f64> = h.iter().map(|&v| f64::from(v)).collect();
-    (0..cols).for_each(|i| a[i * cols + i] += hessian::DAMPING);
-    for k in 0..cols {
-        for i in k + 1..cols {
-            let f = a[i * cols + k] / a[k * cols + k];
-            (k + 1..cols).for_each(|j| a[i * cols + j] -= f * a[k * cols + j]);
-            a[i * cols + k] = f;
-        }
-    }
+    let a = unit_lower(&h, cols);
     let book = codebook(scheme("nuq-3")).unwrap();
     let decoded = packed.view().dequantize();
     let mut different = 0;
     for (r, row) in weights.chunks(cols).enumerate() {
         let rms = (row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>() / cols as f64).sqrt();
-        let scale =
-            f64::from(half::f16::from_f32((rms / f64::from(packed.gain)) as f32).to_f32() * packed.gain);
+        let scale = f64::from(
+            half::f16::from_f32((rms / f64::from(packed.data.gain())) as f32).to_f32() * packed.data.gain(),
+        );
         let mut error = vec![0.0; cols];
         for k in (0..cols).rev() {
             let target = f64::from(row[k]) + (k + 1..cols).map(|j| error[j] * a[j * cols + k]).sum::<f64>();
@@ -129,7 +139,7 @@ fn scalar_feedback_follows_the_recurrence() {
                 .unwrap();
             error[k] = f64::from(row[k]) - scale * value(best);
             // The packed weight is the same entry under the re-fitted scale.
-            let fitted = f64::from(packed.scales[r].to_f32() * packed.gain);
+            let fitted = f64::from(packed.data.scales()[r].to_f32() * packed.data.gain());
             let got = f64::from(decoded[r * cols + k]) / fitted;
             different += usize::from((got - value(best)).abs() > 1e-5);
         }
@@ -149,7 +159,10 @@ fn the_loss_falls_as_derived() {
     let closed = 1.0 - f64::from(rho * rho);
     let traced = trace_of_d(&autoregressive(n, rho), n, 1, 0.0) / n as f64;
     assert!((traced / closed - 1.0).abs() < 0.02, "{traced} {closed}");
-    for (name, block) in [("nuq-4", 1), ("vq-3.5", 2), ("tcq-3", 16), ("half-tcq-2.75", 16)] {
+    for (name, block) in
+        [("nuq-4", 1), ("vq-3.5", 2), ("tcq-3", 16), ("half-tcq-2.75", 16), ("int-4", 1), ("gnuq-3", 1)]
+    {
+        let grouping = SchemeSpec::of(scheme(name)).grouping;
         for (what, h) in [("autoregressive", autoregressive(n, rho)), ("decaying", decaying(n, 0.97, 9))] {
             let promised = trace_of_d(&h, n, block, hessian::DAMPING)
                 / (0..n).map(|i| f64::from(h[i * n + i])).sum::<f64>();
@@ -157,9 +170,8 @@ fn the_loss_falls_as_derived() {
             // `left` counts the damping in the whole too.
             let left = h.left(block).unwrap() * (1.0 + hessian::DAMPING);
             assert!((left / promised - 1.0).abs() < 1e-3, "{name}, {what}: {left} {promised}");
-            let plain = quantize(&weights, shape, scheme(name), Grouping::Row, &|_| ()).unwrap();
-            let fed =
-                quantize_with(&weights, shape, scheme(name), Grouping::Row, under(&h), &|_| ()).unwrap();
+            let plain = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
+            let fed = quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap();
             let ratio = loss(&h, &weights, &fed) / loss(&h, &weights, &plain);
             // Feedback widens the targets, which costs a little; re-fitted scales win a little back.
             assert!(
@@ -190,7 +202,7 @@ fn deficient_and_dead_inputs_are_rounded_all_the_same() {
     let none = Hessian::new(n, vec![0.0; n * n]).unwrap();
     let plain = quantize(&weights, shape, scheme("tcq-2"), Grouping::Row, &|_| ()).unwrap();
     let fed = quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, under(&none), &|_| ()).unwrap();
-    assert_eq!(plain.codes, fed.codes);
+    assert_eq!(plain.data.codes(), fed.data.codes());
     let wrong = Hessian::new(3, vec![1.0; 9]).unwrap();
     assert!(quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Row, under(&wrong), &|_| ()).is_err());
 }
@@ -200,15 +212,53 @@ fn same_bytes_at_any_thread_count() {
     let n = 320;
     let shape = Shape::new(150, n);
     let weights = gaussian(shape.len(), 6);
-    let run = |threads| {
+    let run = |name, threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let h = Hessian::new(n, decaying(n, 0.98, 1)).unwrap();
-            quantize_with(&weights, shape, scheme("tcq-2"), Grouping::Columns(64), under(&h), &|_| ())
-                .unwrap()
+            quantize_with(&weights, shape, scheme(name), Grouping::Columns(64), under(&h), &|_| ()).unwrap()
         })
     };
-    assert!(run(1) == run(3));
+    for name in ["tcq-2", "gnuq-2"] {
+        assert!(run(name, 1) == run(name, 3), "{name}");
+    }
+}
+
+/// Groups with scales of their own: every weight is the entry nearest to its target under the scale of its group.
+#[test]
+fn feedback_of_groups_follows_the_recurrence() {
+    let (rows, cols, group) = (5, 300, 32);
+    let shape = Shape::new(rows, cols);
+    let weights = gaussian(shape.len(), 8);
+    let h = autoregressive(cols, 0.6);
+    let moments = Hessian::new(cols, h.clone()).unwrap();
+    let lower = unit_lower(&h, cols);
+    for name in ["int-4", "int-8", "gnuq-2", "gnuq-4"] {
+        let grouping = Grouping::Columns(group);
+        let packed =
+            quantize_with(&weights, shape, scheme(name), grouping, under(&moments), &|_| ()).unwrap();
+        let book = &packed.data.codebooks()[0];
+        let size = book.entries().len() / book.books();
+        let (decoded, groups) = (packed.view().dequantize(), grouping.groups(cols));
+        let (mut different, mut squares) = (0, 0.0);
+        for (r, row) in weights.chunks(cols).enumerate() {
+            let off = |k: usize| f64::from(row[k]) - f64::from(decoded[r * cols + k]);
+            squares += (0..cols).map(|k| off(k).powi(2)).sum::<f64>();
+            for k in 0..cols {
+                let target =
+                    f64::from(row[k]) + (k + 1..cols).map(|j| off(j) * lower[j * cols + k]).sum::<f64>();
+                let scale = packed.data.scales()[r * groups + k / group];
+                let factor = f64::from(scale.to_f32() * packed.data.gain() * book.step());
+                let entries = &book.entries()[usize::from(book.book_of(scale)) * size..][..size];
+                let far = |value: f64| (value - target).abs();
+                let best = entries.iter().map(|&e| far(f64::from(e) * factor)).fold(f64::INFINITY, f64::min);
+                different += usize::from(far(f64::from(decoded[r * cols + k])) > best + 1e-5);
+            }
+        }
+        assert_eq!(different, 0, "{name}: weights that are not the nearest to their targets");
+        let energy: f64 = weights.iter().map(|&w| f64::from(w).powi(2)).sum();
+        assert!((packed.relative_error - squares / energy).abs() < 1e-6, "{name}");
+    }
 }
 
 /// Experts one above the other, each with moments of its own: as if each were rounded alone.
@@ -227,10 +277,18 @@ fn every_piece_has_its_own_moments() {
             let alone =
                 quantize_with(part, Shape::new(rows, n), scheme(name), Grouping::Row, under(h), &|_| ())
                     .unwrap();
-            let bytes = alone.codes.len();
-            assert_eq!(whole.gain, alone.gain, "{name}: weights of one distribution");
-            assert_eq!(whole.codes[piece * bytes..(piece + 1) * bytes], alone.codes, "{name} {piece}");
-            assert_eq!(whole.scales[piece * rows..(piece + 1) * rows], alone.scales, "{name} {piece}");
+            let bytes = alone.data.codes().len();
+            assert_eq!(whole.data.gain(), alone.data.gain(), "{name}: weights of one distribution");
+            assert_eq!(
+                whole.data.codes()[piece * bytes..(piece + 1) * bytes],
+                *alone.data.codes(),
+                "{name} {piece}"
+            );
+            assert_eq!(
+                whole.data.scales()[piece * rows..(piece + 1) * rows],
+                *alone.data.scales(),
+                "{name} {piece}"
+            );
         }
         let rounding = Rounding { moments: &moments[..2], ..Rounding::default() };
         let error = quantize_with(

@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for kind in [2, 3, 4].into_iter().flat_map(kinds) {
             let options = PlanOptions { rotation, ..PlanOptions::new(Target::Uniform(kind.scheme)) };
             let mut plan = plan(&inventory, &prior, &options)?;
-            plan.group = kind.group;
+            plan.layers.iter_mut().for_each(|l| l.group = kind.group);
             plan.fit_to(&inventory)?;
             let options = QuantizeOptions {
                 force: true,

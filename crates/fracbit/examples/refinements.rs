@@ -270,9 +270,10 @@ impl Run<'_> {
             self.again(&mut packed, target, h)?;
         }
         if !self.recipe.rows {
-            for (scale, row) in packed.scales.iter_mut().zip(target.chunks(shape.cols)) {
+            let gain = packed.data.gain();
+            for (scale, row) in packed.data.scales_mut().iter_mut().zip(target.chunks(shape.cols)) {
                 let square: f64 = row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>() / shape.cols as f64;
-                *scale = f16::from_f32((square.sqrt() / f64::from(packed.gain)) as f32);
+                *scale = f16::from_f32((square.sqrt() / f64::from(gain)) as f32);
             }
         }
         Ok(packed)
@@ -283,7 +284,8 @@ impl Run<'_> {
         let n = h.len();
         let rounder = rounder_at(self.scheme, self.effort).ok_or("a scheme with a rounder of its own")?;
         let across = n.div_ceil(TILE_COLS);
-        let size = packed.codes.len() / (packed.shape.rows.div_ceil(TILE_ROWS) * across);
+        let rows = packed.data.shape().rows;
+        let size = packed.data.codes().len() / (rows.div_ceil(TILE_ROWS) * across);
         let before = h.loss(&difference(target, &packed.view().dequantize()));
         for column in (0..self.recipe.again).flat_map(|_| (0..across).rev()) {
             let (first, last) = (column * TILE_COLS, n.min((column + 1) * TILE_COLS));
@@ -299,11 +301,11 @@ impl Run<'_> {
                 .collect();
             let own = Hessian::new(width, own)?;
             let best = own.solve(&slope)?;
-            for down in 0..packed.shape.rows.div_ceil(TILE_ROWS) {
+            for down in 0..rows.div_ceil(TILE_ROWS) {
                 let mut tile = [[0.0; TILE]];
-                let rows = down * TILE_ROWS..packed.shape.rows.min((down + 1) * TILE_ROWS);
+                let rows = down * TILE_ROWS..rows.min((down + 1) * TILE_ROWS);
                 for r in rows.clone() {
-                    let scale = packed.scales[r].to_f32() * packed.gain;
+                    let scale = packed.data.scales()[r].to_f32() * packed.data.gain();
                     for c in 0..width {
                         let value = rounded[r * n + first + c] + best[r * width + c];
                         tile[0][(r - rows.start) * TILE_COLS + c] =
@@ -311,8 +313,8 @@ impl Run<'_> {
                     }
                 }
                 let at = (down * across + column) * size;
-                let old = packed.codes[at..at + size].to_vec();
-                rounder.encode(&tile, &mut packed.codes[at..at + size]);
+                let old = packed.data.codes()[at..at + size].to_vec();
+                rounder.encode(&tile, &mut packed.data.codes_mut()[at..at + size]);
                 let now = packed.view().dequantize();
                 let change: Vec<f32> = rows
                     .clone()
@@ -320,7 +322,7 @@ impl Run<'_> {
                     .collect();
                 let slope = &slope[rows.start * width..rows.end * width];
                 if 2.0 * dot(slope, &change) + own.loss(&change) >= 0.0 {
-                    packed.codes[at..at + size].copy_from_slice(&old);
+                    packed.data.codes_mut()[at..at + size].copy_from_slice(&old);
                 }
             }
         }
@@ -338,7 +340,7 @@ impl Run<'_> {
                 for row in weights.chunks_mut(gains.len()) {
                     row.iter_mut().zip(gains).for_each(|(w, g)| *w *= g);
                 }
-                Linear::dense(codes.shape, weights, bias)?
+                Linear::dense(codes.data.shape(), weights, bias)?
             }
         })
     }
@@ -384,7 +386,7 @@ impl Run<'_> {
                 let weights = times(&codes.view().dequantize(), &gains);
                 let images = image(&weights);
                 let rows = target.chunks(n).zip(weights.chunks(n)).zip(images.chunks(n));
-                for (scale, ((target, weights), image)) in codes.scales.iter_mut().zip(rows) {
+                for (scale, ((target, weights), image)) in codes.data.scales_mut().iter_mut().zip(rows) {
                     let best = dot(target, image) / dot(weights, image);
                     *scale = f16::from_f32((f64::from(scale.to_f32()) * best) as f32);
                 }

@@ -4,12 +4,11 @@
 
 use crate::{
     Error, Evaluation, Opened, Progress,
-    directory::packed_names,
-    load::{Reader, packed_view},
+    load::{Books, Reader},
     plan::Storage,
 };
 use fracbit_codebook::Rounder;
-use fracbit_format::PackedView;
+use fracbit_format::PackedMatrixData;
 use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
@@ -19,7 +18,6 @@ use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::Effort;
 use half::f16;
-use std::collections::BTreeMap;
 
 impl Opened {
     /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized directory is checked first.
@@ -54,13 +52,13 @@ impl Opened {
         let reader = Reader { checkpoint: &self.checkpoint, verify };
         let sites = block.sites(&self.config, &reader)?;
         let mut builder = Builder::new(device, self.config.clone(), sites)?;
-        let mut books = BTreeMap::new();
+        let mut books = Books::new();
         for id in LinearId::all(&self.config) {
             let shape = id.shape(&self.config);
             let bias =
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), shape.rows)).transpose()?;
             // The device has no matrix of several schemes: at 16 bits there.
-            let dense = |view: &PackedView<'_>| view.dequantize();
+            let dense = |data: &PackedMatrixData<'_>| data.view().dequantize();
             if let Some((bands, parts)) = reader.banded(block, id, shape, &mut books, dense)? {
                 let mut weights = vec![0.0; shape.len()];
                 for (band, part) in parts.into_iter().enumerate() {
@@ -71,7 +69,8 @@ impl Opened {
                 builder.dense(id, &weights, bias);
                 continue;
             }
-            match block.storage(id, self.checkpoint.dir())? {
+            let module = block.storage(id, self.checkpoint.dir())?;
+            match module.scheme {
                 Storage::F16 => {
                     self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
                     let bytes = reader.tensor(&id.weight_name(), Dtype::F16)?.bytes;
@@ -79,13 +78,9 @@ impl Opened {
                     let weights: Vec<f32> = halves.map(|&b| f16::from_le_bytes(b).to_f32()).collect();
                     builder.dense(id, &weights, bias);
                 }
-                Storage::Packed(scheme) => {
-                    reader.codebooks(scheme, &mut books)?;
-                    let names = packed_names(id, None);
-                    let parts = reader.parts(&names)?;
-                    let view = packed_view(&parts, shape, scheme, block.group, &books)
-                        .map_err(|e| reader.bad(&names[0], e.to_string()))?;
-                    builder.packed(id, &view, bias);
+                Storage::Packed(_) => {
+                    let data = reader.matrix((id, None), shape, module, &mut books)?;
+                    builder.packed(id, &data.view(), bias);
                 }
             }
         }

@@ -5,15 +5,18 @@ use crate::{
     plan::{Inventory, Matrix, Plan, Storage},
 };
 use fracbit_base::{Code, Scheme};
-use fracbit_io::{Checkpoint, ModelConfig};
+use fracbit_format::{Element, Grouping, PlaneName, TILE_COLS};
+use fracbit_io::{Checkpoint, Dtype, ModelConfig};
 use fracbit_model::{FloatId, LinearId, RotationMode, WeightSource};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
-/// Version of the file format that this program writes. It reads version 2 as well, which has no factors of a tied embedding, and
-/// version 1, which differs from that in the hash of the trellis code `fast`: models with such matrices are refused.
+/// Version of the file format that this program writes. It reads versions 1 and 2 as well, which have no factors of a tied embedding and say
+/// once for all matrices how columns are grouped; in version 1 the trellis code `fast` had another hash, so that models with such matrices
+/// are refused.
 pub const FORMAT_VERSION: u32 = 3;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -29,8 +32,6 @@ pub struct QuantizationConfig {
     pub rotation: RotationMode,
     /// Seed of the rotations.
     pub seed: u64,
-    /// Input columns per scale; 0: one scale per row.
-    pub group: usize,
     /// Stored bits per parameter, everything counted.
     pub bits_per_weight: f64,
     /// Scheme of every matrix, by module name.
@@ -48,9 +49,32 @@ pub struct QuantizationConfig {
 pub struct Module {
     /// A scheme name or `f16`.
     pub scheme: Storage,
+    /// Input columns per scale; 0, or absent: one scale per row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub group: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+pub(crate) fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 impl Module {
+    /// Which weights share a scale.
+    #[must_use]
+    pub const fn grouping(self) -> Grouping {
+        Grouping::from_number(self.group)
+    }
+
+    /// The rule that the module breaks.
+    pub(crate) fn broken(self) -> Option<String> {
+        if !self.group.is_multiple_of(TILE_COLS) {
+            return Some(format!("group should be 0 or a multiple of {TILE_COLS}, got {}", self.group));
+        }
+        let half = self.scheme == Storage::F16 && self.group > 0;
+        half.then(|| format!("group should be absent, for f16 has no scales, got {}", self.group))
+    }
+
     /// The scheme, where version 1 of the format meant other weights by it.
     fn rehashed(self) -> Option<Scheme> {
         let Storage::Packed(scheme) = self.scheme else { return None };
@@ -67,9 +91,8 @@ impl QuantizationConfig {
             format_version: FORMAT_VERSION,
             rotation: plan.rotation,
             seed: plan.seed,
-            group: plan.group,
             bits_per_weight: plan.bits_per_weight,
-            modules: plan.layers.iter().map(|l| (l.name.clone(), Module { scheme: l.scheme })).collect(),
+            modules: plan.layers.iter().map(|l| (l.name.clone(), l.module())).collect(),
             fused: plan.fused.clone(),
             embedding_divisors: source.sites().embedding_divisors().is_some(),
         }
@@ -93,13 +116,15 @@ impl QuantizationConfig {
                 field("quant_method")
             )));
         }
-        let version = field("format_version");
-        if !version.as_u64().is_some_and(|v| (1..=u64::from(FORMAT_VERSION)).contains(&v)) {
+        let got = field("format_version");
+        let Some(version) = got.as_u64().filter(|v| (1..=u64::from(FORMAT_VERSION)).contains(v)) else {
             return Err(bad(format!(
-                "format_version should be 1 to {FORMAT_VERSION}, got {version}: a newer fracbit may read it"
+                "format_version should be 1 to {FORMAT_VERSION}, got {got}: a newer fracbit may read it"
             )));
-        }
-        let parsed: Self = serde_json::from_value(block.clone()).map_err(|e| bad(e.to_string()))?;
+        };
+        let mut block = block.clone();
+        spread_group(&mut block, "modules", version >= 3).map_err(bad)?;
+        let parsed: Self = serde_json::from_value(block).map_err(|e| bad(e.to_string()))?;
         if parsed.format_version == 1
             && let Some((name, scheme)) = parsed.modules.iter().find_map(|(n, m)| Some((n, m.rehashed()?)))
         {
@@ -108,8 +133,8 @@ impl QuantizationConfig {
                  quantize the original model again"
             )));
         }
-        if !parsed.group.is_multiple_of(16) {
-            return Err(bad(format!("group should be 0 or a multiple of 16, got {}", parsed.group)));
+        if let Some((name, rule)) = parsed.modules.iter().find_map(|(n, m)| Some((n, m.broken()?))) {
+            return Err(bad(format!("`{name}`: {rule}")));
         }
         Ok(Some(parsed))
     }
@@ -118,38 +143,38 @@ impl QuantizationConfig {
     ///
     /// # Errors
     /// When `modules` does not name it.
-    pub fn storage(&self, id: LinearId, dir: &Path) -> Result<Storage, Error> {
+    pub fn storage(&self, id: LinearId, dir: &Path) -> Result<Module, Error> {
         self.module(&id.to_string(), dir)
     }
 
-    /// The schemes of the bands of rows of `id`; `None` where it is stored as a whole.
+    /// How the bands of rows of `id` are stored; `None` where it is stored as a whole.
     ///
     /// # Errors
     /// When `modules` names only some of its bands, or one is not quantized.
-    pub fn bands(&self, id: LinearId, dir: &Path) -> Result<Option<[Scheme; bands::COUNT]>, Error> {
+    pub fn bands(&self, id: LinearId, dir: &Path) -> Result<Option<[Module; bands::COUNT]>, Error> {
         if !self.modules.contains_key(&band_name(id, 0)) {
             return Ok(None);
         }
-        let scheme = |band: usize| match self.module(&band_name(id, band), dir)? {
-            Storage::Packed(scheme) => Ok(scheme),
-            Storage::F16 => Err(Error::QuantizationConfig {
-                path: dir.to_path_buf(),
-                rule: format!("`{}` should have a scheme, got f16", band_name(id, band)),
-            }),
+        let module = |band: usize| {
+            let module = self.module(&band_name(id, band), dir)?;
+            if module.scheme == Storage::F16 {
+                let rule = format!("`{}` should have a scheme, got f16", band_name(id, band));
+                return Err(Error::QuantizationConfig { path: dir.to_path_buf(), rule });
+            }
+            Ok(module)
         };
-        let mut schemes = [scheme(0)?; bands::COUNT];
-        for (band, slot) in schemes.iter_mut().enumerate() {
-            *slot = scheme(band)?;
+        let mut modules = [module(0)?; bands::COUNT];
+        for (band, slot) in modules.iter_mut().enumerate() {
+            *slot = module(band)?;
         }
-        Ok(Some(schemes))
+        Ok(Some(modules))
     }
 
-    fn module(&self, name: &str, dir: &Path) -> Result<Storage, Error> {
-        let module = self.modules.get(name).ok_or_else(|| Error::QuantizationConfig {
+    fn module(&self, name: &str, dir: &Path) -> Result<Module, Error> {
+        self.modules.get(name).copied().ok_or_else(|| Error::QuantizationConfig {
             path: dir.to_path_buf(),
             rule: format!("modules should name `{name}`"),
-        })?;
-        Ok(module.scheme)
+        })
     }
 
     /// The groups of fused matrices, checked.
@@ -159,19 +184,58 @@ impl QuantizationConfig {
     pub fn fused(&self, config: &ModelConfig, dir: &Path) -> Result<Vec<Vec<LinearId>>, Error> {
         let stored = |id: LinearId| {
             let module = id.exists(config).then(|| self.modules.get(&id.to_string()))??;
-            Some((module.scheme, id.shape(config)))
+            Some((module.scheme, module.grouping(), id.shape(config)))
         };
         fusion::check(&self.fused, stored)
             .map_err(|rule| Error::QuantizationConfig { path: dir.to_path_buf(), rule })
     }
 }
 
-/// Tensor names of a packed matrix, or of a band of its rows: codes, scales, gain.
+/// Before version 3 of a document one number said for all its matrices how columns are grouped: moves it to each of `entries`, a map or a
+/// list, that has a scheme.
+///
+/// # Errors
+/// The rule that is broken where the number is missing, or stands where the version has none.
+pub(crate) fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Result<(), String> {
+    let Some(fields) = document.as_object_mut() else { return Ok(()) }; // refused where it is parsed
+    let group = fields.remove("group");
+    if of_each {
+        let rule = |group| format!("group should stand at each of `{entries}`, got {group} for all of them");
+        return group.map_or(Ok(()), |group| Err(rule(group)));
+    }
+    let group = group.ok_or("missing field `group`")?;
+    let spread = |entry: &mut Value| -> Result<(), String> {
+        let Some(entry) = entry.as_object_mut() else { return Ok(()) };
+        if entry.contains_key("group") {
+            return Err(format!("group should stand once in this version, got one in `{entries}` as well"));
+        }
+        if entry.get("scheme").is_some_and(|scheme| scheme != "f16") {
+            entry.insert("group".to_owned(), group.clone());
+        }
+        Ok(())
+    };
+    match fields.get_mut(entries) {
+        Some(Value::Object(all)) => all.values_mut().try_for_each(spread),
+        Some(Value::Array(all)) => all.iter_mut().try_for_each(spread),
+        _ => Ok(()),
+    }
+}
+
+/// Tensor name of a plane of a packed matrix, or of a band of its rows.
 #[must_use]
-pub fn packed_names(id: LinearId, band: Option<usize>) -> [String; 3] {
-    let weight = id.weight_name();
+pub fn plane_name(id: LinearId, band: Option<usize>, plane: PlaneName) -> String {
     let band = band.map(|band| format!(".band{band}")).unwrap_or_default();
-    ["codes", "scales", "gain"].map(|part| format!("{weight}{band}.{part}"))
+    format!("{}{band}.{}", id.weight_name(), plane.suffix())
+}
+
+/// Type of the elements of a plane in a file.
+#[must_use]
+pub const fn dtype(element: Element) -> Dtype {
+    match element {
+        Element::U8 => Dtype::U8,
+        Element::F16 => Dtype::F16,
+        Element::F32 => Dtype::F32,
+    }
 }
 
 /// Tensor that says which band of rows of embedding and head each token is in.

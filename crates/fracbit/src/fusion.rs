@@ -2,14 +2,13 @@
 //!
 //! Matrices that read the same input can be (queries, keys and values; gate and up). They share a scheme, and every
 //! one but the last has a multiple of 16 rows, so that the tiles of the whole are the tiles of its members in order. A
-//! directory stores them apart; who loads it joins them (`stack`). Codes, scales and with them all results are
+//! directory stores them apart; who loads it joins them (`PackedMatrixData::stack`). Codes, scales and with them all results are
 //! those of separate matrices, bit for bit.
 
 use crate::plan::{Matrix, Storage};
 use fracbit_base::Shape;
-use fracbit_format::TILE_ROWS;
+use fracbit_format::{Grouping, TILE_ROWS};
 use fracbit_model::LinearId;
-use half::f16;
 use std::collections::BTreeSet;
 
 /// Checks groups by name; `stored` tells how a matrix of the model is stored. Members come out in the order of the model.
@@ -18,7 +17,7 @@ use std::collections::BTreeSet;
 /// The first rule that is broken, naming the group.
 pub(crate) fn check(
     groups: &[Vec<String>],
-    stored: impl Fn(LinearId) -> Option<(Storage, Shape)>,
+    stored: impl Fn(LinearId) -> Option<(Storage, Grouping, Shape)>,
 ) -> Result<Vec<Vec<LinearId>>, String> {
     let mut seen = BTreeSet::new();
     groups.iter().map(|names| check_one(names, &stored, &mut seen)).collect()
@@ -26,7 +25,7 @@ pub(crate) fn check(
 
 fn check_one(
     names: &[String],
-    stored: impl Fn(LinearId) -> Option<(Storage, Shape)>,
+    stored: impl Fn(LinearId) -> Option<(Storage, Grouping, Shape)>,
     seen: &mut BTreeSet<LinearId>,
 ) -> Result<Vec<LinearId>, String> {
     let group = names.join(" + ");
@@ -36,22 +35,22 @@ fn check_one(
     let mut members = Vec::with_capacity(names.len());
     for name in names {
         let known = name.parse::<LinearId>().ok().and_then(|id| Some((id, stored(id)?)));
-        let Some((id, (storage, shape))) = known else {
+        let Some((id, (storage, grouping, shape))) = known else {
             return Err(format!("fused group `{group}`: layer `{name}` is not in the model"));
         };
         if !seen.insert(id) {
             return Err(format!("fused group `{group}`: layer `{name}` is in a group already"));
         }
-        members.push((id, storage, shape));
+        members.push((id, storage, grouping, shape));
     }
     members.sort_by_key(|m| m.0);
-    let (first, scheme, _) = members[0];
+    let (first, scheme, grouping, _) = members[0];
     if scheme == Storage::F16 {
         return Err(format!(
             "fused group `{group}`: `{first}` is kept at 16 bits, which has no fused kernel"
         ));
     }
-    for &(id, storage, _) in &members[1..] {
+    for &(id, storage, other, _) in &members[1..] {
         if !same_input(first, id) {
             return Err(format!("fused group `{group}`: `{first}` and `{id}` do not read the same input"));
         }
@@ -60,8 +59,14 @@ fn check_one(
                 "fused group `{group}` should have one scheme, `{first}` has {scheme} and `{id}` has {storage}"
             ));
         }
+        if other != grouping {
+            let (want, got) = (grouping.number(), other.number());
+            return Err(format!(
+                "fused group `{group}` should have scales of one kind, `{first}` has group {want} and `{id}` has {got}"
+            ));
+        }
     }
-    if let Some((id, _, shape)) = members[..members.len() - 1].iter().find(|m| !aligned(m.2)) {
+    if let Some((id, _, _, shape)) = members[..members.len() - 1].iter().find(|m| !aligned(m.3)) {
         return Err(format!(
             "fused group `{group}`: `{id}` should have a multiple of {TILE_ROWS} rows, got {}",
             shape.rows
@@ -100,35 +105,6 @@ pub(crate) fn same_input(a: LinearId, b: LinearId) -> bool {
     }
 }
 
-/// Codes, scales and gain of a packed matrix.
-pub(crate) struct Parts<'a> {
-    pub(crate) codes: &'a [u8],
-    pub(crate) scales: Vec<f16>,
-    pub(crate) gain: f32,
-}
-
-/// The parts of the matrix that has the rows of all `members` in order. `None` when their gains are too far apart for
-/// half-precision scales.
-///
-/// Gains are powers of two, so scales move to the smallest of them exactly unless they overflow.
-pub(crate) fn stack(members: &[Parts<'_>]) -> Option<(Vec<u8>, Vec<f16>, f32)> {
-    let gain = members.iter().map(|m| m.gain).fold(f32::INFINITY, f32::min);
-    let codes = members.iter().flat_map(|m| m.codes).copied().collect();
-    let mut scales = Vec::with_capacity(members.iter().map(|m| m.scales.len()).sum());
-    for member in members {
-        let ratio = member.gain / gain;
-        for &scale in &member.scales {
-            let moved = f16::from_f32(scale.to_f32() * ratio);
-            // Equal to the last bit, or not at all; an overflow is not equal.
-            if moved.to_f32() * gain != scale.to_f32() * member.gain {
-                return None;
-            }
-            scales.push(moved);
-        }
-    }
-    Some((codes, scales, gain))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,16 +122,17 @@ mod tests {
 
     #[test]
     fn rules() {
+        let group = |text: &str| if text.contains("gate") { Grouping::Columns(32) } else { Grouping::Row };
         let stored = |id: LinearId| {
             let text = id.to_string();
             let scheme = if text.ends_with("k_proj") { "f16" } else { "tcq-3" };
             let rows = if text.contains("layers.1") { 40 } else { 32 };
             (text != "lm_head" && !text.contains("layers.2"))
-                .then(|| (scheme.parse().unwrap(), Shape::new(rows, 64)))
+                .then(|| (scheme.parse().unwrap(), group(&text), Shape::new(rows, 64)))
         };
         let try_one = |list: &str| check(&[names(list)], stored).map(|g| g[0].len());
         assert_eq!(try_one("0.v 0.q"), Ok(2));
-        assert_eq!(try_one("0.up 0.gate"), Ok(2));
+        assert!(try_one("0.up 0.gate").unwrap_err().contains("group 32"));
         for (bad, word) in [
             ("0.q", "two members"),
             ("0.q 0.up", "same input"),
@@ -193,18 +170,5 @@ mod tests {
 
         let experts: Vec<Matrix> = matrices.into_iter().map(|m| Matrix { pieces: 4, ..m }).collect();
         assert!(candidates(&experts).is_empty(), "their gates and ups run in one loop as they are");
-    }
-
-    #[test]
-    fn gains_move_into_the_scales_exactly() {
-        let part = |gain: f32, scales: [f32; 2]| Parts {
-            codes: &[1, 2],
-            scales: scales.map(f16::from_f32).to_vec(),
-            gain,
-        };
-        let (codes, scales, gain) = stack(&[part(2.0, [1.0, 0.25]), part(0.5, [0.75, 1e-6])]).unwrap();
-        assert_eq!((codes, gain), (vec![1, 2, 1, 2], 0.5));
-        assert_eq!(scales, [4.0, 1.0, 0.75, 1e-6].map(f16::from_f32));
-        assert!(stack(&[part(1e6, [1.0, 1.0]), part(1.0, [1.0, 1.0])]).is_none(), "overflow");
     }
 }

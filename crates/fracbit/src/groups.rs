@@ -43,11 +43,10 @@ pub(crate) fn train(
     if !schemes.is_empty() {
         progress.stage("codebooks", schemes.iter().map(|&s| weights(s) as u64).sum());
     }
-    let grouping = plan.grouping();
     let mut books = BTreeMap::new();
     for scheme in schemes {
         // Rows of several lengths, each with one scale, are cut into pieces of what divides them all.
-        let groups = of(scheme).map(|(_, layer)| (grouping.columns(layer.cols), layer.cols));
+        let groups = of(scheme).map(|(_, layer)| (layer.grouping().columns(layer.cols), layer.cols));
         let group =
             groups.filter(|(group, cols)| group <= cols).map(|(group, _)| group).reduce(gcd).unwrap_or(0);
 
@@ -73,7 +72,7 @@ pub(crate) fn train(
             if energy > 0.0 && share > 0.0 {
                 #[expect(clippy::cast_possible_truncation, reason = "a scale of f32 weights")]
                 let scale = (share / energy * matrix.data.len() as f64).sqrt() as f32;
-                let own = grouping.columns(cols);
+                let own = layer.grouping().columns(cols);
                 for row in matrix.data.chunks(cols).step_by(every) {
                     let whole = cols / own * own;
                     sample.extend(row[..whole].iter().map(|w| w * scale));

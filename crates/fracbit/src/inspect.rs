@@ -74,17 +74,17 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
     for id in LinearId::all(config) {
         let shape = id.shape(config);
         if let Some(block) = &opened.quantization
-            && let Some(schemes) = block.bands(id, dir)?
+            && let Some(modules) = block.bands(id, dir)?
         {
             let bands = Reader { checkpoint: &opened.checkpoint, verify: false }.bands(shape.rows)?;
-            for (band, scheme) in schemes.into_iter().enumerate() {
+            for (band, module) in modules.into_iter().enumerate() {
                 let weights = bands.rows(band).count() * shape.cols;
-                note(band_name(id, band), scheme.to_string(), weights);
+                note(band_name(id, band), module.scheme.to_string(), weights);
             }
             continue;
         }
         let kind = match (&opened.quantization, &names) {
-            (Some(block), _) => block.storage(id, dir)?.to_string(),
+            (Some(block), _) => block.storage(id, dir)?.scheme.to_string(),
             (None, Some(names)) => {
                 opened.checkpoint.info(&id.stored_names(config, *names)[0])?.dtype.name().to_ascii_lowercase()
             }

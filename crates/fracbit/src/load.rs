@@ -3,16 +3,16 @@
 use crate::{
     Error,
     bands::Bands,
-    directory::{BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, packed_names},
-    fusion::{self, Parts},
+    directory::{self, BANDS, EMBEDDING_DIVISORS, Module, QuantizationConfig, codebook_names, plane_name},
     plan::Storage,
 };
-use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
-use fracbit_format::{Codebook, Layout, PackedError, PackedView, TILE_COLS};
+use fracbit_base::{Bytes, Scheme, Shape};
+use fracbit_format::{
+    Codebook, Element, Layout, PackedError, PackedMatrixData, Plane, PlaneName, SchemeSpec,
+};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites, WeightSource};
-use half::f16;
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     path::Path,
@@ -135,7 +135,7 @@ impl Opened {
         let reader = Reader { checkpoint: &self.checkpoint, verify };
         let sites = block.sites(&self.config, &reader)?;
         let mut builder = ModelBuilder::new(self.config.clone(), sites)?;
-        let mut books = BTreeMap::new();
+        let mut books = Books::new();
         let groups = block.fused(&self.config, self.checkpoint.dir())?;
         for id in LinearId::all(&self.config) {
             let bias = |id: LinearId| -> Result<_, Error> {
@@ -143,28 +143,32 @@ impl Opened {
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), rows)).transpose()
             };
             let shape = id.shape(&self.config);
-            let make = |view: &PackedView<'_>| PackedMatrix::new(kernels, view);
+            let make = |data: &PackedMatrixData<'_>| PackedMatrix::new(kernels, &data.view());
             if let Some((bands, matrices)) = reader.banded(block, id, shape, &mut books, make)? {
                 let linear = Linear::banded(matrices, bands.each(), bias(id)?);
                 builder.set(id, linear.map_err(fracbit_model::Error::from)?)?;
                 continue;
             }
-            match block.storage(id, self.checkpoint.dir())? {
+            let module = block.storage(id, self.checkpoint.dir())?;
+            match module.scheme {
                 Storage::F16 => {
                     self.checkpoint.expect_shape(&id.weight_name(), &[shape.rows, shape.cols])?;
                     reader.tensor(&id.weight_name(), Dtype::F16)?;
                     let stored = Linear::stored(Arc::clone(&self.checkpoint), &id.weight_name(), bias(id)?)?;
                     builder.set(id, stored)?;
                 }
-                Storage::Packed(scheme) => {
+                Storage::Packed(_) => {
                     let group = groups.iter().find(|group| group.contains(&id));
                     if group.is_some_and(|group| group[0] != id) {
                         continue; // came with the first of its group
                     }
-                    reader.codebooks(scheme, &mut books)?;
                     let alone = [id];
                     let ids = group.map_or(&alone[..], Vec::as_slice);
-                    let matrix = reader.packed(ids, scheme, &self.config, block.group, &books, kernels)?;
+                    let members = ids
+                        .iter()
+                        .map(|&id| reader.matrix((id, None), id.shape(&self.config), module, &mut books));
+                    let members = members.collect::<Result<Vec<_>, Error>>()?;
+                    let matrix = reader.stacked(ids, &members, kernels)?;
                     if ids.len() == 1 {
                         let linear = Linear::packed(matrix, bias(id)?).map_err(fracbit_model::Error::from)?;
                         builder.set(id, linear)?;
@@ -192,23 +196,8 @@ impl Opened {
     }
 }
 
-/// Columns that share a scale, of a shape, when a directory says `group`.
-fn columns(group: usize) -> impl Fn(Shape) -> usize {
-    move |shape| if group == 0 { shape.cols.next_multiple_of(TILE_COLS) } else { group }
-}
-
-/// A matrix as stored.
-pub(crate) fn packed_view<'a>(
-    parts: &'a Parts<'_>,
-    shape: Shape,
-    scheme: Scheme,
-    group: usize,
-    books: &'a BTreeMap<Scheme, Codebook>,
-) -> Result<PackedView<'a>, PackedError> {
-    let layout = Layout::new(scheme, shape);
-    let used: Vec<&Codebook> = layout.segments().iter().map(|s| &books[&s.scheme]).collect();
-    PackedView::new(scheme, shape, &used, parts.codes, &parts.scales, columns(group)(shape), parts.gain)
-}
+/// The codebooks of a directory, as far as they were read.
+pub(crate) type Books = BTreeMap<Scheme, Arc<Codebook>>;
 
 /// Reads tensors of a quantized directory.
 pub(crate) struct Reader<'a> {
@@ -255,14 +244,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The codebooks of a scheme, unless they are there.
-    pub(crate) fn codebooks(
-        &self,
-        scheme: Scheme,
-        books: &mut BTreeMap<Scheme, Codebook>,
-    ) -> Result<(), Error> {
+    pub(crate) fn codebooks(&self, scheme: Scheme, books: &mut Books) -> Result<(), Error> {
         for half in scheme.halves() {
             if let Entry::Vacant(book) = books.entry(half) {
-                book.insert(self.codebook(half)?);
+                book.insert(Arc::new(self.codebook(half)?));
             }
         }
         Ok(())
@@ -283,70 +268,63 @@ impl<'a> Reader<'a> {
         block: &QuantizationConfig,
         id: LinearId,
         shape: Shape,
-        books: &mut BTreeMap<Scheme, Codebook>,
-        make: impl Fn(&PackedView<'_>) -> T,
+        books: &mut Books,
+        make: impl Fn(&PackedMatrixData<'_>) -> T,
     ) -> Result<Option<(Bands, Vec<T>)>, Error> {
-        let Some(schemes) = block.bands(id, self.checkpoint.dir())? else { return Ok(None) };
+        let Some(modules) = block.bands(id, self.checkpoint.dir())? else { return Ok(None) };
         let bands = self.bands(shape.rows)?;
-        let mut made = Vec::with_capacity(schemes.len());
-        for (band, scheme) in schemes.into_iter().enumerate() {
-            self.codebooks(scheme, books)?;
+        let mut made = Vec::with_capacity(modules.len());
+        for (band, module) in modules.into_iter().enumerate() {
             let shape = Shape::new(bands.rows(band).count(), shape.cols);
-            let names = packed_names(id, Some(band));
-            let parts = self.parts(&names)?;
-            let view = packed_view(&parts, shape, scheme, block.group, books)
-                .map_err(|e| self.bad(&names[0], e.to_string()))?;
-            made.push(make(&view));
+            made.push(make(&self.matrix((id, Some(band)), shape, module, books)?));
         }
         Ok(Some((bands, made)))
     }
 
-    /// One matrix, or the fused one of several that were checked to fit together.
-    fn packed(
+    /// A packed matrix, or a band of its rows, as stored.
+    ///
+    /// # Panics
+    /// When `module` has no scheme.
+    pub(crate) fn matrix(
         &self,
-        ids: &[LinearId],
-        scheme: Scheme,
-        config: &ModelConfig,
-        group: usize,
-        books: &BTreeMap<Scheme, Codebook>,
-        kernels: &Kernels,
-    ) -> Result<PackedMatrix, Error> {
-        let columns = columns(group);
-        let view = |shape: Shape, parts: &Parts<'_>| {
-            packed_view(parts, shape, scheme, group, books).map(|view| PackedMatrix::new(kernels, &view))
-        };
-        let parts =
-            ids.iter().map(|&id| self.parts(&packed_names(id, None))).collect::<Result<Vec<_>, Error>>()?;
-        let [codes_name, ..] = packed_names(ids[0], None);
-        if let [part] = &parts[..] {
-            return view(ids[0].shape(config), part).map_err(|e| self.bad(&codes_name, e.to_string()));
-        }
-        for (id, part) in ids.iter().zip(&parts) {
-            // Each for itself: together, an excess of one might make up for what another lacks.
-            let (shape, [codes_name, scales_name, _]) = (id.shape(config), packed_names(*id, None));
-            let want = Layout::new(scheme, shape).len();
-            ShapeError::check_len("packed matrix", "codes", want, part.codes.len())
-                .map_err(|e| self.bad(&codes_name, e.to_string()))?;
-            let want = shape.rows * shape.cols.div_ceil(columns(shape));
-            ShapeError::check_len("packed matrix", "scales", want, part.scales.len())
-                .map_err(|e| self.bad(&scales_name, e.to_string()))?;
-        }
-        let (codes, scales, gain) = fusion::stack(&parts).ok_or_else(|| {
-            self.bad(
-                &packed_names(ids[0], None)[2],
-                "is too far from the gains of the matrices fused with it".to_owned(),
-            )
-        })?;
-        let rows = ids.iter().map(|id| id.shape(config).rows).sum();
-        view(Shape::new(rows, ids[0].shape(config).cols), &Parts { codes: &codes, scales, gain })
-            .map_err(|e| self.bad(&codes_name, e.to_string()))
+        (id, band): (LinearId, Option<usize>),
+        shape: Shape,
+        module: Module,
+        books: &mut Books,
+    ) -> Result<PackedMatrixData<'a>, Error> {
+        let Storage::Packed(scheme) = module.scheme else { panic!("{id} is stored at 16 bits") };
+        self.codebooks(scheme, books)?;
+        let name = |plane| plane_name(id, band, plane);
+        let planes = SchemeSpec::of(scheme).planes.map(|plane| {
+            Ok(match plane.element {
+                Element::F32 => Plane::F32(self.f32s(&name(plane.name), 1)?),
+                element => {
+                    let view = self.tensor(&name(plane.name), directory::dtype(element))?;
+                    Plane::from_bytes(element, view.bytes)
+                }
+            })
+        });
+        let planes = planes.into_iter().collect::<Result<Vec<_>, Error>>()?;
+        let layout = Layout::new(scheme, shape);
+        let used = layout.segments().iter().map(|s| Arc::clone(&books[&s.scheme])).collect();
+        PackedMatrixData::new(scheme, shape, module.grouping(), used, planes).map_err(|e| {
+            let scales = matches!(&e, PackedError::Shape(e) if e.arg == PlaneName::Scales.suffix());
+            self.bad(&name(if scales { PlaneName::Scales } else { PlaneName::Codes }), e.to_string())
+        })
     }
 
-    /// The tensors of these [`packed_names`].
-    pub(crate) fn parts(&self, [codes, scales, gain]: &[String; 3]) -> Result<Parts<'a>, Error> {
-        let codes = self.tensor(codes, Dtype::U8)?.bytes;
-        let scales = self.tensor(scales, Dtype::F16)?;
-        let scales = scales.bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
-        Ok(Parts { codes, scales, gain: self.f32s(gain, 1)?[0] })
+    /// One matrix, or the fused one of several that were checked to fit together.
+    fn stacked(
+        &self,
+        ids: &[LinearId],
+        members: &[PackedMatrixData<'_>],
+        kernels: &Kernels,
+    ) -> Result<PackedMatrix, Error> {
+        if let [data] = members {
+            return Ok(PackedMatrix::new(kernels, &data.view()));
+        }
+        let whole = PackedMatrixData::stack(members)
+            .map_err(|e| self.bad(&plane_name(ids[0], None, PlaneName::Gain), e.to_string()))?;
+        Ok(PackedMatrix::new(kernels, &whole.view()))
     }
 }

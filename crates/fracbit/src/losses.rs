@@ -16,7 +16,7 @@ use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, WeightSource};
 use fracbit_quant::{
-    Effort, Grouping, Hessian, Rounding,
+    Effort, Hessian, Rounding,
     sensitivity::{Fit, fit},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -229,7 +229,6 @@ pub fn measure_along(
 struct Work<'a> {
     source: &'a WeightSource,
     options: &'a LossOptions,
-    grouping: Grouping,
     kernels: Kernels,
     progress: &'a dyn Progress,
     /// Moments of the matrix that was quantized last.
@@ -250,8 +249,7 @@ impl<'a> Work<'a> {
         let kernels = crate::kernels()?;
         let original = Model::from_source(&plain)?.with_kernels(&kernels);
         let probe = Probe::of(&original, text.sequences.iter().map(<[u32]>::to_vec).collect())?;
-        let grouping = grouping(source.sites().mode());
-        let work = Self { source, options, grouping, kernels, progress, moments: None };
+        let work = Self { source, options, kernels, progress, moments: None };
         Ok((work, probe, ids))
     }
 
@@ -282,7 +280,8 @@ impl<'a> Work<'a> {
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
         let rounding = Rounding { moments, effort: self.options.effort, codebook: None };
-        let packed = rounded(id, &matrix, scheme, self.grouping, rounding, &advance)?;
+        let grouping = grouping(self.source.sites().mode(), scheme);
+        let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
         let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);
         Ok((linear.map_err(fracbit_model::Error::from)?, packed.relative_error))
     }

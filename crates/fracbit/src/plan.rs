@@ -7,7 +7,7 @@
 use crate::{
     Error,
     bands::Bands,
-    directory,
+    directory::{self, Module},
     forecast::Forecast,
     fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
@@ -20,21 +20,24 @@ pub use crate::{
 };
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
+use fracbit_format::{Grouping, SchemeSpec};
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
-use fracbit_quant::Grouping;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Version of the plan document.
-pub const PLAN_VERSION: u32 = 1;
+/// Version of the plan document that is written; 1, where one number said for all matrices how columns are grouped, is read as well.
+pub const PLAN_VERSION: u32 = 2;
 /// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
 pub const UNROTATED_GROUP: usize = 64;
 
-/// How scales are grouped under a rotation.
+/// How scales are grouped under a rotation, unless a plan says otherwise.
 #[must_use]
-pub fn grouping(rotation: RotationMode) -> Grouping {
-    if rotation == RotationMode::None { Grouping::Columns(UNROTATED_GROUP) } else { Grouping::Row }
+pub fn grouping(rotation: RotationMode, scheme: Scheme) -> Grouping {
+    match SchemeSpec::of(scheme).grouping {
+        Grouping::Row if rotation == RotationMode::None => Grouping::Columns(UNROTATED_GROUP),
+        own => own,
+    }
 }
 
 /// What a plan must keep to.
@@ -97,18 +100,6 @@ impl PlanOptions {
         }
     }
 
-    /// Columns that share a scale; 0: the whole row.
-    #[must_use]
-    pub fn group(&self) -> usize {
-        match self.target {
-            Target::Uniform(scheme) if scheme.group().is_some() => scheme.group().unwrap_or(0),
-            _ => match grouping(self.rotation) {
-                Grouping::Row => 0,
-                Grouping::Columns(group) => group,
-            },
-        }
-    }
-
     /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked for, for all matrices or for these.
     fn allows_bands(&self, inventory: &Inventory) -> bool {
         let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer());
@@ -156,6 +147,9 @@ pub struct PlannedLayer {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+    /// Input columns per scale; 0, or absent: one scale per row.
+    #[serde(default, skip_serializing_if = "directory::is_zero")]
+    pub group: usize,
     /// Stored bytes, scales included.
     pub bytes: u64,
     /// Sensitivity: loss per unit of relative squared error.
@@ -165,6 +159,18 @@ pub struct PlannedLayer {
 }
 
 impl PlannedLayer {
+    /// Which weights share a scale.
+    #[must_use]
+    pub const fn grouping(&self) -> Grouping {
+        Grouping::from_number(self.group)
+    }
+
+    /// How it is stored.
+    #[must_use]
+    pub const fn module(&self) -> Module {
+        Module { scheme: self.scheme, group: self.group }
+    }
+
     /// The matrix that this is, or is a band of.
     #[must_use]
     pub fn id(&self) -> Option<LinearId> {
@@ -191,8 +197,6 @@ pub struct Plan {
     /// Whether there are factors between inputs and weights ([`crate::smoothing`]): those of the calibration that it is used with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub smoothing: bool,
-    /// Input columns per scale; 0: one scale per row.
-    pub group: usize,
     /// Seed of rotations.
     pub seed: u64,
     /// Where the sensitivities come from.
@@ -236,12 +240,6 @@ struct Version {
 }
 
 impl Plan {
-    /// How scales are grouped.
-    #[must_use]
-    pub fn grouping(&self) -> Grouping {
-        if self.group == 0 { Grouping::Row } else { Grouping::Columns(self.group) }
-    }
-
     /// The distinct uniform schemes whose codebooks the packed model needs.
     #[must_use]
     pub fn codebooks(&self) -> BTreeSet<Scheme> {
@@ -256,12 +254,15 @@ impl Plan {
         let bad = |rule: String| Error::Plan { origin: origin.to_owned(), rule };
         // The version first: fields come and go with it.
         let Version { plan_version: got } = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-        if got != PLAN_VERSION {
-            return Err(bad(format!("plan_version should be {PLAN_VERSION}, got {got}")));
+        if got != PLAN_VERSION && got != 1 {
+            return Err(bad(format!("plan_version should be {PLAN_VERSION} or 1, got {got}")));
         }
-        let plan: Self = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-        if !plan.group.is_multiple_of(16) {
-            return Err(bad(format!("group should be 0 or a multiple of 16, got {}", plan.group)));
+        let mut document = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+        directory::spread_group(&mut document, "layers", got > 1).map_err(bad)?;
+        let mut plan: Self = serde_json::from_value(document).map_err(|e| bad(e.to_string()))?;
+        plan.plan_version = PLAN_VERSION;
+        if let Some((layer, rule)) = plan.layers.iter().find_map(|l| Some((l, l.module().broken()?))) {
+            return Err(bad(format!("layer `{}`: {rule}", layer.name)));
         }
         Ok(plan)
     }
@@ -303,11 +304,11 @@ impl Plan {
                     layer.name
                 )));
             }
-            layers.push(planned(matrix, layer.scheme, self.grouping(), layer.sensitivity)?);
+            layers.push(planned(matrix, layer.scheme, layer.grouping(), layer.sensitivity)?);
         }
         let stored = |id: LinearId| {
             let at = inventory.matrices.iter().position(|m| m.id == id)?;
-            Some((layers[at].scheme, inventory.matrices[at].shape))
+            Some((layers[at].scheme, layers[at].grouping(), inventory.matrices[at].shape))
         };
         let fused = fusion::check(&self.fused, stored).map_err(bad)?;
         let fused = fused.iter().map(|ids| ids.iter().map(ToString::to_string).collect()).collect();
@@ -369,7 +370,6 @@ fn allocate(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
-    let group = options.group();
     let banded = sensitivities.bands.as_ref().filter(|_| options.allows_bands(inventory));
     let banded = banded.map(|bands| inventory.banded(bands));
     let inventory = banded.as_ref().unwrap_or(inventory);
@@ -379,7 +379,6 @@ fn allocate(
         source_hash: inventory.source_hash.clone(),
         rotation: options.rotation,
         smoothing: options.smoothing && options.rotation != RotationMode::None,
-        group,
         seed: options.seed,
         objective: sensitivities.protocol.clone(),
         bits_per_weight: 0.0,
@@ -488,8 +487,6 @@ pub(crate) fn menus(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Vec<Vec<PlannedLayer>>, Error> {
-    let group = options.group();
-    let grouping = if group == 0 { Grouping::Row } else { Grouping::Columns(group) };
     let schemes = options.schemes_where(|scheme| sensitivities.covers(scheme));
     let palette: Vec<Storage> = schemes.into_iter().map(Storage::Packed).collect();
     let names: Vec<String> = inventory.matrices.iter().map(|m| m.id.to_string()).collect();
@@ -503,6 +500,10 @@ pub(crate) fn menus(
                 // The coefficient under which the scheme's error gives the loss; they differ where losses were measured.
                 let (loss, error) = (sensitivities.loss(&matrix.name, storage)?, storage.error()?);
                 let a = if error > 0.0 { loss / error } else { sensitivities.of(&matrix.name)? };
+                let grouping = match storage {
+                    Storage::Packed(scheme) => grouping(options.rotation, scheme),
+                    Storage::F16 => Grouping::Row,
+                };
                 planned(matrix, storage, grouping, a)
             })
             .collect()
@@ -694,6 +695,7 @@ fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Res
         bits: storage.bits(),
         rows: matrix.shape.rows,
         cols: matrix.shape.cols,
+        group: grouping.number(),
         bytes: storage.bytes(matrix.shape, grouping).0,
         sensitivity: a,
         predicted_loss: a * storage.error()?,

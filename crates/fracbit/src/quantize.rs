@@ -9,14 +9,14 @@ use crate::{
     Error, Progress,
     bands::Bands,
     calibrate::{Calibration, first_reader},
-    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, packed_names},
+    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
     error::require_memory,
     groups,
     plan::{self, Inventory, Plan, PlannedLayer, Storage},
     sequential,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
-use fracbit_format::Codebook;
+use fracbit_format::{Codebook, SchemeSpec};
 use fracbit_io::{Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec, gguf};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
@@ -128,8 +128,8 @@ impl MemoryEstimate {
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
         // The trellis tables of one search beside the rows that are rounded.
-        let search = threads as u64
-            * (fracbit_quant::working_memory(plan.grouping(), widest, calibrated).0 + (6 << 20));
+        let memory = |l: &PlannedLayer| fracbit_quant::working_memory(l.grouping(), l.cols, calibrated).0;
+        let search = threads as u64 * (plan.layers.iter().map(memory).max().unwrap_or(0) + (6 << 20));
         let widest = widest as u64;
         // f32 moments and factor, and f64 while factoring.
         let mut moments = if calibrated { 16 * widest * widest } else { 0 };
@@ -398,11 +398,11 @@ fn tensor_specs(
         match layer.scheme {
             Storage::F16 => specs.push(spec(id.weight_name(), Dtype::F16, &[shape.rows, shape.cols])),
             Storage::Packed(scheme) => {
-                let [codes, scales, gain] = packed_names(id, layer.band());
-                let groups = shape.cols.div_ceil(plan.grouping().columns(shape.cols));
-                specs.push(spec(codes, Dtype::U8, &[fracbit_format::Layout::new(scheme, shape).len()]));
-                specs.push(spec(scales, Dtype::F16, &[shape.rows, groups]));
-                specs.push(spec(gain, Dtype::F32, &[1]));
+                for plane in SchemeSpec::of(scheme).planes {
+                    let name = plane_name(id, layer.band(), plane.name);
+                    let dims = plane.dims(scheme, shape, layer.grouping());
+                    specs.push(spec(name, directory::dtype(plane.element), &dims));
+                }
             }
         }
     }
@@ -493,14 +493,13 @@ impl Matrices<'_> {
                 let advance = |weights: usize| self.progress.advance(weights as u64);
                 let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id));
                 let moments = moments.map_or(&[][..], |(_, moments)| moments);
-                let grouping = self.plan.grouping();
                 let rounding =
                     Rounding { moments, effort: self.effort, codebook: self.codebooks.get(&scheme) };
-                let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
-                let [codes, scales, gain] = packed_names(id, layer.band());
-                self.writer.write(&codes, &packed.codes)?;
-                self.writer.write(&scales, &f16_bytes(&packed.scales))?;
-                self.writer.write(&gain, &packed.gain.to_le_bytes())?;
+                let packed = rounded(id, &matrix, scheme, layer.grouping(), rounding, &advance)?;
+                for (plane, values) in packed.data.planes() {
+                    let name = plane_name(id, layer.band(), plane.name);
+                    self.writer.write(&name, &values.to_bytes())?;
+                }
                 (packed.relative_error, Stored::Packed(packed))
             }
         };

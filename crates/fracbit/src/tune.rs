@@ -10,7 +10,7 @@
 
 use crate::{
     Error, Opened, Plan, Progress, QuantizeOptions, QuantizeReport,
-    directory::packed_names,
+    directory::plane_name,
     error::require_memory,
     kernels,
     load::Reader,
@@ -19,6 +19,7 @@ use crate::{
     sensitivity::{SEQUENCE, Text},
 };
 use fracbit_base::Bytes;
+use fracbit_format::PlaneName;
 use fracbit_io::{
     MAX_SHARD, Manifest, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec, checkpoint::INDEX,
     write_atomic,
@@ -473,14 +474,13 @@ fn write(
     for (&id, logs) in logs {
         let banded =
             model.quantization.as_ref().map(|block| block.bands(id, checkpoint.dir())).transpose()?;
-        let [_, whole, _] = packed_names(id, None);
+        let name = |band| plane_name(id, band, PlaneName::Scales);
         match banded.flatten() {
-            None => drop(scales.insert(whole, logs.clone())),
-            Some(schemes) => {
+            None => drop(scales.insert(name(None), logs.clone())),
+            Some(modules) => {
                 let bands = reader.bands(logs.len())?;
-                for band in 0..schemes.len() {
-                    let [_, name, _] = packed_names(id, Some(band));
-                    scales.insert(name, bands.rows(band).map(|row| logs[row]).collect());
+                for band in 0..modules.len() {
+                    scales.insert(name(Some(band)), bands.rows(band).map(|row| logs[row]).collect());
                 }
             }
         }

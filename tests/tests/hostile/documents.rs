@@ -56,10 +56,16 @@ const PLANS: &[Case] = &[
     ),
     (
         "a plan of the future",
-        |p| p["plan_version"] = json!(2),
-        &["plan.json", "plan_version should be 1, got 2"],
+        |p| p["plan_version"] = json!(3),
+        &["plan.json", "plan_version should be 2 or 1, got 3"],
     ),
-    ("a group of 24", |p| p["group"] = json!(24), &["plan.json", "group", "24"]),
+    ("a group of 24", |p| layers(p)[2]["group"] = json!(24), &["plan.json", "k_proj", "group", "24"]),
+    (
+        "one group for all",
+        |p| p["group"] = json!(0),
+        &["plan.json", "group should stand at each of `layers`"],
+    ),
+    ("version 1 without a group", |p| p["plan_version"] = json!(1), &["plan.json", "group"]),
     ("a rotation nobody knows", |p| p["rotation"] = json!("twirl"), &["plan.json", "twirl"]),
     ("a plan of another checkpoint", |p| p["source_hash"] = json!("00"), &["hash"]),
     (

@@ -162,6 +162,10 @@ fn block(parts: &mut Parts) -> &mut Value {
     &mut parts.config["quantization_config"]
 }
 
+fn q(parts: &mut Parts) -> &mut Value {
+    &mut block(parts)["modules"][Q.trim_end_matches(".weight")]
+}
+
 /// Directories that agree with themselves (no checksum can find them) and are wrong.
 const LIES: &[Case] = &[
     // Tensors.
@@ -319,9 +323,32 @@ const LIES: &[Case] = &[
         &["quantization_config", "format_version should be 1 to 3, got 4"],
     ),
     (
+        "one group for all, as before version 3",
+        |p| block(p)["group"] = json!(0),
+        &["quantization_config", "group should stand at each of `modules`, got 0"],
+    ),
+    (
+        "version 2 without the group of all matrices",
+        |p| block(p)["format_version"] = json!(2),
+        &["quantization_config", "group"],
+    ),
+    (
+        "version 2 with the group of one matrix",
+        |p| {
+            (block(p)["format_version"], block(p)["group"]) = (json!(2), json!(0));
+            block(p)["modules"]["lm_head"]["group"] = json!(64);
+        },
+        &["quantization_config", "group should stand once in this version"],
+    ),
+    (
+        "a group of a half-precision matrix",
+        |p| block(p)["modules"][O.trim_end_matches(".weight")]["group"] = json!(32),
+        &["quantization_config", "o_proj", "f16 has no scales", "32"],
+    ),
+    (
         "a code that meant something else in version 1",
         |p| {
-            block(p)["format_version"] = json!(1);
+            (block(p)["format_version"], block(p)["group"]) = (json!(1), json!(0));
             block(p)["modules"]["model.layers.0.self_attn.q_proj"]["scheme"] = json!("half-tcq-fast-4.25");
         },
         &["quantization_config", "model.layers.0.self_attn.q_proj", "half-tcq-fast-4.25", "again"],
@@ -362,8 +389,13 @@ const LIES: &[Case] = &[
         &["quantization_config", "seed"],
     ),
     ("a negative seed", |p| block(p)["seed"] = json!(-1), &["quantization_config", "-1"]),
-    ("a group of 24", |p| block(p)["group"] = json!(24), &["quantization_config", "group", "24"]),
-    ("a group that the scales do not have", |p| block(p)["group"] = json!(16), &["`scales` should be"]),
+    ("a group of 24", |p| q(p)["group"] = json!(24), &["quantization_config", "q_proj", "group", "24"]),
+    ("a group that is no number", |p| q(p)["group"] = json!("row"), &["quantization_config", "row"]),
+    (
+        "a group that the scales do not have",
+        |p| q(p)["group"] = json!(16),
+        &["q_proj.weight", "`scales` should be"],
+    ),
     (
         "a scheme nobody knows",
         |p| block(p)["modules"]["lm_head"]["scheme"] = json!("tcq-9"),

@@ -7,6 +7,7 @@ use crate::{
     plan::{Inventory, Storage, plan},
 };
 use fracbit_base::{Palette, Scheme};
+use fracbit_format::Grouping;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
 use fracbit_model::{LinearId, RotationMode};
@@ -103,7 +104,8 @@ pub fn targets(
     for _ in 0..PASSES {
         for (plan, steps) in plans.iter().zip(&mut steps) {
             let schemes = schemes(plan, config)?;
-            let stored = |id: LinearId| Some((Storage::Packed(*schemes.get(&id)?), id.shape(config)));
+            let stored =
+                |id: LinearId| Some((Storage::Packed(*schemes.get(&id)?), Grouping::Row, id.shape(config)));
             let fused = crate::fusion::check(&plan.fused, stored)
                 .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
             let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
