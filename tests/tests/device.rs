@@ -181,9 +181,9 @@ fn quantizing_searches_on_the_device_that_was_chosen() {
     assert!(matches!(fracbit::cuda::encode_on(counting), Err(Error::Option { option: "--device", .. })));
     let got = quantize(Effort::Exact);
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1, "one launch for the one row of tiles");
-    assert_eq!(got.codes, codes_of_the_processor(&weights, got.gain, scheme));
+    assert_eq!(got.data.codes(), codes_of_the_processor(&weights, got.data.gain(), scheme));
     // Other searches stay with the processor.
-    assert_ne!(quantize(Effort::Fast).codes, got.codes, "another search");
+    assert_ne!(quantize(Effort::Fast).data.codes(), got.data.codes(), "another search");
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1);
 }
 

@@ -292,12 +292,7 @@ impl<'d, D: Device> Builder<'d, D> {
         let id = LinearId::Embed;
         let (part, _) = self.parts.get(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
         let mut rows = match part {
-            Part::Packed(p) => {
-                let books: Vec<_> = p.books.iter().collect();
-                let shape = id.shape(&self.config);
-                let view = PackedView::new(p.scheme, shape, &books, &p.codes, &p.scales, p.group, p.gain);
-                view.expect("parts of a view").dequantize()
-            }
+            Part::Packed(data) => data.view().dequantize(),
             Part::Dense(halves) => halves.iter().map(|&h| f16::from_bits(h).to_f32()).collect(),
         };
         rotation.apply_rows_inverse(&mut rows);
