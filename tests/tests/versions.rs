@@ -2,7 +2,8 @@
 
 use fracbit::{EvalOptions, Opened, Plan, Quiet, evaluate};
 use fracbit_base::Scheme;
-use fracbit_tests::{Parts, load, logits, root};
+use fracbit_model::RotationMode;
+use fracbit_tests::{Parts, Source, load, logits, parts::dense_model, reference, relative, root};
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 
@@ -61,4 +62,51 @@ fn plans_of_version_1_are_read() {
         let again = Plan::parse(&serde_json::to_string(&plan).expect("plain data"), name);
         assert_eq!(again.expect("a plan of today"), plan, "{name}");
     }
+}
+
+/// Scales for rows and for groups of several widths side by side, in one plan file and one directory.
+#[test]
+fn a_plan_mixes_rows_and_groups() {
+    const MIX: [(&str, usize); 6] =
+        [("tcq-3", 0), ("int-4", 16), ("nuq-4", 32), ("gnuq-3", 48), ("int-8", 128), ("half-tcq-3.25", 64)];
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let source = Source::open(&reference("llama1").dir, RotationMode::Fold, 0).expect("a good checkpoint");
+    let uniform = source.uniform("tcq-3").expect("no budget to miss");
+    let mut document = serde_json::to_value(&uniform).expect("plain data");
+    let layers = document["layers"].as_array_mut().expect("a list");
+    for (layer, (scheme, group)) in layers.iter_mut().zip(MIX.iter().cycle()) {
+        (layer["scheme"], layer["group"]) = (json!(scheme), json!(group));
+    }
+    let mut plan = Plan::parse(&document.to_string(), "mixed").expect("an edited plan");
+    plan.fit_to(&source.inventory).expect("a plan of this model");
+    let out = place.path().join("mixed");
+    let report = source.quantize(&plan, &out, false).expect("a plan that fits");
+    assert_eq!(report.bytes, plan.bytes, "planned to the byte");
+
+    let stored = fs::read_to_string(out.join("plan.json")).expect("the plan is written");
+    let stored = Plan::parse(&stored, "stored").expect("a plan of today");
+    let parts = Parts::read(&out);
+    let modules = &parts.config["quantization_config"]["modules"];
+    for (layer, (scheme, group)) in stored.layers.iter().zip(MIX.iter().cycle()) {
+        assert_eq!((layer.scheme.to_string().as_str(), layer.group), (*scheme, *group), "{}", layer.name);
+        assert_eq!(modules[&layer.name]["group"].as_u64().unwrap_or(0), *group as u64, "{}", layer.name);
+        let scales = parts.tensors.iter().find(|t| t.name == format!("{}.weight.scales", layer.name));
+        let groups = if *group == 0 { 1 } else { layer.cols.div_ceil(*group) };
+        assert_eq!(scales.expect("scales").shape, [layer.rows, groups], "{}", layer.name);
+    }
+    // A reader of the format alone, with dense arithmetic, against the packed runtime.
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 101).collect();
+    let (want, got) = (logits(&dense_model(&out), &tokens), logits(&load(&out).expect("it runs"), &tokens));
+    let off = relative(&got, &want);
+    assert!(off > 1e-6 && off < 0.03, "logits differ by {off}");
+
+    // Fused matrices have one grouping.
+    let names = [0, 1].map(|n| format!("model.layers.1.self_attn.{}_proj", ["q", "k"][n]));
+    for layer in plan.layers.iter_mut().filter(|l| names.contains(&l.name)) {
+        layer.scheme = "int-4".parse().expect("a scheme");
+        layer.group = if layer.name == names[0] { 32 } else { 16 };
+    }
+    plan.fused = vec![names.to_vec()];
+    let refused = plan.fit_to(&source.inventory).expect_err("two groupings").to_string();
+    assert!(refused.contains("group 32") && refused.contains("has 16"), "{refused}");
 }
