@@ -82,7 +82,7 @@ impl Family {
 
     /// Whether it comes at `quarters / 4` bits, and the rates it comes at, in words.
     const fn comes_at(self, quarters: u32) -> (bool, &'static str) {
-        let (half, whole) = (quarters % 2 == 0, quarters % 4 == 0);
+        let (half, whole) = (quarters.is_multiple_of(2), quarters.is_multiple_of(4));
         let trellis = quarters >= 4 && quarters <= 20;
         match self {
             Self::Nuq => (quarters >= 8 && quarters <= 32 && whole, "2, 3, ... 8"),
