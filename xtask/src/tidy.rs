@@ -39,8 +39,10 @@ const NEVER: [(&str, &str); 4] = [
     ("fracbit-io", "fracbit-format"),
 ];
 
-/// Crates that implement families of schemes, and may ask which one a scheme is; everybody else asks its `SchemeSpec`.
-const FAMILIES: [&str; 7] = [
+/// Crates that implement families of schemes, and may ask which one a scheme is; everybody else asks its `SchemeSpec`. `fracbit-io`
+/// knows no schemes: its families are of tokenizers and models.
+const FAMILIES: [&str; 8] = [
+    "fracbit-io",
     "fracbit-base",
     "fracbit-format",
     "fracbit-codebook",
