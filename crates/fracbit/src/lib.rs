@@ -11,6 +11,7 @@ mod error;
 pub mod evaluate;
 pub mod explain;
 pub mod forecast;
+mod foreign;
 pub mod fusion;
 mod groups;
 pub mod inspect;
