@@ -56,6 +56,7 @@ fn options() -> Options {
         sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
         key: None,
         end_tokens: Vec::new(),
+        allow_special: false,
     }
 }
 

@@ -134,6 +134,7 @@ fn facade_exit(error: &fracbit::Error) -> Exit {
         E::Tensor { .. }
         | E::Packed { .. }
         | E::QuantizationConfig { .. }
+        | E::Quantized { .. }
         | E::Plan { .. }
         | E::Profile { .. }
         | E::Sensitivity { .. }
@@ -204,8 +205,8 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
         E::Io(Io::Io { source, path, .. })
             if source.kind() == io::ErrorKind::NotFound && path.ends_with(TOKENIZER) =>
         {
-            "only tokenizer.json is read; transformers makes one of other files: \
-             AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
+            "a tokenizer is in tokenizer.json, or in tokenizer.model, vocab.json with merges.txt, tekken.json or a .tiktoken file; transformers makes \
+             the first of others: AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
         }
         E::Io(Io::NoSpace { .. }) => {
             "free some space (`quantize` and `calibrate` then go on with --resume) or write to another disk; nothing was left under the final name"
@@ -215,9 +216,7 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
         }
         E::Profile { .. } => "measure this machine: `fracbit profile MODEL -o machine.json`",
         E::Sensitivity { .. } => "measure this model: `fracbit sensitivity MODEL -o a.json`",
-        E::QuantizationConfig { rule, .. } if rule.starts_with("quant_method") => {
-            "another program quantized this model: start from the original checkpoint"
-        }
+        E::Quantized { .. } => "another program quantized this model: start from the original checkpoint",
         E::QuantizationConfig { rule, .. } if rule.contains("original") => {
             "`fracbit inspect MODEL` shows where a quantized model came from"
         }

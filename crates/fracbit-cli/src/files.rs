@@ -5,16 +5,30 @@ use crate::{
     failure::{Exit, Failure},
 };
 use fracbit::{Opened, Progress};
-use fracbit_io::{OutputDir, Overwrite, Resumable, output};
+use fracbit_io::{OutputDir, Overwrite, Resumable, Tokenizer, output};
 use std::{fs, io::Read, path::Path};
 
 /// Where text comes from when a path is `-`.
 const STDIN: &str = "-";
 
-/// Opens a model directory or a GGUF file.
-pub(crate) fn open(dir: &Path) -> Result<Opened, Failure> {
+/// Opens a model directory or a GGUF file, and says what in it is not followed.
+pub(crate) fn open(dir: &Path, context: &Context) -> Result<Opened, Failure> {
     require_dir(dir)?;
-    Ok(Opened::new(dir)?)
+    let opened = Opened::new(dir)?;
+    opened.notes().iter().for_each(|note| context.progress.note(&format!("note: {note}")));
+    Ok(opened)
+}
+
+/// The tokenizer of a model; says what in its files is not followed.
+pub(crate) fn tokenizer(opened: &Opened, context: &Context) -> Result<Tokenizer, Failure> {
+    let tokenizer = opened.tokenizer()?;
+    tell(&tokenizer, context);
+    Ok(tokenizer)
+}
+
+/// Says what in the files of a tokenizer is not followed.
+pub(crate) fn tell(tokenizer: &Tokenizer, context: &Context) {
+    tokenizer.notes().iter().for_each(|note| context.progress.note(&format!("note: {note}")));
 }
 
 /// Refuses what cannot be a model directory, with a hint.

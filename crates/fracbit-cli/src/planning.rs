@@ -25,8 +25,8 @@ pub(crate) struct Source {
 
 impl Source {
     /// Opens `dir`, and refuses a directory that is quantized already.
-    pub(crate) fn open(dir: &Path) -> Result<Self, Failure> {
-        let opened = files::open(dir)?;
+    pub(crate) fn open(dir: &Path, context: &Context) -> Result<Self, Failure> {
+        let opened = files::open(dir, context)?;
         if opened.quantization.is_some() {
             let message = format!(
                 "model `{}` should be an original checkpoint, it is quantized already",
@@ -47,17 +47,11 @@ impl Source {
     pub(crate) fn check(&self, context: &Context) -> Result<(), Failure> {
         let weights = self.opened.source(RotationMode::None, 0)?;
         weights.check_finite()?;
-        let unused = weights.unused();
-        if !unused.is_empty() {
-            let shown = unused[..unused.len().min(3)].join(", ");
-            let more = unused.len().saturating_sub(3);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            context.progress.note(&format!(
-                "note: left out, being no part of the model that config.json describes: {shown}{more}"
-            ));
-        }
-        if let Err(error) = self.opened.tokenizer() {
-            context.progress.note(&format!("note: this model can be quantized, but writes no text: {error}"));
+        match self.opened.tokenizer() {
+            Ok(tokenizer) => files::tell(&tokenizer, context),
+            Err(error) => context
+                .progress
+                .note(&format!("note: this model can be quantized, but writes no text: {error}")),
         }
         Ok(())
     }

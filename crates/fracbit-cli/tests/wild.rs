@@ -108,9 +108,77 @@ fn other_files_in_the_place_of_weights_are_recognized() {
         fs::write(place.path().join("model.safetensors"), held).expect("a writable place");
         fracbit(&["inspect", model]).failed(BAD_INPUT, &words);
     }
-    let place =
-        configured("config.json", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 }));
-    fracbit(&["inspect", text(place.path())]).failed(BAD_INPUT, &["gptq", "start from the original"]);
+}
+
+/// `config.json` may say that weights are quantized when they are not, and nothing when they are.
+#[test]
+fn weights_tell_whether_another_program_quantized_them() {
+    let run = |model: &Path| fracbit(&["run", text(model), "-p", "Once", "-n", "4", "--greedy"]);
+    let want = run(&demo()).done().out;
+    for (field, block) in [
+        ("quantization_config", json!({ "quant_method": "bitsandbytes", "load_in_4bit": true })),
+        ("quantization_config", json!({ "load_in_8bit": true })),
+        ("quantization", json!({ "bits": 8, "group_size": 32 })),
+    ] {
+        let place = configured("config.json", field, block);
+        let ran = run(place.path()).done();
+        assert_eq!(ran.out, want);
+        assert!(ran.err.contains("they are whole"), "{}", ran.err);
+    }
+    let packed = |name: &str, more: &str, dtype: &str| {
+        reshaped(|header, data| {
+            let begin = data.len();
+            data.extend([0; 8]);
+            let entries = header.as_object_mut().expect("an object");
+            let stem = LAST.strip_suffix("weight").expect("a weight");
+            if name == "weight" {
+                entries[LAST]["dtype"] = dtype.into();
+                entries[LAST]["shape"] = json!([192, 256]);
+            } else {
+                entries.insert(
+                    format!("{stem}{name}"),
+                    json!({ "dtype": dtype, "shape": [1], "data_offsets": [begin, begin + 4] }),
+                );
+            }
+            let begin = if name == "weight" { begin } else { begin + 4 };
+            entries.insert(format!("{stem}{more}"), json!({ "dtype": "F32", "shape": [(data.len() - begin) / 4], "data_offsets": [begin, data.len()] }));
+        })
+    };
+    for (model, word) in [
+        (packed("weight", "scales", "U32"), "MLX"),
+        (packed("qweight", "g_idx", "I32"), "GPTQ"),
+        (packed("qweight", "qzeros", "I32"), "GPTQ or AWQ"),
+        (packed("weight_packed", "weight_scale", "I32"), "compressed-tensors"),
+        (packed("weight.absmax", "weight.quant_map", "F32"), "bitsandbytes"),
+        (packed("weight._data", "weight._scale", "F32"), "quanto"),
+    ] {
+        run(model.path()).failed(BAD_INPUT, &["quantized already", word, "start from the original"]);
+    }
+    let told = packed("qweight", "qzeros", "I32");
+    let path = told.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+    config["quantization_config"] = json!({ "quant_method": "awq" });
+    fs::write(&path, config.to_string()).expect("a writable place");
+    run(told.path()).failed(BAD_INPUT, &["by awq, as config.json says", "qweight"]);
+}
+
+#[test]
+fn what_is_not_followed_is_said() {
+    let run = |model: &Path| fracbit(&["run", text(model), "-p", "Once", "-n", "4", "--greedy"]);
+    let want = run(&demo()).done().out;
+    let ends = configured("generation_config.json", "eos_token_id", json!([0, 99_999]));
+    let deep = reshaped(|header, data| {
+        let (begin, end) = (data.len(), data.len() + 2);
+        header["model.layers.6.mlp.up_proj.weight"] =
+            json!({ "dtype": "BF16", "shape": [1], "data_offsets": [begin, end] });
+        header["other"] = json!({ "dtype": "F8_E5M2", "shape": [2], "data_offsets": [end, end + 2] });
+        data.extend([0; 4]);
+    });
+    for (model, words) in [(ends, ["99999", "left out"]), (deep, ["num_hidden_layers", "up to 6"])] {
+        let ran = run(model.path()).done();
+        assert_eq!(ran.out, want);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{}", ran.err);
+    }
 }
 
 #[test]

@@ -167,6 +167,9 @@ pub struct Checkpoint {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
+    /// Tensors that cannot be read, and why: a matter of who asks for one.
+    unread: BTreeMap<String, String>,
+    notes: Vec<String>,
     manifest: Option<Manifest>,
 }
 
@@ -194,6 +197,8 @@ impl Checkpoint {
             dir: path.to_owned(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
+            unread: BTreeMap::new(),
+            notes: Vec::new(),
             manifest: None,
         };
         if !meta.is_dir() {
@@ -234,11 +239,20 @@ impl Checkpoint {
         for file in &files {
             let path = self.dir.join(file);
             if !path.is_file() {
-                let wants = map.iter().find(|(_, f)| f == file).map_or("", |(t, _)| t.as_str());
-                return Err(bad(format!("shard `{file}` should exist (it should hold `{wants}`)")));
+                let mut held = map.iter().filter(|(_, f)| f == file).map(|(t, _)| t.as_str());
+                if let Some(wanted) = held.clone().find(|name| !is_beside_text(name)) {
+                    return Err(bad(format!("shard `{file}` should exist (it should hold `{wanted}`)")));
+                }
+                let one = held.next().unwrap_or_default();
+                self.notes.push(format!(
+                    "`{}`: shard `{file}` is not there, and holds nothing of the language model (`{one}`)",
+                    index.display()
+                ));
+                continue;
             }
             self.add_shard(&path, (*file).to_owned(), options, Some(index))?;
         }
+        let mut absent = Vec::new();
         for (tensor, file) in &map {
             match self.tensors.get(tensor) {
                 Some(entry) if self.shards[entry.shard].name == *file => {}
@@ -246,16 +260,29 @@ impl Checkpoint {
                     let real = &self.shards[entry.shard].name;
                     return Err(bad(format!("tensor `{tensor}` should be in `{file}`, is in `{real}`")));
                 }
+                None if self.unread.contains_key(tensor) => {}
                 None => {
-                    return Err(bad(format!(
-                        "tensor `{tensor}` should be in `{file}`, which does not hold it"
-                    )));
+                    let why = format!(": the index says it is in `{file}`, which does not hold it");
+                    self.unread.insert(tensor.clone(), why);
+                    if self.shards.iter().any(|shard| shard.name == *file) {
+                        absent.push(tensor.as_str());
+                    }
                 }
             }
         }
-        if let Some((tensor, entry)) = self.tensors.iter().find(|(t, _)| !map.contains_key(*t)) {
-            let real = &self.shards[entry.shard].name;
-            return Err(bad(format!("tensor `{tensor}` of `{real}` should be listed in weight_map")));
+        let unlisted: Vec<&str> =
+            self.tensors.keys().map(String::as_str).filter(|t| !map.contains_key(*t)).collect();
+        for (tensors, what) in
+            [(absent, "lists what no shard holds"), (unlisted, "does not list all that shards hold")]
+        {
+            if let Some(first) = tensors.first() {
+                let more = if tensors.len() > 1 {
+                    format!(" and {} more", tensors.len() - 1)
+                } else {
+                    String::new()
+                };
+                self.notes.push(format!("`{}` {what}: `{first}`{more}", index.display()));
+            }
         }
         Ok(())
     }
@@ -285,6 +312,10 @@ impl Checkpoint {
                 return Err(Error::Index { path: index.unwrap_or(path).to_owned(), rule });
             }
             self.tensors.insert(tensor, Entry { shard: at, info, scale: None, stored: Stored::AS_NAMED });
+        }
+        for (tensor, dtype) in header.unread {
+            let why = format!(" in a type that is read here, is {dtype} in `{}`", path.display());
+            self.unread.insert(tensor, why);
         }
         let data_start = header.data_start;
         self.shards.push(Shard { name, path: path.to_owned(), metadata: header.metadata, bytes, data_start });
@@ -317,6 +348,12 @@ impl Checkpoint {
     /// Names and descriptions, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &TensorInfo)> {
         self.tensors.iter().map(|(n, entry)| (n.as_str(), &entry.info))
+    }
+
+    /// What was found and is not followed, a sentence each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// True when the tensor is stored.
@@ -375,7 +412,8 @@ impl Checkpoint {
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, Error> {
-        self.tensors.get(name).ok_or_else(|| self.missing(name, ""))
+        let hint = || self.unread.get(name).map_or("", String::as_str);
+        self.tensors.get(name).ok_or_else(|| self.missing(name, hint()))
     }
 
     fn missing(&self, name: &str, hint: &str) -> Error {
@@ -586,6 +624,12 @@ pub(crate) fn is_plain_file_name(name: &str) -> bool {
         && name != ".."
         && name.len() <= 255
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+/// Whether a tensor of this name belongs to an encoder of images or sounds, or is a table that is computed anew.
+fn is_beside_text(name: &str) -> bool {
+    const PARTS: [&str; 7] = ["vision", "visual", "audio", "image", "speech", "projector", "inv_freq"];
+    PARTS.iter().any(|part| name.contains(part))
 }
 
 fn no_float(dtype: Dtype) -> String {

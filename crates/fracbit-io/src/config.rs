@@ -56,6 +56,7 @@
 //! fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
 
 mod architecture;
+mod beside;
 mod hybrid;
 mod rope;
 
@@ -67,6 +68,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, read_limited, read_optional};
 use crate::gguf::{Gguf, is_gguf};
+use crate::json;
 
 /// File name of the model configuration.
 pub const CONFIG: &str = "config.json";
@@ -184,6 +186,8 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// Tokens that end one; those of `generation_config.json` where it names any.
     pub eos_token_ids: Vec<u32>,
+    /// What the files say that is not followed, a sentence each.
+    pub notes: Vec<String>,
     /// `quantization_config`, as it stands in the file.
     pub quantization_config: Option<Value>,
     /// The whole document, every field preserved in its order; of a model of text and images its `text_config`, made whole.
@@ -224,10 +228,10 @@ impl ModelConfig {
     /// As for [`ModelConfig::from_dir`].
     pub fn apply_generation_config(&mut self, bytes: &[u8], path: &Path) -> Result<(), Error> {
         let f = Fields::parse(bytes, path)?;
-        if let Some(bos) = f.token_ids("bos_token_id", self.vocab_size)?.first() {
+        if let Some(bos) = f.token_ids("bos_token_id", self.vocab_size, &mut self.notes)?.first() {
             self.bos_token_id = Some(*bos);
         }
-        let eos = f.token_ids("eos_token_id", self.vocab_size)?;
+        let eos = f.token_ids("eos_token_id", self.vocab_size, &mut self.notes)?;
         if !eos.is_empty() {
             self.eos_token_ids = eos;
         }
@@ -272,12 +276,7 @@ struct Fields {
 
 impl Fields {
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
-        let map = serde_json::from_slice(bytes).map_err(|e| Error::Json {
-            path: path.to_owned(),
-            what: "a JSON object",
-            detail: e.to_string(),
-        })?;
-        Ok(Self { path: path.to_owned(), prefix: "", map })
+        Ok(Self { path: path.to_owned(), prefix: "", map: json::object(bytes, path)? })
     }
 
     fn bad(&self, field: &str, rule: impl Into<String>) -> Error {
@@ -325,18 +324,28 @@ impl Fields {
         }
     }
 
-    /// One token id, a list of them or nothing.
-    fn token_ids(&self, field: &str, vocab: usize) -> Result<Vec<u32>, Error> {
-        let id = |v: &Value| {
-            v.as_u64().filter(|&n| n < vocab as u64).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
-                self.bad(field, format!("should be a token id below {vocab}, got {}", short(v)))
-            })
+    /// One token id, a list of them or nothing. One that the vocabulary does not have can come out of no text: it is left out, with a note.
+    fn token_ids(&self, field: &str, vocab: usize, notes: &mut Vec<String>) -> Result<Vec<u32>, Error> {
+        let list = match self.get(field) {
+            None => &[][..],
+            Some(Value::Array(list)) => list,
+            Some(v) => std::slice::from_ref(v),
         };
-        match self.get(field) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(list)) => list.iter().map(id).collect(),
-            Some(v) => Ok(vec![id(v)?]),
+        let mut ids = Vec::new();
+        for v in list {
+            if !v.is_u64() && !v.is_i64() {
+                return Err(self.bad(field, format!("should be a token id below {vocab}, got {}", short(v))));
+            }
+            match v.as_u64().filter(|&n| n < vocab as u64).and_then(|n| u32::try_from(n).ok()) {
+                Some(id) => ids.push(id),
+                None => notes.push(format!(
+                    "`{}`: `{}{field}` names token {v}, which a vocabulary of {vocab} does not have: left out",
+                    self.path.display(),
+                    self.prefix
+                )),
+            }
         }
+        Ok(ids)
     }
 
     /// A nested object.
@@ -346,48 +355,6 @@ impl Fields {
             Some(Value::Object(map)) => Ok(Some(Self { path: self.path.clone(), prefix, map: map.clone() })),
             Some(v) => Err(self.bad(field, format!("should be an object, got {}", short(v)))),
         }
-    }
-
-    /// The language model beside encoders of images or sounds as one of its own: that of `text_config`, or (Qwen2-VL and 2.5-VL as published) what
-    /// stands beside `vision_config`.
-    fn text_alone(self) -> Result<Self, Error> {
-        let Some(kind) = self.text("model_type")?.filter(|kind| Architecture::of(kind).is_none()) else {
-            return Ok(self);
-        };
-        let (mut text, arch) = match self.object("text_config", "")? {
-            Some(text) => {
-                let arch = match (text.text("model_type")?, kind) {
-                    (Some("qwen2_vl_text" | "qwen2_5_vl_text"), _) => Some(Architecture::Qwen2),
-                    (Some("qwen3_vl_text"), _) => Some(Architecture::Qwen3),
-                    (Some(inner), _) => Architecture::of(inner),
-                    (None, "gemma3") => Some(Architecture::Gemma3),
-                    (None, "mistral3") => Some(Architecture::Mistral),
-                    (None, _) => None,
-                };
-                let Some(arch) = arch else {
-                    let got = text.text("model_type")?.map_or("none".to_owned(), clip);
-                    let rule = format!("should be one of {}, got `{got}`", Architecture::known());
-                    return Err(self.bad("text_config.model_type", rule));
-                };
-                (text, arch)
-            }
-            None if matches!(kind, "qwen2_vl" | "qwen2_5_vl") => {
-                let mut map = self.map.clone();
-                map.remove("vision_config");
-                (Self { path: self.path.clone(), prefix: "", map }, Architecture::Qwen2)
-            }
-            None => return Ok(self),
-        };
-        for field in
-            ["bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype", "dtype"]
-        {
-            if let (Some(outer), None) = (self.get(field), text.get(field)) {
-                text.map.insert(field.to_owned(), outer.clone());
-            }
-        }
-        text.map.insert("architectures".to_owned(), vec![arch.class_name()].into());
-        text.map.insert("model_type".to_owned(), arch.model_type().into());
-        Ok(text)
     }
 
     fn architecture(&self) -> Result<Architecture, Error> {
@@ -718,6 +685,7 @@ impl Fields {
         } else {
             (None, self.size("intermediate_size", MAX_SIZE, None)?)
         };
+        let mut notes = Vec::new();
         Ok(ModelConfig {
             arch,
             hidden_size,
@@ -761,8 +729,9 @@ impl Fields {
             },
             neighbours_turn: arch == Ernie45 || arch.is_glm(),
             layers: self.layers(arch)?,
-            bos_token_id: self.token_ids("bos_token_id", vocab_size)?.first().copied(),
-            eos_token_ids: self.token_ids("eos_token_id", vocab_size)?,
+            bos_token_id: self.token_ids("bos_token_id", vocab_size, &mut notes)?.first().copied(),
+            eos_token_ids: self.token_ids("eos_token_id", vocab_size, &mut notes)?,
+            notes,
             quantization_config: self.get("quantization_config").cloned(),
             raw: self.map,
         })
@@ -772,6 +741,7 @@ impl Fields {
 /// A value as text, cut to what a message can carry.
 fn short(v: &Value) -> String {
     match v {
+        Value::Object(map) if map.contains_key(json::FLOAT) => clip(&map[json::FLOAT].to_string()),
         Value::Object(_) => "an object".to_owned(),
         Value::Array(_) => "a list".to_owned(),
         leaf => clip(&leaf.to_string()),

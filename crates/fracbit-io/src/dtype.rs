@@ -9,8 +9,8 @@ use crate::gguf::BlockType;
 /// file, which hold some numbers each.
 ///
 /// Of the 8-bit floats there is the one that checkpoints are published in, whose numbers want the scales beside them, which
-/// [`crate::Checkpoint`] multiplies them by. Others and those of fewer bits (`F8_E5M2`, `F4`, …) are deliberately absent: a checkpoint that holds them
-/// is refused with the type's name.
+/// [`crate::Checkpoint`] multiplies them by. Others and those of fewer bits ([`crate::header::UNREAD`]) are deliberately absent: who asks for a tensor of
+/// such a type is refused with the type's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are the format's own and say all there is")]
 pub enum Dtype {

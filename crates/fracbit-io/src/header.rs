@@ -7,8 +7,8 @@
 //! Every rule is checked before any number from the file sizes an allocation or indexes a byte, and each has its own
 //! [`HeaderError`] variant. We deviate from the `safetensors` crate (0.8) in four places, all towards strictness: a **duplicate
 //! key** is an error (the crate silently keeps the last, so two readers can see two models in one file), `__metadata__` keys must be
-//! unique too, a shape may have at most [`MAX_RANK`] dimensions, and dtypes narrower than a byte or 8-bit floats are unknown. The
-//! property test `differential` holds the two readers together everywhere else.
+//! unique too, a shape may have at most [`MAX_RANK`] dimensions, and an unknown dtype is an error of its own. Tensors of the types that nothing here
+//! reads ([`UNREAD`]) are checked as others are and kept apart. The property test `differential` holds the two readers together.
 //!
 //! Cost: one pass over the header; memory proportional to it (at most [`MAX_HEADER`] bytes).
 
@@ -60,6 +60,18 @@ pub(crate) fn rows_cols(shape: &[usize]) -> (usize, usize) {
     }
 }
 
+/// Types of the format that nothing here reads, and the bits of an element.
+pub const UNREAD: [(&str, usize); 8] = [
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("F8_E5M2", 8),
+    ("F8_E8M0", 8),
+    ("F8_E4M3FNUZ", 8),
+    ("F8_E5M2FNUZ", 8),
+    ("C64", 64),
+];
+
 /// A checked header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -67,6 +79,8 @@ pub struct Header {
     pub metadata: BTreeMap<String, String>,
     /// Tensors in the order of their data.
     pub tensors: Vec<(String, TensorInfo)>,
+    /// Names and types of those whose type is one of [`UNREAD`].
+    pub unread: Vec<(String, &'static str)>,
     /// Where the data begin: 8 + header length.
     pub data_start: usize,
 }
@@ -93,7 +107,7 @@ pub enum HeaderError {
     #[error("`__metadata__` should map strings to strings: {detail}")]
     BadMetadata { detail: String },
     #[error(
-        "tensor `{tensor}`: dtype should be one of BOOL, U8..U64, I8..I64, F16, BF16, F32, F64, got `{dtype}`"
+        "tensor `{tensor}`: dtype should be one of BOOL, U8..U64, I8..I64, F8_*, F16, BF16, F32, F64 (F4, F6_*, C64), got `{dtype}`"
     )]
     UnknownDtype { tensor: String, dtype: String },
     #[error("tensor `{tensor}`: shape {detail}")]
@@ -113,7 +127,7 @@ pub enum HeaderError {
     #[error(
         "tensor `{tensor}`: {dtype} of shape {shape:?} should take {want} bytes, data_offsets give {got}"
     )]
-    SizeMismatch { tensor: String, dtype: Dtype, shape: Vec<usize>, want: usize, got: usize },
+    SizeMismatch { tensor: String, dtype: String, shape: Vec<usize>, want: usize, got: usize },
     #[error("file should end with the last tensor, {extra} bytes follow it")]
     TrailingBytes { extra: usize },
 }
@@ -142,43 +156,62 @@ impl Header {
     }
 }
 
+/// An entry checked alone.
+struct Checked {
+    /// Or the name of one of [`UNREAD`].
+    dtype: Result<Dtype, &'static str>,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
 /// Turns the raw entries into tensors that cover the data exactly.
 fn layout(raw: RawHeader, data_start: usize, data_len: usize) -> Result<Header, HeaderError> {
-    let mut tensors = Vec::with_capacity(raw.entries.len());
+    let mut entries = Vec::with_capacity(raw.entries.len());
     for (tensor, entry) in raw.entries {
-        let info = check_entry(&tensor, entry, data_len)?;
-        tensors.push((tensor, info));
+        let checked = check_entry(&tensor, entry, data_len)?;
+        entries.push((tensor, checked));
     }
     // Empty tensors share their offset with a neighbour; the name makes the order total, so it is the same everywhere.
-    tensors.sort_by(|(na, a), (nb, b)| {
+    entries.sort_by(|(na, a), (nb, b)| {
         (a.range.start, a.range.end, na.as_str()).cmp(&(b.range.start, b.range.end, nb.as_str()))
     });
+    let (mut tensors, mut unread) = (Vec::with_capacity(entries.len()), Vec::new());
     let mut want = 0;
-    for (tensor, info) in &mut tensors {
-        let got = info.range.start;
+    for (tensor, Checked { dtype, shape, range }) in entries {
+        let got = range.start;
         if got != want {
-            let tensor = std::mem::take(tensor);
             return Err(if got < want {
                 HeaderError::Overlap { tensor, want, got }
             } else {
                 HeaderError::Gap { tensor, want, got }
             });
         }
-        want = info.range.end;
-        // Both ends are at most `data_len`, and `data_start + data_len` is the length of the file: no overflow.
-        info.range = data_start + info.range.start..data_start + info.range.end;
+        want = range.end;
+        match dtype {
+            Ok(dtype) => {
+                // Both ends are at most `data_len`, and `data_start + data_len` is the length of the file: no overflow.
+                let range = data_start + range.start..data_start + range.end;
+                tensors.push((tensor, TensorInfo { dtype, shape, range }));
+            }
+            Err(name) => unread.push((tensor, name)),
+        }
     }
     if want != data_len {
         return Err(HeaderError::TrailingBytes { extra: data_len - want });
     }
-    Ok(Header { metadata: raw.metadata, tensors, data_start })
+    Ok(Header { metadata: raw.metadata, tensors, unread, data_start })
 }
 
 /// Checks one entry alone; the range it returns counts from the start of the data.
-fn check_entry(tensor: &str, e: RawEntry, data_len: usize) -> Result<TensorInfo, HeaderError> {
+fn check_entry(tensor: &str, e: RawEntry, data_len: usize) -> Result<Checked, HeaderError> {
     let name = || tensor.to_owned();
-    let dtype: Dtype =
-        e.dtype.parse().map_err(|_| HeaderError::UnknownDtype { tensor: name(), dtype: e.dtype.clone() })?;
+    let (dtype, bits) = match e.dtype.parse::<Dtype>() {
+        Ok(dtype) => (Ok(dtype), 8 * dtype.block_bytes()),
+        Err(_) => match UNREAD.iter().find(|(name, _)| *name == e.dtype) {
+            Some(&(name, bits)) => (Err(name), bits),
+            None => return Err(HeaderError::UnknownDtype { tensor: name(), dtype: e.dtype }),
+        },
+    };
     let bad_shape = |detail| HeaderError::BadShape { tensor: name(), detail };
     if e.shape.too_long {
         return Err(bad_shape("should have at most 16 dimensions"));
@@ -210,16 +243,19 @@ fn check_entry(tensor: &str, e: RawEntry, data_len: usize) -> Result<TensorInfo,
     let begin = usize::try_from(begin).map_err(|_| beyond())?;
     let want = shape
         .iter()
-        .try_fold(dtype.block_bytes(), |n, &d| n.checked_mul(d))
+        .try_fold(bits, |n, &d| n.checked_mul(d))
         // A zero hides an overflow behind it or trips over one before it, by its place; refuse both alike.
-        .filter(|_| {
-            shape.iter().filter(|&&d| d > 0).try_fold(dtype.block_bytes(), |n, &d| n.checked_mul(d)).is_some()
-        })
-        .ok_or_else(|| bad_shape("overflows: its byte count should be below 2^64"))?;
+        .filter(|_| shape.iter().filter(|&&d| d > 0).try_fold(bits, |n, &d| n.checked_mul(d)).is_some())
+        .ok_or_else(|| bad_shape("overflows: its bit count should be below 2^64"))?;
+    if !want.is_multiple_of(8) {
+        return Err(bad_shape("should make whole bytes"));
+    }
+    let want = want / 8;
     if want != end - begin {
+        let dtype = e.dtype;
         return Err(HeaderError::SizeMismatch { tensor: name(), dtype, shape, want, got: end - begin });
     }
-    Ok(TensorInfo { dtype, shape, range: begin..end })
+    Ok(Checked { dtype, shape, range: begin..end })
 }
 
 #[derive(Default)]

@@ -655,12 +655,84 @@ fn generation_config_overrides() {
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(3), vec![1]));
     c.apply_generation_config(b"{\"eos_token_id\":[5,6],\"temperature\":0.6}", Path::new("g.json")).unwrap();
     assert_eq!((c.bos_token_id, c.eos_token_ids.clone()), (Some(3), vec![5, 6]));
-    assert!(
-        c.apply_generation_config(b"{\"eos_token_id\":[100]}", Path::new("g.json"))
-            .unwrap_err()
-            .to_string()
-            .contains("below 100")
-    );
+    // Tokens that the vocabulary does not have end nothing.
+    c.apply_generation_config(b"{\"eos_token_id\":[100, 7, -1]}", Path::new("g.json")).unwrap();
+    assert_eq!((c.eos_token_ids.clone(), c.notes.len()), (vec![7], 2));
+    assert!(c.notes.iter().all(|n| n.contains("`g.json`") && n.contains("eos_token_id")), "{:?}", c.notes);
+    let c = parse(&with("llama", json!({ "eos_token_id": 100, "bos_token_id": 101 }))).unwrap();
+    assert_eq!((c.eos_token_ids.len(), c.bos_token_id, c.notes.len()), (0, None, 2));
+}
+
+/// Checkpoints that transformers 5 saved and somebody edited as he was used to.
+#[test]
+fn rope_scaling_and_rope_parameters_are_one() {
+    let llama = |rope: Value| {
+        let mut v = with("llama", json!({ "rope_scaling": null }));
+        v.as_object_mut().unwrap().remove("rope_theta");
+        v.as_object_mut().unwrap().extend(rope.as_object().unwrap().clone());
+        parse(&v)
+    };
+    let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+    let plain = json!({ "rope_type": "default", "rope_theta": 5e5 });
+    let mut whole = yarn.clone();
+    whole["rope_theta"] = json!(5e5);
+    let want = llama(json!({ "rope_parameters": whole })).unwrap();
+    assert!(matches!(want.rope.scaling, RopeScaling::Yarn { .. }) && want.rope.theta == 5e5);
+    let mut partly = whole.clone();
+    partly.as_object_mut().unwrap().remove("factor");
+    for same in [
+        json!({ "rope_parameters": plain, "rope_scaling": yarn }),
+        json!({ "rope_parameters": plain, "rope_scaling": yarn, "rope_theta": 500_000 }),
+        json!({ "rope_parameters": whole, "rope_scaling": yarn }),
+        json!({ "rope_parameters": whole, "rope_scaling": { "type": "default" } }),
+        json!({ "rope_parameters": partly, "rope_scaling": yarn }),
+        json!({ "rope_scaling": whole }),
+        json!({ "rope_scaling": yarn, "rope_theta": 5e5 }),
+    ] {
+        let got = llama(same.clone()).unwrap();
+        assert_eq!(
+            (got.rope, got.max_position_embeddings),
+            (want.rope.clone(), want.max_position_embeddings),
+            "{same}"
+        );
+    }
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    let mut other = yarn.clone();
+    other["factor"] = json!(8);
+    for (differ, words) in [
+        (
+            json!({ "rope_parameters": linear, "rope_scaling": yarn }),
+            ["rope_parameters.rope_type", "rope_scaling"],
+        ),
+        (
+            json!({ "rope_parameters": yarn, "rope_scaling": other }),
+            ["rope_parameters.factor", "rope_scaling"],
+        ),
+        (json!({ "rope_parameters": plain, "rope_theta": 1e4 }), ["rope_parameters.rope_theta", "agree"]),
+        (json!({ "rope_scaling": whole, "rope_theta": 1e4 }), ["rope_scaling.rope_theta", "agree"]),
+        (json!({ "rope_scaling": { "factor": 4.0 } }), ["rope_scaling.rope_type", "missing"]),
+    ] {
+        let e = llama(differ).expect_err("refused").to_string();
+        assert!(words.iter().all(|word| e.contains(word)), "{e}");
+    }
+}
+
+/// What Python's `json` writes and JSON does not have.
+#[test]
+fn words_of_python_in_fields() {
+    let with_field = |field: &str| {
+        let text = with("llama", json!({})).to_string();
+        ModelConfig::parse(format!("\u{feff}{{{field}, {}", &text[1..]).as_bytes(), Path::new("config.json"))
+    };
+    assert!(with_field("\"time_step_limit\": [0.0, Infinity]").is_ok());
+    assert!(with_field("\"unused\": NaN, \"other\": -Infinity").is_ok());
+    let text = with("llama", json!({ "rope_theta": null }))
+        .to_string()
+        .replace("\"rope_theta\":null", "\"rope_theta\":Infinity");
+    let e = ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap_err().to_string();
+    assert!(e.contains("`rope_theta`") && e.contains("Infinity"), "{e}");
+    let e = with_field("// no\n \"a\": 1").unwrap_err().to_string();
+    assert!(e.contains("comment"), "{e}");
 }
 
 /// `(edit, words the message must contain)`
@@ -698,7 +770,7 @@ fn refusals() {
         (json!({ "rope_scaling": 3 }), vec!["`rope_scaling`", "object"]),
         (json!({ "rope_parameters": { "full_attention": {} } }), vec!["`rope_parameters`", "layer type"]),
         (json!({ "partial_rotary_factor": 0.5 }), vec!["`partial_rotary_factor`", "phi3"]),
-        (json!({ "eos_token_id": 100 }), vec!["`eos_token_id`", "below 100"]),
+        (json!({ "eos_token_id": "2" }), vec!["`eos_token_id`", "below 100"]),
         (json!({ "tie_word_embeddings": 1 }), vec!["`tie_word_embeddings`", "true or false"]),
     ];
     for (edit, words) in cases {

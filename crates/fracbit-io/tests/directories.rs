@@ -562,3 +562,70 @@ fn a_changed_leftover_is_refused() {
     let error = writer.resume().unwrap_err().to_string();
     assert!(error.contains("changed or damaged"), "{error}");
 }
+
+/// What nothing needs is no reason to refuse what is there.
+#[test]
+fn tensors_that_nothing_needs_may_be_anything() {
+    let entry = |dtype: &str, shape: &str, from: usize, to: usize| {
+        format!("{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{from},{to}]}}")
+    };
+    let place = tempfile::tempdir().unwrap();
+    let header = format!("{{\"w\":{},\"odd\":{}}}", entry("F32", "[1]", 0, 4), entry("F8_E5M2", "[3]", 4, 7));
+    std::fs::write(place.path().join("model-00001-of-00002.safetensors"), file(&header, &[0; 7])).unwrap();
+    let map = |entries: &str| {
+        let index = format!("{{\"weight_map\":{{{entries}}}}}");
+        std::fs::write(place.path().join("model.safetensors.index.json"), index).unwrap();
+        Checkpoint::open(place.path())
+    };
+    const ONE: &str = "model-00001-of-00002.safetensors";
+    let c = map(&format!("\"w\":\"{ONE}\",\"odd\":\"{ONE}\"")).unwrap();
+    assert!(c.to_f32("w").is_ok() && c.notes().is_empty(), "{:?}", c.notes());
+    let e = c.to_f32("odd").unwrap_err().to_string();
+    assert!(e.contains("`odd`") && e.contains("F8_E5M2"), "{e}");
+    // The index lists more, or less.
+    let c = map(&format!("\"w\":\"{ONE}\",\"x.inv_freq\":\"{ONE}\"")).unwrap();
+    assert!(c.notes()[0].contains("x.inv_freq"), "{:?}", c.notes());
+    let e = c.to_f32("x.inv_freq").unwrap_err().to_string();
+    assert!(e.contains("does not hold it") && e.contains(ONE), "{e}");
+    let c = map(&format!("\"odd\":\"{ONE}\"")).unwrap();
+    assert!(c.to_f32("w").is_ok() && c.notes()[0].contains("`w`"), "{:?}", c.notes());
+    // A shard of an encoder of images was not fetched; one of the language model should have been.
+    const TWO: &str = "model-00002-of-00002.safetensors";
+    let c = map(&format!("\"w\":\"{ONE}\",\"vision_tower.x\":\"{TWO}\"")).unwrap();
+    assert!(c.notes()[0].contains(TWO), "{:?}", c.notes());
+    let e = map(&format!("\"w\":\"{ONE}\",\"model.layers.0.x\":\"{TWO}\"")).unwrap_err().to_string();
+    assert!(e.contains(TWO) && e.contains("should exist"), "{e}");
+}
+
+/// Embedding models and adapters store the same tensors under other names.
+#[test]
+fn names_with_and_without_prefixes() {
+    let config = fracbit_io::ModelConfig::parse(common::CONFIG.as_bytes(), "config.json".as_ref()).unwrap();
+    let names = ["embed_tokens.weight", "layers.0.mlp.up_proj.weight", "norm.weight"];
+    for (prefix, head) in [
+        ("", "lm_head.weight"),
+        ("model.", "lm_head.weight"),
+        ("base_model.model.model.", "base_model.model.lm_head.weight"),
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("thinker.model.", "thinker.lm_head.weight"),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let all = names
+            .map(|name| format!("{prefix}{name}"))
+            .into_iter()
+            .chain([head.to_owned(), "other.layers.0.x".to_owned()]);
+        let entries: Vec<String> = all
+            .map(|name| format!("\"{name}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}"))
+            .collect();
+        std::fs::write(
+            place.path().join("model.safetensors"),
+            file(&format!("{{{}}}", entries.join(",")), b""),
+        )
+        .unwrap();
+        let c = Checkpoint::open(place.path()).unwrap().parted(&config).unwrap();
+        for name in names {
+            assert!(c.contains(&format!("model.{name}")), "{prefix}: {:?}", c.names().collect::<Vec<_>>());
+        }
+        assert!(c.contains("lm_head.weight") && c.contains("other.layers.0.x"), "{prefix}");
+    }
+}

@@ -270,8 +270,9 @@ const MISTRAL: &str = "{{ bos_token }}{% for m in messages %}{% if (m['role'] ==
 fn template_styles() {
     let chat = [Message::new("user", " Hi <&> "), Message::new("assistant", "Yo")];
     let options = RenderOptions {
-        bos_token: Some("<s>"),
-        eos_token: Some("</s>"),
+        special_tokens: [("bos_token", "<s>"), ("eos_token", "</s>")]
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .into(),
         add_generation_prompt: true,
         ..RenderOptions::default()
     };
@@ -307,37 +308,62 @@ fn template_styles() {
 
 #[test]
 fn costly_templates_are_stopped() {
+    let nested = |open: &str, close: &str, times: usize| open.repeat(times) + "1" + &close.repeat(times);
     let cases = [
         (
-            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}".to_owned(),
             "steps",
         ),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
-        ("{{ '%2000000000d' | format(1) }}", "at most 256"),
-        ("{{ '%*d' | format(2000000000, 1) }}", "written out"),
-        ("{{ '{:>2000000000}'.format('a') }}", "at most 256"),
-        ("{{ '{:>{}}'.format('a', 2000000000) }}", "written out"),
-        ("{{ 'a' | indent(2000000000) }}", "at most 256"),
-        ("{{ 'a' | indent(width=2000000000) }}", "template"),
-        ("{% set s = 'a' * 1000000 %}{{ s | replace('a', s) }}", "at most 16777216"),
-        ("{% set s = 'a' * 1000000 %}{{ s.replace('', s) }}", "at most 16777216"),
-        ("{% set s = 'a' * 1000000 %}{{ range(10000) | join(s) }}", "at most 16777216"),
-        ("{% set s = 'a' * 1000000 %}{{ s.join(range(10000)) }}", "at most 16777216"),
-        ("{{ 'a' * 20000000 }}", "16777216"),
-        ("{{ 'a' * 2000000000 }}", "template"),
-        ("{{ range(100000000) }}", "template"),
-        ("{{ [1] | batch(400000000, 'x') | list }}", "at most 10000"),
-        ("{{ [1] | slice(400000000) | list }}", "at most 10000"),
-        ("{{ strftime_now('%Q') }}", "directive"),
-        ("{% if %}", "template"),
-        ("{{ messages[0].content.__class__() }}", "template"),
-        ("{% include 'x' %}", "template"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".to_owned(), "deep"),
+        ("{{ '%2000000000d' | format(1) }}".to_owned(), "characters on the way"),
+        ("{{ '%*d' | format(2000000000, 1) }}".to_owned(), "characters on the way"),
+        ("{{ '%.2000000000f' | format(1) }}".to_owned(), "digits"),
+        ("{{ '{:>2000000000}'.format('a') }}".to_owned(), "characters on the way"),
+        ("{{ '{:>{}}'.format('a', 2000000000) }}".to_owned(), "characters on the way"),
+        ("{{ 'a' | indent(2000000000) }}".to_owned(), "characters on the way"),
+        ("{{ 'a' | indent(width=2000000000) }}".to_owned(), "characters on the way"),
+        ("{{ 'a' | center(2000000000) }}{{ 'a'.zfill(2000000000) }}".to_owned(), "characters on the way"),
+        ("{% set s = 'a' * 1000000 %}{{ s | replace('a', s) }}".to_owned(), "characters on the way"),
+        ("{% set s = 'a' * 1000000 %}{{ s.replace('', s) }}".to_owned(), "characters on the way"),
+        ("{% set s = 'a' * 1000000 %}{{ range(10000) | join(s) }}".to_owned(), "characters on the way"),
+        ("{% set s = 'a' * 1000000 %}{{ s.join(range(10000) | map('string')) }}".to_owned(), "characters on the way"),
+        ("{% set n = namespace(s='a') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}".to_owned(), "characters on the way"),
+        ("{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}".to_owned(), "characters on the way"),
+        ("{% set n = namespace(s=[1]) %}{% for i in range(999) %}{% set n.s = [n.s] %}{% endfor %}".to_owned(), "nested"),
+        ("{% set n = namespace(s=1) %}{% for i in range(99999) %}{% set n.s = namespace(s=n.s) %}{% endfor %}{{ 1 / 0 }}".to_owned(), "zero"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n }}{{ [n] }}{{ 1 / 0 }}".to_owned(), "zero"),
+        ("{{ 'a' * 20000000 }}".to_owned(), "16777216"),
+        ("{{ 'a' * 2000000000 }}".to_owned(), "template"),
+        ("{{ range(100000000) }}".to_owned(), "template"),
+        ("{{ [1] | batch(400000000, 'x') | list }}".to_owned(), "characters on the way"),
+        ("{{ [1] | slice(400000000) | list }}".to_owned(), "characters on the way"),
+        ("{{ strftime_now('%Q') }}".to_owned(), "`Q`"),
+        ("{% if %}".to_owned(), "template"),
+        ("{{ messages[0].content.__class__() }}".to_owned(), "template"),
+        ("{% include 'x' %}".to_owned(), "template"),
+        ("{{ ".to_owned() + &nested("(", ")", 100_000) + " }}", "nested at most"),
+        ("{{ ".to_owned() + &nested("[", "]", 100_000) + " }}", "nested at most"),
+        ("{{ ".to_owned() + &nested("-", "", 100_000) + " }}", "nested at most"),
+        ("{{ ".to_owned() + &nested("not ", "", 100_000) + " }}", "nested at most"),
+        ("{{ ".to_owned() + &nested("1 if 1 else ", "", 100_000) + " }}", "nested at most"),
+        (nested("{% if 1 %}", "{% endif %}", 10_000), "nested at most"),
     ];
     for (t, word) in cases {
-        let result = ChatTemplate::new(t)
+        let result = ChatTemplate::new(&t)
             .and_then(|c| c.render(&[Message::new("user", "x")], &RenderOptions::default()));
-        let e = result.expect_err(t).to_string();
-        assert!(e.contains(word), "{t}: {e}");
+        let e = result.expect_err(&t[..t.len().min(100)]).to_string();
+        assert!(e.contains(word), "{}: {e}", &t[..t.len().min(100)]);
     }
     assert!(ChatTemplate::new(&" ".repeat(2 << 20)).is_err());
+    // Long chains are no nests.
+    for link in ["1 + ", "1 ~ ", "1 and ", "1 or ", "1 < "] {
+        let long = format!("{{{{ {}1 }}}}", link.repeat(20_000));
+        assert!(ChatTemplate::new(&long).unwrap().render(&[], &RenderOptions::default()).is_ok(), "{link}");
+    }
+    for variable in ["messages", "add_generation_prompt"] {
+        let mut options = RenderOptions::default();
+        options.extra.insert(variable.to_owned(), json!(1));
+        let e = ChatTemplate::new("x").unwrap().render(&[], &options).unwrap_err().to_string();
+        assert!(e.contains(variable), "{e}");
+    }
 }

@@ -15,6 +15,8 @@ use crate::engine::{Done, Finish};
 
 /// Most stop texts of a request.
 const STOPS: usize = 16;
+/// Most tokens that a request may name as ends.
+const STOP_TOKENS: usize = 1024;
 /// Tokens of a completion that says nothing of it, as in OpenAI's API.
 const COMPLETION_TOKENS: usize = 16;
 /// Fields that change nothing of a text.
@@ -127,6 +129,10 @@ pub(crate) struct Request {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) sampling: SampleConfig,
     pub(crate) stops: Vec<String>,
+    /// Tokens that end the text, beside the model's.
+    pub(crate) stop_tokens: Vec<u32>,
+    /// Special tokens are left out of the text.
+    pub(crate) skip_special: bool,
     pub(crate) stream: bool,
     /// Count tokens at the end of a stream.
     pub(crate) usage: bool,
@@ -252,6 +258,13 @@ impl Request {
         if stops.len() > STOPS {
             return Err(Refusal::field("stop", format_args!("should be at most {STOPS} texts")));
         }
+        let stop_tokens: Vec<u32> = fields.take("stop_token_ids")?.unwrap_or_default();
+        if stop_tokens.len() > STOP_TOKENS {
+            return Err(Refusal::field(
+                "stop_token_ids",
+                format_args!("should be at most {STOP_TOKENS} tokens"),
+            ));
+        }
         let seed = fields.take::<i64>("seed")?;
         let sampling = SampleConfig {
             temperature: fields.number("temperature", defaults.temperature)?,
@@ -268,6 +281,8 @@ impl Request {
             max_tokens,
             sampling,
             stops,
+            stop_tokens,
+            skip_special: fields.take("skip_special_tokens")?.unwrap_or(true),
             stream: fields.take("stream")?.unwrap_or(false),
             usage: options.is_some_and(|o| o.include_usage),
         };
@@ -408,6 +423,10 @@ mod tests {
         assert_eq!((&short.prompt, short.max_tokens), (&Prompt::Text("a".into()), Some(16)));
         assert_eq!((short.sampling.temperature, short.sampling.seed), (0.8, 7));
         assert!(!short.stream && !short.usage && short.stops.is_empty() && short.model.is_none());
+        assert!(short.skip_special && short.stop_tokens.is_empty());
+        let ends = read(false, r#"{"prompt": "a", "stop_token_ids": [3, 4], "skip_special_tokens": false}"#)
+            .unwrap();
+        assert_eq!((ends.stop_tokens, ends.skip_special), (vec![3, 4], false));
         assert_eq!(read(false, r#"{"prompt": ["a"]}"#).unwrap().prompt, short.prompt);
         assert_eq!(read(false, r#"{"prompt": [1, 2]}"#).unwrap().prompt, Prompt::Tokens(vec![1, 2]));
         let long = read(

@@ -31,6 +31,10 @@ pub(crate) struct Job {
     pub(crate) max_tokens: usize,
     pub(crate) sampler: Sampler,
     pub(crate) stops: Vec<String>,
+    /// Tokens that end this text, beside those of all.
+    pub(crate) stop_tokens: Vec<u32>,
+    /// Special tokens are left out of the text; stop texts are looked for with them.
+    pub(crate) skip_special: bool,
     /// Where the text goes; dropped at the other end: nobody wants it any more.
     pub(crate) events: UnboundedSender<Event>,
 }
@@ -171,7 +175,7 @@ impl<'a> Engine<'a> {
             return fail(&job, &error);
         }
         let writing = Writing {
-            stream: Some(self.tokenizer.stream(true)),
+            stream: Some(self.tokenizer.stream(job.skip_special)),
             stops: Stops::new(job.stops.clone()),
             tokens: job.prompt.clone(),
             cached: state.len(),
@@ -283,11 +287,17 @@ impl<'a> Engine<'a> {
         writing.tokens.push(token);
         writing.drafter.push(token);
         let written = writing.tokens.len() - writing.job.prompt.len();
-        if self.end_tokens.contains(&token) {
+        if self.end_tokens.contains(&token) || writing.job.stop_tokens.contains(&token) {
             finish = Some(Finish::Stop);
         } else {
             if let Some(stream) = &mut writing.stream {
                 (text, stopped) = writing.stops.push(&stream.push(token)?);
+            }
+            let special = self.tokenizer.special_text(token).filter(|_| writing.job.skip_special && !stopped);
+            if let Some(special) = special {
+                let (more, ended) = writing.stops.push_hidden(&special);
+                text += &more;
+                stopped = ended;
             }
             if stopped {
                 finish = Some(Finish::Stop);

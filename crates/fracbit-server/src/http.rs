@@ -43,6 +43,8 @@ pub(crate) struct Desk {
     pub(crate) context: usize,
     /// Rows of the embedding.
     pub(crate) vocab: usize,
+    /// Text of messages may make control tokens.
+    pub(crate) allow_special: bool,
     pub(crate) sampling: SampleConfig,
     /// What a request must present.
     pub(crate) key: Option<String>,
@@ -133,23 +135,19 @@ impl Desk {
     fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, Refusal> {
         let broken = |e: fracbit_io::Error| Refusal::new(500, e.to_string());
         let (tokens, field) = match prompt {
-            Prompt::Tokens(tokens) => {
-                if let Some(token) = tokens.iter().find(|&&token| token as usize >= self.vocab) {
-                    let rule = format!("should have tokens below {}, got {token}", self.vocab);
-                    return Err(Refusal::field("prompt", rule));
-                }
-                (tokens.clone(), "prompt")
-            }
+            Prompt::Tokens(tokens) => (tokens.clone(), "prompt"),
             Prompt::Text(text) => {
                 (self.tokenizer.encode(text, EncodeOptions::default()).map_err(broken)?, "prompt")
             }
             Prompt::Chat { messages, variables } => {
-                let tokens = self.tokenizer.conversation(messages, variables).map_err(|e| match e {
-                    fracbit_io::Error::Template(_) => {
-                        Refusal::field("messages", format_args!("do not suit the model: {e}"))
-                    }
-                    e => broken(e),
-                })?;
+                let tokens = self.tokenizer.conversation(messages, variables, self.allow_special).map_err(
+                    |e| match e {
+                        fracbit_io::Error::Template(_) => {
+                            Refusal::field("messages", format_args!("do not suit the model: {e}"))
+                        }
+                        e => broken(e),
+                    },
+                )?;
                 let none = "this model has no chat template: it was not trained for conversations; /v1/completions continues a text";
                 (tokens.ok_or_else(|| Refusal::new(400, none))?, "messages")
             }
@@ -157,6 +155,8 @@ impl Desk {
         if tokens.is_empty() {
             return Err(Refusal::field(field, "should have at least one token"));
         }
+        // A tokenizer may know more tokens than the weights have rows for.
+        self.within_vocabulary(field, &tokens)?;
         if tokens.len() >= self.context {
             let rule = format!(
                 "should leave room in the context of {} tokens, has {} tokens",
@@ -168,6 +168,17 @@ impl Desk {
         Ok(tokens)
     }
 
+    fn within_vocabulary(&self, field: &str, tokens: &[u32]) -> Result<(), Refusal> {
+        match tokens.iter().find(|&&token| token as usize >= self.vocab) {
+            None => Ok(()),
+            Some(token) => {
+                let rule =
+                    format!("should have tokens below {}, the model's vocabulary, has {token}", self.vocab);
+                Err(Refusal::field(field, rule))
+            }
+        }
+    }
+
     /// Hands a request to the model.
     fn submit(&self, request: &Request) -> Result<UnboundedReceiver<Event>, Refusal> {
         if let Some(model) = request.model.as_ref().filter(|&model| *model != self.id) {
@@ -176,11 +187,14 @@ impl Desk {
         }
         let sampler = Sampler::new(request.sampling).map_err(|e| Refusal::new(400, e.to_string()))?;
         let prompt = self.tokens(&request.prompt)?;
+        self.within_vocabulary("stop_token_ids", &request.stop_tokens)?;
         let (events, answer) = unbounded_channel();
         let job = Job {
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             sampler,
             stops: request.stops.clone(),
+            stop_tokens: request.stop_tokens.clone(),
+            skip_special: request.skip_special,
             prompt,
             events,
         };

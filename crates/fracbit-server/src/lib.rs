@@ -76,6 +76,8 @@ pub struct Options {
     pub key: Option<String>,
     /// Tokens that end a text, beside those of the tokenizer.
     pub end_tokens: Vec<u32>,
+    /// Text of messages and of variables of the template may make control tokens. Otherwise it stays text.
+    pub allow_special: bool,
 }
 
 /// What can fail beside single requests, which are told themselves.
@@ -144,6 +146,7 @@ impl Server {
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             context: options.context,
             vocab: model.config().vocab_size,
+            allow_special: options.allow_special,
             sampling: options.sampling,
             key: options.key,
             next: AtomicU64::new(RandomState::new().hash_one(())),

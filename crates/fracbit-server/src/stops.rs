@@ -1,25 +1,32 @@
 //! Texts that end a text.
 
-/// Looks for stop texts in a text that comes in pieces, and holds back what may be the beginning of one.
+use std::ops::Range;
+
+/// Looks for stop texts in a text that comes in pieces, and holds back what may be the beginning of one. Parts of the text may be hidden, such as
+/// special tokens: they are looked at and not said.
 #[derive(Debug)]
 pub(crate) struct Stops {
     stops: Vec<String>,
     held: String,
+    /// Parts of `held`, in order.
+    hidden: Vec<Range<usize>>,
 }
 
 impl Stops {
     /// Empty texts, which stand everywhere, do not count.
     pub(crate) fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        Self { stops, held: String::new() }
+        Self { stops, held: String::new(), hidden: Vec::new() }
     }
 
     /// What can be said now that `piece` has come, and whether that was all: a stop text follows.
     pub(crate) fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
-            self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            let said = self.say(at);
+            self.held.clear();
+            self.hidden.clear();
+            return (said, true);
         }
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let first = self.held.len().saturating_sub(longest);
@@ -27,13 +34,36 @@ impl Stops {
             self.held.is_char_boundary(at) && self.stops.iter().any(|stop| stop.starts_with(&self.held[at..]))
         };
         let keep = (first..self.held.len()).find(begins).unwrap_or(self.held.len());
-        let rest = self.held.split_off(keep);
-        (std::mem::replace(&mut self.held, rest), false)
+        (self.say(keep), false)
+    }
+
+    /// The same of a piece that is not said.
+    pub(crate) fn push_hidden(&mut self, piece: &str) -> (String, bool) {
+        let start = self.held.len();
+        self.hidden.push(start..start + piece.len());
+        self.push(piece)
+    }
+
+    /// Takes the text before `end`, without what is hidden.
+    fn say(&mut self, end: usize) -> String {
+        let (mut said, mut from) = (String::new(), 0);
+        for hidden in &self.hidden {
+            let start = hidden.start.min(end);
+            said.push_str(&self.held[from..start]);
+            from = hidden.end.min(end);
+        }
+        said.push_str(&self.held[from..end]);
+        self.held.drain(..end);
+        self.hidden.retain_mut(|hidden| {
+            *hidden = hidden.start.saturating_sub(end)..hidden.end.saturating_sub(end);
+            !hidden.is_empty()
+        });
+        said
     }
 
     /// What was held back, when nothing more comes.
     pub(crate) fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        self.say(self.held.len())
     }
 }
 
@@ -83,6 +113,38 @@ mod tests {
                 let (said, end) = run(&stops, &[&text[..a], &text[a..b], &text[b..]]);
                 assert_eq!((said.concat().as_str(), end), ("abcabdabcéabc", true), "{a} {b}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_is_looked_at_and_not_said() {
+        // (piece, hidden) of a text with special tokens.
+        let cases: [(&[&str], &[(&str, bool)], &str, bool); 6] = [
+            (&["<e>"], &[("ab", false), ("<e>", true), ("cd", false)], "ab", true),
+            (&["x"], &[("ab", false), ("<e>", true), ("cd", false)], "abcd", false),
+            (&["b<e>c"], &[("ab", false), ("<e>", true), ("cd", false)], "a", true),
+            (&["<e>cx"], &[("ab", false), ("<e>", true), ("cd", false), ("<e>", true)], "abcd", false),
+            (
+                &["<e><e>"],
+                &[("<e>", true), ("a", false), ("<e>", true), ("<e>", true), ("b", false)],
+                "a",
+                true,
+            ),
+            (&["e>c"], &[("a<", false), ("e>", true), ("d", false)], "a<d", false),
+        ];
+        for (stops, pieces, want, ended) in cases {
+            let mut found = Stops::new(stops.iter().map(ToString::to_string).collect());
+            let (mut said, mut end) = (String::new(), false);
+            for (piece, hidden) in pieces {
+                let (text, stopped) = if *hidden { found.push_hidden(piece) } else { found.push(piece) };
+                said += &text;
+                end = stopped;
+                if end {
+                    break;
+                }
+            }
+            said += &found.finish();
+            assert_eq!((said.as_str(), end), (want, ended), "{stops:?} {pieces:?}");
         }
     }
 }

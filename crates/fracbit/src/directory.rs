@@ -98,23 +98,17 @@ impl QuantizationConfig {
         }
     }
 
-    /// Reads the block of a model's configuration; `None` when the model is not quantized, or is published in 8-bit floats, which are read as
-    /// other floats are.
+    /// Reads the block of a model's configuration; `None` when there is none, or another program's.
     ///
     /// # Errors
-    /// When the block is another tool's, of another version, or malformed.
+    /// When the block is of another version, or malformed.
     pub fn read(config: &ModelConfig, dir: &Path) -> Result<Option<Self>, Error> {
         let bad = |rule: String| Error::QuantizationConfig { path: dir.to_path_buf(), rule };
         let Some(block) = &config.quantization_config else { return Ok(None) };
         let field = |name: &str| block.get(name).cloned().unwrap_or_default();
-        if of_8_bit_floats(block) {
-            return Ok(None);
-        }
+        // Whether another program quantized the weights, they tell themselves.
         if field("quant_method") != QUANT_METHOD {
-            return Err(bad(format!(
-                "quant_method should be \"{QUANT_METHOD}\", got {}",
-                field("quant_method")
-            )));
+            return Ok(None);
         }
         let got = field("format_version");
         let Some(version) = got.as_u64().filter(|v| (1..=u64::from(FORMAT_VERSION)).contains(v)) else {
@@ -299,14 +293,6 @@ pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: S
         tied: config.tie_word_embeddings,
         bands: None,
     }
-}
-
-/// Whether another tool's block says that weights are 8-bit floats with scales: `fp8` of transformers (DeepSeek-V3, Qwen3, Ministral 3), or those of
-/// `compressed-tensors`.
-fn of_8_bit_floats(block: &serde_json::Value) -> bool {
-    let says = |field: &str, text: &str| block.get(field).and_then(serde_json::Value::as_str) == Some(text);
-    says("quant_method", "fp8")
-        || says("quant_method", "compressed-tensors") && says("format", "float-quantized")
 }
 
 /// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.

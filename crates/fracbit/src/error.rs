@@ -55,6 +55,14 @@ pub enum Error {
         /// What should hold.
         rule: String,
     },
+    /// Another program quantized the weights.
+    #[error("{}: {rule}", path.display())]
+    Quantized {
+        /// The directory.
+        path: PathBuf,
+        /// Which, and what shows it.
+        rule: String,
+    },
     /// The budget is outside what the palette reaches.
     #[error(
         "budget {asked} ({asked_bits:.3} bits per weight) is out of reach: this palette stores the model in {min} \

@@ -41,6 +41,8 @@ pub struct Inspection {
     pub matrices: BTreeMap<String, String>,
     /// Groups of matrices that run as one.
     pub fused: Vec<Vec<String>>,
+    /// What the directory holds or says that is not followed ([`Opened::notes`]).
+    pub notes: Vec<String>,
     /// The manifest's provenance, when there is one.
     pub provenance: Option<serde_json::Value>,
 }
@@ -109,6 +111,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         storage,
         matrices,
         fused: opened.quantization.as_ref().map(|q| q.fused.clone()).unwrap_or_default(),
+        notes: opened.notes(),
         provenance: opened.checkpoint.manifest().map(|m| m.provenance.clone()),
     })
 }

@@ -12,6 +12,7 @@ pub mod evaluate;
 pub mod explain;
 pub mod export;
 pub mod forecast;
+mod foreign;
 pub mod fusion;
 mod groups;
 pub mod inspect;

@@ -4,6 +4,8 @@ use crate::{
     Error,
     bands::Bands,
     directory::{self, BANDS, EMBEDDING_DIVISORS, Module, QuantizationConfig, codebook_names, plane_name},
+    foreign,
+    fusion::{self, Parts},
     plan::Storage,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
@@ -41,6 +43,8 @@ pub struct Opened {
     pub config: ModelConfig,
     /// How it is quantized, if it is.
     pub quantization: Option<QuantizationConfig>,
+    /// What its configuration says of quantization and is not so.
+    leftover: Option<String>,
 }
 
 impl QuantizationConfig {
@@ -71,8 +75,38 @@ impl Opened {
     pub fn new(dir: &Path) -> Result<Self, Error> {
         let config = ModelConfig::from_dir(dir)?;
         let quantization = QuantizationConfig::read(&config, dir)?;
-        let checkpoint = Arc::new(Checkpoint::open(dir)?.parted(&config)?);
-        Ok(Self { checkpoint, config, quantization })
+        let checkpoint = Checkpoint::open(dir)?;
+        let leftover = foreign::check(&config, &checkpoint)?;
+        let checkpoint = Arc::new(checkpoint.parted(&config)?);
+        Ok(Self { checkpoint, config, quantization, leftover })
+    }
+
+    /// What the directory holds or says that is not followed, a sentence each; nothing in it matters to the model.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = self.config.notes.clone();
+        notes.extend_from_slice(self.checkpoint.notes());
+        notes.extend(self.leftover.clone());
+        let source = if self.quantization.is_none() { self.source(RotationMode::None, 0).ok() } else { None };
+        let count = self.config.num_hidden_layers();
+        let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
+        let unused = source.as_ref().map(WeightSource::unused).unwrap_or_default();
+        let (beyond, others): (Vec<&str>, Vec<&str>) =
+            unused.into_iter().partition(|name| layer(name).is_some_and(|layer| layer >= count));
+        if let Some(last) = beyond.iter().filter_map(|name| layer(name)).max() {
+            notes.push(format!(
+                "left out: layers up to {last} are stored, config.json says `num_hidden_layers`: {count} (numbers from 0)"
+            ));
+        }
+        if !others.is_empty() {
+            let shown = others[..others.len().min(3)].join(", ");
+            let more = others.len().saturating_sub(3);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            notes.push(format!(
+                "left out, being no part of the model that config.json describes: {shown}{more}"
+            ));
+        }
+        notes
     }
 
     /// The weights of an unquantized checkpoint, rotated.

@@ -30,17 +30,17 @@ use std::{
     sync::Arc,
 };
 
-/// Files of the source that go along unchanged when present.
-const COPIED: [&str; 8] = [
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-];
+/// Files of the source that go along unchanged when present: all that its texts are read and written by.
+fn beside_weights(dir: &Path) -> Vec<PathBuf> {
+    let names = [fracbit_io::config::GENERATION_CONFIG].into_iter().chain(fracbit_io::tokenizer::FILES);
+    let mut files: Vec<PathBuf> = names.map(|name| dir.join(name)).filter(|path| path.is_file()).collect();
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut ranks: Vec<PathBuf> =
+        entries.filter(|p| p.extension().is_some_and(|e| e == "tiktoken")).collect();
+    ranks.sort();
+    files.append(&mut ranks);
+    files
+}
 
 /// How to write the directory.
 #[derive(Clone, Debug, Default)]
@@ -300,19 +300,19 @@ pub fn quantize_in(
     let mut config = source.config().raw.clone();
     let block = serde_json::to_value(QuantizationConfig::new(&plan, source)).expect("plain data serializes");
     config.insert("quantization_config".to_owned(), block);
+    // Another program's, of weights that were whole.
+    config.shift_remove("quantization");
     dir.write_file("config.json", pretty(&Value::Object(config)).as_bytes())?;
     dir.write_file(directory::PLAN_FILE, pretty(&json!(plan)).as_bytes())?;
     let from = source.checkpoint().path();
     if gguf::is_gguf(from) {
         for (name, text) in Gguf::open(from)?.documents()? {
-            if COPIED.contains(&name) {
+            if name != fracbit_io::config::CONFIG {
                 dir.write_file(name, text.as_bytes())?;
             }
         }
-    }
-    for name in COPIED {
-        let path = from.join(name);
-        if path.is_file() {
+    } else {
+        for path in beside_weights(from) {
             dir.copy_file(&path)?;
         }
     }

@@ -252,11 +252,6 @@ const CASES: &[Case] = &[
         &["config.json", "MambaForCausalLM"],
     ),
     (
-        "a model of another tool",
-        |p| p.config["quantization_config"] = json!({ "quant_method": "awq" }),
-        &["quantization_config", "awq"],
-    ),
-    (
         "a width beyond all bounds",
         |p| p.config["hidden_size"] = json!(1u64 << 40),
         &["config.json", "hidden_size"],

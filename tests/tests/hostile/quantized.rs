@@ -361,17 +361,17 @@ const LIES: &[Case] = &[
     (
         "another tool's model",
         |p| p.config["quantization_config"] = json!({ "quant_method": "gptq", "bits": 4 }),
-        &["quantization_config", "quant_method", "gptq"],
+        &["quantized already", "by gptq, as config.json says", ".codes"],
     ),
     (
         "no method",
         |p| drop(block(p).as_object_mut().and_then(|o| o.remove("quant_method"))),
-        &["quantization_config", "quant_method"],
+        &["quantized already", "fracbit", ".codes"],
     ),
     (
         "a block that is no block",
         |p| p.config["quantization_config"] = json!("4bit"),
-        &["quantization_config"],
+        &["quantized already", "fracbit", ".codes"],
     ),
     (
         "a rotation nobody knows",

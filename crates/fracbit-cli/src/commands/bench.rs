@@ -492,7 +492,9 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
 fn device_models(args: &ModelArgs, context: &Context) -> Result<Vec<DeviceModelSpeed>, Failure> {
     let options = args.options();
     let Some(preset) = args.shape else {
-        let Some(opened) = args.model.as_deref().map(files::open).transpose()? else { return Ok(Vec::new()) };
+        let Some(opened) = args.model.as_deref().map(|dir| files::open(dir, context)).transpose()? else {
+            return Ok(Vec::new());
+        };
         return gpu::bench_model(DeviceSubject::Opened(&opened), &options, context);
     };
     let schemes = if args.f16 { vec![None] } else { args.schemes()?.into_iter().map(Some).collect() };
@@ -548,7 +550,7 @@ fn models(args: &ModelArgs, context: &Context) -> Result<Vec<ModelSpeed>, Failur
     }
     let (options, kernels) = (args.options(), fracbit::kernels()?);
     let Some(preset) = args.shape else {
-        let opened = args.model.as_deref().map(files::open).transpose()?;
+        let opened = args.model.as_deref().map(|dir| files::open(dir, context)).transpose()?;
         let Some(opened) = opened else { return Ok(Vec::new()) };
         return Ok(bench::model(Subject::Opened(&opened), &options, &kernels, &context.progress)?);
     };

@@ -71,7 +71,7 @@ pub(crate) struct CalibrateArgs {
 
 pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Failure> {
     files::apart(&args.out, &[&args.model])?;
-    let source = Source::open(&args.model)?;
+    let source = Source::open(&args.model, context)?;
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
     let length = args.ctx.unwrap_or(calibrate::length(&source.opened.config));
     let default = if text.is_some() { TOKENS_OF_TEXT } else { calibrate::tokens_written(length) };

@@ -42,6 +42,9 @@ pub(crate) struct ChatArgs {
     /// Most tokens of an answer.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = args::count)]
     max_tokens: usize,
+    /// Let what messages spell become control tokens.
+    #[arg(long)]
+    allow_special: bool,
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
@@ -50,17 +53,24 @@ pub(crate) struct ChatArgs {
 
 pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure> {
     let sampler = Sampler::new(args.sampling.config())?;
-    let opened = files::open(&args.model)?;
+    let opened = files::open(&args.model, context)?;
     // Before loading: a model without template should say so at once.
-    let tokenizer = opened.tokenizer()?;
-    conversation(&tokenizer, &[Message::new("user", "hello")])?;
+    let tokenizer = files::tokenizer(&opened, context)?;
+    conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
     let writer = Writer::load(&opened)?;
     let ctx = context_of(args.ctx, writer.context())?;
     let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
     let state = writer.model.state(&options);
     let system: Vec<_> = args.system.iter().map(|text| Message::new("system", text)).collect();
-    let mut chat =
-        Chat { writer, state, sampler, held: Vec::new(), messages: system.clone(), most: args.max_tokens };
+    let mut chat = Chat {
+        writer,
+        state,
+        sampler,
+        held: Vec::new(),
+        messages: system.clone(),
+        most: args.max_tokens,
+        allow_special: args.allow_special,
+    };
 
     let prompt = io::stdin().is_terminal();
     if prompt {
@@ -103,12 +113,13 @@ struct Chat {
     held: Vec<u32>,
     messages: Vec<Message>,
     most: usize,
+    allow_special: bool,
 }
 
 impl Chat {
     fn answer(&mut self, text: &str, context: &mut Context) -> Result<(), Failure> {
         self.messages.push(Message::new("user", text));
-        let tokens = conversation(&self.writer.tokenizer, &self.messages)?;
+        let tokens = conversation(&self.writer.tokenizer, &self.messages, self.allow_special)?;
         if tokens.len() >= self.state.capacity() {
             self.messages.pop();
             context.progress.note(&format!(

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
     };
     let original = home.join(ORIGINAL);
     unpack(home, &original)?;
-    let source = Source::open(&original)?;
+    let source = Source::open(&original, context)?;
     let base = &source.opened;
     writeln!(
         context.out,
@@ -99,13 +99,13 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
     let reference = evaluate(base, None, context)?;
     table.row(row("original", base, base, &reference));
     for (bits, dir) in quantize_all(&source, home, args.quick, context)? {
-        let small = files::open(&dir)?;
+        let small = files::open(&dir, context)?;
         let result = evaluate(&small, Some(base), context)?;
         table.row(row(&format!("{bits} bits"), &small, base, &result));
     }
     if !args.quick {
         let dir = learn(&source, home, context)?;
-        let small = files::open(&dir)?;
+        let small = files::open(&dir, context)?;
         let result = evaluate(&small, Some(base), context)?;
         table.row(row(&format!("{LEARNED} bits, learned"), &small, base, &result));
     }
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
     let teller = format!("The {TELLER}-bit model");
     for (name, dir) in [("The original", original), (teller.as_str(), home.join(name_of(TELLER)))] {
         writeln!(context.out, "{name}, same prompt and seed:\n")?;
-        tell(&files::open(&dir)?, context)?;
+        tell(&files::open(&dir, context)?, context)?;
     }
     if args.keep.is_some() {
         let [small, original, stories] =
@@ -283,7 +283,8 @@ mod tests {
     fn the_embedded_model_unpacks_and_opens() -> std::io::Result<()> {
         let home = tempfile::tempdir()?;
         let original = home.path().join(ORIGINAL);
-        let opened = unpack(home.path(), &original).and_then(|()| files::open(&original));
+        let opened =
+            unpack(home.path(), &original).and_then(|()| files::open(&original, &Context::new(true)));
         let opened = opened.unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(opened.params(), 2_755_008);
         let options = EvalOptions { bos: Some(true), ..EvalOptions::default() };

@@ -62,8 +62,8 @@ impl EvalArgs {
 }
 
 pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure> {
-    let model = files::open(&args.model)?;
-    let baseline = args.baseline.as_deref().map(files::open).transpose()?;
+    let model = files::open(&args.model, context)?;
+    let baseline = args.baseline.as_deref().map(|dir| files::open(dir, context)).transpose()?;
     let text = files::read_text(&args.text)?;
     let options = args.options();
     let result = match args.device {

@@ -43,6 +43,9 @@ pub(crate) fn run(args: &InspectArgs, context: &mut Context) -> Result<(), Failu
         return context.out.json(&found);
     }
     write!(context.out, "{found}")?;
+    for note in &found.notes {
+        writeln!(context.out, "  note             {note}")?;
+    }
     for (key, value) in found.provenance.iter().filter_map(|p| p.as_object()).flatten() {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         writeln!(context.out, "  {key:<16} {value}")?;

@@ -71,7 +71,7 @@ pub(crate) struct PlanArgs {
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
     // It may have been edited by hand.
     args.save.as_ref().map_or(Ok(()), |path| files::refuse_existing(path, args.force))?;
-    let source = Source::open(&args.model)?;
+    let source = Source::open(&args.model, context)?;
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),
         None => {

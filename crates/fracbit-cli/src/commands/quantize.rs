@@ -409,7 +409,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
         files::nameable(out, args.json)?;
     }
-    let source = Source::open(&args.model)?;
+    let source = Source::open(&args.model, context)?;
     let mut recipe = args.recipe(&source)?;
     let given = args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
     if let Some(calibration) = &given {

@@ -55,6 +55,9 @@ pub(crate) struct RunArgs {
     /// Ask as a user of the model's chat template.
     #[arg(long)]
     chat: bool,
+    /// Let what the prompt spells become control tokens of the chat, as without `--chat`.
+    #[arg(long, requires = "chat")]
+    allow_special: bool,
     /// Where the model runs. On a GPU the same seed gives the same text, another one than on the processor.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
@@ -70,15 +73,15 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
     let mut sampler = Sampler::new(args.sampling.config())?;
-    let opened = files::open(&args.model)?;
+    let opened = files::open(&args.model, context)?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => files::read_text(path)?,
         (None, None) => String::new(),
     };
-    let tokenizer = opened.tokenizer()?;
+    let tokenizer = files::tokenizer(&opened, context)?;
     let tokens = if args.chat {
-        conversation(&tokenizer, &[Message::new("user", prompt)])?
+        conversation(&tokenizer, &[Message::new("user", prompt)], args.allow_special)?
     } else {
         tokenizer.encode(&prompt, EncodeOptions::default())?
     };
@@ -133,8 +136,12 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
 }
 
 /// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
-pub(crate) fn conversation(tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-    let Some(tokens) = tokenizer.conversation(messages, &BTreeMap::new())? else {
+pub(crate) fn conversation(
+    tokenizer: &Tokenizer,
+    messages: &[Message],
+    allow_special: bool,
+) -> Result<Vec<u32>, Failure> {
+    let Some(tokens) = tokenizer.conversation(messages, &BTreeMap::new(), allow_special)? else {
         let failure = Failure::input("this model has no chat template: it was not trained for conversations");
         return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
     };

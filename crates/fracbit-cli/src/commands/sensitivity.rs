@@ -104,7 +104,7 @@ pub(crate) struct SensitivityArgs {
 
 pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), Failure> {
     let protocol = Protocol { levels: args.levels, tokens: args.tokens, seed: args.seed };
-    let source = Source::open(&args.model)?;
+    let source = Source::open(&args.model, context)?;
     let text = args.text.as_ref().map(|path| {
         let options = EvalOptions {
             bos: args.bos.then_some(true),

@@ -23,7 +23,7 @@ const QUEUE: usize = 64;
 
 const AFTER: &str = "\
 Addresses: /v1/chat/completions, /v1/completions, /v1/models and /health, as in OpenAI's API, also streaming. Beside its fields requests \
-may have top_k, min_p, repetition_penalty and chat_template_kwargs. A field that the server does not know or cannot serve is refused by name.
+may have top_k, min_p, repetition_penalty, stop_token_ids, skip_special_tokens and chat_template_kwargs. A field that the server does not know or cannot serve is refused by name.
 
 The options under Sampling hold where a request says nothing; without a seed every request has another.
 
@@ -62,6 +62,9 @@ pub(crate) struct ServeArgs {
     /// Tokens of a text with its prompt, no more than the model's context; beyond the original one of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that context when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
+    /// Let what messages spell become control tokens of the chat. Prompts of /v1/completions may always spell them.
+    #[arg(long)]
+    allow_special: bool,
     #[command(flatten)]
     cache: CacheArgs,
     // Last, since the heading of a group stays for what follows it.
@@ -76,11 +79,12 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
             format!("`--host {}` lets other machines in: it wants `--key-file FILE` with it", args.host);
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
     }
-    let opened = files::open(&args.model)?;
+    let opened = files::open(&args.model, context)?;
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
     let Writer { model, tokenizer, end_tokens } = Writer::load(&opened)?;
+    files::tell(&tokenizer, context);
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
     let cache = State::cache_bytes(
@@ -94,8 +98,17 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     ));
     context.out.stream(&format!("serving at http://{address}/v1\n"))?;
     let sampling = args.picking.config(0);
-    let options =
-        Options { id, slots: args.slots, queue: QUEUE, context: ctx, kv, sampling, key, end_tokens };
+    let options = Options {
+        id,
+        slots: args.slots,
+        queue: QUEUE,
+        context: ctx,
+        kv,
+        sampling,
+        key,
+        end_tokens,
+        allow_special: args.allow_special,
+    };
     server.run(&model, tokenizer, options, interrupt()).map_err(failure)
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct TuneArgs {
 pub(crate) fn run(args: &TuneArgs, context: &mut Context) -> Result<(), Failure> {
     files::apart(&args.out, &[&args.model, &args.baseline, &args.text])?;
     files::nameable(&args.out, args.json)?;
-    let (model, original) = (files::open(&args.model)?, files::open(&args.baseline)?);
+    let (model, original) = (files::open(&args.model, context)?, files::open(&args.baseline, context)?);
     let text = files::read_text(&args.text)?;
     let read = Text::read(&original, &text, &args.text, args.tokens, &args.how.options())?;
     let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };

@@ -27,6 +27,7 @@ impl Checkpoint {
         for (stored, name) in self.tensors.keys().filter_map(renamed).collect::<Vec<_>>() {
             self.rename(&stored, name)?;
         }
+        self.adopt_prefix()?;
         match config.arch {
             Architecture::Phi3 => self.part_phi3(config)?,
             Architecture::Granite => self.part_dense_granite(config)?,
@@ -36,6 +37,32 @@ impl Checkpoint {
             _ => {}
         }
         Ok(self)
+    }
+
+    /// Gives a model that was stored alone (`layers.0...`, as embedding models are) or inside another (`base_model.model.model.layers.0...`) the usual
+    /// names, by the one embedding that there is.
+    fn adopt_prefix(&mut self) -> Result<(), Error> {
+        const USUAL: &str = "model.";
+        let embeddings = self.tensors.keys().filter_map(|name| name.strip_suffix("embed_tokens.weight"));
+        let embeddings: Vec<String> = embeddings.map(str::to_owned).collect();
+        let [prefix] = &embeddings[..] else { return Ok(()) };
+        if prefix == USUAL {
+            return Ok(());
+        }
+        let head = prefix.strip_suffix(USUAL).map(|outer| format!("{outer}lm_head."));
+        let renamed = |stored: &String| {
+            let of_head = head.as_ref().and_then(|head| stored.strip_prefix(head.as_str()));
+            if let Some(rest) = of_head {
+                return Some((stored.clone(), format!("lm_head.{rest}")));
+            }
+            let rest = stored.strip_prefix(prefix.as_str())?;
+            let known = ["layers.", "embed_tokens.", "norm."].iter().any(|part| rest.starts_with(part));
+            known.then(|| (stored.clone(), format!("{USUAL}{rest}")))
+        };
+        for (stored, name) in self.tensors.keys().filter_map(renamed).collect::<Vec<_>>() {
+            self.rename(&stored, name)?;
+        }
+        Ok(())
     }
 
     fn part_phi3(&mut self, config: &ModelConfig) -> Result<(), Error> {

@@ -114,7 +114,7 @@ impl Fields {
             Architecture::Gemma3 | Architecture::Mixtral | Architecture::Ministral3 => 1e6,
             _ => 1e4,
         };
-        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
+        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`, some have both.
         let parameters = match self.object("rope_parameters", PARAMETERS)? {
             Some(p) if arch == Architecture::Gemma3 || arch == Architecture::Olmo3 && p.per_layer_type() => {
                 Some(p.of_layers("full_attention")?)
@@ -126,15 +126,23 @@ impl Fields {
             }
             other => other,
         };
-        let (theta, scaling) = match parameters {
-            Some(p) => {
-                let outer = self.number("rope_theta", Some(default_theta))?;
-                (p.number("rope_theta", Some(outer))?, Some(p))
+        let scaling = match (parameters, self.object("rope_scaling", "rope_scaling.")?) {
+            (Some(parameters), Some(scaling)) => Some(parameters.merged(scaling)?),
+            (parameters, scaling) => parameters.or(scaling),
+        };
+        let inner = scaling.as_ref().filter(|s| s.get("rope_theta").is_some());
+        let theta = match (inner, self.get("rope_theta")) {
+            (None, _) => self.number("rope_theta", Some(default_theta))?,
+            (Some(inner), None) => inner.number("rope_theta", None)?,
+            (Some(inner), Some(_)) => {
+                let (inside, outside) = (inner.number("rope_theta", None)?, self.number("rope_theta", None)?);
+                #[expect(clippy::float_cmp, reason = "the same number, written twice")]
+                if inside != outside {
+                    let rule = format!("should agree with `rope_theta`, got {inside} and {outside}");
+                    return Err(inner.bad("rope_theta", rule));
+                }
+                inside
             }
-            None => (
-                self.number("rope_theta", Some(default_theta))?,
-                self.object("rope_scaling", "rope_scaling.")?,
-            ),
         };
         let mut dim = if arch.is_glm() { self.turning(arch, head_dim, 0.5)? } else { head_dim };
         for f in std::iter::once(self).chain(&scaling) {
@@ -173,6 +181,41 @@ impl Fields {
             self.stretch(&p, arch, max_positions, &mut rope)?;
         }
         Ok(rope)
+    }
+
+    /// These `rope_parameters` and `rope_scaling` in one: what one says goes, where both say something they must agree. Only the `default` type says
+    /// nothing, being what transformers writes where nobody asked for another.
+    fn merged(mut self, scaling: Self) -> Result<Self, Error> {
+        let kind = |f: &Self| -> Result<Option<String>, Error> {
+            let kind = f.text("rope_type")?.or(f.text("type")?);
+            Ok(kind.filter(|&kind| kind != "default").map(str::to_owned))
+        };
+        let (ours, theirs) = (kind(&self)?, kind(&scaling)?);
+        if let (Some(a), Some(b)) = (&ours, &theirs)
+            && a != b
+        {
+            let rule = format!("should agree with rope_scaling, got `{}` beside its `{}`", clip(a), clip(b));
+            return Err(self.bad("rope_type", rule));
+        }
+        for (field, value) in scaling.map {
+            if value.is_null() || field == "rope_type" || field == "type" {
+                continue;
+            }
+            let same = |v: &Value| *v == value || v.as_f64().is_some() && v.as_f64() == value.as_f64();
+            match self.get(&field) {
+                Some(v) if !same(v) => {
+                    let rule =
+                        format!("should agree with rope_scaling, got {} and {}", short(v), short(&value));
+                    return Err(self.bad(&field, rule));
+                }
+                Some(_) => {}
+                None => _ = self.map.insert(field, value),
+            }
+        }
+        if let Some(kind) = ours.or(theirs) {
+            self.map.insert("rope_type".to_owned(), kind.into());
+        }
+        Ok(self)
     }
 
     /// Whether these `rope_parameters` are a set for each type of layers.
@@ -220,7 +263,14 @@ impl Fields {
     ) -> Result<(), Error> {
         let kind = match s.text("rope_type")? {
             Some(kind) => kind,
-            None => s.text("type")?.unwrap_or("default"),
+            None => match s.text("type")? {
+                Some(kind) => kind,
+                // Something else was meant than the embedding as it is.
+                None if s.get("factor").is_some() => {
+                    return Err(s.bad("rope_type", "should say what the factor is for, is missing"));
+                }
+                None => "default",
+            },
         };
         // Where both have one, that of the whole configuration counts.
         let original = |default| {

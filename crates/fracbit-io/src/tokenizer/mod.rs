@@ -8,7 +8,11 @@
 //! trained without it after BOS (`TinyStories-656K`: 2.80 nats per token without, 3.06 with) although their tokenizer file
 //! says otherwise. [`PrefixSpace::Drop`] tokenizes as if the file did not ask for the prefix.
 
+mod control;
+mod other;
 mod precheck;
+mod settings;
+mod spm;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -21,9 +25,8 @@ use serde_json::Value;
 pub use stream::TokenStream;
 
 use crate::chat::{ChatTemplate, Message, RenderOptions};
-use crate::config::{ModelConfig, clip};
-use crate::error::{Error, read_limited, read_optional};
-use crate::gguf::{Gguf, is_gguf};
+use crate::error::Error;
+use settings::{Settings, Template};
 
 /// File name of the tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -31,8 +34,21 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// File name of the chat template, where it is not in the settings.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// All files that a tokenizer and its templates are read from, where they are there; `*.tiktoken` as well.
+pub const FILES: [&str; 11] = [
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "tekken.json",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+    "processor_config.json",
+];
 const MAX_TOKENIZER: u64 = 256 << 20;
-const MAX_TOKENIZER_CONFIG: u64 = 16 << 20;
 
 /// What goes before the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -73,25 +89,11 @@ pub struct Tokenizer {
     unprefixed: OnceLock<Result<Option<Box<tokenizers::Tokenizer>>, String>>,
     /// Ids of the special tokens, sorted.
     special_ids: Vec<u32>,
+    /// The same with other names for control tokens, made when first asked for.
+    guarded: OnceLock<Result<control::Guarded, String>>,
     settings: Settings,
-    template: Option<Template>,
-}
-
-/// A chat template that is compiled when it is first asked for: a text can be continued whatever is wrong with it.
-#[derive(Debug)]
-struct Template {
-    /// The file that holds it.
-    path: PathBuf,
-    source: String,
-    compiled: OnceLock<Result<ChatTemplate, String>>,
-}
-
-#[derive(Debug, Default)]
-struct Settings {
-    bos: Option<(String, u32)>,
-    eos: Option<(String, u32)>,
-    eos_ids: Vec<u32>,
-    add_bos: Option<bool>,
+    templates: Vec<Template>,
+    notes: Vec<String>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -104,37 +106,6 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a directory, the last two where present, or
-    /// the same from the metadata of a GGUF file.
-    /// Token ids of `config` fill in what the settings leave out, and add to the tokens that end a text.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Config`], [`Error::Io`].
-    pub fn from_dir(dir: impl AsRef<Path>, config: Option<&ModelConfig>) -> Result<Self, Error> {
-        let dir = dir.as_ref();
-        let mut t = if is_gguf(dir) { Gguf::open(dir)?.read_tokenizer()? } else { Self::of_files(dir)? };
-        if let Some(c) = config {
-            let named = |id: Option<u32>| id.and_then(|id| Some((t.token(id)?, id)));
-            let (bos, eos) = (named(c.bos_token_id), named(c.eos_token_ids.first().copied()));
-            t.settings.bos = t.settings.bos.take().or(bos);
-            t.settings.eos = t.settings.eos.take().or(eos);
-            t.settings.eos_ids.extend(&c.eos_token_ids);
-            t.settings.eos_ids.sort_unstable();
-            t.settings.eos_ids.dedup();
-        }
-        Ok(t)
-    }
-
-    fn of_files(dir: &Path) -> Result<Self, Error> {
-        let path = dir.join(TOKENIZER);
-        let mut t = Self::parse(&read_limited(&path, MAX_TOKENIZER)?, &path)?;
-        let path = dir.join(TOKENIZER_CONFIG);
-        let settings = read_optional(&path, MAX_TOKENIZER_CONFIG)?;
-        let template = read_optional(&dir.join(CHAT_TEMPLATE), MAX_TOKENIZER_CONFIG)?;
-        t.apply_settings(settings.as_deref().unwrap_or(b"{}"), &path, template.as_deref())?;
-        Ok(t)
-    }
-
     /// Reads the text of a `tokenizer.json` without settings; `path` is for messages.
     ///
     /// # Errors
@@ -143,74 +114,25 @@ impl Tokenizer {
         let bad = |rule: String| Error::Tokenizer { path: path.to_owned(), rule };
         precheck::check(bytes).map_err(bad)?;
         let inner = load(bytes).map_err(bad)?;
-        let mut special_ids: Vec<u32> =
-            inner.get_added_tokens_decoder().iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect();
-        special_ids.sort_unstable();
-        Ok(Self {
+        let mut t = Self {
             path: path.to_owned(),
             inner,
             unprefixed: OnceLock::new(),
-            special_ids,
+            special_ids: Vec::new(),
+            guarded: OnceLock::new(),
             settings: Settings::default(),
-            template: None,
-        })
+            templates: Vec::new(),
+            notes: Vec::new(),
+        };
+        t.find_special();
+        Ok(t)
     }
 
-    /// Takes special tokens and the chat template from the text of a `tokenizer_config.json`; a `template` file wins.
-    ///
-    /// # Errors
-    /// As for [`Tokenizer::from_dir`].
-    pub fn apply_settings(
-        &mut self,
-        settings: &[u8],
-        path: &Path,
-        template: Option<&[u8]>,
-    ) -> Result<(), Error> {
-        let v: serde_json::Map<String, Value> = serde_json::from_slice(settings).map_err(|e| {
-            Error::Json { path: path.to_owned(), what: "a JSON object", detail: e.to_string() }
-        })?;
-        let bad = |field: &str, rule: String| Error::Config {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            rule,
-        };
-        let special = |field: &str| -> Result<Option<(String, u32)>, Error> {
-            let text = match v.get(field) {
-                None | Some(Value::Null) => return Ok(None),
-                // Early conversions of Llama have it so; what it should be is in config.json.
-                Some(Value::String(s)) if s.is_empty() => return Ok(None),
-                Some(Value::String(s)) => s,
-                Some(Value::Object(o)) if o.get("content").is_some_and(Value::is_string) => {
-                    o.get("content").and_then(Value::as_str).unwrap_or_default()
-                }
-                Some(_) => {
-                    return Err(bad(field, "should be a string or an object with `content`".to_owned()));
-                }
-            };
-            let id = self.token_id(text);
-            let id =
-                id.ok_or_else(|| bad(field, format!("should be in the vocabulary, got `{}`", clip(text))))?;
-            Ok(Some((text.to_owned(), id)))
-        };
-        let (bos, eos) = (special("bos_token")?, special("eos_token")?);
-        let add_bos = match v.get("add_bos_token") {
-            None | Some(Value::Null) => None,
-            Some(Value::Bool(b)) => Some(*b),
-            Some(_) => return Err(bad("add_bos_token", "should be true or false".to_owned())),
-        };
-        let source = match template {
-            Some(bytes) => Some(
-                std::str::from_utf8(bytes)
-                    .map_err(|e| Error::Template(format!("`{CHAT_TEMPLATE}` should be UTF-8: {e}")))?
-                    .to_owned(),
-            ),
-            None => template_in(&v).map_err(|rule| bad("chat_template", rule))?,
-        };
-        let origin = if template.is_some() { path.with_file_name(CHAT_TEMPLATE) } else { path.to_owned() };
-        self.template = source.map(|source| Template { path: origin, source, compiled: OnceLock::new() });
-        self.settings.eos_ids = eos.iter().map(|(_, id)| *id).collect();
-        (self.settings.bos, self.settings.eos, self.settings.add_bos) = (bos, eos, add_bos);
-        Ok(())
+    /// After added tokens have changed.
+    fn find_special(&mut self) {
+        let added = self.inner.get_added_tokens_decoder();
+        self.special_ids = added.iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect();
+        self.special_ids.sort_unstable();
     }
 
     /// Token ids of `text`.
@@ -277,6 +199,12 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The text of a special token; `None` for others.
+    #[must_use]
+    pub fn special_text(&self, id: u32) -> Option<String> {
+        self.special_ids.binary_search(&id).is_ok().then(|| self.token(id)).flatten()
+    }
+
     /// Number of tokens, special ones included. May be less than the rows of the embedding.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
@@ -307,39 +235,57 @@ impl Tokenizer {
         &self.settings.eos_ids
     }
 
-    /// The chat template, where the model has one; compiled by the first call.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`] naming the file, and line and reason why it does not compile.
-    pub fn chat_template(&self) -> Result<Option<&ChatTemplate>, Error> {
-        let Some(template) = &self.template else { return Ok(None) };
-        let compiled =
-            template.compiled.get_or_init(|| ChatTemplate::new(&template.source).map_err(|e| e.to_string()));
-        match compiled {
-            Ok(compiled) => Ok(Some(compiled)),
-            Err(rule) => Err(Error::Tokenizer { path: template.path.clone(), rule: rule.clone() }),
+    /// Texts of the special tokens that have a name, such as `bos_token`: what a chat template gets.
+    #[must_use]
+    pub fn special_tokens(&self) -> BTreeMap<String, String> {
+        let mut tokens = self.settings.special.clone();
+        for (name, token) in [("bos_token", &self.settings.bos), ("eos_token", &self.settings.eos)] {
+            if let Some((text, _)) = token {
+                tokens.entry(name.to_owned()).or_insert_with(|| text.clone());
+            }
         }
+        tokens
     }
 
-    /// Tokens of a conversation in the chat template, up to where the model's answer begins; `None` where the model has no template. `variables` are
-    /// those of the template besides the messages, such as `enable_thinking`.
+    /// What the files say that is not followed, a sentence each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The chat template, where there is one; of several the one called `default`.
     ///
     /// # Errors
-    /// [`Error::Template`] when the template refuses the messages; otherwise as for [`Tokenizer::chat_template`] and
-    /// [`Tokenizer::encode`].
+    /// [`Error::Config`] naming the file of a template that does not compile, or of several without a default.
+    pub fn chat_template(&self) -> Result<Option<&ChatTemplate>, Error> {
+        self.template_for("default")
+    }
+
+    /// Tokens of a conversation in the chat template, up to where the answer begins; `None` without a template. `variables` are further ones for it, such as
+    /// `enable_thinking`. Text of messages and variables makes no control tokens, unless `allow_special`.
+    ///
+    /// # Errors
+    /// [`Error::Template`] when the template refuses the messages, [`Error::Config`] when it does not compile, otherwise as [`Tokenizer::encode`].
     pub fn conversation(
         &self,
         messages: &[Message],
         variables: &BTreeMap<String, Value>,
+        allow_special: bool,
     ) -> Result<Option<Vec<u32>>, Error> {
-        let Some(template) = self.chat_template()? else { return Ok(None) };
+        let tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
+        let named = self.templates.iter().any(|t| t.name == "tool_use");
+        let name = if tools && named { "tool_use" } else { "default" };
+        let Some(template) = self.template_for(name)? else { return Ok(None) };
         let options = RenderOptions {
             add_generation_prompt: true,
-            bos_token: self.bos_token(),
-            eos_token: self.eos_token(),
+            special_tokens: self.special_tokens(),
             extra: variables.clone(),
             ..RenderOptions::default()
         };
+        if !allow_special {
+            let prompt = template.render_marked(messages, &options)?;
+            return self.encode_guarded(&prompt, template.source()).map(Some);
+        }
         let text = template.render(messages, &options)?;
         // The template writes its special tokens itself.
         self.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep }).map(Some)
@@ -348,7 +294,8 @@ impl Tokenizer {
     /// The text of the chat template, as it stands in its file.
     #[must_use]
     pub fn chat_template_source(&self) -> Option<&str> {
-        self.template.as_ref().map(|template| template.source.as_str())
+        let named = self.templates.iter().find(|template| template.name == "default");
+        named.or(self.templates.first()).map(|template| template.source.as_str())
     }
 
     /// The tokenizer as the text of a `tokenizer.json`.
@@ -454,21 +401,4 @@ fn drop_prefix(v: &mut Value) -> bool {
         }
     }
     changed
-}
-
-/// `chat_template`: a string, or a list of named ones of which `default` is taken, else the first.
-fn template_in(v: &serde_json::Map<String, Value>) -> Result<Option<String>, String> {
-    match v.get("chat_template") {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(s)) => Ok(Some(s.clone())),
-        Some(Value::Array(list)) => {
-            let named = |t: &&Value| t.get("name").and_then(Value::as_str) == Some("default");
-            let Some(chosen) = list.iter().find(named).or(list.first()) else { return Ok(None) };
-            match chosen.get("template").and_then(Value::as_str) {
-                Some(s) => Ok(Some(s.to_owned())),
-                None => Err("entries should be {name, template}".to_owned()),
-            }
-        }
-        Some(_) => Err("should be a string or a list of {name, template}".to_owned()),
-    }
 }
