@@ -26,6 +26,7 @@ pub(crate) fn vectors() -> Vectors {
         rotate: plain::rotate,
         walsh: plain::walsh,
         cap: plain::cap,
+        exp_sums: plain::exp_sums,
         add: plain::add,
         narrow: plain::narrow,
         narrow_pair: plain::narrow_pair,

@@ -298,6 +298,11 @@ macro_rules! table {
         }
 
         #[target_feature(enable = $features)]
+        unsafe fn exp_sums(logits: &[f32], top: f32, rate: f64, sums: &mut [f64]) {
+            plain::exp_sums(logits, top, rate, sums);
+        }
+
+        #[target_feature(enable = $features)]
         unsafe fn add(x: &[f32], y: &mut [f32]) {
             plain::add(x, y);
         }
@@ -333,6 +338,7 @@ macro_rules! table {
                 rotate,
                 walsh,
                 cap,
+                exp_sums,
                 add,
                 narrow,
                 narrow_pair,

@@ -255,11 +255,19 @@ pub fn matmul_refined_with(
     both.resize(2 * y.len(), 0.0);
     let done = x.with_values(|values, x| matmul_with(crew, w, values, x, &mut both));
     let (main, rest) = both.split_at(y.len());
-    y.iter_mut().zip(main.iter().zip(rest)).for_each(|(y, (main, rest))| *y = main + rest);
+    crew.chunks(y, SUMS, |i, y| {
+        let from = i * SUMS;
+        y.iter_mut()
+            .zip(main[from..].iter().zip(&rest[from..]))
+            .for_each(|(y, (main, rest))| *y = main + rest);
+    });
     x.refined = both;
     x.drop_losses();
     done
 }
+
+/// Outputs of a task that adds two products: microseconds of work.
+const SUMS: usize = 1 << 14;
 
 /// Strips of a task; a multiple of `unit`, so that only the last call of a body may have a single strip.
 fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {

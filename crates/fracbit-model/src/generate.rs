@@ -87,6 +87,7 @@ impl<'a> Generation<'a> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
+        sampler.use_kernels_of(model);
         let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
         // With a bound on the tokens, all memory that the loop needs but for what its first pass and its first guesses grow.
         if let Some(max) = options.max_tokens {

@@ -10,15 +10,17 @@
 //! of one ChaCha8 word; a nucleus is the shortest prefix whose probability reaches `top_p`. Where a logit is
 //! plus infinity, the first such token is taken.
 //!
-//! Cost: one pass over the vocabulary and one exponential per surviving token; only survivors of a cheap
-//! bound are sorted. Top-p over all n tokens first drops those with probability below (1 − p)/n: together
-//! they hold less than 1 − p, so none of them can be in the nucleus.
+//! Cost: one pass over the vocabulary for the largest logit of every block, which bounds tell from blocks that may have
+//! candidates; where all tokens count, for a nucleus or because nothing is filtered, another one for sums of exponentials of blocks. Those are
+//! off by a bound that is known. Where a decision does not depend on the rest, it is the decision of exact sums; where it does, once in some
+//! thousand tokens at the most, the exact sums are made. So the token is that of the rules, always. Weights of candidates are exact.
 
+use fracbit_kernels::{Vectors, vectors::LOGITS};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, Model};
 
 /// How to pick a token. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,8 +70,12 @@ impl SampleConfig {
 pub struct Sampler {
     config: SampleConfig,
     rng: ChaCha8Rng,
+    vectors: Vectors,
     candidates: Vec<Candidate>,
-    seen: Vec<bool>,
+    penalized: Vec<f32>,
+    peaks: Vec<f32>, // the largest logit of every block; minus infinity where none is usable
+    order: Vec<f32>, // the same, in another order
+    sums: Vec<f64>,  // of the weights of every block, nearly
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +85,29 @@ struct Candidate {
     weight: f64, // exp((logit - top) / temperature)
 }
 
+/// How far nearly exact sums of weights may be from those of the rules, beside what rounding adds: terms are off by at most 3e-12.
+const SLACK: f64 = 1e-11;
+/// The least that candidates for a nucleus are looked for below the top, in temperatures.
+const REACH: f64 = 4.0;
+
+/// The weights of logits.
+#[derive(Clone, Copy)]
+struct Scale {
+    top: f32,
+    temperature: f32,
+}
+
+impl Scale {
+    /// Not above zero.
+    fn below_top(self, logit: f32) -> f64 {
+        f64::from(logit) - f64::from(self.top)
+    }
+
+    fn weight(self, logit: f32) -> f64 {
+        (self.below_top(logit) / f64::from(self.temperature)).exp()
+    }
+}
+
 impl Sampler {
     /// A sampler at the start of its random numbers.
     ///
@@ -86,8 +115,21 @@ impl Sampler {
     /// [`Error::Sampling`] for a number outside its range.
     pub fn new(config: SampleConfig) -> Result<Self, Error> {
         config.check()?;
-        let rng = ChaCha8Rng::seed_from_u64(config.seed);
-        Ok(Self { config, rng, candidates: Vec::new(), seen: Vec::new() })
+        Ok(Self {
+            config,
+            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            vectors: Vectors::scalar(),
+            candidates: Vec::new(),
+            penalized: Vec::new(),
+            peaks: Vec::new(),
+            order: Vec::new(),
+            sums: Vec::new(),
+        })
+    }
+
+    /// Takes sums with the kernels that `model` runs with, as every [`Generation`](crate::Generation) has it do: sooner, and the same tokens.
+    pub fn use_kernels_of(&mut self, model: &Model) {
+        self.vectors = model.vectors;
     }
 
     /// The settings.
@@ -106,13 +148,7 @@ impl Sampler {
     /// # Errors
     /// [`Error::NoLogit`] when every logit is NaN or minus infinity, or there are none.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, Error> {
-        self.gather(logits, history);
-        let top = first_best(&self.candidates).ok_or(Error::NoLogit)?;
-        if self.config.temperature == 0.0 || top.logit == f32::INFINITY {
-            return Ok(top.token);
-        }
-        self.filter(top.logit);
-        Ok(self.draw())
+        self.penalize(logits, history, |this, logits| this.pick(logits, SLACK))
     }
 
     /// The tokens that survive the filters, with their probabilities, as [`Sampler::sample`] would draw from.
@@ -121,94 +157,263 @@ impl Sampler {
     /// # Errors
     /// As for [`Sampler::sample`].
     pub fn distribution(&mut self, logits: &[f32], history: &[u32]) -> Result<Vec<(u32, f64)>, Error> {
-        self.gather(logits, history);
-        let top = first_best(&self.candidates).ok_or(Error::NoLogit)?;
-        if self.config.temperature == 0.0 || top.logit == f32::INFINITY {
-            return Ok(vec![(top.token, 1.0)]);
-        }
-        self.filter(top.logit);
-        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
-        Ok(self.candidates.iter().map(|c| (c.token, c.weight / total)).collect())
+        self.penalize(logits, history, |this, logits| {
+            let scale = this.scale(logits)?;
+            if this.is_greedy(scale) {
+                return Ok(vec![(this.first(logits, scale.top), 1.0)]);
+            }
+            if !this.filter(logits, scale, SLACK) {
+                this.gather(logits, |_| true);
+                this.weigh(scale);
+            }
+            let total: f64 = this.candidates.iter().map(|c| c.weight).sum();
+            Ok(this.candidates.iter().map(|c| (c.token, c.weight / total)).collect())
+        })
     }
 
-    /// Candidates with a usable logit, penalized, in the order of tokens.
-    fn gather(&mut self, logits: &[f32], history: &[u32]) {
+    /// Runs `f` with penalized logits, copied only where there is a penalty.
+    fn penalize<T>(&mut self, logits: &[f32], history: &[u32], f: impl FnOnce(&mut Self, &[f32]) -> T) -> T {
         let penalty = self.config.repetition_penalty;
-        let penalized = penalty != 1.0;
-        if penalized {
-            self.seen.clear();
-            self.seen.resize(logits.len(), false);
-            for &token in history {
-                if let Some(seen) = self.seen.get_mut(token as usize) {
-                    *seen = true;
-                }
+        if penalty == 1.0 {
+            return f(self, logits);
+        }
+        let mut penalized = std::mem::take(&mut self.penalized);
+        penalized.clear();
+        penalized.extend_from_slice(logits);
+        for &token in history {
+            // From the original: a token seen twice is penalized once.
+            if let Some(&logit) = logits.get(token as usize) {
+                penalized[token as usize] = if logit > 0.0 { logit / penalty } else { logit * penalty };
             }
         }
+        let out = f(self, &penalized);
+        self.penalized = penalized;
+        out
+    }
+
+    /// The next token; sums that are nearly exact are off by `slack` of themselves at most.
+    fn pick(&mut self, logits: &[f32], slack: f64) -> Result<u32, Error> {
+        let scale = self.scale(logits)?;
+        if self.is_greedy(scale) {
+            return Ok(self.first(logits, scale.top));
+        }
+        let filtered = self.filter(logits, scale, slack);
+        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in f64")]
+        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        if filtered {
+            return Ok(draw(uniform, self.candidates.iter().map(|c| (c.token, c.weight))));
+        }
+        let (total, margin) = self.nearly_total(logits, scale, slack);
+        if let Some(token) = self.nearly_drawn(logits, scale, uniform * total, margin) {
+            return Ok(token);
+        }
+        let all = usable(logits).map(|(token, logit)| (token, scale.weight(logit)));
+        Ok(draw(uniform, all))
+    }
+
+    fn is_greedy(&self, scale: Scale) -> bool {
+        self.config.temperature == 0.0 || scale.top == f32::INFINITY
+    }
+
+    /// Looks for the largest logit, of all and of every block.
+    fn scale(&mut self, logits: &[f32]) -> Result<Scale, Error> {
+        self.peaks.clear();
+        self.peaks.extend(logits.chunks(LOGITS).map(peak));
+        let top = peak(&self.peaks);
+        if top == f32::NEG_INFINITY {
+            return Err(Error::NoLogit);
+        }
+        Ok(Scale { top, temperature: self.config.temperature })
+    }
+
+    /// The first token with the largest logit.
+    fn first(&self, logits: &[f32], top: f32) -> u32 {
+        let block = self.peaks.iter().position(|peak| *peak == top).expect("a block has the largest logit");
+        let mut tokens = (0u32..).zip(logits).skip(block * LOGITS);
+        tokens.find(|(_, logit)| **logit == top).expect("the block has it").0
+    }
+
+    /// Makes the tokens that pass candidates, with their weights; `false` where all pass, which are not gathered.
+    fn filter(&mut self, logits: &[f32], scale: Scale, slack: f64) -> bool {
+        let SampleConfig { top_k, top_p, min_p, temperature, .. } = self.config;
+        let min_p = f64::from(min_p);
+        // All at once, and without being touched: later candidates may be more, but need no memory of their own.
         self.candidates.clear();
-        for (token, (i, &logit)) in (0u32..).zip(logits.iter().enumerate()) {
-            let logit = match logit {
-                l if !(penalized && self.seen[i]) => l,
-                l if l > 0.0 => l / penalty,
-                l => l * penalty,
-            };
-            // False for NaN too.
-            if logit > f32::NEG_INFINITY {
-                self.candidates.push(Candidate { token, logit, weight: 0.0 });
+        self.candidates.reserve(logits.len());
+        if top_k > 0 && top_k < logits.len() {
+            self.gather_most_likely(logits, top_k);
+            self.weigh(scale);
+            if top_p < 1.0 {
+                let total = self.candidates.iter().map(|c| c.weight).sum();
+                let count = self.candidates.len();
+                self.keep_nucleus(total..=total, count).expect("the total is exact");
+            }
+        } else if top_p < 1.0 {
+            let count = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+            let (total, margin) = self.nearly_total(logits, scale, slack);
+            let near = total - margin..=total + margin;
+            if self.gather_nucleus(logits, scale, near, count).is_none() {
+                let total: f64 = usable(logits).map(|(_, logit)| scale.weight(logit)).sum();
+                self.gather_nucleus(logits, scale, total..=total, count).expect("the total is exact");
+            }
+        } else if min_p > 0.0 {
+            let least = (min_p.ln() - 1e-6) * f64::from(temperature);
+            self.gather(logits, |logit| scale.below_top(logit) >= least);
+            self.weigh(scale);
+        } else {
+            return false;
+        }
+        // The top token has weight 1 and so always stays.
+        self.candidates.retain(|c| c.weight >= min_p);
+        true
+    }
+
+    /// Makes the usable tokens candidates that `pass`, which a larger logit than one that does does, in the order of tokens.
+    fn gather(&mut self, logits: &[f32], pass: impl Fn(f32) -> bool) {
+        self.candidates.clear();
+        for ((start, block), &peak) in (0..).step_by(LOGITS).zip(logits.chunks(LOGITS)).zip(&self.peaks) {
+            if peak > f32::NEG_INFINITY && pass(peak) {
+                let passing = usable(block).filter(|(_, logit)| pass(*logit));
+                self.candidates.extend(passing.map(|(at, logit)| Candidate {
+                    token: start + at,
+                    logit,
+                    weight: 0.0,
+                }));
             }
         }
     }
 
-    /// Fills in weights relative to the top and drops what the filters refuse.
-    fn filter(&mut self, top: f32) {
-        let SampleConfig { temperature, top_k, top_p, min_p, .. } = self.config;
-        if top_k > 0 && top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(top_k - 1, by_logit);
-            self.candidates.truncate(top_k);
+    fn weigh(&mut self, scale: Scale) {
+        self.candidates.iter_mut().for_each(|c| c.weight = scale.weight(c.logit));
+    }
+
+    /// Makes the `count` most likely tokens candidates, in the order of tokens.
+    fn gather_most_likely(&mut self, logits: &[f32], count: usize) {
+        self.order.clone_from(&self.peaks);
+        // As many blocks have a logit that is not below.
+        let least = if count <= self.order.len() {
+            *self.order.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
+        } else {
+            f32::NEG_INFINITY
+        };
+        self.gather(logits, |logit| logit >= least);
+        if count < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(count - 1, by_logit);
+            self.candidates.truncate(count);
             // The selection leaves an order of its own; go back to the order of tokens, which sums run in.
             self.candidates.sort_unstable_by_key(|c| c.token);
         }
-        for c in &mut self.candidates {
-            c.weight = ((f64::from(c.logit) - f64::from(top)) / f64::from(temperature)).exp();
-        }
-        if top_p < 1.0 {
-            let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
-            #[expect(clippy::cast_precision_loss, reason = "a vocabulary is far below 2^53")]
-            let least = (1.0 - f64::from(top_p)) / self.candidates.len() as f64 * total;
-            self.candidates.retain(|c| c.weight >= least);
-            self.candidates.sort_unstable_by(by_logit);
-            let target = f64::from(top_p) * total;
-            let mut mass = 0.0;
-            let mut keep = 0;
-            for c in &self.candidates {
-                keep += 1;
-                mass += c.weight;
-                if mass >= target {
-                    break;
-                }
+    }
+
+    /// Makes the nucleus candidates, most likely first, by bounds of the total weight of all `count` usable tokens. `None` where
+    /// it depends on what the total is between these.
+    fn gather_nucleus(
+        &mut self,
+        logits: &[f32],
+        scale: Scale,
+        total: std::ops::RangeInclusive<f64>,
+        count: usize,
+    ) -> Option<()> {
+        let (target, least) = (f64::from(self.config.top_p) * total.end(), self.least(*total.start(), count));
+        let mut reach = REACH;
+        loop {
+            let lowest = -reach * f64::from(scale.temperature);
+            self.gather(logits, |logit| scale.below_top(logit) >= lowest);
+            self.weigh(scale);
+            let mass: f64 = self.candidates.iter().map(|c| c.weight).sum();
+            // With room for sums in another order.
+            let all = self.candidates.len() == count || (1e-6 - reach).exp() < least;
+            if all || mass * (1.0 - 1e-6) >= target {
+                return self.keep_nucleus(total, count);
             }
-            self.candidates.truncate(keep);
-        }
-        if min_p > 0.0 {
-            // The top token has weight 1 and so always stays.
-            self.candidates.retain(|c| c.weight >= f64::from(min_p));
+            reach *= 1.5;
         }
     }
 
-    fn draw(&mut self) -> u32 {
-        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
-        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in f64")]
-        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = uniform * total;
-        for c in &self.candidates {
-            left -= c.weight;
-            if left < 0.0 {
-                return c.token;
+    /// What `count` tokens that are no part of a nucleus are lighter than.
+    fn least(&self, total: f64, count: usize) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a vocabulary is far below 2^53")]
+        let count = count as f64;
+        (1.0 - f64::from(self.config.top_p)) / count * total
+    }
+
+    /// Of candidates with all tokens of the nucleus among them keeps those, most likely first; see [`Self::gather_nucleus`].
+    ///
+    /// Tokens with probability below (1 - p)/n of n hold less than 1 - p together: none of them is in the nucleus.
+    fn keep_nucleus(&mut self, total: std::ops::RangeInclusive<f64>, count: usize) -> Option<()> {
+        let [low, high] = [*total.start(), *total.end()];
+        let [surely_out, surely_in] = [low, high].map(|total| self.least(total, count));
+        self.candidates.retain(|c| c.weight >= surely_out);
+        self.candidates.sort_unstable_by(by_logit);
+        let [low_target, target] = [low, high].map(|total| f64::from(self.config.top_p) * total);
+        let mut mass = 0.0;
+        for (i, c) in self.candidates.iter().enumerate() {
+            mass += c.weight;
+            if mass >= target {
+                let known = c.weight >= surely_in;
+                self.candidates.truncate(i + 1);
+                return known.then_some(());
+            }
+            if mass >= low_target {
+                return None;
             }
         }
-        // Only rounding gets here: the last candidate that has any weight.
-        let last = self.candidates.iter().rev().find(|c| c.weight > 0.0);
-        last.expect("the top token has weight 1").token
+        // Only rounding gets here.
+        (low == high).then_some(())
     }
+
+    /// The sum of all weights, and how far from it the exact one may be; those of blocks go to `self.sums`.
+    fn nearly_total(&mut self, logits: &[f32], scale: Scale, slack: f64) -> (f64, f64) {
+        self.sums.clear();
+        self.sums.resize(logits.len().div_ceil(LOGITS), 0.0);
+        let rate = std::f64::consts::LOG2_E / f64::from(scale.temperature);
+        self.vectors.exp_sums(logits, scale.top, rate, &mut self.sums);
+        let total: f64 = self.sums.iter().sum();
+        // The exact sum adds one by one, and what is drawn is taken from it the same way.
+        #[expect(clippy::cast_precision_loss, reason = "a vocabulary is far below 2^53")]
+        let rounding = (logits.len() + 16) as f64 * f64::EPSILON;
+        (total, (slack + rounding) * total)
+    }
+
+    /// The token whose weight, added to those before it, is the first to exceed `aim`, by the sums of blocks; `None` where they are not exact enough to
+    /// tell. `margin` is what they, `aim` and what is drawn may each be off by.
+    fn nearly_drawn(&self, logits: &[f32], scale: Scale, aim: f64, margin: f64) -> Option<u32> {
+        let [least, most] = [aim - 3.0 * margin, aim + 3.0 * margin];
+        let mut before = 0.0;
+        for ((start, block), sum) in (0u32..).step_by(LOGITS).zip(logits.chunks(LOGITS)).zip(&self.sums) {
+            if before + sum <= most {
+                before += sum;
+                continue;
+            }
+            for (at, logit) in usable(block) {
+                let with = before + scale.weight(logit);
+                if with > most {
+                    return (before < least).then_some(start + at);
+                }
+                before = with;
+            }
+            return None;
+        }
+        None
+    }
+}
+
+/// Draws one of weighted tokens by a number in 0..1.
+fn draw(uniform: f64, tokens: impl Iterator<Item = (u32, f64)> + Clone) -> u32 {
+    let total: f64 = tokens.clone().map(|(_, weight)| weight).sum();
+    let mut left = uniform * total;
+    let mut last = None;
+    for (token, weight) in tokens {
+        left -= weight;
+        if left < 0.0 {
+            return token;
+        }
+        if weight > 0.0 {
+            last = Some(token);
+        }
+    }
+    // Only rounding gets here: the last candidate that has any weight.
+    last.expect("the top token has weight 1")
 }
 
 /// Most likely first, equal ones by token: a total order, since NaN was left out.
@@ -216,8 +421,21 @@ fn by_logit(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-fn first_best(candidates: &[Candidate]) -> Option<Candidate> {
-    candidates.iter().copied().reduce(|best, c| if c.logit > best.logit { c } else { best })
+/// Logits that are neither NaN nor minus infinity, with their tokens.
+fn usable(logits: &[f32]) -> impl Iterator<Item = (u32, f32)> + Clone {
+    // False for NaN, too.
+    (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY)
+}
+
+/// The largest number; minus infinity where all are NaN or there are none.
+fn peak(values: &[f32]) -> f32 {
+    let larger = |most: f32, v: f32| if v > most { v } else { most };
+    let (whole, rest) = values.as_chunks::<16>();
+    let mut most = [f32::NEG_INFINITY; 16];
+    for values in whole {
+        most.iter_mut().zip(values).for_each(|(most, &v)| *most = larger(*most, v));
+    }
+    rest.iter().chain(&most).copied().fold(f32::NEG_INFINITY, larger)
 }
 
 /// The index of the largest value, the first of equals; NaN never wins. `None` when all are NaN or there are
@@ -232,6 +450,9 @@ pub fn argmax(values: &[f32]) -> Option<usize> {
     }
     best.map(|(i, _)| i)
 }
+
+#[cfg(test)]
+mod oracle;
 
 #[cfg(test)]
 mod tests {

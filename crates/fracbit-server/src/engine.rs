@@ -113,6 +113,15 @@ struct Places<'a> {
     past: Vec<Past>,
 }
 
+/// What steps work in.
+#[derive(Default)]
+struct Room {
+    /// The tokens of a step.
+    run: Vec<u32>,
+    hidden: Vec<f32>,
+    logits: Vec<f32>,
+}
+
 impl Places<'_> {
     fn taken(&self) -> usize {
         self.writing.len() + self.reading.len()
@@ -123,7 +132,7 @@ impl<'a> Engine<'a> {
     /// Serves until all senders of jobs are gone and their texts are done.
     pub(crate) fn run(&self, jobs: &Receiver<Job>) {
         let mut places = Places::default();
-        let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+        let mut room = Room::default();
         loop {
             while places.taken() < self.slots {
                 let job = if places.taken() == 0 {
@@ -137,20 +146,21 @@ impl<'a> Engine<'a> {
                 };
                 self.admit(job, &mut places);
             }
-            self.read(&mut places, &mut hidden, &mut logits);
+            self.read(&mut places, &mut room);
             if places.taken() == 1 && places.reading.is_empty() {
-                self.write_alone(&mut places, &mut hidden, &mut logits);
+                self.write_alone(&mut places, &mut room);
             } else {
-                self.write(&mut places, &mut hidden, &mut logits);
+                self.write(&mut places, &mut room);
             }
         }
     }
 
     /// Gives a job a place, and the past that helps it most.
-    fn admit(&self, job: Job, places: &mut Places<'a>) {
+    fn admit(&self, mut job: Job, places: &mut Places<'a>) {
         if job.events.is_closed() {
             return;
         }
+        job.sampler.use_kernels_of(self.model);
         let common = |past: &Past| {
             let same = past.tokens.iter().zip(&job.prompt).take_while(|(a, b)| a == b).count();
             // The last token must be run for its logits.
@@ -188,7 +198,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs some tokens of the first prompt; when it is through, picks the first token of the text.
-    fn read(&self, places: &mut Places<'a>, hidden: &mut Vec<f32>, logits: &mut Vec<f32>) {
+    fn read(&self, places: &mut Places<'a>, Room { hidden, logits, .. }: &mut Room) {
         let Some((mut writing, mut state)) = places.reading.pop_front() else { return };
         if writing.job.events.is_closed() {
             return places.keep(writing, state);
@@ -219,14 +229,15 @@ impl<'a> Engine<'a> {
     }
 
     /// One token of every text that is being written.
-    fn write(&self, places: &mut Places<'a>, hidden: &mut Vec<f32>, logits: &mut Vec<f32>) {
+    fn write(&self, places: &mut Places<'a>, Room { run, hidden, logits }: &mut Room) {
         let Places { writing, states, .. } = places;
         let Some(first) = states.first() else { return };
         debug_assert!(first.len() < self.context, "a full text is done");
-        let tokens: Vec<u32> = writing.iter().map(|w| w.tokens[w.tokens.len() - 1]).collect();
+        run.clear();
+        run.extend(writing.iter().map(|w| w.tokens[w.tokens.len() - 1]));
         let done = self
             .model
-            .forward_batch(states, &tokens, hidden)
+            .forward_batch(states, run, hidden)
             .and_then(|()| self.model.logits(&mut states[0], hidden, logits));
         if let Err(error) = done {
             // Memory for a cache, for all one knows: who asks again may find some.
@@ -249,15 +260,16 @@ impl<'a> Engine<'a> {
     }
 
     /// A token of the only text, and those behind it that are guessed right.
-    fn write_alone(&self, places: &mut Places<'a>, hidden: &mut Vec<f32>, logits: &mut Vec<f32>) {
+    fn write_alone(&self, places: &mut Places<'a>, Room { run, hidden, logits }: &mut Room) {
         let (Some(mut writing), Some(mut state)) = (places.writing.pop(), places.states.pop()) else {
             return;
         };
         let (held, vocab) = (state.len(), self.model.config().vocab_size);
-        let mut run = vec![writing.tokens[held]];
+        run.clear();
+        run.push(writing.tokens[held]);
         let most = writing.left(self.context).saturating_sub(1);
         run.extend(writing.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-        let done = self.model.forward(&mut state, &run, hidden).and_then(|()| {
+        let done = self.model.forward(&mut state, run, hidden).and_then(|()| {
             self.model.logits(&mut state, hidden, logits)?;
             let mut rows = 0;
             loop {

@@ -12,6 +12,7 @@ use super::{
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
+use std::mem::MaybeUninit;
 
 /// Tokens from which on an exclusive or turns activations.
 pub(super) const TURNED: usize = 6;
@@ -56,10 +57,11 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
     const { assert!(E::SIGNED || !E::MAGNITUDES, "magnitudes have signs in their index") };
     let codes = args.codes[strip * args.stride..].as_ptr();
     let reads = crate::reads::Reads::of_machine();
-    let zero = _mm256_setzero_si256();
     // What `factors` gives, in two arrays; before that both indices, where those come first for one token, too.
-    let (mut sizes, mut signs) = ([[zero; 8]; BLOCK_TILES], [[zero; 8]; BLOCK_TILES]);
-    let mut inner = [[_mm256_setzero_ps(); 2]; MAX_TOKENS];
+    let unset = [[MaybeUninit::<__m256i>::uninit(); 8]; BLOCK_TILES];
+    let (mut sizes, mut signs) = (unset, unset);
+    let mut inner = [MaybeUninit::uninit(); MAX_TOKENS];
+    let inner = zeros(&mut inner[..args.tokens]);
     for (index, block) in args.blocks.iter().enumerate() {
         // SAFETY: the features are here.
         let books = unsafe { books_of(e, args, strip, block) };
@@ -72,13 +74,14 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                 vectors!(I => {
                     let index = e.index::<I>(code, last);
                     if E::AHEAD != Ahead::Chunk {
-                        [sizes[i][I], signs[i][I]] =
-                            factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        let of = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        sizes[i][I].write(of[0]);
+                        signs[i][I].write(of[1]);
                     } else {
                         // Two equal ones are written once.
-                        sizes[i][I] = index[0];
+                        sizes[i][I].write(index[0]);
                         if E::SECOND {
-                            signs[i][I] = index[1];
+                            signs[i][I].write(index[1]);
                         }
                     }
                 });
@@ -86,25 +89,31 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
         }
         if E::AHEAD == Ahead::Chunk {
             for (sizes, signs) in sizes.iter_mut().zip(&mut signs).take(block.tiles) {
-                // SAFETY: the features are here.
+                // SAFETY: the features are here; the indices of the block's tiles were written, the second where there is one.
                 unsafe {
                     vectors!(I => {
                         let index = [sizes[I], if E::SECOND { signs[I] } else { sizes[I] }];
-                        [sizes[I], signs[I]] = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        let index = [index[0].assume_init(), index[1].assume_init()];
+                        let of = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        sizes[I].write(of[0]);
+                        signs[I].write(of[1]);
                     });
                 }
             }
         }
-        let (sizes, signs, place) = (&sizes[..block.tiles], &signs[..block.tiles], (strip, index));
+        // SAFETY: both factors of every tile of the block were written.
+        let [sizes, signs] =
+            [&sizes, &signs].map(|of| unsafe { &*(&raw const of[..block.tiles] as *const [[__m256i; 8]]) });
+        let place = (strip, index);
         // SAFETY: promised by the caller; the factors are those of the way.
         unsafe {
             // A second array is not even written where weights are one factor.
             if TURN {
-                all_tokens::<E::Order, false, true, false>(args, place, [sizes, signs], &mut inner, out);
+                all_tokens::<E::Order, false, true, false>(args, place, [sizes, signs], inner, out);
             } else if !VNNI && E::MAGNITUDES {
-                all_tokens::<E::Order, false, false, false>(args, place, [sizes, signs], &mut inner, out);
+                all_tokens::<E::Order, false, false, false>(args, place, [sizes, signs], inner, out);
             } else {
-                all_tokens::<E::Order, VNNI, false, true>(args, place, [sizes, sizes], &mut inner, out);
+                all_tokens::<E::Order, VNNI, false, true>(args, place, [sizes, sizes], inner, out);
             }
         }
     }

@@ -10,6 +10,7 @@ use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
 use fracbit_kernels::{Body, Isa, Line, StripFn};
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 mod attend;
 mod cuts;
@@ -39,6 +40,14 @@ impl Avx2 {
             && is_x86_feature_detected!("fma"))
         .then_some(Self(()))
     }
+}
+
+/// Sums of the tokens that there are, zero: room for the most that there may be would take longer to make zero than a pair of tokens takes.
+#[target_feature(enable = "avx2")]
+fn zeros(room: &mut [MaybeUninit<[__m256; 2]>]) -> &mut [[__m256; 2]] {
+    room.fill(MaybeUninit::new([_mm256_setzero_ps(); 2]));
+    // SAFETY: all were written.
+    unsafe { room.assume_init_mut() }
 }
 
 pub(crate) use attend::vectors;

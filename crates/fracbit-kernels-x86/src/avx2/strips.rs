@@ -1,7 +1,8 @@
 //! From tiles to outputs.
 
 use super::{expand::Expand, products::dot, *};
-use fracbit_kernels::{Args, BLOCK_TILES, Ints};
+use fracbit_kernels::{Args, BLOCK_TILES, Ints, MAX_TOKENS};
+use std::mem::MaybeUninit;
 
 /// The body of every scheme: a block of a strip is expanded to a buffer, then met by all tokens.
 ///
@@ -16,9 +17,10 @@ pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &
     let zero = _mm256_setzero_si256();
     let vectors = if E::WIDE { 16 } else { 8 };
     let mut buffer = [zero; BLOCK_TILES * 8];
-    let mut inner = [[_mm256_setzero_ps(); 2]; fracbit_kernels::MAX_TOKENS];
+    let mut inner = [MaybeUninit::uninit(); MAX_TOKENS];
+    let inner = zeros(&mut inner[..args.tokens]);
     for strip in 0..args.strips {
-        inner[..args.tokens].fill([_mm256_setzero_ps(); 2]);
+        inner.fill([_mm256_setzero_ps(); 2]);
         for (index, block) in args.blocks.iter().enumerate() {
             let codes = &args.codes[strip * args.stride + block.start * args.tile_bytes..];
             for (i, to) in buffer.chunks_exact_mut(vectors).take(block.tiles).enumerate() {

@@ -4,7 +4,7 @@ use super::{activations, assert_same};
 use crate::{
     Gate, Vectors,
     vectors::{
-        FloatScores, FloatWeigh, Ints, KEY_BLOCK, Products, Rounded, Scores, Unrounded, VALUE_MOST,
+        FloatScores, FloatWeigh, Ints, KEY_BLOCK, LOGITS, Products, Rounded, Scores, Unrounded, VALUE_MOST,
         WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
         attend::nibble_row,
         bf16::{COLS, ROWS, Tile},
@@ -291,6 +291,13 @@ fn elementwise(vectors: &Vectors) {
         for cap in [0.5, 30.0, 1e6] {
             both(&format!("cap {cap}"), &|v, x| v.cap(cap, x));
         }
+        let logits: Vec<f32> = x.iter().map(|&x| if x > 88.8 { 88.8 } else { x }).collect();
+        let sums = |vectors: &Vectors| {
+            let mut sums = vec![9.0; len.div_ceil(LOGITS)];
+            vectors.exp_sums(&logits, 88.8, 1.7, &mut sums);
+            sums
+        };
+        assert_eq!(sums(vectors), sums(&Vectors::scalar()), "{} exp_sums {len}", vectors.isa());
         both("rms_norm", &|v, out| v.rms_norm(&y, Some(&x), 1e-5, out));
         both("rms_norm without gain", &|v, out| v.rms_norm(&y, None, 1e-5, out));
         both("softmax", &|v, x| {

@@ -113,6 +113,9 @@ pub struct Vectors {
     slots: Slots,
 }
 
+/// Logits of a block of [`Vectors::exp_sums`].
+pub const LOGITS: usize = 64;
+
 /// Input, weight, epsilon, output.
 pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
 
@@ -133,6 +136,7 @@ pub struct Slots {
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     pub walsh: unsafe fn(usize, &mut [f32], &[f32]),
     pub cap: unsafe fn(f32, &mut [f32]),
+    pub exp_sums: unsafe fn(&[f32], f32, f64, &mut [f64]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub narrow: unsafe fn(&[f32], Rounded<'_, i8>),
     pub narrow_pair: unsafe fn(&[f32], Rounded<'_, i8>),
@@ -172,6 +176,7 @@ impl Vectors {
             rotate: plain::rotate,
             walsh: plain::walsh,
             cap: plain::cap,
+            exp_sums: plain::exp_sums,
             add: plain::add,
             narrow: plain::narrow,
             narrow_pair: plain::narrow_pair,
@@ -396,6 +401,17 @@ impl Vectors {
     pub fn cap(&self, cap: f32, x: &mut [f32]) {
         // SAFETY: as in `scores`; any slice will do.
         unsafe { (self.slots.cap)(cap, x) }
+    }
+
+    /// The sum of `2^((x - top) rate)` over every [`LOGITS`] logits, of the last ones what is left, for a `top` that none is above. Each term is off by
+    /// at most 3e-12 of it; those below 2^-1010, and those of NaN, count as 2^-1010.
+    ///
+    /// # Panics
+    /// When there is not one sum for every block.
+    pub fn exp_sums(&self, logits: &[f32], top: f32, rate: f64, sums: &mut [f64]) {
+        assert_eq!(sums.len(), logits.len().div_ceil(LOGITS), "exp_sums: one sum per block");
+        // SAFETY: as in `scores`.
+        unsafe { (self.slots.exp_sums)(logits, top, rate, sums) }
     }
 
     /// `y += x`.

@@ -249,6 +249,48 @@ pub fn cap(cap: f32, x: &mut [f32]) {
     }
 }
 
+/// Coefficients of 2^f for |f| <= 1/2 from that of f^8 on: interpolated at nine Chebyshev nodes, off by at most 1.1e-12 of it.
+#[expect(clippy::excessive_precision, reason = "shortest numbers that give these bits")]
+const EXP2: [f64; 9] = [
+    1.325_497_460_306_718e-6,
+    1.531_007_828_250_608_5e-5,
+    1.540_345_703_941_044_8e-4,
+    1.333_345_057_238_646_2e-3,
+    9.618_129_157_656_703e-3,
+    5.550_410_941_201_361_4e-2,
+    2.402_265_069_582_109_3e-1,
+    6.931_471_805_459_344e-1,
+    9.999_999_999_999_997e-1,
+];
+/// 1.5 · 2^52, as [`MAGIC`], and the bias of an exponent.
+const MAGIC_64: f64 = 6_755_399_441_055_744.0 + 1023.0;
+
+/// 2^x for x <= 0, off by at most 2e-12 of it for x exact; below -1010, and for NaN, 2^-1010. Not fused, as [`exp`].
+#[inline(always)]
+fn exp2_below(x: f64) -> f64 {
+    let x = if x > -1010.0 { x } else { -1010.0 };
+    let shifted = x + MAGIC_64;
+    let f = x - (shifted - MAGIC_64);
+    let p = EXP2[1..].iter().fold(EXP2[0], |p, &coefficient| p * f + coefficient);
+    p * f64::from_bits(shifted.to_bits() << 52)
+}
+
+/// As [`Vectors::exp_sums`](super::Vectors::exp_sums).
+#[inline(always)]
+pub fn exp_sums(logits: &[f32], top: f32, rate: f64, sums: &mut [f64]) {
+    let top = f64::from(top);
+    let weight = |x: f32| exp2_below((f64::from(x) - top) * rate);
+    for (logits, sum) in logits.chunks(super::LOGITS).zip(sums) {
+        let mut lanes = [0.0; 8];
+        let (whole, rest) = logits.as_chunks::<8>();
+        for logits in whole {
+            lanes.iter_mut().zip(logits).for_each(|(lane, &x)| *lane += weight(x));
+        }
+        let whole: f64 = lanes.iter().sum();
+        *sum = rest.iter().fold(whole, |sum, &x| sum + weight(x));
+    }
+}
+
 /// As [`Vectors::add`](super::Vectors::add).
 #[inline(always)]
 pub fn add(x: &[f32], y: &mut [f32]) {
@@ -379,6 +421,29 @@ mod tests {
         assert!(exp(f32::NAN).is_nan());
         assert_eq!([0.0, -88.0, f32::NEG_INFINITY].map(exp_below), [1.0, 0.0, 0.0]);
         assert!(exp_below(-87.29) >= f32::MIN_POSITIVE && exp_below(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn exponentials_of_logits_are_within_their_bound() {
+        for i in 0..2_000_000 {
+            let x = -f64::from(i) / 2000.0;
+            let (got, want) = (exp2_below(x), x.exp2());
+            assert!((got - want).abs() <= 2e-12 * want, "{x}: {got:e} {want:e}");
+        }
+        let least = (-1010f64).exp2();
+        for x in [-1010.5, -1e300, f64::NEG_INFINITY, f64::NAN] {
+            assert!((exp2_below(x) - least).abs() <= 2e-12 * least, "{x}");
+        }
+        for len in [0, 1, 7, 63, 64, 65, 200] {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let logits: Vec<f32> = (0..len).map(|i| (i as f32 * 0.7).sin() * 9.0 - 9.0).collect();
+            let mut sums = vec![9.0; len.div_ceil(super::super::LOGITS)];
+            exp_sums(&logits, 0.5, std::f64::consts::LOG2_E / 0.7, &mut sums);
+            for (logits, got) in logits.chunks(super::super::LOGITS).zip(sums) {
+                let want: f64 = logits.iter().map(|&l| ((f64::from(l) - 0.5) / 0.7).exp()).sum();
+                assert!((got - want).abs() <= 3e-12 * want, "{len}: {got:e} {want:e}");
+            }
+        }
     }
 
     #[test]
