@@ -59,7 +59,7 @@ fn from_a_checkpoint_to_text() {
     let small = text(small());
     let shown = fracbit(&["inspect", small]).done().out;
     for word in
-        ["LlamaForCausalLM", "2755008", "bits per weight", "rotation         online", "nuq-", "source_hash"]
+        ["LlamaForCausalLM", "2755008", "bits per weight", "rotation         fold", "nuq-", "source_hash"]
     {
         assert!(shown.contains(word), "`{word}` should be in:\n{shown}");
     }
@@ -293,7 +293,7 @@ fn sensitivities_are_measured_resumed_and_bound_to_their_model() {
     let (a, plan) = (place.path().join("a.json"), place.path().join("plan.json"));
     let measure = ["sensitivity", text(&model), "-o", text(&a), "--tokens", "32", "--levels", "2"];
     let whole = fracbit(&[&measure[..], &["--json"]].concat()).done().json();
-    assert_eq!(keys(&whole)[..5], ["protocol", "source_hash", "rotation", "tokens", "layers"]);
+    assert_eq!(keys(&whole)[..5], ["protocol", "source_hash", "rotation", "smoothing", "tokens"]);
     // What a run that was stopped leaves: the first few matrices.
     let mut part = whole.clone();
     let layers = part["layers"].as_object_mut().expect("a map");

@@ -56,7 +56,7 @@ impl Stops {
         self.held.drain(..end);
         self.hidden.retain_mut(|hidden| {
             *hidden = hidden.start.saturating_sub(end)..hidden.end.saturating_sub(end);
-            !hidden.is_empty()
+            hidden.start < hidden.end
         });
         said
     }

@@ -5,7 +5,6 @@ use crate::{
     bands::Bands,
     directory::{self, BANDS, EMBEDDING_DIVISORS, Module, QuantizationConfig, codebook_names, plane_name},
     foreign,
-    fusion::{self, Parts},
     plan::Storage,
 };
 use fracbit_base::{Bytes, Scheme, Shape};

@@ -47,7 +47,7 @@ pub(crate) struct ExportArgs {
 pub(crate) fn run(args: &ExportArgs, context: &mut Context) -> Result<(), Failure> {
     files::nameable(&args.out, args.json)?;
     files::apart(&args.out, &[&args.model])?;
-    let opened = files::open(&args.model)?;
+    let opened = files::open(&args.model, context)?;
     let calibration = args.calibration.as_deref().map(Calibration::open).transpose()?.map(Arc::new);
     let options = ExportOptions { kind: args.kind, force: args.force, calibration };
     let report = export::export(&opened, &args.out, &options, &context.progress)?;

@@ -434,7 +434,7 @@ mod tests {
         for x in [-1010.5, -1e300, f64::NEG_INFINITY, f64::NAN] {
             assert!((exp2_below(x) - least).abs() <= 2e-12 * least, "{x}");
         }
-        for len in [0, 1, 7, 63, 64, 65, 200] {
+        for len in [0usize, 1, 7, 63, 64, 65, 200] {
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
             let logits: Vec<f32> = (0..len).map(|i| (i as f32 * 0.7).sin() * 9.0 - 9.0).collect();
             let mut sums = vec![9.0; len.div_ceil(super::super::LOGITS)];
