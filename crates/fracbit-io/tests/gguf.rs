@@ -1,4 +1,5 @@
 //! GGUF files: every block type, what the converter changed, vocabularies, and files made to hurt.
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 mod common;
 mod gguf_file;
@@ -688,7 +689,8 @@ fn vocabularies_of_words_cut_as_bert_does() {
 
 #[test]
 fn hostile_vocabularies_are_refused_by_the_rule() {
-    let cases: &[(&str, fn(&mut Raw), &str)] = &[
+    type Case = (&'static str, fn(&mut Raw), &'static str);
+    let cases: &[Case] = &[
         ("no model", |r| _ = r.remove("tokenizer.ggml.model"), "`gpt2`, `llama` or `bert`, got nothing"),
         ("another model", |r| _ = r.set("tokenizer.ggml.model", text("rwkv")), "got `rwkv`"),
         ("no tokens", |r| _ = r.remove("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),

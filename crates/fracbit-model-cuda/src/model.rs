@@ -175,7 +175,7 @@ pub(crate) struct Dense<'d, D: Device> {
 
 /// Weights as they were read.
 enum Part {
-    Packed(PackedMatrixData<'static>),
+    Packed(Box<PackedMatrixData<'static>>),
     Dense(Vec<u16>),
 }
 
@@ -211,7 +211,7 @@ impl<'d, D: Device> Builder<'d, D> {
 
     /// Sets a packed matrix.
     pub fn packed(&mut self, id: LinearId, view: &PackedView<'_>, bias: Option<Vec<f32>>) {
-        self.parts.insert(id, (Part::Packed(view.to_data()), bias));
+        self.parts.insert(id, (Part::Packed(Box::new(view.to_data())), bias));
     }
 
     /// Sets a dense matrix, rounded to half precision.

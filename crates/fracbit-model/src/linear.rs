@@ -110,7 +110,7 @@ impl std::fmt::Debug for Tap {
 enum Weights {
     Dense(Shape, Vec<f32>), // (rows, cols)
     Stored(Stored),
-    Packed(PackedMatrix),
+    Packed(Box<PackedMatrix>),
     Fused(Fused),
     Banded(Banded),
 }
@@ -262,7 +262,7 @@ impl Linear {
     /// # Errors
     /// When the bias does not fit.
     pub fn packed(matrix: PackedMatrix, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
-        Self::new(Weights::Packed(matrix), bias)
+        Self::new(Weights::Packed(Box::new(matrix)), bias)
     }
 
     /// Layers that share `matrix`: each has as many rows as said, in order, and its own bias.
@@ -368,7 +368,7 @@ impl Linear {
     #[must_use]
     pub fn as_packed(&self) -> Option<&PackedMatrix> {
         match &self.weights {
-            Weights::Packed(matrix) => Some(matrix),
+            Weights::Packed(matrix) => Some(matrix.as_ref()),
             Weights::Fused(part) => Some(&part.whole),
             Weights::Dense(..) | Weights::Stored(_) | Weights::Banded(_) => None,
         }

@@ -1,6 +1,10 @@
 //! A step of decoding takes no memory once one of its kind has run.
 
-#![expect(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test's helpers fail by panicking and report on stderr"
+)]
 #![expect(unsafe_code, reason = "an allocator that counts")]
 
 mod common;

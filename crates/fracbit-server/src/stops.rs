@@ -119,7 +119,8 @@ mod tests {
     #[test]
     fn what_is_hidden_is_looked_at_and_not_said() {
         // (piece, hidden) of a text with special tokens.
-        let cases: [(&[&str], &[(&str, bool)], &str, bool); 6] = [
+        type Case = (&'static [&'static str], &'static [(&'static str, bool)], &'static str, bool);
+        let cases: [Case; 6] = [
             (&["<e>"], &[("ab", false), ("<e>", true), ("cd", false)], "ab", true),
             (&["x"], &[("ab", false), ("<e>", true), ("cd", false)], "abcd", false),
             (&["b<e>c"], &[("ab", false), ("<e>", true), ("cd", false)], "a", true),

@@ -223,7 +223,7 @@ fn grouped(digits: &str, spec: &Spec, every: usize) -> String {
     let Some(separator) = spec.group else { return digits.to_owned() };
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % every == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(every) {
             out.push(separator);
         }
         out.push(c);

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use super::Fail;
 use super::lexer::{Kind, Token};
 
+/// The name of a macro's parameter, and its default.
+pub(super) type Parameter = (Arc<str>, Option<Expr>);
+
 /// An expression.
 #[derive(Debug)]
 pub(super) enum Expr {
@@ -63,7 +66,7 @@ pub(super) enum Target {
 #[derive(Debug)]
 pub(super) struct Macro {
     pub(super) name: Arc<str>,
-    pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
+    pub(super) parameters: Vec<Parameter>,
     pub(super) body: Vec<Statement>,
     /// Whether the body names `varargs`, `kwargs`, `caller`: what it does not name it does not take.
     pub(super) varargs: bool,
@@ -376,7 +379,7 @@ impl Parser {
     fn macro_body(
         &mut self,
         name: Arc<str>,
-        parameters: Vec<(Arc<str>, Option<Expr>)>,
+        parameters: Vec<Parameter>,
         end: &'static str,
     ) -> Result<Arc<Macro>, Fail> {
         let loops = std::mem::take(&mut self.loops);
@@ -390,9 +393,9 @@ impl Parser {
         Ok(Arc::new(Macro { name, parameters, body, varargs, kwargs, caller }))
     }
 
-    fn parameters(&mut self) -> Result<Vec<(Arc<str>, Option<Expr>)>, Fail> {
+    fn parameters(&mut self) -> Result<Vec<Parameter>, Fail> {
         self.expect("(")?;
-        let mut parameters: Vec<(Arc<str>, Option<Expr>)> = Vec::new();
+        let mut parameters: Vec<Parameter> = Vec::new();
         while !self.skip(")") {
             if !parameters.is_empty() {
                 self.expect(",")?;

@@ -133,7 +133,8 @@ pub(super) fn rsplit<'a>(s: &'a [u32], separator: Option<&[u32]>, most: Option<u
         let mut rest = strip(s, None, Ends::Right);
         while !rest.is_empty() {
             if out.len() == most {
-                out.push(strip(rest, None, Ends::Left));
+                // Python leaves what stands before the first word.
+                out.push(rest);
                 break;
             }
             let start = rest.iter().rposition(|&u| is_space(u)).map_or(0, |i| i + 1);

@@ -250,7 +250,6 @@ pub fn cap(cap: f32, x: &mut [f32]) {
 }
 
 /// Coefficients of 2^f for |f| <= 1/2 from that of f^8 on: interpolated at nine Chebyshev nodes, off by at most 1.1e-12 of it.
-#[expect(clippy::excessive_precision, reason = "shortest numbers that give these bits")]
 const EXP2: [f64; 9] = [
     1.325_497_460_306_718e-6,
     1.531_007_828_250_608_5e-5,
