@@ -454,7 +454,7 @@ pub(crate) struct Matrices<'a> {
 /// A stored matrix.
 pub(crate) enum Stored {
     Half(Vec<f16>),
-    Packed(fracbit_quant::Quantized),
+    Packed(Box<fracbit_quant::Quantized>),
 }
 
 impl Matrices<'_> {
@@ -500,7 +500,7 @@ impl Matrices<'_> {
                     let name = plane_name(id, layer.band(), plane.name);
                     self.writer.write(&name, &values.to_bytes())?;
                 }
-                (packed.relative_error, Stored::Packed(packed))
+                (packed.relative_error, Stored::Packed(Box::new(packed)))
             }
         };
         let report = LayerReport {
