@@ -72,8 +72,6 @@ pub(crate) struct QuantizeArgs {
     /// Quantize in the order of the data, each matrix so that it makes up for the error of those before it; slower, and better.
     #[arg(long, requires = "calibration")]
     sequential: bool,
-    #[command(flatten)]
-    learning: LearnArgs,
     /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default: balanced; on a GPU, which knows no other, exact].
     #[arg(long, value_name = "EFFORT")]
     effort: Option<Effort>,
@@ -99,6 +97,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long)]
     json: bool,
     // Last, since the heading of a group stays for what follows it.
+    #[command(flatten)]
+    learning: LearnArgs,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
