@@ -26,8 +26,9 @@ use std::{
 /// Tokens that a model writes to show its inputs where no text is given, and how many of them are a sequence.
 const TOKENS: usize = 512;
 const LENGTH: usize = 64;
-/// Noise of folding over that of rotating online from which online is worth its time. Two more transforms in a block are 2 % of a
-/// decode step of small models and less of large ones: as many bits are worth 8 % of the noise at 3 bits a weight.
+/// Noise of folding over that of rotating online from which online is worth its time. Two more
+/// transforms in a block are taken to be 2 % of a decode step at most (estimated, not measured): as
+/// many bits are worth 8 % of the noise at 3 bits a weight.
 const WORTH: f64 = 1.08;
 
 /// Mean squares of the channels of a model's inputs, in the basis of the checkpoint.

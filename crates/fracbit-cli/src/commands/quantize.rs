@@ -116,7 +116,7 @@ pub(crate) struct LearnArgs {
     /// Text of the kind that the model will read, to calibrate on [default: a built-in one of prose, dialogue and code].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "data_free", "learn"])]
     text: Option<PathBuf>,
-    /// Calibrate on nothing: each matrix is rounded on its own. Takes a third of the time and loses far more.
+    /// Calibrate on nothing: each matrix is rounded on its own. Takes less time and loses far more.
     #[arg(long, conflicts_with_all = ["calibration", "learn", "tokens"])]
     data_free: bool,
     /// Also measure what each matrix loses in a quantized model, and tune the scales last, from FILE or without it from a text that the
