@@ -121,7 +121,16 @@ pub fn relative(a: &[f32], b: &[f32]) -> f64 {
 /// When the model refuses the tokens.
 #[must_use]
 pub fn logits(model: &Model, tokens: &[u32]) -> Vec<f32> {
-    let options = StateOptions { context: Some(tokens.len()), kv: KvType::F32, chunk: 128, coarse: false };
+    logits_with(model, &StateOptions { kv: KvType::F32, chunk: 128, ..StateOptions::default() }, tokens)
+}
+
+/// As [`logits`], in a state of these options.
+///
+/// # Panics
+/// When the model refuses the tokens.
+#[must_use]
+pub fn logits_with(model: &Model, options: &StateOptions, tokens: &[u32]) -> Vec<f32> {
+    let options = StateOptions { context: Some(tokens.len()), ..*options };
     let mut state = model.state(&options);
     let (mut hidden, mut logits) = (Vec::new(), Vec::new());
     model.forward(&mut state, tokens, &mut hidden).expect("tokens of the model");

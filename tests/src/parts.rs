@@ -160,7 +160,7 @@ pub fn dense_model(dir: &Path) -> Model {
                     bytes(&format!("{id}.weight.codes")),
                     &scales,
                     group,
-                    f32s(&format!("{id}.weight.gain"))[0],
+                    &f32s(&format!("{id}.weight.gain")),
                 )
                 .expect("parts that fit")
                 .dequantize()

@@ -32,17 +32,19 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Schemes that came after the first version of the format, at the end of the file: group-wise ones, then quarter bits of a trellis.
-fn later(quarters: bool) -> impl Iterator<Item = Scheme> {
+/// Schemes that came after the first version of the format, at the end of the file: group-wise ones, quarter bits of a
+/// trellis, nested ones.
+fn later() -> [Vec<Scheme>; 3] {
     let odd = |s: &Scheme| matches!(s.family(), Family::Tcq(_)) && !s.quarters().is_multiple_of(2);
-    Scheme::all().filter(move |s| if quarters { odd(s) } else { s.group().is_some() })
+    let kinds: [&dyn Fn(&Scheme) -> bool; 3] = [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1];
+    kinds.map(|kind| Scheme::all().filter(|s| kind(s)).collect())
 }
 
 /// The table lengths that the format allows for a scheme, as `docs/formats.md` lists them.
 fn lengths(scheme: Scheme) -> Vec<usize> {
     let quarters = usize::from(scheme.quarters());
     match (scheme.family(), scheme.code()) {
-        (Family::HalfTcq(_), _) => Vec::new(),
+        (Family::HalfTcq(_) | Family::NestTcq(..), _) => Vec::new(),
         (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
         (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
@@ -97,9 +99,11 @@ fn matrix_line(out: &mut String, scheme: Scheme) {
     let books: Vec<&Codebook> = books.iter().collect();
     let mut numbers = Numbers(2);
     let codes = numbers.bytes(layout.len());
+    let planes = scheme.planes();
     let scales: Vec<f16> =
-        (0..20 * 2).map(|_| f16::from_bits(0x3800 + (numbers.next() >> 22) as u16)).collect();
-    let view = PackedView::new(scheme, shape, &books, &codes, &scales, 32, 0.25).expect("parts that fit");
+        (0..planes * 20 * 2).map(|_| f16::from_bits(0x3800 + (numbers.next() >> 22) as u16)).collect();
+    let gains = &[0.25, 0.125, 0.0625][..planes];
+    let view = PackedView::new(scheme, shape, &books, &codes, &scales, 32, gains).expect("parts that fit");
     let weights = view.dequantize();
     let hash = fnv(weights.iter().flat_map(|v| v.to_le_bytes()));
     let _ = writeln!(out, "matrix {scheme} {} {hash:016x} {:?} {:?}", codes.len(), weights[0], weights[999]);
@@ -116,7 +120,7 @@ fn rotation_line(out: &mut String, width: usize) {
 fn render() -> String {
     let mut out =
         String::from("# Written by `cargo test -p fracbit-tests --test golden -- --ignored bless`.\n");
-    let new: Vec<Scheme> = later(false).chain(later(true)).collect();
+    let new = later().concat();
     let first = || Scheme::all().filter(|s| !new.contains(s));
     for scheme in first() {
         lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
@@ -130,11 +134,11 @@ fn render() -> String {
     for width in [2, 4, 12, 16, 20, 28, 32, 64, 96, 128, 192, 512, 896, 1536] {
         rotation_line(&mut out, width);
     }
-    for quarters in [false, true] {
-        for scheme in later(quarters) {
+    for schemes in later() {
+        for &scheme in &schemes {
             lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
         }
-        later(quarters).for_each(|scheme| matrix_line(&mut out, scheme));
+        schemes.into_iter().for_each(|scheme| matrix_line(&mut out, scheme));
     }
     out
 }

@@ -7,7 +7,7 @@ use fracbit::{
     EvalOptions, Opened, Quiet,
     evaluate::{score, windows},
 };
-use fracbit_model::{KvType, Model};
+use fracbit_model::{KvType, Model, StateOptions};
 use fracbit_tests::shared;
 use std::{fs, path::PathBuf};
 
@@ -28,7 +28,8 @@ fn demo_model_reaches_its_published_likelihood() {
             EvalOptions { ctx: Some(256), windows: Some(24), bos: Some(false), kv, ..EvalOptions::default() };
         let windows = windows(&opened, &text_of, &text, &options).expect("a long text");
         assert!(windows.iter().all(|w| w.len() == 257), "256 predictions each");
-        let found = score(&model, None, &windows, kv, opened.bits_per_weight(), &Quiet).expect("it runs");
+        let state = StateOptions { kv, ..StateOptions::default() };
+        let found = score(&model, None, &windows, state, opened.bits_per_weight(), &Quiet).expect("it runs");
         eprintln!("demo, {kv:?} cache: {:.4} nats/token over {}", found.nats_per_token, found.tokens);
         assert_eq!(found.tokens, 24 * 256);
         assert!((found.nats_per_token - 2.8883).abs() <= tolerance, "{kv:?}: {}", found.nats_per_token);
@@ -75,7 +76,8 @@ fn tinystories_656k_reaches_the_reference_s_likelihood() {
     ];
     for (count, drop, predictions, nats) in table {
         let windows = story_windows(&opened, &stories, count, drop);
-        let found = score(&model, None, &windows, KvType::F32, 32.0, &Quiet).expect("it runs");
+        let state = StateOptions { kv: KvType::F32, ..StateOptions::default() };
+        let found = score(&model, None, &windows, state, 32.0, &Quiet).expect("it runs");
         eprintln!(
             "TinyStories-656K, {count} stories, dropped {drop}: {:.4} over {}",
             found.nats_per_token, found.tokens

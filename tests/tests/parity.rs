@@ -15,10 +15,9 @@ use fracbit_tests::{backends, relative, skip};
 use std::fmt::Write as _;
 
 fn shipped(scheme: Scheme) -> Vec<Codebook> {
-    let [low, high] = scheme.halves();
     let book =
         |s| fracbit_quant::codebook(s).unwrap_or_else(|| panic!("{s} has a built-in codebook")).clone();
-    if low == high { vec![book(low)] } else { vec![book(low), book(high)] }
+    scheme.tables().map(book).collect()
 }
 
 #[test]

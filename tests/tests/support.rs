@@ -1,6 +1,6 @@
 //! `kernels/families.toml` against what the code offers, and kernel bodies against what it promises.
 
-use fracbit_base::{Code, Family, Scheme};
+use fracbit_base::{Code, Scheme};
 use fracbit_format::Grid;
 use fracbit_kernels::Isa;
 use fracbit_tests::{backends, root, skip};
@@ -65,8 +65,8 @@ fn every_scheme_has_the_bodies_that_are_listed() {
         };
         for scheme in Scheme::all() {
             let listed = bodies[scheme.family().name()].iter().any(|name| name == isa.name());
-            // A half-trellis matrix runs the bodies of its halves.
-            for half in scheme.halves() {
+            // A matrix of several components runs their bodies.
+            for half in scheme.tables() {
                 let book =
                     fracbit_quant::codebook(half).unwrap_or_else(|| panic!("{half} has a built-in codebook"));
                 let found = kernels.isa(book);
@@ -99,9 +99,9 @@ fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
         let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
         let bound = scheme.rate().gaussian_bound();
         assert!(error > bound && error < 8.0 * bound, "{scheme}: {error} beside the bound {bound}");
-        let whole = !matches!(scheme.family(), Family::HalfTcq(_)) && scheme.group().is_none();
+        let whole = scheme.tables().eq([scheme]) && scheme.group().is_none();
         assert_eq!(fracbit_quant::rounder(scheme).is_some(), whole, "{scheme}");
-        for half in scheme.halves() {
+        for half in scheme.tables() {
             assert_eq!(fracbit_quant::codebook(half).map(fracbit_format::Codebook::scheme), Some(half));
         }
     }

@@ -11,13 +11,14 @@ use std::{
 const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
-const LAYERS: [(&str, u8); 17] = [
+const LAYERS: [(&str, u8); 18] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
     ("fracbit-trellis", 1),
     ("fracbit-rotation", 1),
     ("fracbit-alloc", 1),
+    ("fracbit-schedule", 1),
     ("fracbit-quant", 2),
     ("fracbit-kernels", 2),
     ("fracbit-kernels-x86", 3),

@@ -5,6 +5,7 @@
 //! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-2.25`, `tcq-hyb-3`, `half-tcq-3.25`. A trellis
 //! has every quarter of a bit with the default code (with `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families
 //! want a scale for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
+//! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and refinements of it.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -50,11 +51,45 @@ pub enum Family {
     Int,
     /// Group-wise non-uniform quantizer: each group takes the best of a few small codebooks.
     Gnuq,
+    /// Nested trellis quantizers: a base, and planes that each code what the planes before leave.
+    NestTcq(Code, Nest),
+}
+
+/// The planes of a nested scheme: the rate of the base, and what each refinement adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nest([u8; 3]); // bits, 0 behind the last
+
+impl Nest {
+    /// All there are.
+    pub const ALL: [Self; 5] =
+        [Self([2, 1, 0]), Self([2, 2, 0]), Self([2, 1, 1]), Self([3, 1, 0]), Self([4, 4, 0])];
+    const NAMES: &'static str = "2+1, 2+2, 2+1+1, 3+1, 4+4";
+
+    /// The rate of every plane, the base first.
+    pub fn planes(self) -> impl Iterator<Item = Rate> {
+        self.0.into_iter().filter(|&bits| bits > 0).map(|bits| Rate::quarter_bits(4 * u32::from(bits)))
+    }
+
+    /// Bits of all planes.
+    const fn bits(self) -> u32 {
+        let [a, b, c] = self.0;
+        a as u32 + b as u32 + c as u32
+    }
+}
+
+/// As in a scheme's name: `2+1+1`.
+impl fmt::Display for Nest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, rate) in self.planes().enumerate() {
+            write!(f, "{}{}", if i == 0 { "" } else { "+" }, rate.bits())?;
+        }
+        Ok(())
+    }
 }
 
 impl Family {
-    /// All, those of a trellis with each code.
-    pub const ALL: [Self; 10] = [
+    /// All but the nested, those of a trellis with each code.
+    const FLAT: [Self; 10] = [
         Self::Nuq,
         Self::Vq,
         Self::Tcq(Code::Fine),
@@ -67,6 +102,13 @@ impl Family {
         Self::Gnuq,
     ];
 
+    /// All, those of a trellis with each code; nested ones have those that are not for reference only.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let codes = [Code::Fine, Code::Fast].into_iter();
+        let nested = codes.flat_map(|code| Nest::ALL.map(|nest| Self::NestTcq(code, nest)));
+        Self::FLAT.into_iter().chain(nested)
+    }
+
     /// The name used in scheme names and files, without the code of a trellis.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -77,6 +119,7 @@ impl Family {
             Self::HalfTcq(_) => "half-tcq",
             Self::Int => "int",
             Self::Gnuq => "gnuq",
+            Self::NestTcq(..) => "nest-tcq",
         }
     }
 
@@ -93,6 +136,8 @@ impl Family {
             Self::HalfTcq(_) => (quarters >= 5 && quarters <= 19 && !half, "1.25, 1.75, ... 4.75"),
             Self::Int => (matches!(quarters, 16 | 32), "4, 8"),
             Self::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
+            Self::NestTcq(Code::Hyb, _) => (false, "no"),
+            Self::NestTcq(_, nest) => (quarters == 4 * nest.bits(), Nest::NAMES),
         }
     }
 }
@@ -102,7 +147,9 @@ impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Self::Tcq(code) | Self::HalfTcq(code) if *code != Code::Fine => write!(f, "-{}", code.name()),
+            Self::Tcq(code) | Self::HalfTcq(code) | Self::NestTcq(code, _) if *code != Code::Fine => {
+                write!(f, "-{}", code.name())
+            }
             _ => Ok(()),
         }
     }
@@ -177,7 +224,7 @@ impl Scheme {
     #[must_use]
     pub const fn code(self) -> Option<Code> {
         match self.family {
-            Family::Tcq(code) | Family::HalfTcq(code) => Some(code),
+            Family::Tcq(code) | Family::HalfTcq(code) | Family::NestTcq(code, _) => Some(code),
             _ => None,
         }
     }
@@ -198,28 +245,87 @@ impl Scheme {
         }
     }
 
-    /// The two trellis schemes of a half-TCQ scheme, the lower rate first (it codes the first half of the
-    /// input dimension, as in the papers); the scheme itself twice for every other family.
+    /// What a matrix consists of, plane by plane, each from left to right. Half-trellis has two components, the lower rate for
+    /// the first half of the input dimension, as in the papers; a nested scheme one for each plane; every other is its own.
+    pub fn components(self) -> impl Iterator<Item = Component> + Clone {
+        let whole = |scheme, plane| Component { scheme, columns: Columns::All, plane };
+        let mut found = [None; 3];
+        match self.family {
+            Family::HalfTcq(code) => {
+                let quarters = self.quarters() as u32;
+                let at = |quarters| Self { rate: Rate::quarter_bits(quarters), family: Family::Tcq(code) };
+                let half = |scheme, columns| Component { scheme, columns, plane: 0 };
+                found[0] = Some(half(at(quarters - 1), Columns::FirstHalf));
+                found[1] = Some(half(at(quarters + 1), Columns::SecondHalf));
+            }
+            Family::NestTcq(code, nest) => {
+                for (plane, (found, rate)) in found.iter_mut().zip(nest.planes()).enumerate() {
+                    *found = Some(whole(Self { rate, family: Family::Tcq(code) }, plane));
+                }
+            }
+            _ => found[0] = Some(whole(self, 0)),
+        }
+        found.into_iter().flatten()
+    }
+
+    /// The schemes whose tables it uses, each once.
+    pub fn tables(self) -> impl Iterator<Item = Self> + Clone {
+        let earlier = move |i: usize, scheme| self.components().take(i).any(|other| other.scheme == scheme);
+        let all = self.components().map(|component| component.scheme).enumerate();
+        all.filter(move |&(i, scheme)| !earlier(i, scheme)).map(|(_, scheme)| scheme)
+    }
+
+    /// Planes: 1, and with a nested scheme one more for each refinement.
     #[must_use]
-    pub const fn halves(self) -> [Self; 2] {
-        let Family::HalfTcq(code) = self.family else { return [self, self] };
-        let quarters = self.quarters() as u32;
-        let family = Family::Tcq(code);
-        [
-            Self { rate: Rate::quarter_bits(quarters - 1), family },
-            Self { rate: Rate::quarter_bits(quarters + 1), family },
-        ]
+    pub fn planes(self) -> usize {
+        match self.family {
+            Family::NestTcq(_, nest) => nest.planes().count(),
+            _ => 1,
+        }
+    }
+
+    /// The rates at which a matrix can be read, ascending; the last is its own.
+    pub fn precisions(self) -> impl Iterator<Item = Rate> {
+        let last = self.planes() - 1;
+        let upto = move |plane| self.components().filter(move |c| c.plane <= plane);
+        let sum = move |plane| upto(plane).map(|c| u32::from(c.scheme.quarters())).sum();
+        (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
     }
 
     /// Every scheme there is, by family and rate, with all trellis codes.
     pub fn all() -> impl Iterator<Item = Self> {
         let at = |family: Family| (4..=32).filter_map(move |q| Self::new(family, Rate::quarter_bits(q)).ok());
-        Family::ALL.into_iter().flat_map(at)
+        Family::all().flat_map(at)
     }
+}
+
+/// A part of a matrix that is coded with one scheme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Component {
+    /// The scheme, one with a table of its own.
+    pub scheme: Scheme,
+    /// Which columns it has.
+    pub columns: Columns,
+    /// Its plane: 0 for the weights, from 1 on for what the planes before leave of them.
+    pub plane: usize,
+}
+
+/// Columns of a matrix, by tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Columns {
+    /// All.
+    All,
+    /// The first half, and the middle tile of an odd number.
+    FirstHalf,
+    /// What is behind the first half.
+    SecondHalf,
 }
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Family::NestTcq(_, nest) = self.family {
+            return write!(f, "{}-{nest}", self.family);
+        }
         write!(f, "{}-{}", self.family, self.rate.bits())
     }
 }
@@ -232,7 +338,17 @@ impl FromStr for Scheme {
         let (head, rate) = text.rsplit_once('-').ok_or_else(bad)?;
         // The default code may be spelled out.
         let short = head.strip_suffix("-fine").filter(|short| short.ends_with("tcq")).unwrap_or(head);
-        let family = Family::ALL.into_iter().find(|f| f.to_string() == short).ok_or_else(bad)?;
+        let nested = |f: &Family| matches!(f, Family::NestTcq(..));
+        let family = Family::all().find(|f| f.to_string() == short).ok_or_else(bad)?;
+        if nested(&family) {
+            let named = |f: &Family| matches!(f, Family::NestTcq(_, nest) if nest.to_string() == rate);
+            let found = Family::all().filter(|f| f.to_string() == short).find(named);
+            let Some(Family::NestTcq(code, nest)) = found else {
+                let (family, bits) = (family.to_string(), rate.to_owned());
+                return Err(SchemeError::Rate { family, range: Nest::NAMES, bits });
+            };
+            return Self::new(Family::NestTcq(code, nest), Rate::quarter_bits(4 * nest.bits()));
+        }
         let quarters = rate.parse::<f64>().map_err(|_| bad())? * 4.0;
         if quarters.fract() != 0.0 || !(0.0..=255.0).contains(&quarters) {
             return Err(bad());
@@ -263,7 +379,9 @@ pub enum Palette {
     Vq,
     /// Scalar quantizers only.
     Nuq,
-    /// Everything made for one scale a row, with the default trellis code.
+    /// Nested schemes only: one copy that is read at several rates.
+    Nest,
+    /// Everything made for one scale a row and one rate, with the default trellis code.
     All,
 }
 
@@ -281,7 +399,8 @@ impl Palette {
                 },
                 Self::Vq => s.family() == Family::Vq,
                 Self::Nuq => s.family() == Family::Nuq,
-                Self::All => s.group().is_none(),
+                Self::Nest => s.planes() > 1,
+                Self::All => s.group().is_none() && s.planes() == 1,
             })
             .collect()
     }
@@ -293,6 +412,7 @@ impl Palette {
             Self::Tcq => "tcq",
             Self::Vq => "vq",
             Self::Nuq => "nuq",
+            Self::Nest => "nest",
             Self::All => "all",
         }
     }
@@ -305,7 +425,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -333,6 +453,10 @@ mod tests {
             "-fine-3",
             "tcq-fine-fine-3",
             "nuq-1e9",
+            "nest-tcq-4",
+            "nest-tcq-1+1",
+            "nest-tcq-hyb-2+2",
+            "tcq-2+2",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");
         }
@@ -343,10 +467,22 @@ mod tests {
     }
 
     #[test]
-    fn halves_average_to_the_rate() {
+    fn components_make_up_the_rate() {
         for scheme in Scheme::all() {
-            let [lo, hi] = scheme.halves();
-            assert_eq!(u32::from(lo.quarters()) + u32::from(hi.quarters()), 2 * u32::from(scheme.quarters()));
+            let quarters = |c: Component| u32::from(c.scheme.quarters());
+            let all: Vec<_> = scheme.components().collect();
+            let sum: u32 = all.iter().map(|&c| quarters(c)).sum();
+            let halves = all.iter().filter(|c| c.columns != Columns::All).count();
+            assert!(halves == 0 || (halves, all.len()) == (2, 2), "{scheme}");
+            let parts = if halves == 2 { 2 } else { 1 };
+            assert_eq!(sum, parts * u32::from(scheme.quarters()), "{scheme}");
+            assert_eq!(all.last().map(|c| c.plane + 1), Some(scheme.planes()), "{scheme}");
+            assert!(all.iter().all(|c| c.scheme.components().count() == 1), "{scheme}");
+            let precisions: Vec<_> = scheme.precisions().collect();
+            assert!(precisions.is_sorted() && precisions.len() == scheme.planes(), "{scheme}");
+            assert_eq!(precisions.last(), Some(&scheme.rate()), "{scheme}");
         }
+        let tables: Vec<_> = "nest-tcq-2+1+1".parse::<Scheme>().unwrap().tables().collect();
+        assert_eq!(tables, ["tcq-2".parse().unwrap(), "tcq-1".parse().unwrap()]);
     }
 }

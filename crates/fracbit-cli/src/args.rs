@@ -3,8 +3,9 @@
 use crate::failure::{Exit, Failure};
 use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
-use fracbit_base::{Bytes, Code, Palette, Scheme};
-use fracbit_model::{KvType, RotationMode, SampleConfig};
+use fracbit_base::{Bytes, Code, Palette, Rate, Scheme};
+use fracbit_model::{Draft, KvType, Model, Precision, RotationMode, SampleConfig};
+use fracbit_schedule::{Schedule, ScheduleError};
 use std::{
     convert::Infallible,
     fmt,
@@ -300,7 +301,9 @@ pub(crate) enum PaletteName {
     Vq,
     /// Scalar codebooks, 2 to 8 bits.
     Nuq,
-    /// Everything.
+    /// Nested trellis codes of 3, 4 and 8 bits, whose first 2, 3 or 4 bits can be read alone.
+    Nest,
+    /// Everything but nested codes.
     All,
 }
 
@@ -310,6 +313,7 @@ impl From<PaletteName> for Palette {
             PaletteName::Tcq => Self::Tcq,
             PaletteName::Vq => Self::Vq,
             PaletteName::Nuq => Self::Nuq,
+            PaletteName::Nest => Self::Nest,
             PaletteName::All => Self::All,
         }
     }
@@ -363,6 +367,78 @@ impl CacheArgs {
         let rule = "`--kv` should be 16 with `--device cuda`: on a GPU the cache is in half precision";
         Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
     }
+}
+
+/// What steps read of a nested model, and whether it guesses ahead.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Nested models (schemes nest-...)")]
+pub(crate) struct NestedArgs {
+    /// Most bits per weight that steps read: a number, or bits of the prompt and falling ones of the answer such as
+    /// prefill=4,decode=4..2@64 (from its 64th token on two), or a JSON file of `fracbit schedule`.
+    #[arg(long, value_name = "BITS", value_parser = schedule)]
+    precision: Option<Schedule>,
+    /// Guess what follows with fewer planes and check several tokens in one step of all: the same text, sooner where guesses are
+    /// right. `nested` alone takes the least planes and as many tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of
+    /// 4 tokens.
+    #[arg(long, value_name = "nested[:BITS[,TOKENS]]", value_parser = draft)]
+    draft: Option<Draft>,
+}
+
+impl NestedArgs {
+    /// What to generate with.
+    ///
+    /// # Errors
+    /// When they ask for what only a nested model has, and this is none.
+    pub(crate) fn of(&self, model: &Model) -> Result<(Option<Schedule>, Option<Draft>), Failure> {
+        let option = if self.draft.is_some() { "--draft" } else { "--precision" };
+        if (self.draft.is_some() || self.precision.is_some()) && model.precisions().is_empty() {
+            let rule = "should be left out: this model has one precision; quantize it with a nested scheme such as nest-tcq-2+2";
+            return Err(fracbit::Error::Option { option, rule: rule.to_owned() }.into());
+        }
+        Ok((self.precision.clone(), self.draft))
+    }
+
+    /// Refuses what a GPU does not do.
+    pub(crate) fn on_device(&self) -> Result<(), Failure> {
+        if self.draft.is_none() && self.precision.is_none() {
+            return Ok(());
+        }
+        let rule = "`--draft` and `--precision` should be left out with `--device cuda`: nested models run on the processor";
+        Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
+    }
+}
+
+/// Reads `nested:BITS,TOKENS`.
+fn draft(text: &str) -> Result<Draft, String> {
+    const WANT: &str = "expected nested, nested:BITS or nested:BITS,TOKENS with 1 to 7 tokens";
+    let lowest = Precision::at_most(Rate::quarter_bits(0));
+    let Some(rest) = text.strip_prefix("nested") else { return Err(WANT.to_owned()) };
+    let Some(rest) = rest.strip_prefix(':') else {
+        let alone = Draft { precision: lowest, length: None };
+        return if rest.is_empty() { Ok(alone) } else { Err(WANT.to_owned()) };
+    };
+    let (bits, tokens) = rest.split_once(',').map_or((rest, None), |(bits, tokens)| (bits, Some(tokens)));
+    let rate = bits.parse().ok().and_then(|bits| Rate::from_bits(bits).ok()).ok_or(WANT)?;
+    let length = match tokens {
+        None | Some("auto") => None,
+        Some(tokens) => Some(tokens.parse().ok().filter(|n| (1..=7).contains(n)).ok_or(WANT)?),
+    };
+    Ok(Draft { precision: Precision::at_most(rate), length })
+}
+
+/// Reads a schedule, or a file of one.
+fn schedule(text: &str) -> Result<Schedule, String> {
+    if Path::new(text).extension().is_some_and(|e| e == "json") {
+        let read = std::fs::read_to_string(text).map_err(|e| format!("{text}: {e}"))?;
+        return serde_json::from_str(&read).map_err(|e| format!("{text}: {e}"));
+    }
+    text.parse().map_err(|e: ScheduleError| e.to_string())
+}
+
+/// Reads bits per weight.
+pub(crate) fn precision(text: &str) -> Result<Precision, String> {
+    let rate = text.parse().ok().and_then(|bits| Rate::from_bits(bits).ok());
+    rate.map(Precision::at_most).ok_or_else(|| format!("expected bits per weight such as 2, got `{text}`"))
 }
 
 /// Bits of a number in a cache.

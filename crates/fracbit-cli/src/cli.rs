@@ -58,6 +58,7 @@ pub(crate) enum Command {
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
     Serve(commands::serve::ServeArgs),
+    Schedule(commands::schedule::ScheduleArgs),
     Export(commands::export::ExportArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),

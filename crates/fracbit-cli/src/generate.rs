@@ -1,9 +1,13 @@
 //! Text from a model, piece by piece, with the time it took. Shared by `run`, `chat` and `demo`.
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    args::NestedArgs,
+    failure::{Exit, Failure},
+};
 use fracbit::Opened;
 use fracbit_io::Tokenizer;
-use fracbit_model::{GenerateOptions, Generation, Model, Sampler, State, Stop};
+use fracbit_model::{Draft, GenerateOptions, Generation, Model, Sampler, State, Stop};
+use fracbit_schedule::Schedule;
 use std::{
     fmt,
     time::{Duration, Instant},
@@ -14,6 +18,10 @@ pub(crate) struct Writer {
     pub(crate) model: Model,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) end_tokens: Vec<u32>,
+    /// What steps read of a nested model.
+    pub(crate) schedule: Option<Schedule>,
+    /// Guesses that a nested model makes.
+    pub(crate) draft: Option<Draft>,
 }
 
 /// What was written.
@@ -49,7 +57,13 @@ impl Writer {
         let model = opened.model(&kernels, true)?;
         let mut end_tokens = opened.config.eos_token_ids.clone();
         end_tokens.extend(tokenizer.eos_ids());
-        Ok(Self { model, tokenizer, end_tokens })
+        Ok(Self { model, tokenizer, end_tokens, schedule: None, draft: None })
+    }
+
+    /// With what a nested model is asked for.
+    pub(crate) fn nested(self, args: &NestedArgs) -> Result<Self, Failure> {
+        let (schedule, draft) = args.of(&self.model)?;
+        Ok(Self { schedule, draft, ..self })
     }
 
     /// Most tokens the model was trained for.
@@ -76,6 +90,8 @@ impl Writer {
             max_tokens: most,
             end_tokens: self.end_tokens.clone(),
             before: before.to_vec(),
+            draft: self.draft,
+            schedule: self.schedule.clone(),
             ..GenerateOptions::default()
         };
         let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;

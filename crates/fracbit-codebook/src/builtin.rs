@@ -33,6 +33,6 @@ pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
     match scheme.family() {
         Family::Nuq => Some(Box::new(ScalarRounder::new(book).expect("a scalar codebook"))),
         Family::Vq => Some(Box::new(VectorRounder::new(book).expect("a vector codebook"))),
-        Family::Tcq(_) | Family::HalfTcq(_) | Family::Int | Family::Gnuq => None,
+        _ => None,
     }
 }

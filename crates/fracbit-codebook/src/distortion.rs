@@ -34,24 +34,48 @@ pub(crate) fn gaussian_chunk(seed: u64, chunk: usize, tiles: &mut [[f32; TILE]])
 /// `1.5 / sqrt(weights)`: 0.15 % at 2^20 weights.
 #[must_use]
 pub fn distortion(rounder: &dyn Rounder, weights: usize, seed: u64) -> f64 {
-    let book = rounder.codebook();
+    nested_distortion(&[rounder], weights, seed)
+}
+
+/// As [`distortion`], of the planes of a nested scheme together: each codes what those before it leave, in units of its
+/// root mean square over a chunk of 64 tiles.
+#[must_use]
+pub fn nested_distortion(planes: &[&dyn Rounder], weights: usize, seed: u64) -> f64 {
     let count = weights.div_ceil(TILE).max(1);
+    let energy_of =
+        |tiles: &[[f32; TILE]]| -> f64 { tiles.as_flattened().iter().map(|&w| f64::from(w).powi(2)).sum() };
     let sums: Vec<[f64; 2]> = (0..count.div_ceil(TILES_PER_CHUNK))
         .into_par_iter()
         .map(|chunk| {
             let mut tiles = vec![[0.0; TILE]; TILES_PER_CHUNK.min(count - chunk * TILES_PER_CHUNK)];
             gaussian_chunk(seed, chunk, &mut tiles);
-            let mut codes = vec![0; tiles.len() * book.tile_bytes()];
-            rounder.encode(&tiles, &mut codes);
-            let (mut error, mut energy, mut integers) = (0.0, 0.0, [0; TILE]);
-            for (tile, code) in tiles.iter().zip(codes.chunks_exact(book.tile_bytes())) {
-                book.expand_tile(code, &mut integers);
-                for (&weight, &integer) in tile.iter().zip(&integers) {
-                    let weight = f64::from(weight);
-                    let rest = weight - f64::from(f32::from(integer) * book.step());
-                    error += rest * rest;
-                    energy += weight * weight;
+            let energy = energy_of(&tiles);
+            let (mut error, mut scale, mut integers) = (energy, 1.0, [0; TILE]);
+            for (plane, rounder) in planes.iter().enumerate() {
+                if plane > 0 {
+                    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+                    let rms = (error / (tiles.len() * TILE) as f64).sqrt();
+                    #[expect(clippy::cast_possible_truncation, reason = "of numbers around 1")]
+                    let factor = (rms / scale) as f32;
+                    tiles.as_flattened_mut().iter_mut().for_each(|w| *w /= factor);
+                    scale *= f64::from(factor);
                 }
+                let book = rounder.codebook();
+                let mut codes = vec![0; tiles.len() * book.tile_bytes()];
+                rounder.encode(&tiles, &mut codes);
+                error = 0.0;
+                for (tile, code) in tiles.iter_mut().zip(codes.chunks_exact(book.tile_bytes())) {
+                    book.expand_tile(code, &mut integers);
+                    for (weight, &integer) in tile.iter_mut().zip(&integers) {
+                        let rest = f64::from(*weight) - f64::from(f32::from(integer) * book.step());
+                        error += rest * rest;
+                        #[expect(clippy::cast_possible_truncation, reason = "the next plane codes f32")]
+                        {
+                            *weight = rest as f32;
+                        }
+                    }
+                }
+                error *= scale * scale;
             }
             [error, energy]
         })
@@ -99,8 +123,8 @@ static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
 pub fn nmse(scheme: Scheme) -> Option<f64> {
     match scheme.family() {
         Family::HalfTcq(_) => {
-            let [low, high] = scheme.halves();
-            Some(f64::midpoint(nmse(low)?, nmse(high)?))
+            let halves: Option<Vec<f64>> = scheme.components().map(|half| nmse(half.scheme)).collect();
+            halves.map(|halves| f64::midpoint(halves[0], halves[1]))
         }
         _ => MEASURED.get(&scheme).copied(),
     }
@@ -119,7 +143,7 @@ pub fn published(scheme: Scheme) -> Option<f64> {
         Family::Vq => (&VQ, (quarters - 6) / 2),
         Family::Tcq(_) if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
         Family::HalfTcq(_) => (&HALF_TCQ, (quarters - 5) / 2),
-        Family::Tcq(_) | Family::Int | Family::Gnuq => return None,
+        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) => return None,
     };
     table.get(index).copied()
 }

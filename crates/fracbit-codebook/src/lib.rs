@@ -12,7 +12,7 @@ pub mod train;
 mod vector;
 
 pub use builtin::{builtin, rounder};
-pub use distortion::{distortion, group_distortion, nmse, published};
+pub use distortion::{distortion, group_distortion, nested_distortion, nmse, published};
 pub use error::RounderError;
 pub use groups::{GroupCoder, Grouped, ScaledTable};
 pub use rounder::Rounder;

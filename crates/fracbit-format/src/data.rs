@@ -52,15 +52,16 @@ impl<'a> Plane<'a> {
 
 /// A packed matrix: what quantizers make, files hold, and kernels and devices are made from.
 ///
-/// Weight `(r, c)` is `gain * scales[r * groups + c / group] * step * integer`.
+/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step * integer`, with the gain, scales and integers of
+/// each; all schemes but the nested have one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedMatrixData<'a> {
     spec: SchemeSpec,
     layout: Layout,
     grouping: Grouping,
     codes: Cow<'a, [u8]>,
-    scales: Vec<f16>, // (rows, groups)
-    gain: f32,
+    scales: Vec<f16>, // (planes, rows, groups)
+    gains: Vec<f32>,
     codebooks: Vec<Arc<Codebook>>, // one for each segment of the layout
 }
 
@@ -96,11 +97,10 @@ impl<'a> PackedMatrixData<'a> {
         if given.next().is_some() {
             return Err(ShapeError::new(OP, "planes", spec.planes.len(), "more").into());
         }
-        ShapeError::check_len(OP, "gain", 1, gains.len())?;
-        let (gain, group) = (gains[0], grouping.columns(shape.cols));
+        let group = grouping.columns(shape.cols);
         let books: Vec<&Codebook> = codebooks.iter().map(AsRef::as_ref).collect();
-        let layout = PackedView::new(scheme, shape, &books, &codes, &scales, group, gain)?.layout().clone();
-        Ok(Self { spec, layout, grouping, codes, scales, gain, codebooks })
+        let layout = PackedView::new(scheme, shape, &books, &codes, &scales, group, &gains)?.layout().clone();
+        Ok(Self { spec, layout, grouping, codes, scales, gains, codebooks })
     }
 
     /// The scheme's description.
@@ -138,7 +138,7 @@ impl<'a> PackedMatrixData<'a> {
         self.codes.to_mut()
     }
 
-    /// Scales, (rows, groups).
+    /// Scales, (planes, rows, groups).
     #[must_use]
     pub fn scales(&self) -> &[f16] {
         &self.scales
@@ -149,10 +149,16 @@ impl<'a> PackedMatrixData<'a> {
         &mut self.scales
     }
 
-    /// Factor common to all scales.
+    /// Factor common to all scales of the first plane.
     #[must_use]
-    pub const fn gain(&self) -> f32 {
-        self.gain
+    pub fn gain(&self) -> f32 {
+        self.gains[0]
+    }
+
+    /// Factor common to all scales, for each plane.
+    #[must_use]
+    pub fn gains(&self) -> &[f32] {
+        &self.gains
     }
 
     /// A codebook for each segment of the layout.
@@ -167,7 +173,7 @@ impl<'a> PackedMatrixData<'a> {
             let plane = match spec.name {
                 PlaneName::Codes => Plane::U8(Cow::Borrowed(&self.codes)),
                 PlaneName::Scales => Plane::F16(self.scales.clone()),
-                PlaneName::Gain => Plane::F32(vec![self.gain]),
+                PlaneName::Gain => Plane::F32(self.gains.clone()),
             };
             (spec, plane)
         })
@@ -178,15 +184,15 @@ impl<'a> PackedMatrixData<'a> {
     pub fn view(&self) -> PackedView<'_> {
         let books = self.codebooks.iter().map(AsRef::as_ref).collect();
         let group = self.grouping.columns(self.shape().cols);
-        PackedView::checked(self.layout.clone(), books, &self.codes, &self.scales, group, self.gain)
+        PackedView::checked(self.layout.clone(), books, &self.codes, &self.scales, group, &self.gains)
     }
 
     /// The same without borrowed codes.
     #[must_use]
     pub fn into_owned(self) -> PackedMatrixData<'static> {
-        let Self { spec, layout, grouping, codes, scales, gain, codebooks } = self;
+        let Self { spec, layout, grouping, codes, scales, gains, codebooks } = self;
         let codes = Cow::Owned(codes.into_owned());
-        PackedMatrixData { spec, layout, grouping, codes, scales, gain, codebooks }
+        PackedMatrixData { spec, layout, grouping, codes, scales, gains, codebooks }
     }
 
     /// The matrix that has the rows of all `members` in order: the weights are the same, bit for bit.
@@ -208,24 +214,30 @@ impl<'a> PackedMatrixData<'a> {
         if !members.iter().all(fits) || !members[..members.len() - 1].iter().all(whole) {
             return Err(PackedError::Kinds);
         }
-        let gain = members.iter().map(|m| m.gain).fold(f32::INFINITY, f32::min);
         let shape = Shape::new(members.iter().map(|m| m.shape().rows).sum(), last.shape().cols);
         let codes: Vec<u8> = members.iter().flat_map(|m| m.codes.iter()).copied().collect();
-        let mut scales = Vec::with_capacity(members.iter().map(|m| m.scales.len()).sum());
-        for member in members {
-            let ratio = member.gain / gain;
-            for &scale in &member.scales {
-                let moved = f16::from_f32(scale.to_f32() * ratio);
-                // Equal to the last bit, or not at all; an overflow is not equal. A scale that becomes a normal number keeps its
-                // value, but not the lowest bits, where some schemes have the number of a codebook.
-                let same_book = first.codebooks.iter().all(|b| b.book_of(moved) == b.book_of(scale));
-                if moved.to_f32() * gain != scale.to_f32() * member.gain || !same_book {
-                    return Err(PackedError::Gains);
+        let (mut scales, mut gains) = (Vec::new(), Vec::new());
+        for plane in 0..first.scheme().planes() {
+            let gain = members.iter().map(|m| m.gains[plane]).fold(f32::INFINITY, f32::min);
+            let books =
+                || first.layout.segments().iter().zip(&first.codebooks).filter(|(s, _)| s.plane == plane);
+            for member in members {
+                let own = member.gains[plane];
+                let each = member.scales.len() / member.gains.len();
+                for &scale in &member.scales[plane * each..][..each] {
+                    let moved = f16::from_f32(scale.to_f32() * (own / gain));
+                    // Equal to the last bit, or not at all; an overflow is not equal. A scale that becomes a normal number
+                    // keeps its value, but not the lowest bits, where some schemes have the number of a codebook.
+                    let same_book = books().all(|(_, b)| b.book_of(moved) == b.book_of(scale));
+                    if moved.to_f32() * gain != scale.to_f32() * own || !same_book {
+                        return Err(PackedError::Gains);
+                    }
+                    scales.push(moved);
                 }
-                scales.push(moved);
             }
+            gains.push(gain);
         }
-        let planes = [Plane::U8(codes.into()), Plane::F16(scales), Plane::F32(vec![gain])];
+        let planes = [Plane::U8(codes.into()), Plane::F16(scales), Plane::F32(gains)];
         PackedMatrixData::new(first.scheme(), shape, first.grouping, first.codebooks.clone(), planes)
     }
 }
@@ -295,7 +307,7 @@ mod tests {
         let ones = |rows, gain, scale| data("nuq-4", 16, Shape::new(rows, 16), gain, &vec![scale; rows]);
         let members = [ones(16, 2.0, 0.25), ones(5, 0.5, 0.75)];
         let whole = PackedMatrixData::stack(&members).unwrap();
-        assert_eq!((whole.gain(), whole.shape()), (0.5, Shape::new(21, 16)));
+        assert_eq!((whole.gains(), whole.shape()), (&[0.5][..], Shape::new(21, 16)));
         let apart: Vec<f32> = members.iter().flat_map(|m| m.view().dequantize()).collect();
         assert_eq!(whole.view().dequantize(), apart);
         let stack = PackedMatrixData::stack;

@@ -1,6 +1,6 @@
 //! Tiles of a packed matrix.
 
-use fracbit_base::{Rate, Scheme, Shape};
+use fracbit_base::{Columns, Component, Rate, Scheme, Shape};
 
 /// Output rows of a tile.
 pub const TILE_ROWS: usize = 16;
@@ -12,8 +12,10 @@ pub const TILE: usize = TILE_ROWS * TILE_COLS;
 /// A run of tile columns coded with one scalar, vector or trellis scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The scheme, never half-TCQ.
+    /// The scheme, one with a table of its own.
     pub scheme: Scheme,
+    /// The plane that it belongs to; weights are the sum of all planes.
+    pub plane: usize,
     /// First tile column.
     pub start: usize,
     /// One past the last tile column.
@@ -27,7 +29,9 @@ pub struct Segment {
 /// Where each tile of a packed matrix lives.
 ///
 /// Tiles of one row of tiles are contiguous, left to right; rows of tiles follow each other. Half-TCQ has two
-/// segments: the first `ceil(n / 2)` of `n` tile columns at the lower rate, the rest at the higher.
+/// segments: the first `ceil(n / 2)` of `n` tile columns at the lower rate, the rest at the higher. A nested scheme has one
+/// for each plane over all tile columns, one plane behind the other within the row of tiles: what a precision needs
+/// of it is one run of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     scheme: Scheme,
@@ -41,14 +45,18 @@ impl Layout {
     #[must_use]
     pub fn new(scheme: Scheme, shape: Shape) -> Self {
         let across = shape.cols.div_ceil(TILE_COLS);
-        let [low, high] = scheme.halves();
-        let split = if low == high { 0 } else { across.div_ceil(2) };
-        let mut segments = Vec::with_capacity(2);
+        let half = across.div_ceil(2);
+        let mut segments = Vec::with_capacity(3);
         let mut offset = 0;
-        for (scheme, start, end) in [(low, 0, split), (high, split, across)] {
+        for Component { scheme, columns, plane } in scheme.components() {
+            let (start, end) = match columns {
+                Columns::All => (0, across),
+                Columns::FirstHalf => (0, half),
+                Columns::SecondHalf => (half, across),
+            };
             if start < end {
                 let tile_bytes = usize::from(scheme.quarters()) * TILE / 32;
-                segments.push(Segment { scheme, start, end, offset, tile_bytes });
+                segments.push(Segment { scheme, plane, start, end, offset, tile_bytes });
                 offset += (end - start) * tile_bytes;
             }
         }
@@ -67,7 +75,8 @@ impl Layout {
         self.shape
     }
 
-    /// Runs of tile columns with one scheme each, left to right (two for half-TCQ, otherwise one).
+    /// Runs of tile columns with one scheme each, plane by plane, left to right (two for half-TCQ, one for each plane of a nested
+    /// scheme, otherwise one).
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
@@ -98,17 +107,17 @@ impl Layout {
         self.tiles_down() * self.row_bytes
     }
 
-    /// Byte range of tile (`down`, `across`).
+    /// Byte range of tile (`down`, `across`) of a plane.
     ///
     /// # Panics
     /// When the tile is outside the matrix.
     #[must_use]
-    pub fn tile(&self, down: usize, across: usize) -> std::ops::Range<usize> {
+    pub fn tile(&self, plane: usize, down: usize, across: usize) -> std::ops::Range<usize> {
         assert!(down < self.tiles_down(), "tile row {down} of {}", self.tiles_down());
         let segment = self
             .segments
             .iter()
-            .find(|s| (s.start..s.end).contains(&across))
+            .find(|s| s.plane == plane && (s.start..s.end).contains(&across))
             .expect("tile column inside the matrix");
         let start = down * self.row_bytes + segment.offset + (across - segment.start) * segment.tile_bytes;
         start..start + segment.tile_bytes
@@ -134,10 +143,12 @@ mod tests {
                 let layout = Layout::new(scheme, Shape::new(rows, cols));
                 let mut next = 0;
                 for down in 0..layout.tiles_down() {
-                    for across in 0..layout.tiles_across() {
-                        let range = layout.tile(down, across);
-                        assert_eq!(range.start, next, "{scheme} {rows}x{cols} tile {down},{across}");
-                        next = range.end;
+                    for plane in 0..scheme.planes() {
+                        for across in 0..layout.tiles_across() {
+                            let range = layout.tile(plane, down, across);
+                            assert_eq!(range.start, next, "{scheme} {rows}x{cols} tile {down},{across}");
+                            next = range.end;
+                        }
                     }
                 }
                 assert_eq!(next, layout.len(), "{scheme} {rows}x{cols}");

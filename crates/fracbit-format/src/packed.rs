@@ -1,13 +1,13 @@
 //! A checked view of a packed matrix.
 
-use crate::{Codebook, Grouping, Layout, PackedMatrixData, Plane, TILE, TILE_COLS, TILE_ROWS};
+use crate::{Codebook, Grouping, Layout, PackedMatrixData, Plane, Segment, TILE, TILE_COLS, TILE_ROWS};
 use fracbit_base::{Scheme, Shape, ShapeError};
 use half::f16;
 use std::sync::Arc;
 
 /// Codes, scales and codebooks of one matrix, checked to belong together.
 ///
-/// Weight `(r, c)` is `gain * scales[r * groups + c / group] * step * integer`, where `groups = ceil(cols / group)`.
+/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step * integer`, where `groups = ceil(cols / group)`.
 #[derive(Clone, Debug)]
 pub struct PackedView<'a> {
     layout: Layout,
@@ -15,7 +15,7 @@ pub struct PackedView<'a> {
     codes: &'a [u8],
     scales: &'a [f16],
     group: usize,
-    gain: f32,
+    gains: &'a [f32],
 }
 
 /// Parts that do not make a packed matrix.
@@ -47,8 +47,9 @@ pub enum PackedError {
 }
 
 impl<'a> PackedView<'a> {
-    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `rows x ceil(cols / group)` values,
-    /// `group` (input columns per scale) is a positive multiple of 16, `codebooks` holds the codebook of each segment.
+    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `planes x rows x ceil(cols / group)` values,
+    /// `group` (input columns per scale) is a positive multiple of 16, `codebooks` holds the codebook of each segment, `gains` a factor
+    /// for each plane.
     ///
     /// # Errors
     /// When a length, codebook or number does not fit.
@@ -59,7 +60,7 @@ impl<'a> PackedView<'a> {
         codes: &'a [u8],
         scales: &'a [f16],
         group: usize,
-        gain: f32,
+        gains: &'a [f32],
     ) -> Result<Self, PackedError> {
         const OP: &str = "packed matrix";
         // With edges padded and two bytes a weight, which no scheme's codes and scales exceed: what follows cannot overflow.
@@ -73,7 +74,9 @@ impl<'a> PackedView<'a> {
         if group == 0 || !group.is_multiple_of(TILE_COLS) {
             return Err(ShapeError::new(OP, "group", "a positive multiple of 16", group).into());
         }
-        ShapeError::check_len(OP, "scales", shape.rows * shape.cols.div_ceil(group), scales.len())?;
+        let planes = scheme.planes();
+        ShapeError::check_len(OP, "scales", planes * shape.rows * shape.cols.div_ceil(group), scales.len())?;
+        ShapeError::check_len(OP, "gain", planes, gains.len())?;
         ShapeError::check_len(OP, "codebooks", layout.segments().len(), codebooks.len())?;
         for (segment, codebook) in layout.segments().iter().zip(codebooks) {
             if codebook.scheme() != segment.scheme {
@@ -83,13 +86,13 @@ impl<'a> PackedView<'a> {
                 });
             }
         }
-        if !gain.is_finite() {
+        if !gains.iter().all(|gain| gain.is_finite()) {
             return Err(PackedError::NotFinite("the gain"));
         }
         if !scales.iter().all(|s| s.is_finite()) {
             return Err(PackedError::NotFinite("every scale"));
         }
-        Ok(Self { layout, codebooks: codebooks.to_vec(), codes, scales, group, gain })
+        Ok(Self { layout, codebooks: codebooks.to_vec(), codes, scales, group, gains })
     }
 
     /// The view of parts that were checked before.
@@ -99,9 +102,9 @@ impl<'a> PackedView<'a> {
         codes: &'a [u8],
         scales: &'a [f16],
         group: usize,
-        gain: f32,
+        gains: &'a [f32],
     ) -> Self {
-        Self { layout, codebooks, codes, scales, group, gain }
+        Self { layout, codebooks, codes, scales, group, gains }
     }
 
     /// A copy that owns its parts.
@@ -113,7 +116,7 @@ impl<'a> PackedView<'a> {
         let planes = [
             Plane::U8(self.codes.to_vec().into()),
             Plane::F16(self.scales.to_vec()),
-            Plane::F32(vec![self.gain]),
+            Plane::F32(self.gains.to_vec()),
         ];
         PackedMatrixData::new(self.layout.scheme(), self.shape(), grouping, books, planes)
             .expect("parts of a view fit together")
@@ -143,7 +146,7 @@ impl<'a> PackedView<'a> {
         self.codes
     }
 
-    /// Scales, `rows x groups`, row-major.
+    /// Scales, `planes x rows x groups`, row-major.
     #[must_use]
     pub const fn scales(&self) -> &'a [f16] {
         self.scales
@@ -161,31 +164,38 @@ impl<'a> PackedView<'a> {
         self.shape().cols.div_ceil(self.group)
     }
 
-    /// Factor common to all scales (it keeps them inside the range of f16).
+    /// Factor common to all scales of the first plane.
     #[must_use]
     pub const fn gain(&self) -> f32 {
-        self.gain
+        self.gains[0]
     }
 
-    /// Integers of tile (`down`, `across`), row-major.
-    pub fn expand_tile(&self, down: usize, across: usize, out: &mut [i16; TILE]) {
-        let codebook = self.codebooks[self.segment_of(across)];
+    /// Factor common to all scales of a plane (it keeps them inside the range of f16), for each.
+    #[must_use]
+    pub const fn gains(&self) -> &'a [f32] {
+        self.gains
+    }
+
+    /// Integers of tile (`down`, `across`) of a plane, row-major.
+    pub fn expand_tile(&self, plane: usize, down: usize, across: usize, out: &mut [i16; TILE]) {
+        let codebook = self.codebooks[self.segment_of(plane, across)];
         // Padded rows have no scale; their integers mean nothing.
         let books = std::array::from_fn(|r| {
             let row = (down * TILE_ROWS + r).min(self.shape().rows - 1);
-            codebook.book_of(self.scale(row, across * TILE_COLS))
+            codebook.book_of(self.scale(plane, row, across * TILE_COLS))
         });
-        codebook.expand_tile_by(&self.codes[self.layout.tile(down, across)], &books, out);
+        codebook.expand_tile_by(&self.codes[self.layout.tile(plane, down, across)], &books, out);
     }
 
-    fn scale(&self, row: usize, col: usize) -> f16 {
-        self.scales[row * self.groups() + col / self.group]
+    fn scale(&self, plane: usize, row: usize, col: usize) -> f16 {
+        self.scales[(plane * self.shape().rows + row) * self.groups() + col / self.group]
     }
 
-    /// The factor that turns an integer at (`row`, `col`) into a weight.
+    /// The factor that turns an integer of a plane at (`row`, `col`) into a weight.
     #[must_use]
-    pub fn factor(&self, row: usize, col: usize) -> f32 {
-        self.gain * self.scale(row, col).to_f32() * self.codebooks[self.segment_of(col / TILE_COLS)].step()
+    pub fn factor(&self, plane: usize, row: usize, col: usize) -> f32 {
+        let step = self.codebooks[self.segment_of(plane, col / TILE_COLS)].step();
+        self.gains[plane] * self.scale(plane, row, col).to_f32() * step
     }
 
     /// Weights of one row.
@@ -195,13 +205,14 @@ impl<'a> PackedView<'a> {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.shape().cols, "one row of weights");
         let mut integers = [0; TILE_COLS];
-        for (across, values) in out.chunks_mut(TILE_COLS).enumerate() {
-            let code = &self.codes[self.layout.tile(row / TILE_ROWS, across)];
-            let codebook = self.codebooks[self.segment_of(across)];
-            let book = codebook.book_of(self.scale(row, across * TILE_COLS));
-            codebook.expand_tile_row(code, row % TILE_ROWS, book, &mut integers);
-            let factor = self.factor(row, across * TILE_COLS);
-            values.iter_mut().zip(&integers).for_each(|(v, &i)| *v = f32::from(i) * factor);
+        for plane in 0..self.gains.len() {
+            for (across, values) in out.chunks_mut(TILE_COLS).enumerate() {
+                let code = &self.codes[self.layout.tile(plane, row / TILE_ROWS, across)];
+                let codebook = self.codebooks[self.segment_of(plane, across)];
+                let book = codebook.book_of(self.scale(plane, row, across * TILE_COLS));
+                codebook.expand_tile_row(code, row % TILE_ROWS, book, &mut integers);
+                put(plane, &integers, self.factor(plane, row, across * TILE_COLS), values);
+            }
         }
     }
 
@@ -211,25 +222,33 @@ impl<'a> PackedView<'a> {
         let Shape { rows, cols } = self.shape();
         let mut out = vec![0.0; rows * cols];
         let mut tile = [0; TILE];
-        for down in 0..self.layout.tiles_down() {
-            for across in 0..self.layout.tiles_across() {
-                self.expand_tile(down, across, &mut tile);
-                let (r0, c0) = (down * TILE_ROWS, across * TILE_COLS);
-                let width = TILE_COLS.min(cols - c0);
-                for r in r0..rows.min(r0 + TILE_ROWS) {
-                    let factor = self.factor(r, c0);
-                    let integers = &tile[(r - r0) * TILE_COLS..][..width];
-                    let out = &mut out[r * cols + c0..][..width];
-                    out.iter_mut().zip(integers).for_each(|(v, &i)| *v = f32::from(i) * factor);
+        for plane in 0..self.gains.len() {
+            for down in 0..self.layout.tiles_down() {
+                for across in 0..self.layout.tiles_across() {
+                    self.expand_tile(plane, down, across, &mut tile);
+                    let (r0, c0) = (down * TILE_ROWS, across * TILE_COLS);
+                    let width = TILE_COLS.min(cols - c0);
+                    for r in r0..rows.min(r0 + TILE_ROWS) {
+                        let integers = &tile[(r - r0) * TILE_COLS..][..width];
+                        let out = &mut out[r * cols + c0..][..width];
+                        put(plane, integers, self.factor(plane, r, c0), out);
+                    }
                 }
             }
         }
         out
     }
 
-    fn segment_of(&self, across: usize) -> usize {
-        self.layout.segments().iter().position(|s| across < s.end).expect("tile column inside the matrix")
+    fn segment_of(&self, plane: usize, across: usize) -> usize {
+        let of = |s: &Segment| s.plane == plane && across < s.end;
+        self.layout.segments().iter().position(of).expect("tile column inside the matrix")
     }
+}
+
+/// The weights of a plane: the first is what `out` becomes, others are added.
+fn put(plane: usize, integers: &[i16], factor: f32, out: &mut [f32]) {
+    let values = out.iter_mut().zip(integers).map(|(v, &i)| (v, f32::from(i) * factor));
+    values.for_each(|(v, weight)| *v = if plane == 0 { weight } else { *v + weight });
 }
 
 #[cfg(test)]
@@ -243,9 +262,9 @@ mod tests {
         for (rows, cols) in [(usize::MAX, 16), (16, usize::MAX), (1 << 40, 1 << 40), (usize::MAX, usize::MAX)]
         {
             // Products of these sizes wrap to zero or nearly: empty buffers must not seem to fit.
-            let view = PackedView::new(scheme, Shape::new(rows, cols), &[&book], &[], &[], 16, 1.0);
+            let view = PackedView::new(scheme, Shape::new(rows, cols), &[&book], &[], &[], 16, &[1.0]);
             assert!(matches!(view, Err(PackedError::Shape(_))), "{rows} x {cols}");
         }
-        assert!(PackedView::new(scheme, Shape::new(0, 16), &[&book], &[], &[], 16, 1.0).is_ok());
+        assert!(PackedView::new(scheme, Shape::new(0, 16), &[&book], &[], &[], 16, &[1.0]).is_ok());
     }
 }

@@ -101,9 +101,9 @@ impl Element {
 pub enum Extent {
     /// Coded tiles, as [`Layout`] places them.
     Tiles,
-    /// One for each group of columns of each row, row-major.
+    /// One for each group of columns of each row, row-major; those of a nested scheme's planes one behind the other.
     Groups,
-    /// One for the matrix.
+    /// One for each plane of the scheme.
     Matrix,
 }
 
@@ -124,8 +124,8 @@ impl PlaneSpec {
     pub fn dims(self, scheme: Scheme, shape: Shape, grouping: Grouping) -> Vec<usize> {
         match self.extent {
             Extent::Tiles => vec![Layout::new(scheme, shape).len()],
-            Extent::Groups => vec![shape.rows, grouping.groups(shape.cols)],
-            Extent::Matrix => vec![1],
+            Extent::Groups => vec![scheme.planes() * shape.rows, grouping.groups(shape.cols)],
+            Extent::Matrix => vec![scheme.planes()],
         }
     }
 
@@ -170,7 +170,7 @@ pub struct SchemeSpec {
     pub grouping: Grouping,
     /// Columns that are rounded together: the block of error feedback.
     pub block_columns: usize,
-    /// The table; `None` for a scheme that uses those of its two [halves](Scheme::halves).
+    /// The table; `None` for a scheme that uses those of its [components](Scheme::components).
     pub table: Option<TableSpec>,
     /// Rates at which a matrix can be read, ascending; the last is the scheme's own.
     pub precisions: Vec<Rate>,
@@ -211,10 +211,17 @@ impl SchemeSpec {
             Family::Tcq(Code::Fine) => (TILE_COLS, hashed(&[64, 128, 256], NARROW)),
             Family::Tcq(Code::Fast) => (TILE_COLS, hashed(&[64, 128], NARROW)),
             Family::Tcq(Code::Hyb) => (TILE_COLS, hashed(&[1024, 2048, 4096], BOTH)),
-            Family::HalfTcq(_) => (TILE_COLS, None),
+            Family::HalfTcq(_) | Family::NestTcq(..) => (TILE_COLS, None),
         };
         let grouping = scheme.group().map_or(Grouping::Row, Grouping::Columns);
-        Self { scheme, planes: PLANES, grouping, block_columns, table, precisions: vec![scheme.rate()] }
+        Self {
+            scheme,
+            planes: PLANES,
+            grouping,
+            block_columns,
+            table,
+            precisions: scheme.precisions().collect(),
+        }
     }
 
     /// Whether scale and codes of a group are found together, not the scale first.

@@ -26,7 +26,8 @@ fn a_name_leads_to_a_spec_and_back() {
         assert_eq!(spec.precisions.last(), Some(&scheme.rate()), "{scheme}: read at its own rate");
         assert!(spec.precisions.is_sorted(), "{scheme}: precisions ascend");
         assert!([1, 2, 16].contains(&spec.block_columns), "{scheme}: a block lies within a tile");
-        assert_eq!(spec.table.is_none(), scheme.halves()[0] != scheme, "{scheme}: a table or two halves");
+        let own = scheme.components().all(|component| component.scheme == scheme);
+        assert_eq!(spec.table.is_some(), own, "{scheme}: a table, or those of its components");
         let Some(table) = spec.table else { continue };
         assert!(!table.lengths.is_empty() && table.lengths.is_sorted(), "{scheme}: lengths");
         assert_eq!(table.grids[0], Grid::I8, "{scheme}: the narrow grid first");
@@ -50,7 +51,8 @@ fn bytes_are_the_sum_of_the_planes() {
                 assert_eq!(grouping.groups(shape.cols) * shape.rows, scales);
                 assert_eq!(Grouping::from_number(grouping.number()), grouping);
                 let bytes = spec.bytes(shape, grouping).0;
-                assert_eq!(bytes, (layout.len() + 2 * scales + 4) as u64, "{scheme} {shape}");
+                let planes = scheme.planes();
+                assert_eq!(bytes, (layout.len() + planes * (2 * scales + 4)) as u64, "{scheme} {shape}");
                 for plane in &spec.planes {
                     let dims = plane.dims(scheme, shape, grouping);
                     let elements: usize = dims.iter().product();
@@ -73,8 +75,9 @@ fn any_bytes_decode() {
             for fill in [0x00u8, 0xff, 0x5a] {
                 let codes: Vec<u8> = (0..layout.len()).map(|i| (i as u8).wrapping_mul(89) ^ fill).collect();
                 let scale = |i: usize| f16::from_f32(i as f32 * 0.37 - 5.0);
-                let scales: Vec<f16> = (0..shape.rows * 3).map(scale).collect();
-                let view = PackedView::new(scheme, shape, &books, &codes, &scales, 16, 0.5).unwrap();
+                let scales: Vec<f16> = (0..scheme.planes() * shape.rows * 3).map(scale).collect();
+                let gains = vec![0.5; scheme.planes()];
+                let view = PackedView::new(scheme, shape, &books, &codes, &scales, 16, &gains).unwrap();
                 let all = view.dequantize();
                 assert!(all.iter().all(|v| v.is_finite()), "{scheme}");
                 let mut row = vec![0.0; shape.cols];

@@ -116,6 +116,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     ) -> Result<Self, LoadError> {
         assert!(!views.is_empty() && Self::stackable(views), "matrices of one kind");
         let (first, mut codes, mut rows) = (views[0], Vec::new(), 0);
+        MatrixPlan::require_one_plane(first)?;
         let (mut halves, mut scales) = (Vec::new(), Vec::new());
         for view in views {
             codes.extend_from_slice(view.codes());
@@ -125,7 +126,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             rows += view.shape().rows;
         }
         let (scheme, shape) = (first.layout().scheme(), Shape::new(rows, first.shape().cols));
-        let whole = PackedView::new(scheme, shape, first.codebooks(), &codes, &halves, first.group(), 1.0);
+        let whole = PackedView::new(scheme, shape, first.codebooks(), &codes, &halves, first.group(), &[1.0]);
         let plan = MatrixPlan::new(&whole.expect("parts of views fit together"))?;
         let mut held = Vec::new();
         let canonical = Buffer::of(device, &codes, "codes")?;

@@ -35,6 +35,12 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
+    /// Planes that are added.
+    #[error("cuda: nested schemes have no kernels here yet, got {scheme}; run it on the CPU")]
+    Nested {
+        /// The scheme.
+        scheme: Scheme,
+    },
 }
 
 /// A run of tile columns in one scheme.
@@ -145,11 +151,18 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
 }
 
 impl MatrixPlan {
+    /// Refuses nested schemes.
+    pub(crate) fn require_one_plane(view: &PackedView<'_>) -> Result<(), Unsupported> {
+        let scheme = view.layout().scheme();
+        if scheme.planes() == 1 { Ok(()) } else { Err(Unsupported::Nested { scheme }) }
+    }
+
     /// The plan of `view`.
     ///
     /// # Errors
-    /// When the scales are laid out in a way the kernels do not run.
+    /// When the scales are laid out in a way the kernels do not run, and for nested schemes.
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
+        Self::require_one_plane(view)?;
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
         let grouped = layout.scheme().group().is_some();

@@ -22,11 +22,16 @@ fn backends() -> Vec<(Isa, Kernels)> {
     have
 }
 
+/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has them.
+fn flat() -> impl Iterator<Item = Scheme> {
+    Scheme::all().filter(|scheme| scheme.planes() == 1)
+}
+
 #[test]
 fn every_body_gives_the_bits_of_the_reference() {
     let have = backends();
     let (mut seed, mut ran) = (0, 0);
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         for books in tables(scheme) {
             let lengths: Vec<_> = books.iter().map(|b| b.entries().len()).collect();
             for &Case { rows, cols, batch, group, why } in CASES {
@@ -67,7 +72,7 @@ fn operations_beside_the_matrices_give_the_bits_of_the_reference() {
 fn extremes_stay_exact() {
     // All codes 0x00 or 0xFF, all activations at an end of the range: the largest sums there are.
     let have = backends();
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         for books in tables(scheme) {
             for code in [0x00, 0xFF] {
                 let mut packed = Packed::random(scheme, Shape::new(20, 272), books.clone(), 272, 1);
@@ -91,7 +96,7 @@ fn extremes_stay_exact() {
 #[test]
 fn rows_are_exact_and_tokens_do_not_see_each_other() {
     let have = backends();
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         let packed = Packed::random(scheme, Shape::new(37, 400), cases::codebooks(scheme, 0, 127), 64, 5);
         let view = packed.view().unwrap();
         let (mut want, mut row) = (vec![0.0; 400], vec![0.0; 400]);

@@ -25,12 +25,17 @@ fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
     (have, skip)
 }
 
+/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has them.
+fn flat() -> impl Iterator<Item = Scheme> {
+    Scheme::all().filter(|scheme| scheme.planes() == 1)
+}
+
 #[test]
 fn every_body_gives_the_bits_of_the_reference() {
     let (have, skip) = backends();
     let mut matrix = String::new();
     let mut seed = 0;
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         for books in tables(scheme) {
             let lengths: Vec<_> = books.iter().map(|b| b.entries().len()).collect();
             let _ = write!(matrix, "{:14} {lengths:?} {:?}:", scheme.to_string(), books[0].grid());
@@ -70,7 +75,7 @@ fn every_body_gives_the_bits_of_the_reference() {
 fn extremes_stay_exact() {
     // All codes 0x00 or 0xFF, all activations at an end of the range: the largest sums there are.
     let (have, _) = backends();
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         for books in tables(scheme) {
             for code in [0x00, 0xFF] {
                 let mut packed = Packed::random(scheme, Shape::new(20, 528), books.clone(), 528, 1);
@@ -143,7 +148,7 @@ fn threads_do_not_change_bits() {
 fn tokens_do_not_see_each_other_and_rows_are_exact() {
     // A batch equals its tokens one by one (the decode and prefill paths agree), and `row` equals the format's own.
     let (have, _) = backends();
-    for scheme in Scheme::all() {
+    for scheme in flat() {
         let packed = Packed::random(scheme, Shape::new(37, 400), cases::codebooks(scheme, 0, 127), 64, 5);
         let view = packed.view().unwrap();
         for (isa, kernels) in &have {

@@ -71,8 +71,8 @@ pub const CASES: &[Case] = &[
 /// The largest magnitudes of table entries to try: those of the grids that the scheme's tables are made on.
 #[must_use]
 pub fn grids(scheme: Scheme) -> &'static [i16] {
-    let [low, _] = scheme.halves();
-    let wide = SchemeSpec::of(low).table.is_some_and(|table| table.grids.contains(&Grid::I16));
+    let wide = |s| SchemeSpec::of(s).table.is_some_and(|table| table.grids.contains(&Grid::I16));
+    let wide = scheme.tables().any(wide);
     if wide { &[127, 32_767] } else { &[127] }
 }
 
@@ -80,15 +80,15 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
 /// for pairs such as are a quarter and its turns, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
-    let lengths = scheme.halves().map(|s| table_lengths(s).len()).into_iter().max().unwrap_or(1);
+    let lengths = scheme.tables().map(|s| table_lengths(s).len()).max().unwrap_or(1);
     let all = grids(scheme).iter().flat_map(|&most| (0..lengths).map(move |nth| (nth, most)));
     let mut all: Vec<_> = all.map(|(nth, most)| codebooks(scheme, nth, most)).collect();
     if matches!(scheme.code(), Some(Code::Fine | Code::Fast)) {
         for layers in [None, Some([7, 9]), Some([0, 5]), Some([0, 0])] {
             let book = |scheme, length| magnitudes(scheme, length, layers);
-            all.extend((0..lengths).map(|nth| each_half(scheme, nth, book)));
+            all.extend((0..lengths).map(|nth| each_table(scheme, nth, book)));
         }
-        all.extend([63, 62].map(|mask| each_half(scheme, 0, |s, _| ramped(s, mask))));
+        all.extend([63, 62].map(|mask| each_table(scheme, 0, |s, _| ramped(s, mask))));
     }
     if Codebook::may_be_turned(scheme) {
         all.push(vec![turned(scheme)]);
@@ -193,7 +193,7 @@ pub fn assert_same(want: &[f32], got: &[f32], what: &str) {
     }
 }
 
-/// Table lengths that a scheme's codebook may have (half-TCQ has none of its own), those of less than a register last where there are others.
+/// Table lengths that a scheme's codebook may have (one of several components has none of its own), those of less than a register last where there are others.
 #[must_use]
 pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
     let mut lengths = SchemeSpec::of(scheme).table.map_or(Vec::new(), |table| table.lengths);
@@ -284,17 +284,16 @@ pub fn turned(scheme: Scheme) -> Codebook {
 /// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed length of each.
 #[must_use]
 pub fn codebooks(scheme: Scheme, nth: usize, most: i16) -> Vec<Codebook> {
-    each_half(scheme, nth, |s, length| codebook(s, length, most))
+    each_table(scheme, nth, |s, length| codebook(s, length, most))
 }
 
-/// A codebook that `make` makes for every segment of `scheme`, of the `nth` allowed length of each.
-fn each_half(scheme: Scheme, nth: usize, make: impl Fn(Scheme, usize) -> Codebook) -> Vec<Codebook> {
+/// A codebook that `make` makes for every table of `scheme`, of the `nth` allowed length of each.
+fn each_table(scheme: Scheme, nth: usize, make: impl Fn(Scheme, usize) -> Codebook) -> Vec<Codebook> {
     let make = |s: Scheme| {
         let lengths = table_lengths(s);
         make(s, lengths[nth % lengths.len()])
     };
-    let [low, high] = scheme.halves();
-    if low == high { vec![make(low)] } else { vec![make(low), make(high)] }
+    scheme.tables().map(make).collect()
 }
 
 /// The parts of a packed matrix with pseudo-random codes and scales.
@@ -326,7 +325,7 @@ impl Packed {
         for chunk in codes.chunks_mut(4) {
             chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
         }
-        let scales = shape.rows * shape.cols.div_ceil(group);
+        let scales = scheme.planes() * shape.rows * shape.cols.div_ceil(group);
         let scales = (0..scales).map(|_| f16::from_f32(0.5 + random.unit())).collect();
         Self { scheme, shape, codebooks, codes, scales, group }
     }
@@ -343,7 +342,8 @@ impl Packed {
             .iter()
             .filter_map(|s| self.codebooks.iter().find(|c| c.scheme() == s.scheme))
             .collect();
-        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, 0.7)
+        let gains = &[0.7, 0.2, 0.05][..self.scheme.planes()];
+        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, gains)
     }
 }
 

@@ -25,5 +25,5 @@ pub use matmul::{
     Group, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,
     matmul_with,
 };
-pub use matrix::PackedMatrix;
+pub use matrix::{PackedMatrix, Precision};
 pub use vectors::{Gate, Vectors};

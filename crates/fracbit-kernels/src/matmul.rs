@@ -4,7 +4,7 @@ use crate::{
     Activations, Args, Block, Crew, Gate, Ints, PackedMatrix,
     args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
     crew::with_crew,
-    matrix::Part,
+    matrix::{Part, Precision},
 };
 use fracbit_base::ShapeError;
 use fracbit_format::{Grid, TILE_COLS, TILE_ROWS};
@@ -40,23 +40,40 @@ pub fn matmul_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    let all = [RowsOf { matrix: w, rows: 0..w.shape().rows }];
-    product(crew, (&all, Gate::default()), &Group::whole(x), values, x, y)
+    product(crew, (&[RowsOf::all(w)], Gate::default()), &Group::whole(x), values, x, y)
 }
 
-/// Some rows of a matrix, from the start of a strip on.
+/// Some rows of a matrix, from the start of a strip on, at a precision.
 #[derive(Clone, Debug)]
 pub struct RowsOf<'a> {
     matrix: &'a PackedMatrix,
     rows: Range<usize>,
+    precision: Precision,
 }
 
 impl<'a> RowsOf<'a> {
+    /// The whole matrix.
+    #[must_use]
+    pub const fn all(matrix: &'a PackedMatrix) -> Self {
+        Self { matrix, rows: 0..matrix.shape().rows, precision: Precision::FULL }
+    }
+
+    /// The same rows at another precision than the full one.
+    #[must_use]
+    pub fn at(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// What is read of the matrix.
+    fn parts(&self) -> &'a [Part] {
+        self.matrix.parts(self.precision)
+    }
+
     /// `None` when the rows are not in the matrix or do not start with a strip of 16.
     #[must_use]
     pub fn new(matrix: &'a PackedMatrix, rows: Range<usize>) -> Option<Self> {
         let whole = rows.start.is_multiple_of(TILE_ROWS) && rows.start <= rows.end;
-        (whole && rows.end <= matrix.shape().rows).then_some(Self { matrix, rows })
+        (whole && rows.end <= matrix.shape().rows).then_some(Self { rows, ..Self::all(matrix) })
     }
 
     /// The matrix.
@@ -69,7 +86,7 @@ impl<'a> RowsOf<'a> {
     #[must_use]
     pub fn piece(&self, index: usize) -> Option<Self> {
         let start = index.checked_mul(self.rows.len())?.checked_add(self.rows.start)?;
-        Self::new(self.matrix, start..start.checked_add(self.rows.len())?)
+        Some(Self::new(self.matrix, start..start.checked_add(self.rows.len())?)?.at(self.precision))
     }
 
     /// How many rows.
@@ -81,7 +98,7 @@ impl<'a> RowsOf<'a> {
     /// Most tokens of a [`Group`]: those whose integers lie token by token.
     #[must_use]
     pub fn group_tokens(&self) -> usize {
-        let parts = self.matrix.parts();
+        let parts = self.parts();
         (1..PANEL_FROM)
             .take_while(|&n| parts.iter().all(|part| part.body.interleave(n).is_none()))
             .last()
@@ -214,7 +231,7 @@ fn product(
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
         *factors = x.block_scales.len();
-        for part in of.matrix.parts() {
+        for part in of.parts() {
             prepare(part, of.matrix, (most, part.body.interleave(together)), values, x, crew);
         }
     }
@@ -239,21 +256,21 @@ fn product(
 /// As [`matmul`].
 pub fn matmul_refined_with(
     crew: &Crew<'_>,
-    w: &PackedMatrix,
+    w: RowsOf<'_>,
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
     // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds takes the plain product.
-    if x.cols() != w.shape().cols || w.parts().iter().any(|part| part.codebook.grid() == Grid::I16) {
-        return matmul_with(crew, w, values, x, y);
+    if x.cols() != w.matrix.shape().cols || w.parts().iter().any(|part| part.codebook.grid() == Grid::I16) {
+        return matmul_rows_with(crew, w, values, x, y);
     }
     ShapeError::check_len("matmul", "x", x.batch() * x.cols(), values.len())?;
-    ShapeError::check_len("matmul", "y", x.batch() * w.shape().rows, y.len())?;
-    x.append_losses(values, w.vectors(), crew);
+    ShapeError::check_len("matmul", "y", x.batch() * w.rows(), y.len())?;
+    x.append_losses(values, w.matrix.vectors(), crew);
     let mut both = std::mem::take(&mut x.refined);
     both.resize(2 * y.len(), 0.0);
-    let done = x.with_values(|values, x| matmul_with(crew, w, values, x, &mut both));
+    let done = x.with_values(|values, x| matmul_rows_with(crew, w, values, x, &mut both));
     let (main, rest) = both.split_at(y.len());
     crew.chunks(y, SUMS, |i, y| {
         let from = i * SUMS;
@@ -279,7 +296,7 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
 /// where there are tile registers) while strip after strip meets them.
 fn call_tokens(of: &[RowsOf<'_>], x: &Activations, together: usize) -> usize {
     const ROOM: usize = 5 << 18;
-    let mut parts = of.iter().flat_map(|of| of.matrix.parts());
+    let mut parts = of.iter().flat_map(RowsOf::parts);
     let rows = parts.all(|part| part.body.interleave(together) == Some(Interleave::Rows));
     let fit = if rows { ROOM / x.stride() } else { MAX_TOKENS };
     (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
@@ -304,7 +321,7 @@ fn prepare(
         Grid::I8 => (&x.narrow.scales, &x.narrow.sums),
         Grid::I16 => (&x.wide.scales, &x.wide.sums),
     };
-    let factor = w.gain() * part.codebook.step();
+    let factor = part.gain * part.codebook.step();
     let (block_scales, block_starts) = (&mut x.block_scales, &mut x.block_starts);
     let first = |block: &Block| part.segment.start + block.start;
     let scale = |token: usize, block: &Block| scales[token * groups + first(block) / BLOCK_TILES] * factor;
@@ -407,12 +424,13 @@ impl Job<'_> {
         tokens: Range<usize>,
         out: &mut [f32],
     ) {
-        let RowsOf { matrix, rows } = &self.of[which];
+        let of = &self.of[which];
+        let rows = &of.rows;
         let start = (rows.start + group.piece * rows.len()) / TILE_ROWS + strips.start;
         let stride = strips.len() * TILE_ROWS;
         // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other. Where
         // tile registers are told their shapes anew by every call, calls should be few.
-        let parts = matrix.parts();
+        let parts = of.parts();
         let tile_registers =
             || parts.iter().all(|part| part.body.interleave(self.together) == Some(Interleave::EvenOdd));
         let each = match tokens.len() {
@@ -425,15 +443,7 @@ impl Job<'_> {
             let end = strips.len().min(first + each);
             let out = &mut out[first * TILE_ROWS..(tokens.len() - 1) * stride + end * TILE_ROWS];
             let strips = start + first..start + end;
-            multiply(
-                matrix,
-                (self.factors[which], self.together),
-                self.x,
-                strips,
-                tokens.clone(),
-                stride,
-                out,
-            );
+            multiply(of, (self.factors[which], self.together), self.x, strips, tokens.clone(), stride, out);
         }
     }
 }
@@ -451,7 +461,7 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
 /// Some strips, all segments, added to `out`: `(token, strip, 16)`, `out_stride` from a token to the next. The factors of the matrix start at
 /// `before`; `together` is the most tokens of a group.
 fn multiply(
-    w: &PackedMatrix,
+    of: &RowsOf<'_>,
     (mut before, together): (usize, usize),
     x: &Activations,
     strips: Range<usize>,
@@ -459,7 +469,8 @@ fn multiply(
     out_stride: usize,
     out: &mut [f32],
 ) {
-    for part in w.parts() {
+    let w = of.matrix;
+    for part in of.parts() {
         let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
         let interleave = part.body.interleave(together);
         let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);

@@ -6,12 +6,33 @@ use crate::{
     kernels::Body,
     lines::{self, Buffer},
 };
-use fracbit_base::{Scheme, Shape};
+use fracbit_base::{Rate, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
 use half::f16;
 
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
+
+/// How much of a nested matrix a product reads; other matrices have one precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Precision(Option<Rate>);
+
+impl Precision {
+    /// All planes.
+    pub const FULL: Self = Self(None);
+
+    /// The planes that together have at most `rate` bits, and always the base.
+    #[must_use]
+    pub const fn at_most(rate: Rate) -> Self {
+        Self(Some(rate))
+    }
+
+    /// The bound; `None` for all planes.
+    #[must_use]
+    pub const fn rate(self) -> Option<Rate> {
+        self.0
+    }
+}
 
 /// A packed matrix with the kernel bodies chosen for it.
 ///
@@ -23,15 +44,16 @@ pub struct PackedMatrix {
     layout: Layout,
     codes: Buffer,
     group: usize,
-    gain: f32,
     vectors: Vectors,
-    parts: Vec<Part>,
+    parts: Vec<Part>, // plane by plane
 }
 
 /// A segment with its body.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) segment: Segment,
+    /// Of its plane.
+    pub(crate) gain: f32,
     pub(crate) codebook: Codebook,
     pub(crate) body: Body,
     pub(crate) blocks: Vec<Block>,
@@ -69,7 +91,7 @@ impl PackedMatrix {
                 }
             }
         }
-        Self { layout, codes, group: view.group(), gain: view.gain(), vectors: kernels.vectors(), parts }
+        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts }
     }
 
     /// The shape without padding.
@@ -90,6 +112,17 @@ impl PackedMatrix {
         size_of_val(&*self.codes) + self.parts.iter().map(|p| size_of_val(&*p.scales)).sum::<usize>()
     }
 
+    /// Bytes of codes and scales that a product of this precision reads.
+    #[must_use]
+    pub fn bytes_at(&self, precision: Precision) -> usize {
+        let strips = self.layout.tiles_down();
+        let part = |part: &Part| {
+            let Segment { start, end, tile_bytes, .. } = part.segment;
+            strips * (end - start) * tile_bytes + size_of_val(&*part.scales)
+        };
+        self.parts(precision).iter().map(part).sum()
+    }
+
     /// The least capable instruction set among the chosen bodies.
     #[must_use]
     pub fn isa(&self) -> Isa {
@@ -101,13 +134,21 @@ impl PackedMatrix {
     /// # Panics
     /// When `r` is outside the matrix or `out` is not one row long.
     pub fn row(&self, r: usize, out: &mut [f32]) {
+        self.row_at(r, Precision::FULL, out);
+    }
+
+    /// Weights of row `r` as the planes of a precision have them.
+    ///
+    /// # Panics
+    /// As for [`row`](Self::row).
+    pub fn row_at(&self, r: usize, precision: Precision, out: &mut [f32]) {
         let Shape { rows, cols } = self.shape();
         assert!(r < rows, "row {r} of a matrix of {rows}");
         assert_eq!(out.len(), cols, "one row of weights");
         let (strip, row) = (r / TILE_ROWS, r % TILE_ROWS);
         let mut integers = [0; TILE_COLS];
         let mut canonical = [0; MAX_TILE];
-        for part in &self.parts {
+        for part in self.parts(precision) {
             let Segment { start, end, tile_bytes, .. } = part.segment;
             let canonical = &mut canonical[..tile_bytes];
             let codes = self.codes_of(part, strip).chunks_exact(tile_bytes);
@@ -124,24 +165,26 @@ impl PackedMatrix {
                 let group = strip * part.groups + col / self.group - part.first_group;
                 let scale = part.scales[group * TILE_ROWS + lane];
                 part.codebook.expand_tile_row(code, row, part.codebook.book_of(scale), &mut integers);
-                let factor = self.gain * scale.to_f32() * part.codebook.step();
+                let factor = part.gain * scale.to_f32() * part.codebook.step();
                 let width = TILE_COLS.min(cols - col);
-                let values = out[col..][..width].iter_mut().zip(&integers);
-                values.for_each(|(v, &i)| *v = f32::from(i) * factor);
+                let weights = integers.iter().map(|&i| f32::from(i) * factor);
+                let values = out[col..][..width].iter_mut().zip(weights);
+                let first = part.segment.plane == 0;
+                values.for_each(|(v, weight)| *v = if first { weight } else { *v + weight });
             }
         }
     }
 
-    pub(crate) fn parts(&self) -> &[Part] {
-        &self.parts
+    /// The parts that are read at a precision: those of all planes that together have no more bits, and always the first plane's.
+    pub(crate) fn parts(&self, precision: Precision) -> &[Part] {
+        let Some(most) = precision.0 else { return &self.parts };
+        let planes = self.scheme().precisions().skip(1).take_while(|&rate| rate <= most).count();
+        let end = self.parts.iter().take_while(|part| part.segment.plane <= planes).count();
+        &self.parts[..end]
     }
 
     pub(crate) const fn vectors(&self) -> &Vectors {
         &self.vectors
-    }
-
-    pub(crate) const fn gain(&self) -> f32 {
-        self.gain
     }
 
     pub(crate) const fn stride(&self) -> usize {
@@ -157,7 +200,8 @@ impl PackedMatrix {
 impl Part {
     fn new(kernels: &Kernels, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
         let body = kernels.body(codebook);
-        let rows = view.shape().rows;
+        let Shape { rows, .. } = view.shape();
+        let of_plane = &view.scales()[segment.plane * rows * view.groups()..][..rows * view.groups()];
         let first_group = segment.start * TILE_COLS / view.group();
         let groups = (segment.end * TILE_COLS - 1) / view.group() + 1 - first_group;
         let mut scales = Vec::with_capacity(view.layout().tiles_down() * groups * TILE_ROWS);
@@ -165,7 +209,7 @@ impl Part {
             for group in first_group..first_group + groups {
                 scales.extend(body.lanes().iter().map(|&row| {
                     let row = strip * TILE_ROWS + usize::from(row);
-                    if row < rows { view.scales()[row * view.groups() + group] } else { f16::ZERO }
+                    if row < rows { of_plane[row * view.groups() + group] } else { f16::ZERO }
                 }));
             }
         }
@@ -176,7 +220,8 @@ impl Part {
             Grid::I16 => WIDE_BLOCK_TILES,
         };
         let blocks = blocks(&segment, view.group() / TILE_COLS, most);
-        Self { segment, codebook: codebook.clone(), body, blocks, scales, first_group, groups, lane_of }
+        let (gain, codebook) = (view.gains()[segment.plane], codebook.clone());
+        Self { segment, gain, codebook, body, blocks, scales, first_group, groups, lane_of }
     }
 }
 
@@ -208,8 +253,14 @@ mod tests {
         for (start, end) in [(0, 1), (0, 16), (0, 100), (7, 50), (33, 34)] {
             for group in [1, 4, 5, 8, 16, 24, 1000] {
                 for most in [4, 16] {
-                    let segment =
-                        Segment { scheme: "nuq-4".parse().unwrap(), start, end, offset: 0, tile_bytes: 128 };
+                    let segment = Segment {
+                        scheme: "nuq-4".parse().unwrap(),
+                        plane: 0,
+                        start,
+                        end,
+                        offset: 0,
+                        tile_bytes: 128,
+                    };
                     let list = blocks(&segment, group, most);
                     let mut next = 0;
                     for b in &list {

@@ -1,9 +1,9 @@
 //! The scalar reference against a plain product in `f64`, and the refusal of arguments that do not fit.
 
-use fracbit_base::{Family, Scheme, Shape};
+use fracbit_base::{Family, Rate, Scheme, Shape};
 use fracbit_format::PackedView;
 use fracbit_kernels::{
-    Activations, Gate, Group, Isa, Kernels, PackedMatrix, RowsOf,
+    Activations, Gate, Group, Isa, Kernels, PackedMatrix, Precision, RowsOf,
     cases::{self, CASES, Packed},
     matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, matmul_with,
     with_crew,
@@ -71,7 +71,7 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
                 // What rounding loses is below half a step, and is rounded to 127 steps again.
                 let levels = if most > 127 { 1023.0 } else { 127.0 * 254.0 };
                 y.fill(f32::NAN);
-                with_crew(|crew| matmul_refined_with(crew, &w, &input, &mut x, &mut y)).unwrap();
+                with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
                 for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
                     let error = (f64::from(got) - want).abs();
                     assert!(
@@ -90,8 +90,8 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
 fn a_matrix_of_both_grids_is_no_worse_refined() {
     // A directory may hold such codebooks: the first half of the columns on the int8 grid, the second on the int16 grid.
     let scheme: Scheme = "half-tcq-hyb-2.25".parse().unwrap();
-    let [low, high] = scheme.halves();
-    let books = vec![cases::codebook(low, 1024, 127), cases::codebook(high, 1024, 32_767)];
+    let halves = scheme.tables().zip([127, 32_767]);
+    let books = halves.map(|(half, most)| cases::codebook(half, 1024, most)).collect();
     let packed = Packed::random(scheme, Shape::new(64, 32), books, 32, 9);
     let view = packed.view().unwrap();
     let w = PackedMatrix::new(&Kernels::scalar(), &view);
@@ -100,9 +100,77 @@ fn a_matrix_of_both_grids_is_no_worse_refined() {
     let mut x = Activations::new();
     x.set(&input, 32).unwrap();
     let mut y = vec![f32::NAN; 64];
-    with_crew(|crew| matmul_refined_with(crew, &w, &input, &mut x, &mut y)).unwrap();
+    with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
     for (&got, (want, bound)) in y.iter().zip(product(&view, &input, 1023.0)) {
         assert!((f64::from(got) - want).abs() <= bound, "{got}, want {want} +- {bound}");
+    }
+}
+
+#[test]
+fn a_precision_reads_the_first_planes_and_nothing_else() {
+    let shape = Shape::new(40, 100);
+    for scheme in Scheme::all().filter(|scheme| scheme.planes() > 1) {
+        let packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 127), 32, 3);
+        let view = packed.view().unwrap();
+        let w = PackedMatrix::new(&Kernels::scalar(), &view);
+        // Every plane as a matrix of its own scheme.
+        let (scales, strips) = (view.scales().len() / scheme.planes(), view.layout().tiles_down());
+        let planes: Vec<PackedMatrix> = view
+            .layout()
+            .segments()
+            .iter()
+            .zip(view.codebooks())
+            .map(|(segment, book)| {
+                let bytes = (segment.end - segment.start) * segment.tile_bytes;
+                let from = |strip: usize| strip * view.layout().row_bytes() + segment.offset;
+                let codes: Vec<u8> =
+                    (0..strips).flat_map(|s| view.codes()[from(s)..][..bytes].to_vec()).collect();
+                let scales = &view.scales()[segment.plane * scales..][..scales];
+                let gain = &view.gains()[segment.plane..=segment.plane];
+                let one = PackedView::new(segment.scheme, shape, &[book], &codes, scales, 32, gain);
+                PackedMatrix::new(&Kernels::scalar(), &one.unwrap())
+            })
+            .collect();
+        for batch in [1, 3, 20] {
+            let input = cases::activations(batch * shape.cols, 4);
+            let product = |w: RowsOf<'_>| {
+                let (mut x, mut y) = (Activations::new(), vec![f32::NAN; batch * shape.rows]);
+                x.announce(&input, shape.cols).unwrap();
+                with_crew(|crew| matmul_rows_with(crew, w, &input, &mut x, &mut y)).unwrap();
+                y
+            };
+            let parts: Vec<Vec<f32>> = planes.iter().map(|plane| product(RowsOf::all(plane))).collect();
+            let rates = scheme.precisions().map(Precision::at_most);
+            let below = Precision::at_most(Rate::quarter_bits(0));
+            for (read, precision) in [(1, below)].into_iter().chain((1..).zip(rates)) {
+                let got = product(RowsOf::all(&w).at(precision));
+                // The base has the bits of its own matrix; planes are added to it, group by group.
+                let sum = |i: usize| parts[..read].iter().map(|y| y[i]).sum::<f32>();
+                let same = (0..got.len()).all(|i| got[i].to_bits() == parts[0][i].to_bits());
+                assert_eq!(same, read == 1, "{scheme} {precision:?}");
+                for (i, &got) in got.iter().enumerate() {
+                    assert!(
+                        (got - sum(i)).abs() <= 1e-4 * (1.0 + sum(i).abs()),
+                        "{scheme} {precision:?} {i}"
+                    );
+                }
+                let mut row = vec![0.0; shape.cols];
+                let mut want = vec![0.0; shape.cols];
+                w.row_at(33, precision, &mut row);
+                for plane in &planes[..read] {
+                    let mut own = vec![0.0; shape.cols];
+                    plane.row(33, &mut own);
+                    want.iter_mut().zip(own).for_each(|(w, own)| *w += own);
+                }
+                assert_eq!(row, want, "{scheme} {precision:?}");
+            }
+            assert_eq!(
+                product(RowsOf::all(&w)),
+                product(RowsOf::all(&w).at(Precision::at_most(scheme.rate())))
+            );
+        }
+        let bytes: Vec<usize> = scheme.precisions().map(|p| w.bytes_at(Precision::at_most(p))).collect();
+        assert!(bytes.windows(2).all(|pair| pair[0] < pair[1]), "{scheme}: {bytes:?}");
     }
 }
 
@@ -192,7 +260,7 @@ fn a_matrix_without_rows_has_an_empty_product() {
     let mut x = Activations::new();
     x.set(&[1.0; 128], 64).unwrap();
     assert_eq!(matmul(&w, &mut x, &mut []), Ok(()));
-    with_crew(|crew| matmul_refined_with(crew, &w, &[1.0; 128], &mut x, &mut [])).unwrap();
+    with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &[1.0; 128], &mut x, &mut [])).unwrap();
 }
 
 #[test]

@@ -10,6 +10,8 @@
 //! A draft that is wrong costs time. So the share of right guesses is kept by length of the match, from every token, drafted or not, and a
 //! draft is as long as its last token still pays.
 
+use std::time::Duration;
+
 /// Most tokens of a draft: with the token that is run anyway, as many rows as kernels take in their way for few
 /// ([`fracbit_kernels::PANEL_FROM`] less one).
 pub const MOST: usize = 7;
@@ -91,6 +93,81 @@ impl Drafter {
     }
 }
 
+/// What drafts by fewer planes cost and are worth, from what was measured of this text: times decide how long drafts are, never
+/// which tokens come.
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    /// Seconds of a step of one token, of a step of a draft, and of each token more in a step.
+    step: Option<f64>,
+    draft: Option<f64>,
+    row: Option<f64>,
+    /// Share of guesses that were right, where those before them were.
+    right: f64,
+    /// Steps since the last draft.
+    idle: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { step: None, draft: None, row: None, right: 0.8, idle: 0 }
+    }
+}
+
+impl Pace {
+    /// Steps without a draft after which one is tried again.
+    const AGAIN: usize = 64;
+
+    /// Times belong to a precision.
+    pub(crate) fn forget_times(&mut self) {
+        *self = Self { right: self.right, ..Self::default() };
+    }
+
+    fn learn(known: &mut Option<f64>, news: f64) {
+        *known = Some(known.map_or(news, |known| known + (news - known) / 8.0));
+    }
+
+    /// A guess was right or not.
+    pub(crate) fn judge(&mut self, right: bool) {
+        self.right += (f64::from(u8::from(right)) - self.right) / 16.0;
+    }
+
+    /// A step of a draft took so long.
+    pub(crate) fn drafted(&mut self, time: Duration) {
+        Self::learn(&mut self.draft, time.as_secs_f64());
+        self.idle = 0;
+    }
+
+    /// A step with so many guesses took so long.
+    pub(crate) fn ran(&mut self, guesses: usize, time: Duration) {
+        self.idle += 1;
+        let time = time.as_secs_f64();
+        match self.step {
+            Some(step) if guesses > 0 => {
+                #[expect(clippy::cast_precision_loss, reason = "at most seven")]
+                Self::learn(&mut self.row, (time - step).max(0.0) / guesses as f64);
+            }
+            _ if guesses == 0 => Self::learn(&mut self.step, time),
+            _ => {}
+        }
+    }
+
+    /// Tokens of the next draft: those with which most tokens a second are expected.
+    pub(crate) fn length(&self) -> usize {
+        let Some(step) = self.step else { return 0 };
+        let (Some(draft), Some(row)) = (self.draft, self.row) else { return 1 };
+        let (mut best, mut rate) = (0, 1.0 / step);
+        let (mut tokens, mut time, mut right) = (1.0, step, 1.0);
+        for length in 1..=MOST {
+            right *= self.right;
+            (tokens, time) = (tokens + right, time + draft + row);
+            if tokens / time > rate {
+                (best, rate) = (length, tokens / time);
+            }
+        }
+        if best == 0 && self.idle >= Self::AGAIN { 1 } else { best }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +217,29 @@ mod tests {
             drafter.push((state >> 16) % 50);
         }
         assert!(drafted < 30, "{drafted} drafts of noise");
+    }
+
+    #[test]
+    fn drafts_by_planes_are_as_long_as_they_pay() {
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let paced = |draft: f64, row: f64, right: usize| {
+            let mut pace = Pace::default();
+            assert_eq!(pace.length(), 0, "a step is measured first");
+            pace.ran(0, ms(10.0));
+            assert_eq!(pace.length(), 1, "then a draft is tried");
+            pace.drafted(ms(draft));
+            pace.ran(1, ms(10.0 + row));
+            (0..400).for_each(|i| pace.judge(i % 10 < right));
+            pace
+        };
+        assert_eq!(paced(2.0, 0.5, 10).length(), MOST, "cheap and right");
+        let some = paced(3.0, 1.0, 8).length();
+        assert!((1..MOST).contains(&some), "{some}");
+        let mut dear = paced(9.0, 3.0, 9);
+        assert_eq!(dear.length(), 0, "a draft that costs a step");
+        (0..Pace::AGAIN).for_each(|_| dear.ran(0, ms(10.0)));
+        assert_eq!(dear.length(), 1, "tried again");
+        dear.forget_times();
+        assert_eq!(dear.length(), 0);
     }
 }

@@ -17,6 +17,7 @@
 //! Logits are made [`EvalOptions::rows`] predictions at a time, for both models in lock-step, and dropped:
 //! memory is rows × vocabulary floats per model, whatever the text. Sums run in f64 in the order of the text.
 
+use fracbit_kernels::Precision;
 use rayon::prelude::*;
 
 use crate::sample::argmax;
@@ -117,7 +118,8 @@ pub fn nll<W: AsRef<[u32]>>(
     Ok(total)
 }
 
-/// Runs a baseline and a model over the same windows; `progress` as for [`nll`]. Where the cache has fewer than 16 bits, that of the baseline has 16.
+/// Runs a baseline and a model over the same windows; `progress` as for [`nll`]. The baseline is read in full
+/// precision; where the cache has fewer than 16 bits, that of the baseline has 16.
 ///
 /// # Errors
 /// As for [`nll`], and [`Error::Vocabularies`].
@@ -133,7 +135,8 @@ pub fn compare<W: AsRef<[u32]>>(
         return Err(Error::Vocabularies(vocabularies.0, vocabularies.1));
     }
     let kv = if options.state.kv.turns() { KvType::I16 } else { options.state.kv };
-    let of_baseline = EvalOptions { state: StateOptions { kv, ..options.state }, ..*options };
+    let state = StateOptions { kv, precision: Precision::FULL, ..options.state };
+    let of_baseline = EvalOptions { state, ..*options };
     let (mut a, mut b) =
         (Runner::new(baseline, windows, &of_baseline)?, Runner::new(model, windows, options)?);
     let mut total = Comparison::default();

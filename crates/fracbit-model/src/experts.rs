@@ -14,7 +14,8 @@ use fracbit_base::{Shape, ShapeError};
 use fracbit_io::Experts;
 use fracbit_kernels::vectors::plain::exp;
 use fracbit_kernels::{
-    Crew, Gate, Group, Numbers, RowsOf, Vectors, matmul_gated_with, matmul_groups_with, matmul_rows_with,
+    Crew, Gate, Group, Numbers, Precision, RowsOf, Vectors, matmul_gated_with, matmul_groups_with,
+    matmul_rows_with,
 };
 
 use crate::Error;
@@ -166,14 +167,14 @@ impl Linear {
         let tokens = groups.last().map_or(0, |group| group.tokens.end);
         ShapeError::check_len(OP, "x", tokens * cols, x.len())?;
         ShapeError::check_len(OP, "out", tokens * rows, out.len())?;
-        let packed = layers.map(|layer| layer.packed_piece(count));
+        let packed = layers.map(|layer| layer.packed_piece(count, scratch.precision));
         if packed.iter().all(Option::is_some) {
             let first = packed.map(|rows| rows.expect("all are"));
             return Self::packed_groups(crew, kind, &first, groups, x, scratch, out);
         }
         // Each by itself: one may be in full precision and the other not.
         for (layer, out) in layers.iter().zip([&mut *out, &mut *other]) {
-            match layer.packed_piece(count) {
+            match layer.packed_piece(count, scratch.precision) {
                 Some(first) => Self::packed_groups(crew, kind, &[first], groups, x, scratch, out)?,
                 None if layer.is_quantized() => {
                     let want = "of whole strips of 16 rows for each expert";
@@ -237,7 +238,7 @@ impl Linear {
 
     /// Most tokens of a group that is multiplied together with others.
     pub(crate) fn group_tokens(&self, count: usize) -> usize {
-        self.packed_piece(count).map_or(0, |rows| rows.group_tokens())
+        self.packed_piece(count, Precision::FULL).map_or(0, |rows| rows.group_tokens())
     }
 }
 

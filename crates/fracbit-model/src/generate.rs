@@ -9,12 +9,27 @@
 //! the next turn's tokens. [`Generation::pending`] says which.
 //!
 //! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with the token before it: the same tokens
-//! are yielded, sooner.
+//! are yielded, sooner. Where it does not, a nested model can guess with its first planes ([`GenerateOptions::draft`]), and a
+//! [`Schedule`] says what its steps read.
 
-use crate::draft::{Drafter, MOST};
+use std::time::Instant;
+
+use fracbit_kernels::Precision;
+use fracbit_schedule::{Phase, Schedule};
+
+use crate::draft::{Drafter, MOST, Pace};
 use crate::sample::Sampler;
 use crate::state::State;
 use crate::{Error, Model};
+
+/// Guesses that a nested model makes itself, reading fewer planes than the step that checks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// What guesses read; a step that reads no more is not guessed for.
+    pub precision: Precision,
+    /// Tokens of a guess, up to 7; `None`: as many as pay, by measured times and by how many were right.
+    pub length: Option<usize>,
+}
 
 /// When to stop, and how far to guess ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,12 +42,23 @@ pub struct GenerateOptions {
     pub before: Vec<u32>,
     /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend on it.
     pub guesses: usize,
+    /// Whether a nested model guesses too, where the text does not repeat itself; part of `guesses`.
+    pub draft: Option<Draft>,
+    /// What steps read of a nested model; `None`: what the state says.
+    pub schedule: Option<Schedule>,
 }
 
 impl Default for GenerateOptions {
     /// No end but that of the context, and as many guesses as pay.
     fn default() -> Self {
-        Self { max_tokens: None, end_tokens: Vec::new(), before: Vec::new(), guesses: MOST }
+        Self {
+            max_tokens: None,
+            end_tokens: Vec::new(),
+            before: Vec::new(),
+            guesses: MOST,
+            draft: None,
+            schedule: None,
+        }
     }
 }
 
@@ -67,6 +93,11 @@ pub struct Generation<'a> {
     /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but holds their keys and values still.
     run: Vec<u32>,
     guessed: usize,
+    /// Whether the guesses were the model's own.
+    drafted: bool,
+    /// Picks guesses, with the random numbers that come next.
+    guesser: Sampler,
+    pace: Pace,
 }
 
 impl<'a> Generation<'a> {
@@ -88,6 +119,7 @@ impl<'a> Generation<'a> {
             return Err(Error::EmptyPrompt);
         }
         sampler.use_kernels_of(model);
+        let guesser = sampler.clone();
         let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
         // With a bound on the tokens, all memory that the loop needs but for what its first pass and its first guesses grow.
         if let Some(max) = options.max_tokens {
@@ -112,6 +144,9 @@ impl<'a> Generation<'a> {
             drafter,
             run: Vec::with_capacity(1 + MOST),
             guessed: 0,
+            drafted: false,
+            guesser,
+            pace: Pace::default(),
         })
     }
 
@@ -148,35 +183,98 @@ impl<'a> Generation<'a> {
 
     fn step(&mut self) -> Result<u32, Error> {
         let pending = self.history.len() - self.next;
-        if pending == 1 && self.run.get(self.row + 1) == self.history.last() {
+        let guess = self.run.get(self.row + 1).filter(|_| pending == 1 && self.yielded > 0);
+        let right = guess.is_some() && guess == self.history.last();
+        if self.drafted && guess.is_some() {
+            self.pace.judge(right);
+        }
+        if right {
             // It was run as a guess.
             self.state.advance(1);
             self.row += 1;
             self.guessed += 1;
         } else {
-            self.run.clear();
-            let most = if pending == 1 { self.most_guesses() } else { 0 };
-            self.run.push(self.history[self.history.len() - 1]);
-            let vocab = self.model.config().vocab_size;
-            self.run.extend(self.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-            let guesses = self.run.len() - 1;
-            let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
-            self.model.forward(self.state, tokens, &mut self.hidden)?;
-            self.state.truncate(self.state.len() - guesses);
-            let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
-            self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
-            self.row = 0;
+            self.forward(pending)?;
         }
         self.next = self.history.len();
         let vocab = self.model.config().vocab_size;
         self.sampler.sample(&self.logits[self.row * vocab..][..vocab], &self.history)
     }
 
+    /// Runs what is pending, and with a single token guesses of what follows it.
+    fn forward(&mut self, pending: usize) -> Result<(), Error> {
+        if let Some(schedule) = &self.options.schedule {
+            let phase = self.yielded.checked_sub(1).map_or(Phase::Prefill, Phase::Decode);
+            let precision = Precision::at_most(schedule.precision(phase));
+            if precision != self.state.precision() {
+                self.pace.forget_times();
+            }
+            self.state.set_precision(precision);
+        }
+        let most = if pending == 1 { self.most_guesses() } else { 0 };
+        let last = self.history[self.history.len() - 1];
+        let vocab = self.model.config().vocab_size;
+        self.run.clear();
+        self.run.push(last);
+        self.run.extend(self.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
+        self.drafted = self.run.len() == 1 && self.options.draft.is_some() && self.yielded > 0;
+        if self.drafted {
+            self.guess(most)?;
+        }
+        let guesses = self.run.len() - 1;
+        let start = Instant::now();
+        let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
+        self.model.forward(self.state, tokens, &mut self.hidden)?;
+        self.state.truncate(self.state.len() - guesses);
+        let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
+        self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
+        if self.drafted {
+            self.pace.ran(guesses, start.elapsed());
+        }
+        self.row = 0;
+        Ok(())
+    }
+
+    /// Appends to `run` what the first planes of the weights would say, as far as it pays. The step that checks the guesses writes
+    /// their places of the cache anew.
+    fn guess(&mut self, most: usize) -> Result<(), Error> {
+        let Some(Draft { precision, length }) = self.options.draft else { return Ok(()) };
+        let full = self.state.precision();
+        let reads = |precision| self.model.weight_bytes_at(precision);
+        if reads(precision) >= reads(full) {
+            return Ok(());
+        }
+        let length = length.unwrap_or_else(|| self.pace.length()).min(most).min(MOST);
+        let (held, known) = (self.state.len(), self.history.len());
+        self.guesser.follow(self.sampler);
+        self.state.set_precision(precision);
+        let guesses = (0..length).try_for_each(|_| {
+            let start = Instant::now();
+            let token = self.history[self.history.len() - 1];
+            self.model.forward(self.state, &[token], &mut self.hidden)?;
+            self.model.logits(self.state, &self.hidden, &mut self.logits)?;
+            let token = self.guesser.sample(&self.logits, &self.history)?;
+            self.pace.drafted(start.elapsed());
+            self.run.push(token);
+            self.history.push(token);
+            Ok(())
+        });
+        self.history.truncate(known);
+        self.state.truncate(held);
+        self.state.set_precision(full);
+        guesses
+    }
+
     /// Guesses that could still be yielded and that the cache has room for: it does not grow for them.
     fn most_guesses(&self) -> usize {
         let room = self.state.room().saturating_sub(self.state.len() + 1);
         let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);
-        self.options.guesses.min(room).min(wanted)
+        // A step has one precision.
+        let alike = match (&self.options.schedule, self.yielded.checked_sub(1)) {
+            (Some(schedule), Some(step)) => schedule.steps_alike(step).map_or(usize::MAX, |n| n - 1),
+            _ => usize::MAX,
+        };
+        self.options.guesses.min(room).min(wanted).min(alike)
     }
 }
 

@@ -27,6 +27,7 @@
 //! the system's mathematics library, in RoPE tables, sampling weights and evaluation.
 
 mod attention;
+mod banded;
 pub mod block;
 mod coarse;
 pub mod curvature;
@@ -53,7 +54,8 @@ pub use block::{Block, BlockInput};
 pub use draft::Drafter;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
-pub use generate::{GenerateOptions, Generation, Stop};
+pub use fracbit_kernels::Precision;
+pub use generate::{Draft, GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};

@@ -29,20 +29,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fracbit_base::{Shape, ShapeError};
+use fracbit_base::{Scheme, Shape, ShapeError};
 use fracbit_io::Checkpoint;
 use fracbit_kernels::vectors::{
     Products,
     plain::{LANES, add, dot, finish},
 };
 use fracbit_kernels::{
-    Activations, Crew, Gate, PANEL_FROM, PackedMatrix, RowsOf, Vectors, matmul_gated_with,
-    matmul_refined_with, matmul_rows_with, matmul_with, with_crew,
+    Activations, Crew, Gate, PANEL_FROM, PackedMatrix, Precision, RowsOf, Vectors, matmul_gated_with,
+    matmul_refined_with, matmul_rows_with, with_crew,
 };
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
+use crate::banded::Banded;
 use crate::coarse;
 use crate::id::LinearId;
 use crate::sites::RotationMode;
@@ -115,16 +116,6 @@ enum Weights {
     Banded(Banded),
 }
 
-/// Rows in several packed matrices: embeddings whose frequent tokens have more bits than the rare ones.
-#[derive(Debug)]
-struct Banded {
-    bands: Vec<PackedMatrix>,
-    /// Band, and row within it, of every row.
-    places: Vec<(u8, u32)>,
-    /// Rows of all bands, one band after another, each in ascending order.
-    rows: Vec<u32>,
-}
-
 /// Some rows of a packed matrix that several layers share.
 #[derive(Debug)]
 struct Fused {
@@ -132,20 +123,22 @@ struct Fused {
     rows: Range<usize>,
 }
 
-/// [`matmul_with`] or [`matmul_refined_with`].
-type PackedProduct =
-    fn(&Crew<'_>, &PackedMatrix, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
+/// [`matmul_rows_with`] or [`matmul_refined_with`].
+pub(crate) type PackedProduct =
+    fn(&Crew<'_>, RowsOf<'_>, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
 
 /// Work space of linear layers: the activations in integer form, shared by layers with one input.
 #[derive(Default)]
 pub struct LinearScratch {
     pub(crate) activations: Activations,
     current: bool,
-    fused: Vec<f32>, // (batch, rows of a shared matrix or of a band), or (rows, batch)
+    pub(crate) fused: Vec<f32>, // (batch, rows of a shared matrix or of a band), or (rows, batch)
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
     /// Whether products of many tokens may round weights and inputs to bf16.
     pub(crate) coarse: bool,
+    /// What is read of nested matrices.
+    pub(crate) precision: Precision,
 }
 
 impl LinearScratch {
@@ -167,7 +160,7 @@ impl LinearScratch {
     }
 
     /// So many numbers, whatever they are.
-    fn room(&mut self, len: usize) -> &mut [f32] {
+    pub(crate) fn room(&mut self, len: usize) -> &mut [f32] {
         if self.fused.len() < len {
             self.fused.resize(len, 0.0);
         }
@@ -299,22 +292,7 @@ impl Linear {
         band_of: &[u8],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, ShapeError> {
-        const OP: &str = "banded layer";
-        let mut members: Vec<Vec<u32>> = vec![Vec::new(); bands.len()];
-        let mut places = Vec::with_capacity(band_of.len());
-        for (row, &band) in band_of.iter().enumerate() {
-            let Some(rows) = members.get_mut(usize::from(band)) else {
-                return Err(ShapeError::new(OP, "band", format_args!("below {}", bands.len()), band));
-            };
-            let too_many = |count| ShapeError::new(OP, "rows", "below 2^32", count);
-            places.push((band, u32::try_from(rows.len()).map_err(|_| too_many(rows.len()))?));
-            rows.push(u32::try_from(row).map_err(|_| too_many(row))?);
-        }
-        for (matrix, rows) in bands.iter().zip(&members) {
-            ShapeError::check_len(OP, "rows of a band", rows.len(), matrix.shape().rows)?;
-            ShapeError::check_len(OP, "columns of a band", bands[0].shape().cols, matrix.shape().cols)?;
-        }
-        Self::new(Weights::Banded(Banded { bands, places, rows: members.concat() }), bias)
+        Self::new(Weights::Banded(Banded::new(bands, band_of)?), bias)
     }
 
     fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
@@ -354,7 +332,7 @@ impl Linear {
             Weights::Stored(stored) => stored.shape,
             Weights::Packed(matrix) => matrix.shape(),
             Weights::Fused(part) => Shape::new(part.rows.len(), part.whole.shape().cols),
-            Weights::Banded(of) => Shape::new(of.rows.len(), of.bands.first().map_or(0, |b| b.shape().cols)),
+            Weights::Banded(of) => of.shape(),
         }
     }
 
@@ -404,11 +382,36 @@ impl Linear {
         }
     }
 
+    /// The schemes of packed weights, each once for every matrix that has it.
+    pub(crate) fn schemes(&self) -> impl Iterator<Item = Scheme> {
+        let whole = self.as_packed().into_iter();
+        let bands = if let Weights::Banded(of) = &self.weights { &of.bands[..] } else { &[] };
+        whole.chain(bands).map(PackedMatrix::scheme)
+    }
+
+    /// Bytes of the weights that a product of this precision reads.
+    pub(crate) fn weight_bytes_at(&self, precision: Precision) -> usize {
+        match &self.weights {
+            Weights::Dense(..) | Weights::Stored(_) => self.weight_bytes(),
+            Weights::Packed(matrix) => matrix.bytes_at(precision),
+            Weights::Fused(Fused { whole, rows }) => {
+                let up_to = |row: usize| whole.bytes_at(precision) * row / whole.shape().rows.max(1);
+                up_to(rows.end) - up_to(rows.start)
+            }
+            Weights::Banded(of) => of.bands.iter().map(|band| band.bytes_at(precision)).sum(),
+        }
+    }
+
     /// One row of the weights: the embedding of a token.
     ///
     /// # Errors
     /// When `out` is not one row long or there is no such row.
     pub fn row(&self, row: usize, out: &mut [f32]) -> Result<(), ShapeError> {
+        self.row_at(row, Precision::FULL, out)
+    }
+
+    /// As [`Linear::row`], as the planes of a precision have it.
+    pub(crate) fn row_at(&self, row: usize, precision: Precision, out: &mut [f32]) -> Result<(), ShapeError> {
         let shape = self.shape();
         ShapeError::check_len("weight row", "out", shape.cols, out.len())?;
         if row >= shape.rows {
@@ -417,11 +420,11 @@ impl Linear {
         match &self.weights {
             Weights::Dense(_, weights) => out.copy_from_slice(&weights[row * shape.cols..][..shape.cols]),
             Weights::Stored(stored) => stored.block(row..row + 1, out),
-            Weights::Packed(matrix) => matrix.row(row, out),
-            Weights::Fused(part) => part.whole.row(part.rows.start + row, out),
+            Weights::Packed(matrix) => matrix.row_at(row, precision, out),
+            Weights::Fused(part) => part.whole.row_at(part.rows.start + row, precision, out),
             Weights::Banded(of) => {
                 let (band, at) = of.places[row];
-                of.bands[usize::from(band)].row(at as usize, out);
+                of.bands[usize::from(band)].row_at(at as usize, precision, out);
             }
         }
         Ok(())
@@ -456,7 +459,7 @@ impl Linear {
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
-        self.product(crew, x, scratch, out, matmul_with)
+        self.product(crew, x, scratch, out, matmul_rows_with)
     }
 
     /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed matrix multiplies what the rounding of its
@@ -495,11 +498,13 @@ impl Linear {
             }
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
-                packed(crew, matrix, x, &mut scratch.activations, out)?;
+                let rows = RowsOf::all(matrix).at(scratch.precision);
+                packed(crew, rows, x, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
                 if let Some(rows) = self.rows_of(batch) {
                     scratch.quantize(x, shape.cols)?;
+                    let rows = rows.at(scratch.precision);
                     matmul_rows_with(crew, rows, x, &mut scratch.activations, out)?;
                 } else {
                     part.product(crew, x, scratch)?;
@@ -543,15 +548,16 @@ impl Linear {
     }
 
     /// The rows of the first of `count` pieces, where they are packed.
-    pub(crate) fn packed_piece(&self, count: usize) -> Option<RowsOf<'_>> {
-        match &self.weights {
+    pub(crate) fn packed_piece(&self, count: usize, precision: Precision) -> Option<RowsOf<'_>> {
+        let rows = match &self.weights {
             Weights::Packed(matrix) => RowsOf::new(matrix, 0..matrix.shape().rows / count),
             Weights::Fused(part) => {
                 let rows = part.rows.start..part.rows.start + part.rows.len() / count;
                 RowsOf::new(&part.whole, rows)
             }
             _ => None,
-        }
+        };
+        Some(rows?.at(precision))
     }
 
     /// The packed rows that several tokens multiply by themselves: one product of all members would be written twice.
@@ -579,7 +585,8 @@ impl Linear {
             gate.observe(crew, x);
             up.observe(crew, x);
             scratch.quantize(x, cols)?;
-            return matmul_gated_with(crew, kind, [gate_rows, up_rows], x, &mut scratch.activations, out);
+            let both = [gate_rows, up_rows].map(|rows| rows.at(scratch.precision));
+            return matmul_gated_with(crew, kind, both, x, &mut scratch.activations, out);
         }
         Self::apply_together(crew, [gate, up], x, scratch, [&mut *out, &mut *other])?;
         crew.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
@@ -734,7 +741,8 @@ impl Fused {
         scratch.quantize(x, shape.cols)?;
         let len = x.len() / shape.cols * shape.rows;
         scratch.room(len);
-        matmul_with(crew, &self.whole, x, &mut scratch.activations, &mut scratch.fused[..len])
+        let rows = RowsOf::all(&self.whole).at(scratch.precision);
+        matmul_rows_with(crew, rows, x, &mut scratch.activations, &mut scratch.fused[..len])
     }
 
     /// This layer's rows of a product, (batch, rows of the shared matrix).
@@ -743,34 +751,6 @@ impl Fused {
         for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(product.chunks_exact(stride)) {
             out.copy_from_slice(&all[self.rows.clone()]);
         }
-    }
-}
-
-impl Banded {
-    /// The rows of one band after another times `x`, each put where it belongs in `out`, (batch, rows).
-    fn product(
-        &self,
-        crew: &Crew<'_>,
-        x: &[f32],
-        packed: PackedProduct,
-        scratch: &mut LinearScratch,
-        out: &mut [f32],
-    ) -> Result<(), ShapeError> {
-        let mut rest = &self.rows[..];
-        for matrix in &self.bands {
-            let shape = matrix.shape();
-            let (rows, behind) = rest.split_at(shape.rows);
-            rest = behind;
-            scratch.quantize(x, shape.cols)?;
-            let len = x.len() / shape.cols * shape.rows;
-            scratch.room(len);
-            packed(crew, matrix, x, &mut scratch.activations, &mut scratch.fused[..len])?;
-            let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
-            for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {
-                rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);
-            }
-        }
-        Ok(())
     }
 }
 

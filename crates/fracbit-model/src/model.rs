@@ -15,12 +15,13 @@
 //! the residual stream, the queries, the keys and the MLP in floats. Prefill runs in chunks of [`StateOptions::chunk`] tokens; decoding is a chunk of
 //! one, or of up to eight where a generation guesses, and allocates nothing but cache (see [`State::reserve`]) once a chunk of its size has run.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fracbit_base::{Shape, ShapeError};
+use fracbit_base::{Rate, Scheme, Shape, ShapeError};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
-use fracbit_kernels::{Crew, Gate, Kernels, Vectors, with_crew};
+use fracbit_kernels::{Crew, Gate, Kernels, Precision, Vectors, with_crew};
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
@@ -287,6 +288,31 @@ impl Model {
         layers.chain(self.head.as_ref()).chain([&self.embed]).map(|l| l.weight_bytes()).sum()
     }
 
+    /// Bytes of the weights that a step of this precision reads, all but the embedding's rows.
+    #[must_use]
+    pub fn weight_bytes_at(&self, precision: Precision) -> usize {
+        let layers = self.layers.iter().flat_map(|l| &l.linears);
+        layers.map(|l| &**l).chain([self.head_linear()]).map(|l| l.weight_bytes_at(precision)).sum()
+    }
+
+    /// Mean bits of a weight that a step of this precision reads, scales counted, the embedding's rows not.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn bits_at(&self, precision: Precision) -> f64 {
+        let layers = self.layers.iter().flat_map(|l| &l.linears);
+        let all = layers.map(|l| &**l).chain([self.head_linear()]);
+        let weights: usize = all.map(|l| l.shape().len()).sum();
+        (8 * self.weight_bytes_at(precision)) as f64 / weights.max(1) as f64
+    }
+
+    /// The precisions that its nested weights have, ascending; none where no matrix is nested.
+    #[must_use]
+    pub fn precisions(&self) -> BTreeSet<Rate> {
+        let layers = self.layers.iter().flat_map(|l| &l.linears);
+        let schemes = layers.map(|l| &**l).chain([self.head_linear()]).flat_map(Linear::schemes);
+        schemes.filter(|scheme| scheme.planes() > 1).flat_map(Scheme::precisions).collect()
+    }
+
     /// An empty state of this model.
     #[must_use]
     pub fn state(&self, options: &StateOptions) -> State {
@@ -320,7 +346,7 @@ impl Model {
 
     /// Runs one token of each of several sequences together, so that every matrix is read once for all of them; otherwise as
     /// [`Model::forward`], with the same bits. `hidden` gets (sequences, hidden), which [`Model::logits`] takes with any of the
-    /// states.
+    /// states that have its precision.
     ///
     /// # Errors
     /// As for [`Model::forward`]; [`Error::Shape`] when there is not one token for each state, or none.
@@ -339,7 +365,18 @@ impl Model {
         }
         states.iter_mut().try_for_each(|state| state.reserve(1))?;
         hidden.resize(tokens.len() * self.config.hidden_size, 0.0);
-        with_crew(|crew| self.forward_rows(crew, states, tokens, hidden))
+        let width = self.config.hidden_size;
+        with_crew(|crew| {
+            let (mut tokens, mut hidden) = (tokens, &mut hidden[..]);
+            // Neighbours of one precision go together.
+            for states in states.chunk_by_mut(|a, b| a.precision() == b.precision()) {
+                let (these, others) = tokens.split_at(states.len());
+                let (out, behind) = hidden.split_at_mut(states.len() * width);
+                self.forward_rows(crew, states, these, out)?;
+                (tokens, hidden) = (others, behind);
+            }
+            Ok(())
+        })
     }
 
     fn check(&self, state: &State, tokens: &[u32]) -> Result<(), Error> {
@@ -466,6 +503,7 @@ impl Model {
         f: impl FnOnce(Pass<'_>, &mut [State], &mut Scratch) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut scratch = std::mem::take(&mut states[0].scratch);
+        scratch.linear.precision = states[0].precision();
         let room = states.iter().map(State::room).max().unwrap_or(0);
         scratch.ensure(&self.config, self.rotation_scratch, rows, room);
         scratch.linear.vectors = self.vectors;
@@ -486,6 +524,7 @@ impl Model {
         let rows = hidden.len() / width;
         ShapeError::check_len("logits", "hidden", rows * width, hidden.len())?;
         out.resize(rows * self.config.vocab_size, 0.0);
+        state.scratch.linear.precision = state.precision();
         let s = &mut state.scratch;
         s.ensure_rotation(self.rotation_scratch);
         s.linear.vectors = self.vectors;
@@ -534,9 +573,9 @@ impl Pass<'_> {
     fn embed(self, tokens: &[u32], s: &mut Scratch) {
         let Self { model, crew, rows } = self;
         let width = model.config.hidden_size;
-        let x = &mut s.x[..rows * width];
+        let (x, precision) = (&mut s.x[..rows * width], s.linear.precision);
         crew.chunks(x, width, |row, x| {
-            model.embed.row(tokens[row] as usize, x).expect("tokens were checked");
+            model.embed.row_at(tokens[row] as usize, precision, x).expect("tokens were checked");
         });
         if let Some(rotation) = &model.sites.embed_out {
             sites::apply_inverse(rotation, crew, x, &mut s.rotation);

@@ -109,6 +109,11 @@ impl Scale {
 }
 
 impl Sampler {
+    /// Goes on as `other` would.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        (self.config, self.rng, self.vectors) = (other.config, other.rng.clone(), other.vectors);
+    }
+
     /// A sampler at the start of its random numbers.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! What one sequence needs beside the model: its cache and work space.
 
 use fracbit_io::ModelConfig;
-use fracbit_kernels::Numbers;
+use fracbit_kernels::{Numbers, Precision};
 use fracbit_rotation::Rotation;
 
 use crate::Error;
@@ -25,11 +25,13 @@ pub struct StateOptions {
     /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill, where that is faster: for statistics and
     /// training, not for what is compared digit by digit.
     pub coarse: bool,
+    /// What is read of nested weights until [`State::set_precision`] says otherwise.
+    pub precision: Precision,
 }
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::I16, chunk: 256, coarse: false }
+        Self { context: None, kv: KvType::I16, chunk: 256, coarse: false, precision: Precision::FULL }
     }
 }
 
@@ -47,6 +49,7 @@ pub struct State {
     capacity: usize,
     len: usize,
     chunk: usize,
+    precision: Precision,
 }
 
 /// The sizes of a model that a state depends on.
@@ -99,6 +102,7 @@ impl State {
             capacity,
             len: 0,
             chunk: options.chunk.max(1),
+            precision: options.precision,
         }
     }
 
@@ -156,6 +160,17 @@ impl State {
     #[must_use]
     pub fn chunk(&self) -> usize {
         self.chunk
+    }
+
+    /// What the next tokens read of nested weights; the cache stays as it is.
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
+    }
+
+    /// What tokens read of nested weights.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Forgets all tokens but the first `len`; does nothing when there are no more.

@@ -36,13 +36,13 @@ fn pack(matrix: &Matrix) -> PackedMatrix {
     let mut codes = vec![128u8; layout.len()];
     for (r, row) in matrix.data.chunks(cols).enumerate() {
         for (c, w) in row.iter().enumerate() {
-            let tile = layout.tile(r / TILE_ROWS, c / TILE_COLS);
+            let tile = layout.tile(0, r / TILE_ROWS, c / TILE_COLS);
             let integer = (w / scales[r].to_f32() * 127.0).round().clamp(-127.0, 127.0);
             codes[tile][r % TILE_ROWS * TILE_COLS + c % TILE_COLS] = (integer + 128.0) as u8;
         }
     }
     let group = cols.next_multiple_of(TILE_COLS);
-    let view = PackedView::new(scheme, matrix.shape, &[&codebook], &codes, &scales, group, 1.0).unwrap();
+    let view = PackedView::new(scheme, matrix.shape, &[&codebook], &codes, &scales, group, &[1.0]).unwrap();
     assert!(relative(&view.dequantize(), &matrix.data) < 0.01, "the test's own packing");
     PackedMatrix::new(&Kernels::scalar(), &view)
 }
@@ -248,7 +248,13 @@ fn tell(model: &Model, kv: KvType, sampling: SampleConfig, prompt: &[u32], guess
     let (mut before, mut prompt, mut guessed) = (Vec::new(), prompt.to_vec(), 0);
     for max_tokens in [Some(14), None] {
         let end_tokens = if max_tokens.is_none() { vec![0, 1, 2, 3] } else { Vec::new() };
-        let options = GenerateOptions { max_tokens, end_tokens, before: before.clone(), guesses };
+        let options = GenerateOptions {
+            max_tokens,
+            end_tokens,
+            before: before.clone(),
+            guesses,
+            ..GenerateOptions::default()
+        };
         let mut generation = Generation::new(model, &mut state, &mut sampler, &prompt, options).unwrap();
         while let Some(token) = generation.next() {
             told.tokens.push(token.unwrap());

@@ -24,6 +24,8 @@ pub(crate) struct Strip<'a> {
     pub(crate) feedback: &'a Feedback,
     /// Columns rounded together.
     pub(crate) block: usize,
+    /// How much of an error is passed on: 1, or less where another plane follows.
+    pub(crate) share: f32,
 }
 
 /// The buffer being rounded: targets of columns `first..last`, `W + (W - W') (L - 1)` so far.
@@ -48,7 +50,7 @@ impl Strip<'_> {
             if last < n {
                 let behind = &self.feedback.lower[last * n + first..];
                 let size = (rows, n - last, width);
-                multiply(1.0, &error[last..], n, behind, n, size, 1.0, &mut buffer.target, width);
+                multiply(self.share, &error[last..], n, behind, n, size, 1.0, &mut buffer.target, width);
             }
             for across in (first / TILE_COLS..last.div_ceil(TILE_COLS)).rev() {
                 let &(segment, rounder) = coders
@@ -110,7 +112,7 @@ impl Strip<'_> {
             if start > buffer.first {
                 let row = &self.feedback.lower[start * n + buffer.first..];
                 let size = (rows, end - start, start - buffer.first);
-                multiply(1.0, &error[start..], n, row, n, size, 1.0, &mut buffer.target, width);
+                multiply(self.share, &error[start..], n, row, n, size, 1.0, &mut buffer.target, width);
             }
             end = start;
         }

@@ -81,7 +81,7 @@ pub(crate) fn quantize(
         weights.chunks(cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
     let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
     let books = vec![Arc::new(book.clone())];
-    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, gain), relative_error))
+    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), relative_error))
 }
 
 /// Writes codes, (row, width), to the tiles of some rows of tiles.

@@ -29,8 +29,7 @@ pub fn provide(provider: Provider) -> Result<(), Provider> {
     PROVIDER.set(provider)
 }
 
-/// The rounder of a scheme; `None` for half-TCQ, which uses the rounders of its two
-/// [halves](Scheme::halves), for schemes whose groups have a scale each (their scale and codes are found together), and for a
+/// The rounder of a scheme; `None` for one of several [components](Scheme::components), which uses their rounders, for schemes whose groups have a scale each (their scale and codes are found together), and for a
 /// scheme without a built-in codebook.
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<&'static dyn Rounder> {

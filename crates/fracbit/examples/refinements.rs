@@ -119,7 +119,7 @@ fn main() -> Any<()> {
             Run { source: &source, calibration: &calibration, scheme, effort, recipe: &recipe, fits: vec![] };
         let model = run.model()?;
         let seconds = start.elapsed().as_secs_f64();
-        let e = evaluate::score(&model, Some(&base), &windows, KvType::I16, 0.0, &Quiet)?;
+        let e = evaluate::score(&model, Some(&base), &windows, StateOptions::default(), 0.0, &Quiet)?;
         let (kl, perplexity) = (e.kl.unwrap_or_default(), e.perplexity);
         println!("| {} | {kl:.5} | {perplexity:.3} | {seconds:.1} |", recipe.name);
         if !run.fits.is_empty() {

@@ -12,7 +12,7 @@ pub struct Bodies {
     pub architecture: String,
     /// Detected features that matter to kernels.
     pub features: Vec<String>,
-    /// The instruction set of the body of every scheme, `FRACBIT_ISA` applied; a half-trellis scheme has the lesser of its halves.
+    /// The instruction set of the body of every scheme, `FRACBIT_ISA` applied; one of several components has the least of theirs.
     pub bodies: BTreeMap<Scheme, String>,
 }
 
@@ -23,8 +23,7 @@ pub struct Bodies {
 pub fn bodies() -> Result<Bodies, Error> {
     let kernels = load::kernels()?;
     let of = |scheme: Scheme| {
-        let halves = scheme.halves().into_iter();
-        halves.filter_map(|half| fracbit_quant::codebook(half).map(|book| kernels.isa(book))).min()
+        scheme.tables().filter_map(|table| fracbit_quant::codebook(table).map(|book| kernels.isa(book))).min()
     };
     #[cfg(target_arch = "x86_64")]
     let features = fracbit_kernels_x86::features();

@@ -2,14 +2,14 @@
 
 use crate::{Error, Progress};
 use fracbit_base::Scheme;
-use fracbit_codebook::{GroupCoder, distortion, group_distortion};
+use fracbit_codebook::{GroupCoder, Rounder, distortion, group_distortion, nested_distortion};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One row of `fracbit distortion`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Distortion {
-    /// Family: `nuq`, `vq`, `tcq`, `half-tcq`, `int` or `gnuq`.
+    /// Family: `nuq`, `vq`, `tcq`, `half-tcq`, `int`, `gnuq`; of a nested scheme its whole name.
     pub scheme: String,
     /// Trellis code: `fine`, `fast` or `hyb`; absent for the others.
     pub code: Option<String>,
@@ -25,7 +25,8 @@ pub struct Distortion {
 
 /// Measures `schemes` on `weights` seeded N(0, 1) weights each.
 ///
-/// Half-TCQ codes half of the weights with each of its two rates: its error is the mean of theirs.
+/// Half-TCQ codes half of the weights with each of its two rates: its error is the mean of theirs. That of a nested scheme is what all planes
+/// together leave.
 ///
 /// # Errors
 /// When a scheme has no built-in codebook.
@@ -35,14 +36,19 @@ pub fn measure(
     seed: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<Distortion>, Error> {
-    let halves: BTreeSet<Scheme> = schemes.iter().flat_map(|s| s.halves()).collect();
-    progress.stage("measuring distortion", halves.len() as u64);
+    let parts = |s: &Scheme| if s.planes() > 1 { vec![*s] } else { s.tables().collect() };
+    let parts: BTreeSet<Scheme> = schemes.iter().flat_map(parts).collect();
+    progress.stage("measuring distortion", parts.len() as u64);
     let mut errors = BTreeMap::new();
-    for scheme in halves {
+    for scheme in parts {
         let missing = Error::NoErrorEntry { scheme };
         let error = if scheme.group().is_some() {
             let coder = fracbit_quant::codebook(scheme).cloned().and_then(GroupCoder::new).ok_or(missing)?;
             group_distortion(&coder, weights, seed)
+        } else if scheme.planes() > 1 {
+            let planes = scheme.components().map(|plane| fracbit_quant::rounder(plane.scheme));
+            let planes: Vec<&dyn Rounder> = planes.collect::<Option<_>>().ok_or(missing)?;
+            nested_distortion(&planes, weights, seed)
         } else {
             distortion(fracbit_quant::rounder(scheme).ok_or(missing)?, weights, seed)
         };
@@ -50,12 +56,17 @@ pub fn measure(
         progress.advance(1);
     }
     let row = |&scheme: &Scheme| {
-        let [low, high] = scheme.halves();
+        let own = errors.get(&scheme).copied();
+        let halves = scheme.tables().map(|half| errors[&half]);
         Distortion {
-            scheme: scheme.family_name().to_owned(),
+            scheme: if own.is_some() && scheme.planes() > 1 {
+                scheme.to_string()
+            } else {
+                scheme.family_name().to_owned()
+            },
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
-            nmse: f64::midpoint(errors[&low], errors[&high]),
+            nmse: own.unwrap_or_else(|| halves.sum::<f64>() / 2.0),
             bound: scheme.rate().gaussian_bound(),
             published: fracbit_codebook::published(scheme),
         }

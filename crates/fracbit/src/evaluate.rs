@@ -6,7 +6,7 @@
 
 use crate::{Error, Opened, Progress, kernels};
 use fracbit_io::{Bos, EncodeOptions, PrefixSpace, Tokenizer};
-use fracbit_model::{KvType, Model, StateOptions, eval};
+use fracbit_model::{KvType, Model, Precision, StateOptions, eval};
 use serde::Serialize;
 use std::path::Path;
 
@@ -25,6 +25,8 @@ pub struct EvalOptions {
     pub separator: Option<String>,
     /// Element type of the KV cache.
     pub kv: KvType,
+    /// What is read of nested weights.
+    pub precision: Precision,
 }
 
 impl Default for EvalOptions {
@@ -36,6 +38,7 @@ impl Default for EvalOptions {
             drop_prefix_space: false,
             separator: None,
             kv: KvType::I16,
+            precision: Precision::FULL,
         }
     }
 }
@@ -76,7 +79,12 @@ pub fn evaluate(
     let built = model.model(&kernels, true)?;
     let base = baseline.map(|b| b.model(&kernels, true)).transpose()?;
     let windows = windows_of_both(model, baseline, text, origin, options)?;
-    score(&built, base.as_ref(), &windows, options.kv, model.bits_per_weight(), progress)
+    let state = StateOptions { kv: options.kv, precision: options.precision, ..StateOptions::default() };
+    let bits = match options.precision {
+        Precision::FULL => model.bits_per_weight(),
+        some => built.bits_at(some),
+    };
+    score(&built, base.as_ref(), &windows, state, bits, progress)
 }
 
 /// Scores windows of tokens: every token but the last of a window predicts the next.
@@ -87,14 +95,11 @@ pub fn score(
     model: &Model,
     baseline: Option<&Model>,
     windows: &[Vec<u32>],
-    kv: KvType,
+    state: StateOptions,
     bits_per_weight: f64,
     progress: &dyn Progress,
 ) -> Result<Evaluation, Error> {
-    let options = eval::EvalOptions {
-        state: StateOptions { kv, ..StateOptions::default() },
-        ..eval::EvalOptions::default()
-    };
+    let options = eval::EvalOptions { state, ..eval::EvalOptions::default() };
     let predictions: usize = windows.iter().map(|w| w.len().saturating_sub(1)).sum();
     progress.stage("evaluating", predictions as u64);
     let mut done = 0;

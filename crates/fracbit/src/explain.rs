@@ -82,7 +82,8 @@ pub fn explain(
         Gain { what, saved, share: saved / plan.predicted_loss.max(f64::MIN_POSITIVE) }
     };
     let mut schemes = Vec::new();
-    for scheme in Scheme::all().filter(|s| !have.contains(s)) {
+    let flat = |s: &Scheme| s.planes() == 1;
+    for scheme in Scheme::all().filter(|s| flat(s) && !have.contains(s)) {
         if asker.measured(scheme) {
             schemes.push(gain(scheme.to_string(), asker.bound(&[scheme], None)?));
         }
@@ -106,7 +107,8 @@ struct Width {
 
 /// The widths halfway between neighbouring rates of each trellis code.
 fn between(schemes: &[Scheme]) -> Vec<Width> {
-    let mut trellis: Vec<&Scheme> = schemes.iter().filter(|s| s.code().is_some()).collect();
+    let mut trellis: Vec<&Scheme> =
+        schemes.iter().filter(|s| s.code().is_some() && s.planes() == 1).collect();
     let code = |s: &Scheme| s.code().map(Code::name);
     trellis.sort_by_key(|s| (code(s), s.rate()));
     trellis

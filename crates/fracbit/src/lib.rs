@@ -27,6 +27,7 @@ pub mod plan;
 mod progress;
 pub mod quantize;
 pub mod report;
+pub mod schedule;
 pub mod sensitivity;
 mod sequential;
 pub mod smoothing;

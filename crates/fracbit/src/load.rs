@@ -278,9 +278,9 @@ impl<'a> Reader<'a> {
 
     /// The codebooks of a scheme, unless they are there.
     pub(crate) fn codebooks(&self, scheme: Scheme, books: &mut Books) -> Result<(), Error> {
-        for half in scheme.halves() {
-            if let Entry::Vacant(book) = books.entry(half) {
-                book.insert(Arc::new(self.codebook(half)?));
+        for table in scheme.tables() {
+            if let Entry::Vacant(book) = books.entry(table) {
+                book.insert(Arc::new(self.codebook(table)?));
             }
         }
         Ok(())
@@ -330,7 +330,7 @@ impl<'a> Reader<'a> {
         let name = |plane| plane_name(id, band, plane);
         let planes = SchemeSpec::of(scheme).planes.map(|plane| {
             Ok(match plane.element {
-                Element::F32 => Plane::F32(self.f32s(&name(plane.name), 1)?),
+                Element::F32 => Plane::F32(self.f32s(&name(plane.name), scheme.planes())?),
                 element => {
                     let view = self.tensor(&name(plane.name), directory::dtype(element))?;
                     Plane::from_bytes(element, view.bytes)

@@ -328,8 +328,8 @@ impl Plan {
     /// Naming the layer.
     pub fn require_kernels(&self, kernels: &Kernels) -> Result<(), Error> {
         let isa = |scheme: Scheme| {
-            let halves = scheme.halves().map(|s| fracbit_quant::codebook(s).map(|book| kernels.isa(book)));
-            halves.into_iter().flatten().min()
+            let bodies = scheme.tables().map(|s| fracbit_quant::codebook(s).map(|book| kernels.isa(book)));
+            bodies.flatten().min()
         };
         let best = Scheme::all().filter_map(isa).max();
         for layer in &self.layers {
@@ -705,7 +705,7 @@ fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Res
 fn codebook_schemes(storages: impl Iterator<Item = Storage>) -> BTreeSet<Scheme> {
     storages
         .filter_map(|s| match s {
-            Storage::Packed(scheme) => Some(scheme.halves()),
+            Storage::Packed(scheme) => Some(scheme.tables()),
             Storage::F16 => None,
         })
         .flatten()

@@ -525,12 +525,12 @@ fn write(
     Ok(())
 }
 
-/// Scales in f16, (rows, groups), times the exponentials of `logs`.
+/// Scales in f16, (planes, rows, groups), times the exponentials of `logs`.
 fn scaled(reader: &Reader<'_>, name: &str, bytes: &[u8], logs: &[f32]) -> Result<Vec<u8>, Error> {
     let scales = bytes.as_chunks::<2>().0;
-    let groups = (scales.len() / logs.len().max(1)).max(1);
+    let groups = reader.checkpoint.info(name)?.shape.last().copied().unwrap_or(1).max(1);
     let mut out = Vec::with_capacity(bytes.len());
-    for (row, log) in scales.chunks(groups).zip(logs) {
+    for (row, log) in scales.chunks(groups).zip(logs.iter().cycle()) {
         for &scale in row {
             let new = f16::from_f32(f16::from_le_bytes(scale).to_f32() * log.exp());
             if !new.is_finite() {

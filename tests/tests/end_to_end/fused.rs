@@ -33,8 +33,8 @@ fn shared(model: &Model) -> usize {
 fn fused_directories_run_to_the_same_bits() {
     let mut members = 0;
     for (i, r) in references().iter().enumerate() {
-        // Trellis codes take their time; one model has them.
-        let folded = if i == 0 { "half-tcq-3.25" } else { "vq-2.5" };
+        // Trellis codes take their time; two models have them.
+        let folded = ["half-tcq-3.25", "nest-tcq-fast-2+1"].get(i).copied().unwrap_or("vq-2.5");
         for (rotation, scheme) in [(RotationMode::Fold, folded), (RotationMode::None, "nuq-4")] {
             let source = Source::open(&r.dir, rotation, 5).expect("a good checkpoint");
             let apart = source.uniform(scheme).expect("no budget to miss");

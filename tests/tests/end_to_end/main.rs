@@ -8,6 +8,7 @@ mod architectures;
 mod bands;
 mod forecast;
 mod fused;
+mod nested;
 
 use fracbit::{
     Error, EvalOptions, Evaluation, Opened, Plan, PlanOptions, QuantizeReport, Quiet, Target, evaluate,

@@ -1,7 +1,7 @@
 //! `fracbit chat`.
 
 use crate::{
-    args::{self, CacheArgs, SamplingArgs},
+    args::{self, CacheArgs, NestedArgs, SamplingArgs},
     commands::run::conversation,
     context::Context,
     failure::Failure,
@@ -48,6 +48,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
+    nested: NestedArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     // Before loading: a model without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
-    let writer = Writer::load(&opened)?;
+    let writer = Writer::load(&opened)?.nested(&args.nested)?;
     let ctx = context_of(args.ctx, writer.context())?;
     let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
     let state = writer.model.state(&options);

@@ -10,6 +10,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{EvalOptions, Evaluation};
+use fracbit_model::Precision;
 use std::{io::Write, path::PathBuf};
 
 const AFTER: &str = "\
@@ -50,6 +51,9 @@ pub(crate) struct EvalArgs {
     device: DeviceName,
     #[command(flatten)]
     cache: CacheArgs,
+    /// Most bits per weight that are read of a nested model; the bits that are printed are then those that are read.
+    #[arg(long, value_name = "BITS", value_parser = args::precision, conflicts_with = "device")]
+    precision: Option<Precision>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -57,7 +61,13 @@ pub(crate) struct EvalArgs {
 
 impl EvalArgs {
     fn options(&self) -> EvalOptions {
-        EvalOptions { ctx: self.ctx, windows: self.windows, kv: self.cache.kv(), ..self.how.options() }
+        EvalOptions {
+            ctx: self.ctx,
+            windows: self.windows,
+            kv: self.cache.kv(),
+            precision: self.precision.unwrap_or_default(),
+            ..self.how.options()
+        }
     }
 }
 

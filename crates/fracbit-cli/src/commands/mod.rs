@@ -12,6 +12,7 @@ pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod quantize;
 pub(crate) mod run;
+pub(crate) mod schedule;
 pub(crate) mod sensitivity;
 pub(crate) mod serve;
 pub(crate) mod synth;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Run(args) => run::run(args, context)?,
         Command::Chat(args) => chat::run(args, context)?,
         Command::Serve(args) => serve::run(args, context)?,
+        Command::Schedule(args) => schedule::run(args, context)?,
         Command::Export(args) => export::run(args, context)?,
         Command::Inspect(args) => inspect::run(args, context)?,
         Command::Verify(args) => return verify::run(args, context),

@@ -1,7 +1,7 @@
 //! `fracbit run`.
 
 use crate::{
-    args::{self, CacheArgs, SamplingArgs},
+    args::{self, CacheArgs, NestedArgs, SamplingArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -66,6 +66,8 @@ pub(crate) struct RunArgs {
     json: bool,
     #[command(flatten)]
     cache: CacheArgs,
+    #[command(flatten)]
+    nested: NestedArgs,
     // Last, since the heading of a group stays for what follows it.
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -95,6 +97,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     }
     if args.device == DeviceName::Cuda {
         args.cache.on_device()?;
+        args.nested.on_device()?;
         let mut sink = |context: &mut Context, piece: &str| {
             if args.json { Ok(()) } else { context.out.stream(piece) }
         };
@@ -102,7 +105,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         let written = gpu::write(&opened, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
         return finish(args, &written, tokens.len(), context);
     }
-    let writer = Writer::load(&opened)?;
+    let writer = Writer::load(&opened)?.nested(&args.nested)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
     let options = StateOptions { context: Some(room), kv: args.cache.kv(), ..StateOptions::default() };

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let Writer { model, tokenizer, end_tokens } = Writer::load(&opened)?;
+    let Writer { model, tokenizer, end_tokens, .. } = Writer::load(&opened)?;
     files::tell(&tokenizer, context);
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();

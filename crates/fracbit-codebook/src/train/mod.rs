@@ -47,7 +47,7 @@ pub fn codebook(scheme: Scheme, seed: u64) -> Option<Codebook> {
         Family::Gnuq => {
             Some(group_codebooks(scheme, &mixed_groups(1 << 13, seed), None, GroupTraining::default()))
         }
-        Family::Tcq(_) | Family::HalfTcq(_) => None,
+        Family::Tcq(_) | Family::HalfTcq(_) | Family::NestTcq(..) => None,
     }
 }
 

@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn stretches_hold_all_bits_that_are_cut_from_them() {
-        for scheme in Scheme::all().filter(|s| !matches!(s.family(), Family::HalfTcq(_))) {
+        for scheme in Scheme::all().filter(|&s| s.tables().eq([s])) {
             let (rate, bytes) = (usize::from(scheme.quarters()), usize::from(scheme.quarters()) * 8);
             let check = |position: &dyn Fn(usize) -> usize, width: usize| {
                 let n = stretches(bytes, position(15) + width);

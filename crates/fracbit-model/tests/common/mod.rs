@@ -99,8 +99,13 @@ impl Reference {
     }
 }
 
-pub(crate) const F32: StateOptions =
-    StateOptions { context: Some(64), kv: KvType::F32, chunk: 128, coarse: false };
+pub(crate) const F32: StateOptions = StateOptions {
+    context: Some(64),
+    kv: KvType::F32,
+    chunk: 128,
+    coarse: false,
+    precision: fracbit_model::Precision::FULL,
+};
 
 /// Logits of all tokens in one forward call.
 pub(crate) fn logits(model: &Model, state: &mut State, tokens: &[u32]) -> Vec<f32> {

@@ -180,7 +180,8 @@ impl RandomPacked {
         #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
         let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
         let codes = vec![0; Layout::new(scheme, shape).len()];
-        let mut new = Self { scheme, shape, codes, scales: vec![f16::from_f32(scale); shape.rows] };
+        let mut new =
+            Self { scheme, shape, codes, scales: vec![f16::from_f32(scale); scheme.planes() * shape.rows] };
         new.fill(stream);
         new
     }
@@ -200,8 +201,11 @@ impl RandomPacked {
         let shape = Shape::new(rows, self.shape.cols);
         let layout = Layout::new(self.scheme, shape);
         let group = layout.tiles_across() * fracbit_format::TILE_COLS;
-        let (codes, scales) = (&self.codes[..layout.len()], &self.scales[..rows]);
-        let view = PackedView::new(self.scheme, shape, &codebooks(&layout)?, codes, scales, group, 1.0);
+        // Scales are equal, so that the first are those of fewer rows, too.
+        let planes = self.scheme.planes();
+        let (codes, scales) = (&self.codes[..layout.len()], &self.scales[..planes * rows]);
+        let gains = &[1.0; 3][..planes];
+        let view = PackedView::new(self.scheme, shape, &codebooks(&layout)?, codes, scales, group, gains);
         Ok(view.expect("parts made for this layout"))
     }
 }

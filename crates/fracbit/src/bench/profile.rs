@@ -59,7 +59,7 @@ impl Default for ProfileOptions {
     /// Every scheme, single tokens, all cores.
     fn default() -> Self {
         Self {
-            schemes: Scheme::all().collect(),
+            schemes: Scheme::all().filter(|scheme| scheme.planes() == 1).collect(),
             batch: vec![1],
             threads: super::cores(),
             rounds: 5,

@@ -1,0 +1,92 @@
+//! Nested models on the command line.
+
+mod common;
+
+use common::{FAILED, USAGE, demo, fracbit, stories, text};
+use std::{fs, path::Path};
+
+#[test]
+fn one_file_of_several_precisions_from_quantize_to_chat() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    let (model, flat, prompts, schedule) = (at("nested"), at("flat"), at("prompts.txt"), at("s.json"));
+    let make = |scheme: &str, out: &str| {
+        fracbit(&[
+            "quantize",
+            text(&demo()),
+            "-o",
+            out,
+            "--scheme",
+            scheme,
+            "--data-free",
+            "--effort",
+            "fast",
+        ])
+        .done();
+    };
+    make("nest-tcq-fast-2+2", &model);
+    make("nuq-3", &flat);
+    fs::write(&prompts, "Once upon a time\n\nThe dog\nLily and Tom\nA little girl found\n").unwrap();
+
+    let write = |more: &[&str]| {
+        let all = [&["run", &model, "-p", "Once upon a time", "-n", "60", "--json"], more].concat();
+        fracbit(&all).done().json()
+    };
+    let plain = write(&[]);
+    for draft in ["nested", "nested:2", "nested:2,4", "nested:2,auto"] {
+        for sampling in [&[][..], &["--temp", "0.9", "--seed", "3"]] {
+            let (want, got) = (write(sampling), write(&[&["--draft", draft], sampling].concat()));
+            assert_eq!(want["text"], got["text"], "{draft} {sampling:?}");
+        }
+    }
+    assert!(write(&["--draft", "nested:2,4"])["guessed_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(write(&["--precision", "4"])["text"], plain["text"]);
+    assert_ne!(write(&["--precision", "2"])["text"], plain["text"]);
+
+    let fit = ["schedule", "fit", &model, "--prompts", &prompts, "--steps", "16", "--points", "4"];
+    for (quality, tolerance) in [("kl", "0.01"), ("match", "0.2"), ("rouge-l", "0.2")] {
+        let found = [&fit[..], &["--quality", quality, "--tolerance", tolerance, "--json"]].concat();
+        let found = fracbit(&found).done().json();
+        assert_eq!(found["quality"], quality);
+        assert!(found["best"]["loss"].as_f64().unwrap() <= tolerance.parse().unwrap(), "{found}");
+        let bits = |which: &str| found[which]["mean_bits"].as_f64().unwrap();
+        assert!(bits("best") <= bits("pair") && bits("pair") <= 4.0, "{found}");
+        assert_eq!(found["uniform"].as_array().unwrap().len(), 2);
+        let best = found["uniform"][1]["loss"].as_f64().unwrap();
+        assert!(best.abs() < 1e-6, "full precision loses nothing: {found}");
+    }
+    let said = fracbit(&[&fit[..], &["--tolerance", "0.5", "-o", &schedule]].concat()).done();
+    assert!(said.out.contains("phase-aware") && said.out.contains("held out"), "{}", said.out);
+    write(&["--precision", &schedule]);
+    fracbit(&[&fit[..], &["-o", &schedule]].concat()).failed(FAILED, &["exists"]);
+
+    // What this model has not, or what is no schedule, is said.
+    for option in [["--draft", "nested"], ["--precision", "2"]] {
+        fracbit(&[&["run", &flat, "-p", "x", "-n", "1"], &option[..]].concat())
+            .failed(USAGE, &[option[0], "one precision", "nest-"]);
+    }
+    for (option, value, word) in [
+        ("--draft", "other", "nested:BITS"),
+        ("--draft", "nested:2,8", "1 to 7"),
+        ("--precision", "prefill=4,decode=2..4@9", "not rise"),
+        ("--precision", "nothing.json", "nothing.json"),
+    ] {
+        fracbit(&["run", &model, "-p", "x", option, value]).failed(USAGE, &[word]);
+    }
+    fracbit(&["schedule", "fit", &flat, "--prompts", &prompts]).failed(USAGE, &["one precision"]);
+    let half = fracbit(&[
+        "eval",
+        &model,
+        "--text",
+        text(&stories()),
+        "--ctx",
+        "128",
+        "--windows",
+        "2",
+        "--precision",
+        "2",
+        "--json",
+    ]);
+    assert!(half.done().json()["bits_per_weight"].as_f64().unwrap() < 3.0);
+    assert!(Path::new(&schedule).exists());
+}

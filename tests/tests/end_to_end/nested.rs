@@ -1,0 +1,140 @@
+//! One copy of the weights, several precisions, and guesses from its first planes.
+
+use crate::{Made, beside_the_original, demo, made};
+use fracbit::Target;
+use fracbit_base::Rate;
+use fracbit_model::{
+    Draft, GenerateOptions, Generation, Model, Precision, RotationMode, SampleConfig, Sampler, StateOptions,
+};
+use fracbit_tests::{load, logits_with, scheme};
+use std::sync::OnceLock;
+
+fn uniform(name: &str) -> Made {
+    let source = demo(RotationMode::Online);
+    made(&format!("nested-{name}"), &source, &source.options(Target::Uniform(scheme(name))))
+}
+
+/// Made once: it takes a while.
+fn nested() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| uniform("nest-tcq-fast-2+2"))
+}
+
+/// Its base as a model of its own.
+fn two_bits() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| uniform("tcq-fast-2"))
+}
+
+fn bits(bits: u32) -> Precision {
+    Precision::at_most(Rate::quarter_bits(4 * bits))
+}
+
+fn tokens() -> Vec<u32> {
+    (0..150).map(|i| (i * 7919 + 13) % 2048).collect()
+}
+
+/// The tokens of a text, and how many of them were guessed.
+fn write(model: &Model, sampling: SampleConfig, options: &GenerateOptions) -> (Vec<u32>, usize) {
+    let mut state = model.state(&StateOptions::default());
+    let mut sampler = Sampler::new(sampling).expect("a good configuration");
+    let prompt: Vec<u32> = (0..30).map(|i| (i % 13 * 7919 + 13) % 2048).collect();
+    let mut generation = Generation::new(model, &mut state, &mut sampler, &prompt, options.clone())
+        .expect("a prompt that fits");
+    let tokens = generation.by_ref().map(|token| token.expect("a step")).collect();
+    (tokens, generation.guessed())
+}
+
+#[test]
+fn a_nested_model_is_one_model_for_each_precision() {
+    let [model, two] = [nested(), two_bits()].map(|made| load(&made.dir).expect("written"));
+    let rates: Vec<f64> = model.precisions().into_iter().map(Rate::bits).collect();
+    assert_eq!(rates, [2.0, 4.0]);
+    let at = |precision| StateOptions { precision, ..StateOptions::default() };
+    // At two bits it is the model of two bits, logit for logit, in one pass and token by token.
+    for chunk in [1, 256] {
+        let options = |precision| StateOptions { chunk, ..at(precision) };
+        let want = logits_with(&two, &StateOptions { chunk, ..StateOptions::default() }, &tokens());
+        assert_eq!(logits_with(&model, &options(bits(2)), &tokens()), want, "chunks of {chunk}");
+        assert_eq!(logits_with(&model, &options(bits(3)), &tokens()), want, "three bits are two here");
+    }
+    let full = logits_with(&model, &at(Precision::FULL), &tokens());
+    assert_eq!(logits_with(&model, &at(bits(4)), &tokens()), full);
+    // Four bits are near four bits of a code of their own.
+    let four = beside_the_original(&uniform("tcq-fast-4").dir).kl.expect("beside the original");
+    let found = beside_the_original(&nested().dir).kl.expect("beside the original");
+    eprintln!("KL of 2+2 bits {found:.4}, of 4 bits {four:.4}");
+    assert!(found < 1.25 * four, "{found} beside {four}");
+    assert!(model.bits_at(bits(2)) < 0.6 * model.bits_at(Precision::FULL));
+}
+
+#[test]
+fn switching_between_two_tokens_is_exact() {
+    let model = load(&nested().dir).expect("written");
+    let tokens = tokens();
+    let mut state = model.state(&StateOptions::default());
+    let (mut hidden, mut whole, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    // Pieces at turns of precision, token by token and as runs, leave the same cache and the same rows.
+    let pieces = [(0..40, 4), (40..41, 2), (41..90, 2), (90..100, 4), (100..150, 2)];
+    for (piece, precision) in pieces.clone() {
+        state.set_precision(bits(precision));
+        model.forward(&mut state, &tokens[piece], &mut hidden).expect("tokens that fit");
+        whole.extend_from_slice(&hidden);
+    }
+    state.reset();
+    for (piece, precision) in pieces {
+        for i in piece {
+            state.set_precision(bits(precision));
+            model.forward(&mut state, &tokens[i..=i], &mut hidden).expect("tokens that fit");
+            parts.extend_from_slice(&hidden);
+        }
+    }
+    assert_eq!(whole, parts);
+    // Sequences of several precisions in one step are what they are alone.
+    let mut together: Vec<_> = [2, 4, 4, 2, 2]
+        .map(|b| model.state(&StateOptions { precision: bits(b), ..StateOptions::default() }))
+        .into();
+    let mut alone: Vec<_> = [2, 4, 4, 2, 2]
+        .map(|b| model.state(&StateOptions { precision: bits(b), ..StateOptions::default() }))
+        .into();
+    for step in tokens.chunks_exact(5).take(8) {
+        model.forward_batch(&mut together, step, &mut hidden).expect("tokens that fit");
+        let mut one = Vec::new();
+        for ((state, token), row) in alone.iter_mut().zip(step).zip(hidden.chunks(hidden.len() / 5)) {
+            model.forward(state, &[*token], &mut one).expect("tokens that fit");
+            assert_eq!(one, row);
+        }
+    }
+}
+
+#[test]
+fn guesses_of_its_first_planes_change_no_token() {
+    let model = load(&nested().dir).expect("written");
+    let greedy = SampleConfig::default();
+    let drawn = SampleConfig { temperature: 0.8, repetition_penalty: 1.1, seed: 5, ..greedy };
+    let schedules = [None, Some("prefill=4,decode=4..2@50"), Some("prefill=2,decode=4..3@7..2@90")];
+    for (sampling, schedule) in [greedy, drawn].into_iter().flat_map(|s| schedules.map(|to| (s, to))) {
+        let schedule = schedule.map(|text| text.parse().expect("a schedule"));
+        let plain =
+            GenerateOptions { max_tokens: Some(160), guesses: 0, schedule, ..GenerateOptions::default() };
+        let (want, none) = write(&model, sampling, &plain);
+        assert_eq!(none, 0);
+        for (length, guesses) in [(Some(1), 7), (Some(4), 7), (Some(7), 7), (Some(7), 3), (None, 7)] {
+            let draft = Some(Draft { precision: bits(2), length });
+            let (got, guessed) =
+                write(&model, sampling, &GenerateOptions { guesses, draft, ..plain.clone() });
+            eprintln!("{length:?} {guesses}: {guessed} of {} tokens guessed", got.len());
+            assert_eq!(got, want, "{length:?} {guesses}");
+            assert!(guessed > 10 || length.is_none(), "coarse weights are right often enough: {guessed}");
+        }
+    }
+    // A schedule of one precision is that precision.
+    let at = |precision| GenerateOptions {
+        max_tokens: Some(60),
+        schedule: Some(fracbit_schedule::Schedule::uniform(precision)),
+        ..GenerateOptions::default()
+    };
+    let two = load(&two_bits().dir).expect("written");
+    let plain = GenerateOptions { max_tokens: Some(60), ..GenerateOptions::default() };
+    assert_eq!(write(&model, greedy, &at(Rate::quarter_bits(8))).0, write(&two, greedy, &plain).0);
+}
