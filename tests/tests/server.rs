@@ -8,10 +8,13 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fracbit_base::Rate;
 use fracbit_io::{Bos, EncodeOptions, ModelConfig, PrefixSpace, Tokenizer};
 use fracbit_model::{
-    GenerateOptions, Generation, KvType, Model, RotationMode, SampleConfig, Sampler, StateOptions,
+    Draft, GenerateOptions, Generation, KvType, Model, Precision, RotationMode, SampleConfig, Sampler,
+    StateOptions,
 };
+use fracbit_schedule::Schedule;
 use fracbit_server::{Options, Server};
 use fracbit_tests::{Source, demo_model, load, stories};
 use serde_json::{Value, json};
@@ -57,6 +60,8 @@ fn options() -> Options {
         key: None,
         end_tokens: Vec::new(),
         allow_special: false,
+        schedule: None,
+        draft: None,
     }
 }
 
@@ -68,12 +73,16 @@ struct Serving {
 }
 
 fn serve(options: Options, tokenizer: Tokenizer) -> Serving {
+    serve_model(model(), options, tokenizer)
+}
+
+fn serve_model(model: &'static Model, options: Options, tokenizer: Tokenizer) -> Serving {
     let server = Server::bind(([127, 0, 0, 1], 0).into()).expect("a free port");
     let address = server.address().expect("a bound socket");
     let (stop, stopped) = oneshot::channel();
     let thread = thread::spawn(move || {
         let stop = async { _ = stopped.await };
-        server.run(model(), tokenizer, options, stop)
+        server.run(model, tokenizer, options, stop)
     });
     Serving { address, stop: Some(stop), thread: Some(thread) }
 }
@@ -191,12 +200,23 @@ fn complete(address: SocketAddr, body: &Value) -> String {
 
 /// What the library writes.
 fn write(tokens: &[u32], sampling: SampleConfig, most: usize) -> String {
-    let mut state = model().state(&StateOptions { context: Some(384), ..StateOptions::default() });
+    write_by(model(), None, tokens, sampling, most)
+}
+
+fn write_by(
+    model: &Model,
+    schedule: Option<Schedule>,
+    tokens: &[u32],
+    sampling: SampleConfig,
+    most: usize,
+) -> String {
+    let mut state = model.state(&StateOptions { context: Some(384), ..StateOptions::default() });
     let mut sampler = Sampler::new(sampling).expect("good settings");
     let tokenizer = tokenizer(None);
     let end_tokens = tokenizer.eos_ids().to_vec();
-    let options = GenerateOptions { max_tokens: Some(most), end_tokens, ..GenerateOptions::default() };
-    let written: Vec<u32> = Generation::new(model(), &mut state, &mut sampler, tokens, options)
+    let options =
+        GenerateOptions { max_tokens: Some(most), end_tokens, schedule, ..GenerateOptions::default() };
+    let written: Vec<u32> = Generation::new(model, &mut state, &mut sampler, tokens, options)
         .expect("a prompt")
         .map(|token| token.expect("a good model"))
         .collect();
@@ -246,6 +266,58 @@ fn texts_are_those_of_the_library_whatever_else_is_served() {
         .map(|_| complete(address, &json!({ "prompt": "Once upon a time", "max_tokens": 40 })))
         .collect();
     assert_ne!(two[0], two[1]);
+}
+
+/// The demo model at 4 bits, of which 2 can be read alone.
+fn nested() -> &'static Model {
+    static NESTED: OnceLock<Model> = OnceLock::new();
+    NESTED.get_or_init(|| {
+        let source = Source::open(&demo_model(), RotationMode::Online, 0).expect("the embedded model");
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nest");
+        let plan = source.uniform("nest-tcq-fast-2+2").expect("a scheme of every width");
+        source.quantize(&plan, &dir, true).expect("a good checkpoint and plan");
+        load(&dir).expect("just written")
+    })
+}
+
+#[test]
+fn precision_falls_text_by_text_and_drafts_change_nothing() {
+    let draft = Draft { precision: Precision::at_most(Rate::quarter_bits(8)), length: Some(3) };
+    for (schedule, draft) in [
+        (None, Some(draft)),
+        (Some("prefill=4,decode=4..2@13"), None),
+        (Some("prefill=2,decode=4..2@20"), Some(draft)),
+    ] {
+        let schedule: Option<Schedule> = schedule.map(|text| text.parse().expect("a schedule"));
+        let options = Options { schedule: schedule.clone(), draft, ..options() };
+        let serving = serve_model(nested(), options, tokenizer(None));
+        let address = serving.address;
+        let body = |i: usize, prompt: &str| json!({ "prompt": prompt, "max_tokens": 40, "seed": i, "temperature": 0.7 });
+        let want = |i: usize, prompt: &str| {
+            let tokens = tokenizer(None).encode(prompt, EncodeOptions::default()).expect("a text");
+            // Where a request does not say, the server's own.
+            let sampling =
+                SampleConfig { temperature: 0.7, top_p: 0.95, seed: i as u64, ..SampleConfig::default() };
+            write_by(nested(), schedule.clone(), &tokens, sampling, 40)
+        };
+        // Texts at different places of their schedules, in one step together.
+        let prompts = prompts();
+        thread::scope(|scope| {
+            for (i, prompt) in prompts.iter().enumerate() {
+                scope.spawn(move || {
+                    assert_eq!(complete(address, &body(i, prompt)), want(i, prompt), "{prompt}")
+                });
+            }
+        });
+        // One alone, and one that goes on from it: nothing that was written with fewer bits is taken for what a prompt leaves.
+        let answer = ask(address, COMPLETIONS, "", &body(0, &prompts[0])).json();
+        let text = answer["choices"][0]["text"].as_str().expect("a text").to_owned();
+        assert_eq!(text, want(0, &prompts[0]));
+        let guessed = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64();
+        assert!(draft.is_none() || guessed.is_some_and(|n| n > 0), "{answer}");
+        let longer = format!("{}{text} And then", prompts[0]);
+        assert_eq!(complete(address, &body(9, &longer)), want(9, &longer));
+    }
 }
 
 #[test]

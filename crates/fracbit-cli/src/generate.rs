@@ -6,8 +6,8 @@ use crate::{
 };
 use fracbit::Opened;
 use fracbit_io::Tokenizer;
-use fracbit_model::{Draft, GenerateOptions, Generation, Model, Sampler, State, Stop};
-use fracbit_schedule::Schedule;
+use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sampler, State, Stop};
+use fracbit_schedule::{Phase, Schedule};
 use std::{
     fmt,
     time::{Duration, Instant},
@@ -47,6 +47,8 @@ pub(crate) struct Speed {
     pub(crate) decode: Duration,
     /// Of the steps, those whose token came from a guess.
     pub(crate) guessed: usize,
+    /// Mean bits of a weight that decode steps read by a schedule.
+    pub(crate) bits: Option<f64>,
 }
 
 impl Writer {
@@ -64,6 +66,19 @@ impl Writer {
     pub(crate) fn nested(self, args: &NestedArgs) -> Result<Self, Failure> {
         let (schedule, draft) = args.of(&self.model)?;
         Ok(Self { schedule, draft, ..self })
+    }
+
+    /// Mean bits of a weight, scales counted, over the first `steps` decode steps of a schedule; those of the first of none.
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    fn mean_bits(&self, schedule: &Schedule, steps: usize) -> f64 {
+        let bits = |step| self.model.bits_at(Precision::at_most(schedule.precision(Phase::Decode(step))));
+        let (mut sum, mut step) = (0.0, 0);
+        while step < steps {
+            let alike = schedule.steps_alike(step).map_or(steps - step, |n| n.min(steps - step));
+            sum += bits(step) * alike as f64;
+            step += alike;
+        }
+        if steps == 0 { bits(0) } else { sum / steps as f64 }
     }
 
     /// Most tokens the model was trained for.
@@ -120,6 +135,7 @@ impl Writer {
             steps: steps.saturating_sub(1),
             decode: total.saturating_sub(prefill),
             guessed: generation.guessed(),
+            bits: self.schedule.as_ref().map(|schedule| self.mean_bits(schedule, steps.saturating_sub(1))),
         };
         let kept = generation.tokens().len() - generation.pending().len();
         Ok(Written {
@@ -187,10 +203,10 @@ impl fmt::Display for Speed {
             Some(rate) => write!(f, ", decode {} tokens at {rate:.1} tok/s", self.steps)?,
             None => return Ok(()),
         }
-        match self.guessed {
-            0 => Ok(()),
-            guessed => write!(f, " ({guessed} of them guessed ahead)"),
+        if self.guessed > 0 {
+            write!(f, " ({} of them guessed ahead)", self.guessed)?;
         }
+        self.bits.map_or(Ok(()), |bits| write!(f, ", {bits:.3} bits a weight on average"))
     }
 }
 
@@ -201,10 +217,13 @@ mod tests {
     #[test]
     fn speeds_count_what_was_computed() {
         let second = Duration::from_secs(1);
-        let speed = Speed { prompt: 12, prefill: second / 2, steps: 30, decode: second, guessed: 0 };
+        let speed =
+            Speed { prompt: 12, prefill: second / 2, steps: 30, decode: second, guessed: 0, bits: None };
         assert_eq!(speed.to_string(), "prefill 12 tokens at 24.0 tok/s, decode 30 tokens at 30.0 tok/s");
         let speed = Speed { guessed: 7, ..speed };
         assert!(speed.to_string().ends_with("decode 30 tokens at 30.0 tok/s (7 of them guessed ahead)"));
+        let speed = Speed { guessed: 0, bits: Some(2.5), ..speed };
+        assert!(speed.to_string().ends_with("at 30.0 tok/s, 2.500 bits a weight on average"));
         let one = Speed { prompt: 1, prefill: second, ..Speed::default() };
         assert_eq!(one.to_string(), "prefill 1 tokens at 1.0 tok/s");
     }

@@ -71,6 +71,7 @@ mod built {
         let steps = tokens + usize::from(matches!(stop, Stop::End(_)));
         let prefill = first.unwrap_or(total);
         let speed = Speed {
+            bits: None,
             prompt: prompt.len(),
             prefill,
             steps: steps.saturating_sub(1),

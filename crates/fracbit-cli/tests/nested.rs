@@ -41,6 +41,12 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     }
     assert!(write(&["--draft", "nested:2,4"])["guessed_tokens"].as_u64().unwrap() > 0);
     assert_eq!(write(&["--precision", "4"])["text"], plain["text"]);
+    assert!(plain.get("mean_bits").is_none());
+    let falling = write(&["--precision", "prefill=4,decode=4..2@30"]);
+    let bits = |bits: &str| write(&["--precision", bits])["mean_bits"].as_f64().unwrap();
+    let (mean, two, four) = (falling["mean_bits"].as_f64().unwrap(), bits("2"), bits("4"));
+    // 59 decode steps, 30 of them at four bits.
+    assert!((mean - (30.0 * four + 29.0 * two) / 59.0).abs() < 1e-9, "{mean} of {two} and {four}");
     assert_ne!(write(&["--precision", "2"])["text"], plain["text"]);
 
     let fit = ["schedule", "fit", &model, "--prompts", &prompts, "--steps", "16", "--points", "4"];

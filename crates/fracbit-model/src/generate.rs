@@ -12,24 +12,14 @@
 //! are yielded, sooner. Where it does not, a nested model can guess with its first planes ([`GenerateOptions::draft`]), and a
 //! [`Schedule`] says what its steps read.
 
-use std::time::Instant;
-
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Phase, Schedule};
 
-use crate::draft::{Drafter, MOST, Pace};
+use crate::draft::{Drafter, MOST};
 use crate::sample::Sampler;
+use crate::selfdraft::{Draft, SelfDrafter};
 use crate::state::State;
 use crate::{Error, Model};
-
-/// Guesses that a nested model makes itself, reading fewer planes than the step that checks them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draft {
-    /// What guesses read; a step that reads no more is not guessed for.
-    pub precision: Precision,
-    /// Tokens of a guess, up to 7; `None`: as many as pay, by measured times and by how many were right.
-    pub length: Option<usize>,
-}
 
 /// When to stop, and how far to guess ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,11 +83,9 @@ pub struct Generation<'a> {
     /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but holds their keys and values still.
     run: Vec<u32>,
     guessed: usize,
+    own: Option<SelfDrafter>,
     /// Whether the guesses were the model's own.
     drafted: bool,
-    /// Picks guesses, with the random numbers that come next.
-    guesser: Sampler,
-    pace: Pace,
 }
 
 impl<'a> Generation<'a> {
@@ -119,7 +107,7 @@ impl<'a> Generation<'a> {
             return Err(Error::EmptyPrompt);
         }
         sampler.use_kernels_of(model);
-        let guesser = sampler.clone();
+        let own = options.draft.map(|draft| SelfDrafter::new(draft, sampler));
         let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
         // With a bound on the tokens, all memory that the loop needs but for what its first pass and its first guesses grow.
         if let Some(max) = options.max_tokens {
@@ -144,9 +132,8 @@ impl<'a> Generation<'a> {
             drafter,
             run: Vec::with_capacity(1 + MOST),
             guessed: 0,
+            own,
             drafted: false,
-            guesser,
-            pace: Pace::default(),
         })
     }
 
@@ -185,8 +172,8 @@ impl<'a> Generation<'a> {
         let pending = self.history.len() - self.next;
         let guess = self.run.get(self.row + 1).filter(|_| pending == 1 && self.yielded > 0);
         let right = guess.is_some() && guess == self.history.last();
-        if self.drafted && guess.is_some() {
-            self.pace.judge(right);
+        if let Some(own) = self.own.as_mut().filter(|_| self.drafted && guess.is_some()) {
+            own.judge(right);
         }
         if right {
             // It was run as a guess.
@@ -206,8 +193,8 @@ impl<'a> Generation<'a> {
         if let Some(schedule) = &self.options.schedule {
             let phase = self.yielded.checked_sub(1).map_or(Phase::Prefill, Phase::Decode);
             let precision = Precision::at_most(schedule.precision(phase));
-            if precision != self.state.precision() {
-                self.pace.forget_times();
+            if let Some(own) = self.own.as_mut().filter(|_| precision != self.state.precision()) {
+                own.forget_times();
             }
             self.state.set_precision(precision);
         }
@@ -217,52 +204,21 @@ impl<'a> Generation<'a> {
         self.run.clear();
         self.run.push(last);
         self.run.extend(self.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-        self.drafted = self.run.len() == 1 && self.options.draft.is_some() && self.yielded > 0;
-        if self.drafted {
-            self.guess(most)?;
+        self.drafted = self.run.len() == 1 && pending == 1 && self.yielded > 0;
+        if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
+            own.draft((self.model, self.state, self.sampler), &mut self.history, most, &mut self.run)?;
         }
         let guesses = self.run.len() - 1;
-        let start = Instant::now();
         let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
         self.model.forward(self.state, tokens, &mut self.hidden)?;
         self.state.truncate(self.state.len() - guesses);
         let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
         self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
-        if self.drafted {
-            self.pace.ran(guesses, start.elapsed());
+        if let Some(own) = &mut self.own {
+            own.ran();
         }
         self.row = 0;
         Ok(())
-    }
-
-    /// Appends to `run` what the first planes of the weights would say, as far as it pays. The step that checks the guesses writes
-    /// their places of the cache anew.
-    fn guess(&mut self, most: usize) -> Result<(), Error> {
-        let Some(Draft { precision, length }) = self.options.draft else { return Ok(()) };
-        let full = self.state.precision();
-        let reads = |precision| self.model.weight_bytes_at(precision);
-        if reads(precision) >= reads(full) {
-            return Ok(());
-        }
-        let length = length.unwrap_or_else(|| self.pace.length()).min(most).min(MOST);
-        let (held, known) = (self.state.len(), self.history.len());
-        self.guesser.follow(self.sampler);
-        self.state.set_precision(precision);
-        let guesses = (0..length).try_for_each(|_| {
-            let start = Instant::now();
-            let token = self.history[self.history.len() - 1];
-            self.model.forward(self.state, &[token], &mut self.hidden)?;
-            self.model.logits(self.state, &self.hidden, &mut self.logits)?;
-            let token = self.guesser.sample(&self.logits, &self.history)?;
-            self.pace.drafted(start.elapsed());
-            self.run.push(token);
-            self.history.push(token);
-            Ok(())
-        });
-        self.history.truncate(known);
-        self.state.truncate(held);
-        self.state.set_precision(full);
-        guesses
     }
 
     /// Guesses that could still be yielded and that the cache has room for: it does not grow for them.

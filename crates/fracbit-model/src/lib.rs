@@ -13,7 +13,8 @@
 //! | [`state`] | cache and work space of one sequence |
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
-//! | [`draft`] | guesses of what comes next |
+//! | [`draft`] | guesses of what comes next, from what came before |
+//! | [`selfdraft`] | guesses of a nested model with its first planes |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
 //! | [`curvature`] | what noise in a matrix does to the divergence from the model without |
 //! | [`gradient`] | what scales of rows do to the divergence from another model |
@@ -44,6 +45,7 @@ pub mod linear;
 pub mod model;
 mod rope;
 pub mod sample;
+pub mod selfdraft;
 pub mod sites;
 pub mod smoothing;
 pub mod source;
@@ -55,13 +57,14 @@ pub use draft::Drafter;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
 pub use fracbit_kernels::Precision;
-pub use generate::{Draft, GenerateOptions, Generation, Stop};
+pub use generate::{GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::{Model, ModelBuilder};
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
+pub use selfdraft::{Draft, SelfDrafter};
 pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};

@@ -512,6 +512,34 @@ impl Model {
         done
     }
 
+    /// Logits of [`Model::forward_batch`]'s result: fills `out` with (sequences, vocabulary), each row with the precision of its state.
+    ///
+    /// # Errors
+    /// As for [`Model::logits`]; [`Error::Shape`] when there is not one row for each state.
+    pub fn logits_batch(
+        &self,
+        states: &mut [State],
+        hidden: &[f32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        let (width, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        ShapeError::check_len("logits_batch", "hidden", states.len() * width, hidden.len())?;
+        let alike = |pair: &[State]| pair[0].precision() == pair[1].precision();
+        if !states.is_empty() && states.windows(2).all(alike) {
+            return self.logits(&mut states[0], hidden, out);
+        }
+        out.clear();
+        let (mut rows, mut part) = (hidden, Vec::new());
+        for states in states.chunk_by_mut(|a, b| a.precision() == b.precision()) {
+            let (these, others) = rows.split_at(states.len() * width);
+            self.logits(&mut states[0], these, &mut part)?;
+            debug_assert_eq!(part.len(), states.len() * vocab);
+            out.extend_from_slice(&part);
+            rows = others;
+        }
+        Ok(())
+    }
+
     /// Logits of rows of [`Model::forward`]'s result: fills `out` with (rows, vocabulary).
     ///
     /// A row costs vocabulary floats: for long texts pass some rows at a time.

@@ -5,7 +5,8 @@
 //! what is written: with packed weights a row's arithmetic depends neither on its neighbours nor on how a prompt is cut, so a request and its seed
 //! give one text, whatever else the server does at the time.
 //!
-//! A text that is alone has more than one token run at a time where it repeats itself ([`fracbit_model::draft`]).
+//! A text that is alone has more than one token run at a time where it repeats itself ([`fracbit_model::draft`]), or where a nested model
+//! drafts for it.
 //!
 //! When a text is done its keys and values stay until the place is wanted: a conversation that goes on finds its past there.
 
@@ -14,7 +15,10 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use fracbit_io::{TokenStream, Tokenizer};
-use fracbit_model::{Drafter, Error, KvType, Model, Sampler, State, StateOptions};
+use fracbit_model::{
+    Draft, Drafter, Error, KvType, Model, Precision, Sampler, SelfDrafter, State, StateOptions,
+};
+use fracbit_schedule::{Phase, Schedule};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::stops::Stops;
@@ -80,6 +84,10 @@ pub(crate) struct Engine<'a> {
     /// Most tokens of a text with its prompt.
     pub(crate) context: usize,
     pub(crate) kv: KvType,
+    /// What steps read of a nested model; `None`: all.
+    pub(crate) schedule: Option<Schedule>,
+    /// How a nested model drafts for a text that is alone.
+    pub(crate) draft: Option<Draft>,
 }
 
 /// A text on its way.
@@ -91,6 +99,7 @@ struct Writing<'a> {
     tokens: Vec<u32>,
     cached: usize,
     drafter: Drafter,
+    own: Option<SelfDrafter>,
     guessed: usize,
     start: Instant,
 }
@@ -190,6 +199,7 @@ impl<'a> Engine<'a> {
             tokens: job.prompt.clone(),
             cached: state.len(),
             drafter: Drafter::new(job.prompt.clone()),
+            own: self.draft.map(|draft| SelfDrafter::new(draft, &job.sampler)),
             guessed: 0,
             start: Instant::now(),
             job,
@@ -201,11 +211,12 @@ impl<'a> Engine<'a> {
     fn read(&self, places: &mut Places<'a>, Room { hidden, logits, .. }: &mut Room) {
         let Some((mut writing, mut state)) = places.reading.pop_front() else { return };
         if writing.job.events.is_closed() {
-            return places.keep(writing, state);
+            return self.keep(places, writing, state);
         }
         let most = if places.writing.is_empty() { state.chunk() } else { BETWEEN.min(state.chunk()) };
         let prompt = &writing.job.prompt;
         let next = &prompt[state.len()..prompt.len().min(state.len() + most)];
+        self.set_precision(&mut state, Phase::Prefill);
         let width = self.model.config().hidden_size;
         let done = self.model.forward(&mut state, next, hidden).and_then(|()| {
             if state.len() < prompt.len() {
@@ -219,7 +230,7 @@ impl<'a> Engine<'a> {
             Ok(false) => places.reading.push_front((writing, state)),
             Ok(true) => match self.next(&mut writing, logits) {
                 Err(error) => fail(&writing.job, &error),
-                Ok(true) => places.keep(writing, state),
+                Ok(true) => self.keep(places, writing, state),
                 Ok(false) => {
                     places.writing.push(writing);
                     places.states.push(state);
@@ -235,10 +246,13 @@ impl<'a> Engine<'a> {
         debug_assert!(first.len() < self.context, "a full text is done");
         run.clear();
         run.extend(writing.iter().map(|w| w.tokens[w.tokens.len() - 1]));
+        for (writing, state) in writing.iter().zip(states.iter_mut()) {
+            self.set_precision(state, Phase::Decode(writing.written() - 1));
+        }
         let done = self
             .model
             .forward_batch(states, run, hidden)
-            .and_then(|()| self.model.logits(&mut states[0], hidden, logits));
+            .and_then(|()| self.model.logits_batch(states, hidden, logits));
         if let Err(error) = done {
             // Memory for a cache, for all one knows: who asks again may find some.
             writing.drain(..).for_each(|w| fail(&w.job, &error));
@@ -253,7 +267,7 @@ impl<'a> Engine<'a> {
                 let (writing, state) = (places.writing.swap_remove(i), places.states.swap_remove(i));
                 match outcome {
                     Err(error) => fail(&writing.job, &error),
-                    Ok(_) => places.keep(writing, state),
+                    Ok(_) => self.keep(places, writing, state),
                 }
             }
         }
@@ -267,15 +281,37 @@ impl<'a> Engine<'a> {
         let (held, vocab) = (state.len(), self.model.config().vocab_size);
         run.clear();
         run.push(writing.tokens[held]);
-        let most = writing.left(self.context).saturating_sub(1);
+        let step = writing.written() - 1;
+        if self.set_precision(&mut state, Phase::Decode(step))
+            && let Some(own) = &mut writing.own
+        {
+            own.forget_times();
+        }
+        // A step has one precision.
+        let alike = self.schedule.as_ref().and_then(|s| s.steps_alike(step)).map_or(usize::MAX, |n| n - 1);
+        let most = writing.left(self.context).saturating_sub(1).min(alike);
         run.extend(writing.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-        let done = self.model.forward(&mut state, run, hidden).and_then(|()| {
+        let Writing { own, tokens, job, .. } = &mut writing;
+        let mut own = own.as_mut().filter(|_| run.len() == 1);
+        let drafted = match &mut own {
+            Some(own) => own.draft((self.model, &mut state, &job.sampler), tokens, most, run),
+            None => Ok(()),
+        };
+        let own = own.is_some();
+        let done = drafted.and_then(|()| self.model.forward(&mut state, run, hidden)).and_then(|()| {
             self.model.logits(&mut state, hidden, logits)?;
+            if let Some(own) = &mut writing.own {
+                own.ran();
+            }
             let mut rows = 0;
             loop {
                 let done = self.next(&mut writing, &logits[rows * vocab..][..vocab])?;
                 rows += 1;
-                if done || run.get(rows) != writing.tokens.last() {
+                let right = run.get(rows) == writing.tokens.last();
+                if let Some(own) = writing.own.as_mut().filter(|_| own && rows < run.len()) {
+                    own.judge(right);
+                }
+                if done || !right {
                     state.truncate(held + rows);
                     return Ok(done);
                 }
@@ -284,12 +320,33 @@ impl<'a> Engine<'a> {
         });
         match done {
             Err(error) => fail(&writing.job, &error),
-            Ok(true) => places.keep(writing, state),
+            Ok(true) => self.keep(places, writing, state),
             Ok(false) => {
                 places.writing.push(writing);
                 places.states.push(state);
             }
         }
+    }
+
+    /// Keeps what a text leaves behind: all that a prompt of the same tokens would leave. Where answers are written with other
+    /// precisions than prompts are read, that is the prompt alone.
+    fn keep(&self, places: &mut Places<'a>, writing: Writing<'a>, mut state: State) {
+        let falls = |s: &Schedule| s.switches().iter().any(|switch| switch.precision != s.prefill());
+        if self.schedule.as_ref().is_some_and(falls) {
+            state.truncate(writing.job.prompt.len());
+        }
+        let mut tokens = writing.tokens;
+        tokens.truncate(state.len());
+        places.past.push(Past { tokens, state });
+    }
+
+    /// Sets what the next step of a text reads; whether that is something else than before.
+    fn set_precision(&self, state: &mut State, phase: Phase) -> bool {
+        let Some(schedule) = &self.schedule else { return false };
+        let precision = Precision::at_most(schedule.precision(phase));
+        let other = precision != state.precision();
+        state.set_precision(precision);
+        other
     }
 
     /// Picks a token and says what has become text; whether the text is done.
@@ -298,7 +355,7 @@ impl<'a> Engine<'a> {
         let (mut finish, mut text, mut stopped) = (None, String::new(), false);
         writing.tokens.push(token);
         writing.drafter.push(token);
-        let written = writing.tokens.len() - writing.job.prompt.len();
+        let written = writing.written();
         if self.end_tokens.contains(&token) || writing.job.stop_tokens.contains(&token) {
             finish = Some(Finish::Stop);
         } else {
@@ -350,19 +407,14 @@ impl<'a> Engine<'a> {
 }
 
 impl Writing<'_> {
+    /// Tokens of the text so far.
+    fn written(&self) -> usize {
+        self.tokens.len() - self.job.prompt.len()
+    }
+
     /// Most tokens still to come.
     fn left(&self, context: usize) -> usize {
-        let written = self.tokens.len() - self.job.prompt.len();
-        (self.job.max_tokens - written).min(context - self.tokens.len())
-    }
-}
-
-impl<'a> Places<'a> {
-    /// What a text leaves behind.
-    fn keep(&mut self, writing: Writing<'a>, state: State) {
-        let mut tokens = writing.tokens;
-        tokens.truncate(state.len());
-        self.past.push(Past { tokens, state });
+        (self.job.max_tokens - self.written()).min(context - self.tokens.len())
     }
 }
 

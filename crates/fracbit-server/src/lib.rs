@@ -17,7 +17,8 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fracbit_io::Tokenizer;
-use fracbit_model::{KvType, Model, SampleConfig};
+use fracbit_model::{Draft, KvType, Model, SampleConfig};
+use fracbit_schedule::Schedule;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -78,6 +79,10 @@ pub struct Options {
     pub end_tokens: Vec<u32>,
     /// Text of messages and of variables of the template may make control tokens. Otherwise it stays text.
     pub allow_special: bool,
+    /// What steps read of a nested model; `None`: all of it.
+    pub schedule: Option<Schedule>,
+    /// How a nested model drafts for a text that is alone.
+    pub draft: Option<Draft>,
 }
 
 /// What can fail beside single requests, which are told themselves.
@@ -158,6 +163,8 @@ impl Server {
             slots: options.slots.max(1),
             context: options.context,
             kv: options.kv,
+            schedule: options.schedule,
+            draft: options.draft,
         };
         thread::scope(|scope| {
             let (ended, end) = tokio::sync::oneshot::channel::<()>();

@@ -17,7 +17,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
-context_full), prefill_tokens_per_second, decode_tokens_per_second and guessed_tokens.
+context_full), prefill_tokens_per_second, decode_tokens_per_second, guessed_tokens and, with --precision, mean_bits (of a weight, read \
+by decode steps).
 
 Where the text repeats itself or the prompt, several tokens are guessed and run in one step (not on a GPU): the text is \
 the same, sooner.
@@ -121,7 +122,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
 /// Prints what remains to be said after the text.
 fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Context) -> Result<(), Failure> {
     if args.json {
-        return context.out.json(&json!({
+        let mut document = json!({
             "text": written.text,
             "tokens": written.tokens,
             "prompt_tokens": prompt,
@@ -129,7 +130,11 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
             "prefill_tokens_per_second": written.speed.prefill_rate(),
             "decode_tokens_per_second": written.speed.decode_rate(),
             "guessed_tokens": written.speed.guessed,
-        }));
+        });
+        if let Some(bits) = written.speed.bits {
+            document["mean_bits"] = bits.into();
+        }
+        return context.out.json(&document);
     }
     if !written.text.ends_with('\n') {
         context.out.stream("\n")?;

@@ -1,7 +1,7 @@
 //! `fracbit serve`.
 
 use crate::{
-    args::{self, CacheArgs, PickArgs},
+    args::{self, CacheArgs, NestedArgs, PickArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
@@ -67,6 +67,8 @@ pub(crate) struct ServeArgs {
     allow_special: bool,
     #[command(flatten)]
     cache: CacheArgs,
+    #[command(flatten)]
+    nested: NestedArgs,
     // Last, since the heading of a group stays for what follows it.
     #[command(flatten)]
     picking: PickArgs,
@@ -83,7 +85,8 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let Writer { model, tokenizer, end_tokens, .. } = Writer::load(&opened)?;
+    let writer = Writer::load(&opened)?.nested(&args.nested)?;
+    let Writer { model, tokenizer, end_tokens, schedule, draft } = writer;
     files::tell(&tokenizer, context);
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
@@ -108,6 +111,8 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         key,
         end_tokens,
         allow_special: args.allow_special,
+        schedule,
+        draft,
     };
     server.run(&model, tokenizer, options, interrupt()).map_err(failure)
 }
