@@ -292,6 +292,18 @@ impl Scheme {
         (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
     }
 
+    /// The scheme of the matrix that is left of it where only the planes are read that together have at most `most` bits, and always
+    /// the first.
+    #[must_use]
+    pub fn at(self, most: Rate) -> Self {
+        let Family::NestTcq(code, nest) = self.family else { return self };
+        let planes = 1 + self.precisions().skip(1).take_while(|&rate| rate <= most).count();
+        let mut kept = nest;
+        kept.0[planes..].fill(0);
+        let family = if planes == 1 { Family::Tcq(code) } else { Family::NestTcq(code, kept) };
+        Self { rate: Rate::quarter_bits(4 * kept.bits()), family }
+    }
+
     /// Every scheme there is, by family and rate, with all trellis codes.
     pub fn all() -> impl Iterator<Item = Self> {
         let at = |family: Family| (4..=32).filter_map(move |q| Self::new(family, Rate::quarter_bits(q)).ok());
@@ -481,6 +493,12 @@ mod tests {
             let precisions: Vec<_> = scheme.precisions().collect();
             assert!(precisions.is_sorted() && precisions.len() == scheme.planes(), "{scheme}");
             assert_eq!(precisions.last(), Some(&scheme.rate()), "{scheme}");
+            // What is left at every precision is a scheme of its own.
+            for &rate in &precisions {
+                let left = scheme.at(rate);
+                assert_eq!((left.rate(), left.to_string().parse()), (rate, Ok(left)), "{scheme}");
+            }
+            assert_eq!(scheme.at(Rate::quarter_bits(0)), scheme.at(precisions[0]), "{scheme}");
         }
         let tables: Vec<_> = "nest-tcq-2+1+1".parse::<Scheme>().unwrap().tables().collect();
         assert_eq!(tables, ["tcq-2".parse().unwrap(), "tcq-1".parse().unwrap()]);

@@ -427,7 +427,7 @@ fn draft(text: &str) -> Result<Draft, String> {
 }
 
 /// Reads a schedule, or a file of one.
-fn schedule(text: &str) -> Result<Schedule, String> {
+pub(crate) fn schedule(text: &str) -> Result<Schedule, String> {
     if Path::new(text).extension().is_some_and(|e| e == "json") {
         let read = std::fs::read_to_string(text).map_err(|e| format!("{text}: {e}"))?;
         return serde_json::from_str(&read).map_err(|e| format!("{text}: {e}"));

@@ -63,6 +63,7 @@ pub(crate) enum Command {
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Distortion(commands::distortion::DistortionArgs),
+    Simulate(commands::simulate::SimulateArgs),
     Synth(commands::synth::SynthArgs),
     Bench(commands::bench::BenchArgs),
     Demo(commands::demo::DemoArgs),

@@ -10,7 +10,7 @@ use crate::{
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
     Sensitivities, Speed, Target, bands, directory,
-    plan::Inventory,
+    plan::{Inventory, OperatingPoint},
     sensitivity::{self, Text},
 };
 use fracbit_base::{Bytes, Shape};
@@ -352,6 +352,15 @@ impl fmt::Display for Shown<'_> {
             plan.lower_bound,
             100.0 * gap
         )?;
+        for point in plan.operating_points().unwrap_or_default() {
+            let OperatingPoint { precision, bits, bytes, predicted_loss } = point;
+            let name = format!("at {precision} bits");
+            writeln!(
+                f,
+                "{name:<17}{bits:.4} bits per weight are read, {}, predicted loss {predicted_loss:.6}",
+                Bytes(bytes)
+            )?;
+        }
         if let Some(forecast) = &plan.forecast {
             let Forecast { kl, low, high, perplexity_ratio } = forecast;
             writeln!(

@@ -30,6 +30,7 @@ pub mod report;
 pub mod schedule;
 pub mod sensitivity;
 mod sequential;
+pub mod simulate;
 pub mod smoothing;
 pub mod steer;
 mod storage;

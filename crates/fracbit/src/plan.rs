@@ -19,7 +19,7 @@ pub use crate::{
     storage::Storage,
 };
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
-use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
+use fracbit_base::{Bytes, Code, Palette, Rate, Scheme, Shape};
 use fracbit_format::{Grouping, SchemeSpec};
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
@@ -239,11 +239,54 @@ struct Version {
     plan_version: u32,
 }
 
+/// A nested model at one precision.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OperatingPoint {
+    /// Most bits of a nested matrix that are read.
+    pub precision: f64,
+    /// Mean bits of a weight that are read, scales counted.
+    pub bits: f64,
+    /// Bytes of all matrices that are read.
+    pub bytes: u64,
+    /// The plan's loss at this precision.
+    pub predicted_loss: f64,
+}
+
 impl Plan {
     /// The distinct uniform schemes whose codebooks the packed model needs.
     #[must_use]
     pub fn codebooks(&self) -> BTreeSet<Scheme> {
         codebook_schemes(self.layers.iter().map(|l| l.scheme))
+    }
+
+    /// What a model of this plan is at each precision of its nested matrices, ascending; nothing where none is nested. Losses of a
+    /// layer are taken to follow the error of its code.
+    ///
+    /// # Errors
+    /// When the palette has no measured error for a scheme.
+    pub fn operating_points(&self) -> Result<Vec<OperatingPoint>, Error> {
+        let nested = self.layers.iter().filter_map(|layer| match layer.scheme {
+            Storage::Packed(scheme) if scheme.planes() > 1 => Some(scheme),
+            _ => None,
+        });
+        let rates: BTreeSet<Rate> = nested.flat_map(Scheme::precisions).collect();
+        let point = |rate: Rate| {
+            let (mut bytes, mut weights, mut loss) = (0, 0, 0.0);
+            for layer in &self.layers {
+                let left = match layer.scheme {
+                    Storage::Packed(scheme) => Storage::Packed(scheme.at(rate)),
+                    Storage::F16 => Storage::F16,
+                };
+                let shape = Shape::new(layer.rows, layer.cols);
+                bytes += left.bytes(shape, layer.grouping()).0;
+                weights += shape.len() as u64;
+                let (all, some) = (layer.scheme.error()?, left.error()?);
+                loss += layer.predicted_loss * if all > 0.0 { some / all } else { 1.0 };
+            }
+            let bits = bits_per_weight(bytes, weights);
+            Ok(OperatingPoint { precision: rate.bits(), bits, bytes, predicted_loss: loss })
+        };
+        rates.into_iter().map(point).collect()
     }
 
     /// Reads `plan.json` text; `origin` names it in messages.

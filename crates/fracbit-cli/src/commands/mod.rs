@@ -15,6 +15,7 @@ pub(crate) mod run;
 pub(crate) mod schedule;
 pub(crate) mod sensitivity;
 pub(crate) mod serve;
+pub(crate) mod simulate;
 pub(crate) mod synth;
 pub(crate) mod tune;
 pub(crate) mod verify;
@@ -43,6 +44,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Inspect(args) => inspect::run(args, context)?,
         Command::Verify(args) => return verify::run(args, context),
         Command::Distortion(args) => distortion::run(args, context)?,
+        Command::Simulate(args) => simulate::run(args, context)?,
         Command::Synth(args) => synth::run(args, context)?,
         Command::Bench(args) => bench::run(args, context)?,
         Command::Demo(args) => demo::run(args, context)?,
