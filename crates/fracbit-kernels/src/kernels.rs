@@ -1,10 +1,14 @@
 //! The dispatch table: which body runs a codebook.
 
-use crate::{Args, Interleave, Isa, Line, Vectors, reference};
-use fracbit_format::{Codebook, TILE_ROWS};
+use crate::{Args, Interleave, Isa, Line, LinearKernel, Vectors, expand::ExpandThenDot, reference};
+use fracbit_format::{Codebook, PackedView, TILE_ROWS};
+use std::sync::Arc;
 
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
 pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
+
+/// Makes the kernel of a matrix, or `None` where the backend leaves it to others.
+pub type LinearProvider = fn(&PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
 
 /// Finds the body of a codebook, or `None` when the backend has none for it.
 pub type Provider = fn(&Codebook) -> Option<Body>;
@@ -93,12 +97,13 @@ impl Body {
     }
 }
 
-/// Providers of kernel bodies. A plain value: tests build as many as they like.
+/// Providers of kernels and of kernel bodies. A plain value: tests build as many as they like.
 ///
 /// A codebook is offered to the providers from the last installed to the first, so that the order of installation
 /// is the policy; the scalar reference takes what nobody else does.
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
+    linear: Vec<LinearProvider>,
     providers: Vec<Provider>,
     vectors: Vectors,
 }
@@ -113,6 +118,17 @@ impl Kernels {
     /// Adds a backend's bodies; they win over all installed before.
     pub fn install(&mut self, provider: Provider) {
         self.providers.push(provider);
+    }
+
+    /// Adds kernels of whole matrices; they win over bodies, and over all kernels installed before.
+    pub fn install_linear(&mut self, provider: LinearProvider) {
+        self.linear.push(provider);
+    }
+
+    /// The kernel of a matrix: that of the last provider that has one, else its codes are expanded by the bodies of its codebooks.
+    pub(crate) fn linear(&self, view: &PackedView<'_>) -> Arc<dyn LinearKernel> {
+        let made = self.linear.iter().rev().find_map(|make| make(view));
+        made.unwrap_or_else(|| Arc::new(ExpandThenDot::new(self, view)))
     }
 
     /// Sets the operations beside the matrices; they replace those installed before.

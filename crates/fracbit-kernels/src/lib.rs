@@ -4,8 +4,10 @@ mod activations;
 mod args;
 pub mod cases;
 mod crew;
+mod expand;
 mod isa;
 mod kernels;
+mod linear;
 mod lines;
 mod matmul;
 mod matrix;
@@ -19,11 +21,12 @@ pub use args::{
 };
 pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};
-pub use kernels::{Body, Kernels, Packing, Provider, StripFn};
+pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
+pub use linear::{Call, Input, LinearKernel, Precision};
 pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{
     Group, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,
     matmul_with,
 };
-pub use matrix::{PackedMatrix, Precision};
+pub use matrix::PackedMatrix;
 pub use vectors::{Gate, Vectors};

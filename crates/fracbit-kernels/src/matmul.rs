@@ -1,13 +1,13 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Args, Block, Crew, Gate, Ints, PackedMatrix,
-    args::{BLOCK_TILES, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
+    Activations, Crew, Gate, PackedMatrix, Precision,
+    args::{MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
     crew::with_crew,
-    matrix::{Part, Precision},
+    linear::{Call, Input},
 };
 use fracbit_base::ShapeError;
-use fracbit_format::{Grid, TILE_COLS, TILE_ROWS};
+use fracbit_format::TILE_ROWS;
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
@@ -64,11 +64,6 @@ impl<'a> RowsOf<'a> {
         Self { precision, ..self }
     }
 
-    /// What is read of the matrix.
-    fn parts(&self) -> &'a [Part] {
-        self.matrix.parts(self.precision)
-    }
-
     /// `None` when the rows are not in the matrix or do not start with a strip of 16.
     #[must_use]
     pub fn new(matrix: &'a PackedMatrix, rows: Range<usize>) -> Option<Self> {
@@ -98,11 +93,7 @@ impl<'a> RowsOf<'a> {
     /// Most tokens of a [`Group`]: those whose integers lie token by token.
     #[must_use]
     pub fn group_tokens(&self) -> usize {
-        let parts = self.parts();
-        (1..PANEL_FROM)
-            .take_while(|&n| parts.iter().all(|part| part.body.interleave(n).is_none()))
-            .last()
-            .unwrap_or(0)
+        self.matrix.kernel().group_tokens(self.precision)
     }
 }
 
@@ -231,9 +222,8 @@ fn product(
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
         *factors = x.block_scales.len();
-        for part in of.parts() {
-            prepare(part, of.matrix, (most, part.body.interleave(together)), values, x, crew);
-        }
+        let input = Input { values, precision: of.precision, together, most };
+        of.matrix.kernel().prepare(&input, x, crew);
     }
     let job = Job { of, gate, factors, most, together, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
@@ -262,7 +252,7 @@ pub fn matmul_refined_with(
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
     // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds takes the plain product.
-    if x.cols() != w.matrix.shape().cols || w.parts().iter().any(|part| part.codebook.grid() == Grid::I16) {
+    if x.cols() != w.matrix.shape().cols || !w.matrix.kernel().rounds_to_int8(w.precision) {
         return matmul_rows_with(crew, w, values, x, y);
     }
     ShapeError::check_len("matmul", "x", x.batch() * x.cols(), values.len())?;
@@ -292,72 +282,11 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     strips.div_ceil(tasks).next_multiple_of(unit)
 }
 
-/// Most tokens of one call of a body. Tile registers ask for activations so fast that these should stay in a second-level cache (2 MiB
-/// where there are tile registers) while strip after strip meets them.
+/// Most tokens of one call of a kernel.
 fn call_tokens(of: &[RowsOf<'_>], x: &Activations, together: usize) -> usize {
-    const ROOM: usize = 5 << 18;
-    let mut parts = of.iter().flat_map(RowsOf::parts);
-    let rows = parts.all(|part| part.body.interleave(together) == Some(Interleave::Rows));
-    let fit = if rows { ROOM / x.stride() } else { MAX_TOKENS };
+    let each = of.iter().map(|of| of.matrix.kernel().call_tokens(of.precision, together, x));
+    let fit = each.max().unwrap_or(MAX_TOKENS);
     (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
-}
-
-/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
-/// `(block, token)` for each call's tokens.
-fn prepare(
-    part: &Part,
-    w: &PackedMatrix,
-    (most, panels): (usize, Option<Interleave>),
-    values: &[f32],
-    x: &mut Activations,
-    crew: &Crew<'_>,
-) {
-    match part.codebook.grid() {
-        Grid::I8 => x.make_narrow(values, w.vectors(), crew, panels),
-        Grid::I16 => x.make_wide(values, w.vectors(), crew, panels),
-    }
-    let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
-    let (scales, sums) = match part.codebook.grid() {
-        Grid::I8 => (&x.narrow.scales, &x.narrow.sums),
-        Grid::I16 => (&x.wide.scales, &x.wide.sums),
-    };
-    let factor = part.gain * part.codebook.step();
-    let (block_scales, block_starts) = (&mut x.block_scales, &mut x.block_starts);
-    let first = |block: &Block| part.segment.start + block.start;
-    let scale = |token: usize, block: &Block| scales[token * groups + first(block) / BLOCK_TILES] * factor;
-    let weight = match part.codebook.grid() {
-        Grid::I8 => -128,
-        Grid::I16 => 0,
-    };
-    let start = |token: usize, block: &Block| {
-        weight * sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>()
-    };
-    let blocks = &part.blocks;
-    let Some(interleave) = panels else {
-        for token in 0..batch {
-            block_scales.extend(blocks.iter().map(|block| scale(token, block)));
-            block_starts.extend(blocks.iter().map(|block| start(token, block)));
-        }
-        return;
-    };
-    for from in (0..batch).step_by(most) {
-        let tokens = from..batch.min(from + most);
-        let mut before = None;
-        for block in blocks {
-            let group = Some(first(block) / BLOCK_TILES);
-            if group == before {
-                block_scales.extend_from_within(block_scales.len() - tokens.len()..);
-            } else {
-                block_scales.extend(tokens.clone().map(|token| scale(token, block)));
-            }
-            before = group;
-            if interleave.starts() {
-                block_starts.extend(tokens.clone().map(|token| start(token, block)));
-            } else {
-                block_starts.resize(block_starts.len() + tokens.len(), 0);
-            }
-        }
-    }
 }
 
 /// What the tasks of a product share.
@@ -425,26 +354,18 @@ impl Job<'_> {
         out: &mut [f32],
     ) {
         let of = &self.of[which];
-        let rows = &of.rows;
-        let start = (rows.start + group.piece * rows.len()) / TILE_ROWS + strips.start;
-        let stride = strips.len() * TILE_ROWS;
-        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each other. Where
-        // tile registers are told their shapes anew by every call, calls should be few.
-        let parts = of.parts();
-        let tile_registers =
-            || parts.iter().all(|part| part.body.interleave(self.together) == Some(Interleave::EvenOdd));
-        let each = match tokens.len() {
-            1 if parts.len() > 1 => 1,
-            1 if group.tokens.len() == 1 => ONE_TOKEN_STRIPS,
-            _ if tile_registers() => ONE_TOKEN_STRIPS,
-            _ => MAX_STRIPS,
+        let first = (of.rows.start + group.piece * of.rows.len()) / TILE_ROWS;
+        let call = Call {
+            x: self.x,
+            factors: self.factors[which],
+            stride: strips.len() * TILE_ROWS,
+            strips: first + strips.start..first + strips.end,
+            tokens,
+            precision: of.precision,
+            together: self.together,
+            alone: group.tokens.len() == 1,
         };
-        for first in (0..strips.len()).step_by(each) {
-            let end = strips.len().min(first + each);
-            let out = &mut out[first * TILE_ROWS..(tokens.len() - 1) * stride + end * TILE_ROWS];
-            let strips = start + first..start + end;
-            multiply(of, (self.factors[which], self.together), self.x, strips, tokens.clone(), stride, out);
-        }
+        of.matrix.kernel().rows(&call, out);
     }
 }
 
@@ -455,53 +376,6 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
     // SAFETY: the same numbers, all written.
     unsafe {
         std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len())
-    }
-}
-
-/// Some strips, all segments, added to `out`: `(token, strip, 16)`, `out_stride` from a token to the next. The factors of the matrix start at
-/// `before`; `together` is the most tokens of a group.
-fn multiply(
-    of: &RowsOf<'_>,
-    (mut before, together): (usize, usize),
-    x: &Activations,
-    strips: Range<usize>,
-    tokens: Range<usize>,
-    out_stride: usize,
-    out: &mut [f32],
-) {
-    let w = of.matrix;
-    for part in of.parts() {
-        let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
-        let interleave = part.body.interleave(together);
-        let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
-        let factors = before + tokens.start * blocks..before + tokens.end * blocks;
-        before += x.batch() * blocks;
-        let args = Args {
-            codebook: &part.codebook,
-            table: part.body.table(),
-            codes: w.codes_of(part, strips.start),
-            stride: w.stride(),
-            tile_bytes: part.segment.tile_bytes,
-            strips: strips.len(),
-            tiles: part.segment.end - part.segment.start,
-            scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
-            groups: part.groups,
-            blocks: &part.blocks,
-            tokens: tokens.len(),
-            x: match part.codebook.grid() {
-                Grid::I8 => Ints::I8(x.narrow.ints.get(first..).unwrap_or(&[])),
-                Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
-            },
-            x_stride: x.stride(),
-            out_stride,
-            interleave,
-            panel: interleave.filter(|interleave| *interleave != Interleave::Rows).map(|interleave| {
-                x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
-            }),
-            block_scales: &x.block_scales[factors.clone()],
-            block_starts: &x.block_starts[factors],
-        };
-        part.body.run(&args, out);
     }
 }
 

@@ -30,6 +30,7 @@
 mod attention;
 mod banded;
 pub mod block;
+mod builder;
 mod coarse;
 pub mod curvature;
 pub mod draft;
@@ -53,6 +54,7 @@ pub mod state;
 mod stored;
 
 pub use block::{Block, BlockInput};
+pub use builder::ModelBuilder;
 pub use draft::Drafter;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
@@ -61,7 +63,7 @@ pub use generate::{GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
-pub use model::{Model, ModelBuilder};
+pub use model::Model;
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
 pub use selfdraft::{Draft, SelfDrafter};

@@ -1,0 +1,380 @@
+//! The kernel of matrices whose codes are expanded to integers and then multiplied: a body for every segment.
+
+use crate::{
+    Activations, Args, Crew, Ints, Isa, Kernels, Precision, Vectors,
+    args::{
+        BLOCK_TILES, Block, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM,
+        WIDE_BLOCK_TILES,
+    },
+    kernels::Body,
+    linear::{Call, Input, LinearKernel},
+    lines::{self, Buffer},
+};
+use fracbit_base::Shape;
+use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
+use half::f16;
+use std::ops::Range;
+
+/// Bytes of the largest tile, at 8 bits a weight.
+const MAX_TILE: usize = 256;
+
+/// Packed codes with the bodies chosen for them: every tile is expanded to integers, which meet integer activations.
+///
+/// Codes are held once, in the canonical order of `fracbit-format` or, where a body has a [`Packing`](crate::Packing), with
+/// the bits of each tile permuted, at 64-byte alignment and with room behind for whole-vector loads. Scales are regrouped
+/// by strip.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpandThenDot {
+    layout: Layout,
+    codes: Buffer,
+    group: usize,
+    vectors: Vectors,
+    parts: Vec<Part>, // plane by plane
+}
+
+/// A segment with its body.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) segment: Segment,
+    /// Of its plane.
+    pub(crate) gain: f32,
+    pub(crate) codebook: Codebook,
+    pub(crate) body: Body,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) scales: Vec<f16>, // (strip, group, lane)
+    pub(crate) first_group: usize,
+    pub(crate) groups: usize,
+    /// Place of each row among the lanes.
+    lane_of: [u8; TILE_ROWS],
+}
+
+impl ExpandThenDot {
+    /// Copies `view` and chooses a body for each of its segments.
+    pub(crate) fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
+        let layout = view.layout().clone();
+        let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
+        lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
+        let parts: Vec<Part> = layout
+            .segments()
+            .iter()
+            .zip(view.codebooks())
+            .map(|(segment, codebook)| Part::new(kernels, view, *segment, codebook))
+            .collect();
+        for part in &parts {
+            let Some(packing) = part.body.packing() else { continue };
+            let Segment { start, end, offset, tile_bytes, .. } = part.segment;
+            let mut canonical = [0; MAX_TILE];
+            let canonical = &mut canonical[..tile_bytes];
+            for strip in 0..layout.tiles_down() {
+                let first = strip * layout.row_bytes() + offset;
+                let tiles = &mut lines::bytes_mut(&mut codes)[first..first + (end - start) * tile_bytes];
+                for tile in tiles.chunks_exact_mut(tile_bytes) {
+                    canonical.copy_from_slice(tile);
+                    (packing.pack)(&part.codebook, canonical, tile);
+                }
+            }
+        }
+        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts }
+    }
+
+    /// The parts that are read at a precision: those of all planes that together have no more bits, and always the first plane's.
+    fn parts(&self, precision: Precision) -> &[Part] {
+        let Some(most) = precision.rate() else { return &self.parts };
+        let planes = self.layout.scheme().precisions().skip(1).take_while(|&rate| rate <= most).count();
+        let end = self.parts.iter().take_while(|part| part.segment.plane <= planes).count();
+        &self.parts[..end]
+    }
+
+    /// Some strips of one call of the bodies, all segments, added to `out`.
+    fn multiply(&self, parts: &[Part], call: &Call<'_>, strips: Range<usize>, out: &mut [f32]) {
+        let Call { x, tokens, together, stride: out_stride, factors: mut before, .. } = call.clone();
+        for part in parts {
+            let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
+            let interleave = part.body.interleave(together);
+            let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
+            let factors = before + tokens.start * blocks..before + tokens.end * blocks;
+            before += x.batch() * blocks;
+            let args = Args {
+                codebook: &part.codebook,
+                table: part.body.table(),
+                codes: self.codes_of(part, strips.start),
+                stride: self.stride(),
+                tile_bytes: part.segment.tile_bytes,
+                strips: strips.len(),
+                tiles: part.segment.end - part.segment.start,
+                scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
+                groups: part.groups,
+                blocks: &part.blocks,
+                tokens: tokens.len(),
+                x: match part.codebook.grid() {
+                    Grid::I8 => Ints::I8(x.narrow.ints.get(first..).unwrap_or(&[])),
+                    Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
+                },
+                x_stride: x.stride(),
+                out_stride,
+                interleave,
+                panel: interleave.filter(|interleave| *interleave != Interleave::Rows).map(|interleave| {
+                    x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
+                }),
+                block_scales: &x.block_scales[factors.clone()],
+                block_starts: &x.block_starts[factors],
+            };
+            part.body.run(&args, out);
+        }
+    }
+
+    pub(crate) const fn stride(&self) -> usize {
+        self.layout.row_bytes()
+    }
+
+    /// Codes of a segment from its first tile in `strip` to the end of the buffer.
+    pub(crate) fn codes_of(&self, part: &Part, strip: usize) -> &[u8] {
+        &lines::bytes(&self.codes)[strip * self.stride() + part.segment.offset..]
+    }
+}
+
+impl LinearKernel for ExpandThenDot {
+    fn shape(&self) -> Shape {
+        self.layout.shape()
+    }
+
+    fn isa(&self) -> Isa {
+        self.parts.iter().map(|p| p.body.isa()).min().unwrap_or(Isa::Scalar)
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.codes) + self.parts.iter().map(|p| size_of_val(&*p.scales)).sum::<usize>()
+    }
+
+    fn bytes_at(&self, precision: Precision) -> usize {
+        let strips = self.layout.tiles_down();
+        let part = |part: &Part| {
+            let Segment { start, end, tile_bytes, .. } = part.segment;
+            strips * (end - start) * tile_bytes + size_of_val(&*part.scales)
+        };
+        self.parts(precision).iter().map(part).sum()
+    }
+
+    fn row(&self, r: usize, precision: Precision, out: &mut [f32]) {
+        let Shape { rows, cols } = self.shape();
+        assert!(r < rows, "row {r} of a matrix of {rows}");
+        assert_eq!(out.len(), cols, "one row of weights");
+        let (strip, row) = (r / TILE_ROWS, r % TILE_ROWS);
+        let mut integers = [0; TILE_COLS];
+        let mut canonical = [0; MAX_TILE];
+        for part in self.parts(precision) {
+            let Segment { start, end, tile_bytes, .. } = part.segment;
+            let canonical = &mut canonical[..tile_bytes];
+            let codes = self.codes_of(part, strip).chunks_exact(tile_bytes);
+            let lane = usize::from(part.lane_of[row]);
+            for (across, code) in (start..end).zip(codes) {
+                let code = match part.body.packing() {
+                    None => code,
+                    Some(packing) => {
+                        (packing.unpack)(&part.codebook, code, canonical);
+                        &*canonical
+                    }
+                };
+                let col = across * TILE_COLS;
+                let group = strip * part.groups + col / self.group - part.first_group;
+                let scale = part.scales[group * TILE_ROWS + lane];
+                part.codebook.expand_tile_row(code, row, part.codebook.book_of(scale), &mut integers);
+                let factor = part.gain * scale.to_f32() * part.codebook.step();
+                let width = TILE_COLS.min(cols - col);
+                let weights = integers.iter().map(|&i| f32::from(i) * factor);
+                let values = out[col..][..width].iter_mut().zip(weights);
+                let first = part.segment.plane == 0;
+                values.for_each(|(v, weight)| *v = if first { weight } else { *v + weight });
+            }
+        }
+    }
+
+    fn rounds_to_int8(&self, precision: Precision) -> bool {
+        self.parts(precision).iter().all(|part| part.codebook.grid() == Grid::I8)
+    }
+
+    fn group_tokens(&self, precision: Precision) -> usize {
+        let parts = self.parts(precision);
+        (1..PANEL_FROM)
+            .take_while(|&n| parts.iter().all(|part| part.body.interleave(n).is_none()))
+            .last()
+            .unwrap_or(0)
+    }
+
+    /// Tile registers ask for activations so fast that these should stay in a second-level cache (2 MiB where there are tile
+    /// registers) while strip after strip meets them.
+    fn call_tokens(&self, precision: Precision, together: usize, x: &Activations) -> usize {
+        const ROOM: usize = 5 << 18;
+        let parts = self.parts(precision);
+        let rows = parts.iter().all(|part| part.body.interleave(together) == Some(Interleave::Rows));
+        if rows { ROOM / x.stride() } else { MAX_TOKENS }
+    }
+
+    fn prepare(&self, input: &Input<'_>, x: &mut Activations, crew: &Crew<'_>) {
+        for part in self.parts(input.precision) {
+            let panels = part.body.interleave(input.together);
+            prepare(part, &self.vectors, (input.most, panels), input.values, x, crew);
+        }
+    }
+
+    fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
+        let (strips, tokens, stride) = (&call.strips, &call.tokens, call.stride);
+        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each
+        // other. Where tile registers are told their shapes anew by every call, calls should be few.
+        let parts = self.parts(call.precision);
+        let tile_registers =
+            || parts.iter().all(|part| part.body.interleave(call.together) == Some(Interleave::EvenOdd));
+        let each = match tokens.len() {
+            1 if parts.len() > 1 => 1,
+            1 if call.alone => ONE_TOKEN_STRIPS,
+            _ if tile_registers() => ONE_TOKEN_STRIPS,
+            _ => MAX_STRIPS,
+        };
+        for first in (0..strips.len()).step_by(each) {
+            let end = strips.len().min(first + each);
+            let out = &mut out[first * TILE_ROWS..(tokens.len() - 1) * stride + end * TILE_ROWS];
+            self.multiply(parts, call, strips.start + first..strips.start + end, out);
+        }
+    }
+}
+
+impl Part {
+    fn new(kernels: &Kernels, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
+        let body = kernels.body(codebook);
+        let Shape { rows, .. } = view.shape();
+        let of_plane = &view.scales()[segment.plane * rows * view.groups()..][..rows * view.groups()];
+        let first_group = segment.start * TILE_COLS / view.group();
+        let groups = (segment.end * TILE_COLS - 1) / view.group() + 1 - first_group;
+        let mut scales = Vec::with_capacity(view.layout().tiles_down() * groups * TILE_ROWS);
+        for strip in 0..view.layout().tiles_down() {
+            for group in first_group..first_group + groups {
+                scales.extend(body.lanes().iter().map(|&row| {
+                    let row = strip * TILE_ROWS + usize::from(row);
+                    if row < rows { of_plane[row * view.groups() + group] } else { f16::ZERO }
+                }));
+            }
+        }
+        let mut lane_of = [0; TILE_ROWS];
+        (0..).zip(body.lanes()).for_each(|(lane, &row)| lane_of[usize::from(row)] = lane);
+        let most = match codebook.grid() {
+            Grid::I8 => BLOCK_TILES,
+            Grid::I16 => WIDE_BLOCK_TILES,
+        };
+        let blocks = blocks(&segment, view.group() / TILE_COLS, most);
+        let (gain, codebook) = (view.gains()[segment.plane], codebook.clone());
+        Self { segment, gain, codebook, body, blocks, scales, first_group, groups, lane_of }
+    }
+}
+
+/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
+/// `(block, token)` for each call's tokens.
+fn prepare(
+    part: &Part,
+    vectors: &Vectors,
+    (most, panels): (usize, Option<Interleave>),
+    values: &[f32],
+    x: &mut Activations,
+    crew: &Crew<'_>,
+) {
+    match part.codebook.grid() {
+        Grid::I8 => x.make_narrow(values, vectors, crew, panels),
+        Grid::I16 => x.make_wide(values, vectors, crew, panels),
+    }
+    let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
+    let (scales, sums) = match part.codebook.grid() {
+        Grid::I8 => (&x.narrow.scales, &x.narrow.sums),
+        Grid::I16 => (&x.wide.scales, &x.wide.sums),
+    };
+    let factor = part.gain * part.codebook.step();
+    let (block_scales, block_starts) = (&mut x.block_scales, &mut x.block_starts);
+    let first = |block: &Block| part.segment.start + block.start;
+    let scale = |token: usize, block: &Block| scales[token * groups + first(block) / BLOCK_TILES] * factor;
+    let weight = match part.codebook.grid() {
+        Grid::I8 => -128,
+        Grid::I16 => 0,
+    };
+    let start = |token: usize, block: &Block| {
+        weight * sums[token * tiles + first(block)..][..block.tiles].iter().sum::<i32>()
+    };
+    let blocks = &part.blocks;
+    let Some(interleave) = panels else {
+        for token in 0..batch {
+            block_scales.extend(blocks.iter().map(|block| scale(token, block)));
+            block_starts.extend(blocks.iter().map(|block| start(token, block)));
+        }
+        return;
+    };
+    for from in (0..batch).step_by(most) {
+        let tokens = from..batch.min(from + most);
+        let mut before = None;
+        for block in blocks {
+            let group = Some(first(block) / BLOCK_TILES);
+            if group == before {
+                block_scales.extend_from_within(block_scales.len() - tokens.len()..);
+            } else {
+                block_scales.extend(tokens.clone().map(|token| scale(token, block)));
+            }
+            before = group;
+            if interleave.starts() {
+                block_starts.extend(tokens.clone().map(|token| start(token, block)));
+            } else {
+                block_starts.resize(block_starts.len() + tokens.len(), 0);
+            }
+        }
+    }
+}
+
+/// Cuts a segment where a weight scale ends and at every multiple of `most` tiles of the matrix (which every
+/// activation scale ends at).
+fn blocks(segment: &Segment, group: usize, most: usize) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut start = segment.start;
+    while start < segment.end {
+        let ends = (start / group + 1) * group;
+        let end = segment.end.min(ends).min((start / most + 1) * most);
+        blocks.push(Block {
+            start: start - segment.start,
+            tiles: end - start,
+            group: start / group - segment.start / group,
+            closes: end == segment.end || end == ends,
+        });
+        start = end;
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_the_segment_and_respect_every_boundary() {
+        for (start, end) in [(0, 1), (0, 16), (0, 100), (7, 50), (33, 34)] {
+            for group in [1, 4, 5, 8, 16, 24, 1000] {
+                for most in [4, 16] {
+                    let segment = Segment {
+                        scheme: "nuq-4".parse().unwrap(),
+                        plane: 0,
+                        start,
+                        end,
+                        offset: 0,
+                        tile_bytes: 128,
+                    };
+                    let list = blocks(&segment, group, most);
+                    let mut next = 0;
+                    for b in &list {
+                        assert_eq!(b.start, next, "in order");
+                        assert!((1..=most).contains(&b.tiles), "size");
+                        let (first, last) = (start + b.start, start + b.start + b.tiles - 1);
+                        assert_eq!(first / group, last / group, "one weight scale");
+                        assert_eq!(first / most, last / most, "one activation scale");
+                        assert_eq!(b.group, first / group - start / group, "its scale");
+                        assert_eq!(b.closes, last + 1 == end || (last + 1) % group == 0, "closes");
+                        next += b.tiles;
+                    }
+                    assert_eq!(next, end - start, "covered");
+                }
+            }
+        }
+    }
+}
