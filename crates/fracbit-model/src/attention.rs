@@ -22,15 +22,16 @@ use fracbit_kernels::vectors::{
 };
 use fracbit_kernels::{Crew, vectors::plain::exp};
 
-use crate::kv::{KvLayer, Rows};
+use crate::key_bias::{self, BiasScores};
+use crate::kv::Rows;
 use crate::state::State;
 
 /// Widest head: sizes the buffers on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
 /// Positions of a chunk: keys and values of a head of 64 in 16 bits are then 128 KiB, part of a second-level cache.
-const CHUNK: usize = 512;
+pub(crate) const CHUNK: usize = 512;
 /// Queries of a task.
-const QUERIES: usize = 32;
+pub(crate) const QUERIES: usize = 32;
 /// Rows up to which chunks are tasks of their own.
 const FEW: usize = 8;
 
@@ -49,6 +50,7 @@ struct Work {
     stats: [Stat; QUERIES],
     /// (query, head_dim), of a chunk.
     values: [f32; QUERIES * MAX_HEAD_DIM],
+    bias: key_bias::Work,
 }
 
 thread_local! {
@@ -62,6 +64,7 @@ thread_local! {
             query_scales: [0.0; QUERIES],
             stats: [[0.0; 2]; QUERIES],
             values: [0.0; QUERIES * MAX_HEAD_DIM],
+            bias: key_bias::Work::NEW,
         })
     };
 }
@@ -88,6 +91,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) window: Option<usize>,
     /// See [`fracbit_io::ModelConfig::score_cap`].
     pub(crate) cap: Option<f32>,
+    /// What scores get for biases that caches of few bits do not hold.
+    pub(crate) bias: Option<BiasScores<'a>>,
     pub(crate) vectors: &'a Vectors,
 }
 
@@ -140,20 +145,24 @@ impl<'a> Attention<'a> {
         crew.chunks(work, len, |task, records| {
             let (pair, nth) = (task / most, task % most);
             let (kv_head, row) = (pair / rows, pair % rows);
-            let (cache, sees) = self.row(rows, row);
+            let (state, sees) = self.row(rows, row);
             let Some(part) = chunks(row).nth(nth).map(|chunk| part(chunk, &sees)) else { return };
             let queries = &queries[pair * self.group * d..][..self.group * d];
             let (stats, values) = records.split_at_mut(2 * self.group);
             let (stats, _) = stats.as_chunks_mut();
             let each = QUERIES * d;
             WORK.with_borrow_mut(|work| {
-                for ((queries, stats), values) in
-                    queries.chunks(each).zip(stats.chunks_mut(QUERIES)).zip(values.chunks_mut(each))
+                for (nth, ((queries, stats), values)) in queries
+                    .chunks(each)
+                    .zip(stats.chunks_mut(QUERIES))
+                    .zip(values.chunks_mut(each))
+                    .enumerate()
                 {
+                    let first = pair * self.group + nth * QUERIES;
                     let row = |f: &mut dyn FnMut(Row)| {
                         f(Row { queries: 0..stats.len(), part: part.clone(), begins: true });
                     };
-                    self.chunk(cache, kv_head, part.clone(), queries, &row, work);
+                    self.chunk((state, kv_head), part.clone(), (first, queries), &row, work);
                     stats.copy_from_slice(&work.stats[..stats.len()]);
                     values.copy_from_slice(&work.values[..values.len()]);
                 }
@@ -180,12 +189,12 @@ impl<'a> Attention<'a> {
         });
     }
 
-    /// The cache of a row and the positions that it sees.
-    fn row(self, rows: usize, row: usize) -> (&'a KvLayer, Range<usize>) {
+    /// The state of a row and the positions that it sees.
+    fn row(self, rows: usize, row: usize) -> (&'a State, Range<usize>) {
         let each = rows / self.states.len();
         let state = &self.states[row / each];
         let end = state.len() + row % each + 1;
-        (&state.layers[self.layer], self.window.map_or(0, |w| end.saturating_sub(w))..end)
+        (state, self.window.map_or(0, |w| end.saturating_sub(w))..end)
     }
 
     /// Queries `at..` of one head, through all chunks.
@@ -193,11 +202,12 @@ impl<'a> Attention<'a> {
         let d = self.dim();
         let row_of = |i: usize| (at + i) / self.group;
         let each = rows / self.states.len();
+        let number = kv_head * rows * self.group + at;
         let mut first = 0;
         while first * d < out.len() {
             // Queries of one sequence.
             let end = ((row_of(first) / each + 1) * each * self.group - at).min(out.len() / d);
-            let (cache, sees) = self.row(rows, row_of(first));
+            let (state, sees) = self.row(rows, row_of(first));
             let sees = sees.start..self.row(rows, row_of(end - 1)).1.end;
             let mut totals = [[f32::NEG_INFINITY, 0.0]; QUERIES];
             WORK.with_borrow_mut(|work| {
@@ -216,7 +226,8 @@ impl<'a> Attention<'a> {
                         }
                     };
                     let span = part(chunk, &sees);
-                    self.chunk(cache, kv_head, span, &queries[first * d..end * d], &rows, work);
+                    let queries = (number + first, &queries[first * d..end * d]);
+                    self.chunk((state, kv_head), span, queries, &rows, work);
                     let out = &mut out[first * d..end * d];
                     rows(&mut |Row { queries, begins, .. }| {
                         for q in queries {
@@ -239,17 +250,18 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// What queries of some rows get from some positions of one chunk, to `work`.
+    /// What queries of some rows get from some positions of one chunk, to `work`; `number` is the place of the first one among
+    /// those of all heads.
     fn chunk(
         self,
-        cache: &KvLayer,
-        kv_head: usize,
+        (state, kv_head): (&State, usize),
         span: Range<usize>,
-        queries: &[f32],
+        (number, queries): (usize, &[f32]),
         rows: &EachRow<'_>,
         work: &mut Work,
     ) {
-        let Work { scores, weights, weight_scales, queries: ints, query_scales, stats, values } = work;
+        let Work { scores, weights, weight_scales, queries: ints, query_scales, stats, values, bias } = work;
+        let cache = &state.layers[self.layer];
         let d = cache.head_dim;
         let count = queries.len() / d;
         // Blocks begin at multiples of their size, as chunks do: who else looks at them does not matter.
@@ -269,6 +281,10 @@ impl<'a> Attention<'a> {
             Rows::F32(keys) => {
                 self.vectors.float_scores(&FloatScores { queries, dim: d, keys, stride: CHUNK }, scores);
             }
+        }
+        if let (Some(of), Some(_)) = (self.bias, &state.turn) {
+            let queries = (kv_head, number..number + count);
+            of.add(self.vectors, &state.angles, queries, from..span.end, bias, scores);
         }
         rows(&mut |Row { queries, part, .. }| {
             for q in queries {
@@ -333,7 +349,8 @@ fn merge(total: &mut Stat, out: &mut [f32], stat: Stat, new: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvType;
+    use crate::key_bias::{HeadBias, KeyBias};
+    use crate::kv::{KvLayer, KvType};
     use crate::state::StateOptions;
     use fracbit_io::ModelConfig;
 
@@ -366,14 +383,26 @@ mod tests {
             work.weights.fill(8191);
             work.weight_scales.fill(f32::NAN);
             work.values.fill(f32::NAN);
+            work.bias.poison();
         });
     }
 
     /// The definition, in f64.
     fn oracle(q: &[f32], cache: &KvLayer, kv_head: usize, sees: Range<usize>) -> Vec<f64> {
+        oracle_with(q, cache, kv_head, sees, |_| 0.0)
+    }
+
+    /// The same, with something added to the score of every position.
+    fn oracle_with(
+        q: &[f32],
+        cache: &KvLayer,
+        kv_head: usize,
+        sees: Range<usize>,
+        more: impl Fn(usize) -> f64,
+    ) -> Vec<f64> {
         let d = q.len();
         let key = |j: usize, i: usize| f64::from(cache.key(kv_head, j, i));
-        let score = |j| q.iter().enumerate().map(|(i, q)| f64::from(*q) * key(j, i)).sum::<f64>();
+        let score = |j| q.iter().enumerate().map(|(i, q)| f64::from(*q) * key(j, i)).sum::<f64>() + more(j);
         let scores: Vec<f64> = sees.clone().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
@@ -406,6 +435,7 @@ mod tests {
                             group,
                             window,
                             cap: None,
+                            bias: None,
                             vectors: &vectors,
                         };
                         poison();
@@ -431,22 +461,104 @@ mod tests {
         }
     }
 
+    /// Angles of noise, as far as the state has room.
+    fn set_angles(state: &mut State, table: usize) {
+        let planes = state.layers[0].head_dim / 2;
+        state.angles[table].want(planes);
+        state.grow_angles().unwrap();
+        for position in 0..state.room() {
+            let salt = u32::try_from(position).unwrap();
+            state.angles[table].set(position, &noise(planes, salt), &noise(planes, salt + 5000));
+        }
+    }
+
+    /// A choice of planes for every head.
+    fn bias(d: usize, planes: &[Vec<usize>]) -> KeyBias {
+        let head =
+            |planes: &Vec<usize>| HeadBias { planes: planes.clone(), bias: vec![[1.0; 2]; planes.len()] };
+        KeyBias {
+            shift: vec![0.0; planes.len() * d],
+            heads: planes.iter().map(head).collect(),
+            most: planes.iter().map(Vec::len).max().unwrap(),
+        }
+    }
+
+    #[test]
+    fn scores_get_their_biases_at_every_edge() {
+        // Planes that meet the queries in several groups, one of them whole.
+        let (d, kv_heads, table) = (40, 2, 1);
+        let bias = bias(d, &[(0..20).collect(), vec![0, 2, 3, 5, 7, 11, 13, 17]]);
+        let vectors = Vectors::scalar();
+        for (first, rows, group) in [(0, 1, 3), (0, 33, 1), (31, 1, 40), (511, 2, 3), (1030, 9, 2)] {
+            let mut states = [state(KvType::I8, kv_heads, d, first, rows)];
+            set_angles(&mut states[0], table);
+            for window in [None, Some(8), Some(600)] {
+                let queries: Vec<f32> =
+                    noise(kv_heads * rows * group * d, 3).iter().map(|q| q / 8.0).collect();
+                let factors = noise(kv_heads * rows * group * 2 * bias.most, 9);
+                let of = BiasScores { bias: &bias, factors: &factors, table };
+                let states = &states;
+                let attention = Attention {
+                    states,
+                    layer: 0,
+                    group,
+                    window,
+                    cap: None,
+                    bias: Some(of),
+                    vectors: &vectors,
+                };
+                let mut out = vec![f32::NAN; queries.len()];
+                poison();
+                attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
+                for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
+                    let (kv_head, index) = (n / (rows * group), n % (rows * group));
+                    let i = first + index / group;
+                    let start = window.map_or(0, |w| (i + 1).saturating_sub(w));
+                    let more = |j: usize| {
+                        let salt = u32::try_from(j).unwrap();
+                        let (cos, sin) = (noise(d / 2, salt), noise(d / 2, salt + 5000));
+                        let of_plane = |(p, &plane): (usize, &usize)| {
+                            let [a, b] = [0, 1].map(|i| f64::from(factors[2 * (n * bias.most + p) + i]));
+                            a * f64::from(cos[plane]) + b * f64::from(sin[plane])
+                        };
+                        bias.heads[kv_head].planes.iter().enumerate().map(of_plane).sum()
+                    };
+                    let want = oracle_with(q, &states[0].layers[0], kv_head, start..i + 1, more);
+                    for (o, w) in o.iter().zip(&want) {
+                        let error = (f64::from(*o) - w).abs();
+                        assert!(error < 2e-3, "first {first} rows {rows} {window:?} query {n}: {error:e}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn rows_do_not_depend_on_batch_threads_or_sequences() {
         let (d, kv_heads, group, rows) = (8, 2, 3, 70);
+        let bias = bias(d, &[vec![0, 1, 3], vec![2]]);
         let vectors = Vectors::scalar();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         let cases = [(0, None), (0, Some(5)), (1000, None), (1000, Some(600))];
         for ((first, window), kind) in
             cases.into_iter().flat_map(|case| [KvType::I16, KvType::I6, KvType::I4].map(|kind| (case, kind)))
         {
-            let whole_state = [state(kind, kv_heads, d, first, rows)];
+            let state = |len, more| {
+                let mut state = state(kind, kv_heads, d, len, more);
+                set_angles(&mut state, 0);
+                state
+            };
+            let whole_state = [state(first, rows)];
             let per_head = rows * group * d;
             let queries = noise(kv_heads * per_head, 3);
             let with = |states: &[State], rows: usize, queries: &[f32], threads: bool| {
+                // Of every query its first numbers.
+                let factors: Vec<f32> = queries.chunks(d).flat_map(|q| q[..6].to_vec()).collect();
+                let of = Some(BiasScores { bias: &bias, factors: &factors, table: 0 });
                 let mut out = vec![0.0; queries.len()];
                 let mut work = vec![f32::NAN; work_len(rows, kv_heads * group, d, first + 70)];
-                let attention = Attention { states, layer: 0, group, window, cap: None, vectors: &vectors };
+                let attention =
+                    Attention { states, layer: 0, group, window, cap: None, bias: of, vectors: &vectors };
                 if threads {
                     let run = |crew: &Crew<'_>| attention.run(crew, rows, queries, &mut out, &mut work);
                     pool.install(|| fracbit_kernels::with_crew(run));
@@ -462,14 +574,14 @@ mod tests {
                 (0..kv_heads).flat_map(|head| of(head).to_vec()).collect()
             };
             for row in [0, 1, 33, 69] {
-                let states = [state(kind, kv_heads, d, first + row, rows - row)];
+                let states = [state(first + row, rows - row)];
                 for threads in [false, true] {
                     let one = with(&states, 1, &pick(&queries, row), threads);
                     assert_eq!(one, pick(&whole, row), "row {row}, window {window:?}, {threads}");
                 }
             }
             // Two sequences side by side, of different lengths.
-            let states = [2, 40].map(|row| state(kind, kv_heads, d, first + row, rows - row));
+            let states = [2, 40].map(|row| state(first + row, rows - row));
             let join = |all: &[f32]| -> Vec<f32> {
                 let (a, b) = (pick(all, 2), pick(all, 40));
                 let parts = a.chunks(group * d).zip(b.chunks(group * d));

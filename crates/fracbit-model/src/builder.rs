@@ -1,6 +1,6 @@
 //! A decoder from its parts.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
@@ -133,6 +133,7 @@ impl ModelBuilder {
             head,
             final_norm,
             layers: out,
+            key_biases: OnceLock::new(),
         })
     }
 }

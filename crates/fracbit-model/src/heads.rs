@@ -4,6 +4,7 @@ use fracbit_io::ModelConfig;
 use fracbit_kernels::Crew;
 
 use crate::attention::MAX_HEAD_DIM;
+use crate::key_bias::KeyBias;
 use crate::model::{PARALLEL_ROWS, Pass};
 use crate::sites;
 use crate::state::State;
@@ -12,16 +13,12 @@ use crate::state::State;
 const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
 
 impl Pass<'_> {
-    /// Norm, RoPE and the rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
-    pub(crate) fn prepare_heads(
-        self,
-        states: &[State],
-        x: &mut [f32],
-        norm: Option<&[f32]>,
-        turn: Option<(&[f32], &[f32])>,
-    ) {
+    /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
+    pub(crate) fn prepare_heads(self, x: &mut [f32], norm: Option<&[f32]>, turn: Option<(&[f32], &[f32])>) {
         let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
-        let each = self.rows / states.len();
+        if norm.is_none() && turn.is_none() {
+            return;
+        }
         self.each_row(x, |row, x| {
             if let Some(norm) = norm {
                 let mut copy = [0.0; MAX_HEAD_DIM];
@@ -34,6 +31,16 @@ impl Pass<'_> {
                 let span = row * half..(row + 1) * half;
                 model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
             }
+        });
+    }
+
+    /// The rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
+    pub(crate) fn turn_heads(self, states: &[State], x: &mut [f32]) {
+        if states.iter().all(|state| state.turn.is_none()) {
+            return;
+        }
+        let (model, each) = (self.model, self.rows / states.len());
+        self.each_row(x, |row, x| {
             if let Some(rotation) = &states[row / each].turn {
                 match rotation.scratch_len() {
                     0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
@@ -57,6 +64,35 @@ impl Pass<'_> {
                 let from = &q[(row * kv_heads + head) * part..][..part];
                 let scale = query_scale(config, position(row));
                 out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
+            }
+        });
+    }
+
+    /// Takes from keys that are not turned yet, (rows, kv_dim), the biases that `bias` keeps apart, where a state's cache has few bits.
+    pub(crate) fn without_bias(self, states: &[State], bias: &KeyBias, keys: &mut [f32]) {
+        let each = self.rows / states.len();
+        self.each_row(keys, |row, keys| {
+            if states[row / each].turn.is_some() {
+                self.model.vectors.add(&bias.shift, keys);
+            }
+        });
+    }
+
+    /// What scores of those biases are made of: from turned queries, (row, kv head, group, head_dim), to (kv head, row, group, planes, 2).
+    pub(crate) fn bias_factors(self, states: &[State], bias: &KeyBias, q: &[f32], factors: &mut [f32]) {
+        let (config, rows, d) = (&self.model.config, self.rows, self.model.config.head_dim);
+        let kv_heads = config.num_key_value_heads;
+        let each = rows / states.len();
+        let part = q.len() / rows / kv_heads;
+        let (of_head, of_row) = (factors.len() / kv_heads, factors.len() / kv_heads / rows);
+        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
+        crew.chunks(factors, of_head, |head, factors| {
+            for (row, out) in factors.chunks_exact_mut(of_row).enumerate() {
+                let scale = query_scale(config, states[row / each].len() + row % each);
+                let queries = q[(row * kv_heads + head) * part..][..part].chunks_exact(d);
+                for (query, out) in queries.zip(out.chunks_exact_mut(2 * bias.most)) {
+                    bias.factors(head, query, scale, out);
+                }
             }
         });
     }

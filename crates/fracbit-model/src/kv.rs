@@ -8,6 +8,8 @@
 //! as large as the others in every token, and few levels would be left for these (Ashkboos et al. 2024, QuaRot, arXiv 2404.00456, section 4). Values of
 //! folded models are rotated by their weights.
 //!
+//! Large biases of keys are not in such caches at all: see [`crate::key_bias`].
+//!
 //! They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens
 //! costs what it has seen; [`crate::State::reserve`] makes room ahead, and then decoding does not allocate. A
 //! layer with a sliding window keeps all positions too: simpler to truncate, and the window bounds what
@@ -147,7 +149,8 @@ impl Store {
     }
 }
 
-fn grow<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) -> Result<(), TryReserveError> {
+/// Makes each of `heads` runs `to` elements long, keeping what is there.
+pub(crate) fn grow<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) -> Result<(), TryReserveError> {
     let from = old.len() / heads;
     let mut new = Numbers::try_zeroed(heads.saturating_mul(to))?;
     if from > 0 {

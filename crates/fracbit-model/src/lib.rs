@@ -41,6 +41,7 @@ pub mod generate;
 pub mod gradient;
 mod heads;
 mod id;
+mod key_bias;
 mod kv;
 pub mod linear;
 pub mod model;

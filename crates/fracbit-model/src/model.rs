@@ -17,7 +17,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fracbit_base::{Rate, Scheme, ShapeError};
 use fracbit_io::{ModelConfig, QkNorm};
@@ -28,6 +28,7 @@ use crate::attention::Attention;
 use crate::block::BlockInput;
 use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
+use crate::key_bias::{BiasScores, KeyBiases};
 use crate::linear::Linear;
 use crate::rope::Rope;
 use crate::sites::{self, HeadSite, Sites};
@@ -55,6 +56,8 @@ pub struct Model {
     pub(crate) head: Option<Arc<Linear>>, // None: the embedding
     pub(crate) final_norm: Vec<f32>,      // (hidden)
     pub(crate) layers: Vec<Layer>,
+    /// Found when first a cache has few bits.
+    pub(crate) key_biases: OnceLock<KeyBiases>,
 }
 
 #[derive(Clone, Debug)]
@@ -137,7 +140,12 @@ impl Model {
         let slot = match id {
             LinearId::Embed => &mut self.embed,
             LinearId::Head => self.head.as_mut().expect("an untied model has a head"),
-            LinearId::Layer(i, which) => &mut self.layers[i].linears[which.index()],
+            LinearId::Layer(i, which) => {
+                if which == LayerLinear::K {
+                    self.key_biases = OnceLock::new();
+                }
+                &mut self.layers[i].linears[which.index()]
+            }
         };
         Ok(std::mem::replace(slot, linear))
     }
@@ -177,7 +185,16 @@ impl Model {
     /// An empty state of this model.
     #[must_use]
     pub fn state(&self, options: &StateOptions) -> State {
-        State::new(&self.config, options)
+        let mut state = State::new(&self.config, options);
+        if let (true, Some(biases)) = (options.kv.turns(), self.key_biases()) {
+            state.want_angles(biases);
+        }
+        state
+    }
+
+    /// What caches of few bits do about large biases of keys.
+    fn key_biases(&self) -> Option<&KeyBiases> {
+        self.config.qkv_bias.then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)))
     }
 
     fn head_linear(&self) -> &Linear {
@@ -457,7 +474,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) rows: usize,
 }
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
     /// Rows of the embedding into `s.x`.
     fn embed(self, tokens: &[u32], s: &mut Scratch) {
         let Self { model, crew, rows } = self;
@@ -491,6 +508,21 @@ impl Pass<'_> {
                 rope.fill(state.len() + row % each, state.capacity(), cos, sin);
             }
         }
+        if let Some(biases) = self.key_biases(states) {
+            for (i, Turns { cos, sin }) in s.turns.iter().enumerate().filter(|(i, _)| biases.tables[*i]) {
+                let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+                for (row, (cos, sin)) in angles.take(rows).enumerate() {
+                    let state = &mut states[row / each];
+                    if row % each == 0 {
+                        // Another model may have made the state.
+                        state.want_angles(biases);
+                        state.grow_angles()?;
+                    }
+                    let position = state.len() + row % each;
+                    state.angles[i].set(position, cos, sin);
+                }
+            }
+        }
         s.experts.first = states[0].len();
         for layer in blocks {
             self.attention(layer, states, s, until)?;
@@ -504,6 +536,12 @@ impl Pass<'_> {
         }
         states.iter_mut().for_each(|state| state.advance(each));
         Ok(())
+    }
+
+    /// What is done about large biases of keys, where a cache has few bits.
+    fn key_biases(self, states: &[State]) -> Option<&'a KeyBiases> {
+        let few_bits = states.iter().any(|state| state.turn.is_some());
+        if few_bits { self.model.key_biases() } else { None }
     }
 
     /// x += O attend(...).
@@ -531,7 +569,8 @@ impl Pass<'_> {
         let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
         Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
 
-        let turns = &s.turns[usize::from(config.turns_locally(index))];
+        let table = usize::from(config.turns_locally(index));
+        let turns = &s.turns[table];
         let turn = config.layers[index].rope.then_some((&*turns.cos, &*turns.sin));
         if config.qk_norm == QkNorm::Whole {
             let norms = [(&mut *q, &layer.query_norm), (&mut *k, &layer.key_norm)];
@@ -544,7 +583,12 @@ impl Pass<'_> {
         }
         let [query_norm, key_norm] = [&layer.query_norm, &layer.key_norm]
             .map(|norm| norm.as_deref().filter(|_| config.qk_norm == QkNorm::Heads));
-        self.prepare_heads(states, k, key_norm, turn);
+        let bias = self.key_biases(states).and_then(|biases| biases.layers[index].as_ref());
+        if let Some(bias) = bias {
+            self.without_bias(states, bias, k);
+        }
+        self.prepare_heads(k, key_norm, turn);
+        self.turn_heads(states, k);
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
         for (state, (k, v)) in states.iter_mut().zip(parts) {
@@ -552,7 +596,16 @@ impl Pass<'_> {
             let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
             state.layers[index].write(&model.vectors, crew, first, k, v);
         }
-        self.prepare_heads(states, q, query_norm, turn);
+        self.prepare_heads(q, query_norm, turn);
+        let bias = bias.filter(|bias| bias.most > 0).map(|bias| {
+            let len = rows * config.num_attention_heads * 2 * bias.most;
+            if s.factors.len() < len {
+                s.factors.renew(len);
+            }
+            self.bias_factors(states, bias, q, &mut s.factors[..len]);
+            BiasScores { bias, factors: &s.factors[..len], table }
+        });
+        self.turn_heads(states, q);
         let grouped = &mut s.grouped[..rows * q_dim];
         self.group_queries(states, q, grouped);
         let attention = Attention {
@@ -561,6 +614,7 @@ impl Pass<'_> {
             group: config.num_attention_heads / config.num_key_value_heads,
             window: config.layers[index].sliding_window,
             cap: model.score_cap,
+            bias,
             vectors: &model.vectors,
         };
         // The queries' buffer is free again: it takes the result, still in the order of groups.

@@ -42,6 +42,11 @@ impl Rope {
         Self { frequencies: frequencies(rope), long, gain: rope.gain }
     }
 
+    /// Planes that turn: the first ones.
+    pub(crate) fn turning(&self) -> usize {
+        self.frequencies.len()
+    }
+
     /// Cosines and sines of one position in a context of up to `context` tokens, (head_dim / 2) each.
     pub(crate) fn fill(&self, position: usize, context: usize, cos: &mut [f32], sin: &mut [f32]) {
         let frequencies = match &self.long {

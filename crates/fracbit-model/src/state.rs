@@ -7,6 +7,7 @@ use fracbit_rotation::Rotation;
 use crate::Error;
 use crate::attention::work_len;
 use crate::experts::Work;
+use crate::key_bias::{Angles, KeyBiases};
 use crate::kv::{KvLayer, KvType};
 use crate::linear::LinearScratch;
 
@@ -45,6 +46,8 @@ pub struct State {
     pub(crate) scratch: Scratch,
     /// Of queries and keys of every head, where the cache wants them so.
     pub(crate) turn: Option<Rotation>,
+    /// Of all layers, or those without a window and those with one; where the model has large biases of keys.
+    pub(crate) angles: [Angles; 2],
     shape: StateShape,
     capacity: usize,
     len: usize,
@@ -98,6 +101,7 @@ impl State {
             turn: options.kv.turns().then(|| {
                 Rotation::new(config.head_dim, 0, 0).expect("heads are narrow enough to be rotated")
             }),
+            angles: Default::default(),
             shape: StateShape::of(config),
             capacity,
             len: 0,
@@ -121,16 +125,37 @@ impl State {
         for layer in &mut self.layers {
             layer.grow(room).map_err(|source| Error::Memory { tokens: room, source })?;
         }
-        Ok(())
+        self.grow_angles()
     }
 
-    /// Bytes of the cache of a full state with these options.
+    /// From now on there is room for the angles that a model's biases of keys want.
+    pub(crate) fn want_angles(&mut self, biases: &KeyBiases) {
+        let planes = self.shape.head_dim / 2;
+        let wanted = self.angles.iter_mut().zip(biases.tables).filter(|(_, wanted)| *wanted);
+        wanted.for_each(|(angles, _)| angles.want(planes));
+    }
+
+    /// As many positions for them as the layers have.
+    pub(crate) fn grow_angles(&mut self) -> Result<(), Error> {
+        let room = self.room();
+        let grown = self.angles.iter_mut().try_for_each(|angles| angles.grow(room));
+        grown.map_err(|source| Error::Memory { tokens: room, source })
+    }
+
+    /// Bytes of the cache of a full state with these options, at most.
     #[must_use]
     pub fn cache_bytes(config: &ModelConfig, options: &StateOptions) -> usize {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let pair = options.kv.pair_bytes(config.head_dim);
         let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
-        position.saturating_mul(capacity)
+        // For large biases of keys, which only the model knows: a table of all planes for every RoPE.
+        let tables = match (options.kv.turns() && config.qkv_bias, &config.local_rope) {
+            (false, _) => 0,
+            (true, None) => 1,
+            (true, Some(_)) => 2,
+        };
+        let angles = tables * config.head_dim * size_of::<f32>();
+        (position + angles).saturating_mul(capacity)
     }
 
     /// Tokens held.
@@ -213,6 +238,7 @@ pub(crate) struct Scratch {
     pub(crate) k: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) v: Numbers<f32>,       // (rows, kv_dim)
     pub(crate) grouped: Numbers<f32>, // (kv head, rows, group, head_dim)
+    pub(crate) factors: Numbers<f32>, // (kv head, rows, group, planes, 2): of large biases of keys
     pub(crate) gate: Numbers<f32>,    // (rows, or experts of all rows; intermediate)
     pub(crate) up: Numbers<f32>,      // the same
     pub(crate) experts: Work,

@@ -10,8 +10,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fracbit_io::{Bos, Checkpoint, EncodeOptions, ModelConfig, PrefixSpace, Tokenizer};
-use fracbit_model::{EvalOptions, KvType, Model, RotationMode, StateOptions, WeightSource, eval};
+use fracbit_io::{Bos, Checkpoint, EncodeOptions, ModelConfig, PrefixSpace, RopeScaling, Tokenizer};
+use fracbit_model::{
+    EvalOptions, FloatId, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, RotationMode,
+    StateOptions, WeightSource, eval,
+};
 
 /// A model's directory and a text; `None`, said aloud, where they are absent.
 fn shared(model: &str, text: &str) -> Option<(PathBuf, String)> {
@@ -47,6 +50,67 @@ fn demo_model_reaches_its_published_likelihood() {
         assert_eq!(nll.tokens, 24 * 256);
         // Published as 2.888.
         assert!((nll.nats_per_token() - 2.8883).abs() < 0.001, "{mode:?}: {}", nll.nats_per_token());
+    }
+}
+
+#[test]
+fn four_bit_caches_bear_large_key_biases() {
+    let Some((dir, text)) = shared("demo", "tinystories-eval.txt") else { return };
+    let (_, tokenizer) = load(&dir, RotationMode::None);
+    let mut config = ModelConfig::from_dir(&dir).unwrap();
+    config.qkv_bias = true;
+    // The slowest plane stands still, so that a constant in it changes no weight of attention.
+    config.rope.scaling = RopeScaling::Llama3 {
+        factor: 1e6,
+        low_freq_factor: 1.0,
+        high_freq_factor: 1.0001,
+        original_max_position_embeddings: 512,
+    };
+    let checkpoint = Arc::new(Checkpoint::open(&dir).unwrap());
+    let mut plain = config.clone();
+    plain.qkv_bias = false;
+    let source = WeightSource::new(checkpoint, plain, RotationMode::None, 0).unwrap();
+    let (d, layers) = (config.head_dim, config.num_hidden_layers());
+    let build = |first: f32, last: f32| {
+        let mut builder = ModelBuilder::new(config.clone(), source.sites().clone()).unwrap();
+        for id in LinearId::all(&config) {
+            let bias = id.has_bias(&config).then(|| {
+                let mut bias = vec![0.0; id.shape(&config).rows];
+                let size = match id {
+                    LinearId::Layer(0, LayerLinear::K) => first,
+                    LinearId::Layer(i, LayerLinear::K) if i + 1 == layers => last,
+                    _ => 0.0,
+                };
+                for head in bias.chunks_mut(d) {
+                    (head[d / 2 - 1], head[d - 1]) = (size, -size);
+                }
+                bias
+            });
+            let matrix = source.linear(id).unwrap();
+            builder.set(id, Linear::dense(matrix.shape, matrix.data, bias).unwrap()).unwrap();
+        }
+        for id in FloatId::all(&config) {
+            builder.set_floats(id, source.floats(id).unwrap()).unwrap();
+        }
+        builder.build().unwrap()
+    };
+    let options = EncodeOptions { bos: Bos::Never, ..EncodeOptions::default() };
+    let tokens = tokenizer.encode(&text, options).unwrap();
+    let windows: Vec<&[u32]> = (0..8).map(|i| &tokens[256 * i..=256 * (i + 1)]).collect();
+    let nats = |model: &Model, kv| {
+        let state = StateOptions { kv, ..StateOptions::default() };
+        let options = EvalOptions { state, ..EvalOptions::default() };
+        eval::nll(model, &windows, &options, |_| {}).unwrap().nats_per_token()
+    };
+    let (without, with) = (build(0.0, 0.0), build(302.0, 460.0));
+    let most = [(KvType::I8, 0.002), (KvType::I4, 0.02)];
+    let [plain, whole] = [&without, &with].map(|model| nats(model, KvType::I16));
+    assert!((plain - whole).abs() < 0.002, "attention is the same: {plain} {whole}");
+    for (kv, most) in most {
+        let (before, after) = (nats(&without, kv), nats(&with, kv));
+        eprintln!("{kv:?}: {before:.5}, with biases {after:.5}, of {whole:.5}");
+        assert!(after - whole < most, "{kv:?}: {after}");
+        assert!((after - before).abs() < 0.004, "{kv:?}: {after} {before}");
     }
 }
 

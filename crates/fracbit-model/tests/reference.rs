@@ -278,6 +278,95 @@ fn integer_cache_stays_close() {
     });
 }
 
+/// The model with `more` added to the key biases of two planes in the first and last layer: to the first number of each, and taken
+/// from the second.
+fn with_key_bias(model: &Model, source: &WeightSource, planes: [usize; 2], more: f32) -> Model {
+    let (mut out, config) = (model.clone(), source.config());
+    for layer in [0, config.num_hidden_layers() - 1] {
+        let id = LinearId::Layer(layer, LayerLinear::K);
+        let weights = source.linear(id).unwrap();
+        let mut bias = source.bias(id).unwrap().unwrap();
+        for head in bias.chunks_mut(config.head_dim) {
+            for plane in planes {
+                head[plane] += more;
+                head[plane + config.head_dim / 2] -= more;
+            }
+        }
+        out.replace(id, Linear::dense(weights.shape, weights.data, Some(bias)).unwrap()).unwrap();
+    }
+    out
+}
+
+#[test]
+fn large_key_biases_cost_small_caches_nothing() {
+    // As published Qwen2 and 2.5 have them in the first and last layer.
+    let mut seen = 0;
+    each(|r| {
+        let source = r.source(RotationMode::None, 0);
+        let mut config = source.config().clone();
+        if !config.qkv_bias {
+            return;
+        }
+        seen += 1;
+        // The slowest plane stands nearly still: whatever is added to it, attention is the same.
+        let (half, dim) = (config.head_dim / 2, config.rope.dim as f64);
+        let slowest = config.rope.theta.powf(-(dim - 2.0) / dim);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred positions")]
+        let original_max_position_embeddings = (0.99 * std::f64::consts::TAU / slowest) as usize;
+        config.rope.scaling = RopeScaling::Llama3 {
+            factor: 1e6,
+            low_freq_factor: 1.0,
+            high_freq_factor: 1.0001,
+            original_max_position_embeddings,
+        };
+        let slowest = config.rope.dim / 2 - 1;
+        let source =
+            WeightSource::new(Arc::clone(source.checkpoint()), config, RotationMode::None, 0).unwrap();
+        let plain = Model::from_source(&source).unwrap();
+        let run = |model: &Model, kv| logits(model, &mut model.state(&StateOptions { kv, ..F32 }), &r.tokens);
+        let want = run(&plain, KvType::F32);
+        // The last plane stands still where only some of a head's channels turn.
+        let still = with_key_bias(&plain, &source, [slowest, half - 1], 300.0);
+        let moved = relative(&run(&still, KvType::F32), &want);
+        assert!(moved < 2e-3, "{}: {moved:e}", r.name);
+        // This one turns, and changes attention.
+        let turning = with_key_bias(&plain, &source, [0, slowest], 3.0);
+        let changed = run(&turning, KvType::F32);
+        assert!(relative(&changed, &want) > 0.02, "{}", r.name);
+        for kv in [KvType::I8, KvType::I6, KvType::I4] {
+            let [before, after, with_turning] = [(&plain, &want), (&still, &want), (&turning, &changed)]
+                .map(|(model, want)| relative(&run(model, kv), want));
+            eprintln!("{:12} {kv:?}: {before:.1e}, {after:.1e}, {with_turning:.1e}", r.name);
+            assert!(after <= 1.3 * before + 2e-3, "{} {kv:?}: {after:e} {before:e}", r.name);
+            assert!(with_turning <= 2.0 * before, "{} {kv:?}: {with_turning:e} {before:e}", r.name);
+        }
+        // The same bits at every cut and beside other sequences.
+        let at = r.tokens.len() - 1;
+        let (before, last) = (&r.tokens[..at], &r.tokens[at..]);
+        let kinds = [KvType::I4, KvType::I16, KvType::I8, KvType::F32];
+        let alone = kinds.map(|kv| {
+            let run = |chunk| {
+                let mut state = turning.state(&StateOptions { kv, chunk, ..F32 });
+                (logits(&turning, &mut state, before), logits(&turning, &mut state, last))
+            };
+            let want = run(1);
+            assert!([3, 16].into_iter().all(|chunk| run(chunk) == want), "{} {kv:?}", r.name);
+            want.1
+        });
+        let mut states = kinds.map(|kv| {
+            // Made by another model, of which no bias is large.
+            let mut state = plain.state(&StateOptions { kv, chunk: 16, ..F32 });
+            logits(&turning, &mut state, before);
+            state
+        });
+        let (mut hidden, mut together) = (Vec::new(), Vec::new());
+        turning.forward_batch(&mut states, &[last[0]; 4], &mut hidden).unwrap();
+        turning.logits(&mut states[0], &hidden, &mut together).unwrap();
+        assert!(together == alone.concat(), "{}: sequences side by side", r.name);
+    });
+    assert!(seen == 0 || seen >= 4, "references with biases of keys");
+}
+
 #[test]
 fn greedy_generation_matches() {
     each(|r| {

@@ -1,0 +1,339 @@
+//! Keys in caches of few bits without the large constants that a bias adds to them.
+//!
+//! The first and last layers of Qwen2 and 2.5 have key biases of several hundred in a few channels, far above what
+//! the weights add. A row of 4- or 8-bit integers shares one scale, so such a constant takes the levels that the
+//! rest needs. But a score splits exactly: with `q` already turned to its own position, and RoPE `R_j` of position j,
+//!
+//! ```text
+//! q · R_j (k + b) = q · R_j k + sum over planes p of  A_p cos(j f_p) + B_p sin(j f_p)
+//! A_p = q_a b_a + q_b b_b,   B_p = q_b b_a - q_a b_b,   (a, b) = (p, p + head_dim / 2)
+//! ```
+//!
+//! so keys are stored without the bias of some planes, and attention adds the second term in single precision from a
+//! table of cosines and sines of positions. Its work grows with the planes, so only those take part that must: the
+//! largest ones, until the energy that the other biases add to a key is at most [`LEFT`] of what its weights give it.
+//! Planes that RoPE leaves alone add the same to every score of a query, which softmax does not see: their biases are
+//! dropped for nothing. Both depend on the model alone, never on a text or a batch.
+//!
+//! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees constants).
+
+use std::collections::TryReserveError;
+use std::ops::Range;
+
+use fracbit_io::{ModelConfig, QkNorm};
+use fracbit_kernels::{
+    Numbers,
+    vectors::{FloatScores, KEY_BLOCK, Vectors},
+};
+
+use crate::attention::{CHUNK, QUERIES};
+use crate::id::LayerLinear;
+use crate::kv::grow;
+use crate::model::{Layer, Model};
+use crate::sites::LayerSites;
+
+/// Energy of the biases that stay in a cached key, as a share of the energy that its weights give it. The error of
+/// rounding grows by as much.
+const LEFT: f64 = 0.25;
+/// Rows of weights of a head that its energy is estimated from.
+const ROWS: usize = 16;
+/// Planes that meet the queries together: their angles at the positions of a chunk are 32 KiB.
+const TOGETHER: usize = 8;
+
+/// What a layer does about the bias of its keys.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyBias {
+    /// What keys get before they turn: minus the bias in the planes of `heads` and those that stand still, else 0.
+    pub(crate) shift: Vec<f32>, // (kv head, head_dim)
+    /// Of every kv head.
+    pub(crate) heads: Vec<HeadBias>,
+    /// Planes of the head that has most.
+    pub(crate) most: usize,
+}
+
+/// The planes whose biases scores get apart.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct HeadBias {
+    pub(crate) planes: Vec<usize>,
+    /// Of each, its two numbers.
+    pub(crate) bias: Vec<[f32; 2]>,
+}
+
+/// The choices for a model.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyBiases {
+    /// Of every layer that wants it.
+    pub(crate) layers: Vec<Option<KeyBias>>,
+    /// Whether some layer reads the angles that all layers share, and those of layers with a window.
+    pub(crate) tables: [bool; 2],
+}
+
+impl KeyBiases {
+    pub(crate) fn of(model: &Model) -> Self {
+        let layers: Vec<_> =
+            model.layers.iter().enumerate().map(|(i, layer)| of_layer(model, i, layer)).collect();
+        let mut tables = [false; 2];
+        for (i, bias) in layers.iter().enumerate() {
+            let table = usize::from(model.config.turns_locally(i));
+            tables[table] |= bias.as_ref().is_some_and(|bias| bias.most > 0);
+        }
+        Self { layers, tables }
+    }
+}
+
+fn of_layer(model: &Model, index: usize, layer: &Layer) -> Option<KeyBias> {
+    let config = &model.config;
+    let keys = layer.linear(LayerLinear::K);
+    let bias = keys.bias().filter(|_| config.qk_norm == QkNorm::Absent && config.score_cap.is_none())?;
+    let gain = layer.attention_norm.as_deref();
+    let squares = squared_input(gain, &model.sites.layers[index], config);
+    let mut row = vec![0.0; config.hidden_size];
+    let step = config.head_dim.div_ceil(ROWS);
+    let energies = (0..config.num_key_value_heads).map(|head| {
+        let rows = (0..config.head_dim).step_by(step);
+        let count = rows.len();
+        let sum: f64 = rows
+            .map(|r| {
+                keys.row(head * config.head_dim + r, &mut row).expect("a row of the layer");
+                row.iter().zip(&squares).map(|(w, s)| f64::from(*w).powi(2) * s).sum::<f64>()
+            })
+            .sum();
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let scale = config.head_dim as f64 / count as f64;
+        sum * scale
+    });
+    let energies: Vec<f64> = energies.collect();
+    let turning = match (config.layers[index].rope, config.turns_locally(index), &model.local_rope) {
+        (false, ..) => 0,
+        (true, true, Some(rope)) => rope.turning(),
+        (true, ..) => model.rope.turning(),
+    };
+    KeyBias::new(bias, &energies, turning)
+}
+
+/// Mean squares of what the keys' weights read, by column.
+fn squared_input(gain: Option<&[f32]>, sites: &LayerSites, config: &ModelConfig) -> Vec<f64> {
+    let squares: Vec<f64> = match gain {
+        Some(gain) => gain.iter().map(|g| f64::from(*g).powi(2)).collect(),
+        None => vec![1.0; config.hidden_size],
+    };
+    if sites.attention_in.is_none() {
+        return squares;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
+    let mean = squares.iter().sum::<f64>() / squares.len() as f64;
+    vec![mean; squares.len()]
+}
+
+impl KeyBias {
+    /// The choice for `bias`, (kv head, head_dim), where the weights give a key of each head so much `energy` (the sum
+    /// of its squares) and the first `turning` planes turn; `None` when all can stay as it is.
+    pub(crate) fn new(bias: &[f32], energies: &[f64], turning: usize) -> Option<Self> {
+        let d = bias.len() / energies.len().max(1);
+        let half = d / 2;
+        let mut out = Self { shift: vec![0.0; bias.len()], heads: Vec::new(), most: 0 };
+        for ((bias, shift), energy) in bias.chunks_exact(d).zip(out.shift.chunks_exact_mut(d)).zip(energies) {
+            let of = |plane: usize| [bias[plane], bias[plane + half]];
+            let square = |plane: usize| of(plane).iter().map(|b| f64::from(*b).powi(2)).sum::<f64>();
+            let mut planes: Vec<usize> = (0..turning).collect();
+            // A stable order: equal ones by their place.
+            planes.sort_by(|&a, &b| square(b).total_cmp(&square(a)));
+            let mut left: f64 = planes.iter().map(|&p| square(p)).sum();
+            let mut count = 0;
+            while count < turning && left > LEFT * energy {
+                count += 1;
+                // Summed anew: differences would leave rounding errors of the largest.
+                left = planes[count..].iter().map(|&p| square(p)).sum();
+            }
+            planes.truncate(count);
+            planes.sort_unstable();
+            for &plane in planes.iter().chain(&(turning..half).collect::<Vec<_>>()) {
+                (shift[plane], shift[plane + half]) = (-bias[plane], -bias[plane + half]);
+            }
+            out.most = out.most.max(count);
+            out.heads.push(HeadBias { bias: planes.iter().map(|&p| of(p)).collect(), planes });
+        }
+        out.shift.iter().any(|s| *s != 0.0).then_some(out)
+    }
+
+    /// Factors of cosine and sine for a turned query: (plane, 2) of `head`, into the first part of `out`.
+    pub(crate) fn factors(&self, head: usize, query: &[f32], scale: f32, out: &mut [f32]) {
+        let half = query.len() / 2;
+        let HeadBias { planes, bias } = &self.heads[head];
+        for ((&plane, &[x, y]), out) in planes.iter().zip(bias).zip(out.as_chunks_mut::<2>().0) {
+            let (a, b) = (query[plane] * scale, query[plane + half] * scale);
+            *out = [a * x + b * y, b * x - a * y];
+        }
+    }
+}
+
+/// Cosines and sines of all planes at the positions of a state.
+#[derive(Debug, Default)]
+pub(crate) struct Angles {
+    all: Numbers<f32>, // (block, plane, 2, KEY_BLOCK)
+    planes: usize,
+}
+
+impl Angles {
+    /// From now on it grows, with so many planes.
+    pub(crate) fn want(&mut self, planes: usize) {
+        self.planes = planes;
+    }
+
+    /// Room for `capacity` positions, whole blocks, where it is wanted, keeping what is there.
+    pub(crate) fn grow(&mut self, capacity: usize) -> Result<(), TryReserveError> {
+        let len = capacity.saturating_mul(2 * self.planes);
+        if len > self.all.len() {
+            grow(&mut self.all, 1, len)?;
+        }
+        Ok(())
+    }
+
+    /// Writes those of a position.
+    pub(crate) fn set(&mut self, position: usize, cos: &[f32], sin: &[f32]) {
+        let block = 2 * self.planes * KEY_BLOCK;
+        let rows = self.all[position / KEY_BLOCK * block..][..block].as_chunks_mut::<KEY_BLOCK>().0;
+        let at = position % KEY_BLOCK;
+        for (both, (cos, sin)) in rows.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+            (both[0][at], both[1][at]) = (*cos, *sin);
+        }
+    }
+
+    /// Those of some planes at the positions from `from` on, whole blocks: (block, plane, 2, KEY_BLOCK).
+    fn gather(&self, planes: &[usize], from: usize, out: &mut [f32]) {
+        let (block, row) = (2 * self.planes * KEY_BLOCK, 2 * KEY_BLOCK);
+        let blocks = self.all[from / KEY_BLOCK * block..].chunks_exact(block);
+        for (all, out) in blocks.zip(out.chunks_exact_mut(planes.len() * row)) {
+            for (&plane, out) in planes.iter().zip(out.chunks_exact_mut(row)) {
+                out.copy_from_slice(&all[plane * row..][..row]);
+            }
+        }
+    }
+}
+
+/// Work space of a thread.
+pub(crate) struct Work {
+    /// (block, plane, 2, KEY_BLOCK)
+    angles: [f32; 2 * TOGETHER * CHUNK],
+    /// (query, plane, 2)
+    factors: [f32; 2 * TOGETHER * QUERIES],
+    /// (query, position of a chunk)
+    scores: [f32; QUERIES * CHUNK],
+}
+
+impl Work {
+    pub(crate) const NEW: Self = Self {
+        angles: [0.0; 2 * TOGETHER * CHUNK],
+        factors: [0.0; 2 * TOGETHER * QUERIES],
+        scores: [0.0; QUERIES * CHUNK],
+    };
+}
+
+/// A layer's part of the scores of some queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BiasScores<'a> {
+    pub(crate) bias: &'a KeyBias,
+    /// What [`KeyBias::factors`] says of all queries: (query, `2 * most`)
+    pub(crate) factors: &'a [f32],
+    /// Which of a state's tables.
+    pub(crate) table: usize,
+}
+
+impl BiasScores<'_> {
+    /// Adds it to `scores`, (query, [`CHUNK`]), of some queries of a head, counted from the first one of all heads, at
+    /// `positions`, the first one that of a block.
+    pub(crate) fn add(
+        self,
+        vectors: &Vectors,
+        angles: &[Angles; 2],
+        (head, queries): (usize, Range<usize>),
+        positions: Range<usize>,
+        work: &mut Work,
+        scores: &mut [f32],
+    ) {
+        let (each, angles) = (2 * self.bias.most, &angles[self.table]);
+        let (first, count) = (queries.start, queries.len());
+        let width = positions.len().next_multiple_of(KEY_BLOCK);
+        for (nth, planes) in self.bias.heads[head].planes.chunks(TOGETHER).enumerate() {
+            let dim = 2 * planes.len();
+            let keys = &mut work.angles[..dim * width];
+            angles.gather(planes, positions.start, keys);
+            let queries = &mut work.factors[..count * dim];
+            for (q, to) in queries.chunks_exact_mut(dim).enumerate() {
+                let at = (first + q) * each + nth * 2 * TOGETHER;
+                to.copy_from_slice(&self.factors[at..][..dim]);
+            }
+            vectors.float_scores(&FloatScores { queries, dim, keys, stride: CHUNK }, &mut work.scores);
+            for (from, to) in work.scores.chunks(CHUNK).zip(scores.chunks_mut(CHUNK)).take(count) {
+                vectors.add(&from[..width], &mut to[..width]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Work {
+    pub(crate) fn poison(&mut self) {
+        self.angles.fill(f32::NAN);
+        self.factors.fill(f32::NAN);
+        self.scores.fill(f32::NAN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_planes_are_kept_apart_and_those_that_stand_still() {
+        // Two heads of four planes, the last of which stands still.
+        let mut bias = [0.5f32; 16];
+        (bias[1], bias[5]) = (300.0, -2.0); // plane 1 of the first head
+        (bias[2], bias[6]) = (3.0, 4.0); // plane 2: energy 25
+        let of = |energies: [f64; 2], turning| KeyBias::new(&bias, &energies, turning).unwrap();
+
+        // Left of the first head: 25.5 and then .5 in plane 0; of the second 1.5 in three planes.
+        let all_small = of([102.0, 6.0], 3);
+        assert_eq!(all_small.heads[0].planes, [1]);
+        assert_eq!(all_small.heads[0].bias, [[300.0, -2.0]]);
+        assert!(all_small.heads[1].planes.is_empty());
+        assert_eq!(all_small.most, 1);
+        let mut shift = [0.0; 16];
+        (shift[1], shift[5]) = (-300.0, 2.0);
+        for standing in [3, 7, 11, 15] {
+            shift[standing] = -0.5;
+        }
+        assert_eq!(all_small.shift, shift);
+
+        let tighter = of([101.9, 5.9], 3);
+        assert_eq!(tighter.heads[0].planes, [1, 2]);
+        // Of equal ones the first.
+        assert_eq!(tighter.heads[1].planes, [0]);
+        // Weights that give nothing leave no bias.
+        assert_eq!(of([0.0, 0.0], 3).heads[1].planes, [0, 1, 2]);
+        // Without RoPE all are dropped, and no score needs them.
+        let dropped = of([0.0, 0.0], 0);
+        assert_eq!((dropped.most, dropped.shift), (0, bias.map(|b| -b).to_vec()));
+
+        assert_eq!(KeyBias::new(&bias, &[1e9; 2], 4), None);
+        assert_eq!(KeyBias::new(&[0.0; 16], &[0.0; 2], 3), None);
+    }
+
+    #[test]
+    fn a_score_is_the_sum_of_both_parts() {
+        let (d, position) = (8, 5);
+        let number = |i: usize| ((i * 37 % 19) as f32 - 9.0) / 4.0;
+        let query: Vec<f32> = (0..d).map(number).collect();
+        let bias: Vec<f32> = (0..d).map(|i| 100.0 * number(i + 3)).collect();
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            (0..d / 2).map(|p| 0.7 * (p + 1) as f32 * position as f32).map(|a| (a.cos(), a.sin())).unzip();
+        let own = KeyBias::new(&bias, &[0.0], d / 2).unwrap();
+        let mut factors = vec![0.0; d];
+        own.factors(0, &query, 0.5, &mut factors);
+        let got: f32 = (0..d / 2).map(|p| factors[2 * p] * cos[p] + factors[2 * p + 1] * sin[p]).sum();
+        let mut turned = bias;
+        Vectors::scalar().rotate(&mut turned, &cos, &sin);
+        let want: f32 = query.iter().zip(&turned).map(|(q, b)| 0.5 * q * b).sum();
+        assert!((got - want).abs() < 1e-4 * want.abs().max(1.0), "{got} {want}");
+    }
+}
