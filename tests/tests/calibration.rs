@@ -6,7 +6,7 @@ use fracbit::{
 };
 use fracbit_kernels::{Vectors, with_crew};
 use fracbit_model::{LinearId, RotationMode};
-use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounding, quantize_with};
+use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
 use fracbit_tests::{Source, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
 
@@ -25,7 +25,7 @@ fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
 
 /// The same of another scheme. One with scales of small groups is compared with what it makes of the moments of each channel alone.
 fn ratio_of(name: &str, source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
-    let scheme = scheme(name);
+    let (scheme, rounders) = (scheme(name), Rounders::default());
     let mut logs = 0.0;
     for &id in ids {
         let h = calibration.moments(&source.weights, id).expect("good moments").expect("it reads something");
@@ -36,7 +36,7 @@ fn ratio_of(name: &str, source: &Source, calibration: &Calibration, ids: &[Linea
         };
         let grouping = fracbit::plan::grouping(source.rotation(), scheme);
         let round = |moments| {
-            let rounding = Rounding { moments, ..Rounding::default() };
+            let rounding = Rounding { moments, ..Rounding::new(&rounders) };
             quantize_with(&w.data, w.shape, scheme, grouping, rounding, &|_| ())
         };
         let n = h.len();

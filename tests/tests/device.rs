@@ -16,7 +16,7 @@ use fracbit_format::{TILE, TILE_COLS};
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
 use fracbit_model::{RotationMode, eval::log_sum_exp};
-use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
+use fracbit_quant::{Effort, Grouping, Rounders, quantize};
 use fracbit_tests::{Source, demo_model, logits, stories};
 use half::f16;
 use std::{
@@ -173,21 +173,17 @@ fn quantizing_searches_on_the_device_that_was_chosen() {
     let counting: &'static Counting = Box::leak(Box::new(counting));
     let (scheme, shape): (Scheme, _) = ("tcq-fast-4".parse().unwrap(), Shape::new(16, 16));
     let weights = cases::activations(shape.len(), 8);
-    let quantize = |effort| {
-        let rounding = Rounding { effort, ..Rounding::default() };
-        quantize_with(&weights, shape, scheme, Grouping::Row, rounding, &|_| ()).unwrap()
-    };
-    fracbit::cuda::encode_on(counting).unwrap();
-    assert!(matches!(fracbit::cuda::encode_on(counting), Err(Error::Option { option: "--device", .. })));
-    let got = quantize(Effort::Exact);
+    let with =
+        |rounders: &Rounders| quantize(&weights, shape, scheme, Grouping::Row, rounders, &|_| ()).unwrap();
+    let got = with(&fracbit::cuda::rounders_on(counting));
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1, "one launch for the one row of tiles");
     assert_eq!(got.data.codes(), codes_of_the_processor(&weights, got.data.gain(), scheme));
     // Other searches stay with the processor.
-    assert_ne!(quantize(Effort::Fast).data.codes(), got.data.codes(), "another search");
+    assert_ne!(with(&Rounders::new(Effort::Fast)).data.codes(), got.data.codes(), "another search");
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1);
 }
 
-/// The codes of one tile by a rounder of its own: those that `quantize_with` takes are kept from the first use on.
+/// The codes of one tile by a rounder of the processor.
 fn codes_of_the_processor(tile: &[f32], gain: f32, scheme: Scheme) -> Vec<u8> {
     let mut unit = [0.0; TILE];
     for (unit, row) in unit.chunks_mut(TILE_COLS).zip(tile.chunks(TILE_COLS)) {

@@ -1,7 +1,7 @@
 //! Loss terms measured in a quantized model: what they say, and that they continue.
 
 use fracbit::{
-    CalibrateOptions, Calibration, Effort, Error, EvalOptions, Objective, Quiet, Sensitivities, bands,
+    CalibrateOptions, Calibration, Error, EvalOptions, Objective, Quiet, Rounders, Sensitivities, bands,
     calibrate,
     directory::band_name,
     losses::{self, LossOptions},
@@ -51,7 +51,7 @@ fn losses_are_those_of_the_replaced_matrix() {
         default: coarse,
         schemes: vec![coarse, fine],
         calibration: None,
-        effort: Effort::default(),
+        rounders: Rounders::default(),
     };
 
     let actual =
@@ -107,7 +107,7 @@ fn embedding_and_head_are_measured_band_by_band_and_continue() {
             default: scheme("nuq-3"),
             schemes: vec![],
             calibration: Some(Arc::clone(calibration)),
-            effort: Effort::default(),
+            rounders: Rounders::default(),
         };
         let text = Text::of(calibration, 256).expect("it has a text");
         losses::measure_along(&source.weights, &hash, &options, &text, done, &Quiet, keep)

@@ -1,7 +1,8 @@
 //! The rotation that a model gets by itself suits models with massive activations, which real ones have.
 
 use fracbit::{
-    Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet, Target, evaluate, plan, quantize,
+    Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet, Rounders, Target, evaluate, plan,
+    quantize,
 };
 use fracbit::{Sensitivities, directory};
 use fracbit_model::{RotationMode, Smoothing, WeightSource};
@@ -44,7 +45,8 @@ fn divergence(model: &Path, weights: &WeightSource, smoothing: bool, out: &Path)
     let target = Target::Uniform(scheme("tcq-4"));
     let options = PlanOptions { rotation, smoothing, seed: sites.seed(), ..PlanOptions::new(target) };
     let plan = plan(&inventory, &prior, &options).expect("no budget to miss");
-    let how = QuantizeOptions { effort: Effort::Fast, force: true, ..QuantizeOptions::default() };
+    let how =
+        QuantizeOptions { rounders: Rounders::new(Effort::Fast), force: true, ..QuantizeOptions::default() };
     quantize(weights, &inventory, &plan, out, &how, &Quiet).expect("a good plan");
     let (text, path) = stories();
     let reading = EvalOptions { ctx: Some(128), windows: Some(6), bos: Some(true), ..EvalOptions::default() };

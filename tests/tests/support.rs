@@ -95,12 +95,13 @@ fn instruction_sets_are_known_by_the_names_in_the_list() {
 
 #[test]
 fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
+    let rounders = fracbit_quant::Rounders::default();
     for scheme in Scheme::all() {
         let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
         let bound = scheme.rate().gaussian_bound();
         assert!(error > bound && error < 8.0 * bound, "{scheme}: {error} beside the bound {bound}");
         let whole = scheme.tables().eq([scheme]) && scheme.group().is_none();
-        assert_eq!(fracbit_quant::rounder(scheme).is_some(), whole, "{scheme}");
+        assert_eq!(rounders.get(scheme).is_some(), whole, "{scheme}");
         for half in scheme.tables() {
             assert_eq!(fracbit_quant::codebook(half).map(fracbit_format::Codebook::scheme), Some(half));
         }

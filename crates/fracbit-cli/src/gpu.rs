@@ -20,7 +20,7 @@ mod built {
         generate::{Speed, Written},
     };
     use fracbit::{
-        EvalOptions, Evaluation, Opened, Progress as _,
+        EvalOptions, Evaluation, Opened, Progress as _, Rounders,
         bench::{self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
         cuda::{self, Decoder, Gpu},
     };
@@ -81,11 +81,11 @@ mod built {
         Ok(Written { text, tokens, held: Vec::new(), stop: Some(stop), speed })
     }
 
-    /// Searches codes of trellis schemes on the GPU from now on.
-    pub(crate) fn encode_here() -> Result<(), Failure> {
+    /// What searches codes of trellis schemes on the GPU.
+    pub(crate) fn rounders() -> Result<Rounders, Failure> {
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
-        // The rounders that use it live as long as the program.
-        Ok(cuda::encode_on(Box::leak(Box::new(gpu)))?)
+        // It lives as long as the program, as the rounders that use it may.
+        Ok(cuda::rounders_on(Box::leak(Box::new(gpu))))
     }
 
     /// Speed of products.
@@ -136,7 +136,7 @@ mod built {
         generate::Written,
     };
     use fracbit::{
-        EvalOptions, Evaluation, Opened,
+        EvalOptions, Evaluation, Opened, Rounders,
         bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
     };
     use fracbit_model::SampleConfig;
@@ -159,7 +159,7 @@ mod built {
         Err(absent())
     }
 
-    pub(crate) fn encode_here() -> Result<(), Failure> {
+    pub(crate) fn rounders() -> Result<Rounders, Failure> {
         Err(absent())
     }
 
@@ -187,4 +187,4 @@ mod built {
     }
 }
 
-pub(crate) use built::{bench_kernels, bench_model, encode_here, evaluate, write};
+pub(crate) use built::{bench_kernels, bench_model, evaluate, rounders, write};

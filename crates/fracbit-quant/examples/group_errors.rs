@@ -9,7 +9,7 @@ use fracbit_codebook::{
     train::{GroupTraining, group_codebooks, mixed_groups},
 };
 use fracbit_format::Codebook;
-use fracbit_quant::{Grouping, codebook, quantize};
+use fracbit_quant::{Grouping, Rounders, codebook, quantize};
 use rayon::prelude::*;
 
 const SHAPE: Shape = Shape::new(256, 4096);
@@ -35,6 +35,7 @@ fn uniform(scheme: Scheme, weights: &[f32]) -> f64 {
 }
 
 fn main() {
+    let rounders = Rounders::default();
     // `mixed_groups` deals groups of its three sources in turn.
     let all = mixed_groups(3 * SHAPE.len() / 32, 11);
     println!("| bits | quantizer | Gaussian | Laplace | mixture |\n| --- | --- | --- | --- | --- |");
@@ -49,7 +50,9 @@ fn main() {
         let scheme: Scheme = format!("gnuq-{bits}").parse().expect("a scheme");
         let packed = |name: &str, grouping: Grouping| {
             let scheme = name.parse().expect("a scheme");
-            let one = |w: &Vec<f32>| quantize(w, SHAPE, scheme, grouping, &|_| ()).map(|q| q.relative_error);
+            let one = |w: &Vec<f32>| {
+                quantize(w, SHAPE, scheme, grouping, &rounders, &|_| ()).map(|q| q.relative_error)
+            };
             sources.iter().map(|w| one(w).expect("finite weights")).collect::<Vec<f64>>()
         };
         row("uniform groups", sources.iter().map(|w| uniform(scheme, w)).collect());

@@ -12,4 +12,4 @@ pub use fracbit_format::Grouping;
 pub use hessian::Hessian;
 pub use matrix::{QuantError, Quantized, Rounding, quantize, quantize_with, working_memory};
 pub use moments::{CrossMoments, Moments};
-pub use rounders::{Effort, Provider, codebook, has_efforts, provide, rounder, rounder_at};
+pub use rounders::{Effort, Provider, Rounders, codebook, has_efforts};

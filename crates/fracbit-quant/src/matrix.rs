@@ -12,7 +12,7 @@
 use crate::{
     feedback::Strip,
     hessian::{Hessian, STRIP},
-    rounders::{self, Effort},
+    rounders::Rounders,
 };
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
 use fracbit_codebook::Rounder;
@@ -122,24 +122,33 @@ pub fn quantize(
     shape: Shape,
     scheme: Scheme,
     grouping: Grouping,
+    rounders: &Rounders,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
-    quantize_with(weights, shape, scheme, grouping, Rounding::default(), progress)
+    quantize_with(weights, shape, scheme, grouping, Rounding::new(rounders), progress)
 }
 
 /// How codes are chosen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Rounding<'a> {
     /// Second moments of the inputs, if known: least error of the layer's output instead of its weights. Several are of as many equal parts of the
     /// rows: experts one above the other, each with inputs of its own.
     pub moments: &'a [Hessian],
-    /// How thoroughly to search.
-    pub effort: Effort,
+    /// What rounds tiles.
+    pub rounders: &'a Rounders,
     /// A table for a scheme with a scale for each small group, instead of the built-in one.
     pub codebook: Option<&'a Codebook>,
 }
 
-/// [`quantize`] with moments of the inputs or another effort.
+impl<'a> Rounding<'a> {
+    /// Without moments, by built-in tables.
+    #[must_use]
+    pub const fn new(rounders: &'a Rounders) -> Self {
+        Self { moments: &[], rounders, codebook: None }
+    }
+}
+
+/// [`quantize`] with moments of the inputs or other tables.
 ///
 /// With the identity as moments the result is that of none, bit for bit. Moments, like weights, are those
 /// after rotation. Takes the memory of moments three times while it factors them, and keeps one factor.
@@ -202,13 +211,10 @@ fn plane(
 ) -> Result<Quantized, QuantError> {
     let (group, pieces) = (grouping.columns(shape.cols), rounding.moments.len().max(1));
     let layout = Layout::new(scheme, shape);
-    let coders: Vec<(Segment, &dyn Rounder)> = layout
-        .segments()
-        .iter()
-        .map(|&s| {
-            Ok((s, rounders::rounder_at(s.scheme, rounding.effort).ok_or(QuantError::NoCodebook(s.scheme))?))
-        })
-        .collect::<Result<_, QuantError>>()?;
+    let rounder =
+        |&s: &Segment| Ok((s, rounding.rounders.get(s.scheme).ok_or(QuantError::NoCodebook(s.scheme))?));
+    let rounders = layout.segments().iter().map(rounder).collect::<Result<Vec<_>, QuantError>>()?;
+    let coders: Vec<(Segment, &dyn Rounder)> = rounders.iter().map(|(s, r)| (*s, &**r)).collect();
 
     let block = SchemeSpec::of(scheme).block_columns;
     let feedback = rounding.moments.iter().map(|moments| Ok((moments, moments.feedback(block)?)));
@@ -450,6 +456,16 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
     use rand_distr::StandardNormal;
+
+    fn quantize(
+        weights: &[f32],
+        shape: Shape,
+        scheme: Scheme,
+        grouping: Grouping,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<Quantized, QuantError> {
+        super::quantize(weights, shape, scheme, grouping, &Rounders::default(), progress)
+    }
 
     fn gaussian(count: usize, sigma: f32, seed: u64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);

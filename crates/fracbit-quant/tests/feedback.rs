@@ -2,18 +2,34 @@
 
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::SchemeSpec;
-use fracbit_quant::{Grouping, Hessian, Quantized, Rounding, codebook, hessian, quantize, quantize_with};
+use fracbit_quant::{
+    Grouping, Hessian, QuantError, Quantized, Rounders, Rounding, codebook, hessian, quantize_with,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
+use std::sync::LazyLock;
 
 fn gaussian(count: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| rng.sample::<f32, _>(StandardNormal)).collect()
 }
 
+/// Built once for all tests.
+static ROUNDERS: LazyLock<Rounders> = LazyLock::new(Rounders::default);
+
 fn under(moments: &Hessian) -> Rounding<'_> {
-    Rounding { moments: std::slice::from_ref(moments), ..Rounding::default() }
+    Rounding { moments: std::slice::from_ref(moments), ..Rounding::new(&ROUNDERS) }
+}
+
+fn quantize(
+    weights: &[f32],
+    shape: Shape,
+    scheme: Scheme,
+    grouping: Grouping,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Quantized, QuantError> {
+    fracbit_quant::quantize(weights, shape, scheme, grouping, &ROUNDERS, progress)
 }
 
 fn scheme(name: &str) -> Scheme {
@@ -270,7 +286,7 @@ fn every_piece_has_its_own_moments() {
     let weights = gaussian(3 * rows * n, 7);
     let shape = Shape::new(3 * rows, n);
     for name in ["tcq-2", "vq-2", "nuq-3", "half-tcq-2.25"] {
-        let rounding = Rounding { moments: &moments, ..Rounding::default() };
+        let rounding = Rounding { moments: &moments, ..Rounding::new(&ROUNDERS) };
         let whole = quantize_with(&weights, shape, scheme(name), Grouping::Row, rounding, &|_| ()).unwrap();
         for (piece, h) in moments.iter().enumerate() {
             let part = &weights[piece * rows * n..(piece + 1) * rows * n];
@@ -290,7 +306,7 @@ fn every_piece_has_its_own_moments() {
                 "{name} {piece}"
             );
         }
-        let rounding = Rounding { moments: &moments[..2], ..Rounding::default() };
+        let rounding = Rounding { moments: &moments[..2], ..Rounding::new(&ROUNDERS) };
         let error = quantize_with(
             &weights[..72 * n],
             Shape::new(72, n),

@@ -2,7 +2,7 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit_base::{Scheme, Shape};
-use fracbit_quant::{Grouping, Hessian, Quantized, Rounding, quantize_with};
+use fracbit_quant::{Grouping, Hessian, Quantized, Rounders, Rounding, quantize_with};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -24,7 +24,8 @@ fn moments() -> Hessian {
 fn made(name: &str, weights: &[f32], moments: &[Hessian]) -> Quantized {
     let scheme: Scheme = name.parse().expect("a scheme");
     let told = AtomicUsize::new(0);
-    let rounding = Rounding { moments, ..Rounding::default() };
+    let rounders = Rounders::default();
+    let rounding = Rounding { moments, ..Rounding::new(&rounders) };
     let made = quantize_with(weights, SHAPE, scheme, Grouping::Row, rounding, &|n| {
         told.fetch_add(n, Ordering::Relaxed);
     });

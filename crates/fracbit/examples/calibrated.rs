@@ -8,8 +8,8 @@ mod page;
 mod stories;
 
 use fracbit::{
-    Effort, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Sensitivities, Target,
-    directory, evaluate,
+    Effort, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Rounders, Sensitivities,
+    Target, directory, evaluate,
     losses::{self, LossOptions},
     plan, quantize,
     sensitivity::{self, Text},
@@ -71,6 +71,7 @@ fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec
     let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &stories::reading(name))?;
 
     let score = |dir: &Opened, base| evaluate(dir, base, &text, Path::new(EVAL), &options, &Quiet);
+    let rounders = Rounders::new(effort);
     let build = |plan: &Plan, calibrated: bool, sequential: bool| -> Any<Evaluation> {
         let out = scratch.path().join("out");
         let options = QuantizeOptions {
@@ -80,7 +81,7 @@ fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec
             source_hash: hash.clone(),
             calibration: calibrated.then(|| Arc::clone(&calibration)),
             sequential,
-            effort,
+            rounders: rounders.clone(),
             ..QuantizeOptions::default()
         };
         quantize(&source, &inventory, plan, &out, &options, &Quiet)?;
@@ -100,8 +101,12 @@ fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec
             plan(&inventory, sensitivities, &PlanOptions::new(target))
         };
         let uniform = make(&free, Target::Uniform(scheme))?;
-        let along =
-            LossOptions { default: scheme, schemes: vec![], calibration: Some(calibration.clone()), effort };
+        let along = LossOptions {
+            default: scheme,
+            schemes: vec![],
+            calibration: Some(calibration.clone()),
+            rounders: rounders.clone(),
+        };
         let aware = losses::measure_along(&source, &hash, &along, &read, None, &Quiet, &mut |_| Ok(()))?;
         // The same bytes for the others.
         let size = Target::Size(Bytes(uniform.bytes));

@@ -22,8 +22,8 @@ use fracbit_model::{
     RotationMode, State, StateOptions, WeightSource,
 };
 use fracbit_quant::{
-    CrossMoments, Grouping, Hessian, Moments, Quantized, Rounding, hessian::add_product, moments,
-    quantize_with, rounder_at,
+    CrossMoments, Grouping, Hessian, Moments, Quantized, Rounders, Rounding, hessian::add_product, moments,
+    quantize_with,
 };
 use half::f16;
 use std::{
@@ -101,6 +101,7 @@ fn main() -> Any<()> {
     };
     let scheme: Scheme = scheme.parse()?;
     let effort = rest.iter().find_map(|a| a.parse().ok()).unwrap_or(Effort::Exact);
+    let rounders = Rounders::new(effort);
     let rows: Vec<&String> = rest.iter().filter(|a| a.parse::<Effort>().is_err()).collect();
     let opened = Opened::new(Path::new(dir))?;
     let scratch = tempfile::tempdir()?;
@@ -115,8 +116,14 @@ fn main() -> Any<()> {
             continue;
         }
         let start = Instant::now();
-        let mut run =
-            Run { source: &source, calibration: &calibration, scheme, effort, recipe: &recipe, fits: vec![] };
+        let mut run = Run {
+            source: &source,
+            calibration: &calibration,
+            scheme,
+            rounders: &rounders,
+            recipe: &recipe,
+            fits: vec![],
+        };
         let model = run.model()?;
         let seconds = start.elapsed().as_secs_f64();
         let e = evaluate::score(&model, Some(&base), &windows, StateOptions::default(), 0.0, &Quiet)?;
@@ -136,7 +143,7 @@ struct Run<'a> {
     source: &'a WeightSource,
     calibration: &'a Calibration,
     scheme: Scheme,
-    effort: Effort,
+    rounders: &'a Rounders,
     recipe: &'a Recipe,
     /// The share of the proxy loss that each refinement won.
     fits: Vec<f64>,
@@ -263,7 +270,7 @@ impl Run<'_> {
     /// A matrix in the scheme.
     fn round(&mut self, id: LinearId, target: &[f32], h: &Hessian) -> Any<Quantized> {
         let shape = id.shape(self.source.config());
-        let rounding = Rounding { moments: std::slice::from_ref(h), effort: self.effort, codebook: None };
+        let rounding = Rounding { moments: std::slice::from_ref(h), ..Rounding::new(self.rounders) };
         let mut packed = quantize_with(target, shape, self.scheme, Grouping::Row, rounding, &|_| ())?;
         // A tied embedding is damped for its other reader, which the loss here does not know.
         if self.recipe.again > 0 && id != LinearId::Embed {
@@ -282,7 +289,7 @@ impl Run<'_> {
     /// Rounds tiles anew for the least loss while all others keep their codes, and keeps what is better.
     fn again(&mut self, packed: &mut Quantized, target: &[f32], h: &Hessian) -> Any<()> {
         let n = h.len();
-        let rounder = rounder_at(self.scheme, self.effort).ok_or("a scheme with a rounder of its own")?;
+        let rounder = self.rounders.get(self.scheme).ok_or("a scheme with a rounder of its own")?;
         let across = n.div_ceil(TILE_COLS);
         let rows = packed.data.shape().rows;
         let size = packed.data.codes().len() / (rows.div_ceil(TILE_ROWS) * across);

@@ -16,7 +16,7 @@ use fracbit_kernels_cuda::{Device, DeviceError, TrellisEncoder};
 use fracbit_model::{Comparison, FloatId, LinearId, RotationMode, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
-use fracbit_quant::Effort;
+use fracbit_quant::{Effort, Rounders};
 use half::f16;
 
 impl Opened {
@@ -159,12 +159,9 @@ pub fn score<D: Device>(
     })
 }
 
-/// Lets `device` search the codes of trellis schemes from now on, with the bytes of the processor. A scheme that the device cannot take
-/// stays with the processor.
-///
-/// # Errors
-/// When another device was chosen before.
-pub fn encode_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Result<(), Error> {
+/// Rounders that search the codes of trellis schemes on `device`, exactly and with the bytes of the processor. A scheme that the device
+/// cannot take stays with the processor.
+pub fn rounders_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Rounders {
     let provider = move |scheme| {
         let rounder = fracbit_trellis::rounder(scheme, Effort::Exact)?;
         match TrellisEncoder::new(device, rounder, 0) {
@@ -172,9 +169,7 @@ pub fn encode_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Resul
             Err(_) => None,
         }
     };
-    let taken =
-        |_| Error::Option { option: "--device", rule: "the encoder's device was chosen before".to_owned() };
-    fracbit_quant::provide(Box::new(provider)).map_err(taken)
+    Rounders::provided(Box::new(provider))
 }
 
 impl From<DeviceError> for Error {

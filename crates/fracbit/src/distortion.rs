@@ -3,6 +3,7 @@
 use crate::{Error, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{GroupCoder, Rounder, distortion, group_distortion, nested_distortion};
+use fracbit_quant::Rounders;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,17 +41,19 @@ pub fn measure(
     let parts: BTreeSet<Scheme> = schemes.iter().flat_map(parts).collect();
     progress.stage("measuring distortion", parts.len() as u64);
     let mut errors = BTreeMap::new();
+    let rounders = Rounders::default();
     for scheme in parts {
         let missing = Error::NoErrorEntry { scheme };
         let error = if scheme.group().is_some() {
             let coder = fracbit_quant::codebook(scheme).cloned().and_then(GroupCoder::new).ok_or(missing)?;
             group_distortion(&coder, weights, seed)
         } else if scheme.planes() > 1 {
-            let planes = scheme.components().map(|plane| fracbit_quant::rounder(plane.scheme));
-            let planes: Vec<&dyn Rounder> = planes.collect::<Option<_>>().ok_or(missing)?;
+            let planes = scheme.components().map(|plane| rounders.get(plane.scheme));
+            let planes = planes.collect::<Option<Vec<_>>>().ok_or(missing)?;
+            let planes: Vec<&dyn Rounder> = planes.iter().map(|plane| &**plane).collect();
             nested_distortion(&planes, weights, seed)
         } else {
-            distortion(fracbit_quant::rounder(scheme).ok_or(missing)?, weights, seed)
+            distortion(&*rounders.get(scheme).ok_or(missing)?, weights, seed)
         };
         errors.insert(scheme, error);
         progress.advance(1);

@@ -5,7 +5,7 @@
 //! the order of the data. Everything lies in a directory of the caller, where a run that was killed finds it again.
 
 use crate::{
-    CalibrateOptions, Calibration, Effort, Error, EvalOptions, Opened, Plan, PlanOptions, Progress,
+    CalibrateOptions, Calibration, Error, EvalOptions, Opened, Plan, PlanOptions, Progress, Rounders,
     Sensitivities, Target, calibrate,
     error::require_memory,
     losses::{self, LossOptions},
@@ -38,8 +38,8 @@ pub struct LearnOptions {
     pub text: EvalOptions,
     /// Seed of the text that the model writes when none is given.
     pub seed: u64,
-    /// How thoroughly to search for codes while losses are measured.
-    pub effort: Effort,
+    /// What searches for codes while losses are measured.
+    pub rounders: Rounders,
     /// Most memory to use beside the memory-mapped checkpoint.
     pub max_memory: Option<Bytes>,
 }
@@ -172,13 +172,18 @@ pub fn losses(
     planned: &PlanOptions,
     calibration: &Arc<Calibration>,
     scratch: &Path,
-    effort: Effort,
+    rounders: &Rounders,
     progress: &dyn Progress,
 ) -> Result<Option<Sensitivities>, Error> {
     let (Some(default), _) = foresee(inventory, planned)? else { return Ok(None) };
     let measured = Text::of(calibration, MEASURED)?;
     let kept = scratch.join(COEFFICIENTS);
-    let along = LossOptions { default, schemes: vec![], calibration: Some(Arc::clone(calibration)), effort };
+    let along = LossOptions {
+        default,
+        schemes: vec![],
+        calibration: Some(Arc::clone(calibration)),
+        rounders: rounders.clone(),
+    };
     let done = Sensitivities::read(&kept).ok();
     let mut keep = |so_far: &Sensitivities| {
         // Only time is lost where it cannot be kept.
@@ -208,8 +213,8 @@ pub fn learn(
     let Some(planned) = planned else { return Ok(Learned { calibration, sensitivities: None }) };
     let (rotation, smoothed) = (planned.rotation, planned.smoothing);
     let source = opened.planned_source(rotation, planned.seed, smoothed, Some(&calibration), progress)?;
-    let effort = options.effort;
-    let sensitivities = losses(&source, inventory, planned, &calibration, scratch, effort, progress)?;
+    let rounders = &options.rounders;
+    let sensitivities = losses(&source, inventory, planned, &calibration, scratch, rounders, progress)?;
     Ok(Learned { calibration, sensitivities })
 }
 

@@ -44,7 +44,7 @@ pub use evaluate::{EvalOptions, Evaluation, evaluate};
 pub use explain::{Explanation, explain};
 pub use export::{ExportOptions, ExportReport, ExportType, export};
 pub use forecast::Forecast;
-pub use fracbit_quant::Effort;
+pub use fracbit_quant::{Effort, Rounders};
 pub use inspect::{Inspection, inspect};
 pub use joint::{PlannedSpeed, Prices, Speed};
 pub use learn::{LearnOptions, Learned, learn};

@@ -16,7 +16,7 @@ use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, WeightSource};
 use fracbit_quant::{
-    Effort, Hessian, Rounding,
+    Hessian, Rounders, Rounding,
     sensitivity::{Fit, fit},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -30,8 +30,8 @@ pub struct LossOptions {
     pub schemes: Vec<Scheme>,
     /// Round by these moments, if the plan is to be used with them.
     pub calibration: Option<Arc<Calibration>>,
-    /// How thoroughly to search for codes.
-    pub effort: Effort,
+    /// What searches for codes, and how thoroughly.
+    pub rounders: Rounders,
 }
 
 /// The protocol in words, as documents record it.
@@ -47,7 +47,7 @@ pub fn describe(options: &LossOptions, text: &Text, seed: u64) -> String {
         options.default,
         text.sequences.tokens(),
         text.origin,
-        options.effort,
+        options.rounders.effort(),
         schemes.join(" ")
     )
 }
@@ -145,7 +145,7 @@ pub fn describe_along(options: &LossOptions, text: &Text, seed: u64) -> String {
         options.default,
         text.sequences.tokens(),
         text.origin,
-        options.effort,
+        options.rounders.effort(),
     )
 }
 
@@ -279,7 +279,7 @@ impl<'a> Work<'a> {
         let moments = self.moments.as_ref().map_or(&[][..], |(_, m)| m.as_slice());
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
-        let rounding = Rounding { moments, effort: self.options.effort, codebook: None };
+        let rounding = Rounding { moments, ..Rounding::new(&self.options.rounders) };
         let grouping = grouping(self.source.sites().mode(), scheme);
         let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
         let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);

@@ -6,7 +6,7 @@
 use crate::{Error, Opened, learn};
 use fracbit_base::{Scheme, Shape};
 use fracbit_model::{Block, LinearId, RotationMode, StateOptions};
-use fracbit_quant::{Effort, Grouping, Rounding, quantize_with};
+use fracbit_quant::{Grouping, Rounders, quantize};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -61,7 +61,7 @@ impl Pace {
     /// # Errors
     /// When the model cannot be read.
     #[expect(clippy::cast_precision_loss, reason = "rates")]
-    pub fn measure(opened: &Opened, scheme: Scheme, effort: Effort) -> Result<Self, Error> {
+    pub fn measure(opened: &Opened, scheme: Scheme, rounders: &Rounders) -> Result<Self, Error> {
         let config = &opened.config;
         let count = |id: LinearId| id.shape(config).len() as u64;
         let blocks: u64 = LinearId::all(config).filter(|id| id.is_layer()).map(count).sum();
@@ -84,9 +84,11 @@ impl Pace {
         let token = pass()? * config.num_hidden_layers() as f64 / tokens as f64;
         let logits = token * (config.vocab_size * config.hidden_size) as f64 / blocks.max(1) as f64;
         let start = Instant::now();
-        let rounding = Rounding { effort, ..Rounding::default() };
-        quantize_with(&tile, TILES, scheme, Grouping::Row, rounding, &|_| ()).map_err(|source| {
-            Error::Tensor { tensor: "a random one".to_owned(), shape: TILES, scheme, source }
+        quantize(&tile, TILES, scheme, Grouping::Row, rounders, &|_| ()).map_err(|source| Error::Tensor {
+            tensor: "a random one".to_owned(),
+            shape: TILES,
+            scheme,
+            source,
         })?;
         let weight = start.elapsed().as_secs_f64() / TILES.len() as f64;
         Ok(Self { token, logits, weight, weights })

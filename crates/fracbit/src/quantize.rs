@@ -20,7 +20,7 @@ use fracbit_format::{Codebook, SchemeSpec};
 use fracbit_io::{Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec, gguf};
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
-use fracbit_quant::{Effort, Grouping, Hessian, Rounding};
+use fracbit_quant::{Grouping, Hessian, Rounders, Rounding};
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -60,8 +60,8 @@ pub struct QuantizeOptions {
     pub sequential: bool,
     /// Most memory to use beside the memory-mapped checkpoint.
     pub max_memory: Option<Bytes>,
-    /// How thoroughly to search for codes.
-    pub effort: Effort,
+    /// What searches for codes, and how thoroughly.
+    pub rounders: Rounders,
     /// Bytes of the codebooks of a group-wise scheme, which are trained on the model: 16 (when nothing is said), 32 or 64.
     pub codebook_bytes: Option<usize>,
     /// Codebooks of group-wise schemes to use as they are; those of other schemes are trained.
@@ -274,7 +274,7 @@ pub fn quantize_in(
         plan: &plan,
         writer,
         progress,
-        effort: options.effort,
+        rounders: &options.rounders,
         codebooks: &trained,
         moments: None,
     };
@@ -340,7 +340,7 @@ pub fn quantize_in(
         "seed": plan.seed,
         "calibration": options.calibration.as_ref().map(|c| json!({ "text": c.info.text, "tokens": c.info.tokens, "digest": c.digest() })),
         "sequential": options.sequential,
-        "effort": options.effort.name(),
+        "effort": options.rounders.effort().name(),
     }))?;
     dir.commit()?;
     Ok(report)
@@ -444,7 +444,7 @@ pub(crate) struct Matrices<'a> {
     plan: &'a Plan,
     pub(crate) writer: ShardWriter<'a>,
     progress: &'a dyn Progress,
-    effort: Effort,
+    rounders: &'a Rounders,
     /// Tables that are not the built-in ones.
     codebooks: &'a BTreeMap<Scheme, Codebook>,
     /// Moments of the next matrix's input (of experts one set for each), and the first matrix that reads it.
@@ -494,7 +494,7 @@ impl Matrices<'_> {
                 let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id));
                 let moments = moments.map_or(&[][..], |(_, moments)| moments);
                 let rounding =
-                    Rounding { moments, effort: self.effort, codebook: self.codebooks.get(&scheme) };
+                    Rounding { moments, rounders: self.rounders, codebook: self.codebooks.get(&scheme) };
                 let packed = rounded(id, &matrix, scheme, layer.grouping(), rounding, &advance)?;
                 for (plane, values) in packed.data.planes() {
                     let name = plane_name(id, layer.band(), plane.name);

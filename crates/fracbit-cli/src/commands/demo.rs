@@ -11,8 +11,8 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Effort, EvalOptions, Evaluation, LearnOptions, Opened, PlanOptions, Progress, QuantizeOptions, Target,
-    tune,
+    Effort, EvalOptions, Evaluation, LearnOptions, Opened, PlanOptions, Progress, QuantizeOptions, Rounders,
+    Target, tune,
 };
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::{EncodeOptions, OutputDir, Overwrite};
@@ -159,11 +159,12 @@ fn name_of(bits: f64) -> String {
 }
 
 /// Where a model came from.
-fn record(source: &Source, command: String) -> QuantizeOptions {
+fn record(source: &Source, command: String, rounders: &Rounders) -> QuantizeOptions {
     QuantizeOptions {
         command,
         source: "the embedded demo model".to_owned(),
         source_hash: source.hash().to_owned(),
+        rounders: rounders.clone(),
         ..QuantizeOptions::default()
     }
 }
@@ -186,6 +187,7 @@ fn quantize_all(
     let inventory = source.inventory(options.rotation);
     let losses = Losses { source: measured, objective: None };
     let sensitivities = source.sensitivities(&inventory, &losses, &weights, &Aids::default(), context)?;
+    let rounders = Rounders::default();
     let mut made = Vec::new();
     for bits in BUDGETS {
         let plan = fracbit::plan(
@@ -199,7 +201,7 @@ fn quantize_all(
             plan.predicted_loss
         ));
         let out = home.join(name_of(bits));
-        let record = record(source, format!("fracbit demo{flag} ({bits} bits)"));
+        let record = record(source, format!("fracbit demo{flag} ({bits} bits)"), &rounders);
         fracbit::quantize(&weights, &inventory, &plan, &out, &record, &context.progress)?;
         made.push((bits, out));
     }
@@ -213,7 +215,7 @@ fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Fai
         tokens: LEARNED_TOKENS,
         text: EvalOptions::default(),
         seed: SEED,
-        effort: Effort::Balanced,
+        rounders: Rounders::new(Effort::Balanced),
         max_memory: None,
     };
     let (scratch, progress) = (home.join("learning"), &context.progress);
@@ -221,17 +223,16 @@ fn learn(source: &Source, home: &Path, context: &Context) -> Result<PathBuf, Fai
     let calibration = fracbit::learn::calibrated(&source.opened, None, &scratch, &learning, progress)?;
     let weights = source.weights(None, &mut options, Some(&calibration), context)?;
     let inventory = source.inventory(options.rotation);
-    let effort = learning.effort;
+    let rounders = &learning.rounders;
     let measured =
-        fracbit::learn::losses(&weights, &inventory, &options, &calibration, &scratch, effort, progress)?;
+        fracbit::learn::losses(&weights, &inventory, &options, &calibration, &scratch, rounders, progress)?;
     let sensitivities = measured.expect("a budget leaves a choice");
     let plan = fracbit::plan(&inventory, &sensitivities, &options)?;
     let out = home.join(LEARNED_NAME);
     let record = QuantizeOptions {
         calibration: Some(calibration),
         sequential: true,
-        effort: Effort::Balanced,
-        ..record(source, format!("fracbit demo ({LEARNED} bits, learned)"))
+        ..record(source, format!("fracbit demo ({LEARNED} bits, learned)"), rounders)
     };
     let dir = OutputDir::create(&out, Overwrite::No)?;
     tune::quantize_and_tune(dir, &source.opened, &inventory, &plan, &record, progress)?;

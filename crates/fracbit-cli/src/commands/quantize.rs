@@ -11,7 +11,7 @@ use crate::{
 use clap::Args;
 use fracbit::{
     Calibration, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress,
-    QuantizeOptions, Target, calibrate, learn,
+    QuantizeOptions, Rounders, Target, calibrate, learn,
     pace::{About, Pace, Work},
     plan::Inventory,
     tune,
@@ -245,9 +245,9 @@ impl QuantizeArgs {
         &self,
         recipe: &Recipe,
         source: &Source,
-        text: &LearnText,
-        tokens: usize,
+        (text, tokens): (&LearnText, usize),
         scratch: &Path,
+        rounders: &Rounders,
         context: &Context,
     ) -> Result<Arc<Calibration>, Failure> {
         let planned = match recipe {
@@ -259,7 +259,7 @@ impl QuantizeArgs {
             tokens,
             text: self.learning.how.options(),
             seed: self.shape.seed,
-            effort: self.effort(),
+            rounders: rounders.clone(),
             max_memory: self.max_memory,
         };
         let text = text.named();
@@ -278,6 +278,7 @@ impl QuantizeArgs {
         recipe: &Recipe,
         source: &Source,
         text: Option<&LearnText>,
+        rounders: &Rounders,
         context: &Context,
     ) -> Result<Work, Failure> {
         let learning = &self.learning;
@@ -296,7 +297,7 @@ impl QuantizeArgs {
             learned: if learned && measured { inventory.matrices.len() } else { 0 },
         };
         let scheme = scheme.unwrap_or(TYPICAL.parse().expect("a scheme"));
-        let pace = Pace::measure(&source.opened, scheme, self.effort())?;
+        let pace = Pace::measure(&source.opened, scheme, rounders)?;
         let work = learning.time.map_or(most, |limit| pace.within(limit, most));
         let how = match (work.tokens, work.sequential) {
             (0, _) => "without a calibration".to_owned(),
@@ -314,6 +315,19 @@ impl QuantizeArgs {
     fn effort(&self) -> Effort {
         let default = if self.device == DeviceName::Cuda { Effort::Exact } else { Effort::Balanced };
         self.effort.unwrap_or(default)
+    }
+
+    /// What searches for codes.
+    fn rounders(&self) -> Result<Rounders, Failure> {
+        let effort = self.effort();
+        if self.device == DeviceName::Cpu {
+            return Ok(Rounders::new(effort));
+        }
+        if effort != Effort::Exact {
+            let rule = format!("should be exact with --device cuda, got {effort}");
+            return Err(fracbit::Error::Option { option: "--effort", rule }.into());
+        }
+        gpu::rounders()
     }
 
     /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
@@ -397,13 +411,7 @@ fn measuring_line(bytes: Bytes) -> String {
 }
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
-    if args.device == DeviceName::Cuda {
-        if args.effort() != Effort::Exact {
-            let rule = format!("should be exact with --device cuda, got {}", args.effort());
-            return Err(fracbit::Error::Option { option: "--effort", rule }.into());
-        }
-        gpu::encode_here()?;
-    }
+    let rounders = args.rounders()?;
     if let (Some(out), false) = (&args.out, args.dry_run) {
         let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), args.learning.file()];
         files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
@@ -441,7 +449,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
             match found {
                 Some(work) => work,
                 None => {
-                    let work = args.work(&recipe, &source, text.as_ref(), context)?;
+                    let work = args.work(&recipe, &source, text.as_ref(), &rounders, context)?;
                     fracbit_io::write_atomic(&kept, json!(work).to_string().as_bytes())
                         .map_err(|e| Failure::writing(&kept, e))?;
                     work
@@ -453,7 +461,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let calibration = match (&mut dir, &text) {
         (Some(dir), Some(text)) => {
             let scratch = dir.scratch("");
-            let calibrated = args.calibrate(&recipe, &source, text, work.tokens, &scratch, context);
+            let calibrated =
+                args.calibrate(&recipe, &source, (text, work.tokens), &scratch, &rounders, context);
             // What was learned is worth something before the first matrix is done.
             if learn::begun(&scratch) {
                 dir.keep();
@@ -485,8 +494,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let learned = match (&dir, &calibration, &recipe) {
         (Some(dir), Some(calibration), Recipe::Make(options, _)) if args.learning.learn.is_some() => {
             let (inventory, scratch) = (source.inventory(options.rotation), dir.scratch(""));
-            let (effort, progress) = (args.effort(), &context.progress);
-            learn::losses(&weights, &inventory, options, calibration, &scratch, effort, progress)?
+            let progress = &context.progress;
+            learn::losses(&weights, &inventory, options, calibration, &scratch, &rounders, progress)?
         }
         _ => None,
     };
@@ -514,7 +523,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         calibration,
         sequential,
         max_memory: args.max_memory,
-        effort: args.effort(),
+        rounders,
         codebook_bytes: Some(args.codebook_bytes),
         codebooks: Vec::new(),
     };

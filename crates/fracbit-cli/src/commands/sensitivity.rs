@@ -10,7 +10,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, EvalOptions, PlanOptions, Progress, Protocol, Sensitivities, Target,
+    Calibration, Effort, EvalOptions, PlanOptions, Progress, Protocol, Rounders, Sensitivities, Target,
     losses::{self, LossOptions},
     sensitivity::{self, Text},
 };
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
             calibration.require_source(source.hash())?;
         }
         let schemes = Palette::from(args.palette).schemes(args.code.into());
-        Ok::<_, Failure>(LossOptions { default, schemes, calibration, effort: args.effort })
+        Ok::<_, Failure>(LossOptions { default, schemes, calibration, rounders: Rounders::new(args.effort) })
     });
     let losses = losses.transpose()?;
     let described = match (&losses, &text) {

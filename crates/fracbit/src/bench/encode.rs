@@ -5,11 +5,12 @@ use crate::{Error, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{Rounder, distortion};
 use fracbit_format::TILE;
-use fracbit_quant::{Effort, rounder_at};
+use fracbit_quant::{Effort, Rounders};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Tiles that are encoded in one call: a row of tiles of a small matrix.
 const TILES: usize = 64;
@@ -87,7 +88,7 @@ pub fn encode(options: &EncodeOptions, progress: &dyn Progress) -> Result<Vec<En
     let mut all = Vec::new();
     for (scheme, searches) in measured {
         let spreads = rounds(options.rounds, searches.len() * pools.len(), |case| {
-            let (_, rounder) = searches[case / pools.len()];
+            let (_, rounder) = &searches[case / pools.len()];
             let mut codes = vec![0; TILES * rounder.codebook().tile_bytes()];
             #[expect(clippy::cast_precision_loss, reason = "a count of weights")]
             let value = pools[case % pools.len()].install(|| {
@@ -100,7 +101,7 @@ pub fn encode(options: &EncodeOptions, progress: &dyn Progress) -> Result<Vec<En
             value
         });
         for ((effort, rounder), spreads) in searches.iter().zip(spreads.chunks_exact(pools.len())) {
-            let nmse = distortion(*rounder, options.weights, 1);
+            let nmse = distortion(&**rounder, options.weights, 1);
             all.extend(options.threads.iter().zip(spreads).map(|(&threads, &spread)| EncodeSpeed {
                 scheme: scheme.family_name().to_owned(),
                 code: scheme.code().map(|c| c.name().to_owned()),
@@ -116,13 +117,15 @@ pub fn encode(options: &EncodeOptions, progress: &dyn Progress) -> Result<Vec<En
     Ok(all)
 }
 
+type Search = (Effort, Arc<dyn Rounder>);
+
 /// The searches of a scheme; one where efforts make no difference.
-fn searches(scheme: Scheme, efforts: &[Effort]) -> Result<Vec<(Effort, &'static dyn Rounder)>, Error> {
+fn searches(scheme: Scheme, efforts: &[Effort]) -> Result<Vec<Search>, Error> {
     let efforts = if fracbit_quant::has_efforts(scheme) { efforts } else { &[Effort::Exact] };
     let find = |&effort| {
         let rule = || format!("should be schemes other than half-tcq, which is two of them, got {scheme}");
-        let found =
-            rounder_at(scheme, effort).ok_or_else(|| Error::Option { option: "--scheme", rule: rule() });
+        let found = Rounders::new(effort).get(scheme);
+        let found = found.ok_or_else(|| Error::Option { option: "--scheme", rule: rule() });
         found.map(|rounder| (effort, rounder))
     };
     efforts.iter().map(find).collect()
