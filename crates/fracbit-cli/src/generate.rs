@@ -10,8 +10,31 @@ use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sample
 use fracbit_schedule::{Phase, Schedule};
 use std::{
     fmt,
+    panic::resume_unwind,
+    sync::Arc,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+/// A model on its way into memory, while its tokenizer is read and the prompt encoded: both take half a second where the vocabulary is large.
+/// What is wrong with those is said at once, since nobody waits for the model then.
+pub(crate) struct Loading(JoinHandle<Result<Model, Failure>>);
+
+impl Loading {
+    /// Begins to load the model; with a quantized directory every checksum on the way.
+    pub(crate) fn begin(opened: &Arc<Opened>) -> Self {
+        let opened = Arc::clone(opened);
+        Self(thread::spawn(move || Ok(opened.model(&fracbit::kernels()?, true)?)))
+    }
+
+    /// The model with its tokenizer.
+    pub(crate) fn finish(self, tokenizer: Tokenizer) -> Result<Writer, Failure> {
+        let model = self.0.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        let mut end_tokens = model.config().eos_token_ids.clone();
+        end_tokens.extend(tokenizer.eos_ids());
+        Ok(Writer { model, tokenizer, end_tokens, schedule: None, draft: None })
+    }
+}
 
 /// A model ready to write.
 pub(crate) struct Writer {
@@ -52,16 +75,6 @@ pub(crate) struct Speed {
 }
 
 impl Writer {
-    /// Loads the model; with a quantized directory every checksum on the way.
-    pub(crate) fn load(opened: &Opened) -> Result<Self, Failure> {
-        let tokenizer = opened.tokenizer()?;
-        let kernels = fracbit::kernels()?;
-        let model = opened.model(&kernels, true)?;
-        let mut end_tokens = opened.config.eos_token_ids.clone();
-        end_tokens.extend(tokenizer.eos_ids());
-        Ok(Self { model, tokenizer, end_tokens, schedule: None, draft: None })
-    }
-
     /// With what a nested model is asked for.
     pub(crate) fn nested(self, args: &NestedArgs) -> Result<Self, Failure> {
         let (schedule, draft) = args.of(&self.model)?;

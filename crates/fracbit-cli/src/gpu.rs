@@ -24,19 +24,20 @@ mod built {
         bench::{self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
         cuda::{self, Decoder, Gpu},
     };
+    use fracbit_io::Tokenizer;
     use fracbit_model::{SampleConfig, Stop};
     use std::{path::Path, time::Instant};
 
     /// Continues `prompt`, as `generate::Writer::write` does on the processor.
     pub(crate) fn write(
         opened: &Opened,
+        tokenizer: &Tokenizer,
         prompt: &[u32],
         sampling: &SampleConfig,
         most: usize,
         context: &mut Context,
         sink: &mut dyn FnMut(&mut Context, &str) -> Result<(), Failure>,
     ) -> Result<Written, Failure> {
-        let tokenizer = opened.tokenizer()?;
         let mut end_tokens = opened.config.eos_token_ids.clone();
         end_tokens.extend(tokenizer.eos_ids());
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
@@ -139,6 +140,7 @@ mod built {
         EvalOptions, Evaluation, Opened, Rounders,
         bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
     };
+    use fracbit_io::Tokenizer;
     use fracbit_model::SampleConfig;
     use std::path::Path;
 
@@ -150,6 +152,7 @@ mod built {
 
     pub(crate) fn write(
         _: &Opened,
+        _: &Tokenizer,
         _: &[u32],
         _: &SampleConfig,
         _: usize,

@@ -6,7 +6,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Writer, context_of, stop_name},
+    generate::{Loading, Writer, context_of, stop_name},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -15,6 +15,7 @@ use fracbit_model::{Sampler, State, StateOptions, Stop};
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     path::PathBuf,
+    sync::Arc,
 };
 
 const AFTER: &str = "\
@@ -55,11 +56,12 @@ pub(crate) struct ChatArgs {
 
 pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure> {
     let sampler = Sampler::new(args.sampling.config())?;
-    let opened = files::open(&args.model, context)?;
-    // Before loading: a model without template should say so at once.
+    let opened = Arc::new(files::open(&args.model, context)?);
+    let loading = Loading::begin(&opened);
+    // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
-    let writer = Writer::load(&opened)?.nested(&args.nested)?;
+    let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
     let ctx = context_of(args.ctx, writer.context())?;
     let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
     let state = writer.model.state(&options);

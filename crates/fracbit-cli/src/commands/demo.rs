@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::Writer,
+    generate::Loading,
     planning::{Aids, Losses, Source},
     table::Table,
 };
@@ -21,6 +21,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// The embedded model, file by file.
@@ -125,7 +126,7 @@ pub(crate) fn run(args: &DemoArgs, context: &mut Context) -> Result<(), Failure>
     let teller = format!("The {TELLER}-bit model");
     for (name, dir) in [("The original", original), (teller.as_str(), home.join(name_of(TELLER)))] {
         writeln!(context.out, "{name}, same prompt and seed:\n")?;
-        tell(&files::open(&dir, context)?, context)?;
+        tell(&Arc::new(files::open(&dir, context)?), context)?;
     }
     if args.keep.is_some() {
         let [small, original, stories] =
@@ -260,8 +261,9 @@ fn row(name: &str, model: &Opened, base: &Opened, result: &Evaluation) -> [Strin
 }
 
 /// Streams a short story.
-fn tell(opened: &Opened, context: &mut Context) -> Result<(), Failure> {
-    let writer = Writer::load(opened)?;
+fn tell(opened: &Arc<Opened>, context: &mut Context) -> Result<(), Failure> {
+    let loading = Loading::begin(opened);
+    let writer = loading.finish(opened.tokenizer()?)?;
     let tokens = writer.tokenizer.encode(PROMPT, EncodeOptions::default())?;
     let config = SampleConfig { temperature: 0.6, top_p: 0.95, seed: SEED, ..SampleConfig::default() };
     let mut sampler = Sampler::new(config)?;

@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Writer, Written, stop_name, too_long},
+    generate::{Loading, Written, stop_name, too_long},
     gpu::{self, DeviceName},
 };
 use clap::Args;
@@ -13,7 +13,7 @@ use fracbit::Progress;
 use fracbit_io::{EncodeOptions, Message, Tokenizer};
 use fracbit_model::{Sampler, StateOptions};
 use serde_json::json;
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
@@ -76,12 +76,13 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
     let mut sampler = Sampler::new(args.sampling.config())?;
-    let opened = files::open(&args.model, context)?;
+    let opened = Arc::new(files::open(&args.model, context)?);
     let prompt = match (&args.prompt, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => files::read_text(path)?,
         (None, None) => String::new(),
     };
+    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
     let tokenizer = files::tokenizer(&opened, context)?;
     let tokens = if args.chat {
         conversation(&tokenizer, &[Message::new("user", prompt)], args.allow_special)?
@@ -96,17 +97,18 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     if tokens.len() > most {
         return Err(too_long(tokens.len(), most));
     }
-    if args.device == DeviceName::Cuda {
+    let Some(loading) = loading else {
         args.cache.on_device()?;
         args.nested.on_device()?;
         let mut sink = |context: &mut Context, piece: &str| {
             if args.json { Ok(()) } else { context.out.stream(piece) }
         };
         let sampling = args.sampling.config();
-        let written = gpu::write(&opened, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
+        let written =
+            gpu::write(&opened, &tokenizer, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
         return finish(args, &written, tokens.len(), context);
-    }
-    let writer = Writer::load(&opened)?.nested(&args.nested)?;
+    };
+    let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
     let options = StateOptions { context: Some(room), kv: args.cache.kv(), ..StateOptions::default() };

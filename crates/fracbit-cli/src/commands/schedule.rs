@@ -1,14 +1,14 @@
 //! `fracbit schedule`.
 
 use crate::{
-    args, commands::run::conversation, context::Context, failure::Failure, files, generate::Writer,
+    args, commands::run::conversation, context::Context, failure::Failure, files, generate::Loading,
     table::Table,
 };
 use clap::{Args, Subcommand, ValueEnum};
 use fracbit::schedule::{Fit, FitOptions, Judged, Quality, fit};
 use fracbit_io::{EncodeOptions, Message};
 use serde_json::json;
-use std::{io::Write, path::PathBuf};
+use std::{io::Write, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
 FILE has one prompt a line, empty lines aside. The first half of the prompts chooses, the other half says what the choice is worth. \
@@ -104,8 +104,9 @@ pub(crate) fn run(args: &ScheduleArgs, context: &mut Context) -> Result<(), Fail
         files::refuse_existing(out, args.force)?;
     }
     let text = files::read_text(&args.prompts)?;
-    let opened = files::open(&args.model, context)?;
-    let writer = Writer::load(&opened)?;
+    let opened = Arc::new(files::open(&args.model, context)?);
+    let loading = Loading::begin(&opened);
+    let writer = loading.finish(opened.tokenizer()?)?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let prompts = lines.map(|line| {
         if args.chat {

@@ -319,11 +319,12 @@ impl Tokenizer {
             })
         };
         let mut tokens = Vec::new();
+        let there = self.inner.get_added_tokens_decoder();
         for (text, id) in listed {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let id = id.ok_or_else(|| bad(path, &clip(text), "should be a token id"))?;
             // What tokenizer.json says of it counts.
-            if self.token_id(text) != Some(id) || !self.inner.get_added_tokens_decoder().contains_key(&id) {
+            if self.token_id(text) != Some(id) || !there.contains_key(&id) {
                 tokens.push((Some(id), AddedToken::from(text.as_str(), named(text))));
             }
         }
@@ -336,7 +337,10 @@ impl Tokenizer {
         let there = self.inner.get_added_tokens_decoder();
         let new: Vec<AddedToken> = tokens
             .iter()
-            .filter(|(_, token)| !there.values().any(|t| same(t, token)))
+            .filter(|(_, token)| {
+                let known = self.token_id(&token.content).and_then(|id| there.get(&id));
+                known.is_none_or(|known| !same(known, token))
+            })
             .map(|(_, token)| token.clone())
             .collect();
         if !new.is_empty() {
