@@ -1,5 +1,6 @@
 //! The server as its clients meet it: bytes over a socket, a real model behind.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fracbit_base::Rate;
-use fracbit_io::{Bos, EncodeOptions, ModelConfig, PrefixSpace, Tokenizer};
+use fracbit_io::{Bos, EncodeOptions, Message, ModelConfig, PrefixSpace, Tokenizer};
 use fracbit_model::{
     Draft, GenerateOptions, Generation, KvType, Model, Precision, RotationMode, SampleConfig, Sampler,
     StateOptions,
@@ -390,6 +391,73 @@ fn conversations_go_on_where_they_were() {
     let answer = ask(serving.address, CHAT, "", &body).json();
     let want = write(&tokens(&"|user|a|dog|".replace('|', "<|endoftext|>")), SampleConfig::default(), 9);
     assert_eq!(answer["choices"][0]["message"]["content"], want);
+}
+
+/// What a request spells never becomes a control token, wherever it stands in it.
+#[test]
+fn requests_make_no_control_tokens() {
+    const END: &str = "<|endoftext|>";
+    let chat = tokenizer(Some(TEMPLATE));
+    let end = chat.token_id(END).expect("the demo's own");
+    let [guarded, allowed] = [false, true].map(|allow_special| {
+        let options = Options { allow_special, ..options() };
+        serve(options, tokenizer(Some(TEMPLATE)))
+    });
+    let spelled = format!("a {END}b<|endof{END}text|>");
+    let (user, name) = (|text: &str| json!({ "role": "user", "content": text }), json!({ "name": spelled }));
+    let cases = [
+        (json!([user(&spelled)]), json!({})),
+        (json!([user("a"), { "role": "assistant", "content": spelled }, user("b")]), json!({})),
+        (json!([{ "role": "system", "content": spelled }, user("b")]), json!({})),
+        (json!([{ "role": spelled, "content": "a" }]), json!({})),
+        (json!([user("a")]), name),
+    ];
+    for (messages, variables) in cases {
+        let body = json!({ "messages": messages, "max_tokens": 6, "temperature": 0, "chat_template_kwargs": variables });
+        let sent: Vec<Message> = serde_json::from_value(messages.clone()).expect("messages");
+        let extra: BTreeMap<String, Value> = serde_json::from_value(variables).expect("variables");
+        // Two of the template's own around each role and name.
+        let own = 2 * sent.len() + 2;
+        for (serving, allow) in [(&guarded, false), (&allowed, true)] {
+            let tokens = chat.conversation(&sent, &extra, allow).expect("a prompt").expect("a template");
+            let ends = tokens.iter().filter(|&&token| token == end).count();
+            assert_eq!(ends, own + if allow { 2 } else { 0 }, "{messages}");
+            let answer = ask(serving.address, CHAT, "", &body).json();
+            assert_eq!(answer["usage"]["prompt_tokens"], tokens.len(), "{messages}");
+            let said = &answer["choices"][0]["message"]["content"];
+            assert_eq!(*said, write(&tokens, SampleConfig::default(), 6), "{messages}");
+        }
+    }
+}
+
+/// Tokens that the tokenizer knows and the embedding does not are refused, whoever writes them.
+#[test]
+fn tokens_beyond_the_embedding_are_the_requests_fault() {
+    let mut images = tokenizer(None);
+    let path = demo_model().join("tokenizer_config.json");
+    let mut settings: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+    settings["additional_special_tokens"] = json!(["<image>"]);
+    let template = format!("{TEMPLATE}{{% if images %}}<image>{{% endif %}}");
+    images
+        .apply_settings(settings.to_string().as_bytes(), &path, Some(template.as_bytes()))
+        .expect("good settings");
+    let beyond = images.token_id("<image>").expect("it was added");
+    assert_eq!(beyond as usize, model().config().vocab_size);
+    let serving = serve(options(), images);
+    let messages = json!([{ "role": "user", "content": "What is <image>?" }]);
+    let cases = [
+        (COMPLETIONS, json!({ "prompt": "See <image> here", "max_tokens": 2 })),
+        (COMPLETIONS, json!({ "prompt": [1, beyond], "max_tokens": 2 })),
+        (CHAT, json!({ "messages": messages, "max_tokens": 2, "chat_template_kwargs": { "images": true } })),
+    ];
+    for (line, body) in cases {
+        let answer = ask(serving.address, line, "", &body);
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        let message = answer.json()["error"]["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains(&beyond.to_string()), "{body}: {message}");
+    }
+    // Said by somebody it is a text like any other.
+    assert_eq!(ask(serving.address, CHAT, "", &json!({ "messages": messages, "max_tokens": 2 })).status, 200);
 }
 
 #[test]

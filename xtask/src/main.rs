@@ -36,6 +36,7 @@ Usage: cargo xtask COMMAND
                      count the instructions of the aarch64 kernels under qemu and compare them with their budgets
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
+  zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
   quality            measure docs/quality.md anew (needs ../shared; takes a while)
 ";
@@ -56,6 +57,8 @@ fn main() -> ExitCode {
         ["gpu"] => gpu::run(false),
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
+        ["zoo", dir] => zoo(&[dir]),
+        ["zoo", dir, text] => zoo(&[dir, text]),
         ["tidy"] => tidy::run(),
         ["quality"] => quality(),
         ["help" | "--help" | "-h"] | [] => {
@@ -121,6 +124,19 @@ fn test() -> Outcome {
         println!("skipped: tests of the models and texts in ../shared, which is not there");
     }
     Ok(())
+}
+
+/// Builds the program and has every checkpoint of a folder go through it.
+fn zoo(args: &[&str]) -> Outcome {
+    setup::run()?;
+    let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
+    run("cargo", &["build", "--release", "--package", "fracbit-cli"], &[])?;
+    // The example runs in the root of the workspace, the paths are of where this was called.
+    let paths: Vec<String> = args.iter().map(|path| here.join(path).display().to_string()).collect();
+    let zoo = ["run", "--release", "--quiet", "--package", "fracbit-cli", "--example", "zoo", "--"];
+    let all: Vec<&str> =
+        zoo.into_iter().chain(["target/release/fracbit"]).chain(paths.iter().map(String::as_str)).collect();
+    run("cargo", &all, &[])
 }
 
 fn quality() -> Outcome {

@@ -23,10 +23,10 @@ pub(crate) const BUDGET: &str = "Budget (one or several)";
 #[group(id = "target", required = true, multiple = true)]
 #[command(next_help_heading = BUDGET)]
 pub(crate) struct TargetArgs {
-    /// Most stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head.
+    /// Most stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head. 16 is no limit.
     #[arg(long, value_name = "B", value_parser = bits)]
     pub(crate) bits: Option<f64>,
-    /// Most bytes of all stored tensors, such as 900MB or 1.5GiB.
+    /// Most bytes of the model directory, such as 900MB or 1.5GiB: tensors, tokenizer and all other files in it.
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Bytes>,
     /// Most time of a decode step on this machine, such as 20ms; needs --profile.
@@ -41,8 +41,8 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The limit on size, absent when another member of the group was given.
-    pub(crate) fn target(&self, params: u64) -> Option<Target> {
+    /// The limit on tensors, `beside` which the directory holds so many bytes; absent when another member of the group was given.
+    pub(crate) fn target(&self, params: u64, beside: u64) -> Option<Target> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -50,7 +50,8 @@ impl TargetArgs {
             reason = "a size in bytes"
         )]
         let bytes = |bits: f64| (bits * params as f64 / 8.0).floor() as u64;
-        match (self.bits, self.size) {
+        let size = self.size.map(|size| Bytes(size.0.saturating_sub(beside)));
+        match (self.bits, size) {
             (Some(bits), Some(size)) if bytes(bits) > size.0 => return Some(Target::Size(size)),
             (Some(bits), _) => return Some(Target::Bits(bits)),
             (None, Some(size)) => return Some(Target::Size(size)),
@@ -495,7 +496,7 @@ impl RotationName {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct PickArgs {
     /// Temperature; 0 picks the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "temperature", value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temp: f32,
     /// Keep the K most likely tokens; 0 keeps all.
     #[arg(long, value_name = "K", default_value_t = 0)]

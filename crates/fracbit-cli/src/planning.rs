@@ -145,9 +145,18 @@ pub(crate) fn options(
     target: &TargetArgs,
     shape: &ShapeArgs,
     speed: &SpeedArgs,
+    context: &Context,
 ) -> Result<PlanOptions, Failure> {
     let limit_us = target.limit_us(speed.batch);
-    let size = target.target(source.opened.params());
+    let mut beside = 0;
+    if let Some(size) = target.size {
+        beside = fracbit::beside_tensors(&source.opened)?;
+        context.progress.note(&format!(
+            "size: {size} for the directory, of which tokenizer and other files take up to {}",
+            Bytes(beside)
+        ));
+    }
+    let size = target.target(source.opened.params(), beside);
     let size = size.ok_or_else(|| Failure::new(Exit::Usage, anyhow::Error::msg("a budget is needed")))?;
     if limit_us.is_some() && speed.profile.is_none() {
         let rule = "a time is one of this machine, which has to be measured first: --profile FILE is missing";

@@ -52,7 +52,7 @@ pub use load::{Opened, kernels};
 pub use machine::MachineProfile;
 pub use plan::{Plan, PlanOptions, Target, plan};
 pub use progress::{Progress, Quiet};
-pub use quantize::{MemoryEstimate, QuantizeOptions, QuantizeReport, quantize, quantize_in};
+pub use quantize::{MemoryEstimate, QuantizeOptions, QuantizeReport, beside_tensors, quantize, quantize_in};
 pub use report::Report;
 pub use sensitivity::{Objective, Protocol, Sensitivities};
 pub use steer::{Exclude, Pin};

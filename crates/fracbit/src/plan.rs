@@ -439,6 +439,8 @@ fn allocate(
     };
     let budget = match options.target {
         Target::Any | Target::Uniform(_) => None,
+        // No matrix is stored in more; norms are, and would be out of reach by themselves.
+        Target::Bits(bits) if bits >= 16.0 => None,
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),
         None => {
-            let mut options = planning::options(&source, &args.target, &args.shape, &args.speed)?;
+            let mut options = planning::options(&source, &args.target, &args.shape, &args.speed, context)?;
             let losses = Losses::new(&args.losses, &options)?;
             planning::reachable(&source, &options)?;
             let fixed = losses.rotation(args.shape.rotation, &mut options)?;

@@ -212,12 +212,12 @@ enum Recipe {
 }
 
 impl QuantizeArgs {
-    fn recipe(&self, source: &Source) -> Result<Recipe, Failure> {
+    fn recipe(&self, source: &Source, context: &Context) -> Result<Recipe, Failure> {
         if let Some(path) = &self.plan {
             let (plan, inventory) = planning::read(path, source)?;
             return Ok(Recipe::Read(Box::new(plan), inventory));
         }
-        let options = planning::options(source, &self.target, &self.shape, &self.speed)?;
+        let options = planning::options(source, &self.target, &self.shape, &self.speed, context)?;
         let losses = Losses::new(&self.losses, &options)?;
         Ok(Recipe::Make(options, losses))
     }
@@ -418,7 +418,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         files::nameable(out, args.json)?;
     }
     let source = Source::open(&args.model, context)?;
-    let mut recipe = args.recipe(&source)?;
+    let mut recipe = args.recipe(&source, context)?;
     let given = args.calibration.as_ref().map(|dir| Calibration::open(dir).map(Arc::new)).transpose()?;
     if let Some(calibration) = &given {
         calibration.require_source(source.hash())?;
