@@ -1,4 +1,5 @@
-//! With feature `cuda`: embeds the fat binaries that `cargo xtask kernels` made, if they are those of today's sources.
+//! With feature `cuda`: embeds the fat binaries that `cargo xtask kernels` made, if they are those
+//! of today's sources.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 

@@ -1,5 +1,6 @@
-//! Numbers the build, so that a machine profile can tell whether it was measured with these kernels: a hash of the sources that
-//! decide how long a decode step takes, and of how they are compiled.
+//! Numbers the build, so that a machine profile can tell whether it was measured with these
+//! kernels: a hash of the sources that decide how long a decode step takes, and of how they are
+//! compiled.
 
 use std::{
     env, fs, io,
@@ -24,7 +25,8 @@ fn main() {
     }
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     for name in CRATES.into_iter().chain([of_target]).filter(|name| !name.is_empty()) {
-        // In a registry the crates do not lie side by side under these names; there the version stands for them, since it cannot change.
+        // In a registry the crates do not lie side by side under these names; there the version
+        // stands for them, since it cannot change.
         let folder = here.join("..").join(name);
         for part in ["src", "data"].map(|part| folder.join(part)) {
             if part.is_dir() {

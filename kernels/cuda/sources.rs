@@ -1,4 +1,5 @@
-// Shared by `xtask` and the build script of `fracbit-kernels-cuda` (both include this file): what the device code is made of.
+// Shared by `xtask` and the build script of `fracbit-kernels-cuda` (both include this file): what
+// the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
 pub(crate) const UNITS: [(&str, &str); 12] = [
@@ -26,7 +27,8 @@ pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
     ("gen", &["codes.cuh", "gemv.cuh"]),
 ];
 
-/// FNV-1a of names and contents of what a unit is made of: artefacts carry it, and do not fit other sources.
+/// FNV-1a of names and contents of what a unit is made of: artefacts carry it, and do not fit other
+/// sources.
 pub(crate) fn unit_hash(folder: &std::path::Path, unit: &str, instances: &str) -> std::io::Result<u64> {
     let headers = HEADERS.iter().find(|(name, _)| *name == unit).unwrap_or(&HEADERS[HEADERS.len() - 1]).1;
     let mut hash = 0xcbf2_9ce4_8422_2325u64;

@@ -1,5 +1,5 @@
-//! Shared helpers of the workspace-level tests: where the models are, the verbs in one line each, and model directories
-//! taken apart and put together again with whatever is to be wrong in them.
+//! Shared helpers of the workspace-level tests: where the models are, the verbs in one line each,
+//! and model directories taken apart and put together again with whatever is to be wrong in them.
 #![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
 
 pub mod parts;
@@ -39,7 +39,8 @@ pub fn stories() -> (String, PathBuf) {
     (fs::read_to_string(&path).expect("the committed text is readable"), path)
 }
 
-/// A file or directory beside the repository, in `../shared`; `None`, said aloud, where it is absent.
+/// A file or directory beside the repository, in `../shared`; `None`, said aloud, where it is
+/// absent.
 #[must_use]
 pub fn shared(path: &str) -> Option<PathBuf> {
     let full = root().join("../shared").join(path);
@@ -217,7 +218,8 @@ impl Source {
         self.inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer()).collect()
     }
 
-    /// Prior sensitivities with embedding and head in bands of rows, the first of which have most of their losses.
+    /// Prior sensitivities with embedding and head in bands of rows, the first of which have most
+    /// of their losses.
     ///
     /// # Panics
     /// When the vocabulary is too small for bands.
@@ -260,7 +262,8 @@ impl Source {
     }
 }
 
-/// Opens a directory, builds its model with every checksum checked, and reads its tokenizer: what `run` and `eval` do.
+/// Opens a directory, builds its model with every checksum checked, and reads its tokenizer: what
+/// `run` and `eval` do.
 ///
 /// # Errors
 /// As [`Opened::new`], [`Opened::model`] and [`Opened::tokenizer`].

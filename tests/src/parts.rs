@@ -1,4 +1,5 @@
-//! A model directory as plain data, to be changed at will and written without any check and without a manifest.
+//! A model directory as plain data, to be changed at will and written without any check and without
+//! a manifest.
 
 use crate::files;
 use fracbit_base::Scheme;
@@ -106,8 +107,8 @@ pub fn shard(tensors: &[Stored]) -> Vec<u8> {
     out
 }
 
-/// Reads a quantized directory with nothing but `docs/formats.md`, `fracbit-format` and a safetensors reader: every matrix
-/// decoded to f32. The names are spelled out here on purpose.
+/// Reads a quantized directory with nothing but `docs/formats.md`, `fracbit-format` and a
+/// safetensors reader: every matrix decoded to f32. The names are spelled out here on purpose.
 ///
 /// # Panics
 /// When the directory is not good.

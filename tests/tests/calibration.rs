@@ -1,11 +1,14 @@
-//! What calibration promises on real models: output errors fall, divergence falls, and files of others are refused.
+//! What calibration promises on real models: output errors fall, divergence falls, and files of
+//! others are refused.
+
+#![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Evaluation, Opened, PlanOptions, QuantizeOptions, Quiet,
     Target, calibrate, evaluate, quantize,
 };
 use fracbit_kernels::{Vectors, with_crew};
-use fracbit_model::{LinearId, RotationMode};
+use fracbit_model::{LinearId, Model, RotationMode};
 use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
 use fracbit_tests::{Source, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
@@ -18,12 +21,14 @@ fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, ou
     Calibration::open(out).expect("it was just written")
 }
 
-/// `tr(E H E^T)` of matrices in 2-bit trellis codes with feedback over that without, their geometric mean.
+/// `tr(E H E^T)` of matrices in 2-bit trellis codes with feedback over that without, their
+/// geometric mean.
 fn ratio(source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
     ratio_of("tcq-2", source, calibration, ids)
 }
 
-/// The same of another scheme. One with scales of small groups is compared with what it makes of the moments of each channel alone.
+/// The same of another scheme. One with scales of small groups is compared with what it makes of
+/// the moments of each channel alone.
 fn ratio_of(name: &str, source: &Source, calibration: &Calibration, ids: &[LinearId]) -> f64 {
     let (scheme, rounders) = (scheme(name), Rounders::default());
     let mut logs = 0.0;
@@ -164,5 +169,41 @@ fn moments_of_numbers_rounded_to_bf16_are_near() {
         let got = of(&kernels.vectors());
         let off = [relative(&got.0, &want.0), relative(&got.1, &want.1)];
         assert!(off.iter().all(|off| (1e-6..5e-3).contains(off)), "{isa}: {off:?}");
+    }
+}
+
+/// What is rounded makes up for what came before, whatever stands between a layer and the residual
+/// stream.
+#[test]
+fn in_sequence_no_architecture_loses_more_than_at_once() {
+    for name in ["gemma3", "olmo2", "exaone4", "glm4", "llama3"] {
+        let reference = fracbit_tests::reference(name);
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let source = Source::open(&reference.dir, RotationMode::Online, 0).expect("a good checkpoint");
+        let opened = Opened::new(&reference.dir).expect("a good checkpoint");
+        let moments = place.path().join("moments");
+        let options = CalibrateOptions { length: Some(32), ..CalibrateOptions::new(1024) };
+        calibrate(&opened, None, &moments, &options, &Quiet).expect("a text of its own");
+        let calibration = Arc::new(Calibration::open(&moments).expect("it was just written"));
+        let plan = source.uniform("nuq-4").expect("a scheme of every width");
+        let original = {
+            let model = Model::from_source(&source.weights).expect("a good checkpoint");
+            fracbit_tests::logits(&model, &reference.tokens)
+        };
+        let error = |sequential: bool| {
+            let out = place.path().join(format!("{sequential}"));
+            let options = QuantizeOptions {
+                calibration: Some(Arc::clone(&calibration)),
+                sequential,
+                source_hash: opened.checkpoint.content_hash(),
+                ..QuantizeOptions::default()
+            };
+            quantize(&source.weights, &source.inventory, &plan, &out, &options, &Quiet).expect("a good plan");
+            let model = fracbit_tests::load(&out).expect("it was just written");
+            relative(&fracbit_tests::logits(&model, &reference.tokens), &original)
+        };
+        let (at_once, in_sequence) = (error(false), error(true));
+        eprintln!("{name}: logits off by {at_once:.4} at once, {in_sequence:.4} in sequence");
+        assert!(in_sequence < 1.1 * at_once, "{name}: {in_sequence} in sequence, {at_once} at once");
     }
 }

@@ -79,7 +79,8 @@ fn models_are_timed_packed_and_dense() {
     }
 }
 
-/// A checkpoint quantized to a scale for every 32 columns, and the checkpoint itself: the figures of the processor on the device.
+/// A checkpoint quantized to a scale for every 32 columns, and the checkpoint itself: the figures
+/// of the processor on the device.
 #[test]
 fn models_are_evaluated_beside_their_originals() {
     let device = device();

@@ -1,10 +1,11 @@
 //! What the bits of a file mean, frozen: `golden/tiles.txt`.
 //!
-//! Every scheme with every table length decodes a fixed tile with a fixed table, every half-trellis scheme a fixed
-//! matrix, and the signs and rotations of some widths are there, because they are part of the format too. A line that
-//! differs means that old files decode to other weights. `golden/decode.py` derives the tile lines again from
-//! `docs/formats.md` alone. After a change of the format that is meant (with a new format version), write the file anew:
-//! `cargo test -p fracbit-tests --test golden -- --ignored bless`.
+//! Every scheme with every table length decodes a fixed tile with a fixed table, every half-trellis
+//! scheme a fixed matrix, and the signs and rotations of some widths are there, because they are
+//! part of the format too. A line that differs means that old files decode to other weights.
+//! `golden/decode.py` derives the tile lines again from `docs/formats.md` alone. After a change of
+//! the format that is meant (with a new format version), write the file anew: `cargo test -p
+//! fracbit-tests --test golden -- --ignored bless`.
 
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedView, TILE};
@@ -13,7 +14,8 @@ use fracbit_tests::{root, skip};
 use half::f16;
 use std::{fmt::Write as _, fs, path::PathBuf, process::Command};
 
-/// Numbers for tables, codes and scales: Knuth's 64-bit generator, of which the upper half is taken.
+/// Numbers for tables, codes and scales: Knuth's 64-bit generator, of which the upper half is
+/// taken.
 struct Numbers(u64);
 
 impl Numbers {
@@ -32,8 +34,8 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Schemes that came after the first version of the format, at the end of the file: group-wise ones, quarter bits of a
-/// trellis, nested ones.
+/// Schemes that came after the first version of the format, at the end of the file: group-wise
+/// ones, quarter bits of a trellis, nested ones.
 fn later() -> [Vec<Scheme>; 3] {
     let odd = |s: &Scheme| matches!(s.family(), Family::Tcq(_)) && !s.quarters().is_multiple_of(2);
     let kinds: [&dyn Fn(&Scheme) -> bool; 3] = [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1];
@@ -54,7 +56,8 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
     }
 }
 
-/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127), step 1/1024. Plain integers have no choice.
+/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127), step 1/1024.
+/// Plain integers have no choice.
 fn table(scheme: Scheme, length: usize) -> Codebook {
     let mut numbers = Numbers(u64::from(scheme.quarters()) << 32 | length as u64);
     let most: i16 = if scheme.family() == Family::Gnuq { 127 } else { 32_767 };
@@ -130,7 +133,8 @@ fn render() -> String {
         let word = signs(seed, site).take(64).enumerate().fold(0u64, |w, (i, s)| w | u64::from(s < 0.0) << i);
         let _ = writeln!(out, "signs {seed} {site} {word:016x}");
     }
-    // Widths whose transforms add and subtract only; a factor with cosines may differ in the last bit between machines.
+    // Widths whose transforms add and subtract only; a factor with cosines may differ in the last
+    // bit between machines.
     for width in [2, 4, 12, 16, 20, 28, 32, 64, 96, 128, 192, 512, 896, 1536] {
         rotation_line(&mut out, width);
     }

@@ -75,8 +75,8 @@ fn losses_are_those_of_the_replaced_matrix() {
     let error = fracbit_codebook::nmse(coarse).expect("a measured scheme");
     let said = most.1.a * error;
     assert!((0.5..2.0).contains(&(said / -embedding)), "{said} against {embedding}");
-    // However small the errors are, how they meet each other does not hide what a matrix loses: only where it is hardly to be
-    // seen does a floor stand in for it.
+    // However small the errors are, how they meet each other does not hide what a matrix loses:
+    // only where it is hardly to be seen does a floor stand in for it.
     let options = LossOptions { default: fine, ..options };
     let small = losses::measure_along(&source.weights, &hash, &options, &text, None, &Quiet, &mut |_| Ok(()));
     let (of, small) =
@@ -86,7 +86,8 @@ fn losses_are_those_of_the_replaced_matrix() {
     let per_weight: Vec<f64> = per_weight.collect();
     let floor = per_weight.iter().copied().fold(f64::INFINITY, f64::min);
     let floored = per_weight.iter().filter(|&&a| a < 1.001 * floor).count();
-    // Eleven of 43 on a Zen 3, whatever the instruction set of the kernels, at most ten on the machines before it: the last bits of dense products decide.
+    // Eleven of 43 on a Zen 3, whatever the instruction set of the kernels, at most ten on the
+    // machines before it: the last bits of dense products decide.
     assert!(floor > 0.0 && floored <= per_weight.len() / 3, "{floored} matrices at {floor}");
 }
 

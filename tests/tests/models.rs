@@ -1,6 +1,8 @@
-//! Trained models beside the repository: the numbers that a correct runtime gives on real text, through the facade.
+//! Trained models beside the repository: the numbers that a correct runtime gives on real text,
+//! through the facade.
 //!
-//! Protocols and expected values are those of `tests/reference/README.md`, computed by the float64 implementation there.
+//! Protocols and expected values are those of `tests/reference/README.md`, computed by the float64
+//! implementation there.
 #![expect(clippy::print_stderr, reason = "measured numbers")]
 
 use fracbit::{

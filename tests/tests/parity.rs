@@ -1,8 +1,9 @@
-//! The parity matrix: family x scheme x instruction set x case, with the codebooks that are shipped.
+//! The parity matrix: family x scheme x instruction set x case, with the codebooks that are
+//! shipped.
 //!
-//! The class of the family is exact: every body gives the bits of the scalar reference. (The backend's own tests do the
-//! same with made-up tables of every allowed length.) The table at the end says what ran; a processor's missing
-//! instruction sets are skips, said aloud.
+//! The class of the family is exact: every body gives the bits of the scalar reference. (The
+//! backend's own tests do the same with made-up tables of every allowed length.) The table at the
+//! end says what ran; a processor's missing instruction sets are skips, said aloud.
 #![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
 
 use fracbit_base::{Scheme, Shape};
@@ -67,8 +68,9 @@ fn every_body_gives_the_bits_of_the_reference() {
 
 #[test]
 fn products_are_products_of_the_decoded_weights() {
-    // The reference's meaning, from the format alone: y = W x with W decoded to f32 and x exact. What differs is the rounding
-    // of activations to integers (127 or 1023 steps of the largest of 256).
+    // The reference's meaning, from the format alone: y = W x with W decoded to f32 and x exact.
+    // What differs is the rounding of activations to integers (127 or 1023 steps of the largest of
+    // 256).
     for scheme in Scheme::all() {
         let packed = Packed::random(scheme, Shape::new(40, 512), shipped(scheme), 512, 3);
         let view = packed.view().expect("parts that fit");

@@ -1,4 +1,5 @@
-//! The rotation that a model gets by itself suits models with massive activations, which real ones have.
+//! The rotation that a model gets by itself suits models with massive activations, which real ones
+//! have.
 
 use fracbit::{
     Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet, Rounders, Target, evaluate, plan,
@@ -18,8 +19,8 @@ fn change(bytes: &mut [u8], f: impl Fn(usize, f32) -> f32) {
     }
 }
 
-/// The demo model with one channel that is hundreds of times as large as the rest, and that the gains of all norms suppress: the same
-/// for every token, so that the model still writes stories.
+/// The demo model with one channel that is hundreds of times as large as the rest, and that the
+/// gains of all norms suppress: the same for every token, so that the model still writes stories.
 fn with_massive_channel(dir: &Path) {
     const CHANNEL: usize = 77;
     const MASSIVE: f32 = 300.0;

@@ -310,7 +310,8 @@ fn precision_falls_text_by_text_and_drafts_change_nothing() {
                 });
             }
         });
-        // One alone, and one that goes on from it: nothing that was written with fewer bits is taken for what a prompt leaves.
+        // One alone, and one that goes on from it: nothing that was written with fewer bits is
+        // taken for what a prompt leaves.
         let answer = ask(address, COMPLETIONS, "", &body(0, &prompts[0])).json();
         let text = answer["choices"][0]["text"].as_str().expect("a text").to_owned();
         assert_eq!(text, want(0, &prompts[0]));
@@ -352,7 +353,8 @@ fn conversations_go_on_where_they_were() {
     let other = serve(options(), tokenizer(Some(TEMPLATE)));
     let mut messages = vec![json!({ "role": "user", "content": "Tell me of a dog and a ball." })];
     for turn in 0..3 {
-        // The likeliest tokens of a text are nearly always those that its text is cut into when it comes back.
+        // The likeliest tokens of a text are nearly always those that its text is cut into when it
+        // comes back.
         let body = json!({ "messages": messages, "max_tokens": 24, "temperature": 0 });
         let answer = ask(serving.address, CHAT, "", &body).json();
         let usage = &answer["usage"];
@@ -563,7 +565,8 @@ fn who_goes_away_leaves_the_place_to_others_and_who_comes_too_late_is_told() {
         Tokenizer::parse(&fs::read(&path).expect("the embedded model"), &path).expect("a tokenizer");
     let serving = serve(Options { slots: 1, queue: 1, context: 1 << 20, ..options() }, endless);
     let address = serving.address;
-    // A text, and two requests behind it: one waits, whichever the server hears first, and the other is turned away.
+    // A text, and two requests behind it: one waits, whichever the server hears first, and the
+    // other is turned away.
     let endless = json!({ "prompt": "Once", "max_tokens": 1 << 20, "stream": true }).to_string();
     let begin = || BufReader::new(send(address, COMPLETIONS, "", &endless));
     let mut first = begin();

@@ -1,4 +1,5 @@
-//! `kernels/families.toml` against what the code offers, and kernel bodies against what it promises.
+//! `kernels/families.toml` against what the code offers, and kernel bodies against what it
+//! promises.
 
 use fracbit_base::{Code, Scheme};
 use fracbit_format::Grid;
@@ -9,7 +10,8 @@ use std::{collections::BTreeMap, fs};
 /// A `[[family]]` of the file: lists by key; a plain string is a list of one.
 type Entry = BTreeMap<String, Vec<String>>;
 
-/// Reads the few constructs that the file uses: table headers, `key = "text"`, `key = ["a", "b"]`, comments.
+/// Reads the few constructs that the file uses: table headers, `key = "text"`, `key = ["a", "b"]`,
+/// comments.
 fn read() -> Vec<Entry> {
     let text =
         fs::read_to_string(root().join("kernels/families.toml")).expect("kernels/families.toml is committed");
@@ -86,7 +88,8 @@ fn every_scheme_has_the_bodies_that_are_listed() {
 #[test]
 fn instruction_sets_are_known_by_the_names_in_the_list() {
     for entry in read() {
-        // A GPU is no instruction set of the host; fracbit-kernels-cuda tests its instances against the list.
+        // A GPU is no instruction set of the host; fracbit-kernels-cuda tests its instances against
+        // the list.
         for body in list(&entry, "bodies").iter().filter(|body| *body != "cuda") {
             assert!(body.parse::<Isa>().is_ok(), "`{body}` names no instruction set");
         }

@@ -1,4 +1,5 @@
-//! Tuned scales: nothing but scales changes, the divergence falls, and what cannot be tuned is refused.
+//! Tuned scales: nothing but scales changes, the divergence falls, and what cannot be tuned is
+//! refused.
 
 use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Opened, QuantizeOptions, Quiet, TuneOptions, calibrate,
@@ -30,7 +31,8 @@ fn text(source: &Source, tokens: usize) -> Text {
 fn scales_change_nothing_else_does_and_the_divergence_falls() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let at = |name: &str| place.path().join(name);
-    // Group-wise scales, and codes of two halves; rotations between everything, and only in weights.
+    // Group-wise scales, and codes of two halves; rotations between everything, and only in
+    // weights.
     for (name, rotation) in [("gnuq-3", RotationMode::Online), ("vq-2", RotationMode::Fold)] {
         let source = Source::open(&demo_model(), rotation, 1).expect("the embedded model is good");
         let before = at(&format!("{name} before"));

@@ -1,4 +1,5 @@
-//! Directories of earlier versions of the file format, written by programs of their time: they load to the same bits.
+//! Directories of earlier versions of the file format, written by programs of their time: they load
+//! to the same bits.
 
 use fracbit::{EvalOptions, Opened, Plan, Quiet, evaluate};
 use fracbit_base::Scheme;
@@ -7,7 +8,8 @@ use fracbit_tests::{Parts, Source, load, logits, parts::dense_model, reference, 
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 
-/// Directory, and nats per token of `text.txt` as the program of that version found them, to the last digit.
+/// Directory, and nats per token of `text.txt` as the program of that version found them, to the
+/// last digit.
 const GOLDEN: [(&str, f64); 3] =
     [("v1", 6.781367058780271), ("v2", 6.694709478200997), ("v2-groups", 6.503879721965505)];
 
@@ -64,7 +66,8 @@ fn plans_of_version_1_are_read() {
     }
 }
 
-/// Scales for rows and for groups of several widths side by side, in one plan file and one directory.
+/// Scales for rows and for groups of several widths side by side, in one plan file and one
+/// directory.
 #[test]
 fn a_plan_mixes_rows_and_groups() {
     const MIX: [(&str, usize); 6] =

@@ -5,7 +5,8 @@ use std::{path::Path, process::Command};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// Debian's packages. The first two are a compiler with the standard library for aarch64, where rustup has none.
+/// Debian's packages. The first two are a compiler with the standard library for aarch64, where
+/// rustup has none.
 const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev:arm64"];
 const TOOLS: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
 /// Where `rustc-web` puts its compiler.
@@ -43,8 +44,8 @@ impl Toolchain {
         Ok(Self { rustc: (!own).then_some(DEBIAN_RUSTC) })
     }
 
-    /// A cargo command for aarch64 whose tests run under `runner`. It has a target folder of its own, because its compiler
-    /// may be another one.
+    /// A cargo command for aarch64 whose tests run under `runner`. It has a target folder of its
+    /// own, because its compiler may be another one.
     pub(crate) fn cargo(&self, runner: &str) -> Command {
         let mut command = Command::new("cargo");
         command.current_dir(root()).env("CARGO_TARGET_DIR", root().join("target/aarch64"));
@@ -71,7 +72,8 @@ fn has_target(rustc: &str) -> bool {
         })
 }
 
-/// Builds the kernels for aarch64 and compares every body with the scalar reference on three processors.
+/// Builds the kernels for aarch64 and compares every body with the scalar reference on three
+/// processors.
 ///
 /// What cannot run is said aloud; with `require` it is a failure.
 pub(crate) fn parity(require: bool) -> Outcome {
@@ -119,8 +121,9 @@ fn tests(toolchain: &Toolchain, processor: &str, package: &[&str]) -> Result<Str
 /// The prompt of the greedy continuations.
 const GREEDY: [&str; 5] = ["--prompt", "Once upon a time", "--greedy", "--max-tokens", "64"];
 
-/// Runs the program here and under qemu and compares: the quick demo from end to end, and the models of the demo that were
-/// searched for here. Perplexities agree to a thousandth, greedy tokens are the same.
+/// Runs the program here and under qemu and compares: the quick demo from end to end, and the
+/// models of the demo that were searched for here. Perplexities agree to a thousandth, greedy
+/// tokens are the same.
 pub(crate) fn demo() -> Outcome {
     let toolchain = Toolchain::prepare(&[])?;
     // Without the C++ solver on both: it would want a C++ compiler for aarch64.
@@ -227,7 +230,8 @@ struct Counted {
     table: &'static str,
     /// Columns of a scale; 0: a row.
     group: &'static str,
-    /// The most instructions per 1000 products of one token and of 128 on the most capable processor.
+    /// The most instructions per 1000 products of one token and of 128 on the most capable
+    /// processor.
     budget: Option<[f64; 2]>,
 }
 
@@ -373,8 +377,8 @@ impl Listing {
         Ok(Self(text.lines().filter_map(line).collect()))
     }
 
-    /// The innermost loop around an address of the running program, which is loaded at a multiple of 2^32; empty when there is
-    /// none near.
+    /// The innermost loop around an address of the running program, which is loaded at a multiple
+    /// of 2^32; empty when there is none near.
     fn around(&self, at: u64) -> Vec<String> {
         let at = at & 0xffff_ffff;
         let back = |(&from, (_, target)): (&u64, &(String, Option<u64>))| {

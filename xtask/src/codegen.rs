@@ -49,7 +49,8 @@ pub(crate) fn run(check: bool) -> Outcome {
     Ok(())
 }
 
-/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor cores, one for group-wise schemes, one for each trellis code, one for each half-trellis code.
+/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor
+/// cores, one for group-wise schemes, one for each trellis code, one for each half-trellis code.
 pub(crate) const CUDA_UNITS: [&str; 10] =
     ["pair", "core", "core_wide", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
 
@@ -64,8 +65,9 @@ struct Core {
     batches: &'static [u32],
 }
 
-/// Products without tensor cores. Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`; `wide` forms are for the 16-bit
-/// grid. Forms that the tensor cores beat at every batch have no instances between 1 and 8.
+/// Products without tensor cores. Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`;
+/// `wide` forms are for the 16-bit grid. Forms that the tensor cores beat at every batch have no
+/// instances between 1 and 8.
 const CORES: [Core; 4] = [
     Core { unit: "core", name: "quads", form: "Quads", rates: &[6, 8, 10], batches: &[1, 2, 4, 8] },
     Core { unit: "core", name: "pairs", form: "Pairs", rates: &[12, 14, 16, 20], batches: &[1, 8] },
@@ -73,7 +75,8 @@ const CORES: [Core; 4] = [
     Core { unit: "core_wide", name: "ones", form: "Ones", rates: &[28, 32], batches: &[1, 8] },
 ];
 
-/// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
+/// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is
+/// numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
 fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     let mut bodies: BTreeMap<String, BTreeSet<(u32, String)>> = BTreeMap::new();
     let mut add = |unit: &str, q: u32, line: String| {
@@ -147,7 +150,8 @@ fn quarters(rate: &str) -> Result<u32, Failure> {
         .ok_or_else(|| format!("rate `{rate}` is no multiple of a quarter of a bit up to 8"))
 }
 
-/// Reads the small part of TOML that the file uses: `[[family]]` tables of strings and lists of strings.
+/// Reads the small part of TOML that the file uses: `[[family]]` tables of strings and lists of
+/// strings.
 fn parse(text: &str) -> Result<Vec<Family>, Failure> {
     let mut families: Vec<Family> = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -1,7 +1,8 @@
 //! Parity and speed on a GPU, by one command.
 //!
-//! Everything is made here and packed into `target/gpu`: the programs with their kernels, the PyTorch script, the script that runs
-//! all. The folder can travel to a machine with a driver and no compiler.
+//! Everything is made here and packed into `target/gpu`: the programs with their kernels, the
+//! PyTorch script, the script that runs all. The folder can travel to a machine with a driver and
+//! no compiler.
 
 use crate::{Outcome, root};
 use std::{fs, process::Command};

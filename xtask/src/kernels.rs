@@ -1,8 +1,9 @@
 //! Device code: compiled without a GPU, inspected, gated, packed.
 //!
-//! The compiler and the disassembler come from the Python registry into two virtual environments under `.venv-cuda`
-//! (pinned: PTX 9.0 is the newest that a driver of CUDA 13.0 loads; the disassembler's packages clash with the compiler's).
-//! Every unit is compiled to a cubin for each architecture and to PTX for those to come, and packed into one fat binary that
+//! The compiler and the disassembler come from the Python registry into two virtual environments
+//! under `.venv-cuda` (pinned: PTX 9.0 is the newest that a driver of CUDA 13.0 loads; the
+//! disassembler's packages clash with the compiler's). Every unit is compiled to a cubin for each
+//! architecture and to PTX for those to come, and packed into one fat binary that
 //! `fracbit-kernels-cuda` embeds; a hash of the sources travels with them.
 
 use crate::{Failure, Outcome, root};
@@ -30,10 +31,12 @@ const COMPILER: [&str; 6] = [
 const DISASSEMBLER: [&str; 2] = ["nvidia-cuda-cuobjdump==13.2.78", "nvidia-cuda-nvdisasm==13.2.78"];
 const ARCHITECTURES: [u32; 4] = [80, 86, 89, 90];
 
-/// Most instructions per weight of an inner loop: by kernel (the first match counts) those with one token, and those that each further
-/// token of a `core` kernel adds (the tensor cores' take eight for the price of one).
+/// Most instructions per weight of an inner loop: by kernel (the first match counts) those with one
+/// token, and those that each further token of a `core` kernel adds (the tensor cores' take eight
+/// for the price of one).
 ///
-/// As asked: 3.0 of `fast` at 2 bits, 6.5 of `fine`, 2.5 of scalar and vector codes. docs/cuda.md says what takes more and why.
+/// As asked: 3.0 of `fast` at 2 bits, 6.5 of `fine`, 2.5 of scalar and vector codes. docs/cuda.md
+/// says what takes more and why.
 const GATES: [(&str, f64, f64); 15] = [
     ("gemv_fast_8", 3.0, 0.0),
     ("gemv_fast_", 4.25, 0.0),
@@ -255,15 +258,17 @@ fn inspect(tools: &Path, cubin: &Path, facts: &mut BTreeMap<String, Facts>) -> O
     Ok(())
 }
 
-/// Address and text of a line of disassembly such as `/*0470*/  IMAD R1, R2, R3, RZ ;  /* 0x... */`.
+/// Address and text of a line of disassembly such as `/*0470*/  IMAD R1, R2, R3, RZ ;  /* 0x...
+/// */`.
 fn instruction(line: &str) -> Option<(u64, &str)> {
     let (address, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
     let text = rest.split_once(';')?.0.trim();
     (!text.is_empty()).then_some((u64::from_str_radix(address, 16).ok()?, text))
 }
 
-/// An instruction that counts a lane's weights in the loop of a product, and how many it stands for: the tensor cores' instruction
-/// takes four words of one or two weights, a group of asynchronous copies two octets of two strips.
+/// An instruction that counts a lane's weights in the loop of a product, and how many it stands
+/// for: the tensor cores' instruction takes four words of one or two weights, a group of
+/// asynchronous copies two octets of two strips.
 fn product(name: &str) -> (&'static str, usize) {
     match name {
         _ if name.starts_with("core_") => ("LDGDEPBAR", 256),
@@ -272,8 +277,9 @@ fn product(name: &str) -> (&'static str, usize) {
     }
 }
 
-/// Instructions and products of an innermost loop that holds products: of those with the most products (the loops of matrices with one
-/// scale a row; others take an octet at a time) the longest. A kernel may have one for each segment.
+/// Instructions and products of an innermost loop that holds products: of those with the most
+/// products (the loops of matrices with one scale a row; others take an octet at a time) the
+/// longest. A kernel may have one for each segment.
 fn inner_loop(code: &[(u64, &str)], product: &str) -> Option<(usize, usize)> {
     let loops: Vec<(u64, u64)> = code
         .iter()
@@ -285,8 +291,8 @@ fn inner_loop(code: &[(u64, &str)], product: &str) -> Option<(usize, usize)> {
             (target < at).then_some((target, at))
         })
         .collect();
-    // Cold blocks behind a loop jump back into it: of all ranges that hold a product, the shortest is the loop it belongs to. Copies also
-    // begin before the loop: those belong to none.
+    // Cold blocks behind a loop jump back into it: of all ranges that hold a product, the shortest
+    // is the loop it belongs to. Copies also begin before the loop: those belong to none.
     let products = code.iter().filter(|(_, text)| text.contains(product));
     let own = products.filter_map(|(at, _)| {
         loops.iter().filter(|(from, to)| (from..=to).contains(&at)).min_by_key(|(from, to)| to - from)
@@ -394,7 +400,8 @@ mod tests {
         assert!(gates(&facts).is_err_and(|e| e.contains("gemv_fast_8")));
     }
 
-    /// Continuous integration has no compiler for device code: it holds the page to the sources, and its figures to the gates.
+    /// Continuous integration has no compiler for device code: it holds the page to the sources,
+    /// and its figures to the gates.
     #[test]
     fn the_page_is_that_of_todays_sources_and_within_the_gates() {
         let page = fs::read_to_string(root().join("docs/cuda-kernels.md")).unwrap();

@@ -1,7 +1,8 @@
 //! Set-up, code generation, tests and docs of the fracbit workspace.
 //!
-//! `cargo xtask demo` and `cargo xtask test` do everything on a fresh Debian machine that has Rust, a C/C++
-//! compiler and Python. This program depends on nothing, so that it builds in seconds before anything is installed.
+//! `cargo xtask demo` and `cargo xtask test` do everything on a fresh Debian machine that has Rust,
+//! a C/C++ compiler and Python. This program depends on nothing, so that it builds in seconds
+//! before anything is installed.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 mod arm;

@@ -43,7 +43,8 @@ pub(crate) fn run() -> Outcome {
     }
 }
 
-/// Installs Debian packages where that is allowed, otherwise says the exact command. `foreign` is an architecture to add.
+/// Installs Debian packages where that is allowed, otherwise says the exact command. `foreign` is
+/// an architecture to add.
 pub(crate) fn install(packages: &[&str], foreign: Option<&str>) -> Outcome {
     if !may_install() {
         let add = foreign.map_or(String::new(), |name| format!("sudo dpkg --add-architecture {name} && "));
@@ -67,7 +68,8 @@ pub(crate) fn installed(package: &str) -> bool {
     out.is_ok_and(|out| out.status.success() && out.stdout == b"installed")
 }
 
-/// Checks the committed reference checkpoints and logits against their seeded scripts (needs numpy).
+/// Checks the committed reference checkpoints and logits against their seeded scripts (needs
+/// numpy).
 pub(crate) fn python_checks() -> Outcome {
     let scripts = ["make_checkpoints.py", "reference.py"].map(|name| format!("tests/reference/{name}"));
     let Some(python) = python_with_numpy()? else {
@@ -83,7 +85,8 @@ fn run_check(python: &str, script: &str) -> Outcome {
     crate::run(python, &[script, "--check"], &[])
 }
 
-/// A Python that has numpy: the system's, or a virtual environment made here when installing is allowed.
+/// A Python that has numpy: the system's, or a virtual environment made here when installing is
+/// allowed.
 fn python_with_numpy() -> Result<Option<String>, Failure> {
     let has_numpy = |python: &str| {
         Command::new(python).args(["-c", "import numpy"]).output().is_ok_and(|out| out.status.success())

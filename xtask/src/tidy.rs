@@ -10,7 +10,8 @@ use std::{
 /// Lines of a hand-written file above which it should be split by subject.
 const MAX_LINES: usize = 800;
 
-/// Layers of the crates: dependencies point to the same layer or down, and backends never see each other.
+/// Layers of the crates: dependencies point to the same layer or down, and backends never see each
+/// other.
 const LAYERS: [(&str, u8); 18] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
@@ -40,8 +41,8 @@ const NEVER: [(&str, &str); 4] = [
     ("fracbit-io", "fracbit-format"),
 ];
 
-/// Crates that implement families of schemes, and may ask which one a scheme is; everybody else asks its `SchemeSpec`. `fracbit-io`
-/// knows no schemes: its families are of tokenizers and models.
+/// Crates that implement families of schemes, and may ask which one a scheme is; everybody else
+/// asks its `SchemeSpec`. `fracbit-io` knows no schemes: its families are of tokenizers and models.
 const FAMILIES: [&str; 8] = [
     "fracbit-io",
     "fracbit-base",
@@ -63,6 +64,25 @@ fn asks_for_family(name: &str, text: &str) -> bool {
     !FAMILIES.contains(&krate) && text.lines().any(asks)
 }
 
+/// Columns of a comment, beyond which it is hard to read beside code.
+const MAX_COMMENT: usize = 100;
+
+/// Numbers of the lines whose comment is too wide. Tables and what stands in fences of
+/// documentation have their own width.
+fn wide_comments(text: &str) -> Vec<usize> {
+    let mut fenced = false;
+    let wide = text.lines().enumerate().filter(|(_, line)| {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            fenced = false;
+            return false;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim_start();
+        fenced ^= comment.starts_with("```");
+        !fenced && !comment.starts_with('|') && line.chars().count() > MAX_COMMENT
+    });
+    wide.map(|(i, _)| i + 1).collect()
+}
+
 /// Checks every rule and reports all breaches at once.
 pub(crate) fn run() -> Outcome {
     let mut breaches = Vec::new();
@@ -73,6 +93,11 @@ pub(crate) fn run() -> Outcome {
         let lines = text.lines().count();
         if name.ends_with(".rs") && lines > MAX_LINES {
             breaches.push(format!("{name}: {lines} lines, split it by subject (limit {MAX_LINES})"));
+        }
+        if name.ends_with(".rs") {
+            for line in wide_comments(&text) {
+                breaches.push(format!("{name}:{line}: a comment beyond {MAX_COMMENT} columns"));
+            }
         }
         if asks_for_family(&name, &text) {
             breaches.push(format!("{name}: asks for a scheme's family; ask its `SchemeSpec` instead"));
@@ -167,7 +192,17 @@ fn files() -> Result<Vec<PathBuf>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::asks_for_family;
+    use super::{asks_for_family, wide_comments};
+
+    #[test]
+    fn comments_end_before_they_are_too_wide() {
+        let long = "x".repeat(98);
+        let text = format!(
+            "// {long}\n/// |{long}\n//! ```\n//! {long}\n//! ```\n    /// {long}\nlet a = \"{long}\";\n"
+        );
+        assert_eq!(wide_comments(&text), [1, 6]);
+        assert_eq!(wide_comments(&format!("// {}", "é".repeat(97))), [0usize; 0]);
+    }
 
     #[test]
     fn families_are_for_those_who_implement_them() {

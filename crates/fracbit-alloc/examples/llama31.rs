@@ -1,4 +1,5 @@
-//! Solves the published Llama-3.1-8B instance of Q-Palette and prints losses, gaps and solver times.
+//! Solves the published Llama-3.1-8B instance of Q-Palette and prints losses, gaps and solver
+//! times.
 //!
 //! `cargo run --release -p fracbit-alloc --example llama31`
 

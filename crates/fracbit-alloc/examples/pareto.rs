@@ -1,5 +1,5 @@
-//! Draws what fusion buys on the published Llama-3.1-8B instance of Q-Palette, from 100 to 300 tokens per second:
-//! `docs/fusion.svg`.
+//! Draws what fusion buys on the published Llama-3.1-8B instance of Q-Palette, from 100 to 300
+//! tokens per second: `docs/fusion.svg`.
 //!
 //! `cargo run --release -p fracbit-alloc --no-default-features --example pareto`
 

@@ -1,22 +1,27 @@
 //! The one-budget solver: relaxation, reduced-cost fixing, and a label search over what is left.
 //!
-//! 1. The linear relaxation (module `front`) gives a lower bound and the price λ of a unit of budget; a greedy
-//!    rounding gives a first allocation. With hundreds of layers the two are already close.
-//! 2. **Fixing.** Choosing point j in layer l costs at least its reduced cost `loss + λ·cost - min_j(..)` above the
-//!    bound. Points that push the bound over the best known allocation can be in no better one and are dropped; most
-//!    layers keep one to three points (the *core* of Pisinger, "A minimal algorithm for the multiple-choice knapsack
-//!    problem", EJOR 83, 1995). Repeated while it helps.
-//! 3. **Labels.** The open layers are decided one after the other. A label is a reachable (cost, loss); those that
-//!    another label matches at no more cost are dropped, and so is every label whose own relaxation, loss so far plus
-//!    the exact linear relaxation of the undecided layers in the remaining room, does not beat the best allocation.
-//!    The most promising label of each layer is completed greedily, which keeps the best allocation fresh.
+//! 1. The linear relaxation (module `front`) gives a lower bound and the price λ of a unit of
+//!    budget; a greedy rounding gives a first allocation. With hundreds of layers the two are
+//!    already close.
+//! 2. **Fixing.** Choosing point j in layer l costs at least its reduced cost `loss + λ·cost -
+//!    min_j(..)` above the bound. Points that push the bound over the best known allocation can be
+//!    in no better one and are dropped; most layers keep one to three points (the *core* of
+//!    Pisinger, "A minimal algorithm for the multiple-choice knapsack problem", EJOR 83, 1995).
+//!    Repeated while it helps.
+//! 3. **Labels.** The open layers are decided one after the other. A label is a reachable (cost,
+//!    loss); those that another label matches at no more cost are dropped, and so is every label
+//!    whose own relaxation, loss so far plus the exact linear relaxation of the undecided layers in
+//!    the remaining room, does not beat the best allocation. The most promising label of each layer
+//!    is completed greedily, which keeps the best allocation fresh.
 //!
-//! The search is exact as long as the labels of a layer fit [`Effort::labels`]. Beyond that only the most promising
-//! survive, and the reported bound is the smallest one among everything ever dropped: it stays *proven*, the
-//! gap is just no longer zero. Deterministic: no clock, no randomness.
+//! The search is exact as long as the labels of a layer fit [`Effort::labels`]. Beyond that only
+//! the most promising survive, and the reported bound is the smallest one among everything ever
+//! dropped: it stays *proven*, the gap is just no longer zero. Deterministic: no clock, no
+//! randomness.
 //!
-//! Cost: O(layers · labels · open points). It loses to a branch-and-cut solver when several budgets bind at once:
-//! there this module does not apply and [`crate::solve`] falls back on a Lagrangian heuristic.
+//! Cost: O(layers · labels · open points). It loses to a branch-and-cut solver when several budgets
+//! bind at once: there this module does not apply and [`crate::solve`] falls back on a Lagrangian
+//! heuristic.
 
 use crate::front::{Fronts, Point};
 use crate::problem::relative_gap;
@@ -116,7 +121,8 @@ pub(crate) fn solve(layers: Vec<Vec<Point>>, budget: u64, effort: Effort) -> Out
         }
     }
 
-    // The incumbent in terms of the reduced fronts; its own points may have been fixed away, so keep ids apart.
+    // The incumbent in terms of the reduced fronts; its own points may have been fixed away, so
+    // keep ids apart.
     let mut best = Incumbent { at: Vec::new(), loss, gap: effort.gap };
     let search = Search::new(&fronts, budget);
     given_up = given_up.min(search.run(&mut best, effort.labels));
@@ -154,7 +160,8 @@ impl<'a> Search<'a> {
         let n = fronts.layers.len();
         let span = |l: usize| fronts.layers[l].last().map_or(0, |p| p.cost) - fronts.layers[l][0].cost;
         let mut open: Vec<usize> = (0..n).filter(|&l| fronts.layers[l].len() > 1).collect();
-        // Coarse moves first: what remains is fine-grained, so its relaxation is tight and labels die early.
+        // Coarse moves first: what remains is fine-grained, so its relaxation is tight and labels
+        // die early.
         open.sort_by_key(|&l| (std::cmp::Reverse(span(l)), l));
         let mut rank = vec![0u32; n];
         open.iter().enumerate().for_each(|(i, &l)| rank[l] = i as u32 + 1);
@@ -188,7 +195,8 @@ impl<'a> Search<'a> {
             if alive.len() > cap {
                 let (below, middle, _) = alive.select_nth_unstable_by(cap, f64::total_cmp);
                 threshold = *middle;
-                // Of equal bounds, the cheapest labels fill the room: layers that are alike have many.
+                // Of equal bounds, the cheapest labels fill the room: layers that are alike have
+                // many.
                 ties = below.iter().filter(|b| **b == threshold).count();
             }
             let mut p = 0;
@@ -210,7 +218,8 @@ impl<'a> Search<'a> {
         given_up
     }
 
-    /// Relaxation of every label: its loss plus that of the undecided layers `open[from..]` in the room left.
+    /// Relaxation of every label: its loss plus that of the undecided layers `open[from..]` in the
+    /// room left.
     fn bound(&self, labels: &[Label], from: usize, out: &mut Vec<f64>) {
         out.clear();
         out.resize(labels.len(), 0.0);
@@ -219,7 +228,8 @@ impl<'a> Search<'a> {
         let mut steps = self.fronts.steps.iter().filter(undecided);
         let mut next = steps.next();
         let (mut used, mut saved) = (0u64, 0.0);
-        // Labels are sorted by cost, so the room grows from the last to the first and the edges are walked once.
+        // Labels are sorted by cost, so the room grows from the last to the first and the edges are
+        // walked once.
         for (label, bound) in labels.iter().zip(out.iter_mut()).rev() {
             let room = self.budget - label.cost - base_cost;
             while let Some(s) = next.filter(|s| used + s.cost <= room) {
@@ -256,7 +266,8 @@ fn argmin(values: &[f64]) -> Option<usize> {
     (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b]))
 }
 
-/// All labels extended by all points of one layer, within `limit`, sorted by cost, dominated ones removed.
+/// All labels extended by all points of one layer, within `limit`, sorted by cost, dominated ones
+/// removed.
 fn merge(labels: &[Label], front: &[Point], limit: u64) -> Vec<Label> {
     let mut heads = vec![0usize; front.len()];
     let mut out: Vec<Label> = Vec::with_capacity(labels.len() * front.len().min(4));

@@ -1,10 +1,11 @@
 //! Dominance, lower convex hulls and the linear relaxation for one scalar cost.
 //!
-//! The multiple-choice knapsack's linear relaxation needs no simplex: keep, per layer, the lower convex hull of the
-//! points (cost, loss), start every layer at its cheapest point, and take hull edges in order of loss saved per unit
-//! of cost until the budget is used up (Sinha and Zoltners, "The multiple-choice knapsack problem", Operations
-//! Research 27, 1979). The edge at which the budget runs out gives the optimal Lagrange multiplier, and the value is
-//! that of the Lagrangian dual. Cost: O(n log n) in the number of choices.
+//! The multiple-choice knapsack's linear relaxation needs no simplex: keep, per layer, the lower
+//! convex hull of the points (cost, loss), start every layer at its cheapest point, and take hull
+//! edges in order of loss saved per unit of cost until the budget is used up (Sinha and Zoltners,
+//! "The multiple-choice knapsack problem", Operations Research 27, 1979). The edge at which the
+//! budget runs out gives the optimal Lagrange multiplier, and the value is that of the Lagrangian
+//! dual. Cost: O(n log n) in the number of choices.
 
 /// A choice seen by the one-budget solvers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +16,8 @@ pub(crate) struct Point {
     pub(crate) id: u32,
 }
 
-/// Keeps the points that no other point matches at less or equal cost: cost rises, loss strictly falls.
+/// Keeps the points that no other point matches at less or equal cost: cost rises, loss strictly
+/// falls.
 pub(crate) fn pareto(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_by(|a, b| a.cost.cmp(&b.cost).then(a.loss.total_cmp(&b.loss)).then(a.id.cmp(&b.id)));
     let mut best = f64::INFINITY;
@@ -29,7 +31,8 @@ pub(crate) fn pareto(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// Indices of the lower convex hull of a Pareto front: both ends always, slopes strictly flattening.
+/// Indices of the lower convex hull of a Pareto front: both ends always, slopes strictly
+/// flattening.
 fn hull(front: &[Point]) -> Vec<usize> {
     let slope = |a: usize, b: usize| (front[a].loss - front[b].loss) / (front[b].cost - front[a].cost) as f64;
     let mut kept: Vec<usize> = Vec::with_capacity(front.len());
@@ -85,7 +88,8 @@ impl Fronts {
                 steps.push(Step { layer: l as u32, to: pair[1] as u32, cost, drop, slope });
             }
         }
-        // Stable: equal slopes keep the order of the layers, and a layer's own edges are already in order.
+        // Stable: equal slopes keep the order of the layers, and a layer's own edges are already in
+        // order.
         steps.sort_by(|a, b| b.slope.total_cmp(&a.slope));
         Self { layers, steps }
     }
@@ -109,14 +113,14 @@ impl Fronts {
         Relaxed { bound, price: 0.0 }
     }
 
-    /// Greedy allocation: hull edges best first, skipping those that do not fit, then single upgrades (hull or not)
-    /// while any fits, largest saving first. Only layers with `rank[layer] >= from` are decided; `at` holds the
-    /// others. Returns the unspent room.
+    /// Greedy allocation: hull edges best first, skipping those that do not fit, then single
+    /// upgrades (hull or not) while any fits, largest saving first. Only layers with
+    /// `rank[layer] >= from` are decided; `at` holds the others. Returns the unspent room.
     pub(crate) fn greedy(&self, at: &mut [u32], mut room: u64, rank: &[u32], from: u32) -> u64 {
         for s in &self.steps {
             let l = s.layer as usize;
-            // An edge leads on only from its own start: a skipped edge ends its layer's walk, except that a later
-            // point may still be reached in one go by the second phase.
+            // An edge leads on only from its own start: a skipped edge ends its layer's walk,
+            // except that a later point may still be reached in one go by the second phase.
             if rank[l] < from || s.cost > room {
                 continue;
             }
@@ -167,7 +171,8 @@ mod tests {
 
     #[test]
     fn fronts_and_hulls() {
-        // (2, 9) and (5, 4) dominated; (4, 4.5) above the segment (3, 5)-(6, 1); (3, 5) listed twice.
+        // (2, 9) and (5, 4) dominated; (4, 4.5) above the segment (3, 5)-(6, 1); (3, 5) listed
+        // twice.
         let front = pareto(points(&[(6, 1.0), (3, 5.0), (2, 9.0), (1, 9.0), (4, 4.5), (5, 4.5), (3, 5.0)]));
         assert_eq!(
             front.iter().map(|p| (p.cost, p.id)).collect::<Vec<_>>(),

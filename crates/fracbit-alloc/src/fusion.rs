@@ -1,22 +1,26 @@
-//! Fusion-aware allocation: which layers share one kernel call, and how each call's weights are stored.
+//! Fusion-aware allocation: which layers share one kernel call, and how each call's weights are
+//! stored.
 //!
-//! Layers that read the same input (query, key, value; gate, up) can be stored as one matrix and multiplied in one
-//! call. That saves time, but a fused matrix has a single scheme. Q-Palette, section 4.2, equation 4, decides both at
-//! once: one binary variable per (group, scheme), every layer in exactly one active group, total cost within the
-//! budgets. Groups cost what their fused kernel costs; their loss is the sum over their members at that scheme.
+//! Layers that read the same input (query, key, value; gate, up) can be stored as one matrix and
+//! multiplied in one call. That saves time, but a fused matrix has a single scheme. Q-Palette,
+//! section 4.2, equation 4, decides both at once: one binary variable per (group, scheme), every
+//! layer in exactly one active group, total cost within the budgets. Groups cost what their fused
+//! kernel costs; their loss is the sum over their members at that scheme.
 //!
 //! Two solvers, independent of each other:
 //!
 //! - `solve_fusion_highs` hands equation 4 to HiGHS as it stands, with any budgets.
-//! - [`FusionProblem::solve`] *removes* the groups: layers connected through groups form a **site** (the three of
-//!   attention input, the two of the MLP input, a lone layer). A site's configurations (partitions times choices) are
-//!   enumerated and reduced to the non-dominated ones, site by site; what is left is an ordinary
-//!   multiple-choice knapsack over sites, for which [`crate::solve`] is exact with one budget. Sites are small, so
-//!   this is cheap: {q, k, v} with 48 schemes has 5 partitions and 117 552 configurations, of which about a hundred
-//!   matter. It does not scale to sites of many layers, where HiGHS does.
+//! - [`FusionProblem::solve`] *removes* the groups: layers connected through groups form a **site**
+//!   (the three of attention input, the two of the MLP input, a lone layer). A site's
+//!   configurations (partitions times choices) are enumerated and reduced to the non-dominated
+//!   ones, site by site; what is left is an ordinary multiple-choice knapsack over sites, for which
+//!   [`crate::solve`] is exact with one budget. Sites are small, so this is cheap: {q, k, v} with
+//!   48 schemes has 5 partitions and 117 552 configurations, of which about a hundred matter. It
+//!   does not scale to sites of many layers, where HiGHS does.
 //!
-//! Deviation: the paper lists its groups for Llama blocks; here groups are whatever the caller gives (a helper makes all
-//! subsets), so new architectures need no change. We also take several budgets at once, the paper takes one.
+//! Deviation: the paper lists its groups for Llama blocks; here groups are whatever the caller
+//! gives (a helper makes all subsets), so new architectures need no change. We also take several
+//! budgets at once, the paper takes one.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +55,8 @@ pub struct FusionSolution {
     pub loss: f64,
     /// Total use of each resource.
     pub cost: Vec<u64>,
-    /// No partition and choice within the budgets has a smaller loss (up to f64 rounding of the sums).
+    /// No partition and choice within the budgets has a smaller loss (up to f64 rounding of the
+    /// sums).
     pub lower_bound: f64,
 }
 
@@ -81,7 +86,8 @@ impl FusionProblem {
     /// Checks and keeps the parts.
     ///
     /// # Errors
-    /// Empty lists, members that are unknown or repeated, and the rules of [`Problem::new`] for the choices.
+    /// Empty lists, members that are unknown or repeated, and the rules of [`Problem::new`] for the
+    /// choices.
     pub fn new(layers: Vec<String>, groups: Vec<Group>, budgets: Vec<Budget>) -> Result<Self, AllocError> {
         for (what, empty) in
             [("layers", layers.is_empty()), ("groups", groups.is_empty()), ("budgets", budgets.is_empty())]
@@ -137,7 +143,8 @@ impl FusionProblem {
         self.budgets[k].limit = limit;
     }
 
-    /// The same layers with only the groups that `keep` accepts (for instance `|g| g.members.len() == 1`: no fusion).
+    /// The same layers with only the groups that `keep` accepts (for instance `|g| g.members.len()
+    /// == 1`: no fusion).
     ///
     /// # Errors
     /// [`AllocError::Empty`] if none is left.
@@ -168,12 +175,12 @@ impl FusionProblem {
         cost.iter().zip(&self.budgets).all(|(c, b)| *c <= b.limit)
     }
 
-    /// Solves without HiGHS, by reduction to a knapsack over sites: exact up to `effort` for one budget, a heuristic
-    /// with a proven gap when two bind at once.
+    /// Solves without HiGHS, by reduction to a knapsack over sites: exact up to `effort` for one
+    /// budget, a heuristic with a proven gap when two bind at once.
     ///
     /// # Errors
-    /// [`AllocError::Uncovered`] when a layer has no partition, [`AllocError::TooManyBudgets`] beyond two, and the
-    /// errors of [`crate::solve_with`].
+    /// [`AllocError::Uncovered`] when a layer has no partition, [`AllocError::TooManyBudgets`]
+    /// beyond two, and the errors of [`crate::solve_with`].
     pub fn solve(&self, effort: Effort) -> Result<FusionSolution, AllocError> {
         let sites = self.expand()?;
         let solution = solve_with(&sites.problem, effort)?;
@@ -236,7 +243,8 @@ impl FusionProblem {
     /// Layers connected through groups, each list sorted.
     fn sites(&self) -> Vec<Vec<usize>> {
         let mut root: Vec<usize> = (0..self.layers.len()).collect();
-        // Few layers per group and no deep chains: repeated relabelling is simpler than union-find and fast enough.
+        // Few layers per group and no deep chains: repeated relabelling is simpler than union-find
+        // and fast enough.
         for group in &self.groups {
             let least = group.members.iter().map(|&m| root[m]).min().unwrap_or(0);
             let joined: Vec<usize> = group.members.iter().map(|&m| root[m]).collect();
@@ -277,7 +285,8 @@ impl FusionProblem {
     }
 }
 
-/// A site's total and the (group, choice) pairs behind it. The second cost stays 0 when there is one budget.
+/// A site's total and the (group, choice) pairs behind it. The second cost stays 0 when there is
+/// one budget.
 struct Configuration {
     cost: [u64; 2],
     loss: f64,
@@ -308,8 +317,8 @@ impl Sites {
 
 /// Indices of what nothing else matches in both costs and the loss, sorted by the first cost.
 ///
-/// A candidate is dominated if one before it has no larger second cost and loss; a staircase (second cost rising, loss
-/// falling) of the ones before answers that by bisection. O(n log n).
+/// A candidate is dominated if one before it has no larger second cost and loss; a staircase
+/// (second cost rising, loss falling) of the ones before answers that by bisection. O(n log n).
 fn non_dominated(candidates: impl Iterator<Item = ([u64; 2], f64)>) -> Vec<usize> {
     let all: Vec<([u64; 2], f64)> = candidates.collect();
     let mut order: Vec<usize> = (0..all.len()).collect();

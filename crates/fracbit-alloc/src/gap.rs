@@ -1,17 +1,19 @@
 //! How far an allocation is from the ideal Gaussian quantizer, and whose fault it is.
 //!
-//! Source: Q-Palette, appendix B. With `b*` the bits of [`crate::ideal::ideal_bits`] at the same average, and layer `l` stored with
-//! `bit_l` bits per weight at relative error `err_l`, the total gap splits into two parts:
+//! Source: Q-Palette, appendix B. With `b*` the bits of [`crate::ideal::ideal_bits`] at the same
+//! average, and layer `l` stored with `bit_l` bits per weight at relative error `err_l`, the total
+//! gap splits into two parts:
 //!
 //! ```text
 //! Σ a (err - 2^(-2b*))  =  Σ a (err - 2^(-2 bit))  +  Σ a (2^(-2 bit) - 2^(-2b*))
 //!      total gap              distortion gap               allocation gap
 //! ```
 //!
-//! The **distortion** gap is the price of codes that miss the rate-distortion bound; a better code lowers it. The
-//! **allocation** gap is the price of having few bit-widths; more widths lower it. Both are non-negative: the first by
-//! the rate-distortion theorem, the second because `b*` is optimal, provided that `bit` uses no more than the budget
-//! of `b*`. An allocation that spends its budget on something else (tables, signs) shows that as allocation gap.
+//! The **distortion** gap is the price of codes that miss the rate-distortion bound; a better code
+//! lowers it. The **allocation** gap is the price of having few bit-widths; more widths lower it.
+//! Both are non-negative: the first by the rate-distortion theorem, the second because `b*` is
+//! optimal, provided that `bit` uses no more than the budget of `b*`. An allocation that spends its
+//! budget on something else (tables, signs) shows that as allocation gap.
 
 use serde::{Deserialize, Serialize};
 

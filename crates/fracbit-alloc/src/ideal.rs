@@ -1,8 +1,8 @@
 //! Optimal bits for an ideal Gaussian quantizer, in closed form.
 //!
-//! If every layer could be coded at any rate `b` with the distortion of the Gaussian rate-distortion bound,
-//! `D(b) = 2^(-2b)`, the best use of a memory budget has a closed form (Q-Palette, theorem 3.1 and appendix A;
-//! reverse water-filling in information theory):
+//! If every layer could be coded at any rate `b` with the distortion of the Gaussian
+//! rate-distortion bound, `D(b) = 2^(-2b)`, the best use of a memory budget has a closed form
+//! (Q-Palette, theorem 3.1 and appendix A; reverse water-filling in information theory):
 //!
 //! ```text
 //! minimise  Σ a_l 2^(-2 b_l)   subject to  Σ d_l b_l = M,  lo ≤ b_l ≤ hi
@@ -16,15 +16,16 @@
 //! | `bounds.0` | η | least bits a layer may get |
 //! | `mean_bits` | M / Σ d_l | average bits per weight |
 //!
-//! Deviations: the paper has no upper bound; we allow one, because real palettes end (at 5 or 8 bits). The constant
-//! is found exactly, not by bisection: the total is piecewise linear in `C` with at most two kinks per layer, so
-//! sorting the kinks and walking once gives the segment and its solution. Cost: O(n log n).
+//! Deviations: the paper has no upper bound; we allow one, because real palettes end (at 5 or 8
+//! bits). The constant is found exactly, not by bisection: the total is piecewise linear in `C`
+//! with at most two kinks per layer, so sorting the kinks and walking once gives the segment and
+//! its solution. Cost: O(n log n).
 //!
-//! A layer with `a = 0` gets `lo`: more bits buy nothing. If the other layers are then all at `hi`, the rest of the
-//! budget stays unspent.
+//! A layer with `a = 0` gets `lo`: more bits buy nothing. If the other layers are then all at `hi`,
+//! the rest of the budget stays unspent.
 //!
-//! The result is a *bound* for [`crate::Problem`]s whose losses are `a_l · err` with `err ≥ 2^(-2 bits)`; how far a
-//! real palette stays behind, and why, is the subject of [`crate::gap`].
+//! The result is a *bound* for [`crate::Problem`]s whose losses are `a_l · err` with `err ≥ 2^(-2
+//! bits)`; how far a real palette stays behind, and why, is the subject of [`crate::gap`].
 
 use serde::{Deserialize, Serialize};
 
@@ -46,17 +47,20 @@ pub struct Ideal {
     pub bits: Vec<f64>,
     /// `Σ a_l 2^(-2 bits_l)`.
     pub loss: f64,
-    /// Loss saved per further *bit* of budget (the multiplier λ of the paper's proof); 0 if no layer can use one.
+    /// Loss saved per further *bit* of budget (the multiplier λ of the paper's proof); 0 if no
+    /// layer can use one.
     pub price: f64,
 }
 
 /// Best bits per layer at `mean_bits` bits per weight on average, each within `bounds = (lo, hi)`.
 ///
-/// `bounds = (0.0, f64::INFINITY)` is the unconstrained theorem with the natural limit of zero bits.
+/// `bounds = (0.0, f64::INFINITY)` is the unconstrained theorem with the natural limit of zero
+/// bits.
 ///
 /// # Errors
-/// [`AllocError::Empty`] without layers; [`AllocError::Ideal`] for a layer without weights, a sensitivity that is
-/// negative or not finite, bounds that are not `0 ≤ lo ≤ hi`, and a mean outside the bounds.
+/// [`AllocError::Empty`] without layers; [`AllocError::Ideal`] for a layer without weights, a
+/// sensitivity that is negative or not finite, bounds that are not `0 ≤ lo ≤ hi`, and a mean
+/// outside the bounds.
 pub fn ideal_bits(layers: &[LayerTerm], mean_bits: f64, bounds: (f64, f64)) -> Result<Ideal, AllocError> {
     let (lo, hi) = bounds;
     if layers.is_empty() {
@@ -88,7 +92,8 @@ pub fn ideal_bits(layers: &[LayerTerm], mean_bits: f64, bounds: (f64, f64)) -> R
     // `½ log2(a/d)`: -inf for a = 0, which keeps the layer at `lo` for every finite C.
     let offset = |l: &LayerTerm| 0.5 * (l.a / params(l)).log2();
 
-    // Kinks of the total as a function of C: a layer starts to grow at lo - offset and stops at hi - offset.
+    // Kinks of the total as a function of C: a layer starts to grow at lo - offset and stops at
+    // hi - offset.
     let mut kinks: Vec<(f64, f64)> = Vec::with_capacity(2 * layers.len());
     for l in layers.iter().filter(|l| l.a > 0.0) {
         kinks.push((lo - offset(l), params(l)));
@@ -115,8 +120,8 @@ pub fn ideal_bits(layers: &[LayerTerm], mean_bits: f64, bounds: (f64, f64)) -> R
         }
         (c, slope) = (at, slope + change);
     }
-    // In the segment starting at `c`. After the last kink the slope is 0 with a finite `hi` (up to rounding): everything
-    // that can grow is full, and `c` is already large enough.
+    // In the segment starting at `c`. After the last kink the slope is 0 with a finite `hi` (up to
+    // rounding): everything that can grow is full, and `c` is already large enough.
     let growing = slope > 0.5;
     if want > 0.0 && growing {
         c += (want - spent) / slope;
@@ -178,7 +183,8 @@ mod tests {
 
     #[test]
     fn no_transfer_of_bits_helps() {
-        // Karush-Kuhn-Tucker, checked by the definition: moving a little budget between any two layers never gains.
+        // Karush-Kuhn-Tucker, checked by the definition: moving a little budget between any two
+        // layers never gains.
         let layers = [term(10, 0.3), term(1000, 1.0), term(50, 300.0), term(400, 0.02), term(90, 7.0)];
         let bounds = (1.0, 4.5);
         let r = ideal_bits(&layers, 2.25, bounds).unwrap();

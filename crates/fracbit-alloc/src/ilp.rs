@@ -1,18 +1,20 @@
 //! The same problems as integer linear programs for HiGHS.
 //!
-//! Equation 3 (one group per layer) and equation 4 (fusion groups) of Q-Palette have one shape: binary columns, each
-//! covering some layers; every layer covered exactly once; one row per budget. HiGHS solves it by branch and cut and
-//! proves its gap; the paper uses SCIP for the same purpose.
+//! Equation 3 (one group per layer) and equation 4 (fusion groups) of Q-Palette have one shape:
+//! binary columns, each covering some layers; every layer covered exactly once; one row per budget.
+//! HiGHS solves it by branch and cut and proves its gap; the paper uses SCIP for the same purpose.
 //!
 //! What we add around the solver:
 //!
-//! - Dominated columns are removed first; costs are divided by their greatest common divisor and losses scaled to a
-//!   total near 1000, so that HiGHS's absolute tolerances (1e-6) are far below anything that matters. Feasibility of
-//!   the answer is checked again on the caller's integers.
-//! - With a short time limit HiGHS may end without any allocation. The own solver's answer is computed first (it
-//!   takes milliseconds) and is returned if HiGHS has nothing better; bounds are combined likewise. It is not handed
-//!   to HiGHS as a start, so that agreement of the two is evidence.
-//! - Same input and seed, same answer, *unless the time limit strikes*: where HiGHS stops then depends on the machine.
+//! - Dominated columns are removed first; costs are divided by their greatest common divisor and
+//!   losses scaled to a total near 1000, so that HiGHS's absolute tolerances (1e-6) are far below
+//!   anything that matters. Feasibility of the answer is checked again on the caller's integers.
+//! - With a short time limit HiGHS may end without any allocation. The own solver's answer is
+//!   computed first (it takes milliseconds) and is returned if HiGHS has nothing better; bounds are
+//!   combined likewise. It is not handed to HiGHS as a start, so that agreement of the two is
+//!   evidence.
+//! - Same input and seed, same answer, *unless the time limit strikes*: where HiGHS stops then
+//!   depends on the machine.
 
 use std::time::Duration;
 
@@ -40,8 +42,9 @@ pub struct Limits {
 impl Default for Limits {
     /// 60 s (the paper's limit), one thread, gap 1e-4, seed 0.
     ///
-    /// The gap decides the time: on the Llama-3.1-8B instance with costs in bytes at 2.875 bits the linear relaxation
-    /// is 1.1e-4 below the optimum, and proving it took 1.6 s at 1e-4, 3.8 s at 1e-5 and 31 s at 1e-6.
+    /// The gap decides the time: on the Llama-3.1-8B instance with costs in bytes at 2.875 bits the
+    /// linear relaxation is 1.1e-4 below the optimum, and proving it took 1.6 s at 1e-4, 3.8 s at
+    /// 1e-5 and 31 s at 1e-6.
     fn default() -> Self {
         Self { time: Duration::from_secs(60), threads: 1, gap: 1e-4, seed: 0 }
     }
@@ -50,8 +53,9 @@ impl Default for Limits {
 /// Solves a [`Problem`] with HiGHS.
 ///
 /// # Errors
-/// [`AllocError::Unreachable`] with the reachable range; [`AllocError::NotTogether`] when budgets exclude each other
-/// (or nothing was found in time); [`AllocError::Highs`] when HiGHS refuses the model.
+/// [`AllocError::Unreachable`] with the reachable range; [`AllocError::NotTogether`] when budgets
+/// exclude each other (or nothing was found in time); [`AllocError::Highs`] when HiGHS refuses the
+/// model.
 pub fn solve_highs(problem: &Problem, limits: Limits) -> Result<Solution, AllocError> {
     problem.refuse_too_small()?;
     if problem.budgets().len() == 2 {
@@ -113,8 +117,9 @@ fn raw_fusion(problem: &FusionProblem, limits: Limits) -> Result<Answer, AllocEr
     run(problem.layers().len(), &columns, problem.budgets(), limits)
 }
 
-/// The smaller loss, HiGHS's among equals, with `bound` as the proven bound of either (and the own one if better). An infinite bound says
-/// that nothing fits: beside an allocation that does it is an error within HiGHS's tolerances, and proves nothing.
+/// The smaller loss, HiGHS's among equals, with `bound` as the proven bound of either (and the own
+/// one if better). An infinite bound says that nothing fits: beside an allocation that does it is
+/// an error within HiGHS's tolerances, and proves nothing.
 fn best<S>(
     found: Option<S>,
     own: Option<S>,
@@ -149,7 +154,8 @@ struct Answer {
     bound: f64,
 }
 
-/// Indices of the choices that no other one matches in all costs and the loss (the first among equals).
+/// Indices of the choices that no other one matches in all costs and the loss (the first among
+/// equals).
 fn undominated(choices: &[Choice]) -> Vec<usize> {
     let covers = |a: &Choice, b: &Choice| a.loss <= b.loss && a.cost.iter().zip(&b.cost).all(|(x, y)| x <= y);
     let keep = |&j: &usize| {
@@ -187,8 +193,9 @@ fn run(
         let factors: Vec<(Row, f64)> = covers.chain(costs).collect();
         model.add_integer_column(c.choice.loss * scale, 0.0..=1.0, factors);
     }
-    // HiGHS keeps one task executor per thread of the caller and refuses to change its size; a thread of our own
-    // makes every call independent of what this thread, or other users of HiGHS on it, did before.
+    // HiGHS keeps one task executor per thread of the caller and refuses to change its size; a
+    // thread of our own makes every call independent of what this thread, or other users of HiGHS
+    // on it, did before.
     std::thread::scope(|scope| {
         scope
             .spawn(|| solve_model(model, columns, scale, limits))

@@ -1,20 +1,23 @@
-//! Lagrangian bounds and greedy allocations for any number of budgets, and the own solver's front door.
+//! Lagrangian bounds and greedy allocations for any number of budgets, and the own solver's front
+//! door.
 //!
-//! Pricing budget k at `λ_k ≥ 0` per unit and dropping the limits lets every layer choose alone. The value
+//! Pricing budget k at `λ_k ≥ 0` per unit and dropping the limits lets every layer choose alone.
+//! The value
 //!
 //! ```text
 //! g(λ) = Σ_l min_j (loss_lj + Σ_k λ_k c_ljk) - Σ_k λ_k B_k
 //! ```
 //!
-//! is a lower bound for every λ, concave, and largest where it equals the linear relaxation. One budget is solved
-//! exactly by sorting (module `front`). Each further budget adds one line search over its own price around the
-//! solution for the others: about 80 evaluations per extra budget, so two budgets take tens of milliseconds at
-//! 224 layers × 16 choices, three take seconds.
+//! is a lower bound for every λ, concave, and largest where it equals the linear relaxation. One
+//! budget is solved exactly by sorting (module `front`). Each further budget adds one line search
+//! over its own price around the solution for the others: about 80 evaluations per extra budget, so
+//! two budgets take tens of milliseconds at 224 layers × 16 choices, three take seconds.
 //!
-//! The allocation for several budgets is a heuristic: the layers' own choices at the best prices, repaired until they fit,
-//! then improved by single moves. Its gap is proven but not closed; when several budgets really bind, the integer
-//! program of `solve_highs` is the better tool, and this one is its safety net. When only one of the budgets
-//! binds (the common case) the exact one-budget solver finds and proves it.
+//! The allocation for several budgets is a heuristic: the layers' own choices at the best prices,
+//! repaired until they fit, then improved by single moves. Its gap is proven but not closed; when
+//! several budgets really bind, the integer program of `solve_highs` is the better tool, and this
+//! one is its safety net. When only one of the budgets binds (the common case) the exact one-budget
+//! solver finds and proves it.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +38,9 @@ pub struct Relaxation {
 /// Largest Lagrangian lower bound (for one budget the exact optimum of the linear relaxation).
 ///
 /// # Errors
-/// [`AllocError::Unreachable`] when a budget is below what the cheapest choices use, [`AllocError::NotTogether`] when
-/// the bound grows without limit, which proves that the budgets exclude each other.
+/// [`AllocError::Unreachable`] when a budget is below what the cheapest choices use,
+/// [`AllocError::NotTogether`] when the bound grows without limit, which proves that the budgets
+/// exclude each other.
 pub fn relax(problem: &Problem) -> Result<Relaxation, AllocError> {
     problem.refuse_too_small()?;
     let (bound, price) = dual(problem, problem.budgets().len()).ok_or_else(|| not_together(problem))?;
@@ -69,12 +73,14 @@ pub fn solve(problem: &Problem) -> Result<Solution, AllocError> {
     solve_with(problem, Effort::default())
 }
 
-/// Solves without HiGHS. One budget: exact up to `effort` (see the module `exact`'s essay in the crate documentation).
-/// Several budgets: exact if a single one binds, else a heuristic with a proven gap.
+/// Solves without HiGHS. One budget: exact up to `effort` (see the module `exact`'s essay in the
+/// crate documentation). Several budgets: exact if a single one binds, else a heuristic with a
+/// proven gap.
 ///
 /// # Errors
-/// [`AllocError::Unreachable`] names the reachable range of the budget that cannot be met (with two budgets: what the
-/// second can reach within the first); [`AllocError::NotTogether`] when three or more budgets defeat the heuristic.
+/// [`AllocError::Unreachable`] names the reachable range of the budget that cannot be met (with two
+/// budgets: what the second can reach within the first); [`AllocError::NotTogether`] when three or
+/// more budgets defeat the heuristic.
 pub fn solve_with(problem: &Problem, effort: Effort) -> Result<Solution, AllocError> {
     problem.refuse_too_small()?;
     let k = problem.budgets().len();
@@ -86,7 +92,8 @@ pub fn solve_with(problem: &Problem, effort: Effort) -> Result<Solution, AllocEr
             return Ok(s);
         }
     }
-    // Two or more budgets bind. An allocation that fits is found exactly for two budgets, heuristically beyond.
+    // Two or more budgets bind. An allocation that fits is found exactly for two budgets,
+    // heuristically beyond.
     let fallback = if k == 2 { Some(cheapest_second(problem)?) } else { None };
     let relaxed = relax(problem)?;
     bound = bound.max(relaxed.bound);
@@ -128,9 +135,11 @@ fn points<'a>(problem: &'a Problem, later: &'a [f64]) -> impl Iterator<Item = Ve
     problem.layers().iter().map(move |l| layer_points(l, 0, later))
 }
 
-/// Maximises the dual over all prices; `None` if it is unbounded. Prices in the order of the budgets.
+/// Maximises the dual over all prices; `None` if it is unbounded. Prices in the order of the
+/// budgets.
 fn dual(problem: &Problem, budgets: usize) -> Option<(f64, Vec<f64>)> {
-    // `later` holds the prices already fixed by the outer line searches: those of budgets 1.., innermost first.
+    // `later` holds the prices already fixed by the outer line searches: those of budgets 1..,
+    // innermost first.
     fn inner(problem: &Problem, open: usize, later: &[f64]) -> Option<(f64, Vec<f64>)> {
         if open == 1 {
             let paid: f64 = later.iter().zip(&problem.budgets()[1..]).map(|(p, b)| p * b.limit as f64).sum();
@@ -272,7 +281,8 @@ fn fill(problem: &Problem, choice: &mut [usize]) {
     }
 }
 
-/// The least use of the second resource within the first budget: a feasible start, or the proof that there is none.
+/// The least use of the second resource within the first budget: a feasible start, or the proof
+/// that there is none.
 pub(crate) fn cheapest_second(problem: &Problem) -> Result<Vec<usize>, AllocError> {
     let layers: Vec<Vec<Point>> = problem
         .layers()

@@ -12,7 +12,8 @@
 //! | `ilp` | `solve_highs`, `solve_fusion_highs` (feature `highs`) | section 4 |
 //! | [`oracle`] | brute force for tiny instances, the judge of all others | |
 //!
-//! Invariant: nothing here sees a tensor, a scheme or a clock (save HiGHS's time limit); plain numbers in, indices out.
+//! Invariant: nothing here sees a tensor, a scheme or a clock (save HiGHS's time limit); plain
+//! numbers in, indices out.
 
 // The shared test instance names the crate as its users do.
 #[cfg(test)]

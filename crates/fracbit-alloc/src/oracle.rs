@@ -1,6 +1,7 @@
 //! Full enumeration: the judge of the other solvers on tiny instances.
 //!
-//! Exponential by intent and free of tricks, so that it can be checked by reading. At most [`MOST`] combinations.
+//! Exponential by intent and free of tricks, so that it can be checked by reading. At most [`MOST`]
+//! combinations.
 
 use crate::error::AllocError;
 use crate::fusion::{FusionProblem, FusionSolution};
@@ -39,7 +40,8 @@ pub fn brute_force(problem: &Problem) -> Result<Solution, AllocError> {
     Ok(problem.solution(choice, loss, price))
 }
 
-/// The optimum of a fusion problem by trying every partition into groups and every choice of each group.
+/// The optimum of a fusion problem by trying every partition into groups and every choice of each
+/// group.
 ///
 /// # Errors
 /// [`AllocError::TooLarge`] beyond [`MOST`] steps; [`AllocError::NotTogether`] if none fits.

@@ -1,12 +1,13 @@
 //! The question and the answer: layers with choices, budgets, and what a solver returns.
 //!
-//! One choice per layer, total loss as small as possible, total cost within every budget: the multiple-choice
-//! knapsack of Q-Palette (section 4.1, equation 3; its memory-only form is equation 1). Loss is any additive
-//! figure; the data-free one is `a_l · err(Q)` (section 2.1). Costs are **integers** in a unit the caller picks
-//! (bytes, nanoseconds), one per budget: sums are exact, so "within the budget" has one meaning for every solver
-//! and every machine.
+//! One choice per layer, total loss as small as possible, total cost within every budget: the
+//! multiple-choice knapsack of Q-Palette (section 4.1, equation 3; its memory-only form is equation
+//! 1). Loss is any additive figure; the data-free one is `a_l · err(Q)` (section 2.1). Costs are
+//! **integers** in a unit the caller picks (bytes, nanoseconds), one per budget: sums are exact, so
+//! "within the budget" has one meaning for every solver and every machine.
 //!
-//! What a choice *is* (a scheme, a rate, a kernel) stays with the caller: answers are indices into the given lists.
+//! What a choice *is* (a scheme, a rate, a kernel) stays with the caller: answers are indices into
+//! the given lists.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +60,8 @@ impl Budget {
 pub struct Reach {
     /// Total with the cheapest choice everywhere: a smaller budget is infeasible.
     pub min: u64,
-    /// Total with the best choice everywhere (the cheaper one among equals): a larger budget buys nothing.
+    /// Total with the best choice everywhere (the cheaper one among equals): a larger budget buys
+    /// nothing.
     pub max: u64,
 }
 
@@ -74,8 +76,9 @@ impl Problem {
     /// Checks and keeps the parts.
     ///
     /// # Errors
-    /// No layer, no budget, a layer without choices, a choice whose `cost` is not one number per budget, a loss that
-    /// is not finite, a resource whose largest possible total does not fit `u64`.
+    /// No layer, no budget, a layer without choices, a choice whose `cost` is not one number per
+    /// budget, a loss that is not finite, a resource whose largest possible total does not fit
+    /// `u64`.
     pub fn new(layers: Vec<Layer>, budgets: Vec<Budget>) -> Result<Self, AllocError> {
         if layers.is_empty() {
             return Err(AllocError::Empty { what: "layers" });
@@ -133,8 +136,9 @@ impl Problem {
 
     /// Refuses budgets outside [`Problem::range`], on both sides.
     ///
-    /// The solvers refuse only what is too small: beside another budget a loose one is normal. A front end whose
-    /// user asked for one size calls this first, so that an unreachable wish is answered with the range.
+    /// The solvers refuse only what is too small: beside another budget a loose one is normal. A
+    /// front end whose user asked for one size calls this first, so that an unreachable wish is
+    /// answered with the range.
     ///
     /// # Errors
     /// [`AllocError::Unreachable`] for the first such budget.
@@ -192,7 +196,8 @@ impl Problem {
         Ok(())
     }
 
-    /// Builds the answer for `choice`; `lower_bound` may exceed the loss by rounding and is clipped.
+    /// Builds the answer for `choice`; `lower_bound` may exceed the loss by rounding and is
+    /// clipped.
     pub(crate) fn solution(&self, choice: Vec<usize>, lower_bound: f64, price: Vec<f64>) -> Solution {
         let (loss, cost) = self.evaluate(&choice);
         Solution { choice, loss, cost, lower_bound: lower_bound.min(loss), price }
@@ -227,7 +232,8 @@ pub struct Solution {
     pub cost: Vec<u64>,
     /// No allocation within the budgets has a smaller loss (up to f64 rounding of the sums).
     pub lower_bound: f64,
-    /// Lagrange multiplier of each budget: loss saved per further unit, the marginal price of a byte or nanosecond.
+    /// Lagrange multiplier of each budget: loss saved per further unit, the marginal price of a
+    /// byte or nanosecond.
     pub price: Vec<f64>,
 }
 

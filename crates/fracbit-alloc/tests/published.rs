@@ -1,4 +1,5 @@
-//! The published Llama-3.1-8B instance: losses, gaps and latency-constrained optima, by the own solvers.
+//! The published Llama-3.1-8B instance: losses, gaps and latency-constrained optima, by the own
+//! solvers.
 
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
@@ -70,8 +71,8 @@ fn other_palettes() {
 
 #[test]
 fn gaps() {
-    // (palette, bits, total, distortion, allocation). Near-optimal allocations split the same total differently in the
-    // fourth decimal, so the parts are held to one unit of it.
+    // (palette, bits, total, distortion, allocation). Near-optimal allocations split the same total
+    // differently in the fourth decimal, so the parts are held to one unit of it.
     let tcq = tcq_all();
     let vq = palette(&["vq"], 8..=16, true);
     let tcq234 = palette(&["tcq"], 8..=16, true);
@@ -102,7 +103,8 @@ fn gaps() {
 
 #[test]
 fn tables_and_signs_cost_little() {
-    // The byte accounting of the source (codebooks and rotation signs counted) moves the optimum by less than 0.2 %.
+    // The byte accounting of the source (codebooks and rotation signs counted) moves the optimum by
+    // less than 0.2 %.
     for bits in [2.25, 2.875, 3.25, 4.25] {
         let payload = optimum(&tcq_all(), bits);
         let s = solve(&memory_problem_bytes(&tcq_all(), bits)).unwrap();

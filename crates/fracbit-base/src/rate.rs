@@ -5,8 +5,8 @@ use std::fmt;
 
 /// Bits per weight in units of 1/4096 bit, so that budgets add up without rounding.
 ///
-/// Every rate of the palette (quarters of a bit) and every usual scale overhead (16 bits per 64 or 128
-/// weights) is exact in this unit.
+/// Every rate of the palette (quarters of a bit) and every usual scale overhead (16 bits per 64 or
+/// 128 weights) is exact in this unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate(u32);
 

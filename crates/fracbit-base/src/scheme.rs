@@ -1,11 +1,13 @@
 //! Names of quantization schemes.
 //!
 //! A scheme is a family, a rate and, for trellis families, a code. The palette follows Q-Palette
-//! (Table 1): scalar `nuq`, 2-D vector `vq`, trellis `tcq` and half-trellis `half-tcq`. Names are part of
-//! the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-2.25`, `tcq-hyb-3`, `half-tcq-3.25`. A trellis
-//! has every quarter of a bit with the default code (with `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families
-//! want a scale for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
-//! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and refinements of it.
+//! (Table 1): scalar `nuq`, 2-D vector `vq`, trellis `tcq` and half-trellis `half-tcq`. Names are
+//! part of the file format and of the command line: `nuq-4`, `vq-2.5`, `tcq-3`, `tcq-2.25`,
+//! `tcq-hyb-3`, `half-tcq-3.25`. A trellis has every quarter of a bit with the default code (with
+//! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
+//! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
+//! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
+//! refinements of it.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -13,7 +15,8 @@ use std::{fmt, str::FromStr};
 /// How a trellis state becomes weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Code {
-    /// One weight per step from an int8 table indexed by a 16-bit hash of the state: least error; the default.
+    /// One weight per step from an int8 table indexed by a 16-bit hash of the state: least error;
+    /// the default.
     Fine,
     /// The widest step the rate bears (2 or 4 weights): less work per weight, a little more error.
     Fast,
@@ -102,7 +105,8 @@ impl Family {
         Self::Gnuq,
     ];
 
-    /// All, those of a trellis with each code; nested ones have those that are not for reference only.
+    /// All, those of a trellis with each code; nested ones have those that are not for reference
+    /// only.
     pub fn all() -> impl Iterator<Item = Self> {
         let codes = [Code::Fine, Code::Fast].into_iter();
         let nested = codes.flat_map(|code| Nest::ALL.map(|nest| Self::NestTcq(code, nest)));
@@ -142,7 +146,8 @@ impl Family {
     }
 }
 
-/// The name with the code, where it is not the default: what stands before the rate in a scheme's name.
+/// The name with the code, where it is not the default: what stands before the rate in a scheme's
+/// name.
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
@@ -157,7 +162,8 @@ impl fmt::Display for Family {
 
 /// One entry of the palette: a family at a rate. Only valid combinations can be built.
 ///
-/// What else there is to know of it (planes, scales, tables, bytes) says `fracbit_format::SchemeSpec`.
+/// What else there is to know of it (planes, scales, tables, bytes) says
+/// `fracbit_format::SchemeSpec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scheme {
     rate: Rate,
@@ -211,7 +217,8 @@ impl Scheme {
         self.family.name()
     }
 
-    /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one scale a row.
+    /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one
+    /// scale a row.
     #[must_use]
     pub const fn group(self) -> Option<usize> {
         match self.family {
@@ -245,8 +252,9 @@ impl Scheme {
         }
     }
 
-    /// What a matrix consists of, plane by plane, each from left to right. Half-trellis has two components, the lower rate for
-    /// the first half of the input dimension, as in the papers; a nested scheme one for each plane; every other is its own.
+    /// What a matrix consists of, plane by plane, each from left to right. Half-trellis has two
+    /// components, the lower rate for the first half of the input dimension, as in the papers; a
+    /// nested scheme one for each plane; every other is its own.
     pub fn components(self) -> impl Iterator<Item = Component> + Clone {
         let whole = |scheme, plane| Component { scheme, columns: Columns::All, plane };
         let mut found = [None; 3];
@@ -292,8 +300,8 @@ impl Scheme {
         (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
     }
 
-    /// The scheme of the matrix that is left of it where only the planes are read that together have at most `most` bits, and always
-    /// the first.
+    /// The scheme of the matrix that is left of it where only the planes are read that together
+    /// have at most `most` bits, and always the first.
     #[must_use]
     pub fn at(self, most: Rate) -> Self {
         let Family::NestTcq(code, nest) = self.family else { return self };
@@ -384,7 +392,8 @@ impl<'de> serde::Deserialize<'de> for Scheme {
 /// The set of schemes that an allocation may choose from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Palette {
-    /// Trellis, half-trellis where the code has no trellis of the rate, then scalar 6 to 8 bits for layers that deserve more than 5.
+    /// Trellis, half-trellis where the code has no trellis of the rate, then scalar 6 to 8 bits for
+    /// layers that deserve more than 5.
     #[default]
     Tcq,
     /// Vector quantizers only.

@@ -1,8 +1,9 @@
 //! Every checkpoint of a folder through every command: `cargo xtask zoo DIR [TEXT]`.
 //!
-//! A checkpoint is a directory with `config.json` or a GGUF file, up to three levels down. Each is inspected, quantized to 4 and to 2.5 bits
-//! ([`QUICK`]), evaluated on a text as it is and quantized, continued by `run`, and served one request. What fails has the program's
-//! error line in its place; the rest goes on. The table is in Markdown, progress goes to standard error.
+//! A checkpoint is a directory with `config.json` or a GGUF file, up to three levels down. Each is
+//! inspected, quantized to 4 and to 2.5 bits ([`QUICK`]), evaluated on a text as it is and
+//! quantized, continued by `run`, and served one request. What fails has the program's error line
+//! in its place; the rest goes on. The table is in Markdown, progress goes to standard error.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use serde_json::{Value, json};
@@ -15,7 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How checkpoints are quantized: the point is whether it works, and quality only as far as it takes little time.
+/// How checkpoints are quantized: the point is whether it works, and quality only as far as it
+/// takes little time.
 const QUICK: [&str; 6] = ["--effort", "fast", "--tokens", "2048", "--sensitivity", "prior"];
 /// How they are evaluated.
 const WINDOWS: [&str; 4] = ["--ctx", "256", "--windows", "8"];

@@ -18,21 +18,25 @@ use std::{
 /// Heading of budgets.
 pub(crate) const BUDGET: &str = "Budget (one or several)";
 
-/// What the quantized model may take: bits, bytes and time, one of these or several; a scheme stands alone.
+/// What the quantized model may take: bits, bytes and time, one of these or several; a scheme
+/// stands alone.
 #[derive(Clone, Debug, Args)]
 #[group(id = "target", required = true, multiple = true)]
 #[command(next_help_heading = BUDGET)]
 pub(crate) struct TargetArgs {
-    /// Most stored bits per weight of the whole model, everything counted: codes, scales, codebooks, norms, embedding, head. 16 is no limit.
+    /// Most stored bits per weight of the whole model, everything counted: codes, scales,
+    /// codebooks, norms, embedding, head. 16 is no limit.
     #[arg(long, value_name = "B", value_parser = bits)]
     pub(crate) bits: Option<f64>,
-    /// Most bytes of the model directory, such as 900MB or 1.5GiB: tensors, tokenizer and all other files in it.
+    /// Most bytes of the model directory, such as 900MB or 1.5GiB: tensors, tokenizer and all other
+    /// files in it.
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Bytes>,
     /// Most time of a decode step on this machine, such as 20ms; needs --profile.
     #[arg(long, value_name = "TIME", value_parser = microseconds)]
     pub(crate) latency: Option<f64>,
-    /// Least tokens generated per second on this machine, all sequences of a batch together; needs --profile.
+    /// Least tokens generated per second on this machine, all sequences of a batch together; needs
+    /// --profile.
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "latency")]
     pub(crate) tokens_per_second: Option<f64>,
     /// One scheme for every matrix, such as tcq-3, tcq-2.25, vq-2.5 or nuq-4.
@@ -41,7 +45,8 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The limit on tensors, `beside` which the directory holds so many bytes; absent when another member of the group was given.
+    /// The limit on tensors, `beside` which the directory holds so many bytes; absent when another
+    /// member of the group was given.
     pub(crate) fn target(&self, params: u64, beside: u64) -> Option<Target> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -84,7 +89,8 @@ impl TargetArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speed")]
 pub(crate) struct SpeedArgs {
-    /// What this machine makes of this model, measured by `fracbit profile`; with it and without a time, the speed is predicted.
+    /// What this machine makes of this model, measured by `fracbit profile`; with it and without a
+    /// time, the speed is predicted.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
     /// Tokens in the cache of each sequence that the time is meant for.
@@ -174,7 +180,8 @@ pub(crate) struct ShapeArgs {
     /// Keep the output head (and the embedding, where they are one) at 16 bits.
     #[arg(long)]
     pub(crate) keep_head: bool,
-    /// Give layers a scheme (or f16): LAYERS is a name in which * stands for any text. May be repeated, the last wins.
+    /// Give layers a scheme (or f16): LAYERS is a name in which * stands for any text. May be
+    /// repeated, the last wins.
     #[arg(long, value_name = "LAYERS=SCHEME")]
     pub(crate) pin: Vec<Pin>,
     /// Forbid layers some schemes; without =SCHEMES leave the layers at 16 bits. May be repeated.
@@ -199,7 +206,8 @@ impl ShapeArgs {
         }
     }
 
-    /// The palette; everything where time is limited, since then other schemes than the closest ones may pay.
+    /// The palette; everything where time is limited, since then other schemes than the closest
+    /// ones may pay.
     pub(crate) fn palette(&self, timed: bool) -> Palette {
         let default = if timed { PaletteName::All } else { PaletteName::Tcq };
         self.palette.unwrap_or(default).into()
@@ -216,8 +224,8 @@ impl ShapeArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Losses")]
 pub(crate) struct LossArgs {
-    /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure now, on 1024 tokens, or `prior` to measure nothing
-    /// [default: quick; with --scheme prior].
+    /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure now, on 1024
+    /// tokens, or `prior` to measure nothing [default: quick; with --scheme prior].
     #[arg(long, value_name = "FILE|quick|prior")]
     pub(crate) sensitivity: Option<SensitivitySource>,
     /// Which estimate FILE should hold; another one is refused [default: whichever it holds].
@@ -228,12 +236,14 @@ pub(crate) struct LossArgs {
 /// An estimate of losses by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ObjectiveName {
-    /// Sensitivity times error, measured on text that the model writes (what `quick` does), or from a prior.
+    /// Sensitivity times error, measured on text that the model writes (what `quick` does), or from
+    /// a prior.
     #[value(alias = "error")]
     DataFree,
     /// Sensitivity times error, measured on your text: `fracbit sensitivity --text FILE`.
     Linear,
-    /// Every scheme tried in every matrix on your text: `fracbit sensitivity --text FILE --actual SCHEME`.
+    /// Every scheme tried in every matrix on your text: `fracbit sensitivity --text FILE --actual
+    /// SCHEME`.
     Actual,
 }
 
@@ -344,8 +354,8 @@ impl From<CodeName> for Code {
 /// What the cache of keys and values is made of.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CacheArgs {
-    /// Bits of a number in the cache of keys and values: fewer let longer texts fit, and be decoded sooner. Large biases of keys (Qwen2
-    /// and 2.5) are kept out of it and stay exact.
+    /// Bits of a number in the cache of keys and values: fewer let longer texts fit, and be decoded
+    /// sooner. Large biases of keys (Qwen2 and 2.5) are kept out of it and stay exact.
     #[arg(long, value_name = "BITS", value_enum, default_value_t)]
     kv: KvBits,
 }
@@ -375,13 +385,14 @@ impl CacheArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Nested models (schemes nest-...)")]
 pub(crate) struct NestedArgs {
-    /// Most bits per weight that steps read: a number, or bits of the prompt and falling ones of the answer such as
-    /// prefill=4,decode=4..2@64 (from its 64th token on two), or a JSON file of `fracbit schedule`.
+    /// Most bits per weight that steps read: a number, or bits of the prompt and falling ones of
+    /// the answer such as prefill=4,decode=4..2@64 (from its 64th token on two), or a JSON file of
+    /// `fracbit schedule`.
     #[arg(long, value_name = "BITS", value_parser = schedule)]
     precision: Option<Schedule>,
-    /// Guess what follows with fewer planes and check several tokens in one step of all: the same text, sooner where guesses are
-    /// right. `nested` alone takes the least planes and as many tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of
-    /// 4 tokens.
+    /// Guess what follows with fewer planes and check several tokens in one step of all: the same
+    /// text, sooner where guesses are right. `nested` alone takes the least planes and as many
+    /// tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of 4 tokens.
     #[arg(long, value_name = "nested[:BITS[,TOKENS]]", value_parser = draft)]
     draft: Option<Draft>,
 }

@@ -23,8 +23,9 @@ Example:
 
 /// Make large language models small at any number of bits per weight, and run them on the CPU.
 ///
-/// fracbit gives every weight matrix the precision that serves the model best within a budget of bits, bytes or time per token
-/// on this machine, writes the result as a model directory, measures what was lost, and generates text from it.
+/// fracbit gives every weight matrix the precision that serves the model best within a budget of
+/// bits, bytes or time per token on this machine, writes the result as a model directory, measures
+/// what was lost, and generates text from it.
 #[derive(Debug, Parser)]
 #[command(name = "fracbit", version, after_help = AFTER, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -97,7 +98,7 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 17);
+        assert_eq!(commands, 19);
     }
 
     /// Command lines that must parse.

@@ -18,8 +18,8 @@ impl Context {
     }
 }
 
-/// Standard output. The one writer of results, so that a reader that goes away is noticed in one way: as
-/// [`Failure::ClosedPipe`], by `?`.
+/// Standard output. The one writer of results, so that a reader that goes away is noticed in one
+/// way: as [`Failure::ClosedPipe`], by `?`.
 pub(crate) struct Out(BufWriter<Box<dyn Write>>);
 
 impl Out {

@@ -1,4 +1,5 @@
-//! Why a command ends early: one error line, its causes, at most one hint, and an exit code that means something.
+//! Why a command ends early: one error line, its causes, at most one hint, and an exit code that
+//! means something.
 
 use fracbit_alloc::AllocError;
 use std::{

@@ -65,7 +65,8 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses an output directory that a command reads from or that holds what it reads: it would be replaced, and is then gone.
+/// Refuses an output directory that a command reads from or that holds what it reads: it would be
+/// replaced, and is then gone.
 pub(crate) fn apart(out: &Path, read: &[&Path]) -> Result<(), Failure> {
     let Ok(place) = out.canonicalize() else { return Ok(()) };
     let within = |path: &&&Path| path.canonicalize().is_ok_and(|path| path.starts_with(&place));
@@ -85,8 +86,8 @@ pub(crate) fn nameable(out: &Path, json: bool) -> Result<(), Failure> {
     Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
 }
 
-/// Starts or continues a resumable directory for the run that `key` describes, and tells what earlier runs left beside it. `None`
-/// when the run that is to be continued had finished.
+/// Starts or continues a resumable directory for the run that `key` describes, and tells what
+/// earlier runs left beside it. `None` when the run that is to be continued had finished.
 pub(crate) fn begin(
     out: &Path,
     overwrite: Overwrite,
@@ -122,7 +123,8 @@ pub(crate) fn begin(
     }
 }
 
-/// A path as a shell takes it: in quotes where it holds more than letters, digits and what is plain in a path.
+/// A path as a shell takes it: in quotes where it holds more than letters, digits and what is plain
+/// in a path.
 pub(crate) fn typed(path: &Path) -> String {
     let shown = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%~".contains(c);
@@ -141,8 +143,8 @@ pub(crate) fn refuse_existing(path: &Path, force: bool) -> Result<(), Failure> {
     Err(Failure::writing(path, exists).hint("--force replaces the file"))
 }
 
-/// The last part of a path, for what goes out with a model: where it lies on this machine is nobody's business, and the same files give the
-/// same bytes wherever they lie.
+/// The last part of a path, for what goes out with a model: where it lies on this machine is
+/// nobody's business, and the same files give the same bytes wherever they lie.
 pub(crate) fn name(path: &Path) -> String {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     typed(whole.file_name().map_or(path, Path::new))

@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A model on its way into memory, while its tokenizer is read and the prompt encoded: both take half a second where the vocabulary is large.
-/// What is wrong with those is said at once, since nobody waits for the model then.
+/// A model on its way into memory, while its tokenizer is read and the prompt encoded: both take
+/// half a second where the vocabulary is large. What is wrong with those is said at once, since
+/// nobody waits for the model then.
 pub(crate) struct Loading(JoinHandle<Result<Model, Failure>>);
 
 impl Loading {
@@ -81,7 +82,8 @@ impl Writer {
         Ok(Self { schedule, draft, ..self })
     }
 
-    /// Mean bits of a weight, scales counted, over the first `steps` decode steps of a schedule; those of the first of none.
+    /// Mean bits of a weight, scales counted, over the first `steps` decode steps of a schedule;
+    /// those of the first of none.
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     fn mean_bits(&self, schedule: &Schedule, steps: usize) -> f64 {
         let bits = |step| self.model.bits_at(Precision::at_most(schedule.precision(Phase::Decode(step))));
@@ -99,8 +101,8 @@ impl Writer {
         self.model.config().max_position_embeddings
     }
 
-    /// Continues `prompt` after what `state` holds, which is `before`, and gives every piece of text to `sink` as soon as it is whole
-    /// characters.
+    /// Continues `prompt` after what `state` holds, which is `before`, and gives every piece of
+    /// text to `sink` as soon as it is whole characters.
     pub(crate) fn write(
         &self,
         state: &mut State,
@@ -164,7 +166,8 @@ impl Writer {
 /// Context unless asked for more; the cache of a whole long context takes gigabytes.
 const CONTEXT: usize = 4096;
 
-/// Tokens to keep of a conversation: those asked for with `--ctx`, or what is reasonable, of a model that was trained for `most`.
+/// Tokens to keep of a conversation: those asked for with `--ctx`, or what is reasonable, of a
+/// model that was trained for `most`.
 pub(crate) fn context_of(asked: Option<usize>, most: usize) -> Result<usize, Failure> {
     match asked {
         Some(ctx) if ctx > most => {

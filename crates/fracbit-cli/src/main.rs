@@ -1,9 +1,10 @@
 //! The `fracbit` command line.
 //!
-//! Every command goes through three stages: clap parses the arguments, a pure step resolves them to plain options, and only
-//! then anything is opened, computed or written. Results go to standard output, and with `--json` nothing else
-//! does; progress, notes and errors go to standard error. Two environment variables are read: `FRACBIT_LOG` here
-//! ([`logging`]) and `FRACBIT_ISA` in the kernels.
+//! Every command goes through three stages: clap parses the arguments, a pure step resolves them to
+//! plain options, and only then anything is opened, computed or written. Results go to standard
+//! output, and with `--json` nothing else does; progress, notes and errors go to standard error.
+//! Two environment variables are read: `FRACBIT_LOG` here ([`logging`]) and `FRACBIT_ISA` in the
+//! kernels.
 
 mod args;
 mod cli;
@@ -27,7 +28,8 @@ fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come this way too; a reader that has gone away is no reason to complain.
+            // Help and version come this way too; a reader that has gone away is no reason to
+            // complain.
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
         }

@@ -43,7 +43,8 @@ impl Source {
         self.hash.get_or_init(|| self.opened.checkpoint.content_hash())
     }
 
-    /// Refuses weights that cannot be quantized before any work is done, and says what will be missing from the result.
+    /// Refuses weights that cannot be quantized before any work is done, and says what will be
+    /// missing from the result.
     pub(crate) fn check(&self, context: &Context) -> Result<(), Failure> {
         let weights = self.opened.source(RotationMode::None, 0)?;
         weights.check_finite()?;
@@ -61,8 +62,9 @@ impl Source {
         directory::inventory(&self.opened.checkpoint, &self.opened.config, rotation)
     }
 
-    /// The weights as `options` rotate and smooth them; `fixed` is the rotation, unless the model's inputs are to decide it, and
-    /// `options` then learn which it is. Says on standard error what was chosen and why.
+    /// The weights as `options` rotate and smooth them; `fixed` is the rotation, unless the model's
+    /// inputs are to decide it, and `options` then learn which it is. Says on standard error what
+    /// was chosen and why.
     pub(crate) fn weights(
         &self,
         fixed: Option<RotationMode>,
@@ -119,7 +121,8 @@ impl Source {
                     "sensitivities: quick measurement on {tokens} tokens (--sensitivity FILE takes a full one)"
                 ));
                 let kept = aids.kept;
-                // What an interrupted run measured; a file that is no such document is measured anew.
+                // What an interrupted run measured; a file that is no such document is measured
+                // anew.
                 let done = kept.and_then(|path| Sensitivities::read(path).ok());
                 Ok(sensitivity::measure_on(
                     weights,
@@ -193,7 +196,8 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// As asked for. Unless told: one scheme everywhere leaves nothing to decide, so nothing is worth measuring.
+    /// As asked for. Unless told: one scheme everywhere leaves nothing to decide, so nothing is
+    /// worth measuring.
     pub(crate) fn new(args: &LossArgs, options: &PlanOptions) -> Result<Self, Failure> {
         let uniform = matches!(options.target, Target::Uniform(_));
         let default = if uniform { SensitivitySource::Prior } else { SensitivitySource::Quick };
@@ -211,7 +215,8 @@ impl Losses {
         }
     }
 
-    /// The rotation that was asked for, or that of the measurement in a file; `None` to leave it to the model's inputs.
+    /// The rotation that was asked for, or that of the measurement in a file; `None` to leave it to
+    /// the model's inputs.
     pub(crate) fn rotation(
         &self,
         asked: RotationName,
@@ -251,7 +256,8 @@ pub(crate) fn quick(seed: u64) -> Protocol {
 /// What may help to make a plan.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Aids<'a> {
-    /// The moments that will be rounded with: what feedback leaves of the error enters the sensitivities.
+    /// The moments that will be rounded with: what feedback leaves of the error enters the
+    /// sensitivities.
     pub(crate) calibration: Option<&'a Calibration>,
     /// A file that saves a quick measurement from matrix to matrix.
     pub(crate) kept: Option<&'a Path>,
@@ -259,7 +265,8 @@ pub(crate) struct Aids<'a> {
     pub(crate) learned: Option<&'a Sensitivities>,
 }
 
-/// Refuses a budget that is out of reach, before anything is measured: what it reaches does not depend on sensitivities.
+/// Refuses a budget that is out of reach, before anything is measured: what it reaches does not
+/// depend on sensitivities.
 pub(crate) fn reachable(source: &Source, options: &PlanOptions) -> Result<(), Failure> {
     let inventory = source.inventory(options.rotation);
     solve(&inventory, &Sensitivities::prior(&inventory, options.rotation), options).map(drop)

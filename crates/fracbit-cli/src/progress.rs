@@ -118,7 +118,8 @@ impl fracbit::Progress for Reporter {
     }
 }
 
-/// Decides when a line is due: at every tenth, but not more often than once in [`SHORTEST`], and after [`LONGEST`].
+/// Decides when a line is due: at every tenth, but not more often than once in [`SHORTEST`], and
+/// after [`LONGEST`].
 #[derive(Clone, Debug)]
 struct Pace {
     total: u64,

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Rows of cells under a header. The first column and those named so are left-aligned, numbers right.
+/// Rows of cells under a header. The first column and those named so are left-aligned, numbers
+/// right.
 pub(crate) struct Table {
     left: &'static [usize],
     rows: Vec<Vec<String>>,

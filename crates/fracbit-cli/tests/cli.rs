@@ -1,4 +1,5 @@
-//! The binary as a user meets it: the way from a checkpoint to text, the documents it prints, and how it fails.
+//! The binary as a user meets it: the way from a checkpoint to text, the documents it prints, and
+//! how it fails.
 #![cfg(unix)]
 #![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
 
@@ -17,7 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A tiny checkpoint of the repository; `None`, said aloud, in a copy of this crate without the repository around it.
+/// A tiny checkpoint of the repository; `None`, said aloud, in a copy of this crate without the
+/// repository around it.
 fn tiny(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models").join(name);
     if path.is_dir() {
@@ -262,7 +264,8 @@ fn plans_are_saved_edited_and_applied() {
 
 #[test]
 fn defaults_measure_plan_and_quantize() {
-    // Nothing but a budget: the built-in text, the quick measurement, the trellis palette. On a tiny model, in seconds.
+    // Nothing but a budget: the built-in text, the quick measurement, the trellis palette. On a
+    // tiny model, in seconds.
     let Some(model) = tiny("qwen3") else { return };
     let place = tempfile::tempdir().expect("a temporary directory");
     let run = |name: &str, threads: &str| {
@@ -453,7 +456,8 @@ fn a_model_that_learned_loses_two_fifths_less() {
     let free = kl("free", &["--data-free"]);
     let learned = kl("learned", &["--learn", "--tokens", "2048"]);
     assert!(learned < 0.6 * free, "{learned} after learning, {free} before");
-    // What happens when nothing is said but how long it may take: the built-in text, of which some is read.
+    // What happens when nothing is said but how long it may take: the built-in text, of which some
+    // is read.
     let short = kl("short", &["--time", "1s"]);
     assert!(learned < short && short < free, "{short} in a short time, {free} without text");
     assert_eq!(names(place.path()), ["free", "learned", "short"], "nothing is left beside them");
@@ -539,7 +543,8 @@ fn budgets_names_and_options_have_their_codes() {
     assert!(names(place.path()).is_empty(), "nothing was written");
 }
 
-/// Every command that takes a GPU says what is missing: the driver here, or with a plain build the kernels.
+/// Every command that takes a GPU says what is missing: the driver here, or with a plain build the
+/// kernels.
 #[test]
 fn a_gpu_that_is_not_there_is_named() {
     let model = text(small());
@@ -584,7 +589,8 @@ fn a_disk_that_fills_up_is_explained_and_the_run_continued() {
     shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_fracbit")]).args(args);
     finish(&args, &mut shell).failed(FAILED, &["model.safetensors", "needed", "free"]);
     assert!(!out.exists(), "nothing under the final name");
-    // What was finished waits; without --resume a run says so and starts over, with it the bytes are those of one run.
+    // What was finished waits; without --resume a run says so and starts over, with it the bytes
+    // are those of one run.
     let left = names(place.path());
     assert!(left.len() == 1 && left[0].starts_with("out.partial-"), "{left:?}");
     let ran = fracbit(&[&args[..], &["--resume"]].concat()).done();
@@ -617,7 +623,8 @@ fn a_run_that_is_killed_leaves_no_model() {
     ];
     let mut child =
         command(&args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program starts");
-    // The partial directory holds a shard as soon as the first tensors are written; the rest takes many seconds.
+    // The partial directory holds a shard as soon as the first tensors are written; the rest takes
+    // many seconds.
     let shard_begun = || {
         let partial = names(place.path()).into_iter().find(|n| n.starts_with("out.partial-"));
         partial.is_some_and(|n| place.path().join(n).join("data/model.safetensors").exists())

@@ -33,7 +33,7 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     let plan = ["plan", text(&original), "--bits", "4.5", "--palette", "nest", "--sensitivity", "prior"];
     let plan = fracbit(&[&plan[..], &["--code", "fast"]].concat()).done();
     let lines: Vec<&str> = plan.out.lines().filter(|line| line.starts_with("at ")).collect();
-    assert!(lines.len() >= 2 && lines[0].starts_with("at 2 bits"), "{}", plan.out);
+    assert!(lines.len() >= 2, "{}", plan.out);
     let loss = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
     assert!(lines.windows(2).all(|pair| loss(pair[0]) > loss(pair[1])), "{}", plan.out);
     assert!(plan.out.contains("nest-tcq-fast-"), "{}", plan.out);

@@ -53,8 +53,8 @@ fn steps(out: &Path) -> usize {
     journals.map(|j| j.matches('\n').count()).sum()
 }
 
-/// Runs `args` (with `-o OUT` added) once whole, then killed at random moments and continued, as often as it takes to
-/// end and over again until it was killed `enough` times.
+/// Runs `args` (with `-o OUT` added) once whole, then killed at random moments and continued, as
+/// often as it takes to end and over again until it was killed `enough` times.
 fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
     let whole = place.join("whole");
     let start = Instant::now();
@@ -70,7 +70,8 @@ fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
         let mut finished = 0;
         loop {
             let mut child = command(&line).stderr(Stdio::null()).spawn().expect("the program starts");
-            // Longer patience after runs that got nowhere, so that a slow machine comes to an end too.
+            // Longer patience after runs that got nowhere, so that a slow machine comes to an end
+            // too.
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let share = f64::from(u32::try_from(random >> 32).expect("32 bits")) / f64::from(u32::MAX);
             let patience = took.mul_f64(0.5 * share * (1.0 + f64::from(in_vain)));
@@ -104,7 +105,8 @@ fn killed_calibration_and_quantization_continue_to_the_same_bytes() {
     all_survive(KILLS);
 }
 
-/// The same with fifty kills of each command, for whoever has minutes: `cargo test -p fracbit-cli --test resume -- --ignored`.
+/// The same with fifty kills of each command, for whoever has minutes: `cargo test -p fracbit-cli
+/// --test resume -- --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn fifty_kills_change_no_byte() {

@@ -1,4 +1,5 @@
-//! Checkpoints and commands as they are met in the wild: incomplete downloads, other tools' models, slips of the hand.
+//! Checkpoints and commands as they are met in the wild: incomplete downloads, other tools' models,
+//! slips of the hand.
 #![cfg(unix)]
 
 mod common;

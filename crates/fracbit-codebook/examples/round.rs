@@ -1,4 +1,5 @@
-//! Error and single-thread encoding speed of every scalar and vector codebook: `cargo run --release --example round`.
+//! Error and single-thread encoding speed of every scalar and vector codebook: `cargo run --release
+//! --example round`.
 #![expect(clippy::print_stdout, reason = "a command-line program")]
 
 use fracbit_base::Scheme;

@@ -17,16 +17,18 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The committed codebook of a scalar, vector, integer or group-wise scheme, `None` for the trellis families.
+/// The committed codebook of a scalar, vector, integer or group-wise scheme, `None` for the trellis
+/// families.
 ///
-/// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see [`train`](crate::train).
+/// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see
+/// [`train`](crate::train).
 #[must_use]
 pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
     BOOKS.get(&scheme)
 }
 
-/// An exact rounder for the committed codebook of a scalar or vector scheme, `None` for the others (those whose groups
-/// have a scale each go through [`GroupCoder`](crate::GroupCoder)).
+/// An exact rounder for the committed codebook of a scalar or vector scheme, `None` for the others
+/// (those whose groups have a scale each go through [`GroupCoder`](crate::GroupCoder)).
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
     let book = builtin(scheme)?.clone();

@@ -1,8 +1,9 @@
 //! The error of a quantizer on a Gaussian source, measured and published.
 //!
-//! After a random rotation the weights of a layer are close to N(0, 1) times a row scale (the incoherence processing
-//! of QuIP#; Q-Palette builds its allocation on it), so one number per scheme, the normalized mean squared error (NMSE)
-//! on N(0, 1), predicts its damage to any layer and is what bit allocation works with. Three sources of that number:
+//! After a random rotation the weights of a layer are close to N(0, 1) times a row scale (the
+//! incoherence processing of QuIP#; Q-Palette builds its allocation on it), so one number per
+//! scheme, the normalized mean squared error (NMSE) on N(0, 1), predicts its damage to any layer
+//! and is what bit allocation works with. Three sources of that number:
 //!
 //! * [`distortion`] measures it for any [`Rounder`];
 //! * [`nmse`] is the committed table that allocation uses;
@@ -20,25 +21,26 @@ use std::{collections::BTreeMap, sync::LazyLock};
 /// Tiles of one unit of parallel work. Fixed, so that sums do not depend on the number of threads.
 const TILES_PER_CHUNK: usize = 64;
 
-/// Fills tiles `first..` of the Gaussian test source of `seed`; `first` is a multiple of the chunk size.
+/// Fills tiles `first..` of the Gaussian test source of `seed`; `first` is a multiple of the chunk
+/// size.
 pub(crate) fn gaussian_chunk(seed: u64, chunk: usize, tiles: &mut [[f32; TILE]]) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(chunk as u64);
     tiles.as_flattened_mut().iter_mut().for_each(|w| *w = random.sample(StandardNormal));
 }
 
-/// Squared error over energy, `|x - q(x)|^2 / |x|^2`, of a rounder on at least `weights` N(0, 1) samples (rounded up
-/// to whole tiles, at least one).
+/// Squared error over energy, `|x - q(x)|^2 / |x|^2`, of a rounder on at least `weights` N(0, 1)
+/// samples (rounded up to whole tiles, at least one).
 ///
-/// The same `seed` gives the same bits at every thread count. The relative standard error of the result is about
-/// `1.5 / sqrt(weights)`: 0.15 % at 2^20 weights.
+/// The same `seed` gives the same bits at every thread count. The relative standard error of the
+/// result is about `1.5 / sqrt(weights)`: 0.15 % at 2^20 weights.
 #[must_use]
 pub fn distortion(rounder: &dyn Rounder, weights: usize, seed: u64) -> f64 {
     nested_distortion(&[rounder], weights, seed)
 }
 
-/// As [`distortion`], of the planes of a nested scheme together: each codes what those before it leave, in units of its
-/// root mean square over a chunk of 64 tiles.
+/// As [`distortion`], of the planes of a nested scheme together: each codes what those before it
+/// leave, in units of its root mean square over a chunk of 64 tiles.
 #[must_use]
 pub fn nested_distortion(planes: &[&dyn Rounder], weights: usize, seed: u64) -> f64 {
     let count = weights.div_ceil(TILE).max(1);
@@ -115,10 +117,11 @@ static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
     lines.map(|text| line(text).expect("committed errors are well-formed")).collect()
 });
 
-/// NMSE on N(0, 1) of the palette's committed codebooks, from `data/nmse.txt`; `None` for a scheme not yet measured.
+/// NMSE on N(0, 1) of the palette's committed codebooks, from `data/nmse.txt`; `None` for a scheme
+/// not yet measured.
 ///
-/// Scalar values are exact integrals, the others are measured by [`distortion`] on 2^24 weights or more. A half-trellis
-/// scheme has the mean of its two halves.
+/// Scalar values are exact integrals, the others are measured by [`distortion`] on 2^24 weights or
+/// more. A half-trellis scheme has the mean of its two halves.
 #[must_use]
 pub fn nmse(scheme: Scheme) -> Option<f64> {
     match scheme.family() {
@@ -132,9 +135,9 @@ pub fn nmse(scheme: Scheme) -> Option<f64> {
 
 /// Relative MSE that Q-Palette's allocation solver assigns to a scheme, whatever the trellis code.
 ///
-/// Source: Q-Palette (arXiv 2509.20214), `assets/quant_err.pt` of the authors' MIT-licensed repository at c53f473: keys
-/// `ldlq_1_b` (scalar), `ldlq_2_n` (vector, `n/2` bits), `tcq_n` (trellis, `n/2` bits, weights scaled by 1/0.9) and
-/// `tcomb_n_m_0.5` (half-trellis).
+/// Source: Q-Palette (arXiv 2509.20214), `assets/quant_err.pt` of the authors' MIT-licensed
+/// repository at c53f473: keys `ldlq_1_b` (scalar), `ldlq_2_n` (vector, `n/2` bits), `tcq_n`
+/// (trellis, `n/2` bits, weights scaled by 1/0.9) and `tcomb_n_m_0.5` (half-trellis).
 #[must_use]
 pub fn published(scheme: Scheme) -> Option<f64> {
     let quarters = usize::from(scheme.quarters());

@@ -1,15 +1,17 @@
 //! Schemes whose groups of columns have a scale each: plain integers, and group-wise codebooks.
 //!
-//! A group is coded by the codebook, sign and scale that cost least. For each codebook and sign a few scales around the one
-//! that maps the largest weight to the largest entry are tried; each is improved by two rounds of nearest entries and
-//! least squares, `s = sum h w q / sum h q^2` (`h`: the importance of a weight, `q`: its entry), which never raise the
-//! error. The winner's scale is stored in half precision with the number of the codebook in its lowest bits
-//! ([`Codebook::scale_of`]), and the codes are those nearest under the stored scale. A negative scale mirrors a codebook,
-//! so that `C` codebooks serve as `2 C`.
+//! A group is coded by the codebook, sign and scale that cost least. For each codebook and sign a
+//! few scales around the one that maps the largest weight to the largest entry are tried; each is
+//! improved by two rounds of nearest entries and least squares, `s = sum h w q / sum h q^2` (`h`:
+//! the importance of a weight, `q`: its entry), which never raise the error. The winner's scale is
+//! stored in half precision with the number of the codebook in its lowest bits
+//! ([`Codebook::scale_of`]), and the codes are those nearest under the stored scale. A negative
+//! scale mirrors a codebook, so that `C` codebooks serve as `2 C`.
 //!
-//! Source: Gope et al., "Highly Optimized Kernels and Fine-Grained Codebooks for LLM Inference on Arm CPUs" (arXiv
-//! 2501.00032), section 5: groups scaled to the int8 range, a few small codebooks shared by all layers. The search, the place
-//! of the codebook's number and the mirroring are our own.
+//! Source: Gope et al., "Highly Optimized Kernels and Fine-Grained Codebooks for LLM Inference on
+//! Arm CPUs" (arXiv 2501.00032), section 5: groups scaled to the int8 range, a few small codebooks
+//! shared by all layers. The search, the place of the codebook's number and the mirroring are our
+//! own.
 
 use fracbit_base::Family;
 use fracbit_format::Codebook;
@@ -82,8 +84,8 @@ impl Table {
 
     /// Levels nearest to `weights / scale`: `[sum h w q, sum h q^2]`.
     ///
-    /// A level is the lowest one plus the steps to all thresholds passed, which are exact integers: unlike a search for the place,
-    /// this runs on vectors of weights.
+    /// A level is the lowest one plus the steps to all thresholds passed, which are exact integers:
+    /// unlike a search for the place, this runs on vectors of weights.
     fn moments(&self, weights: &[f32], importance: Option<&[f32]>, scale: f32) -> [f64; 2] {
         let inverse = 1.0 / scale;
         let mut sums = [[0.0f64; LANES]; 2];
@@ -130,10 +132,11 @@ impl GroupCoder {
         &self.book
     }
 
-    /// Writes the code of each weight and returns the group's scale: a weight becomes `gain * scale * step * entry`.
+    /// Writes the code of each weight and returns the group's scale: a weight becomes `gain *
+    /// scale * step * entry`.
     ///
-    /// `importance` holds a non-negative number for each weight (the diagonal of the Hessian of its column), or nothing when
-    /// all count the same. A group of zeros gets the scale zero.
+    /// `importance` holds a non-negative number for each weight (the diagonal of the Hessian of its
+    /// column), or nothing when all count the same. A group of zeros gets the scale zero.
     ///
     /// # Panics
     /// When lengths differ or `gain` is not positive.
@@ -181,7 +184,8 @@ impl GroupCoder {
         ScaledTable { table, factor: scale.to_f32() * (gain * self.book.step()) }
     }
 
-    /// The best codebook and the scale of its entries; the first codebook and zero for a group of zeros.
+    /// The best codebook and the scale of its entries; the first codebook and zero for a group of
+    /// zeros.
     fn search(&self, weights: &[f32], importance: Option<&[f32]>) -> (usize, f32) {
         let largest = weights.iter().copied().fold(0.0f32, |m, w| if w.abs() > m.abs() { w } else { m });
         let mut best = (0, 0.0, 0.0);

@@ -1,4 +1,5 @@
-//! What every [`Rounder`] must satisfy, as checks that any crate's tests can call; each panics with what it found.
+//! What every [`Rounder`] must satisfy, as checks that any crate's tests can call; each panics with
+//! what it found.
 
 use crate::{Rounder, distortion, distortion::gaussian_chunk};
 use fracbit_format::TILE;
@@ -41,7 +42,8 @@ pub fn squared_error(tiles: &[[f32; TILE]], decoded: &[[f32; TILE]]) -> [f64; 2]
     })
 }
 
-/// The same tiles give the same bytes: twice, one tile a call, whatever the buffer held and at 1 to 3 threads.
+/// The same tiles give the same bytes: twice, one tile a call, whatever the buffer held and at 1 to
+/// 3 threads.
 ///
 /// # Panics
 /// When they do not.
@@ -80,7 +82,8 @@ pub fn error_is_what_decoding_shows(rounder: &dyn Rounder) {
     );
 }
 
-/// Encoding a decoded tile loses nothing: for exact searches only. Tries `count` tiles of arbitrary code bytes.
+/// Encoding a decoded tile loses nothing: for exact searches only. Tries `count` tiles of arbitrary
+/// code bytes.
 ///
 /// # Panics
 /// When it does lose something.
@@ -92,8 +95,8 @@ pub fn lossless_on_own_output(rounder: &dyn Rounder, count: usize) {
     assert!(decoded == again, "{}: a decoded tile changed when encoded again", rounder.codebook().scheme());
 }
 
-/// Tiles of zeros, of large, tiny and non-finite values are coded without a panic, and finite ones no worse than by
-/// the largest weight the codebook holds.
+/// Tiles of zeros, of large, tiny and non-finite values are coded without a panic, and finite ones
+/// no worse than by the largest weight the codebook holds.
 ///
 /// # Panics
 /// When that fails.

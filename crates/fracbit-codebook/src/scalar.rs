@@ -1,12 +1,13 @@
 //! Nearest value of a scalar codebook.
 //!
-//! Rounding to the nearest of `2^b` values is a search among the `2^b - 1` midpoints (Lloyd 1982, condition I; Max 1960,
-//! eq. 5). The midpoint of two f32 values is exact in f64 but seldom a f32, so each is replaced by the least f32 above
-//! it: the comparison `threshold <= weight` is then exact, and a weight on a midpoint takes the smaller value.
+//! Rounding to the nearest of `2^b` values is a search among the `2^b - 1` midpoints (Lloyd 1982,
+//! condition I; Max 1960, eq. 5). The midpoint of two f32 values is exact in f64 but seldom a f32,
+//! so each is replaced by the least f32 above it: the comparison `threshold <= weight` is then
+//! exact, and a weight on a midpoint takes the smaller value.
 //!
-//! Cost: `b` dependent conditional moves per weight; the table (at most 1 KiB) stays in the first-level cache. 70
-//! (7 bits) to 260 (2 bits) million weights a second on one core of an AMD EPYC (CPU time), two to four times what
-//! branches give.
+//! Cost: `b` dependent conditional moves per weight; the table (at most 1 KiB) stays in the
+//! first-level cache. 70 (7 bits) to 260 (2 bits) million weights a second on one core of an AMD
+//! EPYC (CPU time), two to four times what branches give.
 
 use crate::{Rounder, RounderError};
 use fracbit_base::Family;
@@ -19,14 +20,16 @@ use std::hint::select_unpredictable;
 #[derive(Clone, Debug)]
 pub struct ScalarRounder {
     book: Codebook,
-    /// `thresholds[i] <= w` says that `w` is nearer to value `i + 1` than to value `i`, values ascending.
+    /// `thresholds[i] <= w` says that `w` is nearer to value `i + 1` than to value `i`, values
+    /// ascending.
     thresholds: Vec<f32>, // 2^b - 1; infinity past the distinct values
     /// Code of each value, values ascending.
     codes: Vec<u16>, // 2^b
 }
 
 impl ScalarRounder {
-    /// A rounder for `book`, whose entries may come in any order and repeat (the first of equal entries is used).
+    /// A rounder for `book`, whose entries may come in any order and repeat (the first of equal
+    /// entries is used).
     ///
     /// # Errors
     /// When `book` is not of the scalar family.
@@ -51,7 +54,8 @@ impl ScalarRounder {
         let mut rank = 0;
         let mut half = self.codes.len() / 2;
         while half > 0 {
-            // A conditional move: the outcome is as good as random, a branch would be mispredicted half the time.
+            // A conditional move: the outcome is as good as random, a branch would be mispredicted
+            // half the time.
             rank = select_unpredictable(self.thresholds[rank + half - 1] <= weight, rank + half, rank);
             half /= 2;
         }

@@ -1,29 +1,33 @@
 //! Nearest pair of a 2-D vector codebook.
 //!
-//! The plane is cut into `2^d x 2^d` cells over the bounding square of the codebook, and each cell keeps the entries
-//! that are nearest to at least one of its points; a query looks up its cell and compares those few. The squared
-//! distance to entry `c`, less the part that does not depend on `c`, is twice the *score* `|c|^2 / 2 - x . c`, which
-//! is affine in `x`: if `c` scores worse than `c'` at the four corners of a cell, it does so in the whole cell. This
-//! test, with the entry nearest to the cell's centre as `c'`, prunes a quadtree from the root, so that a cell sees
-//! only the survivors of its parent. It is exact: no entry that could win is ever dropped. Points outside the square
-//! are compared with every entry.
+//! The plane is cut into `2^d x 2^d` cells over the bounding square of the codebook, and each cell
+//! keeps the entries that are nearest to at least one of its points; a query looks up its cell and
+//! compares those few. The squared distance to entry `c`, less the part that does not depend on
+//! `c`, is twice the *score* `|c|^2 / 2 - x . c`, which is affine in `x`: if `c` scores worse than
+//! `c'` at the four corners of a cell, it does so in the whole cell. This test, with the entry
+//! nearest to the cell's centre as `c'`, prunes a quadtree from the root, so that a cell sees only
+//! the survivors of its parent. It is exact: no entry that could win is ever dropped. Points
+//! outside the square are compared with every entry.
 //!
-//! Scores are f64. Entries are f32 with at most 24 significant bits, hence their products with an f32 weight are exact
-//! and the result is the true nearest entry up to the last bit of f64, for any finite weight, however large.
+//! Scores are f64. Entries are f32 with at most 24 significant bits, hence their products with an
+//! f32 weight are exact and the result is the true nearest entry up to the last bit of f64, for any
+//! finite weight, however large.
 //!
-//! Cost: a Gaussian pair meets 1.1 (`vq-1.5`) to 2.8 (`vq-6`) candidates on average; 90 to 120 million weights a second
-//! on one core of an AMD EPYC (CPU time), at every size. The papers' encoders compare with all entries (Q-Palette,
-//! `lib/codebook/vq_codebook.py`). Building takes O(n log n), up to 25 ms for 4096 entries: for fewer than some
-//! thousand pairs plain search is cheaper in all. Outliers beyond the square cost `n` scores each.
+//! Cost: a Gaussian pair meets 1.1 (`vq-1.5`) to 2.8 (`vq-6`) candidates on average; 90 to 120
+//! million weights a second on one core of an AMD EPYC (CPU time), at every size. The papers'
+//! encoders compare with all entries (Q-Palette, `lib/codebook/vq_codebook.py`). Building takes O(n
+//! log n), up to 25 ms for 4096 entries: for fewer than some thousand pairs plain search is cheaper
+//! in all. Outliers beyond the square cost `n` scores each.
 
 use crate::{Rounder, RounderError};
 use fracbit_base::Family;
 use fracbit_format::{BitWriter, Codebook, TILE};
 
-/// Rounds every pair of neighbouring weights to the nearest entry of a 2-D codebook; a tie takes the lowest code.
+/// Rounds every pair of neighbouring weights to the nearest entry of a 2-D codebook; a tie takes
+/// the lowest code.
 ///
-/// Finite weights of any size are rounded exactly; a pair that holds NaN takes code 0, a pair that holds infinities
-/// some entry that is outermost in their direction.
+/// Finite weights of any size are rounded exactly; a pair that holds NaN takes code 0, a pair that
+/// holds infinities some entry that is outermost in their direction.
 #[derive(Clone, Debug)]
 pub struct VectorRounder {
     book: Codebook,
@@ -107,8 +111,8 @@ pub(crate) struct PairIndex {
 }
 
 impl PairIndex {
-    /// Levels of the quadtree: 16 cells or more per point, 16 x 16 at least, and 256 x 256 at most so that the table
-    /// of cells (8 bytes each) stays in the second-level cache.
+    /// Levels of the quadtree: 16 cells or more per point, 16 x 16 at least, and 256 x 256 at most
+    /// so that the table of cells (8 bytes each) stays in the second-level cache.
     fn depth(points: usize) -> u32 {
         (points.max(1).ilog2().div_ceil(2) + 2).clamp(4, 8)
     }
@@ -132,8 +136,8 @@ impl PairIndex {
         index
     }
 
-    /// Fills the cells below the square number `at` of `level` (side `2 reach / 2^level`), whose nearest sites are
-    /// among `candidates`.
+    /// Fills the cells below the square number `at` of `level` (side `2 reach / 2^level`), whose
+    /// nearest sites are among `candidates`.
     fn split(&mut self, level: u32, at: [usize; 2], candidates: &[u16]) {
         #[expect(clippy::cast_precision_loss, reason = "at most 256 cells a side")]
         let low = at.map(|i| i as f64 * 2.0 * self.reach / f64::from(1u32 << level) - self.reach);
@@ -143,7 +147,8 @@ impl PairIndex {
         let centre = low.map(|v| v + side / 2.0);
         let pivot = candidates.iter().copied().min_by(|&a, &b| score(a, centre).total_cmp(&score(b, centre)));
         let pivot = pivot.expect("every square has a nearest site");
-        // The rim covers the rounding of a query's cell number, the slack that of scores (at most 2 reach^2).
+        // The rim covers the rounding of a query's cell number, the slack that of scores (at most 2
+        // reach^2).
         let (rim, slack) = (side * 1e-6, self.reach * self.reach * 1e-12);
         let (from, to) = (low.map(|v| v - rim), low.map(|v| v + side + rim));
         let corners = [from, [from[0], to[1]], [to[0], from[1]], to];

@@ -118,7 +118,8 @@ fn published_table_equals_its_source() {
             Family::Nuq => format!("ldlq_1_{}_none_1.0", q / 4),
             Family::Vq => format!("ldlq_2_{}_none_1.0", q / 2),
             Family::Tcq(_) if q.is_multiple_of(2) => format!("tcq_{}_none_0.9", q / 2),
-            // Made for scales of groups, nested, or with more bits in one step of four: Q-Palette has none.
+            // Made for scales of groups, nested, or with more bits in one step of four: Q-Palette
+            // has none.
             Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) => {
                 assert_eq!(published(scheme), None, "{scheme}");
                 continue;
@@ -130,8 +131,8 @@ fn published_table_equals_its_source() {
     assert!(lines.is_empty(), "not in our table: {lines:?}");
 }
 
-/// Nearest by trying every entry; the least value wins a tie. Whether `b > a` is nearer than `a` is decided by their
-/// midpoint, which is exact in f64 (differences of floats of unlike size are not).
+/// Nearest by trying every entry; the least value wins a tie. Whether `b > a` is nearer than `a` is
+/// decided by their midpoint, which is exact in f64 (differences of floats of unlike size are not).
 fn nearest_value(book: &Codebook, weight: f32) -> f64 {
     let values = book.entries().iter().map(|&e| f64::from(f32::from(e) * book.step()));
     let nearer = |b: f64, a: f64| f64::from(weight) > f64::midpoint(a, b);

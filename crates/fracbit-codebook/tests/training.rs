@@ -56,8 +56,8 @@ fn sample_is_gaussian() {
     }
 }
 
-/// Same sample, same start: the crate's Lloyd iteration and ours end at nearly the same error (over-relaxation may lead
-/// to another minimum nearby).
+/// Same sample, same start: the crate's Lloyd iteration and ours end at nearly the same error
+/// (over-relaxation may lead to another minimum nearby).
 #[test]
 fn no_worse_than_the_kmeans_crate() {
     for count in [16, 64] {

@@ -1,7 +1,7 @@
 //! Least-significant-bit-first bit streams.
 
-/// Reads `count` (at most 16) bits at bit position `at` of `bytes`, bit 0 being the lowest bit of byte 0.
-/// Positions past the end wrap around to the start, which is what a tail-biting tape needs.
+/// Reads `count` (at most 16) bits at bit position `at` of `bytes`, bit 0 being the lowest bit of
+/// byte 0. Positions past the end wrap around to the start, which is what a tail-biting tape needs.
 ///
 /// # Panics
 /// When `bytes` is empty.

@@ -16,7 +16,8 @@ pub enum Grid {
 /// Most entries of all codebooks of a group-wise scheme together: four registers of sixteen bytes.
 pub const MOST_GROUP_ENTRIES: usize = 64;
 
-/// The table of one scalar, vector or trellis scheme: integers and the step that makes them unit-variance weights.
+/// The table of one scalar, vector or trellis scheme: integers and the step that makes them
+/// unit-variance weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Codebook {
     scheme: Scheme,
@@ -66,11 +67,13 @@ pub enum CodebookError {
     Text(String),
 }
 
-/// A table of 64, 128 or 256 entries whose first three quarters are sums: with `n` entries, entry `x < 3 n / 4` is
-/// `coarse[16 x / n] + fine[x mod 16]`. The last quarter, where magnitudes grow fast, is free.
+/// A table of 64, 128 or 256 entries whose first three quarters are sums: with `n` entries, entry
+/// `x < 3 n / 4` is `coarse[16 x / n] + fine[x mod 16]`. The last quarter, where magnitudes grow
+/// fast, is free.
 ///
-/// Processors that look up in 16 entries at a time then need three, four or six lookups instead of four, eight or sixteen. Trained tables lose nothing to
-/// speak of by it (`docs/quality.md`): how magnitudes are spread matters to a trellis, not where each of them lies.
+/// Processors that look up in 16 entries at a time then need three, four or six lookups instead of
+/// four, eight or sixteen. Trained tables lose nothing to speak of by it (`docs/quality.md`): how
+/// magnitudes are spread matters to a trellis, not where each of them lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// One for each sixteenth of the table; those of the last quarter are zero.
@@ -107,11 +110,12 @@ impl Layers {
     }
 }
 
-/// A table of 64 magnitudes whose first three quarters are a formula: entry `x < 48` is `x + max(x - 42, 0)`, with `x` cut to its even
-/// neighbour where neighbours are equal. The last quarter, where magnitudes grow fast, is free.
+/// A table of 64 magnitudes whose first three quarters are a formula: entry `x < 48` is `x +
+/// max(x - 42, 0)`, with `x` cut to its even neighbour where neighbours are equal. The last
+/// quarter, where magnitudes grow fast, is free.
 ///
-/// Processors that look up in 16 entries at a time then need one lookup instead of four. In grid units a trained table has the same course but
-/// for noise (`docs/quality.md` has what it costs).
+/// Processors that look up in 16 entries at a time then need one lookup instead of four. In grid
+/// units a trained table has the same course but for noise (`docs/quality.md` has what it costs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ramp {
     /// The bits of an index that count: 63, or 62 where neighbours are equal.
@@ -150,8 +154,8 @@ impl Ramp {
 }
 
 impl Codebook {
-    /// A codebook for `scheme` (not half-TCQ): `entries` on the integer grid, `step` the weight of one grid unit
-    /// for a source of unit variance.
+    /// A codebook for `scheme` (not half-TCQ): `entries` on the integer grid, `step` the weight of
+    /// one grid unit for a source of unit variance.
     ///
     /// # Errors
     /// When the number of entries, their range or the step does not fit the scheme.
@@ -180,8 +184,8 @@ impl Codebook {
         Ok(Self { scheme, entries, step, grid: if narrow { Grid::I8 } else { Grid::I16 } })
     }
 
-    /// What code `code` of a plain integer scheme means: two's complement, with -127 for the unused -128. `None` for other
-    /// families and codes.
+    /// What code `code` of a plain integer scheme means: two's complement, with -127 for the unused
+    /// -128. `None` for other families and codes.
     #[must_use]
     pub fn integer(scheme: Scheme, code: usize) -> Option<i16> {
         let bits = scheme.quarters() / 4;
@@ -202,8 +206,9 @@ impl Codebook {
         }
     }
 
-    /// The codebook of the group that has this scale: group-wise schemes keep its number in the lowest bits of the scale,
-    /// where it costs nothing and moves the scale by at most `books / 2^11` of itself. 0 for every other scheme.
+    /// The codebook of the group that has this scale: group-wise schemes keep its number in the
+    /// lowest bits of the scale, where it costs nothing and moves the scale by at most `books /
+    /// 2^11` of itself. 0 for every other scheme.
     #[must_use]
     pub fn book_of(&self, scale: half::f16) -> u8 {
         #[expect(clippy::cast_possible_truncation, reason = "at most 16 codebooks")]
@@ -212,7 +217,8 @@ impl Codebook {
         }
     }
 
-    /// The scale nearest to `scale` (finite) that says codebook `book`. A negative scale mirrors the codebook.
+    /// The scale nearest to `scale` (finite) that says codebook `book`. A negative scale mirrors
+    /// the codebook.
     ///
     /// # Panics
     /// When there is no such codebook.
@@ -249,12 +255,14 @@ impl Codebook {
         signed_apart && self.grid == Grid::I8 && self.entries.iter().all(|&e| e >= 0)
     }
 
-    /// The first quarter of a table of 128 or 256 pairs whose other quarters are the same pairs, turned: entry `q n / 4 + i` is entry `i` after `q`
-    /// quarter turns clockwise, (x, y), (y, -x), (-x, -y) or (-y, x), and no number of the first quarter is negative.
+    /// The first quarter of a table of 128 or 256 pairs whose other quarters are the same pairs,
+    /// turned: entry `q n / 4 + i` is entry `i` after `q` quarter turns clockwise, (x, y), (y, -x),
+    /// (-x, -y) or (-y, x), and no number of the first quarter is negative.
     ///
-    /// So the top bit of a code is the sign of the first number, and the next one says whether the two numbers have changed places;
-    /// their exclusive or is the sign of the second. Processors that look up in few entries at a time then need a quarter of the lookups,
-    /// and a codebook for a circular source loses nothing by it (`docs/quality.md`).
+    /// So the top bit of a code is the sign of the first number, and the next one says whether the
+    /// two numbers have changed places; their exclusive or is the sign of the second. Processors
+    /// that look up in few entries at a time then need a quarter of the lookups, and a codebook for
+    /// a circular source loses nothing by it (`docs/quality.md`).
     #[must_use]
     pub fn quarter(&self) -> Option<&[i16]> {
         if !Self::may_be_turned(self.scheme) {
@@ -266,7 +274,8 @@ impl Codebook {
         (first.iter().all(|&v| v >= 0) && pairs.iter().enumerate().all(same)).then_some(first)
     }
 
-    /// Whether a scheme has tables of 128 or 256 pairs, which may be a [quarter](Self::quarter) of themselves.
+    /// Whether a scheme has tables of 128 or 256 pairs, which may be a [quarter](Self::quarter) of
+    /// themselves.
     #[must_use]
     pub fn may_be_turned(scheme: Scheme) -> bool {
         scheme.family() == Family::Vq && matches!(scheme.quarters(), 14 | 16)
@@ -278,7 +287,8 @@ impl Codebook {
         self.scheme
     }
 
-    /// The table: `2^b` values (scalar), `2^b` pairs (vector), or magnitudes as [`trellis`] describes.
+    /// The table: `2^b` values (scalar), `2^b` pairs (vector), or magnitudes as [`trellis`]
+    /// describes.
     #[must_use]
     pub fn entries(&self) -> &[i16] {
         &self.entries
@@ -302,8 +312,8 @@ impl Codebook {
         self.scheme.quarters() as usize * TILE / 32
     }
 
-    /// Expands one coded tile to integers, row-major: the scalar reference of every kernel. A group-wise scheme takes its
-    /// first codebook.
+    /// Expands one coded tile to integers, row-major: the scalar reference of every kernel. A
+    /// group-wise scheme takes its first codebook.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
@@ -311,8 +321,8 @@ impl Codebook {
         self.expand(code, 0, 0, out);
     }
 
-    /// As [`expand_tile`](Self::expand_tile), with the codebook of every row (see [`book_of`](Self::book_of)); numbers that
-    /// are too large wrap.
+    /// As [`expand_tile`](Self::expand_tile), with the codebook of every row (see
+    /// [`book_of`](Self::book_of)); numbers that are too large wrap.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
@@ -334,7 +344,8 @@ impl Codebook {
         self.expand(code, row * TILE_COLS, book, out);
     }
 
-    /// Weights `first..first + out.len()` of a tile; both multiples of 4, so that no step or pair is cut.
+    /// Weights `first..first + out.len()` of a tile; both multiples of 4, so that no step or pair
+    /// is cut.
     fn expand(&self, code: &[u8], first: usize, book: u8, out: &mut [i16]) {
         assert_eq!(code.len(), self.tile_bytes(), "one tile of {}", self.scheme);
         match self.scheme.family() {
@@ -377,7 +388,8 @@ pub fn quarter_turns<T: std::ops::Neg<Output = T> + Copy>([x, y]: [T; 2], count:
     }
 }
 
-/// One line of text, `scheme step entry entry ...`: the form in which codebooks are committed and stored.
+/// One line of text, `scheme step entry entry ...`: the form in which codebooks are committed and
+/// stored.
 impl fmt::Display for Codebook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.scheme, self.step)?;
@@ -440,7 +452,8 @@ mod tests {
             for scheme in ["tcq-2", "tcq-fast-2.5"] {
                 assert_eq!(book(scheme, &entries), Some(Ramp { mask }), "{scheme}");
             }
-            // One entry off; a neighbour in the free quarter that is not equal; a negative one; one that needs 16 bits.
+            // One entry off; a neighbour in the free quarter that is not equal; a negative one; one
+            // that needs 16 bits.
             for (x, value, found) in
                 [(0, 1, false), (47, 48, false), (55, 9, mask == 63), (60, -1, false), (60, 128, false)]
             {

@@ -19,7 +19,8 @@ pub enum Plane<'a> {
 }
 
 impl<'a> Plane<'a> {
-    /// A plane from the little-endian bytes of a file; a last incomplete element is left out, which shows in the length.
+    /// A plane from the little-endian bytes of a file; a last incomplete element is left out, which
+    /// shows in the length.
     #[must_use]
     pub fn from_bytes(element: Element, bytes: &'a [u8]) -> Self {
         match element {
@@ -52,8 +53,8 @@ impl<'a> Plane<'a> {
 
 /// A packed matrix: what quantizers make, files hold, and kernels and devices are made from.
 ///
-/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step * integer`, with the gain, scales and integers of
-/// each; all schemes but the nested have one.
+/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step *
+/// integer`, with the gain, scales and integers of each; all schemes but the nested have one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedMatrixData<'a> {
     spec: SchemeSpec,
@@ -66,8 +67,8 @@ pub struct PackedMatrixData<'a> {
 }
 
 impl<'a> PackedMatrixData<'a> {
-    /// Checks that the parts fit: `planes` are those of the scheme's [`SchemeSpec`] in its order, `codebooks` those of the segments of
-    /// the [`Layout`].
+    /// Checks that the parts fit: `planes` are those of the scheme's [`SchemeSpec`] in its order,
+    /// `codebooks` those of the segments of the [`Layout`].
     ///
     /// # Errors
     /// When a type, length, codebook or number does not fit.
@@ -195,13 +196,16 @@ impl<'a> PackedMatrixData<'a> {
         PackedMatrixData { spec, layout, grouping, codes, scales, gains, codebooks }
     }
 
-    /// The matrix that has the rows of all `members` in order: the weights are the same, bit for bit.
+    /// The matrix that has the rows of all `members` in order: the weights are the same, bit for
+    /// bit.
     ///
-    /// Gains are powers of two, so scales move to the smallest of them exactly unless they overflow.
+    /// Gains are powers of two, so scales move to the smallest of them exactly unless they
+    /// overflow.
     ///
     /// # Errors
-    /// [`PackedError::Kinds`] when they have not one scheme, width, grouping and set of tables, or one but the last has no whole tiles;
-    /// [`PackedError::Gains`] when their gains are too far apart for half-precision scales.
+    /// [`PackedError::Kinds`] when they have not one scheme, width, grouping and set of tables, or
+    /// one but the last has no whole tiles; [`PackedError::Gains`] when their gains are too far
+    /// apart for half-precision scales.
     pub fn stack(members: &[Self]) -> Result<PackedMatrixData<'static>, PackedError> {
         let Some((first, last)) = members.first().zip(members.last()) else { return Err(PackedError::Kinds) };
         let fits = |m: &Self| {
@@ -226,8 +230,9 @@ impl<'a> PackedMatrixData<'a> {
                 let each = member.scales.len() / member.gains.len();
                 for &scale in &member.scales[plane * each..][..each] {
                     let moved = f16::from_f32(scale.to_f32() * (own / gain));
-                    // Equal to the last bit, or not at all; an overflow is not equal. A scale that becomes a normal number
-                    // keeps its value, but not the lowest bits, where some schemes have the number of a codebook.
+                    // Equal to the last bit, or not at all; an overflow is not equal. A scale that
+                    // becomes a normal number keeps its value, but not the lowest bits, where some
+                    // schemes have the number of a codebook.
                     let same_book = books().all(|(_, b)| b.book_of(moved) == b.book_of(scale));
                     if moved.to_f32() * gain != scale.to_f32() * own || !same_book {
                         return Err(PackedError::Gains);
@@ -320,7 +325,8 @@ mod tests {
 
     #[test]
     fn a_stacked_scale_keeps_the_number_of_its_codebook() {
-        // A scale of 2^-24 has bit 0 set: the second codebook. As a normal number of the same value it would have the first.
+        // A scale of 2^-24 has bit 0 set: the second codebook. As a normal number of the same value
+        // it would have the first.
         let group = |gain, scale: f32| data("gnuq-2", 8, Shape::new(16, 16), gain, &[scale; 16]);
         let tiny = 2f32.powi(-24);
         let moved = PackedMatrixData::stack(&[group(4096.0, tiny), group(1.0, 1.0)]);

@@ -28,10 +28,10 @@ pub struct Segment {
 
 /// Where each tile of a packed matrix lives.
 ///
-/// Tiles of one row of tiles are contiguous, left to right; rows of tiles follow each other. Half-TCQ has two
-/// segments: the first `ceil(n / 2)` of `n` tile columns at the lower rate, the rest at the higher. A nested scheme has one
-/// for each plane over all tile columns, one plane behind the other within the row of tiles: what a precision needs
-/// of it is one run of bytes.
+/// Tiles of one row of tiles are contiguous, left to right; rows of tiles follow each other.
+/// Half-TCQ has two segments: the first `ceil(n / 2)` of `n` tile columns at the lower rate, the
+/// rest at the higher. A nested scheme has one for each plane over all tile columns, one plane
+/// behind the other within the row of tiles: what a precision needs of it is one run of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     scheme: Scheme,
@@ -75,8 +75,8 @@ impl Layout {
         self.shape
     }
 
-    /// Runs of tile columns with one scheme each, plane by plane, left to right (two for half-TCQ, one for each plane of a nested
-    /// scheme, otherwise one).
+    /// Runs of tile columns with one scheme each, plane by plane, left to right (two for half-TCQ,
+    /// one for each plane of a nested scheme, otherwise one).
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments

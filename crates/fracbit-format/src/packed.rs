@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 /// Codes, scales and codebooks of one matrix, checked to belong together.
 ///
-/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step * integer`, where `groups = ceil(cols / group)`.
+/// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step *
+/// integer`, where `groups = ceil(cols / group)`.
 #[derive(Clone, Debug)]
 pub struct PackedView<'a> {
     layout: Layout,
@@ -47,9 +48,9 @@ pub enum PackedError {
 }
 
 impl<'a> PackedView<'a> {
-    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `planes x rows x ceil(cols / group)` values,
-    /// `group` (input columns per scale) is a positive multiple of 16, `codebooks` holds the codebook of each segment, `gains` a factor
-    /// for each plane.
+    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `planes x rows x
+    /// ceil(cols / group)` values, `group` (input columns per scale) is a positive multiple of 16,
+    /// `codebooks` holds the codebook of each segment, `gains` a factor for each plane.
     ///
     /// # Errors
     /// When a length, codebook or number does not fit.
@@ -63,7 +64,8 @@ impl<'a> PackedView<'a> {
         gains: &'a [f32],
     ) -> Result<Self, PackedError> {
         const OP: &str = "packed matrix";
-        // With edges padded and two bytes a weight, which no scheme's codes and scales exceed: what follows cannot overflow.
+        // With edges padded and two bytes a weight, which no scheme's codes and scales exceed: what
+        // follows cannot overflow.
         let padded = |n: usize| n.checked_next_multiple_of(TILE_COLS);
         let fits = || padded(shape.rows)?.checked_mul(padded(shape.cols)?)?.checked_mul(2);
         if fits().is_none() {

@@ -1,7 +1,9 @@
-//! What there is to know of a scheme: the one description that files, quantizers, loaders and kernels ask.
+//! What there is to know of a scheme: the one description that files, quantizers, loaders and
+//! kernels ask.
 //!
-//! A scheme's name says which one it is ([`Scheme`]); its [`SchemeSpec`] says what it consists of. Whoever needs a
-//! number of bytes, the columns of a scale or the lengths of a table asks here, not the family.
+//! A scheme's name says which one it is ([`Scheme`]); its [`SchemeSpec`] says what it consists of.
+//! Whoever needs a number of bytes, the columns of a scale or the lengths of a table asks here, not
+//! the family.
 
 use crate::{Grid, Layout, MOST_GROUP_ENTRIES, TILE_COLS};
 use fracbit_base::{Bytes, Code, Family, Rate, Scheme, Shape};
@@ -101,7 +103,8 @@ impl Element {
 pub enum Extent {
     /// Coded tiles, as [`Layout`] places them.
     Tiles,
-    /// One for each group of columns of each row, row-major; those of a nested scheme's planes one behind the other.
+    /// One for each group of columns of each row, row-major; those of a nested scheme's planes one
+    /// behind the other.
     Groups,
     /// One for each plane of the scheme.
     Matrix,
@@ -150,8 +153,8 @@ pub struct Index {
 pub struct TableSpec {
     /// Numbers of entries that a table may have, ascending.
     pub lengths: Vec<usize>,
-    /// Grids that tables of this scheme are made on, the narrow one first. The grid of a table decides the integers that
-    /// activations are rounded to.
+    /// Grids that tables of this scheme are made on, the narrow one first. The grid of a table
+    /// decides the integers that activations are rounded to.
     pub grids: &'static [Grid],
     /// How a code finds its entry; `None` for a trellis, which hashes its state.
     pub index: Option<Index>,

@@ -1,18 +1,21 @@
 //! Trellis states and how they become weights.
 //!
 //! # The tape
-//! A tile of 256 weights at `R` bits per weight is a circular tape of `256 R` bits. A step yields `V` weights
-//! (neighbouring columns of one tile row); step `t` starts at tape bit `p(t) = floor(t V R)` and its state is
-//! the 16-bit window `[p(t), p(t) + 16)`, read least significant bit first and wrapping at the end
-//! (tail-biting: no bits are spent on a start state). Where `V R` is no whole number the window moves by `floor(V R)` or
-//! `ceil(V R)` bits, spread evenly: 2, 2, 2, 3 at 2.25 bits with `V = 1`.
+//! A tile of 256 weights at `R` bits per weight is a circular tape of `256 R` bits. A step yields
+//! `V` weights (neighbouring columns of one tile row); step `t` starts at tape bit `p(t) = floor(t
+//! V R)` and its state is the 16-bit window `[p(t), p(t) + 16)`, read least significant bit first
+//! and wrapping at the end (tail-biting: no bits are spent on a start state). Where `V R` is no
+//! whole number the window moves by `floor(V R)` or `ceil(V R)` bits, spread evenly: 2, 2, 2, 3 at
+//! 2.25 bits with `V = 1`.
 //!
-//! From one step to the next the window moves up by `k = p(t+1) - p(t)` bits: `s' = s >> k | new << (16 - k)`.
-//! This is the time reversal of the papers' trellis (QTIP, section 3; Q-Palette's `s' = (s << k | new) mod 2^16`), which
-//! for independent weights has the same distortion; little-endian windows make a state one unaligned load.
+//! From one step to the next the window moves up by `k = p(t+1) - p(t)` bits: `s' = s >> k | new <<
+//! (16 - k)`. This is the time reversal of the papers' trellis (QTIP, section 3; Q-Palette's `s' =
+//! (s << k | new) mod 2^16`), which for independent weights has the same distortion; little-endian
+//! windows make a state one unaligned load.
 //!
 //! # The hashes
-//! A hash spreads the state `x` over 16 or 32 bits. Arithmetic is modulo 2^16 but for the hash of `fast`.
+//! A hash spreads the state `x` over 16 or 32 bits. Arithmetic is modulo 2^16 but for the hash of
+//! `fast`.
 //!
 //! | code | V | hash | weights of a state |
 //! | --- | --- | --- | --- |
@@ -21,10 +24,12 @@
 //! | `fast`, above 2 bits | 2 | [`hash_pair`]: bits 8 to 23 of `x c`, `x` signed | as above with two bytes |
 //! | `hyb` | 2 | [`hash16`]: `h = x (x + 1)` | pair `h >> (15 - q) mod 2^q`, the first negated when bit 15 of `h` is set (QTIP's hybrid code, Q-Palette's `quantlut_sym`) |
 //!
-//! The window takes its new bits at the top, and the `2^k` successors of a state differ only there. In `x (x + c)` with odd `c`
-//! they run once through all values of the top `k` bits of `h`: the sign and the leading index bits, so that a
-//! sorted table offers every successor set one value from each of `2^k` cells. The hashes of `fast` are linear up to carries,
-//! and their bytes of successive successors form a rank-1 lattice over the tables: the same evenness in 2 or 4 dimensions.
+//! The window takes its new bits at the top, and the `2^k` successors of a state differ only there.
+//! In `x (x + c)` with odd `c` they run once through all values of the top `k` bits of `h`: the
+//! sign and the leading index bits, so that a sorted table offers every successor set one value
+//! from each of `2^k` cells. The hashes of `fast` are linear up to carries, and their bytes of
+//! successive successors form a rank-1 lattice over the tables: the same evenness in 2 or 4
+//! dimensions.
 
 use fracbit_base::{Code, Scheme};
 
@@ -102,10 +107,12 @@ pub const fn hash_fine(x: u16) -> u16 {
     x.wrapping_mul(x.wrapping_add(FINE_ADD))
 }
 
-/// Rates of the `fast` code in quarters of a bit and their factors, found by search (`docs/quality.md`).
+/// Rates of the `fast` code in quarters of a bit and their factors, found by search
+/// (`docs/quality.md`).
 ///
-/// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`, which lanes as wide as the hash can hold.
-/// The lowest byte of the product is no part of the hash because it knows only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
+/// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`,
+/// which lanes as wide as the hash can hold. The lowest byte of the product is no part of the hash
+/// because it knows only the lowest byte of `x`: a code that uses it errs 8 % more at 2 bits.
 const FAST_FACTORS: [(u8, u32); 11] = [
     (4, 0xE84B_7101),
     (5, 0x89A3_E601),
@@ -135,7 +142,8 @@ pub const fn fast_factor(quarters: usize) -> u32 {
 
 /// The hash of four weights of the `fast` code: bits 8 to 39 of `(x + 2^16 x) factor`.
 ///
-/// A GPU has them from one wide multiplication, 32-bit lanes from a multiplication, a shift and an addition.
+/// A GPU has them from one wide multiplication, 32-bit lanes from a multiplication, a shift and an
+/// addition.
 #[inline]
 #[must_use]
 pub const fn hash_quad(x: u16, factor: u32) -> u32 {
@@ -145,14 +153,16 @@ pub const fn hash_quad(x: u16, factor: u32) -> u32 {
 
 /// The hash of two weights of the `fast` code: bits 8 to 23 of `x factor`, `x` signed.
 ///
-/// A GPU has them from one multiplication, 16-bit lanes from a multiplication, a shift and an addition.
+/// A GPU has them from one multiplication, 16-bit lanes from a multiplication, a shift and an
+/// addition.
 #[inline]
 #[must_use]
 pub const fn hash_pair(x: u16, factor: u32) -> u16 {
     x.wrapping_mul((factor >> 8) as u16).wrapping_add((x.cast_signed() >> 8).cast_unsigned())
 }
 
-/// The hash of the `fast` code at `quarters / 4` bits: the first `weights` bytes (two or four) count.
+/// The hash of the `fast` code at `quarters / 4` bits: the first `weights` bytes (two or four)
+/// count.
 #[inline]
 #[must_use]
 pub const fn hash_fast(x: u16, weights: usize, quarters: usize) -> [u8; 4] {
@@ -160,7 +170,8 @@ pub const fn hash_fast(x: u16, weights: usize, quarters: usize) -> [u8; 4] {
     if weights == 4 { hash_quad(x, factor) } else { hash_pair(x, factor) as u32 }.to_le_bytes()
 }
 
-/// The weights of state `x` on the codebook's integer grid; the first `V` elements of the result count.
+/// The weights of state `x` on the codebook's integer grid; the first `V` elements of the result
+/// count.
 ///
 /// `entries` is the codebook's table: `2^q` magnitudes (`fine`, `fast`) or `2^q` pairs (`hyb`).
 ///
@@ -226,7 +237,8 @@ mod tests {
 
     #[test]
     fn bytes_of_the_fast_hashes_are_even() {
-        // Over all states every byte value of every weight occurs 256 times, give or take what carries move.
+        // Over all states every byte value of every weight occurs 256 times, give or take what
+        // carries move.
         for (quarters, _) in FAST_FACTORS {
             let quarters = usize::from(quarters);
             let weights = if quarters <= 8 { 4 } else { 2 };

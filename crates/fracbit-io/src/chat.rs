@@ -1,12 +1,15 @@
 //! Chat templates: what a model's files say a conversation looks like, rendered with limits.
 //!
-//! Templates are programs written by whoever published the model, in the language of Jinja2 (an engine of our own in this crate says why and how). They
-//! get what transformers gives them: `messages`, `tools` and `documents` (none, unless given), `add_generation_prompt`, the special tokens that the
-//! tokenizer has, and further variables; `raise_exception`, `strftime_now` (in UTC). They reach neither files nor a network, and their time,
-//! memory and output are bounded ([`FUEL`], [`MAX_TEXT`], [`MAX_OUTPUT`]).
+//! Templates are programs written by whoever published the model, in the language of Jinja2 (an
+//! engine of our own in this crate says why and how). They get what transformers gives them:
+//! `messages`, `tools` and `documents` (none, unless given), `add_generation_prompt`, the special
+//! tokens that the tokenizer has, and further variables; `raise_exception`, `strftime_now` (in
+//! UTC). They reach neither files nor a network, and their time, memory and output are bounded
+//! ([`FUEL`], [`MAX_TEXT`], [`MAX_OUTPUT`]).
 //!
-//! The rendered text knows of every character whether it came with the request, which [`crate::Tokenizer::conversation`] needs to keep what
-//! somebody said from becoming a control token.
+//! The rendered text knows of every character whether it came with the request, which
+//! [`crate::Tokenizer::conversation`] needs to keep what somebody said from becoming a control
+//! token.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +37,8 @@ impl Message {
         Self { role: role.into(), content: content.into() }
     }
 
-    /// As a variable. Templates build control tokens of plain roles (`'<|' + role + '|>'`), so those are theirs.
+    /// As a variable. Templates build control tokens of plain roles (`'<|' + role + '|>'`), so
+    /// those are theirs.
     fn marked(&self) -> Vec<(&'static str, Vec<u32>)> {
         let plain = self.role.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         let content = if self.role == "assistant" { REQUEST | ASSISTANT } else { REQUEST };
@@ -50,9 +54,11 @@ impl Message {
 pub struct RenderOptions {
     /// End with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Texts of the special tokens that there are, by their names such as `bos_token`; see [`crate::Tokenizer::special_tokens`].
+    /// Texts of the special tokens that there are, by their names such as `bos_token`; see
+    /// [`crate::Tokenizer::special_tokens`].
     pub special_tokens: BTreeMap<String, String>,
-    /// The time that `strftime_now` tells, in seconds since 1970, UTC; `None`: the clock. Fix it for reproducible prompts.
+    /// The time that `strftime_now` tells, in seconds since 1970, UTC; `None`: the clock. Fix it
+    /// for reproducible prompts.
     pub now: Option<u64>,
     /// Further variables, such as `enable_thinking` or `tools`.
     pub extra: BTreeMap<String, serde_json::Value>,
@@ -90,7 +96,8 @@ impl ChatTemplate {
     /// The prompt of a conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] when the template refuses the messages, fails or exceeds a limit, or a variable has the name of another thing.
+    /// [`Error::Template`] when the template refuses the messages, fails or exceeds a limit, or a
+    /// variable has the name of another thing.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, Error> {
         Ok(plain(&self.render_marked(messages, options)?))
     }

@@ -1,4 +1,5 @@
-//! A model directory's weights: one safetensors file or many with an index, as one set of named tensors.
+//! A model directory's weights: one safetensors file or many with an index, as one set of named
+//! tensors.
 
 mod gguf;
 mod parts;
@@ -34,10 +35,11 @@ const MAX_INDEX: u64 = 256 << 20;
 /// How to open a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Map the files (default) instead of reading them into memory. See [`crate::mmap`] for what that asks of you.
+    /// Map the files (default) instead of reading them into memory. See [`crate::mmap`] for what
+    /// that asks of you.
     pub mmap: bool,
-    /// When there is a manifest, check every header and every small file against it (default). Tensor data are checked
-    /// later, by [`Checkpoint::verify_tensor`].
+    /// When there is a manifest, check every header and every small file against it (default).
+    /// Tensor data are checked later, by [`Checkpoint::verify_tensor`].
     pub check_manifest: bool,
 }
 
@@ -74,7 +76,8 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Neighbouring numbers of a row of the matrix view ([`TensorInfo::rows_cols`]) in `f32`, times their scales. Not checked to be finite.
+    /// Neighbouring numbers of a row of the matrix view ([`TensorInfo::rows_cols`]) in `f32`, times
+    /// their scales. Not checked to be finite.
     ///
     /// # Panics
     /// When the tensor holds no floats or they lie outside it.
@@ -96,7 +99,8 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The stored bytes of a row of the matrix view, where their numbers are those of [`TensorView::row_into`].
+    /// The stored bytes of a row of the matrix view, where their numbers are those of
+    /// [`TensorView::row_into`].
     ///
     /// # Panics
     /// When there is no such row.
@@ -176,11 +180,12 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a model directory, one `.safetensors` file or a GGUF file, with the default options.
     ///
-    /// A directory may hold `model.safetensors`, or `model.safetensors.index.json` and its shards; when it holds both, the
-    /// single file is taken, as the Hugging Face loader does.
+    /// A directory may hold `model.safetensors`, or `model.safetensors.index.json` and its shards;
+    /// when it holds both, the single file is taken, as the Hugging Face loader does.
     ///
     /// # Errors
-    /// Whatever is wrong with any header, with the index, or between them; tensor data are not looked at.
+    /// Whatever is wrong with any header, with the index, or between them; tensor data are not
+    /// looked at.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, OpenOptions::default())
     }
@@ -436,7 +441,8 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that a tensor of weights exists with the shape that the configuration gives it, and that it holds floats.
+    /// Checks that a tensor of weights exists with the shape that the configuration gives it, and
+    /// that it holds floats.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], or [`Error::Tensor`] naming both shapes or the type.
@@ -463,12 +469,14 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Rows of the matrix view of a tensor ([`TensorInfo::rows_cols`]) as `f32` into `out`, which has `rows.len() * cols` places.
-    /// Exact from F32, F16 and BF16; F64 is rounded, and so are products with the scales of 8-bit floats.
+    /// Rows of the matrix view of a tensor ([`TensorInfo::rows_cols`]) as `f32` into `out`, which
+    /// has `rows.len() * cols` places. Exact from F32, F16 and BF16; F64 is rounded, and so are
+    /// products with the scales of 8-bit floats.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first bad row and column; [`Error::Tensor`] for an integer tensor, a row range
-    /// outside the tensor or a buffer of the wrong length; [`Error::MissingTensor`].
+    /// [`Error::NonFinite`] with the first bad row and column; [`Error::Tensor`] for an integer
+    /// tensor, a row range outside the tensor or a buffer of the wrong length;
+    /// [`Error::MissingTensor`].
     pub fn rows_f32_into(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
         let (shard, info) = self.find(name)?;
         let bad = |rule| Error::Tensor { path: shard.path.clone(), tensor: name.to_owned(), rule };
@@ -503,8 +511,9 @@ impl Checkpoint {
     ///
     /// * tied by the config, one of the two stored: both resolve to it;
     /// * tied, both stored: they must agree byte for byte, else it is unclear which model is meant;
-    /// * not tied: both must be stored. A missing `lm_head.weight` is an error and not quietly tied: the Hugging Face loader would
-    ///   start the head from random numbers, and the message says what to set if tying was meant.
+    /// * not tied: both must be stored. A missing `lm_head.weight` is an error and not quietly
+    ///   tied: the Hugging Face loader would start the head from random numbers, and the message
+    ///   says what to set if tying was meant.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], or [`Error::Tensor`] for two different tensors that should be one.
@@ -541,7 +550,8 @@ impl Checkpoint {
         }
     }
 
-    /// Recomputes the checksum of one tensor and compares it with the manifest; for lazy verification before first use.
+    /// Recomputes the checksum of one tensor and compares it with the manifest; for lazy
+    /// verification before first use.
     ///
     /// # Errors
     /// [`Error::Checksum`] when a stored byte changed, [`Error::MissingTensor`].
@@ -564,8 +574,9 @@ impl Checkpoint {
         })
     }
 
-    /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape, bytes and scales, in the order of names.
-    /// Independent of sharding and of file names; what a cache of measurements is keyed by.
+    /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape, bytes and
+    /// scales, in the order of names. Independent of sharding and of file names; what a cache of
+    /// measurements is keyed by.
     #[must_use]
     pub fn content_hash(&self) -> String {
         let mut h = blake3::Hasher::new();
@@ -617,7 +628,8 @@ pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Error>
     Ok(map)
 }
 
-/// True for a name that stays in its directory on every system: no separators, drives, streams, dots alone or control characters.
+/// True for a name that stays in its directory on every system: no separators, drives, streams,
+/// dots alone or control characters.
 pub(crate) fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty()
         && name != "."
@@ -626,7 +638,8 @@ pub(crate) fn is_plain_file_name(name: &str) -> bool {
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
 }
 
-/// Whether a tensor of this name belongs to an encoder of images or sounds, or is a table that is computed anew.
+/// Whether a tensor of this name belongs to an encoder of images or sounds, or is a table that is
+/// computed anew.
 fn is_beside_text(name: &str) -> bool {
     const PARTS: [&str; 7] = ["vision", "visual", "audio", "image", "speech", "projector", "inv_freq"];
     PARTS.iter().any(|part| name.contains(part))

@@ -1,6 +1,7 @@
 //! `config.json` and `generation_config.json`: what the model is.
 //!
-//! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5), per architecture:
+//! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5),
+//! per architecture:
 //!
 //! | `model_type` | biases | QK norm | sliding window | rotary |
 //! | --- | --- | --- | --- | --- |
@@ -24,36 +25,47 @@
 //! | `olmoe` | `attention_bias` on q, k, v, o | over all heads | no | all layers |
 //! | `olmo2`, `olmo3` | `attention_bias` on q, k, v, o | over all heads | `olmo3`: by `layer_types`, or all but every fourth layer | all layers; those with a window without scaling |
 //!
-//! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four factors of `granite` leave the graph as it is:
-//! in units of `embedding_multiplier` the residual stream begins as the embedding itself, what is written to it is multiplied by `residual_multiplier /
-//! embedding_multiplier` (in the weights), and norms, which do not see such units, by their ε alone, which is divided by `embedding_multiplier^2`;
-//! `logits_scaling` divides the final gain, `attention_multiplier` is in [`RopeConfig::gain`]. A `granitemoehybrid` (Granite 4) whose layers all have
-//! attention, and no experts, is read as `granite`; its gate and up are one tensor as well.
+//! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four
+//! factors of `granite` leave the graph as it is: in units of `embedding_multiplier` the residual
+//! stream begins as the embedding itself, what is written to it is multiplied by
+//! `residual_multiplier / embedding_multiplier` (in the weights), and norms, which do not see such
+//! units, by their ε alone, which is divided by `embedding_multiplier^2`; `logits_scaling` divides
+//! the final gain, `attention_multiplier` is in [`RopeConfig::gain`]. A `granitemoehybrid` (Granite
+//! 4) whose layers all have attention, and no experts, is read as `granite`; its gate and up are
+//! one tensor as well.
 //!
-//! `olmo2`, `olmo3` and `exaone4` normalize what attention and MLP write to the residual stream *in place* of what they read ([`ModelConfig::pre_norms`]). Where
-//! frequencies of `olmo3` are stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM (transformers 5 stretched
-//! all of them by mistake until 5.13, which writes a set of `rope_parameters` for each type of layers).
+//! `olmo2`, `olmo3` and `exaone4` normalize what attention and MLP write to the residual stream *in
+//! place* of what they read ([`ModelConfig::pre_norms`]). Where frequencies of `olmo3` are
+//! stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM
+//! (transformers 5 stretched all of them by mistake until 5.13, which writes a set of
+//! `rope_parameters` for each type of layers).
 //!
-//! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer ([`Experts`]). They are stored under three names, of which
-//! [`crate::Checkpoint::parted`] makes one; `granitemoe` has the factors of `granite`.
+//! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer
+//! ([`Experts`]). They are stored under three names, of which [`crate::Checkpoint::parted`] makes
+//! one; `granitemoe` has the factors of `granite`.
 //!
-//! `gemma2` and `gemma3_text` normalize what attention and MLP write to the residual stream as well ([`ModelConfig::post_norms`]), their gains are stored less 1
-//! ([`ModelConfig::gain_offset`]), and the embedding is multiplied by the root of its width: the same units, so that the gains of those norms are
-//! divided by it (not rounded to bf16, as transformers does where weights are of that type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
-//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of models of text and images or sounds
-//! (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `internvl`, `llava`, `idefics3`, ...) the language model is taken alone where it is one of these:
-//! `text_config`, and the tensors without the prefix `language_model.` or `text_model.`. Where all is text, the three positions of a token in
-//! `mrope` are one, and it turns as others do.
+//! `gemma2` and `gemma3_text` normalize what attention and MLP write to the residual stream as well
+//! ([`ModelConfig::post_norms`]), their gains are stored less 1 ([`ModelConfig::gain_offset`]), and
+//! the embedding is multiplied by the root of its width: the same units, so that the gains of those
+//! norms are divided by it (not rounded to bf16, as transformers does where weights are of that
+//! type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
+//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of models of text
+//! and images or sounds (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `internvl`,
+//! `llava`, `idefics3`, ...) the language model is taken alone where it is one of these:
+//! `text_config`, and the tensors without the prefix `language_model.` or `text_model.`. Where all
+//! is text, the three positions of a token in `mrope` are one, and it turns as others do.
 //!
-//! `glm4` has norms behind attention and MLP as well, under names of its own ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
+//! `glm4` has norms behind attention and MLP as well, under names of its own
+//! ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
 //!
-//! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every fourth layer (`no_rope_layer_interval`)
-//! does not.
+//! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every
+//! fourth layer (`no_rope_layer_interval`) does not.
 //!
-//! Unknown fields are kept and ignored; a field that is used must have the right type and a sane value. Rules that would change the
-//! numbers without our knowing (`dynamic` rope scaling, another activation, partial rotary elsewhere) are refused by name.
-//! We deviate in one default: a missing `num_key_value_heads` means as many as heads for every architecture but Gemma 3 (transformers has
-//! fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
+//! Unknown fields are kept and ignored; a field that is used must have the right type and a sane
+//! value. Rules that would change the numbers without our knowing (`dynamic` rope scaling, another
+//! activation, partial rotary elsewhere) are refused by name. We deviate in one default: a missing
+//! `num_key_value_heads` means as many as heads for every architecture but Gemma 3 (transformers
+//! has fixed numbers for some more); the shape check of `k_proj` catches a wrong guess.
 
 mod architecture;
 mod beside;
@@ -75,13 +87,15 @@ pub const CONFIG: &str = "config.json";
 /// File name of the generation configuration.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 const MAX_CONFIG: u64 = 16 << 20;
-/// Upper limit of widths and of the vocabulary; far above any model, low enough that products of two fit in 64 bits.
+/// Upper limit of widths and of the vocabulary; far above any model, low enough that products of
+/// two fit in 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 14;
 const MAX_EXPERTS: u64 = 1 << 12;
 
-/// The MLPs of a mixture: a router gives every token some of them. With r the softmax over all experts of `Router n`, the MLP's
-/// output is the sum of those of the experts with the largest r, each times its r (Shazeer et al. 2017, arXiv 1701.06538).
+/// The MLPs of a mixture: a router gives every token some of them. With r the softmax over all
+/// experts of `Router n`, the MLP's output is the sum of those of the experts with the largest r,
+/// each times its r (Shazeer et al. 2017, arXiv 1701.06538).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
     /// How many there are.
@@ -108,7 +122,8 @@ pub enum QkNorm {
 pub enum Activation {
     /// `x sigmoid(x)`.
     Silu,
-    /// GELU by a hyperbolic tangent, `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2` (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+    /// GELU by a hyperbolic tangent, `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2` (Hendrycks
+    /// and Gimpel 2016, arXiv 1606.08415).
     GeluTanh,
 }
 
@@ -150,8 +165,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// That of layers with a sliding window, where it is another one.
     pub local_rope: Option<RopeConfig>,
-    /// Rotary embedding turns neighbouring channels as they are stored, (2k, 2k + 1) in place of (k, k + half); a source of weights puts the rows of
-    /// q and k in the other order.
+    /// Rotary embedding turns neighbouring channels as they are stored, (2k, 2k + 1) in place of
+    /// (k, k + half); a source of weights puts the rows of q and k in the other order.
     pub neighbours_turn: bool,
     /// What the gate goes through.
     pub activation: Activation,
@@ -161,8 +176,8 @@ pub struct ModelConfig {
     pub post_norms: bool,
     /// What stored norm gains lack; a source of weights adds it.
     pub gain_offset: f64,
-    /// Factor of what attention and MLP write to the residual stream; a source of weights multiplies o and down by it, or the gains of
-    /// [`post_norms`](Self::post_norms).
+    /// Factor of what attention and MLP write to the residual stream; a source of weights
+    /// multiplies o and down by it, or the gains of [`post_norms`](Self::post_norms).
     pub residual_factor: f64,
     /// Factor of the logits; a source of weights multiplies the final norm's gain by it.
     pub logit_factor: f64,
@@ -190,13 +205,14 @@ pub struct ModelConfig {
     pub notes: Vec<String>,
     /// `quantization_config`, as it stands in the file.
     pub quantization_config: Option<Value>,
-    /// The whole document, every field preserved in its order; of a model of text and images its `text_config`, made whole.
+    /// The whole document, every field preserved in its order; of a model of text and images its
+    /// `text_config`, made whole.
     pub raw: Map<String, Value>,
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, when present, `generation_config.json` of a directory, or the same from
-    /// the metadata of a GGUF file.
+    /// Reads `config.json` and, when present, `generation_config.json` of a directory, or the same
+    /// from the metadata of a GGUF file.
     ///
     /// # Errors
     /// [`Error::Config`] naming file and field, [`Error::Json`], [`Error::Io`].
@@ -324,7 +340,8 @@ impl Fields {
         }
     }
 
-    /// One token id, a list of them or nothing. One that the vocabulary does not have can come out of no text: it is left out, with a note.
+    /// One token id, a list of them or nothing. One that the vocabulary does not have can come out
+    /// of no text: it is left out, with a note.
     fn token_ids(&self, field: &str, vocab: usize, notes: &mut Vec<String>) -> Result<Vec<u32>, Error> {
         let list = match self.get(field) {
             None => &[][..],
@@ -516,7 +533,8 @@ impl Fields {
         list.iter().map(one).collect()
     }
 
-    /// Refuses what Gemma's configurations have fields for and no published model of these types uses.
+    /// Refuses what Gemma's configurations have fields for and no published model of these types
+    /// uses.
     fn plain_gemma(&self, arch: Architecture) -> Result<(), Error> {
         let capped = ["attn_logit_softcapping", "final_logit_softcapping"];
         for field in capped.into_iter().filter(|_| arch == Architecture::Gemma3) {

@@ -1,4 +1,5 @@
-//! Stored floats to `f32`, exact for F8, F16, BF16 and F32; F64 is rounded to nearest, and blocks of a GGUF file are as its format says.
+//! Stored floats to `f32`, exact for F8, F16, BF16 and F32; F64 is rounded to nearest, and blocks
+//! of a GGUF file are as its format says.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -24,7 +25,8 @@ pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
             }
         }
         Dtype::F16 => {
-            // The slice conversion uses F16C where the machine has it, but wants aligned elements; a file promises none.
+            // The slice conversion uses F16C where the machine has it, but wants aligned elements;
+            // a file promises none.
             let mut block = [f16::ZERO; 512];
             for (o, s) in out.chunks_mut(block.len()).zip(src.chunks(2 * block.len())) {
                 let block = &mut block[..o.len()];
@@ -45,8 +47,9 @@ pub fn to_f32_into(dtype: Dtype, src: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Every number of four bits of exponent (bias 7) and three of mantissa, as machine learning has them: the largest exponent is one like
-/// others, only all bits set are no number (Micikevicius et al. 2022, arXiv 2209.05433, table 1).
+/// Every number of four bits of exponent (bias 7) and three of mantissa, as machine learning has
+/// them: the largest exponent is one like others, only all bits set are no number (Micikevicius et
+/// al. 2022, arXiv 2209.05433, table 1).
 const E4M3: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut byte = 0;

@@ -5,12 +5,13 @@ use std::str::FromStr;
 
 use crate::gguf::BlockType;
 
-/// Element type of a stored tensor. All are whole bytes, little-endian, but for the blocks of a GGUF
-/// file, which hold some numbers each.
+/// Element type of a stored tensor. All are whole bytes, little-endian, but for the blocks of a
+/// GGUF file, which hold some numbers each.
 ///
-/// Of the 8-bit floats there is the one that checkpoints are published in, whose numbers want the scales beside them, which
-/// [`crate::Checkpoint`] multiplies them by. Others and those of fewer bits ([`crate::header::UNREAD`]) are deliberately absent: who asks for a tensor of
-/// such a type is refused with the type's name.
+/// Of the 8-bit floats there is the one that checkpoints are published in, whose numbers want the
+/// scales beside them, which [`crate::Checkpoint`] multiplies them by. Others and those of fewer
+/// bits ([`crate::header::UNREAD`]) are deliberately absent: who asks for a tensor of such a type
+/// is refused with the type's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are the format's own and say all there is")]
 pub enum Dtype {

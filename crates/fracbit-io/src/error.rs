@@ -1,4 +1,5 @@
-//! The error type of the crate: each message names the file, then the tensor or field, then the rule.
+//! The error type of the crate: each message names the file, then the tensor or field, then the
+//! rule.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -200,7 +201,8 @@ impl<T> IoContext<T> for io::Result<T> {
     }
 }
 
-/// Opens a regular file. What it is gets looked at first: opening a named pipe would wait for a writer for ever.
+/// Opens a regular file. What it is gets looked at first: opening a named pipe would wait for a
+/// writer for ever.
 pub(crate) fn open_file(path: &Path) -> Result<(std::fs::File, std::fs::Metadata), Error> {
     let irregular = |meta: &std::fs::Metadata| match meta.is_file() {
         true => Ok(()),
@@ -222,7 +224,8 @@ pub(crate) fn refuse_pointer(bytes: &[u8], path: &Path) -> Result<(), Error> {
     if bytes.starts_with(LFS) { Err(Error::LfsPointer { path: path.to_owned() }) } else { Ok(()) }
 }
 
-/// Reads a small text-like file after looking at its size, so that a wrong path cannot exhaust memory.
+/// Reads a small text-like file after looking at its size, so that a wrong path cannot exhaust
+/// memory.
 pub(crate) fn read_limited(path: &Path, max: u64) -> Result<Vec<u8>, Error> {
     use io::Read;
     let (file, meta) = open_file(path)?;

@@ -1,14 +1,17 @@
 //! The safetensors header, read strictly.
 //!
-//! Format (<https://github.com/huggingface/safetensors>): 8 bytes little-endian header length *n*, *n* bytes of JSON mapping each
-//! tensor name to `{dtype, shape, data_offsets: [begin, end]}` plus an optional `__metadata__` map of strings, then the
-//! data. Offsets count from the end of the header; the tensors, sorted by offset, cover the data exactly.
+//! Format (<https://github.com/huggingface/safetensors>): 8 bytes little-endian header length *n*,
+//! *n* bytes of JSON mapping each tensor name to `{dtype, shape, data_offsets: [begin, end]}` plus
+//! an optional `__metadata__` map of strings, then the data. Offsets count from the end of the
+//! header; the tensors, sorted by offset, cover the data exactly.
 //!
-//! Every rule is checked before any number from the file sizes an allocation or indexes a byte, and each has its own
-//! [`HeaderError`] variant. We deviate from the `safetensors` crate (0.8) in four places, all towards strictness: a **duplicate
-//! key** is an error (the crate silently keeps the last, so two readers can see two models in one file), `__metadata__` keys must be
-//! unique too, a shape may have at most [`MAX_RANK`] dimensions, and an unknown dtype is an error of its own. Tensors of the types that nothing here
-//! reads ([`UNREAD`]) are checked as others are and kept apart. The property test `differential` holds the two readers together.
+//! Every rule is checked before any number from the file sizes an allocation or indexes a byte, and
+//! each has its own [`HeaderError`] variant. We deviate from the `safetensors` crate (0.8) in four
+//! places, all towards strictness: a **duplicate key** is an error (the crate silently keeps the
+//! last, so two readers can see two models in one file), `__metadata__` keys must be unique too, a
+//! shape may have at most [`MAX_RANK`] dimensions, and an unknown dtype is an error of its own.
+//! Tensors of the types that nothing here reads ([`UNREAD`]) are checked as others are and kept
+//! apart. The property test `differential` holds the two readers together.
 //!
 //! Cost: one pass over the header; memory proportional to it (at most [`MAX_HEADER`] bytes).
 
@@ -44,7 +47,8 @@ impl TensorInfo {
         self.range.len() / self.dtype.block_bytes() * self.dtype.block_len()
     }
 
-    /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a vector is one row.
+    /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a
+    /// vector is one row.
     #[must_use]
     pub fn rows_cols(&self) -> (usize, usize) {
         rows_cols(&self.shape)
@@ -171,7 +175,8 @@ fn layout(raw: RawHeader, data_start: usize, data_len: usize) -> Result<Header, 
         let checked = check_entry(&tensor, entry, data_len)?;
         entries.push((tensor, checked));
     }
-    // Empty tensors share their offset with a neighbour; the name makes the order total, so it is the same everywhere.
+    // Empty tensors share their offset with a neighbour; the name makes the order total, so it is
+    // the same everywhere.
     entries.sort_by(|(na, a), (nb, b)| {
         (a.range.start, a.range.end, na.as_str()).cmp(&(b.range.start, b.range.end, nb.as_str()))
     });
@@ -189,7 +194,8 @@ fn layout(raw: RawHeader, data_start: usize, data_len: usize) -> Result<Header, 
         want = range.end;
         match dtype {
             Ok(dtype) => {
-                // Both ends are at most `data_len`, and `data_start + data_len` is the length of the file: no overflow.
+                // Both ends are at most `data_len`, and `data_start + data_len` is the length of
+                // the file: no overflow.
                 let range = data_start + range.start..data_start + range.end;
                 tensors.push((tensor, TensorInfo { dtype, shape, range }));
             }
@@ -244,7 +250,8 @@ fn check_entry(tensor: &str, e: RawEntry, data_len: usize) -> Result<Checked, He
     let want = shape
         .iter()
         .try_fold(bits, |n, &d| n.checked_mul(d))
-        // A zero hides an overflow behind it or trips over one before it, by its place; refuse both alike.
+        // A zero hides an overflow behind it or trips over one before it, by its place; refuse both
+        // alike.
         .filter(|_| shape.iter().filter(|&&d| d > 0).try_fold(bits, |n, &d| n.checked_mul(d)).is_some())
         .ok_or_else(|| bad_shape("overflows: its bit count should be below 2^64"))?;
     if !want.is_multiple_of(8) {

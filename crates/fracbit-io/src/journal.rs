@@ -1,8 +1,9 @@
 //! What a long run has finished, so that the next one need not do it again.
 //!
-//! A journal is a file of lines, each the first 16 digits of a blake3 digest, a space, and a JSON document. The first
-//! document says what run it belongs to. A line is synced before the next step begins; one that a crash tore fails its digest and is cut
-//! off with all that follows. The file is locked while a run uses it, so that two runs never continue one directory.
+//! A journal is a file of lines, each the first 16 digits of a blake3 digest, a space, and a JSON
+//! document. The first document says what run it belongs to. A line is synced before the next step
+//! begins; one that a crash tore fails its digest and is cut off with all that follows. The file is
+//! locked while a run uses it, so that two runs never continue one directory.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -1,8 +1,10 @@
 //! JSON as Python writes it.
 //!
-//! The files of a model come from Python's `json`, which has three words more than JSON: `NaN`, `Infinity` and `-Infinity`. They become the objects
-//! that transformers 5 itself writes for them (`{"__float__": "Infinity"}`), so that a field that nobody needs does no harm and one that is used
-//! is refused by what it holds. A byte-order mark is skipped. Comments, which Python does not read either, are refused by name.
+//! The files of a model come from Python's `json`, which has three words more than JSON: `NaN`,
+//! `Infinity` and `-Infinity`. They become the objects that transformers 5 itself writes for them
+//! (`{"__float__": "Infinity"}`), so that a field that nobody needs does no harm and one that is
+//! used is refused by what it holds. A byte-order mark is skipped. Comments, which Python does not
+//! read either, are refused by name.
 
 use std::borrow::Cow;
 use std::path::Path;

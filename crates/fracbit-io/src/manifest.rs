@@ -1,4 +1,5 @@
-//! `manifest.json`: a checksum for every file and every tensor of a model directory, and where it all came from.
+//! `manifest.json`: a checksum for every file and every tensor of a model directory, and where it
+//! all came from.
 //!
 //! ```json
 //! {
@@ -11,13 +12,14 @@
 //! }
 //! ```
 //!
-//! `header_blake3` covers the first 8 + n bytes of a safetensors file, so that opening can prove the whole of the metadata without
-//! reading the data. The last field is the blake3 of the canonical JSON (keys sorted, no white space) of the document without
-//! that field. The document must be laid out exactly as [`Manifest::to_json`] prints it, so that *any* changed byte of the
+//! `header_blake3` covers the first 8 + n bytes of a safetensors file, so that opening can prove
+//! the whole of the metadata without reading the data. The last field is the blake3 of the
+//! canonical JSON (keys sorted, no white space) of the document without that field. The document
+//! must be laid out exactly as [`Manifest::to_json`] prints it, so that *any* changed byte of the
 //! file is seen, `1e5` for `1E5` included.
 //!
-//! The checksums find accidents (disk, transfer, half-finished edits). They do not prove who wrote the files: whoever can change
-//! the weights can change the manifest with them.
+//! The checksums find accidents (disk, transfer, half-finished edits). They do not prove who wrote
+//! the files: whoever can change the weights can change the manifest with them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -118,7 +120,8 @@ impl Manifest {
     /// Reads and checks `manifest.json` of a directory.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Json`], or [`Error::Manifest`] for another version, a bad name or a changed byte.
+    /// [`Error::Io`], [`Error::Json`], or [`Error::Manifest`] for another version, a bad name or a
+    /// changed byte.
     pub fn read(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(MANIFEST);
         let bytes = read_limited(&path, MAX_MANIFEST)?;
@@ -166,8 +169,9 @@ impl Manifest {
         Ok(m)
     }
 
-    /// Checks everything that can be checked without reading tensor data: lengths and headers of the shards, the table of
-    /// tensors, and the full checksum of every other file except `*.md` (a model card may be edited).
+    /// Checks everything that can be checked without reading tensor data: lengths and headers of
+    /// the shards, the table of tensors, and the full checksum of every other file except `*.md` (a
+    /// model card may be edited).
     pub(crate) fn check_opened(&self, ckpt: &Checkpoint) -> Result<(), Error> {
         let path = ckpt.dir().join(MANIFEST);
         let bad = |rule: String| Error::Manifest { path: path.clone(), rule };
@@ -234,7 +238,8 @@ pub(crate) fn hash(bytes: &[u8]) -> String {
 /// # Errors
 /// [`Error::Io`] naming the path.
 pub fn hash_file(path: &Path) -> Result<(u64, String), Error> {
-    // Small files are read: mapping one costs more than copying it, and a reader is immune to truncation meanwhile.
+    // Small files are read: mapping one costs more than copying it, and a reader is immune to
+    // truncation meanwhile.
     let small = std::fs::metadata(path).io("reading the length of", path)?.len() < 1 << 20;
     let bytes = if small { FileBytes::read(path)? } else { FileBytes::map(path)? };
     Ok((bytes.len() as u64, hash(&bytes)))

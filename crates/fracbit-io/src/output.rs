@@ -1,17 +1,20 @@
 //! A model directory that appears whole or not at all.
 //!
-//! Files are written to a temporary sibling `NAME.partial-xxxxxx`, each is synced as it is finished, then the directory is synced,
-//! renamed to its final name, and the parent synced. A crash at any point leaves the final name as it was, with at most
-//! a `.partial-` directory beside it; an error or an early return removes that too. Every byte is hashed on its way to the disk, so
-//! the manifest costs no second pass.
+//! Files are written to a temporary sibling `NAME.partial-xxxxxx`, each is synced as it is
+//! finished, then the directory is synced, renamed to its final name, and the parent synced. A
+//! crash at any point leaves the final name as it was, with at most a `.partial-` directory beside
+//! it; an error or an early return removes that too. Every byte is hashed on its way to the disk,
+//! so the manifest costs no second pass.
 //!
-//! A *resumable* directory is for runs of hours. It is written within a work directory `NAME.partial-xxxxxx` (as `data`, beside a
-//! journal and scratch files) that stays when the run is killed or fails after its first finished step, and that
-//! a later run of the same description continues.
+//! A *resumable* directory is for runs of hours. It is written within a work directory
+//! `NAME.partial-xxxxxx` (as `data`, beside a journal and scratch files) that stays when the run is
+//! killed or fails after its first finished step, and that a later run of the same description
+//! continues.
 //!
-//! Replacing an existing directory ([`Overwrite::Yes`]) exchanges the two names in one step where the system can (Linux), so that
-//! a reader sees the old model or the new one; elsewhere there is a moment with neither. It is refused for a directory that
-//! does not look like a model, because a mistyped `-o ~` should not cost a home directory.
+//! Replacing an existing directory ([`Overwrite::Yes`]) exchanges the two names in one step where
+//! the system can (Linux), so that a reader sees the old model or the new one; elsewhere there is a
+//! moment with neither. It is refused for a directory that does not look like a model, because a
+//! mistyped `-o ~` should not cost a home directory.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -100,7 +103,8 @@ pub struct Leftover {
     pub resumable: bool,
 }
 
-/// Temporary directories of earlier runs beside `final_path`, sorted. One in use by a running process is among them.
+/// Temporary directories of earlier runs beside `final_path`, sorted. One in use by a running
+/// process is among them.
 #[must_use]
 pub fn leftovers(final_path: &Path) -> Vec<Leftover> {
     let (Some(name), parent) = (final_path.file_name(), parent_of(final_path)) else { return Vec::new() };
@@ -136,14 +140,16 @@ impl OutputDir {
     /// Starts a directory that will be called `final_path`, whose parent must exist.
     ///
     /// # Errors
-    /// [`Error::Output`] when the name is taken or unusable, [`Error::Io`] when the parent is missing or not writable.
+    /// [`Error::Output`] when the name is taken or unusable, [`Error::Io`] when the parent is
+    /// missing or not writable.
     pub fn create(final_path: impl AsRef<Path>, overwrite: Overwrite) -> Result<Self, Error> {
         let final_path = final_path.as_ref();
         Ok(Self::of(final_path, overwrite, Temp::new(final_path, overwrite)?, None))
     }
 
-    /// Starts a resumable directory for the run that `key` describes: everything that decides its bytes. With `resume`, continues
-    /// what an interrupted run with this key left beside `final_path`, if there is such.
+    /// Starts a resumable directory for the run that `key` describes: everything that decides its
+    /// bytes. With `resume`, continues what an interrupted run with this key left beside
+    /// `final_path`, if there is such.
     ///
     /// # Errors
     /// As for [`OutputDir::create`].
@@ -188,7 +194,8 @@ impl OutputDir {
         self.journal.is_some()
     }
 
-    /// Steps that were recorded, by this run or the one it continues, and how far the writer had got at the last.
+    /// Steps that were recorded, by this run or the one it continues, and how far the writer had
+    /// got at the last.
     pub(crate) fn steps(&self) -> (Vec<Value>, Mark) {
         let entries = self.journal.as_ref().map_or(&[][..], |j| &j.entries);
         let entries: Vec<(Value, Mark)> =
@@ -206,7 +213,8 @@ impl OutputDir {
         Ok(())
     }
 
-    /// Keeps what is there even if this run fails before its first step: its scratch files are worth something.
+    /// Keeps what is there even if this run fails before its first step: its scratch files are
+    /// worth something.
     pub fn keep(&mut self) {
         self.temp.keep = self.journal.is_some();
     }
@@ -245,7 +253,8 @@ impl OutputDir {
     /// Writes one file, synced and hashed.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Io`], or [`Error::Output`] for a name that is taken or not plain.
+    /// [`Error::NoSpace`], [`Error::Io`], or [`Error::Output`] for a name that is taken or not
+    /// plain.
     pub fn write_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let mut file = self.create_file(name, bytes.len() as u64)?;
         file.write(bytes)?;
@@ -330,7 +339,8 @@ impl OutputDir {
     /// Syncs the directory and gives it its final name.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Output`] when the final name was taken meanwhile. The temporary directory is then removed.
+    /// [`Error::Io`], or [`Error::Output`] when the final name was taken meanwhile. The temporary
+    /// directory is then removed.
     pub fn commit(mut self) -> Result<PathBuf, Error> {
         sync_dir(&self.temp.data)?;
         let (from, to) = (self.temp.data.as_path(), self.final_path.as_path());
@@ -374,7 +384,8 @@ fn temporary(final_path: &Path) -> Result<PathBuf, Error> {
     builder.prefix(&prefix);
     #[cfg(unix)]
     {
-        // The default of a temporary directory (0700) would stick to the finished model; take what the umask allows.
+        // The default of a temporary directory (0700) would stick to the finished model; take what
+        // the umask allows.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o777));
     }
@@ -418,7 +429,8 @@ fn exchange(a: &Path, b: &Path) -> Result<(), Error> {
     let aside = PathBuf::from(aside);
     std::fs::rename(b, &aside).io("moving aside", b)?;
     if let Err(source) = std::fs::rename(a, b) {
-        // Put the old model back; if even that fails it is still complete under `aside`, which the message names.
+        // Put the old model back; if even that fails it is still complete under `aside`, which the
+        // message names.
         let path = if std::fs::rename(&aside, b).is_ok() { b.to_owned() } else { aside };
         return Err(Error::Io { op: "replacing (the old directory is kept at)", path, source });
     }
@@ -451,8 +463,8 @@ fn sync_dir(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The error of a write to `path` that had `needed` bytes to go: "no space" comes with numbers, anything else names operation
-/// and path.
+/// The error of a write to `path` that had `needed` bytes to go: "no space" comes with numbers,
+/// anything else names operation and path.
 #[must_use]
 pub fn write_error(source: io::Error, op: &'static str, path: &Path, needed: u64) -> Error {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};

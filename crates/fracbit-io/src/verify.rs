@@ -35,7 +35,8 @@ impl fmt::Display for Problem {
 pub struct Report {
     /// The directory.
     pub dir: PathBuf,
-    /// False: there is no manifest, so only the structure of the files was checked and changed data would go unseen.
+    /// False: there is no manifest, so only the structure of the files was checked and changed data
+    /// would go unseen.
     pub checksums: bool,
     /// Files looked at.
     pub files: usize,
@@ -75,8 +76,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// Recomputes every checksum of a model directory and names every file and tensor that is missing, changed or not listed. A
-/// directory without manifest gets a structural check: headers, index and shards fit together.
+/// Recomputes every checksum of a model directory and names every file and tensor that is missing,
+/// changed or not listed. A directory without manifest gets a structural check: headers, index and
+/// shards fit together.
 ///
 /// # Errors
 /// Only when the directory itself cannot be listed; everything else is in the report.
@@ -148,8 +150,9 @@ fn check_file(m: &Manifest, name: &str, want: &FileRecord, report: &mut Report) 
         report.add(name, None, format_args!("blake3 should be {}, got {got}", want.blake3));
     }
     let tensors = m.tensors.iter().filter(|(_, t)| t.file == name);
-    // The digest of the file covers its tensors. Their own digests are needed to say which is damaged, and once to prove that the
-    // manifest agrees with itself, which costs a second pass over the (cached) pages.
+    // The digest of the file covers its tensors. Their own digests are needed to say which is
+    // damaged, and once to prove that the manifest agrees with itself, which costs a second pass
+    // over the (cached) pages.
     if want.header_blake3.is_none() {
         for (t, _) in tensors {
             report.add(name, Some(t), "should be in a file with a header digest");

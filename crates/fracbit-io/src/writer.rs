@@ -1,10 +1,11 @@
 //! Safetensors shards, written in one pass.
 //!
-//! The list of tensors is known before the first byte (a plan says what each layer becomes), so headers, file names and
-//! the number of shards are fixed up front, nothing is buffered beyond one write, and the bytes depend on the list and the data alone.
-//! Tensors keep the order of the list; a shard is closed when the next tensor would carry it beyond the limit. Headers are padded with
-//! spaces so that the data begin at a multiple of 64 bytes: with tensor sizes that are such multiples, a mapped tensor can
-//! be read by aligned vector loads.
+//! The list of tensors is known before the first byte (a plan says what each layer becomes), so
+//! headers, file names and the number of shards are fixed up front, nothing is buffered beyond one
+//! write, and the bytes depend on the list and the data alone. Tensors keep the order of the list;
+//! a shard is closed when the next tensor would carry it beyond the limit. Headers are padded with
+//! spaces so that the data begin at a multiple of 64 bytes: with tensor sizes that are such
+//! multiples, a mapped tensor can be read by aligned vector loads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +55,8 @@ struct PlannedShard {
 pub(crate) struct Mark {
     /// Tensors of the list that are complete.
     pub(crate) tensors: usize,
-    /// Digest of the file that was being written, or was finished last, up to there; empty before the first.
+    /// Digest of the file that was being written, or was finished last, up to there; empty before
+    /// the first.
     pub(crate) blake3: String,
 }
 
@@ -146,14 +148,16 @@ impl<'a> ShardWriter<'a> {
     /// Writes one tensor; the next of the list.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when it is not the next one or has another length, [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Tensor`] when it is not the next one or has another length, [`Error::NoSpace`],
+    /// [`Error::Io`].
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         self.start(name)?;
         self.push(bytes)?;
         self.end()
     }
 
-    /// Begins the next tensor of the list, to be filled by [`ShardWriter::push`] and closed by [`ShardWriter::end`].
+    /// Begins the next tensor of the list, to be filled by [`ShardWriter::push`] and closed by
+    /// [`ShardWriter::end`].
     ///
     /// # Errors
     /// As for [`ShardWriter::write`].
@@ -235,8 +239,9 @@ impl<'a> ShardWriter<'a> {
         Ok(())
     }
 
-    /// Puts everything written so far on the disk and records `step` in the journal of a resumable directory, after which a later run
-    /// need not write these tensors again. Between tensors only; without a journal, does nothing.
+    /// Puts everything written so far on the disk and records `step` in the journal of a resumable
+    /// directory, after which a later run need not write these tensors again. Between tensors only;
+    /// without a journal, does nothing.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::Io`].
@@ -253,8 +258,9 @@ impl<'a> ShardWriter<'a> {
         self.out.record(step, Mark { tensors, blake3 })
     }
 
-    /// Takes over the tensors up to the last checkpoint of the run that this one continues, whose list must have been the same.
-    /// They are read once, for their checksums; what follows them is cut off. Returns the recorded steps.
+    /// Takes over the tensors up to the last checkpoint of the run that this one continues, whose
+    /// list must have been the same. They are read once, for their checksums; what follows them is
+    /// cut off. Returns the recorded steps.
     ///
     /// # Errors
     /// [`Error::Output`] when the files are not what they were; [`Error::Io`].
@@ -303,10 +309,12 @@ impl<'a> ShardWriter<'a> {
         Error::Output { path: self.out.temp_path().to_owned(), rule: rule.to_owned() }
     }
 
-    /// Checks that everything listed was written, and writes the index when there is more than one shard.
+    /// Checks that everything listed was written, and writes the index when there is more than one
+    /// shard.
     ///
     /// # Errors
-    /// [`Error::Tensor`] naming the first tensor that is missing; [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Tensor`] naming the first tensor that is missing; [`Error::NoSpace`],
+    /// [`Error::Io`].
     pub fn finish(mut self) -> Result<(), Error> {
         if let Some(t) = self.shards.get(self.at.0).and_then(|s| s.tensors.get(self.at.1)) {
             let name = t.name.clone();

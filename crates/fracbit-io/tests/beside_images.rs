@@ -55,7 +55,8 @@ fn mistral_beside_images() {
 
 #[test]
 fn language_models_beside_others() {
-    // Qwen2.5-VL-3B has its language model's fields beside those of images, later ones have `text_config`.
+    // Qwen2.5-VL-3B has its language model's fields beside those of images, later ones have
+    // `text_config`.
     let fields = json!({ "hidden_size": 2048, "intermediate_size": 11_008, "max_position_embeddings": 128_000, "max_window_layers": 70,
         "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "rope_scaling": { "mrope_section": [16, 24, 24], "type": "mrope" }, "sliding_window": 32_768, "tie_word_embeddings": true,

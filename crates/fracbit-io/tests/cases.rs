@@ -1,4 +1,5 @@
-//! Files as people have them, each with its right value: those of public bug reports of other programs, with contents of our own.
+//! Files as people have them, each with its right value: those of public bug reports of other
+//! programs, with contents of our own.
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 use std::collections::BTreeMap;
@@ -199,7 +200,8 @@ fn text_of_messages_never_becomes_a_control_token() {
     assert_eq!(ids(&t.unwrap(), &[Message::new("im_end", "")], &BTreeMap::new()), [2]);
 }
 
-/// A token that no file calls special and the template writes: kept from users, not from what the model said itself.
+/// A token that no file calls special and the template writes: kept from users, not from what the
+/// model said itself.
 #[test]
 fn tokens_that_the_template_writes_are_the_templates() {
     let settings =

@@ -208,7 +208,8 @@ fn phi_turns_a_part_of_a_head_by_factors_of_its_own() {
     assert_eq!((c.rope.dim, c.rope.scaling.clone(), c.max_position_embeddings), (96, want, 131_072));
     // sqrt(1 + ln 32 / ln 4096) = sqrt(1 + 5 / 12).
     assert!((c.rope.gain - (17.0f64 / 12.0).sqrt()).abs() < 1e-15, "{}", c.rope.gain);
-    // The whole configuration's original context counts before the inner one, and Phi's own default is 4096.
+    // The whole configuration's original context counts before the inner one, and Phi's own default
+    // is 4096.
     let mut both = v.clone();
     both["rope_scaling"]["original_max_position_embeddings"] = 77.into();
     assert_eq!(parse(&both).unwrap().rope, c.rope);
@@ -375,7 +376,8 @@ fn olmo_2_and_3() {
     let mut without = v.clone();
     without.as_object_mut().expect("an object").remove("layer_types");
     assert_eq!(parse(&without).unwrap().layers, c.layers);
-    // As transformers 5 writes it: one set of parameters, or (from 5.13 on) one for each type of layers.
+    // As transformers 5 writes it: one set of parameters, or (from 5.13 on) one for each type of
+    // layers.
     let mut newer = v.clone();
     for field in ["rope_scaling", "rope_theta"] {
         newer.as_object_mut().expect("an object").remove(field);
@@ -566,7 +568,8 @@ fn gemma2() {
 
 #[test]
 fn gemma3() {
-    // The fields of the published gemma-3-1b that say anything; the head is tied where nothing is said of it.
+    // The fields of the published gemma-3-1b that say anything; the head is tied where nothing is
+    // said of it.
     let v = json!({ "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false, "attn_logit_softcapping": null,
         "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768,

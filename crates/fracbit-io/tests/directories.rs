@@ -209,7 +209,8 @@ fn tied_embeddings_under_either_name() {
     assert!(open(&[("x", 0.0)]).embedding_names(&config(true)).is_err());
 }
 
-/// A checkpoint of tensors of the first layer, the numbers of each counting from 0; a name is a module's, or ends with `bias`.
+/// A checkpoint of tensors of the first layer, the numbers of each counting from 0; a name is a
+/// module's, or ends with `bias`.
 fn numbered(dir: &Path, shapes: &[(&str, &[usize])]) -> Checkpoint {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, shape) in shapes {
@@ -415,7 +416,8 @@ fn numbers_of_8_bits_have_scales() {
     let hash = |scale: &[usize]| coded(&path, name, &[1, 4], Some(("_scale", scale))).unwrap().content_hash();
     assert_eq!(hash(&[1]), hash(&[1, 1]), "the digest is of numbers");
 
-    // One that is the scale of another has none itself, and what belongs to activations is no weight.
+    // One that is the scale of another has none itself, and what belongs to activations is no
+    // weight.
     let all = ["a", "a_scale", "a_scale_scale", "b.input_scale"]
         .map(|name| (name.to_owned(), json!({ "dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1] })));
     for (i, mut all) in std::iter::repeat_n(serde_json::Map::from_iter(all), 4).enumerate() {
@@ -474,7 +476,8 @@ fn real_models() {
     }
 }
 
-/// Writes the tensors of the common model into a resumable directory, giving up after `stop` of them.
+/// Writes the tensors of the common model into a resumable directory, giving up after `stop` of
+/// them.
 fn resumable_run(path: &std::path::Path, max_shard: u64, resume: bool, stop: usize) -> Option<usize> {
     let mut dir = match OutputDir::resumable(path, Overwrite::No, "key", resume).expect("a sound run") {
         Resumable::New(dir) | Resumable::Continued(dir) => dir,

@@ -39,7 +39,8 @@ fn every_block_type_is_what_the_python_package_makes_of_it() {
     assert_eq!(seen, all, "every type has a golden vector");
 }
 
-/// `FRACBIT_GGUF_PAIRS=MODEL.gguf=DIR,...`: GGUF files and what the Python package makes of them, in bf16.
+/// `FRACBIT_GGUF_PAIRS=MODEL.gguf=DIR,...`: GGUF files and what the Python package makes of them,
+/// in bf16.
 #[test]
 fn real_models_are_what_the_python_package_makes_of_them() {
     #[expect(clippy::disallowed_methods, reason = "names files of a check that most machines cannot do")]
@@ -574,7 +575,8 @@ fn no_cut_and_no_flipped_byte_hurts() {
         // The last bytes are padding.
         assert!(read.is_err() || len + 32 > good.len(), "{len} of {} bytes", good.len());
     }
-    // Every kind of byte: all of the list of tensors and of the first entries, a share of the vocabulary.
+    // Every kind of byte: all of the list of tensors and of the first entries, a share of the
+    // vocabulary.
     let places = (0..400).chain((400..header - 900).step_by(17)).chain(header - 900..header);
     for (i, at) in places.enumerate() {
         let mut bytes = good.clone();

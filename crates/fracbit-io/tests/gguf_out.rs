@@ -73,8 +73,8 @@ fn usual_scores(dir: &Path, copy: &Path) -> PathBuf {
     copy.to_owned()
 }
 
-/// The stretching of `config` where the divisors that a file has in its place are its own: the parameters
-/// of these models are those of no model that is known.
+/// The stretching of `config` where the divisors that a file has in its place are its own: the
+/// parameters of these models are those of no model that is known.
 fn recognized(config: &ModelConfig, read: RopeScaling) -> RopeScaling {
     let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } =
         config.rope.scaling

@@ -323,8 +323,8 @@ fn values() {
     assert!(c.expect_weights("w", &[2]).unwrap_err().to_string().contains("[2] by config.json, got [1]"));
 }
 
-/// Every single-bit flip of every file is found by `verify`; those of metadata already by opening, those of tensor data by
-/// `verify_tensor` before first use.
+/// Every single-bit flip of every file is found by `verify`; those of metadata already by opening,
+/// those of tensor data by `verify_tensor` before first use.
 #[test]
 fn every_bit_flip_is_found() {
     for max_shard in [u64::MAX, 100] {
@@ -340,7 +340,8 @@ fn every_bit_flip_is_found() {
                 usize::MAX
             };
             let is_manifest = path.ends_with("manifest.json");
-            // Steps coprime to 8 reach every place within a byte and most bytes, in seconds; `manifest`'s own test flips every bit of one.
+            // Steps coprime to 8 reach every place within a byte and most bytes, in seconds;
+            // `manifest`'s own test flips every bit of one.
             for bit in (0..good.len() * 8).step_by(if is_manifest { 61 } else { 13 }) {
                 let mut bytes = good.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);

@@ -1,4 +1,5 @@
-//! Tokenizers without `tokenizer.json`: small ones in every form, whose texts transformers and SentencePiece have encoded (`golden/other_tokenizers.py`).
+//! Tokenizers without `tokenizer.json`: small ones in every form, whose texts transformers and
+//! SentencePiece have encoded (`golden/other_tokenizers.py`).
 
 use std::path::{Path, PathBuf};
 

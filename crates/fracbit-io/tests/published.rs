@@ -1,5 +1,7 @@
-//! Published chat templates and tokenizers against the programs that they were made for. They are not part of the repository: whoever has some puts
-//! templates (`*.jinja`) into `target/published/templates` and a directory for each tokenizer into `target/published/tokenizers`.
+//! Published chat templates and tokenizers against the programs that they were made for. They are
+//! not part of the repository: whoever has some puts templates (`*.jinja`) into
+//! `target/published/templates` and a directory for each tokenizer into
+//! `target/published/tokenizers`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +9,8 @@ use std::process::Command;
 use fracbit_io::{Bos, ChatTemplate, EncodeOptions, Message, PrefixSpace, RenderOptions, Tokenizer};
 use serde_json::Value;
 
-/// What a script of `golden` says about a folder; `None`, and a word about it, where there is none or the script cannot run.
+/// What a script of `golden` says about a folder; `None`, and a word about it, where there is none
+/// or the script cannot run.
 #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
 fn published(folder: &str, script: &str) -> Option<Value> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -16,14 +19,15 @@ fn published(folder: &str, script: &str) -> Option<Value> {
         eprintln!("SKIPPED: target/published/{folder} is not there");
         return None;
     }
-    let out = tempfile::NamedTempFile::new().unwrap();
+    let out = tempfile::NamedTempFile::new().expect("a temporary file");
     let ran = Command::new("python3")
         .arg(here.join("tests/golden").join(script))
         .args([place.as_path(), out.path()])
         .output();
     match ran {
         Ok(ran) if ran.status.success() => {
-            Some(serde_json::from_slice(&std::fs::read(out.path()).unwrap()).unwrap())
+            let read = std::fs::read(out.path()).expect("what the script wrote");
+            Some(serde_json::from_slice(&read).expect("JSON"))
         }
         Ok(ran) => {
             let said = String::from_utf8_lossy(&ran.stderr);

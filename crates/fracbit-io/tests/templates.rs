@@ -1,5 +1,6 @@
-//! Chat templates against Jinja2: what it makes of some hundred constructs is committed (`golden/templates.json`, by `golden/templates.py`), and made
-//! anew where Python and Jinja2 are installed.
+//! Chat templates against Jinja2: what it makes of some hundred constructs is committed
+//! (`golden/templates.json`, by `golden/templates.py`), and made anew where Python and Jinja2 are
+//! installed.
 
 use std::path::PathBuf;
 use std::process::Command;

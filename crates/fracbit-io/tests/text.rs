@@ -11,10 +11,12 @@ use fracbit_io::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// A byte-level BPE over all 256 bytes with two merges: every text encodes, multi-byte characters take several tokens.
+/// A byte-level BPE over all 256 bytes with two merges: every text encodes, multi-byte characters
+/// take several tokens.
 fn byte_level() -> Value {
     let mut vocab = serde_json::Map::new();
-    // The byte alphabet of GPT-2: printable bytes stand for themselves, the others are moved up from U+0100.
+    // The byte alphabet of GPT-2: printable bytes stand for themselves, the others are moved up
+    // from U+0100.
     let mut moved = 0;
     for b in 0..=255_u32 {
         let plain = matches!(b, 33..=126 | 161..=172 | 174..=255);
@@ -292,7 +294,8 @@ fn template_styles() {
     let t = "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration %} {% endfor %}";
     assert_eq!(render(t, &chat).unwrap(), " Hi <&>  Yo ");
     assert!(render("{% generation %}", &chat).is_err() && render("{% generations %}", &chat).is_err());
-    // Block lines vanish as with trim_blocks and lstrip_blocks; JSON as Python prints it; loop controls; the date.
+    // Block lines vanish as with trim_blocks and lstrip_blocks; JSON as Python prints it; loop
+    // controls; the date.
     let t = "{% for m in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\n{{ m | tojson }}\n{% endfor %}\n{{ strftime_now('%d %b %Y') }}{{ {'a': [1, true, none]} | tojson }}";
     let fixed = RenderOptions { now: Some(1_721_952_000), ..options.clone() };
     let out = ChatTemplate::new(t).unwrap().render(&chat, &fixed).unwrap();

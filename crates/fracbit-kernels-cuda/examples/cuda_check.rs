@@ -1,10 +1,12 @@
 //! Parity and speed of the packed products on the GPU of this machine: what `cargo xtask gpu` runs.
 //!
-//! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against the scalar reference.
-//! `cuda_check encode` compares the searched codes of every trellis scheme with the processor's and times the search at 2 bits.
-//! `cuda_check speed DENSE.json [ONLY]` times the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph that walks
-//! over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense half-precision products of the same
-//! shapes, one `"ROWSxCOLS bBATCH": microseconds` a line, measured on the same machine.
+//! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against
+//! the scalar reference. `cuda_check encode` compares the searched codes of every trellis scheme
+//! with the processor's and times the search at 2 bits. `cuda_check speed DENSE.json [ONLY]` times
+//! the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph
+//! that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense
+//! half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
+//! measured on the same machine.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 #[path = "../tests/common/mod.rs"]
@@ -17,7 +19,8 @@ use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, Trell
 use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
-/// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused; the same of 70B.
+/// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
+/// the same of 70B.
 const SHAPES: [(usize, usize); 11] = [
     (4096, 14336),
     (4096, 4096),

@@ -4,8 +4,8 @@ use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid};
 use half::f16;
 
-/// The words of a table, one per row, and how a block spreads them over shared memory: row `r` starts at byte
-/// `r << log_stride` and is repeated `1 << log_copies` times, for as many banks.
+/// The words of a table, one per row, and how a block spreads them over shared memory: row `r`
+/// starts at byte `r << log_stride` and is repeated `1 << log_copies` times, for as many banks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Book {
     /// One word per row: two halves, low half first.
@@ -123,12 +123,14 @@ impl Book {
             }
             (_, Some(Code::Hyb)) => {
                 let rows: Vec<u32> = entries.as_chunks::<2>().0.iter().map(|&[a, b]| pair(a, b)).collect();
-                // The index is the bits of the hash below its sign, so that the masked hash is the address.
+                // The index is the bits of the hash below its sign, so that the masked hash is the
+                // address.
                 let log_stride = 15 - rows.len().trailing_zeros();
                 Self { rows, log_stride, log_copies: log_stride - 2 }
             }
             (_, _) => {
-                // Nine upper bits of the hash: the sign and the index of the largest table; smaller ones repeat.
+                // Nine upper bits of the hash: the sign and the index of the largest table; smaller
+                // ones repeat.
                 let shift = 8 - entries.len().trailing_zeros();
                 let row = |top: usize| twice(signed(entries[(top & 255) >> shift], top >= 256));
                 Self { rows: (0..512).map(row).collect(), log_stride: 7, log_copies: 5 }
@@ -136,13 +138,15 @@ impl Book {
         }
     }
 
-    /// The table of a product without tensor cores (`kernels/cuda/core.cuh`): the form and its words, or `None` where no form takes the codebook.
+    /// The table of a product without tensor cores (`kernels/cuda/core.cuh`): the form and its
+    /// words, or `None` where no form takes the codebook.
     #[must_use]
     pub fn core(codebook: &Codebook) -> Option<(Core, Self)> {
         let (entries, scheme) = (codebook.entries(), codebook.scheme());
         let quarters = u32::from(scheme.quarters());
         let core = Core::of(scheme.family(), quarters, codebook.grid())?;
-        // The weights that merged indices stand for, the first in the low bits; above them the number of the codebook, if there are several.
+        // The weights that merged indices stand for, the first in the low bits; above them the
+        // number of the codebook, if there are several.
         let bits = core.index_bits(quarters);
         let weight = |row: usize, i: usize| match scheme.family() {
             Family::Vq => {

@@ -58,7 +58,8 @@ pub enum DeviceError {
     },
 }
 
-/// The oldest driver interface that loads the embedded code, as the driver counts: 1000 major + 10 minor.
+/// The oldest driver interface that loads the embedded code, as the driver counts: 1000 major + 10
+/// minor.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) const WANT_DRIVER: i32 = 13_000;
 
@@ -86,7 +87,8 @@ impl DeviceError {
         match code {
             // CUDA_ERROR_NO_DEVICE, SYSTEM_NOT_READY, STUB_LIBRARY: nothing behind the library.
             100 | 802 | 34 => Self::Missing(format!("{call}: {message}")),
-            // UNSUPPORTED_PTX_VERSION, SYSTEM_DRIVER_MISMATCH: the driver is older than the code, or than its own kernel module.
+            // UNSUPPORTED_PTX_VERSION, SYSTEM_DRIVER_MISMATCH: the driver is older than the code,
+            // or than its own kernel module.
             222 | 803 => Self::OldDriver { want: "13.0".to_owned(), got: format!("too little: {message}") },
             // NO_BINARY_FOR_GPU, INVALID_PTX on a device that no embedded code fits.
             209 => Self::NoKernels(format!("{call}: none for this GPU: {message}")),
@@ -108,8 +110,8 @@ pub struct Grid {
 
 /// Memory and launches in one order (one stream).
 ///
-/// Addresses in arguments are not checked here: kernels are launched by this workspace's code only, which builds arguments from
-/// [`Buffer`]s and plans.
+/// Addresses in arguments are not checked here: kernels are launched by this workspace's code only,
+/// which builds arguments from [`Buffer`]s and plans.
 pub trait Device {
     /// Launches recorded to be repeated.
     type Graph: fmt::Debug;
@@ -146,7 +148,8 @@ pub trait Device {
     /// # Errors
     /// When there is no such kernel or the launch is refused.
     fn launch(&self, kernel: &str, grid: Grid, args: &[u8]) -> Result<(), DeviceError>;
-    /// Records what `body` launches, without running it. `body` may be called more than once and should only launch.
+    /// Records what `body` launches, without running it. `body` may be called more than once and
+    /// should only launch.
     ///
     /// # Errors
     /// What `body` returns, or when it did more than launch.

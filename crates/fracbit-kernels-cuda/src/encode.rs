@@ -1,4 +1,5 @@
-//! The trellis encoder on a device: the bytes of [`Effort::Exact`](fracbit_trellis::Effort::Exact) on the processor.
+//! The trellis encoder on a device: the bytes of [`Effort::Exact`](fracbit_trellis::Effort::Exact)
+//! on the processor.
 
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
@@ -31,8 +32,8 @@ struct EncodeArgs {
 
 /// Codes tiles on a device, one block per tile.
 ///
-/// As a [`Rounder`] it never fails: tiles that the device refuses are coded on the processor, with the same bytes, and
-/// [`failure`](Self::failure) says why.
+/// As a [`Rounder`] it never fails: tiles that the device refuses are coded on the processor, with
+/// the same bytes, and [`failure`](Self::failure) says why.
 #[derive(Debug)]
 pub struct TrellisEncoder<'d, D: Device> {
     device: &'d D,
@@ -50,10 +51,12 @@ fn u32_of(n: usize) -> u32 {
 }
 
 impl<'d, D: Device> TrellisEncoder<'d, D> {
-    /// The encoder that gives the bytes of `rounder`, which should be an exact one. `threads` of a block is a choice of speed; 0: the most.
+    /// The encoder that gives the bytes of `rounder`, which should be an exact one. `threads` of a
+    /// block is a choice of speed; 0: the most.
     ///
     /// # Errors
-    /// [`DeviceError::Memory`], also when a block's shared memory does not hold the costs of a step (rates below 2 bits on small GPUs).
+    /// [`DeviceError::Memory`], also when a block's shared memory does not hold the costs of a step
+    /// (rates below 2 bits on small GPUs).
     ///
     /// # Panics
     /// When the rounder is not of a trellis scheme.

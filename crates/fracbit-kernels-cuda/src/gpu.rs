@@ -1,7 +1,7 @@
 //! The NVIDIA driver, loaded when it is asked for.
 //!
-//! One binary runs with and without a driver: `cudarc` opens the library at run time. Only the driver's C interface is used, so that
-//! another crate could take its place in this file.
+//! One binary runs with and without a driver: `cudarc` opens the library at run time. Only the
+//! driver's C interface is used, so that another crate could take its place in this file.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 use crate::{Address, Device, DeviceError, Grid, Limits};
@@ -48,7 +48,8 @@ impl fmt::Debug for Graph {
     }
 }
 
-// SAFETY: the driver's handles may be used from every thread whose current context is theirs; `enter` makes it so.
+// SAFETY: the driver's handles may be used from every thread whose current context is theirs;
+// `enter` makes it so.
 unsafe impl Send for Gpu {}
 // SAFETY: as above; what this type changes itself is behind a mutex.
 unsafe impl Sync for Gpu {}
@@ -80,7 +81,8 @@ impl Gpu {
     /// Opens the first GPU.
     ///
     /// # Errors
-    /// [`DeviceError::Missing`], [`DeviceError::OldDriver`], [`DeviceError::Architecture`], [`DeviceError::NoKernels`].
+    /// [`DeviceError::Missing`], [`DeviceError::OldDriver`], [`DeviceError::Architecture`],
+    /// [`DeviceError::NoKernels`].
     pub fn open() -> Result<Self, DeviceError> {
         // SAFETY: looks for the library and closes it again.
         if !unsafe { sys::is_culib_present() } {
@@ -150,7 +152,8 @@ impl Gpu {
             bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
             let mut module = ptr::null_mut();
             let image = aligned.as_ptr().cast::<c_void>();
-            // SAFETY: a whole fat binary, which knows its own length; the driver copies what it needs.
+            // SAFETY: a whole fat binary, which knows its own length; the driver copies what it
+            // needs.
             check(&format!("loading kernels `{unit}`"), unsafe {
                 sys::cuModuleLoadData(&raw mut module, image)
             })?;
@@ -286,14 +289,16 @@ impl Device for Gpu {
         if self.enter().is_err() {
             return; // the driver is gone, and the memory with it
         }
-        // SAFETY: an address that `allocate` gave, freed once by the buffer that owns it; the call waits for launches that use it.
+        // SAFETY: an address that `allocate` gave, freed once by the buffer that owns it; the call
+        // waits for launches that use it.
         let _ = unsafe { sys::cuMemFree_v2(at) };
     }
 
     fn write(&self, at: Address, bytes: &[u8]) -> Result<(), DeviceError> {
         self.enter()?;
         let from = bytes.as_ptr().cast::<c_void>();
-        // SAFETY: `Buffer` checked the length against the allocation; pageable memory is read before the call returns.
+        // SAFETY: `Buffer` checked the length against the allocation; pageable memory is read
+        // before the call returns.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, bytes.len(), self.stream) })?;
         self.wait()
     }
@@ -322,7 +327,8 @@ impl Device for Gpu {
         bytemuck::cast_slice_mut(&mut copy)[..args.len()].copy_from_slice(args);
         let mut params = [copy.as_mut_ptr().cast::<c_void>()];
         let ((x, y), stream) = (grid.blocks, self.stream);
-        // SAFETY: every kernel takes one structure, which the driver copies; this crate built it for this kernel.
+        // SAFETY: every kernel takes one structure, which the driver copies; this crate built it
+        // for this kernel.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function,
@@ -368,7 +374,8 @@ impl Device for Gpu {
 
     fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
         self.enter()?;
-        // SAFETY: a graph of this value; its addresses live as long as the buffers of whoever recorded it.
+        // SAFETY: a graph of this value; its addresses live as long as the buffers of whoever
+        // recorded it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.stream) })
     }
 }

@@ -87,7 +87,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         Self::stacked(device, &[view], bias)
     }
 
-    /// Whether [`stacked`](Self::stacked) takes these matrices: one scheme, width, grouping and set of tables; whole tiles but for the last.
+    /// Whether [`stacked`](Self::stacked) takes these matrices: one scheme, width, grouping and set
+    /// of tables; whole tiles but for the last.
     #[must_use]
     pub fn stackable(views: &[&PackedView<'_>]) -> bool {
         views.windows(2).all(|pair| {
@@ -108,7 +109,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     /// As [`new`](Self::new).
     ///
     /// # Panics
-    /// When they are not [`stackable`](Self::stackable), or `bias` has another length than the rows.
+    /// When they are not [`stackable`](Self::stackable), or `bias` has another length than the
+    /// rows.
     pub fn stacked(
         device: &'d D,
         views: &[&PackedView<'_>],
@@ -225,7 +227,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         tensor.into_iter().chain(self.plan.core.is_some().then_some(Engine::Core))
     }
 
-    /// Lets `engine` multiply whatever the batch; `None` leaves the choice to [`MatrixPlan::engine`].
+    /// Lets `engine` multiply whatever the batch; `None` leaves the choice to
+    /// [`MatrixPlan::engine`].
     ///
     /// # Panics
     /// When the matrix has no such product.
@@ -252,7 +255,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         self.held.iter().map(Buffer::bytes).sum()
     }
 
-    /// `y = W x + b` for `batch` (1 to 8) tokens, or `y += W x + b`: `x` is (batch, cols), `y` (batch, rows), f32.
+    /// `y = W x + b` for `batch` (1 to 8) tokens, or `y += W x + b`: `x` is (batch, cols), `y`
+    /// (batch, rows), f32.
     ///
     /// # Errors
     /// When the launch is refused.
@@ -319,8 +323,9 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         self.device.launch(&self.plan.kernel(engine, batch), grid, bytemuck::bytes_of(&args))
     }
 
-    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens, cols): weights are expanded into `scratch`
-    /// (f16, as many as the matrix has) and multiplied as a dense matrix.
+    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens,
+    /// cols): weights are expanded into `scratch` (f16, as many as the matrix has) and multiplied
+    /// as a dense matrix.
     ///
     /// # Errors
     /// When a launch is refused.

@@ -1,6 +1,7 @@
 //! Everything but packed products: the kernels of `kernels/cuda/model.cuh` with checked buffers.
 //!
-//! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on the device of its buffers.
+//! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on
+//! the device of its buffers.
 
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
@@ -204,7 +205,8 @@ pub fn embed<D: Device>(
     device.launch("fb_embed", grid, bytemuck::bytes_of(&args))
 }
 
-/// `out = x / rms(x) gain` for `rows` rows of `x` from row `first` on; they become the first of `out`.
+/// `out = x / rms(x) gain` for `rows` rows of `x` from row `first` on; they become the first of
+/// `out`.
 ///
 /// # Errors
 /// When the launch is refused.
@@ -284,7 +286,8 @@ pub struct RotationTables<'d, D: Device> {
 }
 
 impl<'d, D: Device> RotationTables<'d, D> {
-    /// `signs` are (n), scaled; `factors` at most two dense matrices (order, order), slowest first; the rest of `n` is a Walsh matrix.
+    /// `signs` are (n), scaled; `factors` at most two dense matrices (order, order), slowest first;
+    /// the rest of `n` is a Walsh matrix.
     ///
     /// # Errors
     /// [`DeviceError::Memory`].
@@ -314,8 +317,9 @@ impl<'d, D: Device> RotationTables<'d, D> {
         })
     }
 
-    /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gated` rows of `x` are (gate, up) and `silu(gate) up` is rotated.
-    /// A row of more than `4 n` bytes of shared memory goes through it in parts.
+    /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gated` rows of `x` are (gate,
+    /// up) and `silu(gate) up` is rotated. A row of more than `4 n` bytes of shared memory goes
+    /// through it in parts.
     ///
     /// # Errors
     /// When the launch is refused, or a dense factor's order exceeds the floats of shared memory.
@@ -422,7 +426,8 @@ pub struct HeadOptions<'a, 'd, D: Device> {
     pub window: usize,
 }
 
-/// Norms, rotary embedding and attention: `qkv` is (rows, heads + 2 kv_heads, d), `out` (rows, heads, d).
+/// Norms, rotary embedding and attention: `qkv` is (rows, heads + 2 kv_heads, d), `out` (rows,
+/// heads, d).
 ///
 /// # Errors
 /// When a launch is refused.
@@ -583,7 +588,8 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
 }
 
 impl<D: Device> DenseMatrix<'_, D> {
-    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens, cols), by [`halve`].
+    /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens,
+    /// cols), by [`halve`].
     ///
     /// # Errors
     /// When the launch is refused.
@@ -660,8 +666,8 @@ pub struct Draw {
     pub penalty: f32,
 }
 
-/// Draws a token from `logits` (vocabulary) into `out`, and advances `step`. `uniforms` holds a number in 0..1 for every draw, `seen` a byte
-/// for every token.
+/// Draws a token from `logits` (vocabulary) into `out`, and advances `step`. `uniforms` holds a
+/// number in 0..1 for every draw, `seen` a byte for every token.
 ///
 /// # Errors
 /// When the launch is refused.

@@ -206,14 +206,16 @@ impl MatrixPlan {
         })
     }
 
-    /// Bytes of one segment's codes on the device; products also read an octet of padding behind them.
+    /// Bytes of one segment's codes on the device; products also read an octet of padding behind
+    /// them.
     #[must_use]
     pub fn code_bytes(&self, segment: &SegmentPlan) -> usize {
         self.pairs * segment.octets * segment.octet_bytes()
     }
 
-    /// What multiplies by `batch` tokens unless told otherwise: the fewer instructions per weight (docs/cuda-kernels.md). Four weights a
-    /// lookup beat the tensor cores' two up to two tokens; everything else is theirs.
+    /// What multiplies by `batch` tokens unless told otherwise: the fewer instructions per weight
+    /// (docs/cuda-kernels.md). Four weights a lookup beat the tensor cores' two up to two tokens;
+    /// everything else is theirs.
     #[must_use]
     pub fn engine(&self, batch: usize) -> Engine {
         match &self.core {
@@ -246,11 +248,13 @@ impl MatrixPlan {
 
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
-    /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and blocks shrink until tables,
-    /// activations and rings fit into shared memory, and blocks until every multiprocessor has one.
+    /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and
+    /// blocks shrink until tables, activations and rings fit into shared memory, and blocks until
+    /// every multiprocessor has one.
     ///
     /// # Panics
-    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB); for an engine that the matrix lacks.
+    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB);
+    /// for an engine that the matrix lacks.
     #[must_use]
     pub fn launch(&self, engine: Engine, batch: usize, limits: &Limits) -> Launch {
         assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
@@ -314,7 +318,8 @@ impl SegmentPlan {
 
     /// Bytes of shared memory of a product: table, staged activations, rings.
     fn shared(&self, batch: usize, per_split: usize, warps: usize) -> usize {
-        // One word per column where a table word holds one weight, half a word where it holds two; 16 words of padding.
+        // One word per column where a table word holds one weight, half a word where it holds two;
+        // 16 words of padding.
         let words = if self.single() { OCTET_COLS } else { OCTET_COLS / 2 };
         let staged = (4 * batch * (per_split * words + 16)).next_multiple_of(16);
         self.book.bytes() + staged + warps * self.ring()

@@ -1,7 +1,8 @@
 //! A device made of the host shim, for tests.
 //!
-//! [`Shim::start`] compiles `kernels/cuda` with the C++ compiler of the machine (objects are kept by the hash of the sources) and runs
-//! the result as a process that obeys commands: slow, deterministic, and every access checked.
+//! [`Shim::start`] compiles `kernels/cuda` with the C++ compiler of the machine (objects are kept
+//! by the hash of the sources) and runs the result as a process that obeys commands: slow,
+//! deterministic, and every access checked.
 
 use crate::{Address, Device, DeviceError, Grid, Limits};
 #[path = "../../../kernels/cuda/sources.rs"]

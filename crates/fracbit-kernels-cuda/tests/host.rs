@@ -1,7 +1,7 @@
 //! Every instance of the CUDA kernels, compiled for the host, against the scalar reference.
 //!
-//! The C++ compiler builds `kernels/cuda` with the shim of `kernels/cuda/host` (fibres for threads, checked memory). Expansion must be
-//! exact; products must lie within the bound derived below.
+//! The C++ compiler builds `kernels/cuda` with the shim of `kernels/cuda/host` (fibres for threads,
+//! checked memory). Expansion must be exact; products must lie within the bound derived below.
 #![expect(clippy::print_stderr, reason = "what ran is the point")]
 
 #[path = "common/mod.rs"]

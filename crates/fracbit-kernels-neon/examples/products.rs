@@ -1,7 +1,8 @@
-//! Multiplies a packed matrix by a batch again and again: the program whose instructions `cargo xtask count` counts.
+//! Multiplies a packed matrix by a batch again and again: the program whose instructions `cargo
+//! xtask count` counts.
 //!
-//! `products SCHEME TABLE GROUP BATCH TIMES`: TABLE is the place of the codebooks among those that [`cases::tables`] has for the scheme, GROUP the
-//! columns of a weight scale (0: the whole row).
+//! `products SCHEME TABLE GROUP BATCH TIMES`: TABLE is the place of the codebooks among those that
+//! [`cases::tables`] has for the scheme, GROUP the columns of a weight scale (0: the whole row).
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit_base::{Scheme, Shape};

@@ -1,8 +1,10 @@
-//! Attention over a cache, and the operations beside the matrices that need no intrinsics: the reference's source, which is
-//! made of vectors by the compiler because NEON is part of every aarch64 target.
+//! Attention over a cache, and the operations beside the matrices that need no intrinsics: the
+//! reference's source, which is made of vectors by the compiler because NEON is part of every
+//! aarch64 target.
 //!
-//! Sixteen positions (of scores) or dimensions (of weighted sums) are loaded as pairs apart, first and second numbers, for up to four rows on the
-//! left: sixteen sums, four vectors of pairs, and the two numbers of a row. Numbers of 8 and 4 bits are widened as they are loaded.
+//! Sixteen positions (of scores) or dimensions (of weighted sums) are loaded as pairs apart, first
+//! and second numbers, for up to four rows on the left: sixteen sums, four vectors of pairs, and
+//! the two numbers of a row. Numbers of 8 and 4 bits are widened as they are loaded.
 
 use crate::{dense::products, neon::*};
 use fracbit_kernels::{
@@ -71,7 +73,8 @@ unsafe fn load<const BITS: usize>(at: *const u8) -> [int16x8x2_t; 2] {
     ]
 }
 
-/// Sums over pairs of numbers of `Q` rows on the left, `stride` apart, with pairs of sixteen lanes of `BITS` bits, `step` bytes apart.
+/// Sums over pairs of numbers of `Q` rows on the left, `stride` apart, with pairs of sixteen lanes
+/// of `BITS` bits, `step` bytes apart.
 ///
 /// # Safety
 /// There are `pairs` of both.

@@ -10,8 +10,8 @@ pub(crate) trait Dot {
     /// True when the instruction set includes `dotprod`.
     const SDOT: bool;
 
-    /// Lane `i` of `sum` plus bytes `4 i..4 i + 4` of `w` times bytes `4 LANE..4 LANE + 4` of `x`: exact, by the range at
-    /// [`BLOCK_TILES`](fracbit_kernels::BLOCK_TILES).
+    /// Lane `i` of `sum` plus bytes `4 i..4 i + 4` of `w` times bytes `4 LANE..4 LANE + 4` of `x`:
+    /// exact, by the range at [`BLOCK_TILES`](fracbit_kernels::BLOCK_TILES).
     ///
     /// # Safety
     /// The processor has the instruction set.
@@ -73,8 +73,9 @@ fn paired(codebook: &Codebook) -> Option<Body> {
 /// Single tokens by `D`; several by `D`, or in pairs by the int8 matrix product.
 fn provide<D: Dot, const PAIRS: bool>(isa: Isa, codebook: &Codebook) -> Option<Body> {
     let choice = tables::choose::<D, PAIRS>(codebook)?;
-    // SAFETY: `providers` hands out the provider of an instruction set only where it was detected; `choose` built the table
-    // for the function and this codebook, and expanders read whole tiles only.
+    // SAFETY: `providers` hands out the provider of an instruction set only where it was detected;
+    // `choose` built the table for the function and this codebook, and expanders read whole tiles
+    // only.
     let body = unsafe { Body::new(isa, choice.table, LANES, choice.run) };
     let body = body.with_packing(choice.packing);
     Some(if PAIRS && codebook.grid() == Grid::I8 { body.with_panels(&[Interleave::Pairs]) } else { body })
@@ -93,8 +94,8 @@ pub(crate) fn bytes_of(args: &Args<'_>) -> *const i8 {
 /// The body of every scheme: expander `E`, products `D`, with `PAIRS` of tokens through `smmla`.
 ///
 /// # Safety
-/// The processor has the instruction set of `D` and, with `PAIRS`, `i8mm`; `args.table` was built for `E` and `args.codebook`, whose packing the codes
-/// are in.
+/// The processor has the instruction set of `D` and, with `PAIRS`, `i8mm`; `args.table` was built
+/// for `E` and `args.codebook`, whose packing the codes are in.
 pub(crate) unsafe fn strips<E: Expand, D: Dot, const PAIRS: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.out_len(), "one vector per strip and token");

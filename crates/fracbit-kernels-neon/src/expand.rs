@@ -3,10 +3,11 @@
 //! # From codes to products
 //! 1. `words::window` cuts the same window out of all eight lanes: indices, or trellis states.
 //! 2. A state is hashed in two or three instructions (`mul`, `sqrdmulh`, `mla`).
-//! 3. `tbl` looks bytes up in tables of 16 to 128 bytes that stay in registers; `tbx` adds the next 64 entries, and
-//!    with a table of both signs spares the negation.
-//! 4. Neighbouring columns are zipped to quads: lane `i` of a vector is a row, its bytes are four neighbouring columns, so
-//!    that `sdot` sums sixteen rows side by side in four accumulators and no horizontal sum is ever needed.
+//! 3. `tbl` looks bytes up in tables of 16 to 128 bytes that stay in registers; `tbx` adds the next
+//!    64 entries, and with a table of both signs spares the negation.
+//! 4. Neighbouring columns are zipped to quads: lane `i` of a vector is a row, its bytes are four
+//!    neighbouring columns, so that `sdot` sums sixteen rows side by side in four accumulators and
+//!    no horizontal sum is ever needed.
 
 use crate::neon::*;
 use crate::shims::Blocks;
@@ -19,7 +20,8 @@ pub(crate) trait Sink {
     /// False where weights may come as multiples of `2^SHIFT` (see [`Expand::SHIFT`]).
     const EXACT: bool;
 
-    /// Columns `4 Q..4 Q + 4` of the rows in lanes `4 G..4 G + 4` of [`LANES`](crate::pack::LANES). `Q` ascends for each `G`.
+    /// Columns `4 Q..4 Q + 4` of the rows in lanes `4 G..4 G + 4` of [`LANES`](crate::pack::LANES).
+    /// `Q` ascends for each `G`.
     fn put<const Q: i32, const G: usize>(&mut self, w: int8x16_t);
 
     /// The first `count` words are used again after all vectors so far.
@@ -52,13 +54,15 @@ pub(crate) trait Expand {
     /// Loads the constants that `tables` laid out.
     fn new(table: &[Line]) -> Self;
 
-    /// What [`tile`](Self::tile) wants to know of the sixteen scales (as bits, in the order of lanes) of the groups at hand.
+    /// What [`tile`](Self::tile) wants to know of the sixteen scales (as bits, in the order of
+    /// lanes) of the groups at hand.
     #[inline(always)]
     fn books(&self, _low: uint16x8_t, _high: uint16x8_t) -> Books {
         [vdupq_n_u8(0); 4]
     }
 
-    /// Adds one token's blocks of two tiles each, with a scale of their own, to the totals; false when there is no such loop.
+    /// Adds one token's blocks of two tiles each, with a scale of their own, to the totals; false
+    /// when there is no such loop.
     ///
     /// # Safety
     /// The processor has `dotprod`; the blocks are readable.
@@ -86,7 +90,8 @@ pub(crate) fn four(table: &[Line], at: usize) -> uint8x16x4_t {
     uint8x16x4_t(vector(table, at), vector(table, at + 16), vector(table, at + 32), vector(table, at + 48))
 }
 
-/// `tbl` among 128 bytes: what is not in the first half is in the second, at the index with its bit 6 turned.
+/// `tbl` among 128 bytes: what is not in the first half is in the second, at the index with its bit
+/// 6 turned.
 #[inline(always)]
 fn look_128(low: uint8x16x4_t, high: uint8x16x4_t, index: uint8x16_t, turn: u8) -> uint8x16_t {
     vqtbx4q_u8(vqtbl4q_u8(low, index), high, veorq_u8(index, vdupq_n_u8(turn)))
@@ -181,7 +186,8 @@ impl<const Q: usize, const B: usize> Expand for Fine<Q, B> {
     }
 }
 
-/// The `fast` trellis of `V` weights a step and `2^B` magnitudes (6 or 7), at `R4` quarters of a bit a weight.
+/// The `fast` trellis of `V` weights a step and `2^B` magnitudes (6 or 7), at `R4` quarters of a
+/// bit a weight.
 pub(crate) struct Fast<const R4: usize, const V: usize, const B: usize> {
     table: [uint8x16x4_t; 2],
 }
@@ -209,7 +215,8 @@ impl<const R4: usize, const V: usize, const B: usize> Fast<R4, V, B> {
     fn look(&self, hash: uint16x8_t) -> uint16x8_t {
         let (hash, [t0, t1]) = (vreinterpretq_u8_u16(hash), self.table);
         vreinterpretq_u16_u8(if B == 6 {
-            // Bit 6 means nothing; without it, only indices of positive weights reach the first table.
+            // Bit 6 means nothing; without it, only indices of positive weights reach the first
+            // table.
             look_128(t0, t1, vandq_u8(hash, vdupq_n_u8(0xBF)), 128)
         } else {
             negate(look_128(t0, t1, vandq_u8(hash, vdupq_n_u8(127)), 64), hash)
@@ -369,7 +376,8 @@ impl<const H: usize> Expand for Vector<H> {
     }
 }
 
-/// Vector tables of `2^H` pairs (`H` is 7 or 8) that are a [quarter](fracbit_format::Codebook::quarter) and its turns: first numbers of the quarter in one
+/// Vector tables of `2^H` pairs (`H` is 7 or 8) that are a
+/// [quarter](fracbit_format::Codebook::quarter) and its turns: first numbers of the quarter in one
 /// table, second ones in the other, and both bytes of a pair by one lookup in both.
 pub(crate) struct Turned<const H: usize> {
     table: [uint8x16x4_t; 2],
@@ -386,7 +394,8 @@ impl<const H: usize> Pairs for Turned<H> {
             let two = vreinterpretq_u8_u16(words[t / 2]);
             if t.is_multiple_of(2) { vtrn1q_u8(two, two) } else { vtrn2q_u8(two, two) }
         };
-        // The next to highest bit: the two numbers have changed places. Elsewhere the second byte looks in the second table.
+        // The next to highest bit: the two numbers have changed places. Elsewhere the second byte
+        // looks in the second table.
         let second = vreinterpretq_u8_u16(vdupq_n_u16(0x4000));
         let index = veorq_u8(vandq_u8(twice, vdupq_n_u8(127)), second);
         let [first, second] = self.table;
@@ -428,7 +437,8 @@ pub(crate) mod kind {
     pub(crate) const WIDE_ONE: usize = 4;
 }
 
-/// Tables in memory: large vector tables, the papers' trellis code, scalar tables of 16-bit integers.
+/// Tables in memory: large vector tables, the papers' trellis code, scalar tables of 16-bit
+/// integers.
 ///
 /// Nothing here is fast, so that the rate is no constant of the code but a number of the table.
 /// Line 0: the bits of an index, and the half bits of a weight. Behind it, 32-bit entries.

@@ -1,14 +1,15 @@
-//! Expanders of the schemes whose groups of columns have a scale each: plain integers, and group-wise codebooks.
+//! Expanders of the schemes whose groups of columns have a scale each: plain integers, and
+//! group-wise codebooks.
 //!
-//! A group's codebook is numbered by the lowest bits of its scale. Those of sixteen rows become four vectors of numbers, one
-//! for each vector of four rows, once per group; joining them with the codes costs one or two instructions for two (at 2
-//! bits: four) vectors of weights:
+//! A group's codebook is numbered by the lowest bits of its scale. Those of sixteen rows become
+//! four vectors of numbers, one for each vector of four rows, once per group; joining them with the
+//! codes costs one or two instructions for two (at 2 bits: four) vectors of weights:
 //!
 //! * low nibbles: `sli` shifts the numbers in above four bits of the codes,
 //! * high nibbles: one shift more.
 //!
-//! At 2 bits an index is a number and a nibble, that is, two codes: of two tables of 64 entries one reads the lower code, the
-//! other the higher.
+//! At 2 bits an index is a number and a nibble, that is, two codes: of two tables of 64 entries one
+//! reads the lower code, the other the higher.
 
 use crate::{
     expand::{Books, Expand, Sink, four, put, vector},
@@ -18,8 +19,9 @@ use crate::{
 };
 use fracbit_kernels::Line;
 
-/// Integers of 4 bits: no table. Signs are stored in the codes (two's complement), so that a shift or a mask puts a weight,
-/// times 16, into its byte; the conversion of a sum to a floating-point number takes the 16 back at no cost.
+/// Integers of 4 bits: no table. Signs are stored in the codes (two's complement), so that a shift
+/// or a mask puts a weight, times 16, into its byte; the conversion of a sum to a floating-point
+/// number takes the 16 back at no cost.
 pub(crate) struct Int4;
 
 impl Expand for Int4 {
@@ -178,7 +180,8 @@ impl<const C: usize> Expand for Books2<C> {
     }
 }
 
-/// Group-wise codebooks of `B` bits in words, up to 64 entries in all: 3 bits, and 2 bits with more than four codebooks.
+/// Group-wise codebooks of `B` bits in words, up to 64 entries in all: 3 bits, and 2 bits with more
+/// than four codebooks.
 pub(crate) struct BooksAny<const B: usize> {
     table: uint8x16x4_t,
     mask: uint8x16_t,

@@ -34,7 +34,8 @@ mod tables;
 #[cfg(target_arch = "aarch64")]
 mod words;
 
-/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
+/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best
+/// instruction set added.
 ///
 /// # Errors
 /// When `FRACBIT_ISA` names no instruction set.
@@ -43,7 +44,8 @@ pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
     Ok(install_up_to(kernels, most))
 }
 
-/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set added.
+/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set
+/// added.
 pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     #[cfg(target_arch = "aarch64")]
     let offered = body::providers();
@@ -61,8 +63,8 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     best
 }
 
-/// Features of this processor that matter to kernels, by the names of the Arm architecture; with SVE also the length of its
-/// vectors, which no body uses so far. Empty on other architectures.
+/// Features of this processor that matter to kernels, by the names of the Arm architecture; with
+/// SVE also the length of its vectors, which no body uses so far. Empty on other architectures.
 #[must_use]
 pub fn features() -> Vec<String> {
     let mut found: Vec<String> = Vec::new();

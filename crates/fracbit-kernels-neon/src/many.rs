@@ -1,8 +1,9 @@
 //! Several tokens: a stretch of columns is expanded once and multiplied by all of them.
 //!
-//! Without the matrix product, a vector of weights (four rows, four columns) meets a lane of a token, as for one token.
-//! With it (`i8mm`), `smmla` multiplies two rows of eight columns by two tokens: weights are zipped to row pairs as they
-//! are expanded, activations come rounded in pairs of tokens, and sums stay in 2 x 2 blocks until the last column.
+//! Without the matrix product, a vector of weights (four rows, four columns) meets a lane of a
+//! token, as for one token. With it (`i8mm`), `smmla` multiplies two rows of eight columns by two
+//! tokens: weights are zipped to row pairs as they are expanded, activations come rounded in pairs
+//! of tokens, and sums stay in 2 x 2 blocks until the last column.
 
 use crate::{
     body::{Dot, bytes_of},
@@ -16,7 +17,8 @@ use fracbit_kernels::{Args, BLOCK_TILES, Block, Ints, MAX_STRIPS, MAX_TOKENS};
 use half::f16;
 use std::mem::MaybeUninit;
 
-/// Tiles of a stretch: one strip of it, 16 KiB, and the activations of six tokens stay in the first cache.
+/// Tiles of a stretch: one strip of it, 16 KiB, and the activations of six tokens stay in the first
+/// cache.
 const STRETCH: usize = 64;
 const _: () = assert!(STRETCH >= BLOCK_TILES, "a block fits a stretch");
 /// Vectors of an expanded stretch of two strips, of 16-bit weights.
@@ -203,7 +205,8 @@ fn each_stretch(
 }
 
 /// # Safety
-/// The processor has the instruction set of `D`; `inner` holds the strips' and tokens' values unless the stretch is fresh.
+/// The processor has the instruction set of `D`; `inner` holds the strips' and tokens' values
+/// unless the stretch is fresh.
 unsafe fn single<D: Dot>(s: &Stretch<'_>, inner: &mut [Quad], out: &mut [f32]) {
     for strip in 0..s.args.strips {
         let mut token = 0;
@@ -247,7 +250,8 @@ unsafe fn single_group<D: Dot, const T: usize>(
         let first = block.start - s.start;
         for tile in first..first + block.tiles {
             let w = s.weights.wrapping_add((strip * s.tiles + tile) * TILE);
-            // SAFETY: the tile's columns of each token are inside `x`; a tile has 16 vectors; `D` is there.
+            // SAFETY: the tile's columns of each token are inside `x`; a tile has 16 vectors; `D`
+            // is there.
             unsafe {
                 let x: [_; T] = std::array::from_fn(|t| vld1q_s8(s.x(token + t, 1).add(16 * tile)));
                 macro_rules! quad {
@@ -295,7 +299,8 @@ unsafe fn wide(s: &Stretch<'_>, inner: &mut [Quad], out: &mut [f32]) {
             let at = strip * s.args.tokens + token;
             let out = out[s.args.out_at(strip, token)..][..TILE_ROWS].as_mut_ptr();
             let kept = inner[4 * at..][..4].as_mut_ptr().cast::<[float32x4_t; 4]>();
-            // SAFETY: sixteen outputs; `kept` was written by the stretch before unless this one is fresh.
+            // SAFETY: sixteen outputs; `kept` was written by the stretch before unless this one is
+            // fresh.
             let (mut total, mut open) =
                 unsafe { (load_lanes(out), if s.fresh { [vdupq_n_f32(0.0); 4] } else { *kept }) };
             for (i, block) in s.blocks.iter().enumerate() {
@@ -337,8 +342,8 @@ const fn place(strip: usize, half: usize, pair: usize) -> usize {
     ((strip * 2 + half) * MAX_PAIRS + pair) * 4
 }
 
-/// Outputs to 2 x 2 blocks: `(strip, half, pair, pair of rows)` of rows `a`, `b` and tokens `t`, `t + 1` as
-/// `[a t, a t+1, b t, b t+1]`.
+/// Outputs to 2 x 2 blocks: `(strip, half, pair, pair of rows)` of rows `a`, `b` and tokens `t`,
+/// `t + 1` as `[a t, a t+1, b t, b t+1]`.
 fn load_pairs(args: &Args<'_>, out: &[f32], total: &mut [Quad]) {
     let row = |strip: usize, token: usize| {
         // The partner of the last of an odd number of tokens is itself.
@@ -405,8 +410,8 @@ struct Tokens {
 }
 
 /// # Safety
-/// The processor has `i8mm`; the activations are a panel of pairs; `total` was filled by [`load_pairs`] and `inner` by the
-/// stretch before unless this one is fresh.
+/// The processor has `i8mm`; the activations are a panel of pairs; `total` was filled by
+/// [`load_pairs`] and `inner` by the stretch before unless this one is fresh.
 unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
     let (args, panel) = (s.args, s.args.panel.expect("activations in pairs"));
     let pairs = args.tokens / 2;
@@ -448,7 +453,8 @@ unsafe fn paired(s: &Stretch<'_>, inner: &mut [Quad], total: &mut [Quad]) {
         };
         for half in 0..2 {
             let mut pair = 0;
-            // SAFETY: pairs of the panel and, last, the pair made above; the scales of all blocks and rows were written.
+            // SAFETY: pairs of the panel and, last, the pair made above; the scales of all blocks
+            // and rows were written.
             unsafe {
                 while pair + 3 <= pairs {
                     shared.group::<3>(strip, half, tokens_at(pair), inner, total);
@@ -471,8 +477,8 @@ impl Shared<'_> {
     /// `P` pairs of tokens against eight rows.
     ///
     /// # Safety
-    /// The processor has `i8mm`; there are `P` such pairs; `inner` and `total` hold the values of this place (`inner`: unless
-    /// the stretch is fresh).
+    /// The processor has `i8mm`; there are `P` such pairs; `inner` and `total` hold the values of
+    /// this place (`inner`: unless the stretch is fresh).
     unsafe fn group<const P: usize>(
         &self,
         strip: usize,
@@ -486,7 +492,8 @@ impl Shared<'_> {
         let at = place(strip, half, pair);
         let kept = inner[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
         let to = total[at..at + 4 * P].as_mut_ptr().cast::<[float32x4_t; 4]>();
-        // SAFETY: places in the buffers that `paired` filled; promised by the caller for `kept` and `to`.
+        // SAFETY: places in the buffers that `paired` filled; promised by the caller for `kept` and
+        // `to`.
         unsafe {
             let mut total: [_; P] = std::array::from_fn(|p| *to.add(p));
             let mut w = s.weights.add(strip * s.tiles * TILE + 128 * half);
@@ -513,7 +520,8 @@ impl Shared<'_> {
                     let block_scale = both(block_scales.add(2 * p));
                     for r in 0..4 {
                         let part = vmulq_f32(vcvtq_f32_s32(sums[p][r]), block_scale);
-                        // A sum that starts is not added to zero: that could only turn -0 into 0, which no total shows.
+                        // A sum that starts is not added to zero: that could only turn -0 into 0,
+                        // which no total shows.
                         let value = if fresh { part } else { vaddq_f32(open[p][r], part) };
                         if block.closes {
                             total[p][r] = vaddq_f32(total[p][r], vmulq_f32(value, *scales.add(r)));

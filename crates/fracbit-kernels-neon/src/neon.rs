@@ -1,4 +1,5 @@
-//! The intrinsics that touch registers only, made safe: NEON is part of every aarch64 target, so that no proof is needed.
+//! The intrinsics that touch registers only, made safe: NEON is part of every aarch64 target, so
+//! that no proof is needed.
 //!
 //! Loads and stores stay unsafe, and come from `std::arch` as they are.
 

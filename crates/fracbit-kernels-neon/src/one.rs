@@ -211,7 +211,8 @@ unsafe fn blocks_of<E: Expand, D: Dot>(
                 e.tile(codes.add(tile * args.tile_bytes), &books, &mut products);
             }
         }
-        // A sum that starts is not added to zero: that could only turn -0 into 0, which no total shows.
+        // A sum that starts is not added to zero: that could only turn -0 into 0, which no total
+        // shows.
         for (inner, sum) in inner.iter_mut().zip(products.sums) {
             let part = part::<E>(sum, block_scale);
             *inner = if fresh { part } else { vaddq_f32(*inner, part) };

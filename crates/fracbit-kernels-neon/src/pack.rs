@@ -1,17 +1,22 @@
 //! Bits of a canonical tile in the order that the bodies load.
 //!
-//! Two orders, both permutations of the tile's bits, so that repacking costs no memory and can be undone.
+//! Two orders, both permutations of the tile's bits, so that repacking costs no memory and can be
+//! undone.
 //!
-//! *Words*: the tile as eight lanes of two rows each, `4 R` bytes; word `j` (16 bits) of all lanes side by side makes
-//! vector `j`, and the last bytes of lanes of an odd number of bytes half a vector. A window of a lane's tape is then one shift and one shift-and-insert of neighbouring vectors, at the same
-//! place in all eight lanes, whatever the rate; the window past the last word wraps to the next lane's first word.
+//! *Words*: the tile as eight lanes of two rows each, `4 R` bytes; word `j` (16 bits) of all lanes
+//! side by side makes vector `j`, and the last bytes of lanes of an odd number of bytes half a
+//! vector. A window of a lane's tape is then one shift and one shift-and-insert of neighbouring
+//! vectors, at the same place in all eight lanes, whatever the rate; the window past the last word
+//! wraps to the next lane's first word.
 //!
-//! *Fields*: for codes of 2, 4 and 8 bits. Vector `m` holds in byte `k` the codes of `8 / bits` products at once: field
-//! `f` belongs to the quad of columns that `field` says. One mask and one shift give whole index vectors.
+//! *Fields*: for codes of 2, 4 and 8 bits. Vector `m` holds in byte `k` the codes of `8 / bits`
+//! products at once: field `f` belongs to the quad of columns that `field` says. One mask and one
+//! shift give whole index vectors.
 
 use fracbit_format::{BitWriter, Codebook, TILE_COLS, TILE_ROWS, read_bits};
 
-/// The order of rows among lanes: even rows, then odd ones. Lane `i` of a *words* vector holds the rows `2 i` and `2 i + 1`.
+/// The order of rows among lanes: even rows, then odd ones. Lane `i` of a *words* vector holds the
+/// rows `2 i` and `2 i + 1`.
 pub(crate) const LANES: [u8; TILE_ROWS] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
 /// Where byte `at` of a canonical tile of `len` bytes lies in the *words* order.
@@ -30,7 +35,8 @@ pub(crate) fn from_words(_: &Codebook, words: &[u8], out: &mut [u8]) {
     out.iter_mut().enumerate().for_each(|(at, byte)| *byte = words[word_place(words.len(), at)]);
 }
 
-/// Number of the weight (row-major in the canonical tile) whose code is at place `at` of the *fields* order, of `bits` each.
+/// Number of the weight (row-major in the canonical tile) whose code is at place `at` of the
+/// *fields* order, of `bits` each.
 fn field(bits: usize, at: usize) -> usize {
     let per = 8 / bits;
     let (byte, f) = (at / per, at % per);

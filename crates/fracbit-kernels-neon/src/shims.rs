@@ -1,11 +1,13 @@
 //! Instructions whose intrinsics are not stable, as assembly: the only file that spells them.
 //!
-//! `.arch_extension` lets the assembler take them in functions without the target feature; that the processor has them is
-//! for the caller to know (a body that uses them is installed only where they were detected).
+//! `.arch_extension` lets the assembler take them in functions without the target feature; that the
+//! processor has them is for the caller to know (a body that uses them is installed only where they
+//! were detected).
 
 use std::arch::{aarch64::*, asm};
 
-/// Lane `i` of `sum` plus the four products of bytes `4 i..4 i + 4` of `w` with bytes `4 LANE..4 LANE + 4` of `x`.
+/// Lane `i` of `sum` plus the four products of bytes `4 i..4 i + 4` of `w` with bytes `4 LANE..4
+/// LANE + 4` of `x`.
 ///
 /// # Safety
 /// The processor has `dotprod`.
@@ -61,8 +63,9 @@ pub(crate) fn widen(halves: uint16x8_t) -> [float32x4_t; 2] {
     [low, high]
 }
 
-/// No instruction. What is computed from `later` after this call waits, as far as the compiler knows, for the sums: it keeps
-/// the pieces of a tile apart, of which it would otherwise start all at once and run out of registers.
+/// No instruction. What is computed from `later` after this call waits, as far as the compiler
+/// knows, for the sums: it keeps the pieces of a tile apart, of which it would otherwise start all
+/// at once and run out of registers.
 #[inline(always)]
 pub(crate) fn order(sums: [&mut int32x4_t; 2], later: &mut uint16x8_t) {
     let [a, b] = sums;
@@ -111,7 +114,8 @@ pub(crate) unsafe fn sve_bytes() -> u64 {
 
 /// Blocks of two tiles with a scale of their own; see [`twos`].
 pub(crate) struct Twos {
-    /// Weights of eight rows: `(tile, 256 bytes)`, of which the first 128 are `(pair of rows, octet of columns, 16)`.
+    /// Weights of eight rows: `(tile, 256 bytes)`, of which the first 128 are `(pair of rows, octet
+    /// of columns, 16)`.
     pub(crate) w: *const i8,
     /// Activations of three pairs of tokens, `each` bytes apart: `(octet of columns, 16)`.
     pub(crate) x: *const i8,
@@ -127,8 +131,9 @@ pub(crate) struct Twos {
 
 /// Adds the blocks' products to `totals`, `(pair of tokens, pair of rows)`.
 ///
-/// The whole loop is assembly because it takes all 32 registers: twelve totals, twelve sums, six vectors of activations and
-/// two of weights; compilers spill some. Of its 129 instructions 48 are products, 48 scale them.
+/// The whole loop is assembly because it takes all 32 registers: twelve totals, twelve sums, six
+/// vectors of activations and two of weights; compilers spill some. Of its 129 instructions 48 are
+/// products, 48 scale them.
 ///
 /// # Safety
 /// The processor has `i8mm`; `count` blocks of everything are readable.
@@ -218,11 +223,11 @@ pub(crate) struct Blocks {
     pub(crate) count: usize,
 }
 
-/// Adds the products of group-wise codebooks of 2 bits (see `groups::Books2`) to `totals`; `mask` cuts the number of a codebook
-/// out of a scale.
+/// Adds the products of group-wise codebooks of 2 bits (see `groups::Books2`) to `totals`; `mask`
+/// cuts the number of a codebook out of a scale.
 ///
-/// Assembly because compilers run out of registers (tables and the order of codebook numbers take twelve) and spill: 128
-/// instructions instead of 144.
+/// Assembly because compilers run out of registers (tables and the order of codebook numbers take
+/// twelve) and spill: 128 instructions instead of 144.
 ///
 /// # Safety
 /// The processor has `dotprod`; `count` blocks of everything are readable.

@@ -130,7 +130,8 @@ fn group_wise<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
     };
     match (bits, books) {
         (2, 1..=4) => {
-            // An index is the number of the codebook and two codes, of which the two tables read one each.
+            // An index is the number of the codebook and two codes, of which the two tables read
+            // one each.
             let entry = |i: usize, code: usize| entries[(i / 16 * 4 + code) % entries.len()];
             let table = bytes(128, |i| if i < 64 { entry(i, i % 4) } else { entry(i - 64, i / 4 % 4) });
             let run = match books {

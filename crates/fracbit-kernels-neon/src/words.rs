@@ -8,7 +8,8 @@ pub(crate) const MOST: usize = 17;
 /// A tile in the *words* order (see `pack`), and behind it the first words of the next lanes.
 pub(crate) type Words = [uint16x8_t; MOST];
 
-/// Runs `$body` with the constant `$i` set to each of the numbers: loops whose body wants immediates.
+/// Runs `$body` with the constant `$i` set to each of the numbers: loops whose body wants
+/// immediates.
 macro_rules! unroll {
     ([$($n:literal)*] $i:ident => $body:block) => {{ $( { const $i: usize = $n; $body } )* }};
 }

@@ -1,7 +1,8 @@
-//! Every body of this backend against the scalar reference: scheme x table length x instruction set x case.
+//! Every body of this backend against the scalar reference: scheme x table length x instruction set
+//! x case.
 //!
-//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped, on a line that
-//! `cargo xtask parity` looks for.
+//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as
+//! skipped, on a line that `cargo xtask parity` looks for.
 #![expect(clippy::print_stderr, reason = "what ran and what was skipped is the point")]
 
 use fracbit_base::{Scheme, Shape};
@@ -22,7 +23,8 @@ fn backends() -> Vec<(Isa, Kernels)> {
     have
 }
 
-/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has them.
+/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has
+/// them.
 fn flat() -> impl Iterator<Item = Scheme> {
     Scheme::all().filter(|scheme| scheme.planes() == 1)
 }

@@ -18,7 +18,8 @@ mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod walsh;
 
-/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best instruction set added.
+/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best
+/// instruction set added.
 ///
 /// # Errors
 /// When `FRACBIT_ISA` names no instruction set.
@@ -27,7 +28,8 @@ pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
     Ok(install_up_to(kernels, most))
 }
 
-/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set added.
+/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set
+/// added.
 pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     let mut best = Isa::Scalar;
     #[cfg(target_arch = "x86_64")]
@@ -59,8 +61,8 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     best
 }
 
-/// Features of this processor that matter to kernels, by the names of the Rust standard library. Empty on other
-/// architectures.
+/// Features of this processor that matter to kernels, by the names of the Rust standard library.
+/// Empty on other architectures.
 #[must_use]
 pub fn features() -> Vec<String> {
     let mut found: Vec<String> = Vec::new();

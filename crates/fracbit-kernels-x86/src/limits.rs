@@ -1,14 +1,17 @@
-//! What the machine can do at best: reads of memory and int8 products, for kernels to be compared with.
+//! What the machine can do at best: reads of memory and int8 products, for kernels to be compared
+//! with.
 //!
-//! Both are loops over the widest instructions that this processor has, whatever `FRACBIT_ISA` says: a limit is one of
-//! the machine, not of the bodies in use. Both return a number that is known beforehand, so that a loop that the
-//! compiler shortened shows.
+//! Both are loops over the widest instructions that this processor has, whatever `FRACBIT_ISA`
+//! says: a limit is one of the machine, not of the bodies in use. Both return a number that is
+//! known beforehand, so that a loop that the compiler shortened shows.
 //!
-//! - Reads: four streams a quarter of the slice apart, one accumulator each, so that several pages are under way at
-//!   once: a hardware prefetcher stops at the end of a 4 KiB page. Loads are plain, without software prefetch.
-//! - Products: twelve accumulators of `vpdpbusd` (AVX-512 VNNI, 64 products an instruction, or AVX-VNNI, 32) or of `vpmaddubsw`,
-//!   `vpmaddwd` and `vpaddd` (AVX2, 32 products), more than latency times throughput asks for. Operands stay in registers: this is the
-//!   bound that no kernel reaches, because it has to load and to expand.
+//! - Reads: four streams a quarter of the slice apart, one accumulator each, so that several pages
+//!   are under way at once: a hardware prefetcher stops at the end of a 4 KiB page. Loads are
+//!   plain, without software prefetch.
+//! - Products: twelve accumulators of `vpdpbusd` (AVX-512 VNNI, 64 products an instruction, or
+//!   AVX-VNNI, 32) or of `vpmaddubsw`, `vpmaddwd` and `vpaddd` (AVX2, 32 products), more than
+//!   latency times throughput asks for. Operands stay in registers: this is the bound that no
+//!   kernel reaches, because it has to load and to expand.
 
 /// Accumulators of the product loops.
 const ACCUMULATORS: usize = 12;
@@ -36,7 +39,8 @@ pub fn read_sum(data: &[u64]) -> u64 {
 /// Numbers that each stream reads at once: a cache line.
 const READ: usize = 8;
 
-/// Multiplies and adds ones for `rounds` rounds and returns the sum, which is the number of products made.
+/// Multiplies and adds ones for `rounds` rounds and returns the sum, which is the number of
+/// products made.
 ///
 /// # Panics
 /// When `rounds` is not below 2^26: a 32-bit sum would overflow.
@@ -119,7 +123,8 @@ mod x86 {
         let mut sums = [_mm512_setzero_si512(); 4];
         for at in (0..stream).step_by(READ) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `i * stream + at + 8 <= data.len()`, for `at` is a multiple of 8 below `stream`, which is one.
+                // SAFETY: `i * stream + at + 8 <= data.len()`, for `at` is a multiple of 8 below
+                // `stream`, which is one.
                 let line = unsafe { _mm512_loadu_si512(data.as_ptr().add(i * stream + at).cast()) };
                 *sum = _mm512_add_epi64(*sum, line);
             }
@@ -172,8 +177,8 @@ mod x86 {
         let mut sums = [_mm256_setzero_si256(); ACCUMULATORS];
         for _ in 0..rounds {
             for sum in &mut sums {
-                // SAFETY: an empty instruction; it only hides from the compiler that all products are one and the same. The features of
-                // the product are the caller's promise.
+                // SAFETY: an empty instruction; it only hides from the compiler that all products
+                // are one and the same. The features of the product are the caller's promise.
                 unsafe {
                     asm!("/* {0} */", inout(ymm_reg) ones, options(nomem, nostack, preserves_flags));
                     *sum = crate::avx2::dot::<VNNI>(*sum, ones, ones);

@@ -1,4 +1,5 @@
-//! How memory is read ahead of the products, by the kind of processor: what one gains by, another loses by (`docs/perf.md`).
+//! How memory is read ahead of the products, by the kind of processor: what one gains by, another
+//! loses by (`docs/perf.md`).
 
 use std::{
     arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
@@ -10,8 +11,8 @@ use std::{
 pub(crate) struct Reads {
     /// Bytes ahead to the second-level cache: as early as memory of a server takes to answer.
     far: usize,
-    /// Bytes ahead to the first-level cache, which keeps only some ten requests under way; 0 where the processor's own prefetcher
-    /// does that better.
+    /// Bytes ahead to the first-level cache, which keeps only some ten requests under way; 0 where
+    /// the processor's own prefetcher does that better.
     near: usize,
     /// Strips that one token should meet at once where memory binds: each is a stream of its own.
     pub(crate) strips: usize,
@@ -32,7 +33,8 @@ impl Reads {
         }
     }
 
-    /// Asks for what comes behind the `bytes` at `at` (a tile of codes, cached keys or values), which are at hand.
+    /// Asks for what comes behind the `bytes` at `at` (a tile of codes, cached keys or values),
+    /// which are at hand.
     #[inline(always)]
     pub(crate) fn ask(self, at: *const u8, bytes: usize) {
         let line = |i: usize| {
@@ -60,7 +62,8 @@ fn from_zen5() -> bool {
     amd && vendor.eax >= 1 && family(__cpuid(1).eax) >= 0x1A
 }
 
-/// The family in a processor's signature (leaf 1, `eax`): base and, when that is full, the extension.
+/// The family in a processor's signature (leaf 1, `eax`): base and, when that is full, the
+/// extension.
 fn family(signature: u32) -> u32 {
     match signature >> 8 & 0xF {
         0xF => 0xF + (signature >> 20 & 0xFF),

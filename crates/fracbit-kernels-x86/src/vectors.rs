@@ -1,10 +1,13 @@
-//! The operations beside the matrices: the reference's source compiled for each instruction set, and the sums of attention.
+//! The operations beside the matrices: the reference's source compiled for each instruction set,
+//! and the sums of attention.
 
 /// Sums of attention in vectors: lanes are positions for scores, dimensions for weighted values.
 ///
-/// Keys and values come in pairs, of dimensions and of positions, which the instruction that multiplies 16-bit integers adds up: no horizontal sum
-/// is needed. A vector of them is loaded once for up to four rows on the left (queries, weights), whose pairs are spread over the
-/// lanes; sums of different rows and vectors are independent and hide each other's latency. Numbers of 8 and 4 bits are widened as they are loaded.
+/// Keys and values come in pairs, of dimensions and of positions, which the instruction that
+/// multiplies 16-bit integers adds up: no horizontal sum is needed. A vector of them is loaded once
+/// for up to four rows on the left (queries, weights), whose pairs are spread over the lanes; sums
+/// of different rows and vectors are independent and hide each other's latency. Numbers of 8 and 4
+/// bits are widened as they are loaded.
 macro_rules! attend {
     ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:ident, $spread:path, $dot:path, $to_float:path,
      $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path) => {
@@ -120,7 +123,8 @@ macro_rules! attend {
         }
 
         /// # Safety
-        /// The features; `Q` queries from `q` on, `V` vectors of positions from `position` on, and their scores, inside of all.
+        /// The features; `Q` queries from `q` on, `V` vectors of positions from `position` on, and
+        /// their scores, inside of all.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn some_scores<const Q: usize, const V: usize, const BITS: usize>(
@@ -133,7 +137,8 @@ macro_rules! attend {
             let bytes = |numbers: usize| numbers * BITS / 8;
             let block = bytes(args.dim * KEY_BLOCK);
             let (nth, lane) = (position / KEY_BLOCK, position % KEY_BLOCK);
-            // SAFETY: promised by the caller; neighbouring vectors are halves of a block where they are shorter than it.
+            // SAFETY: promised by the caller; neighbouring vectors are halves of a block where they
+            // are shorter than it.
             unsafe {
                 let left = Left { at: args.queries.as_ptr().add(q * args.dim), stride: args.dim };
                 let panel = Panel {
@@ -205,7 +210,8 @@ macro_rules! attend {
         }
 
         /// # Safety
-        /// The features; `Q` queries from `q` on and `V` vectors of dimensions from `column` on, inside of all.
+        /// The features; `Q` queries from `q` on and `V` vectors of dimensions from `column` on,
+        /// inside of all.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn some_sums<const Q: usize, const V: usize, const BITS: usize>(
@@ -244,7 +250,8 @@ macro_rules! attend {
     };
 }
 
-/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of all.
+/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of
+/// all.
 macro_rules! table {
     ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
         use fracbit_kernels::{
@@ -349,7 +356,8 @@ macro_rules! table {
 
         /// The operations of this instruction set.
         pub(crate) fn vectors(proof: $proof) -> Vectors {
-            // SAFETY: the proof shows the instruction set; lengths are checked by the methods of `Vectors`.
+            // SAFETY: the proof shows the instruction set; lengths are checked by the methods of
+            // `Vectors`.
             unsafe { Vectors::new($isa, slots(proof)) }
         }
     };

@@ -1,12 +1,15 @@
-//! The Walsh-Hadamard transform: the butterflies of [`fracbit_rotation::walsh`] in the same order, more strides in a pass.
+//! The Walsh-Hadamard transform: the butterflies of [`fracbit_rotation::walsh`] in the same order,
+//! more strides in a pass.
 //!
-//! The first pass takes as many neighbours as fill half of the registers through all strides below their number, inside vectors and then between
-//! them; each further one takes as many vectors, a stride apart, through the strides that come next.
+//! The first pass takes as many neighbours as fill half of the registers through all strides below
+//! their number, inside vectors and then between them; each further one takes as many vectors, a
+//! stride apart, through the strides that come next.
 
 macro_rules! walsh {
     ($features:literal, $vector:ty, $lanes:literal lanes, $most:literal vectors, $load:path, $store:path, $multiply:path, $add:path, $subtract:path) => {
         /// # Safety
-        /// The features; `order` is a power of two that divides the length of `x`, and there are as many factors.
+        /// The features; `order` is a power of two that divides the length of `x`, and there are as
+        /// many factors.
         #[target_feature(enable = $features)]
         unsafe fn walsh(order: usize, x: &mut [f32], factors: &[f32]) {
             if order < $lanes {

@@ -1,6 +1,8 @@
-//! Every body of this backend against the scalar reference: scheme x table length x instruction set x case.
+//! Every body of this backend against the scalar reference: scheme x table length x instruction set
+//! x case.
 //!
-//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as skipped.
+//! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as
+//! skipped.
 #![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
 
 use fracbit_base::{Family, Scheme, Shape};
@@ -25,7 +27,8 @@ fn backends() -> (Vec<(Isa, Kernels)>, Vec<Isa>) {
     (have, skip)
 }
 
-/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has them.
+/// All but the nested schemes, whose planes are matrices of others: the parity of the workspace has
+/// them.
 fn flat() -> impl Iterator<Item = Scheme> {
     Scheme::all().filter(|scheme| scheme.planes() == 1)
 }
@@ -55,7 +58,8 @@ fn every_body_gives_the_bits_of_the_reference() {
                 }
             }
             for (isa, kernels) in &have {
-                // Every scheme has a body of its own on every instruction set of this backend, but where AMX has nothing to win.
+                // Every scheme has a body of its own on every instruction set of this backend, but
+                // where AMX has nothing to win.
                 for book in &books {
                     let group_wise = matches!(book.scheme().family(), Family::Gnuq | Family::Int);
                     let plain = *isa == Isa::Amx && (group_wise || book.grid() == Grid::I16);
@@ -146,7 +150,8 @@ fn threads_do_not_change_bits() {
 
 #[test]
 fn tokens_do_not_see_each_other_and_rows_are_exact() {
-    // A batch equals its tokens one by one (the decode and prefill paths agree), and `row` equals the format's own.
+    // A batch equals its tokens one by one (the decode and prefill paths agree), and `row` equals
+    // the format's own.
     let (have, _) = backends();
     for scheme in flat() {
         let packed = Packed::random(scheme, Shape::new(37, 400), cases::codebooks(scheme, 0, 127), 64, 5);

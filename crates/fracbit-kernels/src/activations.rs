@@ -17,13 +17,14 @@ const PARALLEL: usize = 16;
 
 /// A batch of activation vectors and their integer forms.
 ///
-/// Each token has one scale per 256 columns, `absmax / 127` (int8) or `absmax / 1023` (int16), and integers
-/// `round(x / scale)`, ties to even. A form is made when the first matrix that wants it arrives and is kept until
-/// the next [`set`](Self::set), so that matrices with the same input (queries, keys, values; gate, up) share it.
-/// Buffers only grow: after the first step of a size nothing is allocated.
+/// Each token has one scale per 256 columns, `absmax / 127` (int8) or `absmax / 1023` (int16), and
+/// integers `round(x / scale)`, ties to even. A form is made when the first matrix that wants it
+/// arrives and is kept until the next [`set`](Self::set), so that matrices with the same input
+/// (queries, keys, values; gate, up) share it. Buffers only grow: after the first step of a size
+/// nothing is allocated.
 ///
-/// A NaN or an infinity makes its group's scale non-finite and so its token's results NaN or infinite; groups with
-/// no magnitude above 1e-30 count as zero.
+/// A NaN or an infinity makes its group's scale non-finite and so its token's results NaN or
+/// infinite; groups with no magnitude above 1e-30 count as zero.
 #[derive(Clone, Debug, Default)]
 pub struct Activations {
     cols: usize,
@@ -42,10 +43,12 @@ pub(crate) struct Form<T> {
     ready: bool,
     packed: Option<Interleave>,
     panel: Numbers<i32>, // see `Panel`
-    /// [`Interleave::EvenOdd`], beside a panel of eights: gate and up may be of schemes that want one each.
+    /// [`Interleave::EvenOdd`], beside a panel of eights: gate and up may be of schemes that want
+    /// one each.
     even_odd: Numbers<i32>,
     split: bool,
-    /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take two for each of other rows.
+    /// `(batch, stride)`. Rows start with a cache line: tile registers take lines, and would take
+    /// two for each of other rows.
     pub(crate) ints: Numbers<T>,
     pub(crate) scales: Vec<f32>, // (batch, groups)
     pub(crate) sums: Vec<i32>,   // (batch, tiles)
@@ -68,7 +71,8 @@ impl Activations {
         Ok(())
     }
 
-    /// As [`set`](Self::set), without a copy: `x` comes again with each product, see [`matmul_with`](crate::matmul_with).
+    /// As [`set`](Self::set), without a copy: `x` comes again with each product, see
+    /// [`matmul_with`](crate::matmul_with).
     ///
     /// # Errors
     /// As there.
@@ -98,7 +102,8 @@ impl Activations {
         (self.wide.ready, self.wide.packed) = (false, None);
     }
 
-    /// Doubles the batch: behind the tokens `x` come, in their order, the values that rounding them to int8 loses.
+    /// Doubles the batch: behind the tokens `x` come, in their order, the values that rounding them
+    /// to int8 loses.
     pub(crate) fn append_losses(&mut self, x: &[f32], vectors: &Vectors, crew: &Crew<'_>) {
         self.make_narrow(x, vectors, crew, None);
         let (cols, batch, groups, stride) = (self.cols, self.batch, self.groups(), self.stride());
@@ -132,7 +137,8 @@ impl Activations {
         self.forget();
     }
 
-    /// Room for `len` numbers that a kernel makes of the activations for its own rows, zeros, behind those that are there.
+    /// Room for `len` numbers that a kernel makes of the activations for its own rows, zeros,
+    /// behind those that are there.
     pub fn prepare(&mut self, len: usize) -> &mut [f32] {
         let start = self.block_scales.len();
         self.block_scales.resize(start + len, 0.0);
@@ -141,7 +147,8 @@ impl Activations {
         &mut self.block_scales[start..]
     }
 
-    /// What was prepared from [`Call::factors`](crate::Call::factors) on: first the kernel's own numbers, then those of others.
+    /// What was prepared from [`Call::factors`](crate::Call::factors) on: first the kernel's own
+    /// numbers, then those of others.
     #[must_use]
     pub fn prepared(&self, factors: usize) -> &[f32] {
         &self.block_scales[factors..]
@@ -159,8 +166,8 @@ impl Activations {
         self.cols
     }
 
-    /// Elements from a token to the next in an integer form: an odd number of cache lines, so that the rows of a
-    /// batch do not fall on the same few sets of a cache.
+    /// Elements from a token to the next in an integer form: an odd number of cache lines, so that
+    /// the rows of a batch do not fall on the same few sets of a cache.
     pub(crate) const fn stride(&self) -> usize {
         stride(self.cols)
     }
@@ -304,7 +311,8 @@ const fn even_odd_row(cols: usize) -> usize {
 }
 
 impl Form<i8> {
-    /// Lays the integers out as [`Interleave::EvenOdd`]; what is behind the pieces of a row is not written, nor met by weights.
+    /// Lays the integers out as [`Interleave::EvenOdd`]; what is behind the pieces of a row is not
+    /// written, nor met by weights.
     fn split(&mut self, cols: usize, batch: usize) {
         if self.split {
             return;

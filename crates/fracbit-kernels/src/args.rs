@@ -10,10 +10,11 @@ pub const OVERREAD: usize = 256;
 pub const MAX_TOKENS: usize = 512;
 /// Tokens that a panel of [`Interleave::Eights`] interleaves.
 pub const PANEL_TOKENS: usize = 8;
-/// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take them.
+/// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take
+/// them.
 pub const PANEL_FROM: usize = 9;
-/// Tokens from which on activations come as [`Interleave::EvenOdd`], up to [`PANEL_FROM`], to bodies that take them: with fewer vectors
-/// alone are as fast.
+/// Tokens from which on activations come as [`Interleave::EvenOdd`], up to [`PANEL_FROM`], to
+/// bodies that take them: with fewer vectors alone are as fast.
 pub(crate) const EVEN_ODD_FROM: usize = 5;
 /// Tokens of a group of [`Interleave::Rows`]; [`MAX_TOKENS`] is a multiple.
 pub const ROWS: usize = 16;
@@ -21,11 +22,14 @@ pub const ROWS: usize = 16;
 pub(crate) const ROW_OVERREAD: usize = 64;
 /// Most strips of one call of a body for several tokens.
 pub const MAX_STRIPS: usize = 2;
-/// Most strips of one call for one token, and with [`Interleave::EvenOdd`]: few enough to share out, enough that starting a call costs nothing.
+/// Most strips of one call for one token, and with [`Interleave::EvenOdd`]: few enough to share
+/// out, enough that starting a call costs nothing.
 pub const ONE_TOKEN_STRIPS: usize = 16;
-/// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation scale.
+/// Most tiles of a block on the int8 grid; also the columns, in tiles, that share an activation
+/// scale.
 ///
-/// 256 columns x 255 x 127 < 2^23: a block's sum is exact in `i32` (with weights offset by 128) and in `f32`.
+/// 256 columns x 255 x 127 < 2^23: a block's sum is exact in `i32` (with weights offset by 128) and
+/// in `f32`.
 pub const BLOCK_TILES: usize = 16;
 /// Most tiles of a block on the int16 grid.
 ///
@@ -36,7 +40,8 @@ pub const MAX_INT8: i32 = 127;
 /// Largest magnitude of an int16 activation.
 pub const MAX_INT16: i32 = 1023;
 
-/// Neighbouring tiles of a strip whose integer products are summed before they meet a floating-point scale.
+/// Neighbouring tiles of a strip whose integer products are summed before they meet a
+/// floating-point scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// First tile, counted from the start of the segment.
@@ -60,8 +65,8 @@ pub struct Block {
 ///     if block.closes: out = out + inner * scale(strip, group, row); inner = 0
 /// ```
 ///
-/// Each `+` and `*` on floats rounds once (no fused operation), so that all bodies give the same bits.
-/// Only `matmul` of this crate builds this; every length below is then as stated.
+/// Each `+` and `*` on floats rounds once (no fused operation), so that all bodies give the same
+/// bits. Only `matmul` of this crate builds this; every length below is then as stated.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Args<'a> {
@@ -69,18 +74,20 @@ pub struct Args<'a> {
     pub codebook: &'a Codebook,
     /// The body's own constants.
     pub table: &'a [Line],
-    /// Codes from the first tile of the first strip; readable to [`OVERREAD`] bytes behind the last tile.
+    /// Codes from the first tile of the first strip; readable to [`OVERREAD`] bytes behind the last
+    /// tile.
     pub codes: &'a [u8],
     /// Bytes from a strip to the next.
     pub stride: usize,
     /// Bytes of a tile.
     pub tile_bytes: usize,
-    /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::EvenOdd`] to [`ONE_TOKEN_STRIPS`].
+    /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::EvenOdd`] to
+    /// [`ONE_TOKEN_STRIPS`].
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
-    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows. Their lowest bits number the
-    /// codebook of a group-wise scheme ([`Codebook::book_of`]).
+    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows. Their
+    /// lowest bits number the codebook of a group-wise scheme ([`Codebook::book_of`]).
     pub scales: &'a [f16],
     /// Weight scales of a row.
     pub groups: usize,
@@ -88,39 +95,43 @@ pub struct Args<'a> {
     pub blocks: &'a [Block],
     /// Tokens, 1 to [`MAX_TOKENS`].
     pub tokens: usize,
-    /// The activations of the segment's columns; `x_stride` elements from a token to the next. Nothing is said of them where a
-    /// panel of [`Interleave::Pairs`] comes.
+    /// The activations of the segment's columns; `x_stride` elements from a token to the next.
+    /// Nothing is said of them where a panel of [`Interleave::Pairs`] comes.
     pub x: Ints<'a>,
     /// Elements from a token to the next.
     pub x_stride: usize,
     /// Elements of the result from a token to the next.
     pub out_stride: usize,
-    /// How activations come for several tokens; if at all, `block_scales` and `block_starts` are `(block, token)`.
+    /// How activations come for several tokens; if at all, `block_scales` and `block_starts` are
+    /// `(block, token)`.
     pub interleave: Option<Interleave>,
     /// The same activations as a panel, for all but [`Interleave::Rows`].
     pub panel: Option<Panel<'a>>,
     /// Activation scale times codebook step and gain, `(token, block)`.
     pub block_scales: &'a [f32],
-    /// What a block's sums may start at, `(token, block)`: `-128 Σ x` of its integer activations, for dot instructions that want one
-    /// operand unsigned, `Σ (w + 128) x - 128 Σ x = Σ w x`. Zeros on the int16 grid, and with all interleaves but
-    /// [`Interleave::Eights`], which are for signed products.
+    /// What a block's sums may start at, `(token, block)`: `-128 Σ x` of its integer activations,
+    /// for dot instructions that want one operand unsigned, `Σ (w + 128) x - 128 Σ x = Σ w x`.
+    /// Zeros on the int16 grid, and with all interleaves but [`Interleave::Eights`], which are for
+    /// signed products.
     pub block_starts: &'a [i32],
 }
 
-/// How activations of several tokens come to a body: how many a [`Panel`] lays side by side, and how finely.
+/// How activations of several tokens come to a body: how many a [`Panel`] lays side by side, and
+/// how finely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interleave {
-    /// Pieces of four bytes (four activations on the int8 grid, two on the int16 grid) of [`PANEL_TOKENS`] tokens; the last
-    /// tokens come in groups of 4, 2 and 1.
+    /// Pieces of four bytes (four activations on the int8 grid, two on the int16 grid) of
+    /// [`PANEL_TOKENS`] tokens; the last tokens come in groups of 4, 2 and 1.
     Eights,
-    /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the last of an odd number is a
-    /// group of its own. Only on the int8 grid.
+    /// Pieces of eight bytes of two tokens, which a matrix product of 2 x 8 by 8 x 2 takes; the
+    /// last of an odd number is a group of its own. Only on the int8 grid.
     Pairs,
-    /// The rows of up to eight tokens, and of each first the even pieces of four bytes of all columns, then, half a row behind, the odd
-    /// ones; 64 bytes from every piece on are readable, whatever stands there. Only on the int8 grid.
+    /// The rows of up to eight tokens, and of each first the even pieces of four bytes of all
+    /// columns, then, half a row behind, the odd ones; 64 bytes from every piece on are readable,
+    /// whatever stands there. Only on the int8 grid.
     EvenOdd,
-    /// No panel: the rows of [`Args::x`], of which whole groups of [`ROWS`] and 64 bytes behind them are readable, whatever stands
-    /// there. Only on the int8 grid.
+    /// No panel: the rows of [`Args::x`], of which whole groups of [`ROWS`] and 64 bytes behind
+    /// them are readable, whatever stands there. Only on the int8 grid.
     Rows,
 }
 
@@ -142,20 +153,23 @@ impl Interleave {
 
 /// Activations of several tokens side by side, so that a body reads them as one stream.
 ///
-/// Tokens come in groups (see [`Interleave`]); a group is `(piece, token)`. Lengths count units of four bytes.
+/// Tokens come in groups (see [`Interleave`]); a group is `(piece, token)`. Lengths count units of
+/// four bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel<'a> {
     /// Pieces of the call's tokens, all columns.
     pub pieces: &'a [i32],
-    /// Units of one token in all segments together: the group that begins with token `t` of the call is
-    /// `t * stride` units behind the first.
+    /// Units of one token in all segments together: the group that begins with token `t` of the
+    /// call is `t * stride` units behind the first.
     pub stride: usize,
-    /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n * first` behind the group. With
-    /// [`Interleave::EvenOdd`], where a group is one token, among its even pieces and among its odd ones.
+    /// The first column of the segment, in units: the pieces of a group of `n` tokens begin `n *
+    /// first` behind the group. With [`Interleave::EvenOdd`], where a group is one token, among its
+    /// even pieces and among its odd ones.
     pub first: usize,
 }
 
-/// Splits `tokens` into the groups of a panel: calls `f` with the first token and the number of each.
+/// Splits `tokens` into the groups of a panel: calls `f` with the first token and the number of
+/// each.
 pub(crate) fn panel_groups(tokens: usize, mut f: impl FnMut(usize, usize)) {
     let mut first = 0;
     for size in [PANEL_TOKENS, 4, 2, 1] {

@@ -1,7 +1,8 @@
 //! The cases that every body is checked on, and seeded inputs for them.
 //!
-//! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has one order of
-//! operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference bit for bit.
+//! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has
+//! one order of operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference
+//! bit for bit.
 
 pub mod vectors;
 
@@ -68,7 +69,8 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// The largest magnitudes of table entries to try: those of the grids that the scheme's tables are made on.
+/// The largest magnitudes of table entries to try: those of the grids that the scheme's tables are
+/// made on.
 #[must_use]
 pub fn grids(scheme: Scheme) -> &'static [i16] {
     let wide = |s| SchemeSpec::of(s).table.is_some_and(|table| table.grids.contains(&Grid::I16));
@@ -76,8 +78,9 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
     if wide { &[127, 32_767] } else { &[127] }
 }
 
-/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes such as are never negative and such as are ramps, and
-/// for pairs such as are a quarter and its turns, too.
+/// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes
+/// such as are never negative and such as are ramps, and for pairs such as are a quarter and its
+/// turns, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let lengths = scheme.tables().map(|s| table_lengths(s).len()).max().unwrap_or(1);
@@ -108,7 +111,8 @@ pub fn product(kernels: &Kernels, packed: &Packed, x: &mut Activations) -> Vec<f
     y
 }
 
-/// Checks that a gate and its factor in one product are what they are apart, bit for bit, for `batch` tokens.
+/// Checks that a gate and its factor in one product are what they are apart, bit for bit, for
+/// `batch` tokens.
 ///
 /// # Panics
 /// When they are not, or when the matrices differ in shape.
@@ -139,8 +143,8 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
     }
 }
 
-/// Checks that products of groups, up to the most tokens that one may have, are those of each group alone: `gate` and `up` are the first pieces
-/// of their matrices, with `pieces` in each.
+/// Checks that products of groups, up to the most tokens that one may have, are those of each group
+/// alone: `gate` and `up` are the first pieces of their matrices, with `pieces` in each.
 ///
 /// # Panics
 /// When a number has other bits; names `what`.
@@ -193,7 +197,8 @@ pub fn assert_same(want: &[f32], got: &[f32], what: &str) {
     }
 }
 
-/// Table lengths that a scheme's codebook may have (one of several components has none of its own), those of less than a register last where there are others.
+/// Table lengths that a scheme's codebook may have (one of several components has none of its own),
+/// those of less than a register last where there are others.
 #[must_use]
 pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
     let mut lengths = SchemeSpec::of(scheme).table.map_or(Vec::new(), |table| table.lengths);
@@ -201,8 +206,8 @@ pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
     lengths
 }
 
-/// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them (plain integers are
-/// their own table).
+/// A codebook with pseudo-random entries of magnitude up to `most`, both extremes among them (plain
+/// integers are their own table).
 ///
 /// # Panics
 /// When `length` is not one of [`table_lengths`] or `most` is not positive.
@@ -221,7 +226,8 @@ pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
     Codebook::new(scheme, entries, 0.01 * 127.0 / f32::from(most)).expect("a length of the scheme")
 }
 
-/// A codebook of magnitudes from 0 to 127, both among them; with layers and these first entries, if they are given.
+/// A codebook of magnitudes from 0 to 127, both among them; with layers and these first entries, if
+/// they are given.
 ///
 /// # Panics
 /// When `length` is not one of [`table_lengths`] of a trellis scheme.
@@ -263,7 +269,8 @@ pub fn ramped(scheme: Scheme, mask: u8) -> Codebook {
     book
 }
 
-/// A codebook of pairs that is a [quarter](Codebook::quarter) and its turns, with 0 and 127 among the numbers.
+/// A codebook of pairs that is a [quarter](Codebook::quarter) and its turns, with 0 and 127 among
+/// the numbers.
 ///
 /// # Panics
 /// When `scheme` has no such codebook.
@@ -281,7 +288,8 @@ pub fn turned(scheme: Scheme) -> Codebook {
     book
 }
 
-/// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed length of each.
+/// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed
+/// length of each.
 #[must_use]
 pub fn codebooks(scheme: Scheme, nth: usize, most: i16) -> Vec<Codebook> {
     each_table(scheme, nth, |s, length| codebook(s, length, most))
@@ -330,8 +338,9 @@ impl Packed {
         Self { scheme, shape, codebooks, codes, scales, group }
     }
 
-    /// The view that [`PackedMatrix::new`](crate::PackedMatrix::new) takes. A one-column-tile half-TCQ matrix has
-    /// only the segment of the higher or lower rate; its codebook is picked by the layout.
+    /// The view that [`PackedMatrix::new`](crate::PackedMatrix::new) takes. A one-column-tile
+    /// half-TCQ matrix has only the segment of the higher or lower rate; its codebook is picked by
+    /// the layout.
     ///
     /// # Errors
     /// As [`PackedView::new`].

@@ -1,16 +1,18 @@
 //! Threads that stand by for the many short parallel loops of one forward pass.
 //!
-//! A decode step has some hundred parallel loops of 100 µs each, and a fork through a work-stealing deque costs
-//! several microseconds, more when the other thread has gone to sleep. So a pass borrows the threads of the current
-//! rayon pool once ([`with_crew`]); until it ends they spin on one cache line, and a loop costs the transfer of a few
-//! cache lines ([`Crew::for_each`]). Rayon stays the owner of the threads: the number of
-//! threads is that of the pool, an idle program does not spin, and a thread that is busy elsewhere is not waited for,
-//! because the calling thread can do all work itself.
+//! A decode step has some hundred parallel loops of 100 µs each, and a fork through a work-stealing
+//! deque costs several microseconds, more when the other thread has gone to sleep. So a pass
+//! borrows the threads of the current rayon pool once ([`with_crew`]); until it ends they spin on
+//! one cache line, and a loop costs the transfer of a few cache lines ([`Crew::for_each`]). Rayon
+//! stays the owner of the threads: the number of threads is that of the pool, an idle program does
+//! not spin, and a thread that is busy elsewhere is not waited for, because the calling thread can
+//! do all work itself.
 //!
-//! Protocol. The leader writes the job, then makes `epoch` odd: open. A helper that sees a new odd epoch counts itself
-//! `busy` and looks at the epoch again; if it is still the same, it takes tasks. The leader, out of tasks, makes the epoch
-//! even and waits until nobody is busy. Both sides write one variable and then read the other, sequentially
-//! consistent: either the helper sees the closed epoch and stays out, or the leader sees that it is busy.
+//! Protocol. The leader writes the job, then makes `epoch` odd: open. A helper that sees a new odd
+//! epoch counts itself `busy` and looks at the epoch again; if it is still the same, it takes
+//! tasks. The leader, out of tasks, makes the epoch even and waits until nobody is busy. Both sides
+//! write one variable and then read the other, sequentially consistent: either the helper sees the
+//! closed epoch and stays out, or the leader sees that it is busy.
 
 #![expect(
     unsafe_code,
@@ -21,7 +23,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Polls of the epoch before a helper offers its processor to other threads at every poll: some 50 µs.
+/// Polls of the epoch before a helper offers its processor to other threads at every poll: some 50
+/// µs.
 const POLLS: u32 = 4096;
 
 /// Threads that wait for [`for_each`](Self::for_each); made by [`with_crew`].
@@ -34,7 +37,8 @@ pub struct Crew<'a> {
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// What leader and helpers share; each part on a cache line (a pair of them, for the prefetcher) of its own.
+/// What leader and helpers share; each part on a cache line (a pair of them, for the prefetcher) of
+/// its own.
 #[derive(Debug, Default)]
 struct Shared {
     epoch: Padded<AtomicUsize>,
@@ -77,14 +81,14 @@ impl Default for Job {
     }
 }
 
-// SAFETY: `job` is written by the leader while the epoch is even and nobody is busy, and read by helpers that are busy
-// in an odd epoch (see the module). The closure behind it is `Sync`.
+// SAFETY: `job` is written by the leader while the epoch is even and nobody is busy, and read by
+// helpers that are busy in an odd epoch (see the module). The closure behind it is `Sync`.
 unsafe impl Sync for Shared {}
 
 /// Runs `f` with the threads of the current rayon pool standing by, the calling one among them.
 ///
-/// In a pool of one thread, `f` runs where it is called. Costs one fork of rayon, and allocates nothing when called from a
-/// thread of the pool.
+/// In a pool of one thread, `f` runs where it is called. Costs one fork of rayon, and allocates
+/// nothing when called from a thread of the pool.
 pub fn with_crew<R: Send>(f: impl FnOnce(&Crew<'_>) -> R + Send) -> R {
     let threads = rayon::current_num_threads();
     if threads == 1 {
@@ -122,8 +126,9 @@ impl Crew<'_> {
 
     /// Calls `task(i)` once for every `i` below `tasks`, in any order, on any of the threads.
     ///
-    /// Each thread has a range of neighbouring tasks, which it takes in their order: what a task asks memory for ahead is for the next task
-    /// of the same thread. A thread that is done helps the others.
+    /// Each thread has a range of neighbouring tasks, which it takes in their order: what a task
+    /// asks memory for ahead is for the next task of the same thread. A thread that is done helps
+    /// the others.
     ///
     /// # Panics
     /// When a task panics; the others may then not have run.
@@ -141,8 +146,8 @@ impl Crew<'_> {
         let ranges = self.threads.min(RANGES);
         let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks, ranges };
         let epoch = shared.epoch.0.load(Ordering::Relaxed);
-        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Crew` is not `Sync`), and the end
-        // of the loop before waited for both.
+        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Crew` is
+        // not `Sync`), and the end of the loop before waited for both.
         unsafe { *shared.job.get() = job };
         for (i, next) in shared.next[..ranges].iter().enumerate() {
             next.0.store(job.range(i).start, Ordering::Relaxed);
@@ -163,8 +168,9 @@ impl Crew<'_> {
         self.blocks(data, data.len().max(1), len, |_, from, chunk| f(from / len, chunk));
     }
 
-    /// Calls `f(i, from, chunk)` for the chunks of `len` elements of every block `i` of `block` elements of `data`, with
-    /// the place of the chunk in its block; the last chunk of a block, and the last block, may be shorter.
+    /// Calls `f(i, from, chunk)` for the chunks of `len` elements of every block `i` of `block`
+    /// elements of `data`, with the place of the chunk in its block; the last chunk of a block, and
+    /// the last block, may be shorter.
     ///
     /// # Panics
     /// As [`for_each`](Self::for_each), and when `block` or `len` is zero.
@@ -183,7 +189,8 @@ impl Crew<'_> {
             let (i, from) = (task / each, task % each * len);
             let (first, end) = (i * block + from, total.min((i + 1) * block));
             if first < end {
-                // SAFETY: `first..end` is inside `data`, which is borrowed for the loop, and every task comes once.
+                // SAFETY: `first..end` is inside `data`, which is borrowed for the loop, and every
+                // task comes once.
                 let chunk =
                     unsafe { std::slice::from_raw_parts_mut(start.0.add(first), len.min(end - first)) };
                 f(i, from, chunk);
@@ -256,7 +263,8 @@ impl Shared {
                 self.busy.0.fetch_add(1, Ordering::SeqCst);
                 let leave = Leave(self);
                 if self.epoch.0.load(Ordering::SeqCst) == epoch {
-                    // SAFETY: busy in the epoch of this job: the leader waits before it writes another.
+                    // SAFETY: busy in the epoch of this job: the leader waits before it writes
+                    // another.
                     let job = unsafe { *self.job.get() };
                     self.drain(job, me);
                     seen = epoch;
@@ -277,7 +285,8 @@ impl Shared {
             while next.load(Ordering::Relaxed) < end {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task < end {
-                    // SAFETY: the closure lives until `for_each` returns, and that waits for all that are busy.
+                    // SAFETY: the closure lives until `for_each` returns, and that waits for all
+                    // that are busy.
                     unsafe { (job.call)(job.data, task) };
                 }
             }
@@ -326,7 +335,8 @@ mod tests {
 
     #[test]
     fn crews_do_not_wait_for_each_other() {
-        // As many crews as threads, and crews within tasks of rayon: whoever finds no helper works alone.
+        // As many crews as threads, and crews within tasks of rayon: whoever finds no helper works
+        // alone.
         pool(2).install(|| {
             let sum = |_| {
                 let total = AtomicUsize::new(0);

@@ -1,4 +1,5 @@
-//! The kernel of matrices whose codes are expanded to integers and then multiplied: a body for every segment.
+//! The kernel of matrices whose codes are expanded to integers and then multiplied: a body for
+//! every segment.
 
 use crate::{
     Activations, Args, Crew, Ints, Isa, Kernels, Precision, Vectors,
@@ -18,11 +19,12 @@ use std::ops::Range;
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
 
-/// Packed codes with the bodies chosen for them: every tile is expanded to integers, which meet integer activations.
+/// Packed codes with the bodies chosen for them: every tile is expanded to integers, which meet
+/// integer activations.
 ///
-/// Codes are held once, in the canonical order of `fracbit-format` or, where a body has a [`Packing`](crate::Packing), with
-/// the bits of each tile permuted, at 64-byte alignment and with room behind for whole-vector loads. Scales are regrouped
-/// by strip.
+/// Codes are held once, in the canonical order of `fracbit-format` or, where a body has a
+/// [`Packing`](crate::Packing), with the bits of each tile permuted, at 64-byte alignment and with
+/// room behind for whole-vector loads. Scales are regrouped by strip.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpandThenDot {
     layout: Layout,
@@ -77,7 +79,8 @@ impl ExpandThenDot {
         Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts }
     }
 
-    /// The parts that are read at a precision: those of all planes that together have no more bits, and always the first plane's.
+    /// The parts that are read at a precision: those of all planes that together have no more bits,
+    /// and always the first plane's.
     fn parts(&self, precision: Precision) -> &[Part] {
         let Some(most) = precision.rate() else { return &self.parts };
         let planes = self.layout.scheme().precisions().skip(1).take_while(|&rate| rate <= most).count();
@@ -201,8 +204,8 @@ impl LinearKernel for ExpandThenDot {
             .unwrap_or(0)
     }
 
-    /// Tile registers ask for activations so fast that these should stay in a second-level cache (2 MiB where there are tile
-    /// registers) while strip after strip meets them.
+    /// Tile registers ask for activations so fast that these should stay in a second-level cache (2
+    /// MiB where there are tile registers) while strip after strip meets them.
     fn call_tokens(&self, precision: Precision, together: usize, x: &Activations) -> usize {
         const ROOM: usize = 5 << 18;
         let parts = self.parts(precision);
@@ -219,8 +222,9 @@ impl LinearKernel for ExpandThenDot {
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
         let (strips, tokens, stride) = (&call.strips, &call.tokens, call.stride);
-        // One token reads codes as fast as it can, and they should come in one stream: the segments of a strip lie behind each
-        // other. Where tile registers are told their shapes anew by every call, calls should be few.
+        // One token reads codes as fast as it can, and they should come in one stream: the segments
+        // of a strip lie behind each other. Where tile registers are told their shapes anew by
+        // every call, calls should be few.
         let parts = self.parts(call.precision);
         let tile_registers =
             || parts.iter().all(|part| part.body.interleave(call.together) == Some(Interleave::EvenOdd));
@@ -266,8 +270,8 @@ impl Part {
     }
 }
 
-/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token, block)`, or for panels
-/// `(block, token)` for each call's tokens.
+/// Makes the integer form that `part` wants and appends the factors of its blocks: `(token,
+/// block)`, or for panels `(block, token)` for each call's tokens.
 fn prepare(
     part: &Part,
     vectors: &Vectors,
@@ -324,8 +328,8 @@ fn prepare(
     }
 }
 
-/// Cuts a segment where a weight scale ends and at every multiple of `most` tiles of the matrix (which every
-/// activation scale ends at).
+/// Cuts a segment where a weight scale ends and at every multiple of `most` tiles of the matrix
+/// (which every activation scale ends at).
 fn blocks(segment: &Segment, group: usize, most: usize) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut start = segment.start;

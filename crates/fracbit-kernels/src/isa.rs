@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-/// An instruction set for which kernel bodies exist, from the least to the most capable of each architecture.
+/// An instruction set for which kernel bodies exist, from the least to the most capable of each
+/// architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -10,7 +11,8 @@ pub enum Isa {
     Scalar,
     /// AVX2.
     Avx2,
-    /// That and AVX-VNNI (Alder Lake and later processors of desktops and laptops, which have no AVX-512).
+    /// That and AVX-VNNI (Alder Lake and later processors of desktops and laptops, which have no
+    /// AVX-512).
     AvxVnni,
     /// AVX-512 F, BW, VL, VNNI, VBMI and VBMI2 together (Ice Lake, Zen 4 and later).
     Avx512,
@@ -18,9 +20,11 @@ pub enum Isa {
     Amx,
     /// NEON, which every aarch64 processor has.
     Neon,
-    /// NEON with the dot product of bytes, `sdot` (Armv8.2 and later: Cortex-A55, A75, Neoverse N1).
+    /// NEON with the dot product of bytes, `sdot` (Armv8.2 and later: Cortex-A55, A75, Neoverse
+    /// N1).
     Dotprod,
-    /// That and the matrix product of bytes, `smmla` (Armv8.6 and later: Cortex-A510, A710, Neoverse V1, N2).
+    /// That and the matrix product of bytes, `smmla` (Armv8.6 and later: Cortex-A510, A710,
+    /// Neoverse V1, N2).
     I8mm,
 }
 
@@ -52,8 +56,9 @@ impl Isa {
         }
     }
 
-    /// The most that the user allows: the value of `FRACBIT_ISA`, or `None` when it is unset or empty. It can lower what
-    /// the machine offers and never raise it, because a backend installs only what it has detected.
+    /// The most that the user allows: the value of `FRACBIT_ISA`, or `None` when it is unset or
+    /// empty. It can lower what the machine offers and never raise it, because a backend installs
+    /// only what it has detected.
     ///
     /// # Errors
     /// When the variable is set to anything but the name of an instruction set.

@@ -13,7 +13,8 @@ pub type LinearProvider = fn(&PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
 /// Finds the body of a codebook, or `None` when the backend has none for it.
 pub type Provider = fn(&Codebook) -> Option<Body>;
 
-/// How a body wants the bytes of a tile: a permutation of the canonical ones, made when a matrix is loaded.
+/// How a body wants the bytes of a tile: a permutation of the canonical ones, made when a matrix is
+/// loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
     /// Canonical tile to the body's.
@@ -34,15 +35,17 @@ pub struct Body {
 }
 
 impl Body {
-    /// A body for `isa`. `table` holds whatever constants the body wants to find in [`Args::table`]; `lanes[i]` is
-    /// the tile row whose scale the body expects at place `i` of a strip's scales.
+    /// A body for `isa`. `table` holds whatever constants the body wants to find in
+    /// [`Args::table`]; `lanes[i]` is the tile row whose scale the body expects at place `i` of a
+    /// strip's scales.
     ///
     /// # Panics
     /// When `lanes` is no permutation of the rows of a tile.
     ///
     /// # Safety
-    /// The processor has `isa`, and `run` is sound for every [`Args`] that this crate builds with this `table` and
-    /// a codebook equal to the one the provider was asked about, for all values of codes and activations.
+    /// The processor has `isa`, and `run` is sound for every [`Args`] that this crate builds with
+    /// this `table` and a codebook equal to the one the provider was asked about, for all values of
+    /// codes and activations.
     #[must_use]
     #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
     pub unsafe fn new(isa: Isa, table: Vec<Line>, lanes: [u8; TILE_ROWS], run: StripFn) -> Self {
@@ -59,7 +62,8 @@ impl Body {
         self
     }
 
-    /// The same body, which takes activations of several tokens in these ways, each from more tokens on than the one before it.
+    /// The same body, which takes activations of several tokens in these ways, each from more
+    /// tokens on than the one before it.
     #[must_use]
     pub const fn with_panels(mut self, interleaves: &'static [Interleave]) -> Self {
         self.panels = interleaves;
@@ -92,15 +96,16 @@ impl Body {
     #[expect(unsafe_code, reason = "the one call of a body")]
     pub(crate) fn run(&self, args: &Args<'_>, out: &mut [f32]) {
         debug_assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
-        // SAFETY: `Body::new` was promised the instruction set and soundness for arguments built by `matmul`.
+        // SAFETY: `Body::new` was promised the instruction set and soundness for arguments built by
+        // `matmul`.
         unsafe { (self.run)(args, out) }
     }
 }
 
 /// Providers of kernels and of kernel bodies. A plain value: tests build as many as they like.
 ///
-/// A codebook is offered to the providers from the last installed to the first, so that the order of installation
-/// is the policy; the scalar reference takes what nobody else does.
+/// A codebook is offered to the providers from the last installed to the first, so that the order
+/// of installation is the policy; the scalar reference takes what nobody else does.
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
     linear: Vec<LinearProvider>,
@@ -125,7 +130,8 @@ impl Kernels {
         self.linear.push(provider);
     }
 
-    /// The kernel of a matrix: that of the last provider that has one, else its codes are expanded by the bodies of its codebooks.
+    /// The kernel of a matrix: that of the last provider that has one, else its codes are expanded
+    /// by the bodies of its codebooks.
     pub(crate) fn linear(&self, view: &PackedView<'_>) -> Arc<dyn LinearKernel> {
         let made = self.linear.iter().rev().find_map(|make| make(view));
         made.unwrap_or_else(|| Arc::new(ExpandThenDot::new(self, view)))

@@ -61,9 +61,9 @@ pub struct Call<'a> {
 
 /// A matrix made ready to be multiplied: its own way from activations to results.
 ///
-/// A product asks one thread for [`prepare`](Self::prepare), then deals rows to threads, which call [`rows`](Self::rows). What a
-/// token's result is must depend on that token and the matrix alone: not on its neighbours, on the cut into calls, or on the
-/// number of threads.
+/// A product asks one thread for [`prepare`](Self::prepare), then deals rows to threads, which call
+/// [`rows`](Self::rows). What a token's result is must depend on that token and the matrix alone:
+/// not on its neighbours, on the cut into calls, or on the number of threads.
 pub trait LinearKernel: fmt::Debug + Send + Sync {
     /// Outputs by inputs, without padding.
     fn shape(&self) -> Shape;
@@ -92,11 +92,13 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
     /// Most tokens that a call should have where `together` meet the same rows.
     fn call_tokens(&self, precision: Precision, together: usize, x: &Activations) -> usize;
 
-    /// Makes of the activations what its rows want, once for all of them: integer forms, which matrices with one input share, and
-    /// numbers of its own behind those that are there ([`Activations::prepare`]).
+    /// Makes of the activations what its rows want, once for all of them: integer forms, which
+    /// matrices with one input share, and numbers of its own behind those that are there
+    /// ([`Activations::prepare`]).
     fn prepare(&self, input: &Input<'_>, x: &mut Activations, crew: &Crew<'_>);
 
-    /// Adds products to `out`: that of a token and row `16 s + i` of strip `call.strips.start + s` at
-    /// `token * call.stride + 16 s + i`, tokens counted from the first of the call. Padded rows may get anything.
+    /// Adds products to `out`: that of a token and row `16 s + i` of strip `call.strips.start + s`
+    /// at `token * call.stride + 16 s + i`, tokens counted from the first of the call. Padded rows
+    /// may get anything.
     fn rows(&self, call: &Call<'_>, out: &mut [f32]);
 }

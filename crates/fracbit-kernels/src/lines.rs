@@ -23,8 +23,9 @@ const HUGE: usize = 2 << 20;
 
 /// Cache lines that stay where they are: the home of codes, caches and work space.
 ///
-/// From 2 MiB on they lie on huge pages (2 MiB) as far as the system grants them: one thread then reads its stream at the full bandwidth,
-/// where with 4 KiB pages the hardware prefetcher stops at the end of each (see `docs/perf.md`).
+/// From 2 MiB on they lie on huge pages (2 MiB) as far as the system grants them: one thread then
+/// reads its stream at the full bandwidth, where with 4 KiB pages the hardware prefetcher stops at
+/// the end of each (see `docs/perf.md`).
 pub struct Buffer(Home);
 
 enum Home {
@@ -74,7 +75,8 @@ impl Buffer {
 }
 
 impl Home {
-    /// A mapping of `len` lines that starts with a huge page; `None` for small ones and where the system refuses.
+    /// A mapping of `len` lines that starts with a huge page; `None` for small ones and where the
+    /// system refuses.
     fn mapped(len: usize) -> Option<Self> {
         let bytes = len.checked_mul(64).filter(|&b| b >= HUGE)?;
         let map = MmapOptions::new().len(bytes.checked_add(HUGE)?).map_anon().ok()?;

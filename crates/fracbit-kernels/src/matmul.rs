@@ -12,15 +12,16 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
 const TASKS: usize = 16;
-/// Strips whose outputs are stored together when there are panels of tokens. The outputs of one strip are 64 bytes in each token's row of
-/// `y`; rows are a power of two apart in most models, so that such pieces fall on the same few sets of the caches: stored strip
-/// by strip they took 10 % of a prefill.
+/// Strips whose outputs are stored together when there are panels of tokens. The outputs of one
+/// strip are 64 bytes in each token's row of `y`; rows are a power of two apart in most models, so
+/// that such pieces fall on the same few sets of the caches: stored strip by strip they took 10 %
+/// of a prefill.
 const GATHER: usize = 4 * MAX_STRIPS;
 
 /// `y = x W^T`: `x` is `(batch, cols)`, `y` is `(batch, rows)` row-major.
 ///
-/// Rows are dealt to the threads of the current rayon pool; every sum is made by one thread in a fixed order, so the
-/// result is the same at any number of threads and on every instruction set.
+/// Rows are dealt to the threads of the current rayon pool; every sum is made by one thread in a
+/// fixed order, so the result is the same at any number of threads and on every instruction set.
 ///
 /// # Errors
 /// When `x` has another width than `w`, or `y` another size than `batch x rows`.
@@ -28,8 +29,8 @@ pub fn matmul(w: &PackedMatrix, x: &mut Activations, y: &mut [f32]) -> Result<()
     with_crew(|crew| x.with_values(|values, x| matmul_with(crew, w, values, x, y)))
 }
 
-/// As [`matmul`], on the threads of a crew; `values` are those that `x` was [set](Activations::set) to or that were
-/// [announced](Activations::announce).
+/// As [`matmul`], on the threads of a crew; `values` are those that `x` was [set](Activations::set)
+/// to or that were [announced](Activations::announce).
 ///
 /// # Errors
 /// As there, and when `values` has another length than was announced.
@@ -77,7 +78,8 @@ impl<'a> RowsOf<'a> {
         self.matrix
     }
 
-    /// As many rows behind these, `index` times as far: an expert of a mixture. `None` as for [`RowsOf::new`].
+    /// As many rows behind these, `index` times as far: an expert of a mixture. `None` as for
+    /// [`RowsOf::new`].
     #[must_use]
     pub fn piece(&self, index: usize) -> Option<Self> {
         let start = index.checked_mul(self.rows.len())?.checked_add(self.rows.start)?;
@@ -111,8 +113,8 @@ pub fn matmul_rows_with(
     product(crew, (&[rows], Gate::default()), &Group::whole(x), values, x, y)
 }
 
-/// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate and of its factor: of neither product more is
-/// ever there than what fits a cache.
+/// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate
+/// and of its factor: of neither product more is ever there than what fits a cache.
 ///
 /// # Errors
 /// As [`matmul_with`], and when the numbers of rows differ.
@@ -129,7 +131,8 @@ pub fn matmul_gated_with(
     product(crew, (&gate_and_up, kind), &Group::whole(x), values, x, y)
 }
 
-/// Some tokens and the piece of a matrix that they meet, counted in pieces of as many rows each: an expert of a mixture.
+/// Some tokens and the piece of a matrix that they meet, counted in pieces of as many rows each: an
+/// expert of a mixture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// Which piece.
@@ -145,12 +148,13 @@ impl Group {
     }
 }
 
-/// As [`matmul_rows_with`] for one matrix and [`matmul_gated_with`] for a gate and its factor, with other rows for each group of tokens, in one loop of
-/// the crew: `first` are those of the first piece, the others lie behind. The bits are those of one product for each group.
+/// As [`matmul_rows_with`] for one matrix and [`matmul_gated_with`] for a gate and its factor, with
+/// other rows for each group of tokens, in one loop of the crew: `first` are those of the first
+/// piece, the others lie behind. The bits are those of one product for each group.
 ///
 /// # Errors
-/// As there; when the groups are not all tokens in their order, at most [`RowsOf::group_tokens`] in each, or a piece is not in the matrix or does not
-/// end with a strip of 16.
+/// As there; when the groups are not all tokens in their order, at most [`RowsOf::group_tokens`] in
+/// each, or a piece is not in the matrix or does not end with a strip of 16.
 pub fn matmul_groups_with(
     crew: &Crew<'_>,
     (first, kind): (&[RowsOf<'_>], Gate),
@@ -237,10 +241,11 @@ fn product(
     Ok(())
 }
 
-/// As [`matmul_with`], and the rounding error of the activations is multiplied too: what int8 loses of a token is the next token of the
-/// same product, and the two results are added. The relative error of a product falls from about 0.6 % to 0.005 %, for the price of a
-/// batch twice as large, which for one token is small, since a tile is expanded once. Logits want it: there is no later layer
-/// that would average their errors.
+/// As [`matmul_with`], and the rounding error of the activations is multiplied too: what int8 loses
+/// of a token is the next token of the same product, and the two results are added. The relative
+/// error of a product falls from about 0.6 % to 0.005 %, for the price of a batch twice as large,
+/// which for one token is small, since a tile is expanded once. Logits want it: there is no later
+/// layer that would average their errors.
 ///
 /// # Errors
 /// As [`matmul`].
@@ -251,7 +256,8 @@ pub fn matmul_refined_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds takes the plain product.
+    // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds
+    // takes the plain product.
     if x.cols() != w.matrix.shape().cols || !w.matrix.kernel().rounds_to_int8(w.precision) {
         return matmul_rows_with(crew, w, values, x, y);
     }
@@ -276,7 +282,8 @@ pub fn matmul_refined_with(
 /// Outputs of a task that adds two products: microseconds of work.
 const SUMS: usize = 1 << 14;
 
-/// Strips of a task; a multiple of `unit`, so that only the last call of a body may have a single strip.
+/// Strips of a task; a multiple of `unit`, so that only the last call of a body may have a single
+/// strip.
 fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     let tasks = if threads == 1 { 1 } else { TASKS * threads };
     strips.div_ceil(tasks).next_multiple_of(unit)
@@ -305,8 +312,9 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// One task: all segments of some strips, all tokens. A buffer is as large as the tokens want it, and only what is used is cleared: a
-    /// decode step's task would spend several percent of its time on more, and so would prefill's on several threads.
+    /// One task: all segments of some strips, all tokens. A buffer is as large as the tokens want
+    /// it, and only what is used is cleared: a decode step's task would spend several percent of
+    /// its time on more, and so would prefill's on several threads.
     fn run(&self, group: &Group, strips: Range<usize>) {
         const ONE: usize = 2 * ONE_TOKEN_STRIPS * TILE_ROWS;
         const FEW: usize = (PANEL_FROM - 1) * ONE;
@@ -325,7 +333,8 @@ impl Job<'_> {
         self.through(&mut [const { MaybeUninit::uninit() }; MANY], group, strips, GATHER);
     }
 
-    /// The strips, `together` at a time, through a buffer that holds the outputs of these for all tokens of a call twice.
+    /// The strips, `together` at a time, through a buffer that holds the outputs of these for all
+    /// tokens of a call twice.
     fn through(&self, buffer: &mut [MaybeUninit<f32>], group: &Group, strips: Range<usize>, together: usize) {
         for strip in strips.clone().step_by(together) {
             let some = strip..strips.end.min(strip + together);
@@ -388,12 +397,13 @@ struct Output<'a> {
 }
 
 #[expect(unsafe_code, reason = "tasks write disjoint columns of a row-major matrix")]
-// SAFETY: `product` deals every strip of every group to one task, groups have different tokens, and `store` touches only the rows of the given strips
-// of the given tokens.
+// SAFETY: `product` deals every strip of every group to one task, groups have different tokens, and
+// `store` touches only the rows of the given strips of the given tokens.
 unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {
-    /// Copies `(token, strip, 16)`, `stride` from a token to the next, to `y`, without the padded rows.
+    /// Copies `(token, strip, 16)`, `stride` from a token to the next, to `y`, without the padded
+    /// rows.
     fn store(&self, strip: usize, token: usize, stride: usize, out: &[f32]) {
         let row = strip * TILE_ROWS;
         let width = stride.min(self.rows - row);

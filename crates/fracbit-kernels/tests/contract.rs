@@ -1,5 +1,5 @@
-//! The contract bears kernels that never expand a code: a table of partial sums, built once for an input and read by codes, beside
-//! kernels that expand, in one product.
+//! The contract bears kernels that never expand a code: a table of partial sums, built once for an
+//! input and read by codes, beside kernels that expand, in one product.
 
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::PackedView;

@@ -1,4 +1,5 @@
-//! The scalar reference against a plain product in `f64`, and the refusal of arguments that do not fit.
+//! The scalar reference against a plain product in `f64`, and the refusal of arguments that do not
+//! fit.
 
 use fracbit_base::{Family, Rate, Scheme, Shape};
 use fracbit_format::PackedView;
@@ -9,8 +10,8 @@ use fracbit_kernels::{
     with_crew,
 };
 
-/// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the largest error that
-/// rounding activations to `levels` can cause.
+/// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the
+/// largest error that rounding activations to `levels` can cause.
 fn product(view: &PackedView<'_>, x: &[f32], levels: f64) -> Vec<(f64, f64)> {
     let Shape { rows, cols } = view.shape();
     let w = view.dequantize();
@@ -88,7 +89,8 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
 
 #[test]
 fn a_matrix_of_both_grids_is_no_worse_refined() {
-    // A directory may hold such codebooks: the first half of the columns on the int8 grid, the second on the int16 grid.
+    // A directory may hold such codebooks: the first half of the columns on the int8 grid, the
+    // second on the int16 grid.
     let scheme: Scheme = "half-tcq-hyb-2.25".parse().unwrap();
     let halves = scheme.tables().zip([127, 32_767]);
     let books = halves.map(|(half, most)| cases::codebook(half, 1024, most)).collect();
@@ -265,7 +267,8 @@ fn a_matrix_without_rows_has_an_empty_product() {
 
 #[test]
 fn int8_activations_cost_what_the_readme_says() {
-    // Relative squared error of a product with normal activations (here: sums of 12 uniforms), 4-bit trellis weights.
+    // Relative squared error of a product with normal activations (here: sums of 12 uniforms),
+    // 4-bit trellis weights.
     let scheme: Scheme = "tcq-4".parse().unwrap();
     let packed = Packed::random(scheme, Shape::new(64, 4096), cases::codebooks(scheme, 1, 127), 4096, 4);
     let view = packed.view().unwrap();

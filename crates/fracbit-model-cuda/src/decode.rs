@@ -9,8 +9,9 @@ use fracbit_model::SampleConfig;
 
 /// Draws tokens after a prompt.
 ///
-/// Random numbers are those of a `SplitMix64` of the seed, one per draw: the same seed gives the same text on the device, not the text that
-/// `fracbit_model::Sampler` gives (which orders candidates by probability before it draws).
+/// Random numbers are those of a `SplitMix64` of the seed, one per draw: the same seed gives the
+/// same text on the device, not the text that `fracbit_model::Sampler` gives (which orders
+/// candidates by probability before it draws).
 #[derive(Debug)]
 pub struct Decoder<'m, 'd, D: Device> {
     model: &'m DeviceModel<'d, D>,

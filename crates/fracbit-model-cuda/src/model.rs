@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 
 /// Tokens that the products of packed matrices take together.
 pub const MAX_ROWS: usize = 8;
-/// Tokens from which on weights are expanded and multiplied as dense matrices: expansion writes 16 bits for each weight, some ten times
-/// what the products read, and each product of eight tokens reads the codes again.
+/// Tokens from which on weights are expanded and multiplied as dense matrices: expansion writes 16
+/// bits for each weight, some ten times what the products read, and each product of eight tokens
+/// reads the codes again.
 pub const PROMPT_FROM: usize = 48;
 
 /// A model that does not come to the device, or a step that failed.
@@ -179,7 +180,8 @@ enum Part {
     Dense(Vec<u16>),
 }
 
-/// Collects the parts of a [`DeviceModel`]; matrices stay in main memory until [`Builder::build`] or until their group is whole.
+/// Collects the parts of a [`DeviceModel`]; matrices stay in main memory until [`Builder::build`]
+/// or until their group is whole.
 pub struct Builder<'d, D: Device> {
     device: &'d D,
     config: ModelConfig,
@@ -283,7 +285,8 @@ impl<'d, D: Device> Builder<'d, D> {
         Ok(Group { parts, rows })
     }
 
-    /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are used as they are.
+    /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are
+    /// used as they are.
     fn divided(&self) -> Result<Option<Vec<u16>>, Error> {
         let (Some(divisors), Some(rotation)) = (self.sites.embedding_divisors(), self.sites.embed_out())
         else {
@@ -334,7 +337,8 @@ impl<'d, D: Device> Builder<'d, D> {
                 down_in: rotation(&sites.down_in)?,
             });
         }
-        // The embedding is read by rows: a packed one is expanded. Tied, the packed form serves the head.
+        // The embedding is read by rows: a packed one is expanded. Tied, the packed form serves the
+        // head.
         let shape = LinearId::Embed.shape(&config);
         let divided = self.divided()?;
         let group = self.group(&[LinearId::Embed])?;
@@ -520,7 +524,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
-    /// Runs `tokens` after those in `state`; `each` gets the logits (tokens, vocabulary) of some of them at a time, in order.
+    /// Runs `tokens` after those in `state`; `each` gets the logits (tokens, vocabulary) of some of
+    /// them at a time, in order.
     ///
     /// # Errors
     /// [`Error::Token`], [`Error::ContextFull`], or what `each` returns.
@@ -551,8 +556,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
-    /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or memory is short: then tokens run
-    /// eight at a time.
+    /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or
+    /// memory is short: then tokens run eight at a time.
     fn dense(&self, rows: usize) -> Option<Dense<'d, D>> {
         let groups = || self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
         let inputs = [self.config.hidden_size, self.config.q_dim(), self.config.intermediate_size];
@@ -616,7 +621,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
-    /// Launches final norm and head for `rows` (at most eight) rows of the residual stream from row `first` on.
+    /// Launches final norm and head for `rows` (at most eight) rows of the residual stream from row
+    /// `first` on.
     pub(crate) fn head(&self, s: &DeviceState<'d, D>, first: usize, rows: usize) -> Result<(), DeviceError> {
         let (device, size) = (self.device, (rows, self.config.hidden_size));
         let these = (first, rows, self.config.hidden_size);

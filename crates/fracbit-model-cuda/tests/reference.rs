@@ -1,4 +1,5 @@
-//! The decoder on the host shim against logits computed in float64, for every architecture and rotation mode.
+//! The decoder on the host shim against logits computed in float64, for every architecture and
+//! rotation mode.
 #![expect(clippy::print_stderr, reason = "skips are said aloud")]
 
 #[path = "../../fracbit-model/tests/common/mod.rs"]
@@ -171,7 +172,8 @@ fn small(book: &Codebook) -> Codebook {
     Codebook::new(book.scheme(), book.entries().to_vec(), 0.002).expect("a step")
 }
 
-/// Long prompts run as dense products of expanded weights: the same logits as eight tokens at a time, and positions go on behind them.
+/// Long prompts run as dense products of expanded weights: the same logits as eight tokens at a
+/// time, and positions go on behind them.
 #[test]
 fn long_prompts_give_the_logits_of_short_steps() {
     let Some(references) = references() else { return };

@@ -1,12 +1,13 @@
-//! Rotations on the host shim beside those of the processor: every width of the models at hand, whole rows and rows that go through
-//! shared memory in parts.
+//! Rotations on the host shim beside those of the processor: every width of the models at hand,
+//! whole rows and rows that go through shared memory in parts.
 
 use fracbit_kernels_cuda::{Buffer, Limits, shim::Shim};
 use fracbit_model_cuda::tables;
 use fracbit_rotation::Rotation;
 use std::path::Path;
 
-/// Widths of residual streams, heads and feed-forward layers of Llama, Mistral, Qwen, SmolLM, Phi and Gemma models.
+/// Widths of residual streams, heads and feed-forward layers of Llama, Mistral, Qwen, SmolLM, Phi
+/// and Gemma models.
 const WIDTHS: [usize; 27] = [
     16, 64, 80, 96, 128, 256, 576, 896, 960, 1536, 2048, 2560, 3072, 3584, 4096, 4864, 5120, 5632, 8192,
     8960, 9728, 11008, 13824, 14336, 18944, 28672, 29568,

@@ -1,4 +1,5 @@
-//! Builds a Llama with random weights and times a prompt and some tokens: `random_model [HIDDEN] [LAYERS]`.
+//! Builds a Llama with random weights and times a prompt and some tokens: `random_model [HIDDEN]
+//! [LAYERS]`.
 
 #![expect(clippy::print_stdout, reason = "an example's output")]
 

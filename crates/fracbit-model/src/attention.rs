@@ -1,19 +1,22 @@
 //! Causal grouped-query attention over the cache.
 //!
-//! For each query q_i at position i, `sum_j softmax_j(q_i · k_j / sqrt(d)) v_j` over j <= i and, with a
-//! sliding window w, i - j < w. Positions come in chunks of [`CHUNK`]. Each chunk gives a query its largest score m, the
-//! sum l of exp(s - m) and the values weighted by exp(s - m); two such results merge into one of both (Milakov and
-//! Gimelshein 2018, arXiv 1805.02867; over chunks: Dao et al. 2023, "Flash-Decoding"). So no score matrix exists, and
-//! prefill's memory does not depend on the context.
+//! For each query q_i at position i, `sum_j softmax_j(q_i · k_j / sqrt(d)) v_j` over j <= i and,
+//! with a sliding window w, i - j < w. Positions come in chunks of [`CHUNK`]. Each chunk gives a
+//! query its largest score m, the sum l of exp(s - m) and the values weighted by exp(s - m); two
+//! such results merge into one of both (Milakov and Gimelshein 2018, arXiv 1805.02867; over chunks:
+//! Dao et al. 2023, "Flash-Decoding"). So no score matrix exists, and prefill's memory does not
+//! depend on the context.
 //!
-//! Inner products are of integers (see [`fracbit_kernels::vectors::attend`]): a query is rounded as keys are, and the weights exp(s - m), times the scales of
-//! their values, block by block. So they are exact, whatever does them.
+//! Inner products are of integers (see [`fracbit_kernels::vectors::attend`]): a query is rounded as
+//! keys are, and the weights exp(s - m), times the scales of their values, block by block. So they
+//! are exact, whatever does them.
 //!
-//! Prefill cuts the work into tasks of up to [`QUERIES`] queries of one key/value head, which go through the chunks
-//! together: a chunk of keys and values comes from memory once for all of them.
-//! Decoding has few queries, so there each chunk is a task of its own: threads share heads and the sequence. Either way the queries of a group share
-//! every vector of keys and values that is loaded, chunks and blocks begin at multiples of their size, and chunks are merged
-//! in order: a query's result depends neither on its batch nor on the cut or the threads.
+//! Prefill cuts the work into tasks of up to [`QUERIES`] queries of one key/value head, which go
+//! through the chunks together: a chunk of keys and values comes from memory once for all of them.
+//! Decoding has few queries, so there each chunk is a task of its own: threads share heads and the
+//! sequence. Either way the queries of a group share every vector of keys and values that is
+//! loaded, chunks and blocks begin at multiples of their size, and chunks are merged in order: a
+//! query's result depends neither on its batch nor on the cut or the threads.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -28,7 +31,8 @@ use crate::state::State;
 
 /// Widest head: sizes the buffers on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
-/// Positions of a chunk: keys and values of a head of 64 in 16 bits are then 128 KiB, part of a second-level cache.
+/// Positions of a chunk: keys and values of a head of 64 in 16 bits are then 128 KiB, part of a
+/// second-level cache.
 pub(crate) const CHUNK: usize = 512;
 /// Queries of a task.
 pub(crate) const QUERIES: usize = 32;
@@ -114,8 +118,8 @@ impl<'a> Attention<'a> {
         self.states[0].layers[self.layer].head_dim
     }
 
-    /// Attends with `queries`, already scaled by 1/sqrt(d), both (kv head, row, query head of the group,
-    /// head_dim); `work` has [`work_len`].
+    /// Attends with `queries`, already scaled by 1/sqrt(d), both (kv head, row, query head of the
+    /// group, head_dim); `work` has [`work_len`].
     pub(crate) fn run(
         self,
         crew: &Crew<'_>,
@@ -250,8 +254,8 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// What queries of some rows get from some positions of one chunk, to `work`; `number` is the place of the first one among
-    /// those of all heads.
+    /// What queries of some rows get from some positions of one chunk, to `work`; `number` is the
+    /// place of the first one among those of all heads.
     fn chunk(
         self,
         (state, kv_head): (&State, usize),
@@ -264,7 +268,8 @@ impl<'a> Attention<'a> {
         let cache = &state.layers[self.layer];
         let d = cache.head_dim;
         let count = queries.len() / d;
-        // Blocks begin at multiples of their size, as chunks do: who else looks at them does not matter.
+        // Blocks begin at multiples of their size, as chunks do: who else looks at them does not
+        // matter.
         let from = span.start / WEIGHT_BLOCK * WEIGHT_BLOCK;
         match cache.keys(kv_head, from, span.end) {
             Rows::Ints { ints: keys, scales: key_scales } => {

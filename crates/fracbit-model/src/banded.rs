@@ -5,7 +5,8 @@ use fracbit_kernels::{Crew, PackedMatrix, RowsOf};
 
 use crate::linear::{LinearScratch, PackedProduct};
 
-/// Rows in several packed matrices: embeddings whose frequent tokens have more bits than the rare ones.
+/// Rows in several packed matrices: embeddings whose frequent tokens have more bits than the rare
+/// ones.
 #[derive(Debug)]
 pub(crate) struct Banded {
     pub(crate) bands: Vec<PackedMatrix>,
@@ -41,7 +42,8 @@ impl Banded {
         Shape::new(self.rows.len(), self.bands.first().map_or(0, |b| b.shape().cols))
     }
 
-    /// The rows of one band after another times `x`, each put where it belongs in `out`, (batch, rows).
+    /// The rows of one band after another times `x`, each put where it belongs in `out`, (batch,
+    /// rows).
     pub(crate) fn product(
         &self,
         crew: &Crew<'_>,

@@ -1,7 +1,9 @@
-//! One block on its own: hidden states go in, hidden states come out, and observers see what each linear layer reads.
+//! One block on its own: hidden states go in, hidden states come out, and observers see what each
+//! linear layer reads.
 //!
-//! Calibration streams the hidden states of a whole text through a model block by block, so that only one block's weights
-//! are in use at a time. The pieces at the ends are [`WeightSource::embedding`] and [`head_input`].
+//! Calibration streams the hidden states of a whole text through a model block by block, so that
+//! only one block's weights are in use at a time. The pieces at the ends are
+//! [`WeightSource::embedding`] and [`head_input`].
 
 use std::sync::Arc;
 
@@ -62,8 +64,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block `index` of a source, in the basis of its rotation. Without rotation the weights stay in the checkpoint; rotated
-    /// ones are f32 in memory.
+    /// Block `index` of a source, in the basis of its rotation. Without rotation the weights stay
+    /// in the checkpoint; rotated ones are f32 in memory.
     ///
     /// `observer`, if there is one for an input, sees its rows.
     ///
@@ -143,16 +145,18 @@ impl Block {
         self.model.state(options)
     }
 
-    /// Runs hidden states, (tokens, hidden), through the block in place, after the tokens that `state` holds.
+    /// Runs hidden states, (tokens, hidden), through the block in place, after the tokens that
+    /// `state` holds.
     ///
     /// # Errors
-    /// [`Error::Shape`] for partial rows, [`Error::ContextFull`], [`Error::State`], [`Error::Memory`].
+    /// [`Error::Shape`] for partial rows, [`Error::ContextFull`], [`Error::State`],
+    /// [`Error::Memory`].
     pub fn forward(&self, state: &mut State, x: &mut [f32]) -> Result<(), Error> {
         self.model.forward_stream(state, x, 0..1, None)
     }
 
-    /// As [`Block::forward`], but stops at an input of the block's layers, which its observer sees; `x` becomes the residual stream at
-    /// that point.
+    /// As [`Block::forward`], but stops at an input of the block's layers, which its observer sees;
+    /// `x` becomes the residual stream at that point.
     ///
     /// # Errors
     /// As for [`Block::forward`].
@@ -161,8 +165,8 @@ impl Block {
     }
 }
 
-/// Turns the hidden states that leave the last block into what the head reads, in place and in the unrotated basis: `x`, (tokens,
-/// hidden), is in the basis of `source`.
+/// Turns the hidden states that leave the last block into what the head reads, in place and in the
+/// unrotated basis: `x`, (tokens, hidden), is in the basis of `source`.
 ///
 /// # Errors
 /// [`Error::Io`] when the final norm cannot be read.

@@ -43,7 +43,8 @@ impl ModelBuilder {
     /// Sets one matrix; a second call for the same one replaces it.
     ///
     /// # Errors
-    /// [`Error::UnknownLinear`], or [`Error::Linear`] for a wrong shape or a bias too many or too few.
+    /// [`Error::UnknownLinear`], or [`Error::Linear`] for a wrong shape or a bias too many or too
+    /// few.
     pub fn set(&mut self, id: LinearId, linear: impl Into<Arc<Linear>>) -> Result<&mut Self, Error> {
         let linear = linear.into();
         check_linear(&self.config, id, &linear)?;
@@ -56,7 +57,8 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Sets one norm's gain or router: for folded weights what [`WeightSource::floats`] yields.
+    /// Sets one norm's gain or router: for folded weights what
+    /// [`WeightSource::floats`](crate::WeightSource::floats) yields.
     ///
     /// # Errors
     /// [`Error::Floats`] for what the model does not have or another number of values.

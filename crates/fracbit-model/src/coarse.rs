@@ -1,5 +1,6 @@
-//! Products of many tokens with both factors rounded to bf16: two to three times as fast as those in f32 where the processor has them, for what
-//! needs no more precision, such as moments and gradients.
+//! Products of many tokens with both factors rounded to bf16: two to three times as fast as those
+//! in f32 where the processor has them, for what needs no more precision, such as moments and
+//! gradients.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use fracbit_kernels::vectors::bf16::{Panels, Rows, WIDTH};
 use fracbit_kernels::{Crew, Vectors};
 use ndarray::{ArrayViewMut2, Axis};
 
-/// `out = x w` for `x`, (tokens, inner), and `w`, (inner, cols); `fill` gives some columns of `w`, with a buffer to use for it.
+/// `out = x w` for `x`, (tokens, inner), and `w`, (inner, cols); `fill` gives some columns of `w`,
+/// with a buffer to use for it.
 pub(crate) fn product(
     crew: &Crew<'_>,
     vectors: &Vectors,

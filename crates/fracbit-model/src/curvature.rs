@@ -1,16 +1,19 @@
-//! How much the divergence from a model rises when one of its matrices gets noise, from one backward pass.
+//! How much the divergence from a model rises when one of its matrices gets noise, from one
+//! backward pass.
 //!
-//! For small changes d of the weights, KL(p‖q) is `d^T F d / 2` with the Fisher information F, the mean of `g g^T` for gradients g of log p of
-//! tokens that the model itself draws (Martens 2020, arXiv 1412.1193, section 9). White noise with standard deviation s_r c_j in row r and column j
+//! For small changes d of the weights, KL(p‖q) is `d^T F d / 2` with the Fisher information F, the
+//! mean of `g g^T` for gradients g of log p of tokens that the model itself draws (Martens 2020,
+//! arXiv 1412.1193, section 9). White noise with standard deviation s_r c_j in row r and column j
 //! meets its diagonal:
 //!
 //! ```text
 //! E KL = sum over r, j of s_r^2 c_j^2 E[g_rj^2] / 2,      g = sum over tokens of dy x^T
 //! ```
 //!
-//! Positions draw independently, so one draw for each gives g for all of them at once. The square of a row of g is
-//! `sum over t, u of dy_tr dy_ur (x_t . x_u)`: no gradient of a matrix is formed, and all matrices together cost about three runs of the
-//! text. A tied matrix is head and embedding at once; its g is the sum of both.
+//! Positions draw independently, so one draw for each gives g for all of them at once. The square
+//! of a row of g is `sum over t, u of dy_tr dy_ur (x_t . x_u)`: no gradient of a matrix is formed,
+//! and all matrices together cost about three runs of the text. A tied matrix is head and embedding
+//! at once; its g is the sum of both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,8 +30,9 @@ use crate::{Error, Model};
 /// Factors of the columns of some matrices; the others have ones.
 pub type Columns = BTreeMap<LinearId, Vec<f32>>;
 
-/// The mean over what the model draws of `sum over j of c_j^2 g_rj^2` for every row r of every matrix, summed over all tokens of `sequences`, each run
-/// from an empty state; estimated from one draw of each token, with `seed`. Half of it, times the square of a row's deviation, is the rise
+/// The mean over what the model draws of `sum over j of c_j^2 g_rj^2` for every row r of every
+/// matrix, summed over all tokens of `sequences`, each run from an empty state; estimated from one
+/// draw of each token, with `seed`. Half of it, times the square of a row's deviation, is the rise
 /// of the divergence in nats.
 ///
 /// # Errors
@@ -75,7 +79,8 @@ pub fn squares(
     Ok(squares.sums)
 }
 
-/// Logits become the probabilities less the one of a drawn token: derivatives of -log p of that token.
+/// Logits become the probabilities less the one of a drawn token: derivatives of -log p of that
+/// token.
 fn score(row: &mut [f32], draw: u64) {
     let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0f64;
@@ -115,7 +120,8 @@ struct Squares<'a> {
 struct Tied {
     /// Inputs of the head, (tokens, width).
     x: Vec<f32>,
-    /// For each sequence the derivatives of its rows with respect to the logits of its own tokens, (tokens, tokens).
+    /// For each sequence the derivatives of its rows with respect to the logits of its own tokens,
+    /// (tokens, tokens).
     own: Vec<f32>,
 }
 
@@ -163,7 +169,8 @@ impl Squares<'_> {
         self.sums.insert(id, whole);
     }
 
-    /// The embedding, from the derivatives with respect to what it gives: its rows are those of the tokens.
+    /// The embedding, from the derivatives with respect to what it gives: its rows are those of the
+    /// tokens.
     fn embedding(&mut self, dx: &[f32]) {
         let (id, width) = (LinearId::Embed, self.walk.width());
         let dx = scaled(dx, self.columns.get(&id));

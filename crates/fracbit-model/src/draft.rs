@@ -1,24 +1,27 @@
 //! Guessing what comes next from what came before.
 //!
-//! Texts repeat themselves: names, code, passages that a summary or an edit takes over. Where the last tokens stood before, what followed
-//! them then is a draft of what follows now (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487). The model runs a draft
-//! together with the one token that it must run anyway, and expands or reads every matrix once for all of them; how much of a draft was
-//! right shows afterwards (Leviathan et al. 2023, arXiv 2211.17192). Every token is still picked from the logits of its own position, by the
-//! same sampler in the same order: a row's arithmetic does not depend on its neighbours, so drafts change the time that a text takes and
-//! nothing else.
+//! Texts repeat themselves: names, code, passages that a summary or an edit takes over. Where the
+//! last tokens stood before, what followed them then is a draft of what follows now (Yang et al.
+//! 2023, "Inference with Reference", arXiv 2304.04487). The model runs a draft together with the
+//! one token that it must run anyway, and expands or reads every matrix once for all of them; how
+//! much of a draft was right shows afterwards (Leviathan et al. 2023, arXiv 2211.17192). Every
+//! token is still picked from the logits of its own position, by the same sampler in the same
+//! order: a row's arithmetic does not depend on its neighbours, so drafts change the time that a
+//! text takes and nothing else.
 //!
-//! A draft that is wrong costs time. So the share of right guesses is kept by length of the match, from every token, drafted or not, and a
-//! draft is as long as its last token still pays.
+//! A draft that is wrong costs time. So the share of right guesses is kept by length of the match,
+//! from every token, drafted or not, and a draft is as long as its last token still pays.
 
 use std::time::Duration;
 
-/// Most tokens of a draft: with the token that is run anyway, as many rows as kernels take in their way for few
-/// ([`fracbit_kernels::PANEL_FROM`] less one).
+/// Most tokens of a draft: with the token that is run anyway, as many rows as kernels take in their
+/// way for few ([`fracbit_kernels::PANEL_FROM`] less one).
 pub const MOST: usize = 7;
 /// Matches at least this long count alike.
 const LONG: usize = 8;
-/// What the last token of a draft should be worth, in steps of one token. With AVX-512 and AMX a token more costs .04 to .31 of a step
-/// (eight sequences in `docs/perf.md`), and in prefill up to .45 where weights are expanded in no time (`nuq-4` with AVX2).
+/// What the last token of a draft should be worth, in steps of one token. With AVX-512 and AMX a
+/// token more costs .04 to .31 of a step (eight sequences in `docs/perf.md`), and in prefill up to
+/// .45 where weights are expanded in no time (`nuq-4` with AVX2).
 const COST: f32 = 0.35;
 /// Share of the news in the rates.
 const NEWS: f32 = 1.0 / 16.0;
@@ -49,8 +52,8 @@ impl Drafter {
         self.text.reserve(tokens);
     }
 
-    /// What probably comes next, as many tokens as pay, at most `most`; nothing where the end of the text is new. What ends with the text
-    /// is taken to begin again.
+    /// What probably comes next, as many tokens as pay, at most `most`; nothing where the end of
+    /// the text is new. What ends with the text is taken to begin again.
     pub fn draft(&self, most: usize) -> impl Iterator<Item = u32> {
         let (start, rate) =
             self.found.map_or((self.text.len(), 0.0), |(start, len)| (start, self.rates[len]));
@@ -93,8 +96,8 @@ impl Drafter {
     }
 }
 
-/// What drafts by fewer planes cost and are worth, from what was measured of this text: times decide how long drafts are, never
-/// which tokens come.
+/// What drafts by fewer planes cost and are worth, from what was measured of this text: times
+/// decide how long drafts are, never which tokens come.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     /// Seconds of a step of one token, of a step of a draft, and of each token more in a step.

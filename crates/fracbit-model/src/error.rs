@@ -45,8 +45,8 @@ pub enum Error {
     /// No such rotation mode.
     #[error("rotation: should be fold, online or none, got `{0}`")]
     UnknownRotation(String),
-    /// A stored tensor that the configuration does not provide for; ignoring it would silently give another
-    /// model.
+    /// A stored tensor that the configuration does not provide for; ignoring it would silently give
+    /// another model.
     #[error("tensor `{tensor}` is stored, but by config.json this model has none ({rule})")]
     Unexpected {
         /// The tensor.

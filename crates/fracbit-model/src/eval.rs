@@ -1,9 +1,9 @@
 //! Quality: negative log-likelihood, and how far one model's predictions are from another's.
 //!
-//! Texts come as windows of tokens. Each window is run from an empty state, and its tokens but the first are
-//! predicted: a window of n gives n - 1 predictions. Windows should neither overlap nor be joined; which
-//! tokens (a BOS, for instance) they begin with is the caller's choice, and must be the same in numbers that
-//! are compared.
+//! Texts come as windows of tokens. Each window is run from an empty state, and its tokens but the
+//! first are predicted: a window of n gives n - 1 predictions. Windows should neither overlap nor
+//! be joined; which tokens (a BOS, for instance) they begin with is the caller's choice, and must
+//! be the same in numbers that are compared.
 //!
 //! With p the baseline's and q the other model's distribution of the next token,
 //!
@@ -11,11 +11,12 @@
 //! KL(p‖q) = sum_t p_t (ln p_t - ln q_t)
 //! ```
 //!
-//! in nats, averaged over predictions. Top-1 agreement is the share of predictions where both have the same
-//! most likely token (the first of equals).
+//! in nats, averaged over predictions. Top-1 agreement is the share of predictions where both have
+//! the same most likely token (the first of equals).
 //!
-//! Logits are made [`EvalOptions::rows`] predictions at a time, for both models in lock-step, and dropped:
-//! memory is rows × vocabulary floats per model, whatever the text. Sums run in f64 in the order of the text.
+//! Logits are made [`EvalOptions::rows`] predictions at a time, for both models in lock-step, and
+//! dropped: memory is rows × vocabulary floats per model, whatever the text. Sums run in f64 in the
+//! order of the text.
 
 use fracbit_kernels::Precision;
 use rayon::prelude::*;
@@ -118,8 +119,8 @@ pub fn nll<W: AsRef<[u32]>>(
     Ok(total)
 }
 
-/// Runs a baseline and a model over the same windows; `progress` as for [`nll`]. The baseline is read in full
-/// precision; where the cache has fewer than 16 bits, that of the baseline has 16.
+/// Runs a baseline and a model over the same windows; `progress` as for [`nll`]. The baseline is
+/// read in full precision; where the cache has fewer than 16 bits, that of the baseline has 16.
 ///
 /// # Errors
 /// As for [`nll`], and [`Error::Vocabularies`].
@@ -221,11 +222,13 @@ fn rows_of<'a>(
 /// Partial sums of a row, and words that go together.
 const LANES: usize = 8;
 
-/// e^x for x <= 0, within 2 units in the last place; 0 below -708, where results would be subnormal; NaN for NaN.
+/// e^x for x <= 0, within 2 units in the last place; 0 below -708, where results would be
+/// subnormal; NaN for NaN.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor polynomial of degree 12 in r, whose truncation
-/// error 0.347^13 / 13! is below 2^-52. Our own because libm differs between systems, and because the compiler makes vectors of it: a
-/// divergence takes two of these for every word of the vocabulary.
+/// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor
+/// polynomial of degree 12 in r, whose truncation error 0.347^13 / 13! is below 2^-52. Our own
+/// because libm differs between systems, and because the compiler makes vectors of it: a divergence
+/// takes two of these for every word of the vocabulary.
 #[inline(always)]
 fn exp(x: f64) -> f64 {
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 · 2^52: adding it leaves the nearest integer in the low mantissa bits
@@ -244,7 +247,8 @@ fn exp(x: f64) -> f64 {
     if x < -708.0 { 0.0 } else { p * power }
 }
 
-/// The sum of `term` over pairs of words, in eight interleaved partial sums; a row alone is its own partner.
+/// The sum of `term` over pairs of words, in eight interleaved partial sums; a row alone is its own
+/// partner.
 #[inline(always)]
 fn sum(p: &[f32], q: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     let mut sums = [0.0; LANES];
@@ -285,7 +289,8 @@ pub fn row_nll(row: &[f32], target: u32) -> f64 {
     log_sum_exp(row) - f64::from(row[target as usize])
 }
 
-/// KL(softmax(p)‖softmax(q)) of two rows of logits, in nats. Tokens of probability 0 under p count nothing.
+/// KL(softmax(p)‖softmax(q)) of two rows of logits, in nats. Tokens of probability 0 under p count
+/// nothing.
 #[must_use]
 pub fn row_kl(p: &[f32], q: &[f32]) -> f64 {
     row_kl_from(p, log_sum_exp(p), q)

@@ -1,14 +1,17 @@
-//! Mixtures of experts: in place of one MLP many, of which a router gives each token some (Shazeer et al. 2017, arXiv 1701.06538).
+//! Mixtures of experts: in place of one MLP many, of which a router gives each token some (Shazeer
+//! et al. 2017, arXiv 1701.06538).
 //!
 //! ```text
 //! r = softmax(Router n);  x += sum over the k experts e with the largest r of r_e Down_e(f(Gate_e n) ∘ Up_e n)
 //! ```
 //!
-//! where r may be divided by the sum of the chosen ones. The matrices of all experts lie one above the other in one [`Linear`]: they
-//! share a scheme, and an expert is a range of rows. Tokens are put in the order of their experts, one copy for each: a *pair*. Experts of few tokens
-//! are multiplied in one loop of the crew, so that a decode step does not wait for the threads k times.
+//! where r may be divided by the sum of the chosen ones. The matrices of all experts lie one above
+//! the other in one [`Linear`]: they share a scheme, and an expert is a range of rows. Tokens are
+//! put in the order of their experts, one copy for each: a *pair*. Experts of few tokens are
+//! multiplied in one loop of the crew, so that a decode step does not wait for the threads k times.
 //!
-//! A token's result is the sum over its experts in their order: it does not depend on the other tokens.
+//! A token's result is the sum over its experts in their order: it does not depend on the other
+//! tokens.
 
 use fracbit_base::{Shape, ShapeError};
 use fracbit_io::Experts;
@@ -66,7 +69,8 @@ impl Work {
         }
     }
 
-    /// Puts the pairs of `tokens` tokens in the order of their experts: those of at most `few` tokens first.
+    /// Puts the pairs of `tokens` tokens in the order of their experts: those of at most `few`
+    /// tokens first.
     fn group(&mut self, experts: Experts, tokens: usize, few: usize) {
         let choices = &mut self.choices[..tokens * experts.active];
         self.places.fill(0);
@@ -108,7 +112,8 @@ impl Work {
     }
 }
 
-/// The experts of a token by the logits of its router: as many of the largest as `choices` has places, of equal ones the first, in ascending order.
+/// The experts of a token by the logits of its router: as many of the largest as `choices` has
+/// places, of equal ones the first, in ascending order.
 pub(crate) fn choose(logits: &[f32], renormalized: bool, choices: &mut [Choice]) {
     // NaN is chosen last, and makes all weights NaN.
     let order = |l: f32| if l.is_nan() { f32::NEG_INFINITY } else { l };
@@ -132,7 +137,8 @@ pub(crate) fn choose(logits: &[f32], renormalized: bool, choices: &mut [Choice])
     choices.iter_mut().for_each(|c| c.weight /= sum);
 }
 
-/// What a router says of every row of `n`, into `logits`. The bits of a row do not depend on the others.
+/// What a router says of every row of `n`, into `logits`. The bits of a row do not depend on the
+/// others.
 pub(crate) fn route(
     router: &Linear,
     crew: &Crew<'_>,
@@ -149,8 +155,9 @@ pub(crate) fn route(
 }
 
 impl Linear {
-    /// As [`Linear::apply_with`] for one layer and [`Linear::apply_gated`] for two, of `count` pieces one above the other, each for its own
-    /// tokens: `out` is (tokens, rows of a piece). Layers have no biases. Groups are all tokens in their order; those of at most
+    /// As [`Linear::apply_with`] for one layer and [`Linear::apply_gated`] for two, of `count`
+    /// pieces one above the other, each for its own tokens: `out` is (tokens, rows of a piece).
+    /// Layers have no biases. Groups are all tokens in their order; those of at most
     /// [`Linear::group_tokens`] should come first.
     pub(crate) fn apply_groups<const N: usize>(
         crew: &Crew<'_>,

@@ -1,16 +1,17 @@
 //! Token by token: a model, a state and a sampler as an iterator.
 //!
-//! A [`Generation`] owns nothing: the state keeps the conversation, so a chat goes on by making the next
-//! generation with the new tokens only. The prompt is run when the first token is asked for. It knows tokens,
-//! not text (see [`fracbit_io`]'s token stream), and measures nothing.
+//! A [`Generation`] owns nothing: the state keeps the conversation, so a chat goes on by making the
+//! next generation with the new tokens only. The prompt is run when the first token is asked for.
+//! It knows tokens, not text (see [`fracbit_io`]'s token stream), and measures nothing.
 //!
-//! When a generation ends, every token of the prompt and every yielded token but the last has been run; the
-//! last one yielded, and an end token, which is not yielded, have not: a chat must pass them again, before
-//! the next turn's tokens. [`Generation::pending`] says which.
+//! When a generation ends, every token of the prompt and every yielded token but the last has been
+//! run; the last one yielded, and an end token, which is not yielded, have not: a chat must pass
+//! them again, before the next turn's tokens. [`Generation::pending`] says which.
 //!
-//! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with the token before it: the same tokens
-//! are yielded, sooner. Where it does not, a nested model can guess with its first planes ([`GenerateOptions::draft`]), and a
-//! [`Schedule`] says what its steps read.
+//! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with
+//! the token before it: the same tokens are yielded, sooner. Where it does not, a nested model can
+//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Schedule`] says what its steps
+//! read.
 
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Phase, Schedule};
@@ -26,13 +27,17 @@ use crate::{Error, Model};
 pub struct GenerateOptions {
     /// Most tokens to yield; `None`: until the context is full.
     pub max_tokens: Option<usize>,
-    /// Tokens that end the text; they are not yielded. Usually [`fracbit_io::ModelConfig::eos_token_ids`].
+    /// Tokens that end the text; they are not yielded. Usually
+    /// [`fracbit_io::ModelConfig::eos_token_ids`].
     pub end_tokens: Vec<u32>,
-    /// What the state held before the prompt, as far as known: guesses repeat that text too. The repetition penalty does not look at it.
+    /// What the state held before the prompt, as far as known: guesses repeat that text too. The
+    /// repetition penalty does not look at it.
     pub before: Vec<u32>,
-    /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend on it.
+    /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend
+    /// on it.
     pub guesses: usize,
-    /// Whether a nested model guesses too, where the text does not repeat itself; part of `guesses`.
+    /// Whether a nested model guesses too, where the text does not repeat itself; part of
+    /// `guesses`.
     pub draft: Option<Draft>,
     /// What steps read of a nested model; `None`: what the state says.
     pub schedule: Option<Schedule>,
@@ -80,7 +85,8 @@ pub struct Generation<'a> {
     logits: Vec<f32>, // of the rows run last whose next token is not known
     row: usize,       // of `logits`, that the last token was picked from
     drafter: Drafter,
-    /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but holds their keys and values still.
+    /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but
+    /// holds their keys and values still.
     run: Vec<u32>,
     guessed: usize,
     own: Option<SelfDrafter>,
@@ -91,11 +97,12 @@ pub struct Generation<'a> {
 impl<'a> Generation<'a> {
     /// Prepares to continue `prompt`, which comes after what `state` holds.
     ///
-    /// The repetition penalty looks at `prompt` and at what is generated, not at what the state held before.
+    /// The repetition penalty looks at `prompt` and at what is generated, not at what the state
+    /// held before.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`]: there would be nothing to continue; [`Error::Memory`]. What the model refuses shows at the first
-    /// token.
+    /// [`Error::EmptyPrompt`]: there would be nothing to continue; [`Error::Memory`]. What the
+    /// model refuses shows at the first token.
     pub fn new(
         model: &'a Model,
         state: &'a mut State,
@@ -109,7 +116,8 @@ impl<'a> Generation<'a> {
         sampler.use_kernels_of(model);
         let own = options.draft.map(|draft| SelfDrafter::new(draft, sampler));
         let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
-        // With a bound on the tokens, all memory that the loop needs but for what its first pass and its first guesses grow.
+        // With a bound on the tokens, all memory that the loop needs but for what its first pass
+        // and its first guesses grow.
         if let Some(max) = options.max_tokens {
             let room = max.min(state.capacity() - state.len());
             history.reserve(prompt.len() + room);
@@ -221,7 +229,8 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// Guesses that could still be yielded and that the cache has room for: it does not grow for them.
+    /// Guesses that could still be yielded and that the cache has room for: it does not grow for
+    /// them.
     fn most_guesses(&self) -> usize {
         let room = self.state.room().saturating_sub(self.state.len() + 1);
         let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);

@@ -1,21 +1,23 @@
 //! The gradient of the divergence from another model, for the scales of the rows of the matrices.
 //!
-//! A quantized matrix has a scale for each row, or for each group of a row. Multiplying all scales of row r by exp(t_r) multiplies
-//! output r by exp(t_r), so that
+//! A quantized matrix has a scale for each row, or for each group of a row. Multiplying all scales
+//! of row r by exp(t_r) multiplies output r by exp(t_r), so that
 //!
 //! ```text
 //! dL/dt_r = sum over tokens of dL/dy_r y_r,      y = diag(exp(t)) W x  (before the bias)
 //! ```
 //!
-//! and no gradient of a whole matrix is ever formed: a backward pass costs one product per matrix, as a forward pass does. For an
-//! embedding the sum goes over the occurrences of token r, plus, where it is the head too, over all logits.
+//! and no gradient of a whole matrix is ever formed: a backward pass costs one product per matrix,
+//! as a forward pass does. For an embedding the sum goes over the occurrences of token r, plus,
+//! where it is the head too, over all logits.
 //!
-//! Block inputs are kept on the way forward; on the way back each block is run again for what lies inside it (Chen et al. 2016, arXiv
-//! 1604.06174). So memory is that of the hidden states at every block and of the inside of one, and matrices are expanded to f32 one
-//! block at a time.
+//! Block inputs are kept on the way forward; on the way back each block is run again for what lies
+//! inside it (Chen et al. 2016, arXiv 1604.06174). So memory is that of the hidden states at every
+//! block and of the inside of one, and matrices are expanded to f32 one block at a time.
 //!
-//! The pass runs in f32 on the expanded weights, with both factors of a matrix product rounded to bf16 where the processor has such products
-//! ([`fracbit_kernels::vectors::bf16`]): that the runtime rounds activations to integers, and the cache, is left out.
+//! The pass runs in f32 on the expanded weights, with both factors of a matrix product rounded to
+//! bf16 where the processor has such products ([`fracbit_kernels::vectors::bf16`]): that the
+//! runtime rounds activations to integers, and the cache, is left out.
 
 mod attention;
 mod mixture;
@@ -39,10 +41,12 @@ use crate::rope::Rope;
 use crate::sites::HeadSite;
 use crate::{Error, Model};
 
-/// A number for each row of some matrices: logarithms of factors, or derivatives with respect to them.
+/// A number for each row of some matrices: logarithms of factors, or derivatives with respect to
+/// them.
 pub type RowLogs = BTreeMap<LinearId, Vec<f32>>;
 
-/// Gives the other model's logits of some rows, (rows, vocabulary); rows count through the tokens of all sequences.
+/// Gives the other model's logits of some rows, (rows, vocabulary); rows count through the tokens
+/// of all sequences.
 pub type Logits<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), Error> + 'a;
 
 /// Tokens that meet a matrix at once: it is packed anew for each such block.
@@ -50,14 +54,16 @@ const BLOCK: usize = 256;
 /// Rows of logits held at a time.
 const LOGIT_ROWS: usize = BLOCK;
 
-/// The sum over all tokens of `sequences`, each run from an empty state, of KL(p‖q) in nats: p the distribution of the next token by
-/// `baseline`, q that of `model` with every row of the matrices in `logs` multiplied by the exponential of its number there.
+/// The sum over all tokens of `sequences`, each run from an empty state, of KL(p‖q) in nats: p the
+/// distribution of the next token by `baseline`, q that of `model` with every row of the matrices
+/// in `logs` multiplied by the exponential of its number there.
 ///
-/// `gradient` gets the derivatives with respect to `logs` added to what it holds. With `longrope` frequencies the longest of the sequences says whether
-/// they are those of long texts.
+/// `gradient` gets the derivatives with respect to `logs` added to what it holds. With `longrope`
+/// frequencies the longest of the sequences says whether they are those of long texts.
 ///
 /// # Errors
-/// [`Error::Token`], [`Error::UnknownLinear`] or [`Error::Linear`] for numbers that fit no matrix, and what `baseline` returns.
+/// [`Error::Token`], [`Error::UnknownLinear`] or [`Error::Linear`] for numbers that fit no matrix,
+/// and what `baseline` returns.
 pub fn divergence(
     model: &Model,
     logs: &RowLogs,
@@ -108,7 +114,8 @@ pub fn divergence(
     Ok(sum)
 }
 
-/// Bytes that [`divergence`] takes for `tokens` tokens in sequences of at most `longest`, beside model and baseline.
+/// Bytes that [`divergence`] takes for `tokens` tokens in sequences of at most `longest`, beside
+/// model and baseline.
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -> u64 {
     let (h, f) = (config.hidden_size, config.intermediate_size);
@@ -122,10 +129,12 @@ pub fn memory(config: &fracbit_io::ModelConfig, tokens: usize, longest: usize) -
     4 * (tokens * per_token + block.max(head) + scores) as u64
 }
 
-/// Some rows, from the first on, their logits and the derivatives with respect to these: the loss of those rows.
+/// Some rows, from the first on, their logits and the derivatives with respect to these: the loss
+/// of those rows.
 pub(crate) type Loss<'a> = dyn FnMut(Range<usize>, &[f32], &mut Vec<f32>) -> Result<f64, Error> + 'a;
 
-/// What a backward pass sees of a matrix, or of one of its pieces: rows of what it reads and writes, and the derivatives with respect to that.
+/// What a backward pass sees of a matrix, or of one of its pieces: rows of what it reads and
+/// writes, and the derivatives with respect to that.
 pub(crate) struct Seen<'s, 'a> {
     pub(crate) matrix: &'s Piece<'s, 'a>,
     /// Of which tokens, in ascending order.
@@ -456,7 +465,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What is added to the residual stream of what attention (0) or MLP (1) give, where a norm follows them.
+    /// What is added to the residual stream of what attention (0) or MLP (1) give, where a norm
+    /// follows them.
     fn written(&self, layer: usize, which: usize, out: &[f32]) -> Option<Vec<f32>> {
         let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
         let mut written = norm(out, self.width(), Some(gain), self.model.inner_eps);
@@ -464,7 +474,8 @@ impl<'a> Walk<'a> {
         Some(written)
     }
 
-    /// Derivatives of `out` from those of [`Walk::written`]'s result; `None` where these are the same.
+    /// Derivatives of `out` from those of [`Walk::written`]'s result; `None` where these are the
+    /// same.
     fn written_back(&self, layer: usize, which: usize, out: &[f32], d: &[f32]) -> Option<Vec<f32>> {
         let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
         let mut d = d.to_vec();
@@ -564,8 +575,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The loss of what the head makes of the last residual stream, and its derivatives with respect to that stream. `loss` gets some
-    /// rows and their logits, and returns their loss and its derivatives with respect to those.
+    /// The loss of what the head makes of the last residual stream, and its derivatives with
+    /// respect to that stream. `loss` gets some rows and their logits, and returns their loss and
+    /// its derivatives with respect to those.
     pub(crate) fn head(
         &self,
         x: &[f32],
@@ -633,7 +645,8 @@ fn activate(kind: Gate, gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.par_iter().zip(up).map(|(&g, u)| g * sigmoid(argument(kind, g).0) * u).collect()
 }
 
-/// Derivatives with respect to the gate, in the place of those with respect to [`activate`]'s result, and to up.
+/// Derivatives with respect to the gate, in the place of those with respect to [`activate`]'s
+/// result, and to up.
 fn activate_back(kind: Gate, gate: &[f32], up: &[f32], d: &mut [f32]) -> Vec<f32> {
     let mut dup = d.to_vec();
     d.par_iter_mut().zip(&mut dup).zip(gate.par_iter().zip(up)).for_each(|((dg, du), (&g, &u))| {
@@ -657,7 +670,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// KL(p‖q) of two rows of logits, in nats; `p` becomes q - p as probabilities, the derivatives with respect to q's logits.
+/// KL(p‖q) of two rows of logits, in nats; `p` becomes q - p as probabilities, the derivatives with
+/// respect to q's logits.
 fn pull(p: &mut [f32], q: &[f32]) -> f64 {
     let normal = |row: &[f32]| {
         let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

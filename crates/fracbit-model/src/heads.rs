@@ -9,7 +9,8 @@ use crate::model::{PARALLEL_ROWS, Pass};
 use crate::sites;
 use crate::state::State;
 
-/// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of two.
+/// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of
+/// two.
 const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
 
 impl Pass<'_> {
@@ -50,8 +51,9 @@ impl Pass<'_> {
         });
     }
 
-    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by 1/sqrt(head_dim), and as
-    /// [`RopeConfig::query_factor`](fracbit_io::RopeConfig::query_factor) says.
+    /// (row, kv head, group, head_dim) to (kv head, row, group, head_dim), scaled by
+    /// 1/sqrt(head_dim), and as [`RopeConfig::query_factor`](fracbit_io::RopeConfig::query_factor)
+    /// says.
     pub(crate) fn group_queries(self, states: &[State], q: &[f32], grouped: &mut [f32]) {
         let (config, rows) = (&self.model.config, self.rows);
         let kv_heads = config.num_key_value_heads;
@@ -68,7 +70,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Takes from keys that are not turned yet, (rows, kv_dim), the biases that `bias` keeps apart, where a state's cache has few bits.
+    /// Takes from keys that are not turned yet, (rows, kv_dim), the biases that `bias` keeps apart,
+    /// where a state's cache has few bits.
     pub(crate) fn without_bias(self, states: &[State], bias: &KeyBias, keys: &mut [f32]) {
         let each = self.rows / states.len();
         self.each_row(keys, |row, keys| {
@@ -78,7 +81,8 @@ impl Pass<'_> {
         });
     }
 
-    /// What scores of those biases are made of: from turned queries, (row, kv head, group, head_dim), to (kv head, row, group, planes, 2).
+    /// What scores of those biases are made of: from turned queries, (row, kv head, group,
+    /// head_dim), to (kv head, row, group, planes, 2).
     pub(crate) fn bias_factors(self, states: &[State], bias: &KeyBias, q: &[f32], factors: &mut [f32]) {
         let (config, rows, d) = (&self.model.config, self.rows, self.model.config.head_dim);
         let kv_heads = config.num_key_value_heads;

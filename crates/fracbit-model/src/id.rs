@@ -31,7 +31,8 @@ impl LayerLinear {
         self as usize
     }
 
-    /// The layers of a block that read the same input as this one, itself included: they may be fused.
+    /// The layers of a block that read the same input as this one, itself included: they may be
+    /// fused.
     #[must_use]
     pub const fn with_same_input(self) -> &'static [Self] {
         match self {
@@ -57,7 +58,8 @@ impl LayerLinear {
     }
 }
 
-/// One weight matrix of a model. Prints and parses as the Hugging Face module name, without `.weight`.
+/// One weight matrix of a model. Prints and parses as the Hugging Face module name, without
+/// `.weight`.
 ///
 /// Where there are experts, gate, up and down are those of all of them, one above the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +73,8 @@ pub enum LinearId {
 }
 
 impl LinearId {
-    /// Every matrix of a model: embedding, blocks in order, and the head unless it is the embedding.
+    /// Every matrix of a model: embedding, blocks in order, and the head unless it is the
+    /// embedding.
     pub fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
         let layers = 0..config.num_hidden_layers();
         std::iter::once(Self::Embed)
@@ -97,7 +100,8 @@ impl LinearId {
         }
     }
 
-    /// Pieces that one token is multiplied with, as a share of all: 1, or what a router leaves of the experts.
+    /// Pieces that one token is multiplied with, as a share of all: 1, or what a router leaves of
+    /// the experts.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub fn active_share(self, config: &ModelConfig) -> f64 {
@@ -148,13 +152,15 @@ impl LinearId {
         matches!(self, Self::Layer(..))
     }
 
-    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see [`LinearId::stored_names`].
+    /// Name of the weight tensor. A tied embedding may be stored under the head's name instead: see
+    /// [`LinearId::stored_names`].
     #[must_use]
     pub fn weight_name(self) -> String {
         format!("{self}.weight")
     }
 
-    /// Names of the weight tensors of a checkpoint that stores embedding and head under `names`: one for each of [`LinearId::pieces`].
+    /// Names of the weight tensors of a checkpoint that stores embedding and head under `names`:
+    /// one for each of [`LinearId::pieces`].
     #[must_use]
     pub fn stored_names(self, config: &ModelConfig, names: EmbeddingNames) -> Vec<String> {
         match self {
@@ -208,7 +214,8 @@ impl FromStr for LinearId {
     }
 }
 
-/// What is not quantized: the gains of norms, and the routers of experts. Prints as the Hugging Face module name, without `.weight`.
+/// What is not quantized: the gains of norms, and the routers of experts. Prints as the Hugging
+/// Face module name, without `.weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FloatId {
     /// Before the attention of a block.
@@ -248,7 +255,8 @@ impl FloatId {
             .chain(std::iter::once(Self::Final))
     }
 
-    /// The norm of what a layer reads from the residual stream; `None` where there is none, or where it reads something else.
+    /// The norm of what a layer reads from the residual stream; `None` where there is none, or
+    /// where it reads something else.
     #[must_use]
     pub const fn before(config: &ModelConfig, i: usize, linear: LayerLinear) -> Option<Self> {
         match linear {

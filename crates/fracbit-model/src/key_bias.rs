@@ -1,21 +1,24 @@
 //! Keys in caches of few bits without the large constants that a bias adds to them.
 //!
-//! The first and last layers of Qwen2 and 2.5 have key biases of several hundred in a few channels, far above what
-//! the weights add. A row of 4- or 8-bit integers shares one scale, so such a constant takes the levels that the
-//! rest needs. But a score splits exactly: with `q` already turned to its own position, and RoPE `R_j` of position j,
+//! The first and last layers of Qwen2 and 2.5 have key biases of several hundred in a few channels,
+//! far above what the weights add. A row of 4- or 8-bit integers shares one scale, so such a
+//! constant takes the levels that the rest needs. But a score splits exactly: with `q` already
+//! turned to its own position, and RoPE `R_j` of position j,
 //!
 //! ```text
 //! q · R_j (k + b) = q · R_j k + sum over planes p of  A_p cos(j f_p) + B_p sin(j f_p)
 //! A_p = q_a b_a + q_b b_b,   B_p = q_b b_a - q_a b_b,   (a, b) = (p, p + head_dim / 2)
 //! ```
 //!
-//! so keys are stored without the bias of some planes, and attention adds the second term in single precision from a
-//! table of cosines and sines of positions. Its work grows with the planes, so only those take part that must: the
-//! largest ones, until the energy that the other biases add to a key is at most [`LEFT`] of what its weights give it.
-//! Planes that RoPE leaves alone add the same to every score of a query, which softmax does not see: their biases are
-//! dropped for nothing. Both depend on the model alone, never on a text or a batch.
+//! so keys are stored without the bias of some planes, and attention adds the second term in single
+//! precision from a table of cosines and sines of positions. Its work grows with the planes, so
+//! only those take part that must: the largest ones, until the energy that the other biases add to
+//! a key is at most [`LEFT`] of what its weights give it. Planes that RoPE leaves alone add the
+//! same to every score of a query, which softmax does not see: their biases are dropped for
+//! nothing. Both depend on the model alone, never on a text or a batch.
 //!
-//! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees constants).
+//! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees
+//! constants).
 
 use std::collections::TryReserveError;
 use std::ops::Range;
@@ -32,8 +35,8 @@ use crate::kv::grow;
 use crate::model::{Layer, Model};
 use crate::sites::LayerSites;
 
-/// Energy of the biases that stay in a cached key, as a share of the energy that its weights give it. The error of
-/// rounding grows by as much.
+/// Energy of the biases that stay in a cached key, as a share of the energy that its weights give
+/// it. The error of rounding grows by as much.
 const LEFT: f64 = 0.25;
 /// Rows of weights of a head that its energy is estimated from.
 const ROWS: usize = 16;
@@ -43,7 +46,8 @@ const TOGETHER: usize = 8;
 /// What a layer does about the bias of its keys.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyBias {
-    /// What keys get before they turn: minus the bias in the planes of `heads` and those that stand still, else 0.
+    /// What keys get before they turn: minus the bias in the planes of `heads` and those that stand
+    /// still, else 0.
     pub(crate) shift: Vec<f32>, // (kv head, head_dim)
     /// Of every kv head.
     pub(crate) heads: Vec<HeadBias>,
@@ -64,7 +68,8 @@ pub(crate) struct HeadBias {
 pub(crate) struct KeyBiases {
     /// Of every layer that wants it.
     pub(crate) layers: Vec<Option<KeyBias>>,
-    /// Whether some layer reads the angles that all layers share, and those of layers with a window.
+    /// Whether some layer reads the angles that all layers share, and those of layers with a
+    /// window.
     pub(crate) tables: [bool; 2],
 }
 
@@ -126,8 +131,9 @@ fn squared_input(gain: Option<&[f32]>, sites: &LayerSites, config: &ModelConfig)
 }
 
 impl KeyBias {
-    /// The choice for `bias`, (kv head, head_dim), where the weights give a key of each head so much `energy` (the sum
-    /// of its squares) and the first `turning` planes turn; `None` when all can stay as it is.
+    /// The choice for `bias`, (kv head, head_dim), where the weights give a key of each head so
+    /// much `energy` (the sum of its squares) and the first `turning` planes turn; `None` when all
+    /// can stay as it is.
     pub(crate) fn new(bias: &[f32], energies: &[f64], turning: usize) -> Option<Self> {
         let d = bias.len() / energies.len().max(1);
         let half = d / 2;
@@ -156,7 +162,8 @@ impl KeyBias {
         out.shift.iter().any(|s| *s != 0.0).then_some(out)
     }
 
-    /// Factors of cosine and sine for a turned query: (plane, 2) of `head`, into the first part of `out`.
+    /// Factors of cosine and sine for a turned query: (plane, 2) of `head`, into the first part of
+    /// `out`.
     pub(crate) fn factors(&self, head: usize, query: &[f32], scale: f32, out: &mut [f32]) {
         let half = query.len() / 2;
         let HeadBias { planes, bias } = &self.heads[head];
@@ -199,7 +206,8 @@ impl Angles {
         }
     }
 
-    /// Those of some planes at the positions from `from` on, whole blocks: (block, plane, 2, KEY_BLOCK).
+    /// Those of some planes at the positions from `from` on, whole blocks: (block, plane, 2,
+    /// KEY_BLOCK).
     fn gather(&self, planes: &[usize], from: usize, out: &mut [f32]) {
         let (block, row) = (2 * self.planes * KEY_BLOCK, 2 * KEY_BLOCK);
         let blocks = self.all[from / KEY_BLOCK * block..].chunks_exact(block);
@@ -240,8 +248,8 @@ pub(crate) struct BiasScores<'a> {
 }
 
 impl BiasScores<'_> {
-    /// Adds it to `scores`, (query, [`CHUNK`]), of some queries of a head, counted from the first one of all heads, at
-    /// `positions`, the first one that of a block.
+    /// Adds it to `scores`, (query, [`CHUNK`]), of some queries of a head, counted from the first
+    /// one of all heads, at `positions`, the first one that of a block.
     pub(crate) fn add(
         self,
         vectors: &Vectors,

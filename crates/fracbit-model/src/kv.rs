@@ -1,19 +1,22 @@
 //! Keys and values of the tokens seen so far.
 //!
-//! Each layer keeps two buffers: values as (kv head, pair of positions, head_dim, 2), keys as (kv head, block, pair of dimensions, 16 positions, 2),
-//! so that attention reads the positions of one head as one stream and multiplies sixteen keys, or neighbouring dimensions of values,
-//! side by side. Every key and value of a head is integers and a scale (see [`fracbit_kernels::vectors::attend`]).
+//! Each layer keeps two buffers: values as (kv head, pair of positions, head_dim, 2), keys as (kv
+//! head, block, pair of dimensions, 16 positions, 2), so that attention reads the positions of one
+//! head as one stream and multiplies sixteen keys, or neighbouring dimensions of values, side by
+//! side. Every key and value of a head is integers and a scale (see
+//! [`fracbit_kernels::vectors::attend`]).
 //!
-//! Of 8 and 4 bits, queries and keys are rotated before, by one rotation for all heads, which changes no inner product: some channels of keys are many times
-//! as large as the others in every token, and few levels would be left for these (Ashkboos et al. 2024, QuaRot, arXiv 2404.00456, section 4). Values of
-//! folded models are rotated by their weights.
+//! Of 8 and 4 bits, queries and keys are rotated before, by one rotation for all heads, which
+//! changes no inner product: some channels of keys are many times as large as the others in every
+//! token, and few levels would be left for these (Ashkboos et al. 2024, QuaRot, arXiv 2404.00456,
+//! section 4). Values of folded models are rotated by their weights.
 //!
 //! Large biases of keys are not in such caches at all: see [`crate::key_bias`].
 //!
-//! They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens
-//! costs what it has seen; [`crate::State::reserve`] makes room ahead, and then decoding does not allocate. A
-//! layer with a sliding window keeps all positions too: simpler to truncate, and the window bounds what
-//! attention reads; a ring buffer would save memory only beyond the window.
+//! They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens costs what
+//! it has seen; [`crate::State::reserve`] makes room ahead, and then decoding does not allocate. A
+//! layer with a sliding window keeps all positions too: simpler to truncate, and the window bounds
+//! what attention reads; a ring buffer would save memory only beyond the window.
 
 use std::collections::TryReserveError;
 use std::ops::Range;
@@ -29,15 +32,18 @@ use crate::attention::MAX_HEAD_DIM;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
-    /// 16-bit integers and a scale for every key and value of a head: 11.5 to 13 bits beside the sign, relative to the largest number of the row. Half the
-    /// memory and bandwidth, and more speed: attention multiplies integers.
+    /// 16-bit integers and a scale for every key and value of a head: 11.5 to 13 bits beside the
+    /// sign, relative to the largest number of the row. Half the memory and bandwidth, and more
+    /// speed: attention multiplies integers.
     #[default]
     I16,
     /// 8-bit integers and a scale for every key and value of a head.
     I8,
-    /// Keys as in [`KvType::I8`] and values as in [`KvType::I4`]: errors of keys do more harm, by an order of magnitude (`docs/quality.md`).
+    /// Keys as in [`KvType::I8`] and values as in [`KvType::I4`]: errors of keys do more harm, by
+    /// an order of magnitude (`docs/quality.md`).
     I6,
-    /// 4 bits, places in a table of sixteen integers, and a scale for every key and value of a head.
+    /// 4 bits, places in a table of sixteen integers, and a scale for every key and value of a
+    /// head.
     I4,
     /// Single precision, for comparisons with other implementations.
     F32,
@@ -103,8 +109,8 @@ impl Store {
         }
     }
 
-    /// Makes each of `heads` runs `to` positions of `d` elements long, keeping what is there. Failure may leave one of two buffers longer:
-    /// [`Store::shrink`] undoes it.
+    /// Makes each of `heads` runs `to` positions of `d` elements long, keeping what is there.
+    /// Failure may leave one of two buffers longer: [`Store::shrink`] undoes it.
     fn grow(&mut self, heads: usize, to: usize, d: usize) -> Result<(), TryReserveError> {
         let numbers = to.saturating_mul(d);
         let scales = match self {
@@ -199,8 +205,8 @@ impl KvLayer {
             let grown =
                 self.keys.grow(heads, capacity, key).and_then(|()| self.values.grow(heads, capacity, value));
             if let Err(e) = grown {
-                // What has grown is merely longer; `capacity` must not say so yet, and a retry would find runs of another
-                // length: so put it back.
+                // What has grown is merely longer; `capacity` must not say so yet, and a retry
+                // would find runs of another length: so put it back.
                 self.keys.shrink(heads, self.capacity, key);
                 self.values.shrink(heads, self.capacity, value);
                 return Err(e);
@@ -217,7 +223,8 @@ impl KvLayer {
         self.keys.rows(head + from..head + to.next_multiple_of(KEY_BLOCK), self.elements[0])
     }
 
-    /// The values of the positions from `from`, an even number, to `to`, and of one more where that is odd.
+    /// The values of the positions from `from`, an even number, to `to`, and of one more where that
+    /// is odd.
     pub(crate) fn values(&self, kv_head: usize, from: usize, to: usize) -> Rows<'_> {
         debug_assert!(from.is_multiple_of(2) && to <= self.capacity, "positions inside the cache");
         let head = kv_head * self.capacity;
@@ -282,7 +289,8 @@ impl<'a> NewRows<'a> {
 }
 
 impl New<'_, '_> {
-    /// Writes keys or values; number `i` of a position goes to the place that `int_place` and `float_place` say.
+    /// Writes keys or values; number `i` of a position goes to the place that `int_place` and
+    /// `float_place` say.
     fn write(
         &self,
         to: &mut Store,
@@ -318,7 +326,8 @@ impl New<'_, '_> {
         }
     }
 
-    /// Writes what `round` makes of numbers: their scales, and by `put` its integers, of a position and their order there.
+    /// Writes what `round` makes of numbers: their scales, and by `put` its integers, of a position
+    /// and their order there.
     fn write_ints<T: Pod + Send>(
         &self,
         to: &mut Numbers<T>,

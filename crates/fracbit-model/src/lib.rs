@@ -21,11 +21,12 @@
 //!
 //! # Numbers
 //!
-//! Arithmetic is f32 with fixed orders of summation: the same bits at any thread count. Two things come from
-//! outside and may differ in their last bits between machines: the many-token product of dense weights
-//! (`ndarray`'s kernel depends on the instruction set; where [`StateOptions::coarse`] allows it, and in [`gradient`], both
-//! factors are rounded to bf16 on processors that multiply such pairs), and the f64 sine, cosine, exponential and logarithm of
-//! the system's mathematics library, in RoPE tables, sampling weights and evaluation.
+//! Arithmetic is f32 with fixed orders of summation: the same bits at any thread count. Two things
+//! come from outside and may differ in their last bits between machines: the many-token product of
+//! dense weights (`ndarray`'s kernel depends on the instruction set; where [`StateOptions::coarse`]
+//! allows it, and in [`gradient`], both factors are rounded to bf16 on processors that multiply
+//! such pairs), and the f64 sine, cosine, exponential and logarithm of the system's mathematics
+//! library, in RoPE tables, sampling weights and evaluation.
 
 mod attention;
 mod banded;

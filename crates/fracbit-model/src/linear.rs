@@ -1,30 +1,33 @@
 //! Linear layers: y = W x + b, dense or packed.
 //!
-//! Dense weights are f32 in memory, or stay as stored (F32, BF16, F16, F64) in the checkpoint's memory map
-//! and are converted a block at a time: a bf16 model runs in its own size, and pages it does not touch are
-//! never read. One token goes through a row-by-row product that streams the weights once; up to 32 through one that converts a
-//! few rows and columns at a time, in the first-level cache, and multiplies them with all tokens; more go through
-//! a blocked product (`ndarray`, whose kernel picks AVX or FMA itself) of some output rows at a time, so that
-//! conversion is paid once per block and not once per token. That one packs both of its operands first, which for few tokens takes longer
-//! than to multiply them.
+//! Dense weights are f32 in memory, or stay as stored (F32, BF16, F16, F64) in the checkpoint's
+//! memory map and are converted a block at a time: a bf16 model runs in its own size, and pages it
+//! does not touch are never read. One token goes through a row-by-row product that streams the
+//! weights once; up to 32 through one that converts a few rows and columns at a time, in the
+//! first-level cache, and multiplies them with all tokens; more go through a blocked product
+//! (`ndarray`, whose kernel picks AVX or FMA itself) of some output rows at a time, so that
+//! conversion is paid once per block and not once per token. That one packs both of its operands
+//! first, which for few tokens takes longer than to multiply them.
 //!
-//! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to integers; the
-//! quantized form is made once and shared by the layers that read one input.
+//! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to
+//! integers; the quantized form is made once and shared by the layers that read one input.
 //!
-//! Layers that read one input may be *fused*: one packed matrix holds the rows of all of them, and one product
-//! serves them (Q-Palette, section 4.2). Each stays a layer of its own, a range of rows of the shared matrix;
-//! `apply_together` sees that several belong to one matrix and multiplies once. A row's arithmetic does not
-//! depend on its neighbours, so fused layers give the bits of separate ones.
+//! Layers that read one input may be *fused*: one packed matrix holds the rows of all of them, and
+//! one product serves them (Q-Palette, section 4.2). Each stays a layer of its own, a range of rows
+//! of the shared matrix; `apply_together` sees that several belong to one matrix and multiplies
+//! once. A row's arithmetic does not depend on its neighbours, so fused layers give the bits of
+//! separate ones.
 //!
-//! A *banded* layer has its rows in several packed matrices, so that the rows of frequent tokens can have more bits than those of rare
-//! ones; its outputs are put back in order.
+//! A *banded* layer has its rows in several packed matrices, so that the rows of frequent tokens
+//! can have more bits than those of rare ones; its outputs are put back in order.
 //!
-//! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage type that
-//! holds the same numbers. The products of one and of a few tokens have the same bits on every machine; the many-token product adds in
-//! another order, fuses where the machine does, and differs in the last bits.
+//! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage
+//! type that holds the same numbers. The products of one and of a few tokens have the same bits on
+//! every machine; the many-token product adds in another order, fuses where the machine does, and
+//! differs in the last bits.
 //!
-//! We use `ndarray` rather than the faster `gemm` crate because `gemm` has no safe interface, and this crate
-//! has no unsafe code.
+//! We use `ndarray` rather than the faster `gemm` crate because `gemm` has no safe interface, and
+//! this crate has no unsafe code.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,8 +53,8 @@ use crate::sites::RotationMode;
 use crate::stored::{Change, Stored};
 use crate::{Error, WeightSource, model::TASK};
 
-/// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew for each
-/// block: with 64 that was 41 % of a small model's time.
+/// Output rows of one block of the many-token product. `matrixmultiply` packs both operands anew
+/// for each block: with 64 that was 41 % of a small model's time.
 const BLOCK: usize = 128;
 /// Tokens at most of the product that packs nothing.
 pub(crate) const FEW: usize = 32;
@@ -59,10 +62,11 @@ pub(crate) const FEW: usize = 32;
 const ROWS: usize = 16;
 /// Weights that it takes together, in f32: a share of a second-level cache.
 const CACHED: usize = 1 << 16;
-/// Columns of them that meet one token after another, a multiple of [`LANES`]: the inputs of all tokens are 64 KiB.
+/// Columns of them that meet one token after another, a multiple of [`LANES`]: the inputs of all
+/// tokens are 64 KiB.
 const PIECE: usize = 32 * LANES;
-/// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so that only
-/// the last has a tail.
+/// Columns converted at a time in the one-token product, on the stack; a multiple of [`LANES`], so
+/// that only the last has a tail.
 pub(crate) const CONVERT: usize = 64 * LANES;
 /// Weights below which the one-token product stays on its thread: about 10 µs of work.
 const SERIAL: usize = 1 << 15;
@@ -95,7 +99,8 @@ pub struct Routed {
     pub share: f32,
 }
 
-/// Sees what goes into a layer, with the threads of the pass, which are the only ones that are free while it goes on.
+/// Sees what goes into a layer, with the threads of the pass, which are the only ones that are free
+/// while it goes on.
 pub type Observer = dyn Fn(&Crew<'_>, Read<'_>) + Send + Sync;
 
 /// An observer without a name to print.
@@ -148,7 +153,8 @@ impl LinearScratch {
         Self::default()
     }
 
-    /// The same, with the products of dense weights for the instruction set of `vectors`; the bits do not depend on it.
+    /// The same, with the products of dense weights for the instruction set of `vectors`; the bits
+    /// do not depend on it.
     #[must_use]
     pub fn with_vectors(self, vectors: Vectors) -> Self {
         Self { vectors, ..self }
@@ -193,8 +199,8 @@ impl Linear {
         Self::new(Weights::Dense(shape, weights), bias)
     }
 
-    /// A matrix of a source in full precision: without rotation it stays in the checkpoint's memory map, in its stored type;
-    /// a rotated one is f32 in memory.
+    /// A matrix of a source in full precision: without rotation it stays in the checkpoint's memory
+    /// map, in its stored type; a rotated one is f32 in memory.
     ///
     /// # Errors
     /// As for [`WeightSource::linear`].
@@ -208,8 +214,8 @@ impl Linear {
         Ok(Self::dense(matrix.shape, matrix.data, bias)?)
     }
 
-    /// A layer whose weights stay in the checkpoint. They are checked once to be finite, which reads them
-    /// once.
+    /// A layer whose weights stay in the checkpoint. They are checked once to be finite, which
+    /// reads them once.
     ///
     /// # Errors
     /// [`Error::Io`] for a missing tensor, one of integers, or one with NaN or infinite weights;
@@ -286,7 +292,8 @@ impl Linear {
     /// A layer whose row r lies in `bands[band_of[r]]`, behind the earlier rows of that band.
     ///
     /// # Errors
-    /// When a band has not as many rows as are said to lie in it, or the columns of bands or the bias do not fit.
+    /// When a band has not as many rows as are said to lie in it, or the columns of bands or the
+    /// bias do not fit.
     pub fn banded(
         bands: Vec<PackedMatrix>,
         band_of: &[u8],
@@ -342,7 +349,8 @@ impl Linear {
         self.bias.as_deref()
     }
 
-    /// The packed weights of a quantized layer; of a fused one, the matrix that it shares. A banded layer has several: `None`.
+    /// The packed weights of a quantized layer; of a fused one, the matrix that it shares. A banded
+    /// layer has several: `None`.
     #[must_use]
     pub fn as_packed(&self) -> Option<&PackedMatrix> {
         match &self.weights {
@@ -367,7 +375,8 @@ impl Linear {
         }
     }
 
-    /// Bytes of the weights, in memory or in the memory map; without bias. Fused layers share theirs by rows.
+    /// Bytes of the weights, in memory or in the memory map; without bias. Fused layers share
+    /// theirs by rows.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         match &self.weights {
@@ -450,8 +459,8 @@ impl Linear {
         with_crew(|crew| self.apply_with(crew, x, scratch, out))
     }
 
-    /// As [`Linear::apply`], on the threads of a crew, keeping the integer form of `x` since the last
-    /// [`LinearScratch::new_input`].
+    /// As [`Linear::apply`], on the threads of a crew, keeping the integer form of `x` since the
+    /// last [`LinearScratch::new_input`].
     pub(crate) fn apply_with(
         &self,
         crew: &Crew<'_>,
@@ -462,8 +471,8 @@ impl Linear {
         self.product(crew, x, scratch, out, matmul_rows_with)
     }
 
-    /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed matrix multiplies what the rounding of its
-    /// input loses too.
+    /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed
+    /// matrix multiplies what the rounding of its input loses too.
     pub(crate) fn apply_head(
         &self,
         crew: &Crew<'_>,
@@ -560,7 +569,8 @@ impl Linear {
         Some(rows?.at(precision))
     }
 
-    /// The packed rows that several tokens multiply by themselves: one product of all members would be written twice.
+    /// The packed rows that several tokens multiply by themselves: one product of all members would
+    /// be written twice.
     fn rows_of(&self, batch: usize) -> Option<RowsOf<'_>> {
         match &self.weights {
             _ if batch < PANEL_FROM => None,
@@ -570,7 +580,8 @@ impl Linear {
         }
     }
 
-    /// `out = f(gate x) ∘ (up x)` with the function of `kind`, in one product of many tokens where both are packed without a bias; `other` is work space.
+    /// `out = f(gate x) ∘ (up x)` with the function of `kind`, in one product of many tokens where
+    /// both are packed without a bias; `other` is work space.
     pub(crate) fn apply_gated(
         crew: &Crew<'_>,
         (vectors, kind): (&Vectors, Gate),
@@ -599,7 +610,8 @@ impl Linear {
         }
     }
 
-    /// [`Linear::apply_with`] of several layers with one input; those that share a matrix, in one product.
+    /// [`Linear::apply_with`] of several layers with one input; those that share a matrix, in one
+    /// product.
     pub(crate) fn apply_together<const N: usize>(
         crew: &Crew<'_>,
         layers: [&Self; N],
@@ -635,8 +647,9 @@ impl Linear {
         Ok(())
     }
 
-    /// `out = x W^T` of at most [`FEW`] tokens and the rows from `start` on: some rows of weights are converted as they stream from memory, and their pieces then meet all
-    /// tokens while they are in the caches. Allocates nothing for weights in f32.
+    /// `out = x W^T` of at most [`FEW`] tokens and the rows from `start` on: some rows of weights
+    /// are converted as they stream from memory, and their pieces then meet all tokens while they
+    /// are in the caches. Allocates nothing for weights in f32.
     fn few_product(
         &self,
         crew: &Crew<'_>,

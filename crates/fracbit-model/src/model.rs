@@ -7,13 +7,16 @@
 //! logits = Head rms_norm(x)
 //! ```
 //!
-//! One graph serves all families: what differs (biases, norms of queries and keys and of what is added to x, layers without RoPE or with
-//! one of their own, windows, the function of the gate, experts in place of the MLP) is in [`fracbit_io::ModelConfig`]. Where rotations go is
-//! in [`crate::sites`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its own.
+//! One graph serves all families: what differs (biases, norms of queries and keys and of what is
+//! added to x, layers without RoPE or with one of their own, windows, the function of the gate,
+//! experts in place of the MLP) is in [`fracbit_io::ModelConfig`]. Where rotations go is in
+//! [`crate::sites`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its own.
 //!
-//! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the widths of
-//! the residual stream, the queries, the keys and the MLP in floats. Prefill runs in chunks of [`StateOptions::chunk`] tokens; decoding is a chunk of
-//! one, or of up to eight where a generation guesses, and allocates nothing but cache (see [`State::reserve`]) once a chunk of its size has run.
+//! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the
+//! widths of the residual stream, the queries, the keys and the MLP in floats. Prefill runs in
+//! chunks of [`StateOptions::chunk`] tokens; decoding is a chunk of one, or of up to eight where a
+//! generation guesses, and allocates nothing but cache (see [`State::reserve`]) once a chunk of its
+//! size has run.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -37,8 +40,8 @@ use crate::state::{Scratch, State, StateOptions, Turns};
 
 /// A decoder ready to run. Immutable in use: many threads may run it, each with its own [`State`].
 ///
-/// A clone shares the weight matrices: a baseline and its copy with one layer replaced take the memory of one
-/// model and one layer.
+/// A clone shares the weight matrices: a baseline and its copy with one layer replaced take the
+/// memory of one model and one layer.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub(crate) config: ModelConfig,
@@ -78,8 +81,8 @@ impl Layer {
 }
 
 impl Model {
-    /// Builds the full-precision model of a source. Without rotation the weights stay in the checkpoint's
-    /// memory map, in their stored type; rotated ones are f32 in memory.
+    /// Builds the full-precision model of a source. Without rotation the weights stay in the
+    /// checkpoint's memory map, in their stored type; rotated ones are f32 in memory.
     ///
     /// # Errors
     /// [`Error::Io`] for NaN or infinite weights, and as for [`ModelBuilder`].
@@ -95,8 +98,8 @@ impl Model {
         builder.build()
     }
 
-    /// Runs what lies between the matrices (attention, norms, gates) with these kernels; the results keep their bits. A
-    /// packed matrix keeps the body that it was packed for.
+    /// Runs what lies between the matrices (attention, norms, gates) with these kernels; the
+    /// results keep their bits. A packed matrix keeps the body that it was packed for.
     #[must_use]
     pub fn with_kernels(self, kernels: &Kernels) -> Self {
         Self { vectors: kernels.vectors(), ..self }
@@ -130,7 +133,8 @@ impl Model {
         }
     }
 
-    /// Swaps one weight matrix for another of the same shape and returns the old one. Clones are not affected.
+    /// Swaps one weight matrix for another of the same shape and returns the old one. Clones are
+    /// not affected.
     ///
     /// # Errors
     /// As for [`ModelBuilder::set`]; the model is then unchanged.
@@ -164,7 +168,8 @@ impl Model {
         layers.map(|l| &**l).chain([self.head_linear()]).map(|l| l.weight_bytes_at(precision)).sum()
     }
 
-    /// Mean bits of a weight that a step of this precision reads, scales counted, the embedding's rows not.
+    /// Mean bits of a weight that a step of this precision reads, scales counted, the embedding's
+    /// rows not.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub fn bits_at(&self, precision: Precision) -> f64 {
@@ -201,14 +206,15 @@ impl Model {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
-    /// Runs tokens after those in `state`; fills `hidden` with the normalized final hidden state of each,
-    /// (tokens, hidden).
+    /// Runs tokens after those in `state`; fills `hidden` with the normalized final hidden state of
+    /// each, (tokens, hidden).
     ///
-    /// Rows are in the model's own basis: rotated where the residual stream is. [`Model::logits`] takes them
-    /// as they are.
+    /// Rows are in the model's own basis: rotated where the residual stream is. [`Model::logits`]
+    /// takes them as they are.
     ///
     /// # Errors
-    /// [`Error::Token`], [`Error::ContextFull`], [`Error::State`], [`Error::Memory`]; the state is then unchanged.
+    /// [`Error::Token`], [`Error::ContextFull`], [`Error::State`], [`Error::Memory`]; the state is
+    /// then unchanged.
     pub fn forward(&self, state: &mut State, tokens: &[u32], hidden: &mut Vec<f32>) -> Result<(), Error> {
         let width = self.config.hidden_size;
         self.check(state, tokens)?;
@@ -222,12 +228,13 @@ impl Model {
         })
     }
 
-    /// Runs one token of each of several sequences together, so that every matrix is read once for all of them; otherwise as
-    /// [`Model::forward`], with the same bits. `hidden` gets (sequences, hidden), which [`Model::logits`] takes with any of the
-    /// states that have its precision.
+    /// Runs one token of each of several sequences together, so that every matrix is read once for
+    /// all of them; otherwise as [`Model::forward`], with the same bits. `hidden` gets (sequences,
+    /// hidden), which [`Model::logits`] takes with any of the states that have its precision.
     ///
     /// # Errors
-    /// As for [`Model::forward`]; [`Error::Shape`] when there is not one token for each state, or none.
+    /// As for [`Model::forward`]; [`Error::Shape`] when there is not one token for each state, or
+    /// none.
     pub fn forward_batch(
         &self,
         states: &mut [State],
@@ -291,8 +298,9 @@ impl Model {
         })
     }
 
-    /// Runs the residual stream, (tokens, hidden), through some of the blocks in place. `state` holds the tokens before in these blocks, as
-    /// many in each; afterwards it holds these tokens in these blocks alone.
+    /// Runs the residual stream, (tokens, hidden), through some of the blocks in place. `state`
+    /// holds the tokens before in these blocks, as many in each; afterwards it holds these tokens
+    /// in these blocks alone.
     ///
     /// # Errors
     /// As for [`Model::forward`]; [`Error::Shape`] for partial rows or blocks that are not there.
@@ -305,9 +313,10 @@ impl Model {
         self.forward_stream(state, x, blocks, None)
     }
 
-    /// The rest of [`Model::forward`]: from the residual stream that enters `block`, (tokens, hidden), to the normalized final hidden
-    /// states, in place. With what [`Model::embed`] and [`Model::forward_blocks`] make of tokens, the bits are those of a whole pass: models
-    /// that differ from that block on share what lies before it.
+    /// The rest of [`Model::forward`]: from the residual stream that enters `block`, (tokens,
+    /// hidden), to the normalized final hidden states, in place. With what [`Model::embed`] and
+    /// [`Model::forward_blocks`] make of tokens, the bits are those of a whole pass: models that
+    /// differ from that block on share what lies before it.
     ///
     /// # Errors
     /// As for [`Model::forward_blocks`].
@@ -319,9 +328,10 @@ impl Model {
         Ok(())
     }
 
-    /// Runs the residual stream of tokens after those in `state` through blocks: `x`, (tokens, hidden), is
-    /// replaced by what leaves the last of them. With an input of the first to stop at, its observer still sees it, nothing behind it
-    /// is computed, and `x` is the stream at that point.
+    /// Runs the residual stream of tokens after those in `state` through blocks: `x`, (tokens,
+    /// hidden), is replaced by what leaves the last of them. With an input of the first to stop at,
+    /// its observer still sees it, nothing behind it is computed, and `x` is the stream at that
+    /// point.
     pub(crate) fn forward_stream(
         &self,
         state: &mut State,
@@ -356,7 +366,8 @@ impl Model {
         })
     }
 
-    /// As many rows of each state, one state after the other, through all blocks and the final norm.
+    /// As many rows of each state, one state after the other, through all blocks and the final
+    /// norm.
     fn forward_rows(
         &self,
         crew: &Crew<'_>,
@@ -390,7 +401,8 @@ impl Model {
         done
     }
 
-    /// Logits of [`Model::forward_batch`]'s result: fills `out` with (sequences, vocabulary), each row with the precision of its state.
+    /// Logits of [`Model::forward_batch`]'s result: fills `out` with (sequences, vocabulary), each
+    /// row with the precision of its state.
     ///
     /// # Errors
     /// As for [`Model::logits`]; [`Error::Shape`] when there is not one row for each state.

@@ -1,22 +1,25 @@
 //! Rotary position embedding, half-split convention of the Hugging Face weights.
 //!
-//! Su et al. 2021 (arXiv 2104.09864), eq. 34: plane k of a head, here the pair (k, k + d/2), turns by
-//! `position · f_k` with `f_k = theta^(-2k/d)`. Stretching follows the configuration: `linear` divides every
-//! f_k by the factor (Chen et al. 2023, arXiv 2306.15595); `llama3` divides those that turn less than
-//! `low_freq_factor` times within the original context, keeps those that turn more than `high_freq_factor`
-//! times, and interpolates linearly in the number of turns between; `yarn` does the same between the planes that turn
-//! `beta_fast` and `beta_slow` times, linearly in k; `longrope` divides each by a number of its own, of one list for short contexts and another
+//! Su et al. 2021 (arXiv 2104.09864), eq. 34: plane k of a head, here the pair (k, k + d/2), turns
+//! by `position · f_k` with `f_k = theta^(-2k/d)`. Stretching follows the configuration: `linear`
+//! divides every f_k by the factor (Chen et al. 2023, arXiv 2306.15595); `llama3` divides those
+//! that turn less than `low_freq_factor` times within the original context, keeps those that turn
+//! more than `high_freq_factor` times, and interpolates linearly in the number of turns between;
+//! `yarn` does the same between the planes that turn `beta_fast` and `beta_slow` times, linearly in
+//! k; `longrope` divides each by a number of its own, of one list for short contexts and another
 //! for long ones.
 //!
-//! Where only the first channels of a head turn, [`crate::WeightSource`] orders the rows of queries and keys so that planes still are (k, k + d/2):
-//! those of the other channels come last in each half and stand still.
+//! Where only the first channels of a head turn, [`crate::WeightSource`] orders the rows of queries
+//! and keys so that planes still are (k, k + d/2): those of the other channels come last in each
+//! half and stand still.
 //!
-//! Deviates from transformers in precision: angles are formed in f64 (there in f32, where at position
-//! 10^5 the fastest plane's angle has lost five digits), then sine and cosine are rounded to f32; and in `longrope`: a state
-//! knows from the start how many tokens it may hold, and is long or short for good (there the cache is made anew when a text grows
-//! beyond the short context). One table
-//! row per position is made per forward pass and shared by all layers and heads: d/2 sine-cosine pairs per
-//! token, nothing beside a layer's matrix products, and no table of the whole context.
+//! Deviates from transformers in precision: angles are formed in f64 (there in f32, where at
+//! position 10^5 the fastest plane's angle has lost five digits), then sine and cosine are rounded
+//! to f32; and in `longrope`: a state knows from the start how many tokens it may hold, and is long
+//! or short for good (there the cache is made anew when a text grows beyond the short context). One
+//! table row per position is made per forward pass and shared by all layers and heads: d/2
+//! sine-cosine pairs per token, nothing beside a layer's matrix products, and no table of the whole
+//! context.
 
 use std::f64::consts::TAU;
 
@@ -47,7 +50,8 @@ impl Rope {
         self.frequencies.len()
     }
 
-    /// Cosines and sines of one position in a context of up to `context` tokens, (head_dim / 2) each.
+    /// Cosines and sines of one position in a context of up to `context` tokens, (head_dim / 2)
+    /// each.
     pub(crate) fn fill(&self, position: usize, context: usize, cos: &mut [f32], sin: &mut [f32]) {
         let frequencies = match &self.long {
             Some((short, long)) if context > *short => long,
@@ -67,8 +71,9 @@ impl Rope {
     }
 }
 
-/// Cosines and sines of the first `positions` positions of a context of as many, (position, head_dim): half of each row cosines, half sines. Of all
-/// layers, but where those with a window have an embedding of their own ([`ModelConfig::local_rope`]).
+/// Cosines and sines of the first `positions` positions of a context of as many, (position,
+/// head_dim): half of each row cosines, half sines. Of all layers, but where those with a window
+/// have an embedding of their own ([`ModelConfig::local_rope`]).
 #[must_use]
 pub fn turns(config: &ModelConfig, positions: usize) -> Vec<f32> {
     let rope = Rope::new(&config.rope);

@@ -1,19 +1,21 @@
 //! From logits to the next token.
 //!
-//! The steps, in the order of Hugging Face transformers: repetition penalty (Keskar et al. 2019, arXiv
-//! 1909.05858, section 4.1) → temperature → top-k → top-p (Holtzman et al. 2019, arXiv 1904.09751) → min-p
-//! (Nguyen et al. 2024, arXiv 2407.01082) → draw. Temperature 0 means greedy, and then the filters have no
-//! say (the most likely token passes all of them).
+//! The steps, in the order of Hugging Face transformers: repetition penalty (Keskar et al. 2019,
+//! arXiv 1909.05858, section 4.1) → temperature → top-k → top-p (Holtzman et al. 2019, arXiv
+//! 1904.09751) → min-p (Nguyen et al. 2024, arXiv 2407.01082) → draw. Temperature 0 means greedy,
+//! and then the filters have no say (the most likely token passes all of them).
 //!
-//! Fixed rules, so that one seed gives one text everywhere: equal logits are ordered by token number, the
-//! lower first; NaN counts as minus infinity; sums run in f64 in that order; the draw takes the top 53 bits
-//! of one ChaCha8 word; a nucleus is the shortest prefix whose probability reaches `top_p`. Where a logit is
-//! plus infinity, the first such token is taken.
+//! Fixed rules, so that one seed gives one text everywhere: equal logits are ordered by token
+//! number, the lower first; NaN counts as minus infinity; sums run in f64 in that order; the draw
+//! takes the top 53 bits of one ChaCha8 word; a nucleus is the shortest prefix whose probability
+//! reaches `top_p`. Where a logit is plus infinity, the first such token is taken.
 //!
-//! Cost: one pass over the vocabulary for the largest logit of every block, which bounds tell from blocks that may have
-//! candidates; where all tokens count, for a nucleus or because nothing is filtered, another one for sums of exponentials of blocks. Those are
-//! off by a bound that is known. Where a decision does not depend on the rest, it is the decision of exact sums; where it does, once in some
-//! thousand tokens at the most, the exact sums are made. So the token is that of the rules, always. Weights of candidates are exact.
+//! Cost: one pass over the vocabulary for the largest logit of every block, which bounds tell from
+//! blocks that may have candidates; where all tokens count, for a nucleus or because nothing is
+//! filtered, another one for sums of exponentials of blocks. Those are off by a bound that is
+//! known. Where a decision does not depend on the rest, it is the decision of exact sums; where it
+//! does, once in some thousand tokens at the most, the exact sums are made. So the token is that of
+//! the rules, always. Weights of candidates are exact.
 
 use fracbit_kernels::{Vectors, vectors::LOGITS};
 use rand_chacha::ChaCha8Rng;
@@ -34,7 +36,8 @@ pub struct SampleConfig {
     pub top_p: f32,
     /// Keep tokens at least this times as likely as the most likely one, in 0..=1; 0 keeps all.
     pub min_p: f32,
-    /// Divide positive and multiply negative logits of tokens already seen, positive; 1 leaves them.
+    /// Divide positive and multiply negative logits of tokens already seen, positive; 1 leaves
+    /// them.
     pub repetition_penalty: f32,
     /// Start of the random numbers.
     pub seed: u64,
@@ -85,7 +88,8 @@ struct Candidate {
     weight: f64, // exp((logit - top) / temperature)
 }
 
-/// How far nearly exact sums of weights may be from those of the rules, beside what rounding adds: terms are off by at most 3e-12.
+/// How far nearly exact sums of weights may be from those of the rules, beside what rounding adds:
+/// terms are off by at most 3e-12.
 const SLACK: f64 = 1e-11;
 /// The least that candidates for a nucleus are looked for below the top, in temperatures.
 const REACH: f64 = 4.0;
@@ -132,7 +136,8 @@ impl Sampler {
         })
     }
 
-    /// Takes sums with the kernels that `model` runs with, as every [`Generation`](crate::Generation) has it do: sooner, and the same tokens.
+    /// Takes sums with the kernels that `model` runs with, as every
+    /// [`Generation`](crate::Generation) has it do: sooner, and the same tokens.
     pub fn use_kernels_of(&mut self, model: &Model) {
         self.vectors = model.vectors;
     }
@@ -148,7 +153,8 @@ impl Sampler {
         self.rng = ChaCha8Rng::seed_from_u64(self.config.seed);
     }
 
-    /// Picks the next token from one row of logits; `history` is what the repetition penalty looks at.
+    /// Picks the next token from one row of logits; `history` is what the repetition penalty looks
+    /// at.
     ///
     /// # Errors
     /// [`Error::NoLogit`] when every logit is NaN or minus infinity, or there are none.
@@ -156,8 +162,8 @@ impl Sampler {
         self.penalize(logits, history, |this, logits| this.pick(logits, SLACK))
     }
 
-    /// The tokens that survive the filters, with their probabilities, as [`Sampler::sample`] would draw from.
-    /// Draws nothing.
+    /// The tokens that survive the filters, with their probabilities, as [`Sampler::sample`] would
+    /// draw from. Draws nothing.
     ///
     /// # Errors
     /// As for [`Sampler::sample`].
@@ -238,11 +244,13 @@ impl Sampler {
         tokens.find(|(_, logit)| **logit == top).expect("the block has it").0
     }
 
-    /// Makes the tokens that pass candidates, with their weights; `false` where all pass, which are not gathered.
+    /// Makes the tokens that pass candidates, with their weights; `false` where all pass, which are
+    /// not gathered.
     fn filter(&mut self, logits: &[f32], scale: Scale, slack: f64) -> bool {
         let SampleConfig { top_k, top_p, min_p, temperature, .. } = self.config;
         let min_p = f64::from(min_p);
-        // All at once, and without being touched: later candidates may be more, but need no memory of their own.
+        // All at once, and without being touched: later candidates may be more, but need no memory
+        // of their own.
         self.candidates.clear();
         self.candidates.reserve(logits.len());
         if top_k > 0 && top_k < logits.len() {
@@ -273,7 +281,8 @@ impl Sampler {
         true
     }
 
-    /// Makes the usable tokens candidates that `pass`, which a larger logit than one that does does, in the order of tokens.
+    /// Makes the usable tokens candidates that `pass`, which a larger logit than one that does
+    /// does, in the order of tokens.
     fn gather(&mut self, logits: &[f32], pass: impl Fn(f32) -> bool) {
         self.candidates.clear();
         for ((start, block), &peak) in (0..).step_by(LOGITS).zip(logits.chunks(LOGITS)).zip(&self.peaks) {
@@ -305,13 +314,14 @@ impl Sampler {
         if count < self.candidates.len() {
             self.candidates.select_nth_unstable_by(count - 1, by_logit);
             self.candidates.truncate(count);
-            // The selection leaves an order of its own; go back to the order of tokens, which sums run in.
+            // The selection leaves an order of its own; go back to the order of tokens, which sums
+            // run in.
             self.candidates.sort_unstable_by_key(|c| c.token);
         }
     }
 
-    /// Makes the nucleus candidates, most likely first, by bounds of the total weight of all `count` usable tokens. `None` where
-    /// it depends on what the total is between these.
+    /// Makes the nucleus candidates, most likely first, by bounds of the total weight of all
+    /// `count` usable tokens. `None` where it depends on what the total is between these.
     fn gather_nucleus(
         &mut self,
         logits: &[f32],
@@ -342,9 +352,11 @@ impl Sampler {
         (1.0 - f64::from(self.config.top_p)) / count * total
     }
 
-    /// Of candidates with all tokens of the nucleus among them keeps those, most likely first; see [`Self::gather_nucleus`].
+    /// Of candidates with all tokens of the nucleus among them keeps those, most likely first; see
+    /// [`Self::gather_nucleus`].
     ///
-    /// Tokens with probability below (1 - p)/n of n hold less than 1 - p together: none of them is in the nucleus.
+    /// Tokens with probability below (1 - p)/n of n hold less than 1 - p together: none of them is
+    /// in the nucleus.
     fn keep_nucleus(&mut self, total: std::ops::RangeInclusive<f64>, count: usize) -> Option<()> {
         let [low, high] = [*total.start(), *total.end()];
         let [surely_out, surely_in] = [low, high].map(|total| self.least(total, count));
@@ -367,7 +379,8 @@ impl Sampler {
         (low == high).then_some(())
     }
 
-    /// The sum of all weights, and how far from it the exact one may be; those of blocks go to `self.sums`.
+    /// The sum of all weights, and how far from it the exact one may be; those of blocks go to
+    /// `self.sums`.
     fn nearly_total(&mut self, logits: &[f32], scale: Scale, slack: f64) -> (f64, f64) {
         self.sums.clear();
         self.sums.resize(logits.len().div_ceil(LOGITS), 0.0);
@@ -380,8 +393,9 @@ impl Sampler {
         (total, (slack + rounding) * total)
     }
 
-    /// The token whose weight, added to those before it, is the first to exceed `aim`, by the sums of blocks; `None` where they are not exact enough to
-    /// tell. `margin` is what they, `aim` and what is drawn may each be off by.
+    /// The token whose weight, added to those before it, is the first to exceed `aim`, by the sums
+    /// of blocks; `None` where they are not exact enough to tell. `margin` is what they, `aim` and
+    /// what is drawn may each be off by.
     fn nearly_drawn(&self, logits: &[f32], scale: Scale, aim: f64, margin: f64) -> Option<u32> {
         let [least, most] = [aim - 3.0 * margin, aim + 3.0 * margin];
         let mut before = 0.0;
@@ -443,8 +457,8 @@ fn peak(values: &[f32]) -> f32 {
     rest.iter().chain(&most).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// The index of the largest value, the first of equals; NaN never wins. `None` when all are NaN or there are
-/// none.
+/// The index of the largest value, the first of equals; NaN never wins. `None` when all are NaN or
+/// there are none.
 #[must_use]
 pub fn argmax(values: &[f32]) -> Option<usize> {
     let mut best: Option<(usize, f32)> = None;

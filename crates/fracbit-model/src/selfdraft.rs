@@ -1,5 +1,6 @@
-//! Drafts that a nested model makes itself, with fewer planes than the step that checks them (self-speculative decoding; Zhang et al.
-//! 2023, "Draft & Verify", arXiv 2309.08168, there by leaving out layers).
+//! Drafts that a nested model makes itself, with fewer planes than the step that checks them
+//! (self-speculative decoding; Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168, there by
+//! leaving out layers).
 
 use std::time::Instant;
 
@@ -15,12 +16,13 @@ use crate::{Error, Model};
 pub struct Draft {
     /// What drafts read; a step that reads no more is not drafted for.
     pub precision: Precision,
-    /// Tokens of a draft, up to 7; `None`: as many as pay, by measured times and by how many were right.
+    /// Tokens of a draft, up to 7; `None`: as many as pay, by measured times and by how many were
+    /// right.
     pub length: Option<usize>,
 }
 
-/// Drafts of one text. Which tokens come depends on nothing here: a draft is only a guess of what the step that checks it
-/// will say.
+/// Drafts of one text. Which tokens come depends on nothing here: a draft is only a guess of what
+/// the step that checks it will say.
 #[derive(Debug)]
 pub struct SelfDrafter {
     draft: Draft,
@@ -46,8 +48,9 @@ impl SelfDrafter {
         self.pace.forget_times();
     }
 
-    /// Appends to `run`, which holds the last token of `text`, what the draft's planes would say next: at most `most` tokens. `state` holds
-    /// the text but its last token, and does so afterwards; the step that checks the draft writes these places of the cache anew.
+    /// Appends to `run`, which holds the last token of `text`, what the draft's planes would say
+    /// next: at most `most` tokens. `state` holds the text but its last token, and does so
+    /// afterwards; the step that checks the draft writes these places of the cache anew.
     ///
     /// # Errors
     /// As for [`Model::forward`] and [`Sampler::sample`].

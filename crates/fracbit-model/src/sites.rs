@@ -1,8 +1,8 @@
 //! Which rotations the runtime applies, and where.
 //!
-//! Two ways to make weights incoherent before quantization (QuIP#, Tseng et al. 2024, arXiv 2402.04396;
-//! folding after SliceGPT, Ashkboos et al. 2024, arXiv 2401.15024, and QuaRot, Ashkboos et al. 2024, arXiv
-//! 2404.00456), and none:
+//! Two ways to make weights incoherent before quantization (QuIP#, Tseng et al. 2024, arXiv
+//! 2402.04396; folding after SliceGPT, Ashkboos et al. 2024, arXiv 2401.15024, and QuaRot, Ashkboos
+//! et al. 2024, arXiv 2404.00456), and none:
 //!
 //! | mode | turned in the weights ([`crate::WeightSource`]) | left to the runtime (this module) |
 //! | --- | --- | --- |
@@ -10,20 +10,21 @@
 //! | `fold` | residual stream, V and O per head, norm gains | the input of down; with tied embeddings also the final gain, see below |
 //! | `online` | the input side of every linear, embedding rows | inputs of q/k/v, o, gate/up, down and the head: four per block; embedding rows turned back |
 //!
-//! **Tied embeddings, folded.** `E' = E R^T` serves as embedding and as head, but the head needs the gain g
-//! of the final norm, which is not a rotation and cannot enter a shared matrix. So the runtime turns the
-//! final hidden state back, applies g, and turns it again: `E' (R g∘(R^T n'))`, two O(h log h) steps per
-//! logit row instead of a second matrix of vocabulary × width.
+//! **Tied embeddings, folded.** `E' = E R^T` serves as embedding and as head, but the head needs
+//! the gain g of the final norm, which is not a rotation and cannot enter a shared matrix. So the
+//! runtime turns the final hidden state back, applies g, and turns it again: `E' (R g∘(R^T n'))`,
+//! two O(h log h) steps per logit row instead of a second matrix of vocabulary × width.
 //!
-//! **Norms behind attention and MLP** (Gemma 3), folded: their gains are no rotations either. So o and down stay as they are on the output side, and
-//! the runtime turns what leaves these norms into the basis of the residual stream: two transforms of its width per block and token.
+//! **Norms behind attention and MLP** (Gemma 3), folded: their gains are no rotations either. So o
+//! and down stay as they are on the output side, and the runtime turns what leaves these norms into
+//! the basis of the residual stream: two transforms of its width per block and token.
 //!
-//! **Cost** in `fold` otherwise: one transform of the intermediate width per block and token; `online` adds three of
-//! the model's width.
+//! **Cost** in `fold` otherwise: one transform of the intermediate width per block and token;
+//! `online` adds three of the model's width.
 //!
-//! Site numbers are part of the file format, since signs are drawn from (seed, site): 0 is the residual
-//! stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) + k with k = 0 for V/O
-//! heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
+//! Site numbers are part of the file format, since signs are drawn from (seed, site): 0 is the
+//! residual stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) + k
+//! with k = 0 for V/O heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
 
 use std::sync::Arc;
 
@@ -166,11 +167,12 @@ impl Sites {
         Ok(Self { mode, seed, embed_out, embed_divisors: None, layers, branch_out, head })
     }
 
-    /// The same with factors that the columns of a tied embedding were multiplied by: its rows are divided by them behind
-    /// [`Sites::embed_out`].
+    /// The same with factors that the columns of a tied embedding were multiplied by: its rows are
+    /// divided by them behind [`Sites::embed_out`].
     ///
     /// # Errors
-    /// [`Error::Shape`] unless there is one for each channel, and where embedding rows are not turned back.
+    /// [`Error::Shape`] unless there is one for each channel, and where embedding rows are not
+    /// turned back.
     pub fn with_embedding_divisors(self, divisors: Option<Vec<f32>>) -> Result<Self, Error> {
         if let Some(divisors) = &divisors {
             let width = self.embed_out.as_ref().map_or(0, Rotation::width);
@@ -249,8 +251,8 @@ impl Sites {
     }
 }
 
-/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a few rows, which are one task, without
-/// allocation.
+/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a few rows, which are
+/// one task, without allocation.
 pub(crate) fn apply(
     rotation: &Rotation,
     vectors: &Vectors,

@@ -1,11 +1,12 @@
 //! Smoothing: factors that move between the inputs of linear layers and their weights.
 //!
-//! `W x = (W diag(f)) (diag(f)^-1 x)` for any positive f. Rounding noise of a rotated matrix is spread over its
-//! channels evenly, so its effect is as `|W diag(f)|^2 |diag(f)^-1 x|^2`, which is least for
-//! `f_j^2 = rms(x_j) / rms(W_j)`: channels with large inputs get large weights (SmoothQuant, Xiao et al. 2022, arXiv
-//! 2211.10438, and AWQ, Lin et al. 2023, arXiv 2306.00978, scale so without a rotation). With f = g, the gain of the norm
-//! before, the gain itself is folded away; real models have channels hundreds of times larger than the rest that the gain
-//! suppresses, and there that is far from the best.
+//! `W x = (W diag(f)) (diag(f)^-1 x)` for any positive f. Rounding noise of a rotated matrix is
+//! spread over its channels evenly, so its effect is as `|W diag(f)|^2 |diag(f)^-1 x|^2`, which is
+//! least for `f_j^2 = rms(x_j) / rms(W_j)`: channels with large inputs get large weights
+//! (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, and AWQ, Lin et al. 2023, arXiv 2306.00978,
+//! scale so without a rotation). With f = g, the gain of the norm before, the gain itself is folded
+//! away; real models have channels hundreds of times larger than the rest that the gain suppresses,
+//! and there that is far from the best.
 //!
 //! The factors cost nothing while running. `diag(f)^-1` goes into what makes the input:
 //!
@@ -49,7 +50,8 @@ impl Place {
             .chain(std::iter::once(Self::Head))
     }
 
-    /// Factors that it has: one for each channel, of the attention's output one for each channel of the values.
+    /// Factors that it has: one for each channel, of the attention's output one for each channel of
+    /// the values.
     #[must_use]
     pub fn width(self, config: &ModelConfig) -> usize {
         match self {
@@ -64,14 +66,15 @@ impl Place {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Smoothing(BTreeMap<Place, Vec<f32>>);
 
-/// Channels whose input or weights are (almost) nothing get the factor of one this share of the largest.
+/// Channels whose input or weights are (almost) nothing get the factor of one this share of the
+/// largest.
 const LEAST: f64 = 1e-4;
 /// The largest factor over the smallest: what is stored in half precision keeps its digits.
 const SPAN: f32 = 1e4;
 
 impl Smoothing {
-    /// The factors of a place: square roots of `rms(x_j) / rms(W_j)`, scaled to a geometric mean of 1. `inputs` and `weights` are mean
-    /// squares of each channel.
+    /// The factors of a place: square roots of `rms(x_j) / rms(W_j)`, scaled to a geometric mean
+    /// of 1. `inputs` and `weights` are mean squares of each channel.
     ///
     /// # Panics
     /// When there are not as many of one as of the other.

@@ -1,8 +1,9 @@
 //! A checkpoint's weights in the form that is quantized or run: rotated, one matrix at a time.
 //!
-//! Holding one matrix is what bounds the memory of quantization: a source keeps nothing but the memory map
-//! and the norm gains it is asked for. With y = W x + b, a norm's gain g, and the orthogonal matrices R
-//! (residual stream), P (one head), D_i (input of down in block i), `fold` yields
+//! Holding one matrix is what bounds the memory of quantization: a source keeps nothing but the
+//! memory map and the norm gains it is asked for. With y = W x + b, a norm's gain g, and the
+//! orthogonal matrices R (residual stream), P (one head), D_i (input of down in block i), `fold`
+//! yields
 //!
 //! | matrix | weight | bias |
 //! | --- | --- | --- |
@@ -13,19 +14,23 @@
 //! | down | R W D_i^T | R b |
 //! | head | W diag(g_final) R^T | |
 //!
-//! and `online` yields W S^T with the rotation S of each linear's input. Norm gains are 1 after folding,
-//! except the final one of a tied model, which [`crate::sites`] applies. Why queries, keys and their norms
-//! stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate from its rule 3: tied
-//! embeddings stay one matrix.
+//! and `online` yields W S^T with the rotation S of each linear's input. Norm gains are 1 after
+//! folding, except the final one of a tied model, which [`crate::sites`] applies. Why queries, keys
+//! and their norms stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate
+//! from its rule 3: tied embeddings stay one matrix.
 //!
-//! Where norms follow attention and MLP ([`ModelConfig::post_norms`]), o and down have no R: see [`crate::sites`].
+//! Where norms follow attention and MLP ([`ModelConfig::post_norms`]), o and down have no R: see
+//! [`crate::sites`].
 //!
-//! Before that W, b and g are those of the graph, not always the stored ones: o and down, or the gains of the norms that follow them, are multiplied by
-//! [`ModelConfig::residual_factor`], the final gain by [`ModelConfig::logit_factor`], gains are stored less [`ModelConfig::gain_offset`], and where only the first channels of a head turn, the rows of q and k are put in the
-//! order that [`crate::turns`] counts planes in.
+//! Before that W, b and g are those of the graph, not always the stored ones: o and down, or the
+//! gains of the norms that follow them, are multiplied by [`ModelConfig::residual_factor`], the
+//! final gain by [`ModelConfig::logit_factor`], gains are stored less [`ModelConfig::gain_offset`],
+//! and where only the first channels of a head turn, the rows of q and k are put in the order that
+//! [`crate::turns`] counts planes in.
 //!
-//! Where there are experts, gate, up and down are those of all of them, one above the other, and R turns the output of each expert's down by itself. Their
-//! router reads what gate and up read, and is turned as they are.
+//! Where there are experts, gate, up and down are those of all of them, one above the other, and R
+//! turns the output of each expert's down by itself. Their router reads what gate and up read, and
+//! is turned as they are.
 //!
 //! P is shared by the heads of a block and drawn anew for each block.
 
@@ -70,8 +75,9 @@ pub struct WeightSource {
 }
 
 impl WeightSource {
-    /// Checks that every tensor the configuration asks for is stored with its shape, and that no stored bias
-    /// or norm would be ignored. Reads no weights. Fused tensors should be parted ([`Checkpoint::parted`]).
+    /// Checks that every tensor the configuration asks for is stored with its shape, and that no
+    /// stored bias or norm would be ignored. Reads no weights. Fused tensors should be parted
+    /// ([`Checkpoint::parted`]).
     ///
     /// # Errors
     /// [`Error::Io`] naming the tensor that is missing or has another shape, [`Error::Unexpected`],
@@ -92,8 +98,8 @@ impl WeightSource {
         Ok(Self { checkpoint, config, sites, residual, names, smoothing: Arc::default() })
     }
 
-    /// The same weights with the factors of `smoothing`: between norms and what reads them only where gains are not folded, and
-    /// without a rotation nowhere.
+    /// The same weights with the factors of `smoothing`: between norms and what reads them only
+    /// where gains are not folded, and without a rotation nowhere.
     ///
     /// # Panics
     /// When there is not one factor for each channel of a place.
@@ -129,7 +135,8 @@ impl WeightSource {
         }
     }
 
-    /// The factors of the columns of a matrix, its inputs being divided by them: a folded gain, or those of [`Smoothing`].
+    /// The factors of the columns of a matrix, its inputs being divided by them: a folded gain, or
+    /// those of [`Smoothing`].
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -177,7 +184,8 @@ impl WeightSource {
         linears.chain(FloatId::all(config).map(|id| id.weight_name()))
     }
 
-    /// Reads every weight once and checks that it is finite, so that work of hours does not end at the last matrix.
+    /// Reads every weight once and checks that it is finite, so that work of hours does not end at
+    /// the last matrix.
     ///
     /// # Errors
     /// [`Error::Io`] naming tensor, row and column.
@@ -196,8 +204,9 @@ impl WeightSource {
         Ok(())
     }
 
-    /// Stored tensors that are no part of the model, sorted: further blocks, other modalities. Rotary frequencies, which follow from
-    /// the configuration, are not among them, nor the second copy of a tied embedding.
+    /// Stored tensors that are no part of the model, sorted: further blocks, other modalities.
+    /// Rotary frequencies, which follow from the configuration, are not among them, nor the second
+    /// copy of a tied embedding.
     #[must_use]
     pub fn unused(&self) -> Vec<&str> {
         let used: HashSet<String> = self.tensors().chain([EMBED, HEAD].map(str::to_owned)).collect();
@@ -223,8 +232,8 @@ impl WeightSource {
         &self.sites
     }
 
-    /// The stored tensors of a matrix, one for each of its [pieces](LinearId::pieces); a tied embedding may be stored as
-    /// `lm_head.weight`.
+    /// The stored tensors of a matrix, one for each of its [pieces](LinearId::pieces); a tied
+    /// embedding may be stored as `lm_head.weight`.
     #[must_use]
     pub fn weight_names(&self, id: LinearId) -> Vec<String> {
         id.stored_names(&self.config, self.names)
@@ -260,7 +269,8 @@ impl WeightSource {
         Ok(Matrix { shape, data })
     }
 
-    /// How the stored rows of a matrix, and the entries of its bias, become those of the model before any rotation.
+    /// How the stored rows of a matrix, and the entries of its bias, become those of the model
+    /// before any rotation.
     pub(crate) fn change(&self, id: LinearId) -> Change {
         let (turn, head, pairs) = (self.config.rope.dim, self.config.head_dim, self.config.neighbours_turn);
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
@@ -356,8 +366,8 @@ impl WeightSource {
         Ok(Some(bias))
     }
 
-    /// A norm's gain, the stored one or ones where it was folded into its readers; or a router, rotated as the matrices that read
-    /// the same.
+    /// A norm's gain, the stored one or ones where it was folded into its readers; or a router,
+    /// rotated as the matrices that read the same.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -426,7 +436,8 @@ impl WeightSource {
         Ok(x)
     }
 
-    /// Turns embedding rows as [`WeightSource::linear`] yields them into rows of the residual stream.
+    /// Turns embedding rows as [`WeightSource::linear`] yields them into rows of the residual
+    /// stream.
     pub fn embedded(&self, rows: &mut [f32]) {
         if let Some(rotation) = &self.sites.embed_out {
             rotation.apply_rows_inverse(rows);
@@ -441,14 +452,16 @@ impl WeightSource {
         }
     }
 
-    /// Takes the second moments of what a linear reads, (inputs, inputs) row-major, from the basis of the checkpoint to that of
-    /// [`WeightSource::linear`]: if weights W become W A, the inputs x become A^-1 x and their moments H become A^-1 H A^-T.
+    /// Takes the second moments of what a linear reads, (inputs, inputs) row-major, from the basis
+    /// of the checkpoint to that of [`WeightSource::linear`]: if weights W become W A, the inputs x
+    /// become A^-1 x and their moments H become A^-1 H A^-T.
     ///
-    /// Channels whose folded gain is 0 have no weights left; their moments become 0. The moments of an embedding are those of
-    /// the head that it is tied to.
+    /// Channels whose folded gain is 0 have no weights left; their moments become 0. The moments of
+    /// an embedding are those of the head that it is tied to.
     ///
     /// # Errors
-    /// [`Error::UnknownLinear`], [`Error::Shape`] for another size, [`Error::Io`], [`Error::Rotation`].
+    /// [`Error::UnknownLinear`], [`Error::Shape`] for another size, [`Error::Io`],
+    /// [`Error::Rotation`].
     pub fn rotate_moments(&self, id: LinearId, moments: &mut [f32]) -> Result<(), Error> {
         self.check(id)?;
         let n = id.shape(&self.config).cols;
@@ -533,8 +546,8 @@ fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: Embedding
     Ok(())
 }
 
-/// W ← W S^T, or blockwise where S is narrower than a row: rows in parallel, each with the bits it would get
-/// alone.
+/// W ← W S^T, or blockwise where S is narrower than a row: rows in parallel, each with the bits it
+/// would get alone.
 fn rotate_input(rotation: &Rotation, data: &mut [f32]) {
     data.par_chunks_mut(64 * rotation.width()).for_each(|rows| rotation.apply_rows(rows));
 }

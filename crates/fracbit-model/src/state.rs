@@ -14,17 +14,19 @@ use crate::linear::LinearScratch;
 /// How to make a [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOptions {
-    /// Most tokens it can hold; `None`: the model's `max_position_embeddings`. More than that is allowed, at
-    /// the caller's judgement: the model was not trained for it. With `longrope` frequencies (Phi) a state that may hold more than
-    /// the original context takes those of long texts from its first token on.
+    /// Most tokens it can hold; `None`: the model's `max_position_embeddings`. More than that is
+    /// allowed, at the caller's judgement: the model was not trained for it. With `longrope`
+    /// frequencies (Phi) a state that may hold more than the original context takes those of long
+    /// texts from its first token on.
     pub context: Option<usize>,
     /// Element type of the cache.
     pub kv: KvType,
-    /// Tokens run together in prefill, at least 1: the more, the less weights have to be expanded or converted, and the less of what lies between
-    /// two layers stays in a cache. 256 suit packed weights, 512 dense ones.
+    /// Tokens run together in prefill, at least 1: the more, the less weights have to be expanded
+    /// or converted, and the less of what lies between two layers stays in a cache. 256 suit packed
+    /// weights, 512 dense ones.
     pub chunk: usize,
-    /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill, where that is faster: for statistics and
-    /// training, not for what is compared digit by digit.
+    /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill,
+    /// where that is faster: for statistics and training, not for what is compared digit by digit.
     pub coarse: bool,
     /// What is read of nested weights until [`State::set_precision`] says otherwise.
     pub precision: Precision,
@@ -46,7 +48,8 @@ pub struct State {
     pub(crate) scratch: Scratch,
     /// Of queries and keys of every head, where the cache wants them so.
     pub(crate) turn: Option<Rotation>,
-    /// Of all layers, or those without a window and those with one; where the model has large biases of keys.
+    /// Of all layers, or those without a window and those with one; where the model has large
+    /// biases of keys.
     pub(crate) angles: [Angles; 2],
     shape: StateShape,
     capacity: usize,
@@ -110,7 +113,8 @@ impl State {
         }
     }
 
-    /// Makes room for `tokens` more, up to the capacity, so that running them does not allocate cache.
+    /// Makes room for `tokens` more, up to the capacity, so that running them does not allocate
+    /// cache.
     ///
     /// # Errors
     /// [`Error::Memory`]; the state then holds what it held, and keeps the memory that it got.
@@ -148,7 +152,8 @@ impl State {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let pair = options.kv.pair_bytes(config.head_dim);
         let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
-        // For large biases of keys, which only the model knows: a table of all planes for every RoPE.
+        // For large biases of keys, which only the model knows: a table of all planes for every
+        // RoPE.
         let tables = match (options.kv.turns() && config.qkv_bias, &config.local_rope) {
             (false, _) => 0,
             (true, None) => 1,

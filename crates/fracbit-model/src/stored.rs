@@ -20,8 +20,9 @@ pub(crate) struct Change {
     pub(crate) order: Option<Order>,
 }
 
-/// How the rows of a head that turn are stored: all in front, in two halves or as pairs of neighbours. The runtime has them in front of each
-/// half of the head, those that stand still behind.
+/// How the rows of a head that turn are stored: all in front, in two halves or as pairs of
+/// neighbours. The runtime has them in front of each half of the head, those that stand still
+/// behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Order {
     /// Half of the rows that turn.
@@ -73,7 +74,8 @@ impl Change {
     }
 }
 
-/// A matrix left in the checkpoint: one tensor, or several of as many rows each, one above the other.
+/// A matrix left in the checkpoint: one tensor, or several of as many rows each, one above the
+/// other.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) checkpoint: Arc<Checkpoint>,
@@ -155,8 +157,8 @@ impl Stored {
     }
 }
 
-/// The inner product with a row of little-endian bf16, without a buffer: such a weight is the upper half of
-/// an f32.
+/// The inner product with a row of little-endian bf16, without a buffer: such a weight is the upper
+/// half of an f32.
 fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
     let (row, row_rest) = row.as_chunks::<{ 2 * LANES }>();
     let (x, x_rest) = x.as_chunks::<LANES>();

@@ -100,7 +100,8 @@ fn streaming_gives_the_model_and_moments_turn_with_the_weights() {
 /// An expert, its tokens and what it reads of each.
 type ExpertRows = (usize, Vec<Routed>, Vec<f32>);
 
-/// What the downs of experts read, times what their outputs are multiplied by, is what a block writes.
+/// What the downs of experts read, times what their outputs are multiplied by, is what a block
+/// writes.
 #[test]
 fn rows_of_experts_come_with_their_tokens_and_shares() {
     let mut mixtures = 0;

@@ -1,5 +1,5 @@
-//! The trained models beside the repository, where they are: numbers that a correct decoder gives on real
-//! text.
+//! The trained models beside the repository, where they are: numbers that a correct decoder gives
+//! on real text.
 
 #![expect(
     clippy::unwrap_used,
@@ -120,8 +120,9 @@ fn tinystories_656k_agrees_with_float64() {
     let (model, tokenizer) = load(&dir, RotationMode::None);
     let stories: Vec<String> =
         text.split("<|endoftext|>").take(12).map(|s| s.trim().replace("\n\n", "\n")).collect();
-    // Trained on BOS, then the story without the leading U+2581 that its tokenizer file asks for. Both values
-    // by the plain float64 implementation in tests/reference, with a tokenizer written for that comparison.
+    // Trained on BOS, then the story without the leading U+2581 that its tokenizer file asks for.
+    // Both values by the plain float64 implementation in tests/reference, with a tokenizer written
+    // for that comparison.
     for (prefix_space, want) in [(PrefixSpace::Drop, 2.722_79), (PrefixSpace::Keep, 2.845_50)] {
         let options = EncodeOptions { bos: Bos::Always, prefix_space };
         let windows: Vec<_> = stories.iter().map(|s| tokenizer.encode(s, options).unwrap()).collect();

@@ -23,7 +23,8 @@ const SHAPES: [(usize, usize, &str); 7] = [
     (33, 1071, "three pieces and a tail"),
     (200, 96, "several tasks"),
 ];
-/// Tokens: around the steps of the bodies, and on both sides of the largest number that counts as few.
+/// Tokens: around the steps of the bodies, and on both sides of the largest number that counts as
+/// few.
 const TOKENS: [usize; 10] = [2, 3, 4, 5, 7, 8, 31, 32, 33, 50];
 
 /// The name of an element type, and the bytes of the weights in it.
@@ -61,8 +62,8 @@ fn product(layer: &Linear, x: &[f32], tokens: usize) -> Vec<f32> {
     out
 }
 
-/// What the rounding errors of a sum of products may be together, in any order: n u / (1 - n u) times the sum of the magnitudes
-/// (Higham, Accuracy and Stability, section 3.1).
+/// What the rounding errors of a sum of products may be together, in any order: n u / (1 - n u)
+/// times the sum of the magnitudes (Higham, Accuracy and Stability, section 3.1).
 fn bound(weights: &[f32], x: &[f32]) -> f64 {
     let nu = weights.len() as f64 * f64::from(f32::EPSILON) / 2.0;
     let sum: f64 = weights.iter().zip(x).map(|(w, x)| (f64::from(*w) * f64::from(*x)).abs()).sum();

@@ -1,4 +1,5 @@
-//! The gradient for row factors against differences of the divergence, on every architecture and rotation.
+//! The gradient for row factors against differences of the divergence, on every architecture and
+//! rotation.
 
 #![expect(
     clippy::unwrap_used,
@@ -56,7 +57,8 @@ fn the_gradient_is_that_of_differences() {
         for (mode, all_active) in RotationMode::ALL.into_iter().flat_map(|m| [(m, true), (m, false)]) {
             let name = format!("{} {mode}, all experts: {all_active}", reference.name);
             let source = if all_active { reference.smooth(mode, 42) } else { reference.source(mode, 42) };
-            // With some of the experts the matrices behind the last choice are left, which have no part in it.
+            // With some of the experts the matrices behind the last choice are left, which have no
+            // part in it.
             let last = source.config().num_hidden_layers() - 1;
             let behind = |id: LinearId| match id {
                 LinearId::Layer(layer, which) => layer == last && which >= LayerLinear::Gate,

@@ -69,8 +69,9 @@ fn an_eight_bit_model_stays_close_to_the_original() {
                 let got = logits(&packed, &mut packed.state(&options), &r.tokens);
                 let (activations, all) = (relative(&got, &want), relative(&got, &exact));
                 eprintln!("{:12} {mode:?} chunk {chunk}: activations {activations:.4}, all {all:.4}", r.name);
-                // Integer activations alone, then with the weights' rounding: a few percent in these tiny models, most where norms bring
-                // what every layer writes, and its error, to the size of the residual stream, or a router weighs experts.
+                // Integer activations alone, then with the weights' rounding: a few percent in
+                // these tiny models, most where norms bring what every layer writes, and its error,
+                // to the size of the residual stream, or a router weighs experts.
                 let mixed = source.config().post_norms || source.config().experts.is_some();
                 let most = if mixed { 0.08 } else { 0.05 };
                 assert!(activations < most, "{} {mode:?}: {activations}", r.name);
@@ -233,7 +234,8 @@ fn banded_rows_are_those_of_their_bands() {
     assert!(Linear::banded(swapped, &band_of, None).is_err(), "bands of other sizes");
 }
 
-/// All tokens, the logits of each, and how the generation ended; then of a second one that goes on where the first stopped.
+/// All tokens, the logits of each, and how the generation ended; then of a second one that goes on
+/// where the first stopped.
 #[derive(Debug, PartialEq)]
 struct Told {
     tokens: Vec<u32>,

@@ -114,7 +114,8 @@ fn moments_follow_the_weights() {
                     let dot = |h: &[f32]| h.iter().zip(w).map(|(h, w)| f64::from(h * w)).sum::<f64>();
                     h.chunks(n).zip(w).map(|(h, w)| f64::from(*w) * dot(h)).sum()
                 };
-                // Rows of v and up, and those that write the stream, are mixed or scaled; these are of readers' inputs alone.
+                // Rows of v and up, and those that write the stream, are mixed or scaled; these are
+                // of readers' inputs alone.
                 if mode == RotationMode::Fold
                     && matches!(id, LinearId::Layer(_, LayerLinear::O | LayerLinear::Down))
                 {
@@ -263,7 +264,8 @@ fn integer_cache_stays_close() {
     each(|r| {
         let model = r.model(RotationMode::None);
         let mut before = 0.0;
-        // 12, 7 and some 3.5 bits of the largest number of a row; attention scores of standard deviation 2 let that grow by a small factor.
+        // 12, 7 and some 3.5 bits of the largest number of a row; attention scores of standard
+        // deviation 2 let that grow by a small factor.
         for (kv, most) in [(KvType::I16, 1e-3), (KvType::I8, 3e-2), (KvType::I6, 0.3), (KvType::I4, 0.5)] {
             let got = logits(&model, &mut model.state(&StateOptions { kv, ..F32 }), &r.tokens);
             let error = relative(&got, &r.logits);
@@ -278,8 +280,8 @@ fn integer_cache_stays_close() {
     });
 }
 
-/// The model with `more` added to the key biases of two planes in the first and last layer: to the first number of each, and taken
-/// from the second.
+/// The model with `more` added to the key biases of two planes in the first and last layer: to the
+/// first number of each, and taken from the second.
 fn with_key_bias(model: &Model, source: &WeightSource, planes: [usize; 2], more: f32) -> Model {
     let (mut out, config) = (model.clone(), source.config());
     for layer in [0, config.num_hidden_layers() - 1] {

@@ -1,6 +1,8 @@
-//! Errors of schemes with a scale for every 32 weights, beside scalar and vector codebooks at the same bits, on three sources.
+//! Errors of schemes with a scale for every 32 weights, beside scalar and vector codebooks at the
+//! same bits, on three sources.
 //!
-//! `cargo run --release -p fracbit-quant --example group_errors`: relative squared errors, all bits counted (16 for a scale).
+//! `cargo run --release -p fracbit-quant --example group_errors`: relative squared errors, all bits
+//! counted (16 for a scale).
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit_base::{Scheme, Shape};

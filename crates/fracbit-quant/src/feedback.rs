@@ -1,8 +1,8 @@
 //! Rounding with error feedback (block LDLQ; the algebra is in [`crate::hessian`]).
 //!
-//! Columns go from last to first. Feedback from finished columns reaches a block in two steps: once per
-//! buffer of 128 columns by one product over everything behind the buffer, and block by block within it. A strip of 64
-//! rows is independent of the others.
+//! Columns go from last to first. Feedback from finished columns reaches a block in two steps: once
+//! per buffer of 128 columns by one product over everything behind the buffer, and block by block
+//! within it. A strip of 64 rows is independent of the others.
 
 use crate::{
     hessian::{Feedback, Hessian, multiply},
@@ -36,7 +36,8 @@ struct Buffer {
 }
 
 impl Strip<'_> {
-    /// Codes the strip, re-fits its scales (row-major, one per group) and returns the squared error of every row.
+    /// Codes the strip, re-fits its scales (row-major, one per group) and returns the squared error
+    /// of every row.
     pub(crate) fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
         let n = self.band.cols;
         let rows = self.band.rows.len() / n;
@@ -66,7 +67,8 @@ impl Strip<'_> {
         self.band.errors(&decoded, scales)
     }
 
-    /// Rounds one column of tiles, block by block from its last, and passes its error on to the left within the buffer.
+    /// Rounds one column of tiles, block by block from its last, and passes its error on to the
+    /// left within the buffer.
     fn column(
         &self,
         across: usize,
@@ -88,7 +90,8 @@ impl Strip<'_> {
         let mut end = last;
         while end > first {
             let start = (end - 1) / self.block * self.block;
-            // Columns behind `end` keep the targets that they were rounded from, and so their codes.
+            // Columns behind `end` keep the targets that they were rounded from, and so their
+            // codes.
             for r in 0..rows {
                 let scale = self.band.scale(scales, r, first);
                 if scale > 0.0 {
@@ -123,7 +126,8 @@ impl Strip<'_> {
         }
     }
 
-    /// Scales of least `(w - w') H (w - w')^T` for the given codes, by turns where a row has several.
+    /// Scales of least `(w - w') H (w - w')^T` for the given codes, by turns where a row has
+    /// several.
     fn refit(&self, decoded: &[f32], scales: &mut [f16]) {
         let Band { rows, cols: n, group, gain, .. } = *self.band;
         let groups = self.band.groups();

@@ -1,9 +1,11 @@
-//! Schemes whose groups of columns have a scale each: scale, codebook and codes of a group are found together.
+//! Schemes whose groups of columns have a scale each: scale, codebook and codes of a group are
+//! found together.
 //!
-//! With moments of the inputs, groups go from last to first. The scale of a group is the one of least error for its targets, `W + (W -
-//! W') (L - 1)` over the columns behind it, each weighted by what its error costs once all columns before it have made up for what
-//! they can (its entry of D); then its columns are rounded one by one, each with the error of those behind it (LDLQ in blocks of one
-//! column; the algebra is in [`crate::hessian`]).
+//! With moments of the inputs, groups go from last to first. The scale of a group is the one of
+//! least error for its targets, `W + (W - W') (L - 1)` over the columns behind it, each weighted by
+//! what its error costs once all columns before it have made up for what they can (its entry of D);
+//! then its columns are rounded one by one, each with the error of those behind it (LDLQ in blocks
+//! of one column; the algebra is in [`crate::hessian`]).
 
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
@@ -120,7 +122,8 @@ impl Band<'_> {
         }
     }
 
-    /// Codes the groups from last to first, each for what the columns behind it leave to make up for.
+    /// Codes the groups from last to first, each for what the columns behind it leave to make up
+    /// for.
     fn with_feedback(
         &self,
         rows: &[f32],

@@ -1,15 +1,16 @@
 //! Second moments of a layer's inputs, and the feedback that follows from them.
 //!
-//! For inputs x and a weight error E = W - W', the mean squared error of the layer's output is
-//! `E|E x|^2 = tr(E H E^T)` with `H = E[x x^T]`. Factor `H = L D L^T`, L unit lower triangular in blocks of `b` columns, D
-//! block diagonal. Then the loss is `tr((E L) D (E L)^T)`, and block K of `E L` is `E_K + sum_(J > K) E_J L_JK`: going from
-//! the last block to the first, the target `W_K + sum_(J > K) E_J L_JK` leaves nothing of `(E L)_K` but the rounding
-//! error of block K itself. That is block LDLQ (QuIP#, Tseng et al. 2024, arXiv 2402.04396, section 4; for b = 1 it is GPTQ,
+//! For inputs x and a weight error E = W - W', the mean squared error of the layer's output is `E|E
+//! x|^2 = tr(E H E^T)` with `H = E[x x^T]`. Factor `H = L D L^T`, L unit lower triangular in blocks
+//! of `b` columns, D block diagonal. Then the loss is `tr((E L) D (E L)^T)`, and block K of `E L`
+//! is `E_K + sum_(J > K) E_J L_JK`: going from the last block to the first, the target `W_K +
+//! sum_(J > K) E_J L_JK` leaves nothing of `(E L)_K` but the rounding error of block K itself. That
+//! is block LDLQ (QuIP#, Tseng et al. 2024, arXiv 2402.04396, section 4; for b = 1 it is GPTQ,
 //! Frantar et al. 2022, arXiv 2210.17323).
 //!
-//! H of few or correlated inputs is singular. A share of the mean of its diagonal is added to the diagonal before
-//! factoring, and tenfold more as often as a pivot still fails. Channels that were never active have no correlation
-//! with others: their columns are rounded as without feedback.
+//! H of few or correlated inputs is singular. A share of the mean of its diagonal is added to the
+//! diagonal before factoring, and tenfold more as often as a pivot still fails. Channels that were
+//! never active have no correlation with others: their columns are rounded as without feedback.
 
 use crate::QuantError;
 use fracbit_base::ShapeError;
@@ -19,8 +20,9 @@ use std::{ops::Range, sync::OnceLock};
 
 /// Share of the mean diagonal that is added to the diagonal (QuIP# and Q-Palette use 0.01).
 pub const DAMPING: f64 = 0.01;
-/// Damping for each channel that one input stands for: what few inputs say of the correlations of many channels is noise, and feedback would move
-/// errors to where these few happened not to see them. Chosen on calibration text (`docs/quality.md`).
+/// Damping for each channel that one input stands for: what few inputs say of the correlations of
+/// many channels is noise, and feedback would move errors to where these few happened not to see
+/// them. Chosen on calibration text (`docs/quality.md`).
 const SPARSE: f64 = 2.0;
 /// Damping above which a matrix counts as broken rather than deficient.
 const MAX_DAMPING: f64 = 1e4;
@@ -44,7 +46,8 @@ const FACTORED: [usize; 3] = [1, 2, 16];
 pub(crate) struct Feedback {
     /// Row-major (n, n); entries on and above the block diagonal are not used.
     pub(crate) lower: Vec<f32>,
-    /// What an error of each column costs beyond what the columns before it make up for: the diagonal of D in units of its mean.
+    /// What an error of each column costs beyond what the columns before it make up for: the
+    /// diagonal of D in units of its mean.
     pub(crate) importance: Vec<f32>,
     damping: f64,
     left: f64,
@@ -70,7 +73,8 @@ impl Hessian {
         Self { damping, factors: Default::default(), ..self }
     }
 
-    /// The same moments as the means of so many inputs: the fewer these are for a channel, the more damping.
+    /// The same moments as the means of so many inputs: the fewer these are for a channel, the more
+    /// damping.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub fn of_rows(self, rows: u64) -> Self {
@@ -110,8 +114,8 @@ impl Hessian {
         Ok(self.feedback(block)?.damping)
     }
 
-    /// What feedback in blocks of `block` leaves of the loss of white rounding errors, `tr D / tr H` (with the damping in both): 1 where
-    /// inputs are uncorrelated.
+    /// What feedback in blocks of `block` leaves of the loss of white rounding errors, `tr D / tr
+    /// H` (with the damping in both): 1 where inputs are uncorrelated.
     ///
     /// # Errors
     /// As for [`quantize_with`](crate::quantize_with).
@@ -184,7 +188,8 @@ impl Hessian {
         }
     }
 
-    /// Mean of the diagonal; 1 for an input that is always zero, where any positive diagonal gives L = 1.
+    /// Mean of the diagonal; 1 for an input that is always zero, where any positive diagonal gives
+    /// L = 1.
     fn mean(&self) -> f64 {
         let n = self.n;
         #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
@@ -192,8 +197,8 @@ impl Hessian {
         if mean > 0.0 { mean } else { 1.0 }
     }
 
-    /// `B (H + damping)^-1` of a row-major (rows, n) matrix: for B = `E[e x^T]` the weights that predict e from inputs x with least
-    /// squared error, shrunk by the damping.
+    /// `B (H + damping)^-1` of a row-major (rows, n) matrix: for B = `E[e x^T]` the weights that
+    /// predict e from inputs x with least squared error, shrunk by the damping.
     ///
     /// # Errors
     /// When the length is not whole rows or the moments cannot be factored.
@@ -214,11 +219,13 @@ impl Hessian {
     }
 }
 
-/// Rows that are solved for together: fixed, so that results do not depend on the number of threads.
+/// Rows that are solved for together: fixed, so that results do not depend on the number of
+/// threads.
 const SOLVED: usize = 128;
 
-/// `X <- X (C C^T)^-1` for rows X of n and a lower triangular C, (n, n): Y C^T = X panel by panel of columns, then X C = Y from the last panel
-/// to the first. All but the diagonal blocks are products.
+/// `X <- X (C C^T)^-1` for rows X of n and a lower triangular C, (n, n): Y C^T = X panel by panel
+/// of columns, then X C = Y from the last panel to the first. All but the diagonal blocks are
+/// products.
 fn substitute(c: &[f64], n: usize, x: &mut [f64]) {
     let rows = x.len() / n;
     let mut panel = vec![0.0; rows * PANEL];
@@ -274,7 +281,8 @@ fn substitute(c: &[f64], n: usize, x: &mut [f64]) {
     }
 }
 
-/// `out += alpha x b^T` for row-major x, (m, k), and b, (n, k), each with its row length, and a dense out, (m, n).
+/// `out += alpha x b^T` for row-major x, (m, k), and b, (n, k), each with its row length, and a
+/// dense out, (m, n).
 fn multiply_transposed(
     alpha: f64,
     x: &[f64],
@@ -312,7 +320,8 @@ pub fn add_product(a: &[f32], b: &[f32], n: usize, out: &mut [f32]) {
     strips.for_each(|(a, out)| multiply(1.0, a, n, b, n, (a.len() / n, n, n), 1.0, out, n));
 }
 
-/// `out = alpha x b + beta out` for row-major blocks of sizes (m, k) x (k, n), each with its row length.
+/// `out = alpha x b + beta out` for row-major blocks of sizes (m, k) x (k, n), each with its row
+/// length.
 #[expect(clippy::too_many_arguments, reason = "the operands of one product, named at every call")]
 pub(crate) fn multiply<T: ndarray::LinalgScalar>(
     alpha: T,
@@ -335,8 +344,8 @@ pub(crate) fn multiply<T: ndarray::LinalgScalar>(
     general_mat_mul(alpha, &view(x, m, k, x_stride), &view(b, k, n, b_stride), beta, &mut out);
 }
 
-/// Replaces the lower triangle of a row-major (n, n) matrix by its Cholesky factor; false when a pivot is not positive.
-/// Right-looking, in panels; only the lower triangle is read.
+/// Replaces the lower triangle of a row-major (n, n) matrix by its Cholesky factor; false when a
+/// pivot is not positive. Right-looking, in panels; only the lower triangle is read.
 fn cholesky(a: &mut [f64], n: usize) -> bool {
     for first in (0..n).step_by(PANEL) {
         let width = PANEL.min(n - first);

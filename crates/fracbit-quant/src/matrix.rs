@@ -1,13 +1,15 @@
 //! Regularize, round and pack one matrix.
 //!
-//! With rotation the rows of a matrix are close to Gaussian, and one scale per row suffices (Q-Palette, section
-//! 3.1; the scale is the row's root mean square, because codebooks are made for unit variance). Without rotation
-//! groups of columns get their own scale (Q-Palette, G.2.4: 64 columns).
+//! With rotation the rows of a matrix are close to Gaussian, and one scale per row suffices
+//! (Q-Palette, section 3.1; the scale is the row's root mean square, because codebooks are made for
+//! unit variance). Without rotation groups of columns get their own scale (Q-Palette, G.2.4: 64
+//! columns).
 //!
-//! After rounding every scale is re-fitted in closed form: `s = <w, q> / <q, q>` minimises `|w - s q|^2` over the
-//! decoded integers `q`. With second moments H of the inputs, columns are rounded one block at a time with error feedback
-//! ([`crate::hessian`]), and scales minimise `(w - s q) H (w - s q)^T`. Scales are f16 relative to a power-of-two gain common to the matrix, which keeps them in
-//! f16's normal range whatever the magnitude of the weights.
+//! After rounding every scale is re-fitted in closed form: `s = <w, q> / <q, q>` minimises `|w - s
+//! q|^2` over the decoded integers `q`. With second moments H of the inputs, columns are rounded
+//! one block at a time with error feedback ([`crate::hessian`]), and scales minimise `(w - s q) H
+//! (w - s q)^T`. Scales are f16 relative to a power-of-two gain common to the matrix, which keeps
+//! them in f16's normal range whatever the magnitude of the weights.
 
 use crate::{
     feedback::Strip,
@@ -24,13 +26,14 @@ use half::f16;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search for codes takes; `feedback`: with
-/// moments of the inputs.
+/// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search
+/// for codes takes; `feedback`: with moments of the inputs.
 #[must_use]
 pub fn working_memory(grouping: Grouping, cols: usize, feedback: bool) -> Bytes {
     let (n, groups) = (cols as u64, grouping.groups(cols) as u64);
     let rows = if feedback { STRIP } else { TILE_ROWS } as u64;
-    // Regularized or finished errors, and decoded; with feedback also their image under the moments, and what couples the scales.
+    // Regularized or finished errors, and decoded; with feedback also their image under the
+    // moments, and what couples the scales.
     Bytes(if feedback { rows * (3 * 4 * n + 8 * groups * (groups + 1)) } else { rows * 2 * 4 * n })
 }
 
@@ -111,12 +114,12 @@ impl Quantized {
 
 /// Quantizes a row-major matrix of `shape` with `scheme`.
 ///
-/// `progress` is told the number of weights after every row of tiles, from any thread. The result does not depend
-/// on the number of threads. Rows of zeros keep a zero scale.
+/// `progress` is told the number of weights after every row of tiles, from any thread. The result
+/// does not depend on the number of threads. Rows of zeros keep a zero scale.
 ///
 /// # Errors
-/// When `weights` is not `shape.len()` long, a group is not a positive multiple of 16, a weight is not finite, or
-/// the scheme has no built-in codebook.
+/// When `weights` is not `shape.len()` long, a group is not a positive multiple of 16, a weight is
+/// not finite, or the scheme has no built-in codebook.
 pub fn quantize(
     weights: &[f32],
     shape: Shape,
@@ -131,8 +134,9 @@ pub fn quantize(
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounding<'a> {
-    /// Second moments of the inputs, if known: least error of the layer's output instead of its weights. Several are of as many equal parts of the
-    /// rows: experts one above the other, each with inputs of its own.
+    /// Second moments of the inputs, if known: least error of the layer's output instead of its
+    /// weights. Several are of as many equal parts of the rows: experts one above the other, each
+    /// with inputs of its own.
     pub moments: &'a [Hessian],
     /// What rounds tiles.
     pub rounders: &'a Rounders,
@@ -150,12 +154,13 @@ impl<'a> Rounding<'a> {
 
 /// [`quantize`] with moments of the inputs or other tables.
 ///
-/// With the identity as moments the result is that of none, bit for bit. Moments, like weights, are those
-/// after rotation. Takes the memory of moments three times while it factors them, and keeps one factor.
+/// With the identity as moments the result is that of none, bit for bit. Moments, like weights, are
+/// those after rotation. Takes the memory of moments three times while it factors them, and keeps
+/// one factor.
 ///
 /// # Errors
-/// As for [`quantize`]; also when the moments are not of `shape.cols` channels or cannot be factored, or several are not of as many equal parts of
-/// whole tiles.
+/// As for [`quantize`]; also when the moments are not of `shape.cols` channels or cannot be
+/// factored, or several are not of as many equal parts of whole tiles.
 pub fn quantize_with(
     weights: &[f32],
     shape: Shape,
@@ -198,8 +203,8 @@ pub fn quantize_with(
     plane(weights, shape, scheme, grouping, &rounding, 1.0, progress)
 }
 
-/// [`quantize_with`] of what was checked, for a scheme of one plane and one scale a row or wide group; with moments `share` of every error
-/// is passed on.
+/// [`quantize_with`] of what was checked, for a scheme of one plane and one scale a row or wide
+/// group; with moments `share` of every error is passed on.
 fn plane(
     weights: &[f32],
     shape: Shape,
@@ -266,13 +271,15 @@ fn plane(
 
 /// How much of its errors a plane that others follow passes on to the columns before.
 ///
-/// Feedback turns errors to where inputs are small, and makes them larger; the next plane has to code them as they are. With all of
-/// it the base is best and all planes together lose 1.0 to 1.9 dB, with none of it they lose nothing and the base 4.6 to 7.5 dB; with
-/// this the base loses .2 dB and all together .4 to .9 dB (docs/quality.md, on moments of a real model).
+/// Feedback turns errors to where inputs are small, and makes them larger; the next plane has to
+/// code them as they are. With all of it the base is best and all planes together lose .8 to 1.9
+/// dB, with none of it they lose nothing and the base 4.6 to 7.5 dB; with this the base loses .2 dB
+/// and all together .4 to .9 dB (docs/quality.md, on moments of a real model).
 const SHARE: f32 = 0.75;
 
-/// Quantizes plane after plane, each what those before leave. Without moments the base is what its own scheme makes of the matrix,
-/// bit for bit; with moments every plane is rounded with feedback of the error that is left then.
+/// Quantizes plane after plane, each what those before leave. Without moments the base is what its
+/// own scheme makes of the matrix, bit for bit; with moments every plane is rounded with feedback
+/// of the error that is left then.
 fn nested(
     weights: &[f32],
     shape: Shape,
@@ -325,8 +332,8 @@ pub(crate) struct Band<'a> {
 }
 
 impl Band<'_> {
-    /// Codes a band of one row of tiles, re-fits its scales (row-major, one per group) and returns the squared error
-    /// of every row.
+    /// Codes a band of one row of tiles, re-fits its scales (row-major, one per group) and returns
+    /// the squared error of every row.
     fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
         for &(segment, rounder) in coders {
             let tiles: Vec<[f32; TILE]> =
@@ -370,7 +377,8 @@ impl Band<'_> {
         scales[r * self.groups() + c / self.group].to_f32() * self.gain
     }
 
-    /// Tile column `across` of `rows`, up to 16 rows, regularized to unit variance and padded with zeros.
+    /// Tile column `across` of `rows`, up to 16 rows, regularized to unit variance and padded with
+    /// zeros.
     fn tile(&self, across: usize, rows: &[f32], scales: &[f16]) -> [f32; TILE] {
         let mut tile = [0.0; TILE];
         let first = across * TILE_COLS;
@@ -420,8 +428,8 @@ fn root_mean_square(values: &[f32]) -> f32 {
     }
 }
 
-/// The least power of two that is not below `x`, 1 for zero; from 2^-120 to 2^120. From the bits: a logarithm rounds numbers just above a
-/// power down to it, and not in every library.
+/// The least power of two that is not below `x`, 1 for zero; from 2^-120 to 2^120. From the bits: a
+/// logarithm rounds numbers just above a power down to it, and not in every library.
 pub(crate) fn power_of_two_at_least(x: f32) -> f32 {
     const FRACTION: u32 = 1 << 23;
     if x > 0.0 {
@@ -432,14 +440,15 @@ pub(crate) fn power_of_two_at_least(x: f32) -> f32 {
     }
 }
 
-/// `x` in half precision, by way of single precision: `f16::from_f64` rounds twice on x86-64 and once elsewhere, and a model
-/// has the same bytes wherever it was made.
+/// `x` in half precision, by way of single precision: `f16::from_f64` rounds twice on x86-64 and
+/// once elsewhere, and a model has the same bytes wherever it was made.
 #[expect(clippy::cast_possible_truncation, reason = "rounds")]
 pub(crate) fn nearest_half(x: f64) -> f16 {
     f16::from_f32(x as f32)
 }
 
-/// Least-squares scale of `weights ~ gain * scale * units`, or the old one when rounding left nothing to fit.
+/// Least-squares scale of `weights ~ gain * scale * units`, or the old one when rounding left
+/// nothing to fit.
 fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
     let (mut dot, mut square) = (0.0f64, 0.0f64);
     for (&w, &q) in weights.iter().zip(units) {

@@ -17,8 +17,9 @@ const PANEL: usize = 128;
 
 /// Second moments being collected: the lower triangle of `sum x x^T`.
 ///
-/// Rows are summed 256 at a time in f32 and these sums in f64, so that the relative error stays near 256 units of f32's last
-/// place whatever the number of rows. The result depends on the order of rows and on how calls cut them, not on threads.
+/// Rows are summed 256 at a time in f32 and these sums in f64, so that the relative error stays
+/// near 256 units of f32's last place whatever the number of rows. The result depends on the order
+/// of rows and on how calls cut them, not on threads.
 #[derive(Clone, Debug)]
 pub struct Moments {
     n: usize,
@@ -53,7 +54,8 @@ impl Moments {
         with_crew(|crew| self.add_on(crew, &Vectors::scalar(), x))
     }
 
-    /// [`Moments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has such products.
+    /// [`Moments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has
+    /// such products.
     ///
     /// # Errors
     /// As for [`Moments::add`].
@@ -69,7 +71,8 @@ impl Moments {
         Ok(())
     }
 
-    /// The means, as the lower triangle row by row: n (n + 1) / 2 entries; zeros when there were no rows.
+    /// The means, as the lower triangle row by row: n (n + 1) / 2 entries; zeros when there were no
+    /// rows.
     #[must_use]
     pub fn triangle(&self) -> Vec<f32> {
         #[expect(clippy::cast_precision_loss, reason = "row counts are far below 2^53")]
@@ -83,7 +86,8 @@ impl Moments {
     }
 }
 
-/// Cross moments being collected: `sum e x^T` of m channels with n others, summed up as [`Moments`] are.
+/// Cross moments being collected: `sum e x^T` of m channels with n others, summed up as [`Moments`]
+/// are.
 #[derive(Clone, Debug)]
 pub struct CrossMoments {
     m: usize,
@@ -113,7 +117,8 @@ impl CrossMoments {
         with_crew(|crew| self.add_on(crew, &Vectors::scalar(), e, x))
     }
 
-    /// [`CrossMoments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has such products.
+    /// [`CrossMoments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors`
+    /// has such products.
     ///
     /// # Errors
     /// As for [`CrossMoments::add`].
@@ -145,7 +150,8 @@ impl CrossMoments {
     }
 }
 
-/// `sums += e^T x` for `e`, (rows, m), and `x`, (rows, n); of some rows of the sums only the first columns, as many as `columns` says.
+/// `sums += e^T x` for `e`, (rows, m), and `x`, (rows, n); of some rows of the sums only the first
+/// columns, as many as `columns` says.
 fn add_products(
     crew: &Crew<'_>,
     vectors: &Vectors,

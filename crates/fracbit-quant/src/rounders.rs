@@ -10,12 +10,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Builds rounders elsewhere than on the processor; `None` leaves a scheme to the processor. They should give the bytes of the
-/// processor's exact ones.
+/// Builds rounders elsewhere than on the processor; `None` leaves a scheme to the processor. They
+/// should give the bytes of the processor's exact ones.
 pub type Provider = Box<dyn Fn(Scheme) -> Option<Box<dyn Rounder>> + Send + Sync>;
 
-/// Rounders of one effort. Each is built when it is first asked for and kept as long as this value or a clone of it, which shares
-/// them: a trellis rounder owns tables of a few hundred kilobytes.
+/// Rounders of one effort. Each is built when it is first asked for and kept as long as this value
+/// or a clone of it, which shares them: a trellis rounder owns tables of a few hundred kilobytes.
 #[derive(Clone, Default)]
 pub struct Rounders(Arc<Shared>);
 
@@ -45,8 +45,9 @@ impl Rounders {
         self.0.effort
     }
 
-    /// The rounder of a scheme; `None` for one of several [components](Scheme::components), which uses their rounders, for schemes
-    /// whose groups have a scale each (their scale and codes are found together), and for a scheme without a built-in codebook.
+    /// The rounder of a scheme; `None` for one of several [components](Scheme::components), which
+    /// uses their rounders, for schemes whose groups have a scale each (their scale and codes are
+    /// found together), and for a scheme without a built-in codebook.
     #[must_use]
     pub fn get(&self, scheme: Scheme) -> Option<Arc<dyn Rounder>> {
         let Shared { effort, provider, built } = &*self.0;
@@ -75,7 +76,8 @@ pub fn has_efforts(scheme: Scheme) -> bool {
     scheme.code().is_some()
 }
 
-/// The built-in codebook of a scheme, without building its rounder; `None` as for [`Rounders::get`].
+/// The built-in codebook of a scheme, without building its rounder; `None` as for
+/// [`Rounders::get`].
 #[must_use]
 pub fn codebook(scheme: Scheme) -> Option<&'static Codebook> {
     fracbit_codebook::builtin(scheme).or_else(|| fracbit_trellis::builtin(scheme))

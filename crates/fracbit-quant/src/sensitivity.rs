@@ -1,19 +1,22 @@
 //! How much the loss of a model rises when one layer gets noisy.
 //!
-//! The linearity theorem (HIGGS; Q-Palette, section 3 and appendix E) says that for small relative errors
-//! `t_l^2 = |W_l - W'_l|^2 / |W_l|^2` the loss rises by `sum_l a_l t_l^2`. The coefficient of a layer is measured
-//! by adding Gaussian noise of known `t` to it alone and fitting the rise. This module holds the arithmetic: the
-//! noise levels, the noise, the fit; running the model is the caller's business.
+//! The linearity theorem (HIGGS; Q-Palette, section 3 and appendix E) says that for small relative
+//! errors `t_l^2 = |W_l - W'_l|^2 / |W_l|^2` the loss rises by `sum_l a_l t_l^2`. The coefficient
+//! of a layer is measured by adding Gaussian noise of known `t` to it alone and fitting the rise.
+//! This module holds the arithmetic: the noise levels, the noise, the fit; running the model is the
+//! caller's business.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// The 16 relative noise levels `t = i / 16` of the HIGGS protocol are spread evenly below this one.
+/// The 16 relative noise levels `t = i / 16` of the HIGGS protocol are spread evenly below this
+/// one.
 ///
-/// The papers go up to 1; at such levels the loss is far from linear in `t^2`, so we stop where the coarsest
-/// palette entry stands (one bit per weight has `t^2 = 0.28`) and spread the levels evenly in `t`.
+/// The papers go up to 1; at such levels the loss is far from linear in `t^2`, so we stop where the
+/// coarsest palette entry stands (one bit per weight has `t^2 = 0.28`) and spread the levels evenly
+/// in `t`.
 pub const MAX_NOISE: f64 = 0.53;
 
 /// Relative noise levels `t` of a measurement with `count` levels, ascending.
@@ -23,11 +26,13 @@ pub fn noise_levels(count: usize) -> Vec<f64> {
     (1..=count).map(|i| MAX_NOISE * i as f64 / count as f64).collect()
 }
 
-/// Standard deviations of the rows of noise whose expected `|W - W'|^2` is `|W|^2`, for a row-major matrix of `cols` columns: each row gets noise
-/// as large as it is, as codes with a scale for each row do; where `turned`, all the same, for a rotation will mix the rows.
+/// Standard deviations of the rows of noise whose expected `|W - W'|^2` is `|W|^2`, for a row-major
+/// matrix of `cols` columns: each row gets noise as large as it is, as codes with a scale for each
+/// row do; where `turned`, all the same, for a rotation will mix the rows.
 ///
-/// With `gain` (one number per column) norms are those of `W diag(gain)`: the noise is white in the matrix that results from folding
-/// a norm's gain into it, and so stays white under any rotation of its columns.
+/// With `gain` (one number per column) norms are those of `W diag(gain)`: the noise is white in the
+/// matrix that results from folding a norm's gain into it, and so stays white under any rotation of
+/// its columns.
 ///
 /// # Panics
 /// When `gain` is not `cols` long.
@@ -48,8 +53,8 @@ pub fn deviations(weights: &[f32], cols: usize, gain: Option<&[f32]>, turned: bo
     squares.iter().map(of).collect()
 }
 
-/// Adds seeded Gaussian noise to a row-major matrix, `t` times the [`deviations`] of its rows, and divided by the `gain` of columns. Columns of
-/// zero gain vanish by folding and get no noise.
+/// Adds seeded Gaussian noise to a row-major matrix, `t` times the [`deviations`] of its rows, and
+/// divided by the `gain` of columns. Columns of zero gain vanish by folding and get no noise.
 ///
 /// # Panics
 /// When there is not one deviation for each row, or one gain for each column.

@@ -60,8 +60,8 @@ fn decaying(n: usize, decay: f64, seed: u64) -> Vec<f32> {
     (0..n * n).map(|at| ((h[at] + h[at % n * n + at / n]) / 2.0) as f32).collect()
 }
 
-/// Diagonal blocks of D in `H + damping = L D L^T`, by plain elimination from the last column: their trace is the loss per unit of
-/// white rounding error.
+/// Diagonal blocks of D in `H + damping = L D L^T`, by plain elimination from the last column:
+/// their trace is the loss per unit of white rounding error.
 fn trace_of_d(h: &[f32], n: usize, block: usize, damping: f64) -> f64 {
     let mean = (0..n).map(|i| f64::from(h[i * n + i])).sum::<f64>() / n as f64;
     let mut a: Vec<f64> = h.iter().map(|&v| f64::from(v)).collect();
@@ -164,8 +164,9 @@ fn scalar_feedback_follows_the_recurrence() {
     assert!(different <= rows * cols / 100, "{different} of {} weights differ", rows * cols);
 }
 
-/// White rounding error of variance s² per weight costs `s² tr H` without feedback and `s² tr D` with it. For
-/// `rho^|i - j|` and single columns D is `1 - rho²` but for the first, so the loss falls by `rho²`.
+/// White rounding error of variance s² per weight costs `s² tr H` without feedback and `s² tr D`
+/// with it. For `rho^|i - j|` and single columns D is `1 - rho²` but for the first, so the loss
+/// falls by `rho²`.
 #[test]
 fn the_loss_falls_as_derived() {
     let n = 256;
@@ -189,7 +190,8 @@ fn the_loss_falls_as_derived() {
             let plain = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
             let fed = quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap();
             let ratio = loss(&h, &weights, &fed) / loss(&h, &weights, &plain);
-            // Feedback widens the targets, which costs a little; re-fitted scales win a little back.
+            // Feedback widens the targets, which costs a little; re-fitted scales win a little
+            // back.
             assert!(
                 (0.8 * promised..1.2 * promised).contains(&ratio),
                 "{name}, {what}: the loss falls to {ratio:.4}, promised {promised:.4}"
@@ -240,7 +242,8 @@ fn same_bytes_at_any_thread_count() {
     }
 }
 
-/// Groups with scales of their own: every weight is the entry nearest to its target under the scale of its group.
+/// Groups with scales of their own: every weight is the entry nearest to its target under the scale
+/// of its group.
 #[test]
 fn feedback_of_groups_follows_the_recurrence() {
     let (rows, cols, group) = (5, 300, 32);

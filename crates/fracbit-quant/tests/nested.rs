@@ -81,8 +81,9 @@ fn base(nested: &Quantized) -> Vec<f32> {
 
 #[test]
 fn every_precision_is_near_a_code_of_its_own() {
-    // Without moments the bounds that were asked for: +.30 dB for 2+2 beside 4 bits, +.35 dB for 2+1 beside 3. With moments (of a
-    // strong correlation) feedback is shared between the base and all planes: see `SHARE`.
+    // Without moments the bounds that were asked for: +.30 dB for 2+2 beside 4 bits, +.35 dB for
+    // 2+1 beside 3. With moments (of a strong correlation) feedback is shared between the base and
+    // all planes: see `SHARE`.
     let weights = gaussian(2);
     for moments in [vec![], vec![moments()]] {
         let with = !moments.is_empty();

@@ -4,14 +4,15 @@
 //! cargo run --release -p fracbit-rotation --example williamson_search -- T [M [images]]
 //! ```
 //!
-//! Needed: a, b, c, d ∈ {±1}^t, symmetric (a_i = a_{t-i}), a_0 = 1, whose periodic autocorrelations sum to zero
-//! at every shift but 0 (Williamson 1944). With a multiplier M only sequences constant on the orbits of
-//! ⟨−1, M⟩ in Z_t are tried, which turns the 2^21 sequences of t = 43 into 2^7.
-//! Method: meet in the middle. Row sums must satisfy Σ r² = 4t, so only pairs with fitting row sums meet; the
-//! autocorrelations are compared through a hash that is linear in them, and a hit is then verified exactly.
-//! With `images` a narrower and cheaper form is tried instead: b is any symmetric sequence, c and d are b with its indices
-//! multiplied by M and M², and only a is constant on the orbits; row sums then satisfy r² + 3s² = 4t.
-//! The first hit in the (deterministic) search order is printed as the four first rows, '+' for 1 and '-' for −1.
+//! Needed: a, b, c, d ∈ {±1}^t, symmetric (a_i = a_{t-i}), a_0 = 1, whose periodic autocorrelations
+//! sum to zero at every shift but 0 (Williamson 1944). With a multiplier M only sequences constant
+//! on the orbits of ⟨−1, M⟩ in Z_t are tried, which turns the 2^21 sequences of t = 43 into 2^7.
+//! Method: meet in the middle. Row sums must satisfy Σ r² = 4t, so only pairs with fitting row sums
+//! meet; the autocorrelations are compared through a hash that is linear in them, and a hit is then
+//! verified exactly. With `images` a narrower and cheaper form is tried instead: b is any symmetric
+//! sequence, c and d are b with its indices multiplied by M and M², and only a is constant on the
+//! orbits; row sums then satisfy r² + 3s² = 4t. The first hit in the (deterministic) search order
+//! is printed as the four first rows, '+' for 1 and '-' for −1.
 #![expect(clippy::print_stdout, reason = "an example that prints its result")]
 
 use std::collections::HashMap;

@@ -1,19 +1,22 @@
-//! The factor that goes across: y_j = Σ_k M_jk x_k for an order-K matrix M that is not a power of two.
+//! The factor that goes across: y_j = Σ_k M_jk x_k for an order-K matrix M that is not a power of
+//! two.
 //!
-//! The data is a (chunks, K, s) array; every (chunk, column) pair holds one vector of K entries at stride s, and
-//! eight such columns are transformed together, one per lane. Columns are numbered through all chunks, so that with
-//! a short s the lanes fill up from several chunks.
+//! The data is a (chunks, K, s) array; every (chunk, column) pair holds one vector of K entries at
+//! stride s, and eight such columns are transformed together, one per lane. Columns are numbered
+//! through all chunks, so that with a short s the lanes fill up from several chunks.
 //!
-//! **Signed (±1) factor.** Four Russians' method: of each four inputs all sixteen signed sums are tabulated
-//! (16 additions), then each output adds one table entry per four inputs: K/4 + 4 additions per entry and
-//! none of the K multiplications. Row signs are stored as one nibble per four entries; four outputs are
-//! summed together to keep the adders busy.
+//! **Signed (±1) factor.** Four Russians' method: of each four inputs all sixteen signed sums are
+//! tabulated (16 additions), then each output adds one table entry per four inputs: K/4 + 4
+//! additions per entry and none of the K multiplications. Row signs are stored as one nibble per
+//! four entries; four outputs are summed together to keep the adders busy.
 //!
-//! **Hartley factor.** With x_k ± x_{o−k} formed first, outputs j and o−j share a sum of cosines and a sum
-//! of sines: o/2 multiplications and additions per entry. O(o²) per vector, which loses badly to a Fourier
-//! algorithm for large o; 13696 = 107·128 is a model width that comes here, and 107 is small.
+//! **Hartley factor.** With x_k ± x_{o−k} formed first, outputs j and o−j share a sum of cosines
+//! and a sum of sines: o/2 multiplications and additions per entry. O(o²) per vector, which loses
+//! badly to a Fourier algorithm for large o; 13696 = 107·128 is a model width that comes here, and
+//! 107 is small.
 //!
-//! The order of all additions is fixed by K alone, so lanes, strides and batches do not change a bit.
+//! The order of all additions is fixed by K alone, so lanes, strides and batches do not change a
+//! bit.
 
 use std::sync::Arc;
 
@@ -34,8 +37,8 @@ pub(crate) enum Direction {
 pub(crate) enum Across {
     Signed {
         order: usize,
-        /// Nibbles of H, then of Hᵀ, each (K/4 row quads, K/4 column quads, 4 rows): bit r is set if column r of the
-        /// quad is −1.
+        /// Nibbles of H, then of Hᵀ, each (K/4 row quads, K/4 column quads, 4 rows): bit r is set
+        /// if column r of the quad is −1.
         forward: Arc<[u8]>,
         inverse: Arc<[u8]>,
     },

@@ -1,6 +1,7 @@
 //! The crate's one error type.
 
-/// Why a rotation could not be built. Buffers of a wrong length are the caller's bug and panic instead.
+/// Why a rotation could not be built. Buffers of a wrong length are the caller's bug and panic
+/// instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RotationError {

@@ -1,5 +1,5 @@
-//! The rule that splits a width into factors; specified at [`factorize`], because it is part of the file
-//! format.
+//! The rule that splits a width into factors; specified at [`factorize`], because it is part of the
+//! file format.
 
 use std::fmt;
 
@@ -41,27 +41,29 @@ impl fmt::Display for Factor {
     }
 }
 
-/// The factors of the transform of width `n`, first factor slowest; orders multiply to `n`, none is 1.
+/// The factors of the transform of width `n`, first factor slowest; orders multiply to `n`, none is
+/// 1.
 ///
-/// **Part of the file format**: rotated weights are stored, so the same width must mean the same matrix for
-/// ever. A change here needs a new format version.
+/// **Part of the file format**: rotated weights are stored, so the same width must mean the same
+/// matrix for ever. A change here needs a new format version.
 ///
-/// Let n = o·2^e with o odd. The transform is a Kronecker product of orthogonal factors, the last of them a
-/// Walsh matrix of the remaining power of two:
+/// Let n = o·2^e with o odd. The transform is a Kronecker product of orthogonal factors, the last
+/// of them a Walsh matrix of the remaining power of two:
 ///
 /// 1. o = 1: the Walsh matrix alone.
-/// 2. The smallest K = o·2^a ≤ 256, a ≤ e, for which [`HadamardMatrix::construction_of`] knows a construction.
-/// 3. Two of them: K₁ = o₁·2^a ≤ K₂ = o₂·2^b ≤ 256 with o₁o₂ = o, o₁, o₂ > 1, K₁K₂ | n; the pair with the smallest
-///    K₁ + K₂, then the smallest K₁. K₁ comes first in the product.
+/// 2. The smallest K = o·2^a ≤ 256, a ≤ e, for which [`HadamardMatrix::construction_of`] knows a
+///    construction.
+/// 3. Two of them: K₁ = o₁·2^a ≤ K₂ = o₂·2^b ≤ 256 with o₁o₂ = o, o₁, o₂ > 1, K₁K₂ | n; the pair
+///    with the smallest K₁ + K₂, then the smallest K₁. K₁ comes first in the product.
 /// 4. The smallest K as in 2, but ≤ 1024.
 /// 5. The Hartley matrix of order o.
 ///
-/// Why this order: the time per entry of a factor K is K/4 additions, of two factors (K₁ + K₂)/4, so a pair
-/// beats one big matrix, and small single factors beat pairs by having one pass less. A true Hadamard factor
-/// has all entries equal in size, the least coherence possible; the Hartley factor's largest entry is √2
-/// larger. For every width with an entry in the table of the QuIP# line of papers (K of 12, 20, 28, 36, 52,
-/// 60, 108, 116, 124, 140, 156, 172 times a power of two) the K is the same; the signs inside the matrix
-/// need not be.
+/// Why this order: the time per entry of a factor K is K/4 additions, of two factors (K₁ + K₂)/4,
+/// so a pair beats one big matrix, and small single factors beat pairs by having one pass less. A
+/// true Hadamard factor has all entries equal in size, the least coherence possible; the Hartley
+/// factor's largest entry is √2 larger. For every width with an entry in the table of the QuIP#
+/// line of papers (K of 12, 20, 28, 36, 52, 60, 108, 116, 124, 140, 156, 172 times a power of two)
+/// the K is the same; the signs inside the matrix need not be.
 ///
 /// # Errors
 /// [`RotationError::Width`] if `n` is zero or above [`MAX_WIDTH`].

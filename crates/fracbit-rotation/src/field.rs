@@ -1,10 +1,11 @@
 //! Quadratic residues in a finite field GF(p^k), for Paley's constructions.
 //!
-//! The numbering of the field's elements fixes the order of rows and columns of a Paley matrix and so
-//! belongs to the file format: element number e stands for the polynomial Σ dᵢ xⁱ over GF(p) whose
-//! coefficients dᵢ are the base-p digits of e, least significant first. The modulus is the monic irreducible
-//! polynomial of degree k whose lower coefficients, read as such a number, are smallest. For k = 1 this is
-//! plain arithmetic modulo p. Fields are small here (q < 1024), so everything is by enumeration.
+//! The numbering of the field's elements fixes the order of rows and columns of a Paley matrix and
+//! so belongs to the file format: element number e stands for the polynomial Σ dᵢ xⁱ over GF(p)
+//! whose coefficients dᵢ are the base-p digits of e, least significant first. The modulus is the
+//! monic irreducible polynomial of degree k whose lower coefficients, read as such a number, are
+//! smallest. For k = 1 this is plain arithmetic modulo p. Fields are small here (q < 1024), so
+//! everything is by enumeration.
 
 /// A field GF(p^k) with its quadratic character tabulated.
 pub(crate) struct Field {
@@ -131,7 +132,8 @@ mod tests {
         assert_eq!(smallest_irreducible(7, 1), [0, 1], "x, so that arithmetic is modulo 7");
     }
 
-    /// Laws that determine the character: half the elements are squares, and Σ_c χ(c)χ(c + d) = −1 for d ≠ 0.
+    /// Laws that determine the character: half the elements are squares, and Σ_c χ(c)χ(c + d) = −1
+    /// for d ≠ 0.
     #[test]
     fn character_is_the_quadratic_one() {
         for q in [3, 5, 7, 9, 11, 25, 27, 49, 81, 121, 125, 243] {

@@ -4,13 +4,14 @@ use crate::across::{Across, Direction};
 use crate::walsh::butterflies;
 use crate::{Factor, RotationError, factorize};
 
-/// Columns of a matrix transformed together when the transform runs down the columns: one cache line.
+/// Columns of a matrix transformed together when the transform runs down the columns: one cache
+/// line.
 const TILE: usize = 16;
 
 /// The orthonormal n×n matrix H = M₁ ⊗ … ⊗ W, with the factors of [`factorize`]`(n)`.
 ///
-/// `apply` computes H·x for a vector x; H is orthogonal, so `apply_inverse` computes Hᵀ·x = H⁻¹·x. Memory: a
-/// byte per four entries of each small factor and its transpose; nothing of size n.
+/// `apply` computes H·x for a vector x; H is orthogonal, so `apply_inverse` computes Hᵀ·x = H⁻¹·x.
+/// Memory: a byte per four entries of each small factor and its transpose; nothing of size n.
 #[derive(Clone, Debug)]
 pub struct Hadamard {
     n: usize,
@@ -76,7 +77,8 @@ impl Hadamard {
         self.apply_inverse_with(x, &mut vec![0.0; self.scratch_len()]);
     }
 
-    /// [`apply`](Self::apply) without allocation; what `scratch` holds before and after does not matter.
+    /// [`apply`](Self::apply) without allocation; what `scratch` holds before and after does not
+    /// matter.
     ///
     /// # Panics
     /// If `x` does not have n entries or `scratch` fewer than [`scratch_len`](Self::scratch_len).
@@ -96,7 +98,8 @@ impl Hadamard {
         x.iter_mut().for_each(|x| *x *= self.scale);
     }
 
-    /// r ← H·r for every row r of a row-major (rows, n) matrix, with the same bits as one at a time.
+    /// r ← H·r for every row r of a row-major (rows, n) matrix, with the same bits as one at a
+    /// time.
     ///
     /// # Panics
     /// If the length is not a multiple of n.
@@ -124,7 +127,8 @@ impl Hadamard {
         assert!(x.len() == self.n, "{op}: `x` should have {} entries, got {}", self.n, x.len());
     }
 
-    /// Calls `f` with a few rows at a time: one, or eight where one row cannot fill the lanes of a factor.
+    /// Calls `f` with a few rows at a time: one, or eight where one row cannot fill the lanes of a
+    /// factor.
     pub(crate) fn each_group(&self, op: &str, rows: &mut [f32], mut f: impl FnMut(&mut [f32])) {
         assert!(
             rows.len().is_multiple_of(self.n),
@@ -177,11 +181,11 @@ impl Hadamard {
         self.transform(x, 1, scratch, Direction::Inverse);
     }
 
-    /// diag(after)·√n·H·diag(before) on the columns of a row-major (n, cols) matrix, H transposed if
-    /// `inverse`.
+    /// diag(after)·√n·H·diag(before) on the columns of a row-major (n, cols) matrix, H transposed
+    /// if `inverse`.
     ///
-    /// Sixteen columns at a time are copied out, one cache line of each row, so that memory is read and
-    /// written once.
+    /// Sixteen columns at a time are copied out, one cache line of each row, so that memory is read
+    /// and written once.
     pub(crate) fn transform_columns(
         &self,
         w: &mut [f32],

@@ -13,10 +13,11 @@
 //!
 //! # Numbers
 //!
-//! All arithmetic is f32 additions in a fixed order and one multiplication per entry by ±1/√n (plus, for
-//! Hartley factors, their cosines and sines). Rust never fuses or reorders them, so the same input has the
-//! same output bits on every machine, for one vector or for many. The relative error ‖x̂ − Hx‖/‖x‖ grows
-//! like √(log n)·2⁻²⁴ for the Walsh part and stays below 1e-6 in all tests.
+//! All arithmetic is f32 additions in a fixed order and one multiplication per entry by ±1/√n
+//! (plus, for Hartley factors, their cosines and sines). Rust never fuses or reorders them, so the
+//! same input has the same output bits on every machine, for one vector or for many. The relative
+//! error ‖x̂ − Hx‖/‖x‖ grows like √(log n)·2⁻²⁴ for the Walsh part and stays below 1e-6 in all
+//! tests.
 
 mod across;
 mod error;

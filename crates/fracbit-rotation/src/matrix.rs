@@ -8,11 +8,11 @@ pub(crate) const MAX_ORDER: usize = 1024;
 /// First rows of Williamson's circulants A, B, C, D, by t: '+' is 1, '-' is −1.
 ///
 /// Only orders 4t that neither of Paley's constructions reaches are listed. Found by
-/// `examples/williamson_search.rs`: t = 23 and 29 as the first hit over all symmetric sequences, t = 43 as
-/// the first hit among sequences constant on the orbits of ⟨−1, 6⟩, t = 39 with A constant on the orbits of
-/// ⟨−1, 16⟩ and C, D being B with its indices multiplied by 16 and 16². For t = 35, 47, 53 and 59 no such
-/// quadruple exists (Holzmann, Kharaghani, Tayfeh-Rezaie 2008); 4·47 and 4·59 need other constructions,
-/// which are not built.
+/// `examples/williamson_search.rs`: t = 23 and 29 as the first hit over all symmetric sequences,
+/// t = 43 as the first hit among sequences constant on the orbits of ⟨−1, 6⟩, t = 39 with A
+/// constant on the orbits of ⟨−1, 16⟩ and C, D being B with its indices multiplied by 16 and 16².
+/// For t = 35, 47, 53 and 59 no such quadruple exists (Holzmann, Kharaghani, Tayfeh-Rezaie 2008);
+/// 4·47 and 4·59 need other constructions, which are not built.
 const WILLIAMSON: [(usize, [&str; 4]); 4] = [
     (
         23,
@@ -67,25 +67,28 @@ pub enum Construction {
     Williamson(usize),
 }
 
-/// A Hadamard matrix of order K ≥ 4: all entries ±1 and H Hᵀ = K·I exactly. **Part of the file format.**
+/// A Hadamard matrix of order K ≥ 4: all entries ±1 and H Hᵀ = K·I exactly. **Part of the file
+/// format.**
 ///
-/// They exist, as far as anyone knows, for K = 1, 2 and every multiple of 4; a fast construction covers only
-/// some. Three families are built here, tried in this order (the order is part of the file format):
+/// They exist, as far as anyone knows, for K = 1, 2 and every multiple of 4; a fast construction
+/// covers only some. Three families are built here, tried in this order (the order is part of the
+/// file format):
 ///
-/// 1. **Paley I** (Paley 1933), K = q + 1 for a prime power q ≡ 3 (mod 4): with Q_ij = χ(aᵢ − aⱼ), where χ is the
-///    quadratic character of GF(q), H = I + [[0, 1ᵀ], [−1, Q]].
-/// 2. **Paley II**, K = 2(q + 1) for a prime power q ≡ 1 (mod 4): with the symmetric conference matrix
-///    C = [[0, 1ᵀ], [1, Q]], H = C ⊗ [[1, 1], [1, −1]] + I ⊗ [[1, −1], [−1, −1]].
-/// 3. **Williamson** (Williamson 1944), K = 4t: four symmetric circulants A, B, C, D of order t with
-///    A² + B² + C² + D² = 4t·I, H = [[A, B, C, D], [−B, A, −D, C], [−C, D, A, −B], [−D, −C, B, A]].
+/// 1. **Paley I** (Paley 1933), K = q + 1 for a prime power q ≡ 3 (mod 4): with Q_ij = χ(aᵢ − aⱼ),
+///    where χ is the quadratic character of GF(q), H = I + [[0, 1ᵀ], [−1, Q]].
+/// 2. **Paley II**, K = 2(q + 1) for a prime power q ≡ 1 (mod 4): with the symmetric conference
+///    matrix C = [[0, 1ᵀ], [1, Q]], H = C ⊗ [[1, 1], [1, −1]] + I ⊗ [[1, −1], [−1, −1]].
+/// 3. **Williamson** (Williamson 1944), K = 4t: four symmetric circulants A, B, C, D of order t
+///    with A² + B² + C² + D² = 4t·I, H = [[A, B, C, D], [−B, A, −D, C], [−C, D, A, −B], [−D, −C, B,
+///    A]].
 ///
 /// Rows and columns of Q follow the numbering of the field's elements: element e of GF(p^k) is the
-/// polynomial Σ dᵢ xⁱ whose coefficients dᵢ are the base-p digits of e, least significant first, modulo the
-/// monic irreducible polynomial of degree k whose lower coefficients, read as such a number, are smallest.
-/// For k = 1 that is arithmetic modulo p.
+/// polynomial Σ dᵢ xⁱ whose coefficients dᵢ are the base-p digits of e, least significant first,
+/// modulo the monic irreducible polynomial of degree k whose lower coefficients, read as such a
+/// number, are smallest. For k = 1 that is arithmetic modulo p.
 ///
-/// Sylvester's doubling is not listed: the Walsh factor of a transform is exactly that. Kronecker products
-/// of two orders are made by [`factorize`](crate::factorize) without forming the product.
+/// Sylvester's doubling is not listed: the Walsh factor of a transform is exactly that. Kronecker
+/// products of two orders are made by [`factorize`](crate::factorize) without forming the product.
 ///
 /// Cost of a construction: O(K²) time and bytes.
 #[derive(Clone, Debug)]
@@ -96,8 +99,8 @@ pub struct HadamardMatrix {
 }
 
 impl HadamardMatrix {
-    /// The matrix of this order by [`construction_of`](Self::construction_of) it; `None` where that is
-    /// `None`.
+    /// The matrix of this order by [`construction_of`](Self::construction_of) it; `None` where that
+    /// is `None`.
     pub fn new(order: usize) -> Option<Self> {
         let construction = Self::construction_of(order)?;
         let mut h = Self { order, construction, entries: vec![0; order * order] };
@@ -114,7 +117,8 @@ impl HadamardMatrix {
 
     /// The first construction of the list above that reaches this order; `None` if none does.
     ///
-    /// Orders above 1024 are not built. Sylvester's doubling and products are deliberately not in the list.
+    /// Orders above 1024 are not built. Sylvester's doubling and products are deliberately not in
+    /// the list.
     pub fn construction_of(order: usize) -> Option<Construction> {
         if order < 4 || !order.is_multiple_of(4) || order > MAX_ORDER {
             return None;

@@ -6,16 +6,20 @@ use crate::{Hadamard, RotationError, signs, walsh};
 ///
 /// Conventions, with x a column vector of n entries:
 ///
-/// * [`apply`](Self::apply): x ← R·x = H·(s ⊙ x). [`apply_inverse`](Self::apply_inverse): x ← Rᵀ·x = s ⊙ (Hᵀ·x).
-/// * [`apply_rows`](Self::apply_rows): every row r of a row-major (rows, n) matrix M becomes R·r, that is M ← M·Rᵀ.
-///   On activations, one token per row, this rotates each token; on a weight W of y = W·x it rotates the *input* side:
-///   (W·Rᵀ)·(R·x) = W·x.
-/// * [`rotate_output`](Self::rotate_output): M ← R·M for an (n, cols) matrix; on a weight, y becomes R·y.
+/// * [`apply`](Self::apply): x ← R·x = H·(s ⊙ x). [`apply_inverse`](Self::apply_inverse): x ←
+///   Rᵀ·x = s ⊙ (Hᵀ·x).
+/// * [`apply_rows`](Self::apply_rows): every row r of a row-major (rows, n) matrix M becomes R·r,
+///   that is M ← M·Rᵀ. On activations, one token per row, this rotates each token; on a weight W of
+///   y = W·x it rotates the *input* side: (W·Rᵀ)·(R·x) = W·x.
+/// * [`rotate_output`](Self::rotate_output): M ← R·M for an (n, cols) matrix; on a weight, y
+///   becomes R·y.
 ///
-/// Why: after R with random signs, weights look Gaussian and no entry stands out (incoherence; Tseng et al.
-/// 2024, QuIP#, arXiv 2402.04396, section 3), which is the input that Gaussian codebooks are built for.
+/// Why: after R with random signs, weights look Gaussian and no entry stands out (incoherence;
+/// Tseng et al. 2024, QuIP#, arXiv 2402.04396, section 3), which is the input that Gaussian
+/// codebooks are built for.
 ///
-/// Every operation on the same vector gives the same bits, whichever method, matrix shape or machine.
+/// Every operation on the same vector gives the same bits, whichever method, matrix shape or
+/// machine.
 #[derive(Clone, Debug)]
 pub struct Rotation {
     hadamard: Hadamard,
@@ -73,7 +77,8 @@ impl Rotation {
         self.apply_inverse_with(x, &mut vec![0.0; self.scratch_len()]);
     }
 
-    /// [`apply`](Self::apply) without allocation; what `scratch` holds before and after does not matter.
+    /// [`apply`](Self::apply) without allocation; what `scratch` holds before and after does not
+    /// matter.
     ///
     /// # Panics
     /// If `x` does not have n entries or `scratch` fewer than [`scratch_len`](Self::scratch_len).
@@ -91,7 +96,8 @@ impl Rotation {
         self.backward(x, scratch);
     }
 
-    /// r ← R·r for every row r of a row-major (rows, n) matrix: tokens, or the input side of a weight.
+    /// r ← R·r for every row r of a row-major (rows, n) matrix: tokens, or the input side of a
+    /// weight.
     ///
     /// Rows are independent: threads may each take some.
     ///
@@ -114,8 +120,8 @@ impl Rotation {
     /// [`apply_rows`](Self::apply_rows) without allocation, for the decode loop.
     ///
     /// # Panics
-    /// If the length is not a multiple of n or `scratch` has fewer than [`scratch_len`](Self::scratch_len)
-    /// entries.
+    /// If the length is not a multiple of n or `scratch` has fewer than
+    /// [`scratch_len`](Self::scratch_len) entries.
     pub fn apply_rows_with(&self, rows: &mut [f32], scratch: &mut [f32]) {
         self.apply_rows_by(rows, scratch, walsh);
     }
@@ -138,7 +144,8 @@ impl Rotation {
         });
     }
 
-    /// W ← R·W for a row-major (n, cols) matrix: the output side of a weight, so that y = W·x becomes R·y.
+    /// W ← R·W for a row-major (n, cols) matrix: the output side of a weight, so that y = W·x
+    /// becomes R·y.
     ///
     /// Allocates 16·n floats. The linear's bias, if any, becomes R·b by [`apply`](Self::apply).
     ///
@@ -180,11 +187,12 @@ impl Rotation {
     }
 }
 
-/// The block-diagonal matrix I ⊗ R: one rotation of width head_dim applied to each head's slice of a vector.
+/// The block-diagonal matrix I ⊗ R: one rotation of width head_dim applied to each head's slice of
+/// a vector.
 ///
-/// Heads stay apart, so this commutes with the attention weights: rotating the output of V and the input of
-/// O head by head folds away, grouped-query attention included, where V has fewer blocks than O but the same
-/// R.
+/// Heads stay apart, so this commutes with the attention weights: rotating the output of V and the
+/// input of O head by head folds away, grouped-query attention included, where V has fewer blocks
+/// than O but the same R.
 #[derive(Clone, Debug)]
 pub struct BlockRotation {
     rotation: Rotation,
@@ -235,7 +243,8 @@ impl BlockRotation {
     /// [`apply`](Self::apply) without allocation.
     ///
     /// # Panics
-    /// As [`apply`](Self::apply), or if `scratch` has fewer than [`scratch_len`](Self::scratch_len) entries.
+    /// As [`apply`](Self::apply), or if `scratch` has fewer than [`scratch_len`](Self::scratch_len)
+    /// entries.
     pub fn apply_with(&self, x: &mut [f32], scratch: &mut [f32]) {
         self.check("BlockRotation::apply_with", x.len() == self.width(), x.len());
         self.rotation.apply_rows_with(x, scratch);
@@ -250,8 +259,8 @@ impl BlockRotation {
         self.rotation.apply_rows_inverse(x);
     }
 
-    /// Rotates every block of every row of a row-major (rows, width) matrix: tokens, or the input side of a
-    /// weight.
+    /// Rotates every block of every row of a row-major (rows, width) matrix: tokens, or the input
+    /// side of a weight.
     ///
     /// # Panics
     /// If the length is not a multiple of the width.
@@ -269,7 +278,8 @@ impl BlockRotation {
         self.rotation.apply_rows_inverse(rows);
     }
 
-    /// W ← (I ⊗ R)·W for a row-major (width, cols) matrix: the output side of a weight, head by head.
+    /// W ← (I ⊗ R)·W for a row-major (width, cols) matrix: the output side of a weight, head by
+    /// head.
     ///
     /// # Panics
     /// If the length is not width·cols.

@@ -1,8 +1,8 @@
 //! Cosine and sine of a rational angle with the same bits on every platform.
 //!
-//! The standard library leaves the last digit of `f64::sin` to the platform, and Hartley factors are part of
-//! stored weights. Reduction to the first octant is exact in integers; the Taylor series below π/4 then needs only
-//! additions and multiplications, which IEEE 754 fixes.
+//! The standard library leaves the last digit of `f64::sin` to the platform, and Hartley factors
+//! are part of stored weights. Reduction to the first octant is exact in integers; the Taylor
+//! series below π/4 then needs only additions and multiplications, which IEEE 754 fixes.
 
 /// (cos, sin) of 2πi/n for i < n, within 1e-15.
 pub(crate) fn cos_sin(i: usize, n: usize) -> (f64, f64) {

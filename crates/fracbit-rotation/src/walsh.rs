@@ -1,18 +1,20 @@
 //! The fast Walsh-Hadamard transform, unnormalised.
 //!
-//! Butterflies (a, b) ↦ (a + b, a − b) at strides h = first, 2·first, … in ascending order, three strides
-//! per pass over memory. Grouping strides changes no rounding, so results have the same bits for every
-//! grouping, stride and vector length. Strides 1 to 8 work inside chunks of 16. No intrinsics: the loops are such that
-//! compilers make vectors of them. On x86-64 transposing 4×4 turns strides 1 and 2 into operations between vectors; on
-//! aarch64 compilers take that apart into single numbers, but load every fourth number by one instruction. Cost:
-//! n·log₂n additions, ⌈(log₂n − 4)/3⌉ + 1 passes.
+//! Butterflies (a, b) ↦ (a + b, a − b) at strides h = first, 2·first, … in ascending order, three
+//! strides per pass over memory. Grouping strides changes no rounding, so results have the same
+//! bits for every grouping, stride and vector length. Strides 1 to 8 work inside chunks of 16. No
+//! intrinsics: the loops are such that compilers make vectors of them. On x86-64 transposing 4×4
+//! turns strides 1 and 2 into operations between vectors; on aarch64 compilers take that apart into
+//! single numbers, but load every fourth number by one instruction. Cost: n·log₂n additions,
+//! ⌈(log₂n − 4)/3⌉ + 1 passes.
 
 const BASE: usize = 16;
 
-/// All butterflies of stride `first`, 2·`first`, … below the length of `x`, which is `first` times a power
-/// of two.
+/// All butterflies of stride `first`, 2·`first`, … below the length of `x`, which is `first` times
+/// a power of two.
 ///
-/// With `first` = 1 this is the transform of one vector; otherwise of `first` vectors stored as columns.
+/// With `first` = 1 this is the transform of one vector; otherwise of `first` vectors stored as
+/// columns.
 pub(crate) fn butterflies(x: &mut [f32], first: usize) {
     debug_assert!(x.len().is_multiple_of(first) && (x.len() / first).is_power_of_two(), "length fits");
     let mut h = first;
@@ -41,11 +43,13 @@ pub(crate) fn butterflies(x: &mut [f32], first: usize) {
     }
 }
 
-/// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a factor for each entry of `x`. What a caller with
-/// vectors of its own gives to [`Rotation::apply_rows_by`](crate::Rotation::apply_rows_by) must have these bits.
+/// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a factor
+/// for each entry of `x`. What a caller with vectors of its own gives to
+/// [`Rotation::apply_rows_by`](crate::Rotation::apply_rows_by) must have these bits.
 ///
 /// # Panics
-/// If `order` is no power of two or does not divide the length, or if there are fewer factors than entries.
+/// If `order` is no power of two or does not divide the length, or if there are fewer factors than
+/// entries.
 pub fn walsh(order: usize, x: &mut [f32], factors: &[f32]) {
     assert!(order.is_power_of_two() && x.len().is_multiple_of(order), "walsh: whole pieces of {order}");
     assert!(x.len() <= factors.len(), "walsh: a factor for each entry");

@@ -55,7 +55,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Every width to 600: the matrix that `apply` is, entry by entry; its orthogonality in f64; the inverse its transpose.
+/// Every width to 600: the matrix that `apply` is, entry by entry; its orthogonality in f64; the
+/// inverse its transpose.
 fn is_the_dense_matrix(widths: impl Iterator<Item = usize>) {
     for n in widths {
         let h = Hadamard::new(n).expect("a width in range");
@@ -64,12 +65,14 @@ fn is_the_dense_matrix(widths: impl Iterator<Item = usize>) {
         (0..n).for_each(|i| columns[i * n + i] = 1.0);
         let mut rows = columns.clone(); // row i holds Hᵀ·eᵢ
         h.apply_rows(&mut columns);
-        // Beyond, the round trip below is the test: n³ for a Hartley factor is most of this test's time.
+        // Beyond, the round trip below is the test: n³ for a Hartley factor is most of this test's
+        // time.
         let inverse_too = n <= 256;
         if inverse_too {
             h.apply_rows_inverse(&mut rows);
         }
-        // 1/√n and a cosine are each rounded to f32 once, and multiplied once: 2 units in the last place of 1/√n·√2.
+        // 1/√n and a cosine are each rounded to f32 once, and multiplied once: 2 units in the last
+        // place of 1/√n·√2.
         let bound = 2.0 * f64::from(f32::EPSILON) * (2.0 / n as f64).sqrt();
         for i in 0..n {
             for j in 0..n {
@@ -119,7 +122,8 @@ fn every_odd_width_is_the_dense_matrix() {
 const KINDS: [usize; 22] =
     [1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 36, 40, 90, 96, 188, 192, 752, 1155, 3696, 7392, 14336];
 
-/// One vector, rows of a matrix and columns of a matrix go through different code and give the same bits.
+/// One vector, rows of a matrix and columns of a matrix go through different code and give the same
+/// bits.
 #[test]
 fn rows_and_columns_agree_with_one_vector() {
     for n in KINDS {
@@ -161,7 +165,8 @@ fn rotation_is_signs_then_transform() {
     }
 }
 
-/// The same function with both sides of a chain of two linears rotated, a norm's gain folded, biases included.
+/// The same function with both sides of a chain of two linears rotated, a norm's gain folded,
+/// biases included.
 #[test]
 fn folding_keeps_the_function() {
     let (d, hidden, heads) = (48, 60, 5); // heads of width 12
@@ -223,7 +228,8 @@ fn blocks_stay_apart() {
     assert!(BlockRotation::new(Rotation::new(20, 3, 3).unwrap(), usize::MAX).is_err());
 }
 
-/// A true Hadamard transform spreads a single outlier over all entries equally; that is what it is for.
+/// A true Hadamard transform spreads a single outlier over all entries equally; that is what it is
+/// for.
 #[test]
 fn an_outlier_is_spread_evenly() {
     for n in [576, 2048, 3696, 8960, 18944] {

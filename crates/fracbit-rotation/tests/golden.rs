@@ -1,7 +1,8 @@
-//! What is part of the file format, pinned: the factorisation rule, the small matrices, the signs, whole rotations.
+//! What is part of the file format, pinned: the factorisation rule, the small matrices, the signs,
+//! whole rotations.
 //!
-//! The checksums of matrices and signs were computed by a second implementation in another language, written from the
-//! module documentation.
+//! The checksums of matrices and signs were computed by a second implementation in another
+//! language, written from the module documentation.
 
 use fracbit_rotation::{
     Construction, Factor, Hadamard, HadamardMatrix, MAX_WIDTH, Rotation, RotationError, factorize, signs,
@@ -121,7 +122,8 @@ fn matrices() {
     assert_eq!(construction(116), Some(Construction::Williamson(29)));
 }
 
-/// H Hᵀ = K·I in integers, entries ±1, for every order the rule can use; and which multiples of 4 are missing.
+/// H Hᵀ = K·I in integers, entries ±1, for every order the rule can use; and which multiples of 4
+/// are missing.
 #[test]
 fn every_matrix_is_hadamard() {
     let mut missing = Vec::new();
@@ -142,7 +144,8 @@ fn every_matrix_is_hadamard() {
             }
         }
     }
-    // Of the orders 4·odd; a missing multiple of 8 is twice a smaller order, which Walsh's factor makes.
+    // Of the orders 4·odd; a missing multiple of 8 is twice a smaller order, which Walsh's factor
+    // makes.
     assert_eq!(missing, [188, 236]);
     for order in [0, 1, 2, 3, 6, 10, 22, 66, 1028, usize::MAX - 3] {
         assert!(HadamardMatrix::new(order).is_none(), "order {order}");
@@ -168,8 +171,8 @@ fn sign_streams() {
     assert!(rotation.signs().eq(signs(42, 3).take(100)));
 }
 
-/// The bits that come out, for one width of every kind: a regression test, and the promise of equal bits on every target.
-/// That the values are right is the dense oracle's business.
+/// The bits that come out, for one width of every kind: a regression test, and the promise of equal
+/// bits on every target. That the values are right is the dense oracle's business.
 #[test]
 fn whole_rotations() {
     let got: Vec<_> = [16, 12, 90, 192, 576, 752, 1155, 3696, 8192]

@@ -1,4 +1,5 @@
-//! Laws on random widths: norms and inner products are kept, the inverse undoes, superposition holds.
+//! Laws on random widths: norms and inner products are kept, the inverse undoes, superposition
+//! holds.
 
 use fracbit_rotation::Rotation;
 use proptest::prelude::*;

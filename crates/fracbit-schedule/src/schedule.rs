@@ -22,11 +22,12 @@ pub struct Switch {
     pub precision: Rate,
 }
 
-/// How many bits per weight each step of a generation reads at most: one precision for the prompt, and precisions that never
-/// rise for the tokens of the answer (PMPD, arXiv 2410.13461, sections 4.1 and 4.2).
+/// How many bits per weight each step of a generation reads at most: one precision for the prompt,
+/// and precisions that never rise for the tokens of the answer (PMPD, arXiv 2410.13461, sections
+/// 4.1 and 4.2).
 ///
-/// As text `prefill=4,decode=4..3@16..2@64`: four bits, from the 16th decode step on three, from the 64th on two; one
-/// number alone holds for all steps.
+/// As text `prefill=4,decode=4..3@16..2@64`: four bits, from the 16th decode step on three, from
+/// the 64th on two; one number alone holds for all steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     prefill: Rate,
@@ -164,7 +165,8 @@ impl FromStr for Schedule {
     }
 }
 
-/// `{"prefill": 4, "decode": [[0, 4], [64, 2]]}`: bits, and pairs of a step and the bits from there on.
+/// `{"prefill": 4, "decode": [[0, 4], [64, 2]]}`: bits, and pairs of a step and the bits from there
+/// on.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {

@@ -1,4 +1,5 @@
-//! The static schedule that reads least within a loss (PMPD, arXiv 2410.13461, section 4.3, equations 1 to 3).
+//! The static schedule that reads least within a loss (PMPD, arXiv 2410.13461, section 4.3,
+//! equations 1 to 3).
 
 use crate::{Schedule, Switch};
 use fracbit_base::Rate;
@@ -14,13 +15,15 @@ pub struct Found {
     pub asked: usize,
 }
 
-/// Of all schedules that go down `rates` at some of `points`, the one with the fewest mean bits over `steps` decode steps whose
-/// loss is at most `most`; of equals the first that reads more early. `None` when not even the highest rate throughout is within it.
+/// Of all schedules that go down `rates` at some of `points`, the one with the fewest mean bits
+/// over `steps` decode steps whose loss is at most `most`; of equals the first that reads more
+/// early. `None` when not even the highest rate throughout is within it.
 ///
-/// `rates` descend; a schedule may leave any of them out. `points` ascend from 0; a switch at one that is `steps` or more never
-/// happens. Losses are taken to be monotone: a schedule that reads no more than another at any step loses no less.
-/// Schedules are asked for from the fewest bits up, so that the first within the bound is the best; those that read no more
-/// anywhere than one that was refused are left out unasked.
+/// `rates` descend; a schedule may leave any of them out. `points` ascend from 0; a switch at one
+/// that is `steps` or more never happens. Losses are taken to be monotone: a schedule that reads no
+/// more than another at any step loses no less. Schedules are asked for from the fewest bits up, so
+/// that the first within the bound is the best; those that read no more anywhere than one that was
+/// refused are left out unasked.
 pub fn cheapest(
     rates: &[Rate],
     prefill: Rate,

@@ -1,6 +1,8 @@
-//! What requests say and what answers look like: the part of OpenAI's API that a model alone can serve.
+//! What requests say and what answers look like: the part of OpenAI's API that a model alone can
+//! serve.
 //!
-//! Nothing is ignored that would change the text: a field that is unknown, or not served here with the value it has, is refused by name.
+//! Nothing is ignored that would change the text: a field that is unknown, or not served here with
+//! the value it has, is refused by name.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -193,7 +195,8 @@ enum Part {
 }
 
 impl Request {
-    /// Reads the body of `/v1/completions`; what it leaves out is as in `defaults`, with a seed of its own.
+    /// Reads the body of `/v1/completions`; what it leaves out is as in `defaults`, with a seed of
+    /// its own.
     pub(crate) fn completion(body: &[u8], defaults: SampleConfig) -> Result<Self, Refusal> {
         #[derive(Deserialize)]
         #[serde(untagged)]

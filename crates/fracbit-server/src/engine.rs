@@ -1,14 +1,16 @@
 //! The one thread that runs the model, for several texts at a time.
 //!
-//! A turn of its loop takes new texts in while places are free, runs some tokens of one prompt, and then one token of every text that is being
-//! written, all of them together: a matrix is read once for all (continuous batching; Yu et al. 2022, "Orca"). Neither changes
-//! what is written: with packed weights a row's arithmetic depends neither on its neighbours nor on how a prompt is cut, so a request and its seed
-//! give one text, whatever else the server does at the time.
+//! A turn of its loop takes new texts in while places are free, runs some tokens of one prompt, and
+//! then one token of every text that is being written, all of them together: a matrix is read once
+//! for all (continuous batching; Yu et al. 2022, "Orca"). Neither changes what is written: with
+//! packed weights a row's arithmetic depends neither on its neighbours nor on how a prompt is cut,
+//! so a request and its seed give one text, whatever else the server does at the time.
 //!
-//! A text that is alone has more than one token run at a time where it repeats itself ([`fracbit_model::draft`]), or where a nested model
-//! drafts for it.
+//! A text that is alone has more than one token run at a time where it repeats itself
+//! ([`fracbit_model::draft`]), or where a nested model drafts for it.
 //!
-//! When a text is done its keys and values stay until the place is wanted: a conversation that goes on finds its past there.
+//! When a text is done its keys and values stay until the place is wanted: a conversation that goes
+//! on finds its past there.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -23,7 +25,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::stops::Stops;
 
-/// Tokens of a prompt that are run between two steps of texts that wait for theirs: some tenths of a second on a laptop.
+/// Tokens of a prompt that are run between two steps of texts that wait for theirs: some tenths of
+/// a second on a laptop.
 const BETWEEN: usize = 128;
 
 /// A text to be continued.
@@ -178,7 +181,8 @@ impl<'a> Engine<'a> {
         let best = places.past.iter().map(common).enumerate().max_by_key(|&(_, same)| same);
         let room = places.taken() + places.past.len() < self.slots;
         let mut state = match best {
-            // As long as there is room a past is not thrown away for a few tokens, such as those that all conversations begin with.
+            // As long as there is room a past is not thrown away for a few tokens, such as those
+            // that all conversations begin with.
             Some((at, same)) if !room || 2 * same > places.past[at].tokens.len() => {
                 let at = if same == 0 { 0 } else { at };
                 let Past { mut state, .. } = places.past.remove(at);
@@ -328,8 +332,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Keeps what a text leaves behind: all that a prompt of the same tokens would leave. Where answers are written with other
-    /// precisions than prompts are read, that is the prompt alone.
+    /// Keeps what a text leaves behind: all that a prompt of the same tokens would leave. Where
+    /// answers are written with other precisions than prompts are read, that is the prompt alone.
     fn keep(&self, places: &mut Places<'a>, writing: Writing<'a>, mut state: State) {
         let falls = |s: &Schedule| s.switches().iter().any(|switch| switch.precision != s.prefill());
         if self.schedule.as_ref().is_some_and(falls) {

@@ -29,7 +29,8 @@ use crate::engine::{Event, Job};
 const BODY: usize = 4 << 20;
 /// How long a body may take to arrive.
 const ARRIVAL: Duration = Duration::from_secs(30);
-/// A stream that has nothing to say for this long says so: proxies and clients give up on silent ones.
+/// A stream that has nothing to say for this long says so: proxies and clients give up on silent
+/// ones.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// What requests are served from.
@@ -85,8 +86,9 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Lets a request in that has the key. Without a key, one that asks for this machine by its address: a page that a browser got from
-/// elsewhere can reach a server here under a name of its own (DNS rebinding), but then that name is what it asks for.
+/// Lets a request in that has the key. Without a key, one that asks for this machine by its
+/// address: a page that a browser got from elsewhere can reach a server here under a name of its
+/// own (DNS rebinding), but then that name is what it asks for.
 async fn admit(State(desk): State<Shared>, request: HttpRequest, next: Next) -> Response {
     let allowed = match &desk.key {
         Some(key) => has_key(request.headers(), key),

@@ -71,13 +71,16 @@ pub struct Options {
     pub context: usize,
     /// Element type of the caches.
     pub kv: KvType,
-    /// How tokens are picked where a request does not say; its seed is not used, every such request has another.
+    /// How tokens are picked where a request does not say; its seed is not used, every such request
+    /// has another.
     pub sampling: SampleConfig,
-    /// What requests must present as `Authorization: Bearer KEY`. Without one only requests that ask for an address, not a name, are served.
+    /// What requests must present as `Authorization: Bearer KEY`. Without one only requests that
+    /// ask for an address, not a name, are served.
     pub key: Option<String>,
     /// Tokens that end a text, beside those of the tokenizer.
     pub end_tokens: Vec<u32>,
-    /// Text of messages and of variables of the template may make control tokens. Otherwise it stays text.
+    /// Text of messages and of variables of the template may make control tokens. Otherwise it
+    /// stays text.
     pub allow_special: bool,
     /// What steps read of a nested model; `None`: all of it.
     pub schedule: Option<Schedule>,
@@ -175,14 +178,16 @@ impl Server {
             });
             let engine = engine.map_err(Error::Start)?;
             let served = runtime.block_on(self.serve(desk, stop, end));
-            // Whatever still waits for the model is dropped, and with it the last sender of jobs: the thread ends.
+            // Whatever still waits for the model is dropped, and with it the last sender of jobs:
+            // the thread ends.
             runtime.shutdown_timeout(Duration::from_secs(1));
             engine.join().map_err(|_| Error::Engine)?;
             served
         })
     }
 
-    /// The loop of connections. Not axum's own: that one sets no timer, so that clients may take for ever to say what they want.
+    /// The loop of connections. Not axum's own: that one sets no timer, so that clients may take
+    /// for ever to say what they want.
     async fn serve(
         self,
         desk: Desk,

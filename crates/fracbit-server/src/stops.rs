@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Looks for stop texts in a text that comes in pieces, and holds back what may be the beginning of one. Parts of the text may be hidden, such as
-/// special tokens: they are looked at and not said.
+/// Looks for stop texts in a text that comes in pieces, and holds back what may be the beginning of
+/// one. Parts of the text may be hidden, such as special tokens: they are looked at and not said.
 #[derive(Debug)]
 pub(crate) struct Stops {
     stops: Vec<String>,

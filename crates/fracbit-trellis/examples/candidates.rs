@@ -1,8 +1,11 @@
-//! Errors of trellis codes that might be in the palette: shift patterns, table sizes, longer states, several weights a step.
+//! Errors of trellis codes that might be in the palette: shift patterns, table sizes, longer
+//! states, several weights a step.
 //!
-//! `cargo run --release -p fracbit-trellis --example candidates -- [tiles [name ...]]`, names by their beginnings. Independent of the library's search: costs in f32, all
-//! `2^L` states, any circular pattern of shifts, the seam found by a free pass around it. Every table is trained by
-//! Lloyd's rounds inside the trellis, from three widths. The tiles of the measurement are the same for all candidates.
+//! `cargo run --release -p fracbit-trellis --example candidates -- [tiles [name ...]]`, names by
+//! their beginnings. Independent of the library's search: costs in f32, all `2^L` states, any
+//! circular pattern of shifts, the seam found by a free pass around it. Every table is trained by
+//! Lloyd's rounds inside the trellis, from three widths. The tiles of the measurement are the same
+//! for all candidates.
 #![expect(clippy::print_stdout, reason = "the output of a command")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -74,7 +77,8 @@ impl Candidate {
         (0..self.weights).flat_map(|w| (0..states).map(move |s| value(w, s))).collect()
     }
 
-    /// Costs behind every step of `from..to` of the unrolled circle, by overlap; `last` holds those behind the last.
+    /// Costs behind every step of `from..to` of the unrolled circle, by overlap; `last` holds those
+    /// behind the last.
     fn backward(&self, x: &[f32], values: &[f32], from: usize, to: usize, last: Vec<f32>) -> Vec<Vec<f32>> {
         let (states, steps) = (1usize << self.bits, x.len() / self.weights);
         let mut costs = vec![last];
@@ -198,7 +202,8 @@ impl Candidate {
     }
 }
 
-/// Quantile of the absolute value of a unit normal (Abramowitz and Stegun 26.2.23, error below 5e-4).
+/// Quantile of the absolute value of a unit normal (Abramowitz and Stegun 26.2.23, error below
+/// 5e-4).
 fn half_normal(p: f64) -> f64 {
     let t = (-2.0 * ((1.0 - p) / 2.0).ln()).sqrt();
     let below = 1.0 + 1.432_788 * t + 0.189_269 * t * t + 0.001_308 * t * t * t;

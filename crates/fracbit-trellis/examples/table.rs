@@ -1,6 +1,8 @@
-//! Error and encoding speed of every trellis scheme: `cargo run --release -p fracbit-trellis --example table -- [log2 weights] [scheme ...]`.
+//! Error and encoding speed of every trellis scheme: `cargo run --release -p fracbit-trellis
+//! --example table -- [log2 weights] [scheme ...]`.
 //!
-//! `published` is the error table of Q-Palette's solver (its `hyb` code at one step for all rates). Speed is of one thread.
+//! `published` is the error table of Q-Palette's solver (its `hyb` code at one step for all rates).
+//! Speed is of one thread.
 #![expect(clippy::print_stdout, reason = "the output of a command")]
 
 use fracbit_base::{Code, Family, Scheme};
@@ -8,7 +10,8 @@ use fracbit_codebook::{Rounder, published};
 use fracbit_trellis::{Effort, Isa, TrellisRounder, builtin, train};
 use std::time::Instant;
 
-/// Tiles that are timed: one in fifteen takes two passes, so many that their share is right (the portable bodies have fewer).
+/// Tiles that are timed: one in fifteen takes two passes, so many that their share is right (the
+/// portable bodies have fewer).
 const TIMED: usize = 96;
 
 fn main() {
@@ -37,7 +40,8 @@ fn main() {
             all.iter().map(|&(e, isa)| TrellisRounder::with_isa(book.clone(), e, isa)).collect();
         let mut codes = vec![0; TIMED * book.tile_bytes()];
         let mut seconds = vec![f64::INFINITY; all.len()];
-        // The best of several interleaved rounds, each run long enough for a coarse clock: other load only slows a run down.
+        // The best of several interleaved rounds, each run long enough for a coarse clock: other
+        // load only slows a run down.
         for round in 0..7 {
             for ((rounder, (_, isa)), best) in rounders.iter().zip(&all).zip(&mut seconds) {
                 if *isa == Isa::Scalar && round > 0 {

@@ -1,7 +1,7 @@
-//! Trains the committed codebooks, which takes about half an hour on two cores:
-//! `cargo run --release -p fracbit-trellis --example train_trellis > crates/fracbit-trellis/data/trellis.txt`.
-//! With arguments only the schemes named: `... --example train_trellis -- tcq-2 tcq-fast-4:128`, where `:128` sets the
-//! table length; `--small` writes the golden file of the tests.
+//! Trains the committed codebooks, which takes about half an hour on two cores: `cargo run
+//! --release -p fracbit-trellis --example train_trellis > crates/fracbit-trellis/data/trellis.txt`.
+//! With arguments only the schemes named: `... --example train_trellis -- tcq-2 tcq-fast-4:128`,
+//! where `:128` sets the table length; `--small` writes the golden file of the tests.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the output of a command")]
 
 use fracbit_base::{Family, Scheme};

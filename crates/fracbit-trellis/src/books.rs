@@ -4,7 +4,8 @@ use fracbit_base::Scheme;
 use fracbit_format::Codebook;
 use std::sync::OnceLock;
 
-/// One codebook a line; written by `cargo run --release -p fracbit-trellis --example train_trellis`.
+/// One codebook a line; written by `cargo run --release -p fracbit-trellis --example
+/// train_trellis`.
 const TEXT: &str = include_str!("../data/trellis.txt");
 
 /// The built-in codebook of a `tcq` scheme; `None` for every other family.

@@ -1,25 +1,30 @@
 //! The pruned search: 8-bit costs and few branches.
 //!
-//! Every overlap has `2^k` continuations, and `x (x + c)` sends their values to `2^k` different *cells*: ranges of the
-//! sorted, signed table. Only cells near the weight matter: three of them lose nothing that can be measured, two
-//! lose 4 to 5 %. Which of the continuations lie in those cells depends on the overlap; a byte shuffle fetches their
-//! costs-to-go, and another one the cost of the branch from the 32 levels of a cell. Costs are 8-bit with saturation.
-//! A vector of 64 overlaps so takes 5 (with VBMI) or 7 instructions for each of the 2 or 3 cells, whatever the rate; the
-//! exact search with its 16-bit costs takes 10 for each of the `2^k` branches.
+//! Every overlap has `2^k` continuations, and `x (x + c)` sends their values to `2^k` different
+//! *cells*: ranges of the sorted, signed table. Only cells near the weight matter: three of them
+//! lose nothing that can be measured, two lose 4 to 5 %. Which of the continuations lie in those
+//! cells depends on the overlap; a byte shuffle fetches their costs-to-go, and another one the cost
+//! of the branch from the 32 levels of a cell. Costs are 8-bit with saturation. A vector of 64
+//! overlaps so takes 5 (with VBMI) or 7 instructions for each of the 2 or 3 cells, whatever the
+//! rate; the exact search with its 16-bit costs takes 10 for each of the `2^k` branches.
 //!
-//! Layout: lanes of 16 bytes. The cost-to-go of overlap `u` and new bits `n` is `after[n << (16 - k - k') | u >> k']`.
-//! Rows of equal `n` are loaded and transposed, so that 16 bytes hold all rows of `16 >> r` columns, `r = min(k, k', 4)`.
-//! Where `k > r` a second table holds the other half of the rows; where `k' > r` two vectors of overlaps share a table.
-//! The new bits that lead to a cell are `n = (cell - a) b` with `b` the same for all overlaps with the same low bits, so
-//! that going from one cell to another adds a constant to the indices of a lane. With VBMI a shuffle reaches 64 bytes:
-//! there is one lane of them, tables are transposed once, and results not at all. Up to `k = 2` the row of a table and the
-//! level of an overlap then fit one byte, and a step reads half as much.
+//! Layout: lanes of 16 bytes. The cost-to-go of overlap `u` and new bits `n` is `after[n << (16 -
+//! k - k') | u >> k']`. Rows of equal `n` are loaded and transposed, so that 16 bytes hold all
+//! rows of `16 >> r` columns, `r = min(k, k', 4)`. Where `k > r` a second table holds the other
+//! half of the rows; where `k' > r` two vectors of overlaps share a table. The new bits that lead
+//! to a cell are `n = (cell - a) b` with `b` the same for all overlaps with the same low bits, so
+//! that going from one cell to another adds a constant to the indices of a lane. With VBMI a
+//! shuffle reaches 64 bytes: there is one lane of them, tables are transposed once, and results
+//! not at all. Up to `k = 2` the row of a table and the level of an overlap then fit one byte, and
+//! a step reads half as much.
 //!
-//! The tail-biting seam costs a tenth of a pass instead of a whole one: the pass goes around the circle and `reach`
-//! weights further. The best path from step 0 arrives there again with some overlap, and the best path that starts with that
-//! overlap ends with it too when the two have merged (nine tiles in ten). Otherwise the end of the circle (`fast`) or a second pass is
-//! constrained to it. Costs out of range stay so when the least one is subtracted: nothing is known of them but a bound. A tile
-//! whose costs do not fit 8 bits, because its weights lie far outside the table, is left to the exact search.
+//! The tail-biting seam costs a tenth of a pass instead of a whole one: the pass goes around the
+//! circle and `reach` weights further. The best path from step 0 arrives there again with some
+//! overlap, and the best path that starts with that overlap ends with it too when the two have
+//! merged (nine tiles in ten). Otherwise the end of the circle (`fast`) or a second pass is
+//! constrained to it. Costs out of range stay so when the least one is subtracted: nothing is known
+//! of them but a bound. A tile whose costs do not fit 8 bits, because its weights lie far outside
+//! the table, is left to the exact search.
 
 use crate::{isa::Isa, metric::Metric};
 use fracbit_format::trellis::{self, FINE_ADD, STATE_BITS, STATES};
@@ -34,7 +39,8 @@ pub(crate) const WIDE_LANE: usize = 64;
 pub(crate) const MOST: usize = 3;
 /// Grid values of one place, as a power of two: the nearest cells are tabulated by place.
 const PLACE: u32 = 4;
-/// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation does (4 % at 4 bits).
+/// Units of cost in the rate-distortion bound. With 2 the rounding shows, with 5 the saturation
+/// does (4 % at 4 bits).
 const UNITS: f64 = 3.0;
 /// Steps from one subtraction of the least cost to the next: in between it grows by a few units.
 pub(crate) const SETTLE: usize = 4;
@@ -50,7 +56,8 @@ pub(crate) const HIGH: u8 = 200;
 /// How much is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pruning {
-    /// A third cell is looked at in every how many steps that take in more bits than the next one (in none: 2.5 bits lose 9 %), ...
+    /// A third cell is looked at in every how many steps that take in more bits than the next one
+    /// (in none: 2.5 bits lose 9 %), ...
     pub(crate) falls: usize,
     /// ... in every how many of all ...
     pub(crate) thirds: usize,
@@ -58,7 +65,8 @@ pub(crate) struct Pruning {
     pub(crate) always: u32,
     /// Bits of tape beyond the seam.
     pub(crate) reach: usize,
-    /// Where a path from the seam ends elsewhere, bits of tape before the seam that are searched once more, before the whole circle is.
+    /// Where a path from the seam ends elsewhere, bits of tape before the seam that are searched
+    /// once more, before the whole circle is.
     pub(crate) part: u32,
 }
 
@@ -84,7 +92,8 @@ pub(crate) struct Kind {
     pub(crate) new_bits: u32,
     /// Shift to the following step.
     pub(crate) shift: u32,
-    /// Index into the table of costs-to-go for cell 0; if `packed`, its row in the upper three bits and the level below.
+    /// Index into the table of costs-to-go for cell 0; if `packed`, its row in the upper three bits
+    /// and the level below.
     pub(crate) picks: Aligned, // (vector, lane, overlap in the lane)
     /// Columns of overlaps, to be added to rows if `packed`.
     pub(crate) columns: Aligned, // (overlap of two vectors)
@@ -116,12 +125,14 @@ impl Kind {
         self.new_bits.min(self.shift).min(4)
     }
 
-    /// Whether row and level of an overlap are one byte in lanes of `bytes`: half of what a step reads.
+    /// Whether row and level of an overlap are one byte in lanes of `bytes`: half of what a step
+    /// reads.
     pub(crate) fn packed(&self, bytes: usize) -> bool {
         bytes == WIDE_LANE && self.new_bits <= 2
     }
 
-    /// How the continuations of `overlap` lie: `h(n << (16 - k) | u) = h(u) + n (2 u + c) 2^(16 - k)`, with `h(u) = u (u + c)`.
+    /// How the continuations of `overlap` lie: `h(n << (16 - k) | u) = h(u) + n (2 u + c) 2^(16 -
+    /// k)`, with `h(u) = u (u + c)`.
     #[inline]
     fn spread(&self, overlap: u16) -> Spread {
         let (hash, factor) = (trellis::hash_fine(overlap), overlap.wrapping_mul(2).wrapping_add(FINE_ADD));
@@ -204,7 +215,8 @@ impl Kind {
                 }
             }
         }
-        // With two tables of 16 bytes the index has 5 bits, which stand at the top of the byte: sums wrap around either way.
+        // With two tables of 16 bytes the index has 5 bits, which stand at the top of the byte:
+        // sums wrap around either way.
         let size = if self.new_bits > rows_log { 2 * bytes } else { bytes };
         let up = if size == 2 * LANE { 3 } else { 0 };
         let row = |overlap: usize, cell: usize| {
@@ -227,7 +239,8 @@ impl Kind {
                 levels.push(byte(level | ((level / LANE) << 7)));
             }
         }
-        // `x (x + c)` turns the cells of all overlaps with the same low bits by the same step for each new bit.
+        // `x (x + c)` turns the cells of all overlaps with the same low bits by the same step for
+        // each new bit.
         let turn =
             |cell: usize, lane: usize| byte(((index(lane, cell) + size - index(lane, 0)) % size) << up);
         let turns = (0..1usize << self.new_bits).map(|cell| std::array::from_fn(|lane| turn(cell, lane)));
@@ -299,7 +312,8 @@ pub(crate) struct CellStep<'a> {
     pub(crate) base: u8,
     /// Whether the least of `before` is wanted.
     pub(crate) settles: bool,
-    /// Columns of overlaps that are looked at, from a multiple of [`WIDE_LANE`] to another: `1 << shift` overlaps each.
+    /// Columns of overlaps that are looked at, from a multiple of [`WIDE_LANE`] to another: `1 <<
+    /// shift` overlaps each.
     pub(crate) columns: (usize, usize),
     /// The cells that are looked at and the costs of their levels.
     pub(crate) cells: &'a [(u8, [u8; LEVELS])],
@@ -318,13 +332,15 @@ pub(crate) struct CellScratch {
     between: [Aligned; 2],
 }
 
-/// A unit of cost: the squared difference on the grid of a code whose rate-distortion bound is `bound`.
+/// A unit of cost: the squared difference on the grid of a code whose rate-distortion bound is
+/// `bound`.
 pub(crate) fn unit(metric: Metric, bound: f64) -> f64 {
     bound * metric.area() / UNITS
 }
 
 impl CellSearch {
-    /// `values` holds the grid value of every state of a `fine` code in order, `unit` the squared difference that costs one.
+    /// `values` holds the grid value of every state of a `fine` code in order, `unit` the squared
+    /// difference that costs one.
     pub(crate) fn new(isa: Isa, shifts: Vec<u32>, values: &[i16], unit: f64, pruning: Pruning) -> Self {
         assert_eq!(values.len(), STATES, "values of every state");
         assert!(isa.is_supported(), "{} is not available here", isa.name());
@@ -374,8 +390,8 @@ impl CellSearch {
         &self.kinds[self.plan[t].0]
     }
 
-    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`; `false` when the range of
-    /// costs did not suffice.
+    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`;
+    /// `false` when the range of costs did not suffice.
     pub(crate) fn run(&self, x: &[i16], scratch: &mut CellScratch, states: &mut Vec<u16>) -> bool {
         let steps = self.steps();
         assert_eq!(x.len(), steps, "one tile");
@@ -389,7 +405,8 @@ impl CellSearch {
         let least = first.iter().fold(u8::MAX, |a, &b| a.min(b));
         let best = first.iter().position(|&c| c == least).expect("the least is one of them");
         let mut seam = u16::try_from(best).expect("an overlap");
-        // Whether a path in range begins there: the weights behind the seam may not suit the overlap at all.
+        // Whether a path in range begins there: the weights behind the seam may not suit the
+        // overlap at all.
         let begins = |scratch: &CellScratch, seam: u16| scratch.costs[0].all()[usize::from(seam)] < u8::MAX;
         states.clear();
         let mut start = seam;
@@ -420,7 +437,8 @@ impl CellSearch {
             && self.trace(scratch, 0, seam, states) == seam
     }
 
-    /// The last step from which at least `bits` of tape are left before the seam and that [`Self::trace`] can begin with.
+    /// The last step from which at least `bits` of tape are left before the seam and that
+    /// [`Self::trace`] can begin with.
     pub(crate) fn bound_before(&self, bits: u32) -> usize {
         let (mut t, mut left) = (self.steps(), 0);
         while left < bits {
@@ -430,7 +448,8 @@ impl CellSearch {
         t / GROUP * GROUP
     }
 
-    /// Costs of all overlaps at step `from`, a bound, to end the circle with overlap `seam`; `None` where their range did not suffice.
+    /// Costs of all overlaps at step `from`, a bound, to end the circle with overlap `seam`; `None`
+    /// where their range did not suffice.
     pub(crate) fn to_seam<'a>(
         &self,
         x: &[i16],
@@ -443,7 +462,8 @@ impl CellSearch {
         done.then(|| &scratch.costs[from / GROUP].all()[..STATES >> self.kind(from).new_bits])
     }
 
-    /// The nearest cells of every weight from step `from` on, with the costs of their levels above the least.
+    /// The nearest cells of every weight from step `from` on, with the costs of their levels above
+    /// the least.
     fn near(&self, x: &[i16], from: usize, near: &mut Vec<Near>) {
         near.resize(x.len(), [(0, [0; LEVELS]); MOST]);
         for ((&x, &(kind, count)), one) in x.iter().zip(&self.plan).zip(near).skip(from) {
@@ -464,8 +484,8 @@ impl CellSearch {
         self.steps().div_ceil(GROUP) + 1
     }
 
-    /// Costs-to-go from step `from` of the unrolled circle, where all paths end or only those with overlap `end`, down to step `until`;
-    /// those at bounds stay.
+    /// Costs-to-go from step `from` of the unrolled circle, where all paths end or only those with
+    /// overlap `end`, down to step `until`; those at bounds stay.
     fn backward(&self, scratch: &mut CellScratch, from: usize, until: usize, end: Option<u16>) -> bool {
         let steps = self.steps();
         let most = STATES >> self.shifts.iter().min().expect("a trellis has steps");
@@ -486,7 +506,8 @@ impl CellSearch {
             start[usize::from(end)] = 0;
         }
         let mut base = 0;
-        // While few overlaps lead to the end, those are neighbours, and only they are looked at, in whole vectors of any width.
+        // While few overlaps lead to the end, those are neighbours, and only they are looked at, in
+        // whole vectors of any width.
         let mut alive = end.map_or((0, overlaps), |end| (usize::from(end), usize::from(end) + 1));
         for t in (until..from).rev() {
             let target = bound(t);
@@ -531,8 +552,9 @@ impl CellSearch {
         true
     }
 
-    /// Follows the best path with overlap `start` at step `from`, a bound, to the end of the circle; returns the overlap there. `states`
-    /// may hold another such path: where the two meet they go on together.
+    /// Follows the best path with overlap `start` at step `from`, a bound, to the end of the
+    /// circle; returns the overlap there. `states` may hold another such path: where the two meet
+    /// they go on together.
     pub(crate) fn trace(
         &self,
         scratch: &mut CellScratch,
@@ -546,7 +568,8 @@ impl CellSearch {
         states.resize(self.steps(), 0);
         for (i, kept) in kept.iter().enumerate().take(self.bounds()).skip(from / GROUP + 1) {
             let (from, to) = ((i - 1) * GROUP, (i * GROUP).min(self.steps()));
-            // Cost and overlap of every path between two bounds, and the states that it leads through.
+            // Cost and overlap of every path between two bounds, and the states that it leads
+            // through.
             let (mut paths, mut leads, mut len) = ([(0u32, overlap); PATHS], [[0u16; PATHS]; GROUP], 1);
             for ((t, near), leads) in near.iter().enumerate().take(to).skip(from).zip(&mut leads) {
                 let kind = self.kind(t);
@@ -579,7 +602,8 @@ impl CellSearch {
     }
 }
 
-/// Replaces each of `len` paths by the `CELLS` that go on in the nearest cells, and tells the states that they lead through.
+/// Replaces each of `len` paths by the `CELLS` that go on in the nearest cells, and tells the
+/// states that they lead through.
 #[inline]
 fn branch<const CELLS: usize>(
     kind: &Kind,
@@ -616,7 +640,8 @@ fn place(x: i16) -> usize {
     usize::from(x.cast_unsigned() ^ 1 << 15) >> PLACE
 }
 
-/// Half of what a difference of grid values is multiplied with, in 2^-15, for a square in units of cost: see [`cost`].
+/// Half of what a difference of grid values is multiplied with, in 2^-15, for a square in units of
+/// cost: see [`cost`].
 pub(crate) fn factor(unit: f64) -> i16 {
     let factor = f64::from(1 << 14) * (f64::from(1 << 15) / unit).sqrt();
     assert!(factor < f64::from(i16::MAX), "a unit of cost is large on the grid");
@@ -652,8 +677,8 @@ fn levels(isa: Isa, values: &[[i16; LEVELS]], x: i16, factor: i16, cells: &mut [
     }
 }
 
-/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating; what is out of range stays so.
-/// Returns the least of them where the step settles, else 0.
+/// `before[u] = min over the cells of (after of the lead - base) + cost of its level`, saturating;
+/// what is out of range stays so. Returns the least of them where the step settles, else 0.
 fn step_on(isa: Isa, step: &CellStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let kind = step.kind;
     assert!(after.len() >= STATES >> kind.shift, "costs after the step");
@@ -700,7 +725,8 @@ mod tests {
 
     const ALL: Pruning = Pruning { falls: 1, thirds: 1, always: 3, reach: 0, part: 0 };
 
-    /// Near the end few columns are looked at; the costs are those of all overlaps at every step, on every instruction set.
+    /// Near the end few columns are looked at; the costs are those of all overlaps at every step,
+    /// on every instruction set.
     #[test]
     fn costs_to_a_seam_are_those_of_whole_steps() {
         for name in ["tcq-1", "tcq-1.75", "tcq-2.25", "tcq-3.5", "tcq-5"] {

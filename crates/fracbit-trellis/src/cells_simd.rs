@@ -1,4 +1,5 @@
-//! Vector bodies of one step of the pruned search. The portable body in [`crate::cells`] is their reference.
+//! Vector bodies of one step of the pruned search. The portable body in [`crate::cells`] is their
+//! reference.
 #![expect(
     unsafe_code,
     reason = "vector loads and stores through pointers; calls of target-feature functions"
@@ -107,8 +108,8 @@ macro_rules! dispatch {
         let (step, after, before) = ($step, $after, $before);
         let two = step.kind.new_bits > step.kind.rows_log();
         let shares = 1 << (step.kind.shift - step.kind.rows_log());
-        // SAFETY: `CellSearch::new` checked that this machine has the instructions; `step_on`, the only caller,
-        // checked all lengths.
+        // SAFETY: `CellSearch::new` checked that this machine has the instructions; `step_on`, the
+        // only caller, checked all lengths.
         unsafe {
             match (step.kind.rows_log(), two, shares, step.cells.len()) {
                 (1, false, 1, _) => $body::<2, 2, false, 1>(step, after, before),
@@ -161,7 +162,8 @@ macro_rules! body {
         $scatter:ident, $reduce:ident
     ) => {
         /// # Safety
-        /// The lengths are those that `step_on` checks, and the step's kind was arranged for this width.
+        /// The lengths are those that `step_on` checks, and the step's kind was arranged for this
+        /// width.
         #[target_feature(enable = $features)]
         unsafe fn $name<const ROWS: usize, const CELLS: usize, const TWO: bool, const SHARES: usize>(
             step: &CellStep<'_>,
@@ -196,7 +198,8 @@ macro_rules! body {
             let mut least = $set1(-1);
             let mut at = columns.0 << kind.shift;
             let load = |row: usize, first: usize| {
-                // SAFETY: `row << .. | first + WIDTH` stays within the `STATES >> shift` costs after the step.
+                // SAFETY: `row << .. | first + WIDTH` stays within the `STATES >> shift` costs
+                // after the step.
                 let v = unsafe { $load(after.as_ptr().add(row * stride + first).cast()) };
                 if based { $less(v, base) } else { v }
             };
@@ -213,13 +216,15 @@ macro_rules! body {
                     }
                     $unpack(&mut others);
                 }
-                // Groups of results whose lanes can be written in whole vectors, where there are as many.
+                // Groups of results whose lanes can be written in whole vectors, where there are as
+                // many.
                 let group = $lanes.min(ROWS * SHARES);
                 for group_at in (0..ROWS * SHARES).step_by(group) {
                     let mut results = [$zero(); $lanes];
                     for (block, result) in (group_at..).zip(&mut results).take(group) {
                         let (table, other) = (tables[block / SHARES], others[block / SHARES]);
-                        // SAFETY: there is a byte for every overlap, and the loops walk through them once.
+                        // SAFETY: there is a byte for every overlap, and the loops walk through
+                        // them once.
                         let code = unsafe { $load(picks.add(at).cast()) };
                         let (pick, level) = if packed {
                             ($rows(code, row_bits), code)
@@ -239,7 +244,8 @@ macro_rules! body {
                         *result = best;
                         at += WIDTH;
                     }
-                    // Lane `l` of the tables holds columns from `first + $bytes l` on, and each column `1 << shift` overlaps.
+                    // Lane `l` of the tables holds columns from `first + $bytes l` on, and each
+                    // column `1 << shift` overlaps.
                     let (overlap, between) =
                         ((first << kind.shift) + group_at * $bytes, $bytes << kind.shift);
                     if group == $lanes {
@@ -351,7 +357,8 @@ macro_rules! helpers {
         #[target_feature(enable = $features)]
         #[inline]
         fn $unpack<const ROWS: usize>(rows: &mut [$vector; ROWS]) {
-            // `parts` rows make up a group that is interleaved already; row `g * parts + i` holds part `i` of group `g`.
+            // `parts` rows make up a group that is interleaved already; row `g * parts + i` holds
+            // part `i` of group `g`.
             macro_rules! round {
                 ($parts:expr, $low:ident, $high:ident) => {
                     let (old, parts) = (*rows, $parts);
@@ -464,7 +471,8 @@ fn levels_vbmi(levels: &[u8; LEVELS]) -> __m512i {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn row_bits_vbmi(rows_log: u32, new_bits: u32) -> __m512i {
-    // `vgf2p8affineqb`: bit `i` of a byte is the parity of what byte `7 - i` of the matrix leaves of it.
+    // `vgf2p8affineqb`: bit `i` of a byte is the parity of what byte `7 - i` of the matrix leaves
+    // of it.
     let first = WIDE_LANE.ilog2() - rows_log;
     let matrix =
         (0..new_bits).fold(0u64, |m, bit| m | 1 << (LEVELS.ilog2() + bit) << (8 * (7 - first - bit)));

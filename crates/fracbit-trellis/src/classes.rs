@@ -1,21 +1,28 @@
-//! The search with one survivor per class: the fastest one below 3 bits, for codes of one weight a step and 64 magnitudes.
+//! The search with one survivor per class: the fastest one below 3 bits, for codes of one weight a
+//! step and 64 magnitudes.
 //!
-//! Forward in time, states are put into classes by their newest `B` bits, and of each class one path survives, whose older bits
-//! are its own (reduced-state sequence estimation: Eyuboglu and Qureshi, IEEE Trans. Comm. 36(1), 1988). `2^10` classes instead of
-//! the `2^14` overlaps of 2 bits, with all branches, lose 3.5 % without the seam, and a vector instruction does as much.
+//! Forward in time, states are put into classes by their newest `B` bits, and of each class one
+//! path survives, whose older bits are its own (reduced-state sequence estimation: Eyuboglu and
+//! Qureshi, IEEE Trans. Comm. 36(1), 1988). `2^10` classes instead of the `2^14` overlaps of 2
+//! bits, with all branches, lose 3.5 % without the seam, and a vector instruction does as much.
 //!
-//! A survivor is 16 bits: cost above, the low byte of its state below, so that a minimum of words is a choice of paths, and equal
-//! costs have one winner everywhere. Costs saturate at 255, which then stays: a bound from which the least cost was subtracted
-//! would be a wrong cost. With `u = s >> k` and `h(u) = u (u + c)` the `2^k` successors of a state have the hashes
-//! `h(u) + n (2 u + c) 2^(16 - k)`: one product for all. A hash finds its cost in a table of 128 bytes.
+//! A survivor is 16 bits: cost above, the low byte of its state below, so that a minimum of
+//! words is a choice of paths, and equal costs have one winner everywhere. Costs saturate at
+//! 255, which then stays: a bound from which the least cost was subtracted would be a wrong
+//! cost. With `u = s >> k` and `h(u) = u (u + c)` the `2^k` successors of a state have the
+//! hashes `h(u) + n (2 u + c) 2^(16 - k)`: one product for all. A hash finds its cost in a table
+//! of 128 bytes.
 //!
-//! Layout: the lane of a class is its high bits, the vector its low bits. The `2^k` rivals for a successor then lie in the same lane of
-//! neighbouring vectors, and successors come into their places by taking even and odd words of pairs, `k` times.
+//! Layout: the lane of a class is its high bits, the vector its low bits. The `2^k` rivals for a
+//! successor then lie in the same lane of neighbouring vectors, and successors come into their
+//! places by taking even and odd words of pairs, `k` times.
 //!
-//! The seam: a pass begins before step 0, and its best path tells the overlap there. Few survivors can meet a given overlap at the end,
-//! so the last steps are searched back from it by the pruned search ([`crate::cells`]), whose costs of all overlaps are those that the
-//! survivors have to go: the least sum is the circle. Since all survivors descend from one path near step 0, it closes; where it does
-//! not, a second pass begins in that overlap. How far to search back is a choice between time and error.
+//! The seam: a pass begins before step 0, and its best path tells the overlap there. Few survivors
+//! can meet a given overlap at the end, so the last steps are searched back from it by the pruned
+//! search ([`crate::cells`]), whose costs of all overlaps are those that the survivors have to go:
+//! the least sum is the circle. Since all survivors descend from one path near step 0, it closes;
+//! where it does not, a second pass begins in that overlap. How far to search back is a choice
+//! between time and error.
 
 use crate::{
     cells::{self, Aligned, CellScratch, CellSearch, HIGH, Pruning, SETTLE},
@@ -63,7 +70,8 @@ pub(crate) struct ClassSearch {
     known: [Aligned<u16>; 1 + MOST_BITS as usize], // (shift, place of the class)
     /// The step that both searches reach.
     meet: usize,
-    /// Whether the trace needs the survivors of a step: a state tells the class of one up to `16 - B` bits before it.
+    /// Whether the trace needs the survivors of a step: a state tells the class of one up to `16 -
+    /// B` bits before it.
     kept: Vec<bool>,
     /// The search back from the seam.
     cells: CellSearch,
@@ -98,7 +106,8 @@ pub(crate) struct ClassStep<'a> {
 }
 
 impl ClassSearch {
-    /// `values` holds the grid value of every state in order, `bound` the rate-distortion bound of its rate.
+    /// `values` holds the grid value of every state in order, `bound` the rate-distortion bound of
+    /// its rate.
     pub(crate) fn new(
         isa: Isa,
         metric: Metric,
@@ -181,8 +190,8 @@ impl ClassSearch {
         self.shifts[(t + self.shifts.len() - 1) % self.shifts.len()]
     }
 
-    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`; `false` when there was none or the range
-    /// of costs did not suffice.
+    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`;
+    /// `false` when there was none or the range of costs did not suffice.
     pub(crate) fn run(&self, x: &[i16], scratch: &mut ClassScratch, states: &mut Vec<u16>) -> bool {
         assert_eq!(x.len(), self.shifts.len(), "one tile");
         scratch.tables.resize(x.len(), [0; VALUES]);
@@ -207,7 +216,8 @@ impl ClassSearch {
         self.pass(scratch, Some(seam)) && self.close(x, scratch, seam, states) && states[0] & mask == seam
     }
 
-    /// Survivors up to the step where both searches meet, from `reach` bits before step 0 or from an overlap there.
+    /// Survivors up to the step where both searches meet, from `reach` bits before step 0 or from
+    /// an overlap there.
     fn pass(&self, scratch: &mut ClassScratch, start: Option<u16>) -> bool {
         let steps = self.shifts.len();
         let ClassScratch { survivors: [from, to], tables, lows, .. } = scratch;
@@ -257,7 +267,8 @@ impl ClassSearch {
         true
     }
 
-    /// The lowest class that has the least of `words`: their places differ between instruction sets, the winner must not.
+    /// The lowest class that has the least of `words`: their places differ between instruction
+    /// sets, the winner must not.
     fn best(&self, words: &[u16]) -> usize {
         let least = words.iter().fold(u16::MAX, |a, &b| a.min(b));
         let places = words.iter().enumerate().filter(|&(_, &w)| w == least).map(|(place, _)| place);
@@ -268,7 +279,8 @@ impl ClassSearch {
     fn trace(&self, scratch: &ClassScratch, class: usize, states: &mut Vec<u16>) {
         states.clear();
         states.resize(self.meet, 0);
-        // The state of the last step that was looked up, and how far it has been shifted back since.
+        // The state of the last step that was looked up, and how far it has been shifted back
+        // since.
         let (mut state, mut back, mut next) = (0, 0, self.meet);
         for t in (0..self.meet).rev() {
             if !self.kept[t] {
@@ -282,7 +294,8 @@ impl ClassSearch {
             };
             let low = u16::from(scratch.lows[t][self.place(class)]);
             states[t] = self.newest(class) | low & self.own(0);
-            // Between two of them a state has its new bits from the later and the others from the earlier one.
+            // Between two of them a state has its new bits from the later and the others from the
+            // earlier one.
             let mut left = back;
             for at in t + 1..next.min(self.meet) {
                 left -= self.new_bits(at);

@@ -1,4 +1,5 @@
-//! Vector bodies of the search with one survivor per class. The portable bodies in [`crate::classes`] are their reference.
+//! Vector bodies of the search with one survivor per class. The portable bodies in
+//! [`crate::classes`] are their reference.
 #![expect(
     unsafe_code,
     reason = "vector loads and stores through pointers; calls of target-feature functions"
@@ -49,7 +50,8 @@ pub(crate) fn tables_avx2(values: &[i16; VALUES], factor: i16, x: &[i16], out: &
 
 macro_rules! dispatch {
     ($body:ident, $step:expr, $from:expr, $to:expr, $lows:expr) => {
-        // SAFETY: `classes::lanes` found that this machine has the instructions; `step_on`, the only caller, checked all lengths.
+        // SAFETY: `classes::lanes` found that this machine has the instructions; `step_on`, the
+        // only caller, checked all lengths.
         unsafe {
             match $step.new_bits {
                 1 => $body::<1>($step, $from, $to, $lows),
@@ -113,7 +115,8 @@ unsafe fn avx512<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16
             let w = _mm512_ternarylogic_epi32::<0xCA>(costs, w, u);
             let mut extend = |new: usize, tables: [__m512i; 2], index: __m512i| {
                 let [low, high] = tables;
-                // The cost at the index that bits 8 to 14 make, in the high byte; zero in the low one.
+                // The cost at the index that bits 8 to 14 make, in the high byte; zero in the low
+                // one.
                 let cost = _mm512_maskz_permutex2var_epi8(highs, low, index, high);
                 let grown = _mm512_adds_epu8(w, cost);
                 best[new] = _mm512_min_epu16(best[new], grown);
@@ -129,7 +132,8 @@ unsafe fn avx512<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16
                 extend(2, swapped, index);
                 extend(3, [turned[1], turned[0]], other);
             } else {
-                // A new bit turns the hash by as many eighths as the low bits of `2 u + c` say; four of them by a half.
+                // A new bit turns the hash by as many eighths as the low bits of `2 u + c` say;
+                // four of them by a half.
                 let eighths = _mm512_slli_epi16::<12>(_mm512_add_epi16(_mm512_add_epi16(u, u), add));
                 let quarters = _mm512_add_epi16(eighths, eighths);
                 let second = _mm512_add_epi16(index, eighths);
@@ -146,7 +150,8 @@ unsafe fn avx512<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16
                 least = _mm512_min_epu16(least, v);
             }
         }
-        // Even and odd words of pairs, `K` times: from vectors by new bits to vectors by low bits of the lane.
+        // Even and odd words of pairs, `K` times: from vectors by new bits to vectors by low bits
+        // of the lane.
         let mut next = best;
         for round in 0..K {
             let (old, pairs) = (next, rivals >> (round + 1));
@@ -206,7 +211,8 @@ unsafe fn avx2<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16],
             let u = _mm256_or_si256(_mm256_and_si256(shifted, own), known);
             let hash = _mm256_mullo_epi16(u, _mm256_add_epi16(u, add));
             let w = _mm256_or_si256(_mm256_and_si256(w, costs), _mm256_andnot_si256(costs, u));
-            // Bit 15 of the hash is bit 6 of the index and so on: masks from the top bit of the high byte.
+            // Bit 15 of the hash is bit 6 of the index and so on: masks from the top bit of the
+            // high byte.
             let low = _mm256_and_si256(_mm256_srli_epi16::<1>(hash), nibble);
             let found = rows.map(|row| _mm256_shuffle_epi8(row, low));
             let pick = |a: __m256i, b: __m256i, which: __m256i| _mm256_blendv_epi8(a, b, which);
@@ -230,7 +236,8 @@ unsafe fn avx2<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16],
                     extend(3, pick(fourth, second, back));
                 }
             } else {
-                // By eighths from that of the first branch on; `n` new bits lead `n` times the low bits of `2 u + c` further.
+                // By eighths from that of the first branch on; `n` new bits lead `n` times the low
+                // bits of `2 u + c` further.
                 let f: [__m256i; 8] = std::array::from_fn(|i| pick(found[i], found[(i + 1) % 8], b4));
                 let [a0, a2, a4, a6] = turn([f[0], f[2], f[4], f[6]], b5, b6);
                 let [a1, a3, a5, a7] = turn([f[1], f[3], f[5], f[7]], b5, b6);
@@ -282,7 +289,8 @@ unsafe fn avx2<const K: u32>(step: &ClassStep<'_>, from: &[u16], to: &mut [u16],
     if settles { (least_256(least) >> 8) as u8 } else { 0 }
 }
 
-/// Four costs in turn, from one on that two bits tell (the top ones of bytes): the lower and the higher.
+/// Four costs in turn, from one on that two bits tell (the top ones of bytes): the lower and the
+/// higher.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn turn(q: [__m256i; 4], low: __m256i, high: __m256i) -> [__m256i; 4] {
@@ -300,7 +308,8 @@ fn part(a: __m256i, b: __m256i) -> [__m256i; 2] {
         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
     );
-    // Even words of each half in its first 8 bytes; then the first 8 bytes of the halves side by side.
+    // Even words of each half in its first 8 bytes; then the first 8 bytes of the halves side by
+    // side.
     let [a, b] = [a, b].map(|v| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, words)));
     [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
 }

@@ -4,11 +4,12 @@ use crate::{cells::Pruning, classes::Classes, rows::Rows};
 use fracbit_base::{Code, Scheme};
 use std::{fmt, str::FromStr};
 
-/// How thoroughly codes are searched for. Every effort gives the same bytes on every machine and thread count.
+/// How thoroughly codes are searched for. Every effort gives the same bytes on every machine and
+/// thread count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effort {
-    /// `fine`: one survivor per class below 3 bits, the pruned search with two cells of branches above; `fast` and `hyb`: few rows of
-    /// branches. 3 to 7 % more error.
+    /// `fine`: one survivor per class below 3 bits, the pruned search with two cells of branches
+    /// above; `fast` and `hyb`: few rows of branches. 3 to 7 % more error.
     Fast,
     /// The pruned searches with two or three cells, or more rows: up to 2.5 % more error.
     Balanced,
@@ -31,7 +32,8 @@ impl Effort {
         }
     }
 
-    /// The classes of the search by class where it is the better one, below 3 bits; `None` elsewhere.
+    /// The classes of the search by class where it is the better one, below 3 bits; `None`
+    /// elsewhere.
     pub(crate) fn classes(self, scheme: Scheme) -> Option<Classes> {
         // With few new bits a step by class is cheap against one of the search back from the seam.
         let (bits, back, reach) = match scheme.quarters() {
@@ -81,7 +83,8 @@ impl Effort {
     pub(crate) fn pruning(self, scheme: Scheme) -> Option<Pruning> {
         match self {
             Self::Fast => {
-                // Up to 3.5 bits, where most overlaps are looked at, a third cell only where more bits come in than leave.
+                // Up to 3.5 bits, where most overlaps are looked at, a third cell only where more
+                // bits come in than leave.
                 let (thirds, reach) = if scheme.quarters() <= 14 { (usize::MAX, 28) } else { (8, 32) };
                 Some(Pruning { falls: 2, thirds, always: u32::MAX, reach, part: 150 })
             }

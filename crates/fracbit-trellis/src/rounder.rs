@@ -21,7 +21,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Weights on either side of the seam that the free pass looks at.
 pub(crate) const REACH: usize = 128;
-/// Tiles that one task encodes: enough to hide the hand-over, few enough for a short call to use all threads.
+/// Tiles that one task encodes: enough to hide the hand-over, few enough for a short call to use
+/// all threads.
 const TASK: usize = 4;
 
 /// Codes tiles with one trellis codebook by tail-biting Viterbi search.
@@ -80,7 +81,8 @@ impl TrellisRounder {
         Self::with_isa(codebook, effort, Isa::detect())
     }
 
-    /// A rounder on a given instruction set, for tests and measurements: the bytes are the same on all.
+    /// A rounder on a given instruction set, for tests and measurements: the bytes are the same on
+    /// all.
     ///
     /// # Panics
     /// When `codebook` is not of a `tcq` scheme or this machine lacks the instructions.

@@ -1,15 +1,18 @@
 //! The pruned search for codes of two or four weights a step.
 //!
-//! Every overlap has `2^k` continuations, and their values are points spread evenly over the plane (or over four dimensions).
-//! Repeated halving of them at the median, in turn by each weight, puts one continuation of every overlap into each of `2^k`
-//! *rows*, and the points of a row lie close together. For given weights only the near rows are looked at: 3 to 10 with two
-//! weights a step, 7 to 24 with four, by rate and effort. They are chosen by a Gaussian model of each row's points.
+//! Every overlap has `2^k` continuations, and their values are points spread evenly over the plane
+//! (or over four dimensions). Repeated halving of them at the median, in turn by each weight, puts
+//! one continuation of every overlap into each of `2^k` *rows*, and the points of a row lie close
+//! together. For given weights only the near rows are looked at: 3 to 10 with two weights a step, 7
+//! to 24 with four, by rate and effort. They are chosen by a Gaussian model of each row's points.
 //!
-//! Costs are 8-bit with saturation. A point is stored as 8-bit offsets from the centre of its row, in steps of an eighth of the square root of a
-//! unit of cost (two or four times that in wide rows), so that subtraction, `maddubs` and a shift make the cost.
+//! Costs are 8-bit with saturation. A point is stored as 8-bit offsets from the centre of its row,
+//! in steps of an eighth of the square root of a unit of cost (two or four times that in wide
+//! rows), so that subtraction, `maddubs` and a shift make the cost.
 //!
-//! Layout: a row holds its continuations by overlap. The cost-to-go of overlap `u` and new bits `n` is `after[(n << (16 - k) | u) >> k]`; costs
-//! are turned before a step so that the `2^k` entries for one overlap are neighbours, and a shuffle of 16 to 256 bytes finds them.
+//! Layout: a row holds its continuations by overlap. The cost-to-go of overlap `u` and new bits `n`
+//! is `after[(n << (16 - k) | u) >> k]`; costs are turned before a step so that the `2^k` entries
+//! for one overlap are neighbours, and a shuffle of 16 to 256 bytes finds them.
 //!
 //! The tail-biting seam is closed as in [`crate::cells`].
 
@@ -20,7 +23,8 @@ use crate::{
 };
 use fracbit_format::trellis::{STATE_BITS, STATES};
 
-/// Units of cost in the rate-distortion bound of a weight. With 3 the saturation shows for `hyb` at 5 bits (4 %).
+/// Units of cost in the rate-distortion bound of a weight. With 3 the saturation shows for `hyb` at
+/// 5 bits (4 %).
 const UNITS: f64 = 2.0;
 /// Most rows of a step that are looked at.
 pub(crate) const MOST: usize = 32;
@@ -28,10 +32,12 @@ pub(crate) const MOST: usize = 32;
 const WEIGHTS: usize = 4;
 /// Squared steps of the finest offsets in a unit of cost, as a power of two.
 const FINE: u32 = 6;
-/// Units of cost that weights outside all rows may have at least, and how much more before their tile is left to the exact search.
+/// Units of cost that weights outside all rows may have at least, and how much more before their
+/// tile is left to the exact search.
 const FAR: f64 = 100.0;
 const FARTHER: f32 = 16.0;
-/// Least cost above which a tile is left to the exact search: a single step may take most of the range.
+/// Least cost above which a tile is left to the exact search: a single step may take most of the
+/// range.
 const HIGH: u8 = 245;
 /// Paths from the seam that may end elsewhere before a pass is constrained.
 const TRACES: usize = 4;
@@ -43,7 +49,8 @@ pub(crate) struct Rows {
     pub(crate) count: usize,
     /// Bits of tape beyond the seam.
     pub(crate) reach: usize,
-    /// Part of the circle, its last one, that alone is searched again where the path does not close.
+    /// Part of the circle, its last one, that alone is searched again where the path does not
+    /// close.
     pub(crate) part: usize,
 }
 
@@ -57,7 +64,8 @@ pub(crate) struct RowSearch {
     /// `score = c + sum over weights of (a x + b) x`, the less the nearer.
     scores: Vec<[f32; SCORES]>, // (block of rows, coefficient)
     places: Vec<Place>, // (row)
-    /// Squared distance from the nearest row above which weights are drawn nearer, so that their cost leaves some range to others.
+    /// Squared distance from the nearest row above which weights are drawn nearer, so that their
+    /// cost leaves some range to others.
     far: f32,
 }
 
@@ -88,7 +96,8 @@ pub(crate) struct Tables {
     pub(crate) weights: usize,
     /// Index into the table of costs-to-go.
     pub(crate) picks: Aligned, // (row, overlap)
-    /// Offsets of the values. Of a block of overlaps as wide as a vector: the first 8 of every 16, then the others, in pairs of weights.
+    /// Offsets of the values. Of a block of overlaps as wide as a vector: the first 8 of every 16,
+    /// then the others, in pairs of weights.
     pub(crate) offsets: Aligned, // (row, block, pair, half, 16 overlaps, overlap, weight of the pair)
     states: Vec<u16>, // (row, overlap)
     /// Overlaps of a block, as a power of two.
@@ -153,7 +162,8 @@ pub(crate) struct RowStep<'a> {
 }
 
 impl RowSearch {
-    /// `values` holds the grid values of every state in order, `bound` the rate-distortion bound of its rate.
+    /// `values` holds the grid values of every state in order, `bound` the rate-distortion bound of
+    /// its rate.
     pub(crate) fn new(
         isa: Isa,
         metric: Metric,
@@ -246,8 +256,8 @@ impl RowSearch {
         self.rows.reach.div_ceil(self.tables.new_bits as usize).min(self.steps)
     }
 
-    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`; `false` when the range of
-    /// costs did not suffice.
+    /// Finds the states of a closed path near `x` (grid values) and leaves them in `states`;
+    /// `false` when the range of costs did not suffice.
     pub(crate) fn run(&self, x: &[i16], scratch: &mut RowScratch, states: &mut Vec<u16>) -> bool {
         assert_eq!(x.len(), self.steps * self.tables.weights, "one tile");
         if !self.near(x, &mut scratch.near) {
@@ -264,7 +274,8 @@ impl RowSearch {
         states.clear();
         let (mut before, mut end) = (seam, self.trace(scratch, 0, seam, states));
         for _ in 1..TRACES {
-            // The `hyb` code gives a state and its complement the same weights: half of all paths end in the complement.
+            // The `hyb` code gives a state and its complement the same weights: half of all paths
+            // end in the complement.
             if end == seam || end == before {
                 break;
             }
@@ -276,7 +287,8 @@ impl RowSearch {
         }
         start.fill(u8::MAX);
         start[usize::from(seam)] = 0;
-        // From a path that begins at the seam, first only its end is changed, so that it arrives there.
+        // From a path that begins at the seam, first only its end is changed, so that it arrives
+        // there.
         [self.steps - self.steps / self.rows.part, 0].into_iter().any(|to| {
             let overlap = if to == 0 { seam } else { states[to - 1] >> self.tables.new_bits };
             states.truncate(to);
@@ -326,7 +338,8 @@ impl RowSearch {
                     offsets[i] = offset(x[i], place.centre[i], place.per_step);
                     out |= offsets[i].unsigned_abs() == 127;
                 }
-                // Costs would be too small where the weights are out of range: the nearest row takes the place of such a row.
+                // Costs would be too small where the weights are out of range: the nearest row
+                // takes the place of such a row.
                 let new = Near { row, x: offsets, shift: FINE - 2 * place.wide };
                 near.push(if out && near.len() > first { near[first] } else { new });
             }
@@ -334,7 +347,8 @@ impl RowSearch {
         true
     }
 
-    /// Costs-to-go from step `from` of the unrolled circle, where they are `start`, down to step `to`; those of the circle stay.
+    /// Costs-to-go from step `from` of the unrolled circle, where they are `start`, down to step
+    /// `to`; those of the circle stay.
     fn backward(&self, scratch: &mut RowScratch, from: usize, to: usize, start: &[u8]) -> bool {
         let (steps, overlaps) = (self.steps, self.tables.overlaps());
         let RowScratch { near, costs, turned } = scratch;
@@ -356,8 +370,9 @@ impl RowSearch {
         true
     }
 
-    /// Follows the best path from step `from` with overlap `start` around the circle; returns the overlap at the end. `states` may hold
-    /// another such path: where the two meet they go on together.
+    /// Follows the best path from step `from` with overlap `start` around the circle; returns the
+    /// overlap at the end. `states` may hold another such path: where the two meet they go on
+    /// together.
     fn trace(&self, scratch: &RowScratch, from: usize, start: u16, states: &mut Vec<u16>) -> u16 {
         let RowScratch { near, costs, .. } = scratch;
         let new_bits = self.tables.new_bits;
@@ -393,10 +408,12 @@ struct Scores {
 }
 
 impl Scores {
-    /// The rows of least score, the least one first; where scores are equal those of the lower numbers.
+    /// The rows of least score, the least one first; where scores are equal those of the lower
+    /// numbers.
     fn least(&mut self, isa: Isa, factors: &[[f32; SCORES]], x: &[f32], found: &mut [(f32, u16)]) {
         let sums = &mut self.sums[..factors.len() / (2 * x.len() + 1)];
-        // As many scores as rows that are wanted are not above as many least ones of classes: a limit that few rows are below.
+        // As many scores as rows that are wanted are not above as many least ones of classes: a
+        // limit that few rows are below.
         let mut classes = [[f32::INFINITY; SCORES]; CLASSES];
         score(isa, factors, x, sums, &mut classes);
         // As integers of the same order, which are quicker to select from.
@@ -487,7 +504,8 @@ fn offset(value: f32, centre: f32, per_step: f32) -> i8 {
     ((steps + 12_582_912.0).to_bits() as u8).cast_signed()
 }
 
-/// Index of a continuation into the costs-to-go that one block of overlaps reads, after they were turned.
+/// Index of a continuation into the costs-to-go that one block of overlaps reads, after they were
+/// turned.
 fn pick(new_bits: u32, state: usize) -> usize {
     let (new, overlap) = (state >> (STATE_BITS - new_bits), state & ((STATES >> new_bits) - 1));
     match new_bits {
@@ -498,7 +516,8 @@ fn pick(new_bits: u32, state: usize) -> usize {
     }
 }
 
-/// States by row and overlap: the continuations of every overlap halved at the median by each weight in turn.
+/// States by row and overlap: the continuations of every overlap halved at the median by each
+/// weight in turn.
 fn halve(values: &[i16], weights: usize, new_bits: u32) -> Vec<u16> {
     fn part(states: &mut [u16], weight: usize, weights: usize, values: &[i16]) {
         let half = states.len() / 2;
@@ -531,7 +550,8 @@ fn width(isa: Isa) -> usize {
     }
 }
 
-/// Costs `(new, rest)` of a step as `(rest, new)`, which its tables index. From 8 bits on there is nothing to turn.
+/// Costs `(new, rest)` of a step as `(rest, new)`, which its tables index. From 8 bits on there is
+/// nothing to turn.
 fn turn<'a>(isa: Isa, new_bits: u32, after: &'a [u8], spare: &'a mut [Aligned; 2]) -> &'a [u8] {
     if new_bits >= 8 {
         return after;
@@ -567,7 +587,8 @@ pub(crate) fn turn_scalar(new_bits: u32, after: &[u8], to: &mut [u8], other: &mu
     }
 }
 
-/// `before[u] = min over the rows of (after of its continuation - base) + its cost`, saturating; returns the least of them.
+/// `before[u] = min over the rows of (after of its continuation - base) + its cost`, saturating;
+/// returns the least of them.
 fn step_on(isa: Isa, step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     let overlaps = step.tables.overlaps();
     assert!(after.len() == overlaps && before.len() == overlaps, "a cost for every overlap");
@@ -621,7 +642,8 @@ fn step_scalar(step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
     least
 }
 
-/// Squared distance of a pair of weights as in `maddubs` of the magnitudes by themselves, where that of -128 is negative once.
+/// Squared distance of a pair of weights as in `maddubs` of the magnitudes by themselves, where
+/// that of -128 is negative once.
 #[inline(always)]
 fn square(x: [i8; 2], v: [u8; 2]) -> u16 {
     let square = |x: i8, v: u8| {

@@ -152,7 +152,8 @@ pub(crate) fn turn_avx2(new_bits: u32, after: &[u8], to: &mut [u8], other: &mut 
 }
 
 pub(crate) fn step_avx512(step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
-    // SAFETY: `rows::width` found that this machine has the instructions; `step_on`, the only caller, checked all lengths.
+    // SAFETY: `rows::width` found that this machine has the instructions; `step_on`, the only
+    // caller, checked all lengths.
     unsafe {
         match (step.tables.weights, step.tables.new_bits) {
             (2, ..=6 | 10) => avx512::<1, 1>(step, after, before),
@@ -166,7 +167,8 @@ pub(crate) fn step_avx512(step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -
 }
 
 pub(crate) fn step_avx2(step: &RowStep<'_>, after: &[u8], before: &mut [u8]) -> u8 {
-    // SAFETY: `RowSearch::new` checked that this machine has AVX2; `step_on`, the only caller, checked all lengths.
+    // SAFETY: `RowSearch::new` checked that this machine has AVX2; `step_on`, the only caller,
+    // checked all lengths.
     unsafe {
         match (step.tables.weights, step.tables.new_bits) {
             (2, ..=4) => avx2::<1, 1>(step, after, before),
@@ -190,7 +192,8 @@ fn pair(near: &Near, pair: usize) -> i32 {
 }
 
 /// # Safety
-/// The lengths are those that `rows::step_on` checks; steps have `2 PAIRS` weights and tables of `64 TABLES` entries.
+/// The lengths are those that `rows::step_on` checks; steps have `2 PAIRS` weights and tables of
+/// `64 TABLES` entries.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 unsafe fn avx512<const PAIRS: usize, const TABLES: usize>(
     step: &RowStep<'_>,
@@ -217,7 +220,8 @@ unsafe fn avx512<const PAIRS: usize, const TABLES: usize>(
                 let x = _mm512_set1_epi32(pair(near, i));
                 for (half, sum) in sums.iter_mut().enumerate() {
                     let from = 2 * (at * PAIRS + (2 * i + half) * (WIDTH / 2));
-                    // SAFETY: a row has `2 PAIRS` bytes for every overlap, of which there are whole vectors.
+                    // SAFETY: a row has `2 PAIRS` bytes for every overlap, of which there are whole
+                    // vectors.
                     let v = unsafe { _mm512_loadu_si512(offsets.add(from).cast()) };
                     let d = _mm512_abs_epi8(_mm512_subs_epi8(x, v));
                     let square = _mm512_maddubs_epi16(d, d);
@@ -251,8 +255,8 @@ unsafe fn avx512<const PAIRS: usize, const TABLES: usize>(
 }
 
 /// # Safety
-/// The lengths are those that `rows::step_on` checks; steps have `2 PAIRS` weights and tables of `16 TABLES` entries, with one
-/// table a table for each half of a vector.
+/// The lengths are those that `rows::step_on` checks; steps have `2 PAIRS` weights and tables of
+/// `16 TABLES` entries, with one table a table for each half of a vector.
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<const PAIRS: usize, const TABLES: usize>(
     step: &RowStep<'_>,
@@ -270,7 +274,8 @@ unsafe fn avx2<const PAIRS: usize, const TABLES: usize>(
             // SAFETY: `first + 32 <= after.len()`.
             table[0] = unsafe { _mm256_loadu_si256(after.as_ptr().add(first).cast()) };
         } else {
-            // Tables of 32 entries begin at each vector, longer ones at each multiple of their length.
+            // Tables of 32 entries begin at each vector, longer ones at each multiple of their
+            // length.
             let start = rows::table_of(tables.new_bits, first) | (first & !(16 * TABLES - 1) & 63);
             let entries = &after[start..][..TABLES * 16];
             for (table, entries) in table.iter_mut().zip(entries.as_chunks::<16>().0) {
@@ -290,7 +295,8 @@ unsafe fn avx2<const PAIRS: usize, const TABLES: usize>(
                 let x = _mm256_set1_epi32(pair(near, i));
                 for (half, sum) in sums.iter_mut().enumerate() {
                     let from = 2 * (at * PAIRS + (2 * i + half) * (WIDTH / 2));
-                    // SAFETY: a row has `2 PAIRS` bytes for every overlap, of which there are whole vectors.
+                    // SAFETY: a row has `2 PAIRS` bytes for every overlap, of which there are whole
+                    // vectors.
                     let v = unsafe { _mm256_loadu_si256(offsets.add(from).cast()) };
                     let d = _mm256_abs_epi8(_mm256_subs_epi8(x, v));
                     let square = _mm256_maddubs_epi16(d, d);

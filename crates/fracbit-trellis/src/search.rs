@@ -7,7 +7,8 @@ use fracbit_format::trellis::{STATE_BITS, STATES};
 pub(crate) const LANES: usize = 32;
 /// Entries past the end of a cost array that vector loads may touch.
 pub(crate) const PAD: usize = LANES;
-/// New bits that the trace decides at once: it enumerates `2^6` continuations between two stored cost arrays.
+/// New bits that the trace decides at once: it enumerates `2^6` continuations between two stored
+/// cost arrays.
 const GROUP_BITS: u32 = 6;
 /// From this number of new bits on, a single step is decided a vector of 16 candidates at a time.
 const FAN_BITS: u32 = 4;
@@ -85,7 +86,8 @@ impl Search {
     pub(crate) fn run(&self, x: &[i16], scratch: &mut Scratch) {
         let steps = self.steps();
         assert_eq!(x.len(), steps * self.weights, "one tile");
-        // Free pass around the seam at step 0: positions `steps - reach .. steps + reach` of the unrolled circle.
+        // Free pass around the seam at step 0: positions `steps - reach .. steps + reach` of the
+        // unrolled circle.
         let (from, seam, to) = (steps - self.reach, steps, steps + self.reach);
         let groups = self.groups(from, seam);
         let overlap = 1usize << (STATE_BITS - self.new_bits(to));
@@ -120,7 +122,8 @@ impl Search {
         bounds
     }
 
-    /// Costs-to-go from `to` down to `from` (unrolled positions): `costs[i]` becomes that of `bounds[i]`, up to a constant.
+    /// Costs-to-go from `to` down to `from` (unrolled positions): `costs[i]` becomes that of
+    /// `bounds[i]`, up to a constant.
     fn backward(
         &self,
         x: &[i16],
@@ -169,7 +172,8 @@ impl Search {
         }
     }
 
-    /// Follows the best path from `bounds[0]` with overlap `start`; appends its states and returns the overlap at the end.
+    /// Follows the best path from `bounds[0]` with overlap `start`; appends its states and returns
+    /// the overlap at the end.
     fn trace(&self, x: &[i16], scratch: &mut Scratch, start: u16, bounds: &[usize]) -> u16 {
         let Scratch { costs, paths, next, states } = scratch;
         let mut overlap = start;
@@ -351,7 +355,8 @@ mod tests {
         }
     }
 
-    /// Least squared error, in f64, of a closed path whose seam overlap is `seam`: forward in time, one step after the other.
+    /// Least squared error, in f64, of a closed path whose seam overlap is `seam`: forward in time,
+    /// one step after the other.
     fn least_error(shifts: &[u32], weights: usize, values: &[f32], tile: &[f32], seam: u16) -> f64 {
         let last = *shifts.last().unwrap();
         let mut entry = vec![f64::INFINITY; STATES >> last];

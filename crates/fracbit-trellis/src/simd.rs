@@ -13,8 +13,8 @@ use std::arch::x86_64::*;
 
 macro_rules! dispatch {
     ($body:ident, $doublings:expr, $step:expr, $after:expr, $before:expr) => {{
-        // SAFETY: `Search::new` checked that this machine has the instructions of the body it was given;
-        // `step::step`, the only caller, checked all lengths.
+        // SAFETY: `Search::new` checked that this machine has the instructions of the body it was
+        // given; `step::step`, the only caller, checked all lengths.
         unsafe {
             match ($step.x.len(), $doublings) {
                 (1, 0) => $body::<1, 0>($step, $after, $before),
@@ -57,7 +57,8 @@ unsafe fn avx512<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], b
     let base = _mm512_set1_epi16(base.cast_signed());
     let mut least = _mm512_set1_epi16(-1);
     let mut row = table.as_ptr();
-    // Where all states of some rows go on to one overlap, its cost is added to the least of theirs: the same sum.
+    // Where all states of some rows go on to one overlap, its cost is added to the least of theirs:
+    // the same sum.
     let run = step.run();
     for first in (0..STATES >> new_bits).step_by(LANES) {
         let mut best = _mm512_set1_epi16(-1);
@@ -69,7 +70,8 @@ unsafe fn avx512<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], b
             if run > 1 {
                 let mut near = _mm512_set1_epi16(-1);
                 for _ in 0..run {
-                    // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32 values once, in order.
+                    // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32
+                    // values once, in order.
                     near =
                         _mm512_min_epu16(near, unsafe { distance::<V, D>(_mm512_setzero_si512(), &x, row) });
                     // SAFETY: as above; one past the end after the last row.
@@ -139,11 +141,13 @@ unsafe fn avx2<const V: usize, const D: u32>(step: &Step<'_>, after: &[u16], bef
         let mut state = first;
         while state < STATES {
             for (half, best) in best.iter_mut().enumerate() {
-                // SAFETY: `(state + 16) >> shift < 2^(16 - shift)` and `after` has 32 entries beyond.
+                // SAFETY: `(state + 16) >> shift < 2^(16 - shift)` and `after` has 32 entries
+                // beyond.
                 let n = unsafe { _mm_loadu_si128(after.as_ptr().add((state + half * HALF) >> shift).cast()) };
                 let mut cost = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(n), spread);
                 for (i, &x) in x.iter().enumerate() {
-                    // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32 values once.
+                    // SAFETY: the loops visit each of the table's `STATES / 32 * V` rows of 32
+                    // values once.
                     let v = unsafe { _mm256_loadu_si256(row.add(i * LANES + half * HALF).cast()) };
                     let mut d = _mm256_subs_epi16(v, x);
                     for _ in 0..D {

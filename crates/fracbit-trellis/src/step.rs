@@ -29,8 +29,8 @@ impl Step<'_> {
     }
 }
 
-/// `before[u] = min over n of (cost of state s = n << (16 - new_bits) | u, plus after[s >> shift]) - base`;
-/// returns the least of them.
+/// `before[u] = min over n of (cost of state s = n << (16 - new_bits) | u, plus after[s >>
+/// shift]) - base`; returns the least of them.
 pub(crate) fn step(isa: Isa, doublings: u32, step: &Step<'_>, after: &[u16], before: &mut [u16]) -> u16 {
     assert_eq!(step.table.len(), STATES * step.x.len(), "values of every state");
     assert!(after.len() >= (STATES >> step.shift) + PAD, "costs after the step, padded");

@@ -1,16 +1,19 @@
 //! Training of codebooks on Gaussian samples, seeded and reproducible.
 //!
-//! * `fine` and `fast`: Lloyd's algorithm *inside* the trellis. Code many unit Gaussian tiles, move every entry to the mean of
-//!   the weights it coded (signs undone), repeat; both halves of the iteration can only lower the error, up to
-//!   the approximation of the tail-biting search. The start is the quantile table of a Gaussian, wider at high rates
-//!   where the best density of entries is flatter than that of the weights. At the end the entries go to the int8 grid
-//!   and the step is refitted.
-//!   Tables are sums of two short ones but for their last quarter ([`Layers`]): entries go to the nearest such table in every round. Up to 2.5
-//!   bits their first three quarters are a [`Ramp`] times a unit instead.
-//! * `hyb`: 2-D k-means of 2^20 Gaussian samples, scaled to the standard deviation that the papers' tables have
-//!   (Q-Palette's 0.9682458), then a step per rate at which the error is stationary. The papers use one step for all rates.
+//! * `fine` and `fast`: Lloyd's algorithm *inside* the trellis. Code many unit Gaussian tiles, move
+//!   every entry to the mean of the weights it coded (signs undone), repeat; both halves of the
+//!   iteration can only lower the error, up to the approximation of the tail-biting search. The
+//!   start is the quantile table of a Gaussian, wider at high rates where the best density of
+//!   entries is flatter than that of the weights. At the end the entries go to the int8 grid and
+//!   the step is refitted. Tables are sums of two short ones but for their last quarter
+//!   ([`Layers`]): entries go to the nearest such table in every round. Up to 2.5 bits their first
+//!   three quarters are a [`Ramp`] times a unit instead.
+//! * `hyb`: 2-D k-means of 2^20 Gaussian samples, scaled to the standard deviation that the papers'
+//!   tables have (Q-Palette's 0.9682458), then a step per rate at which the error is stationary.
+//!   The papers use one step for all rates.
 //!
-//! The condition for the step is the same in both: `sum w v = sum v^2` over weights `w` and their grid values `v`.
+//! The condition for the step is the same in both: `sum w v = sum v^2` over weights `w` and their
+//! grid values `v`.
 
 use crate::{Effort, TrellisRounder, cells::LEVELS};
 use fracbit_base::{Code, Scheme};
@@ -38,8 +41,9 @@ pub struct Training {
 impl Training {
     /// What the committed codebook of a scheme was trained with.
     ///
-    /// Tables lose up to 0.3 % of error to a small sample (`fine` at 4 bits, without layers, 384 tiles and
-    /// 8 rounds: 0.004454; 2048 and 8: 0.004445; 2048 and 24: 0.004440, on 2^20 other weights).
+    /// Tables lose up to 0.3 % of error to a small sample (`fine` at 4 bits, without layers, 384
+    /// tiles and 8 rounds: 0.004454; 2048 and 8: 0.004445; 2048 and 24: 0.004440, on 2^20 other
+    /// weights).
     #[must_use]
     pub fn committed(scheme: Scheme) -> Self {
         if scheme.code() == Some(Code::Hyb) {
@@ -58,12 +62,14 @@ const HYB_ROUNDS: usize = 12;
 const HYB_SCALES: [f64; 6] = [0.95, 1.02, 1.09, 1.16, 1.23, 1.3];
 /// Rounds that refit the step.
 const STEP_ROUNDS: usize = 2;
-/// Starts that are tried, relative to the usual best width, with this many rounds on one in this many tiles.
+/// Starts that are tried, relative to the usual best width, with this many rounds on one in this
+/// many tiles.
 const START_WIDTHS: [f64; 5] = [0.94, 0.97, 1.0, 1.03, 1.06];
 const START_ROUNDS: usize = 3;
 const START_SHARE: usize = 4;
 
-/// The table size of a scheme's built-in codebook: entries for `fine` and `fast`, pairs times two for `hyb`.
+/// The table size of a scheme's built-in codebook: entries for `fine` and `fast`, pairs times two
+/// for `hyb`.
 ///
 /// # Panics
 /// When `scheme` is not a `tcq` scheme.
@@ -111,7 +117,8 @@ pub fn train(scheme: Scheme, len: usize, training: &Training) -> Codebook {
         let (coarse, _) = best_of(HYB_SCALES, |factor| scaled(factor, few));
         return best_of([-0.04, -0.02, 0.0, 0.02, 0.04], |shift| scaled(coarse + shift, &tiles)).1;
     }
-    // Where Lloyd's rounds end depends on how wide they start (12 % of error between the extremes at 4 bits).
+    // Where Lloyd's rounds end depends on how wide they start (12 % of error between the extremes
+    // at 4 bits).
     let few = &tiles[..tiles.len().div_ceil(START_SHARE)];
     let mut table = best_of(START_WIDTHS, |width| {
         let mut table = quantile_table(scheme, len, width);
@@ -129,8 +136,8 @@ pub fn train(scheme: Scheme, len: usize, training: &Training) -> Codebook {
         let step = table[at] / f32::from(Ramp::at(at));
         return refit_step(on_grid(scheme, &table, step, 127.0), &tiles);
     }
-    // A narrower int8 grid is finer but clips the largest entries: let the error decide. With layers, which round together,
-    // chance decides as much.
+    // A narrower int8 grid is finer but clips the largest entries: let the error decide. With
+    // layers, which round together, chance decides as much.
     let layers = Layers::fit(table.len());
     let widths: &[f64] = if layers { &[1.0, 0.99, 0.98, 0.97, 0.96] } else { &[1.0, 0.93] };
     best_of(widths.iter().copied(), |width| {
@@ -170,7 +177,8 @@ fn on_grid(scheme: Scheme, table: &[f32], step: f32, limit: f32) -> Codebook {
     Codebook::new(scheme, entries, step).expect("the length was chosen for the scheme")
 }
 
-/// Codes `tiles` and hands every tile with its code to `visit`, which folds into one `T` per task; the results are in order.
+/// Codes `tiles` and hands every tile with its code to `visit`, which folds into one `T` per task;
+/// the results are in order.
 fn code<T: Send>(
     rounder: &TrellisRounder,
     tiles: &[[f32; TILE]],
@@ -295,12 +303,14 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
     }
 }
 
-/// Whether the built-in table of a scheme has a [`Ramp`]: it costs `tcq-2.75` and `tcq-fast-3` half a percent of error.
+/// Whether the built-in table of a scheme has a [`Ramp`]: it costs `tcq-2.75` and `tcq-fast-3` half
+/// a percent of error.
 fn has_ramp(scheme: Scheme, len: usize) -> bool {
     len == Ramp::LEN && scheme.quarters() <= 10
 }
 
-/// The table nearest to `table` whose first three quarters are a [`Ramp`] times any unit, entries counting by `counts`; `tied` neighbours are equal.
+/// The table nearest to `table` whose first three quarters are a [`Ramp`] times any unit, entries
+/// counting by `counts`; `tied` neighbours are equal.
 fn ramped(table: &[f32], counts: &[u32], tied: usize) -> Vec<f32> {
     let ramp = |x: usize| f64::from(Ramp::at(x / tied * tied));
     let (mut cross, mut own) = (0.0, 0.0);
@@ -315,8 +325,9 @@ fn ramped(table: &[f32], counts: &[u32], tied: usize) -> Vec<f32> {
     table.iter().enumerate().map(entry).collect()
 }
 
-/// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`: one layer's entry after another goes to the weighted mean of
-/// what the other layer leaves of its entries. None is negative; with a `limit` all are integers up to there.
+/// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`: one layer's
+/// entry after another goes to the weighted mean of what the other layer leaves of its entries.
+/// None is negative; with a `limit` all are integers up to there.
 fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     const ROUNDS: usize = 100;
     let (each, free) = (table.len() / 16, Layers::free(table.len()));
@@ -351,9 +362,11 @@ fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     (0..table.len()).map(entry).collect()
 }
 
-/// Neighbouring entries that are one and the same: the pruned search knows 32 levels of a cell, of which a step with one new bit makes two.
+/// Neighbouring entries that are one and the same: the pruned search knows 32 levels of a cell, of
+/// which a step with one new bit makes two.
 ///
-/// 32 magnitudes instead of 64 lose .03 to .2 % at such rates, and `balanced` no longer takes the mean of two for both.
+/// 32 magnitudes instead of 64 lose .03 to .2 % at such rates, and `balanced` no longer takes the
+/// mean of two for both.
 fn tied(scheme: Scheme, len: usize) -> usize {
     let least_bits = usize::from(scheme.quarters() / 4);
     if scheme.code() == Some(Code::Fine) { (2 * len / (LEVELS << least_bits)).max(1) } else { 1 }
@@ -392,7 +405,8 @@ fn planar_means(count: usize, samples: usize, rounds: usize, seed: u64) -> Vec<f
         (0..samples).map(|_| std::array::from_fn(|_| StandardNormal.sample(&mut rng))).collect();
     let mut means = points[..count].to_vec();
     for _ in 0..rounds {
-        // Sorted by the first coordinate, the nearest mean is found by looking outward until that coordinate alone is too far.
+        // Sorted by the first coordinate, the nearest mean is found by looking outward until that
+        // coordinate alone is too far.
         means.sort_by(|a, b| a[0].total_cmp(&b[0]));
         let parts: Vec<Vec<[f64; 3]>> = points
             .par_chunks(TASK)
@@ -426,11 +440,12 @@ fn planar_means(count: usize, samples: usize, rounds: usize, seed: u64) -> Vec<f
     table.into_iter().map(|v| v * factor).collect()
 }
 
-/// Orders points by recursive halving, one coordinate after the other, so that the leading bits of an index name a cell.
+/// Orders points by recursive halving, one coordinate after the other, so that the leading bits of
+/// an index name a cell.
 ///
-/// The `2^k` successors of a state share the low bits of the index: in this order they take one point of every
-/// cell. The sign flips the first coordinate, hence the second is halved first. In random order the error is 5 % higher
-/// at 3.5 bits and 27 % at 4.
+/// The `2^k` successors of a state share the low bits of the index: in this order they take one
+/// point of every cell. The sign flips the first coordinate, hence the second is halved first. In
+/// random order the error is 5 % higher at 3.5 bits and 27 % at 4.
 fn bisect(points: &mut [[f32; 2]], axis: usize) {
     if points.len() < 2 {
         return;

@@ -72,8 +72,9 @@ fn efforts_lose_what_they_may() {
     }
 }
 
-/// Tiles with a weight far out where costs of 8 bits go out of range: before what is out of range stayed so, and where the seam does not
-/// suit such a weight, they had three to six times the exact error.
+/// Tiles with a weight far out where costs of 8 bits go out of range: before what is out of range
+/// stayed so, and where the seam does not suit such a weight, they had three to six times the exact
+/// error.
 #[test]
 fn no_tile_loses_much_to_the_range_of_costs() {
     let tiles = train::gaussian_tiles(20_000, 4096);

@@ -9,7 +9,8 @@ use fracbit_trellis::{
 
 #[test]
 fn error_is_what_the_table_says() {
-    // 2^20 weights gave these values (examples/table.rs); 2^15 other weights stay within 2.5 % of them.
+    // 2^20 weights gave these values (examples/table.rs); 2^15 other weights stay within 2.5 % of
+    // them.
     let tiles = train::gaussian_tiles(30_000, 128);
     for (scheme, want) in [
         ("tcq-1", 0.26496),
@@ -33,7 +34,8 @@ fn error_is_what_the_table_says() {
 
 #[test]
 fn tables_have_ramps_up_to_two_and_a_half_bits_and_layers_above() {
-    // Otherwise processors that look up in sixteen entries at a time run them at half the speed, or four fifths.
+    // Otherwise processors that look up in sixteen entries at a time run them at half the speed, or
+    // four fifths.
     for scheme in
         Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_)) && s.code() != Some(Code::Hyb))
     {

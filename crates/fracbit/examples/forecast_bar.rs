@@ -1,9 +1,10 @@
 //! Where the width of forecast bars comes from: the constant `fracbit::forecast::TEXT`.
 //!
-//! Quantizes a published model in every family and compares the KL divergence on texts of four kinds, known and foreign to it, with
-//! the forecast from noise on text that the model wrote. The root mean square of `ln(measured / forecast)` is the constant. Another model,
-//! plan and text check it: `tests/tests/end_to_end/forecast.rs`. Run from the workspace root, with the models and texts of `../shared` beside it:
-//! `cargo run --release -p fracbit --example forecast_bar`.
+//! Quantizes a published model in every family and compares the KL divergence on texts of four
+//! kinds, known and foreign to it, with the forecast from noise on text that the model wrote. The
+//! root mean square of `ln(measured / forecast)` is the constant. Another model, plan and text
+//! check it: `tests/tests/end_to_end/forecast.rs`. Run from the workspace root, with the models and
+//! texts of `../shared` beside it: `cargo run --release -p fracbit --example forecast_bar`.
 #![expect(clippy::print_stdout, reason = "an example")]
 
 mod page;

@@ -1,5 +1,6 @@
-//! Whole models in group-wise codebooks beside plain groups, scalar and vector codebooks at the same bits per weight:
-//! `group_quality MODEL TEXT [WINDOWS]`. Errors are means over all weights; every stored bit counts.
+//! Whole models in group-wise codebooks beside plain groups, scalar and vector codebooks at the
+//! same bits per weight: `group_quality MODEL TEXT [WINDOWS]`. Errors are means over all weights;
+//! every stored bit counts.
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit::{
@@ -11,7 +12,8 @@ use fracbit_format::Codebook;
 use fracbit_model::RotationMode;
 use std::path::Path;
 
-/// What to compare: a name, a scheme, columns of a scale (0: a row), and the codebooks if not those that `quantize` makes.
+/// What to compare: a name, a scheme, columns of a scale (0: a row), and the codebooks if not those
+/// that `quantize` makes.
 struct Kind {
     name: String,
     scheme: Scheme,

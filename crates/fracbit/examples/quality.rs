@@ -1,6 +1,8 @@
-//! Measures the tables and plots of `docs/quality.md` anew: `cargo xtask quality` (from the workspace root).
+//! Measures the tables and plots of `docs/quality.md` anew: `cargo xtask quality` (from the
+//! workspace root).
 //!
-//! Needs the evaluation text `../shared/text/tinystories-eval.txt` beside the workspace; takes some ten minutes on two cores.
+//! Needs the evaluation text `../shared/text/tinystories-eval.txt` beside the workspace; takes some
+//! ten minutes on two cores.
 #![expect(clippy::print_stdout, reason = "an example")]
 
 mod page;
@@ -28,8 +30,8 @@ fn main() -> Any<()> {
     let only = std::env::args().nth(1).unwrap_or_default();
     if only != "model" {
         let weights = if only == "draft" { 1 << 16 } else { 1 << 20 };
-        // Those with a scale for every few weights have a table of their own, which counts the scales.
-        // Nested ones have one, too: several rates in one row.
+        // Those with a scale for every few weights have a table of their own, which counts the
+        // scales. Nested ones have one, too: several rates in one row.
         let plain = |scheme: &Scheme| scheme.group().is_none() && scheme.planes() == 1;
         let schemes: Vec<_> = Scheme::all().filter(plain).collect();
         let rows = distortion::measure(&schemes, weights, 1, &Quiet)?;
@@ -43,7 +45,8 @@ fn main() -> Any<()> {
     Ok(())
 }
 
-/// Renews the trellis lines of the error table that allocations use; the other lines are the training example's.
+/// Renews the trellis lines of the error table that allocations use; the other lines are the
+/// training example's.
 fn write_errors(rows: &[Distortion]) -> Any<()> {
     let kept = fs::read_to_string(ERRORS)?;
     let mut out: String =

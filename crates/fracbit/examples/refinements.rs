@@ -1,9 +1,10 @@
-//! What each part of rounding with moments of the inputs gains, with real codes: `refinements MODEL SCHEME [EFFORT] [ROW ...]`,
-//! rows by their beginnings (default: all).
+//! What each part of rounding with moments of the inputs gains, with real codes: `refinements MODEL
+//! SCHEME [EFFORT] [ROW ...]`, rows by their beginnings (default: all).
 //!
-//! Needs the models and texts of `../shared` beside the workspace. The model, one with a tied embedding, is quantized in memory once a
-//! row, every matrix in the scheme, and measured as in the example `calibrated`. The first row and "sequential" do what `quantize` does
-//! and give its models; the others change one thing.
+//! Needs the models and texts of `../shared` beside the workspace. The model, one with a tied
+//! embedding, is quantized in memory once a row, every matrix in the scheme, and measured as in the
+//! example `calibrated`. The first row and "sequential" do what `quantize` does and give its
+//! models; the others change one thing.
 #![expect(clippy::print_stdout, reason = "an example")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -39,7 +40,8 @@ type Any<T> = Result<T, Box<dyn std::error::Error>>;
 /// Turns of the fit of gains and scales.
 const TURNS: usize = 3;
 
-/// What targets are corrected for: the error of what a layer reads, and for those that write to it the residual stream's.
+/// What targets are corrected for: the error of what a layer reads, and for those that write to it
+/// the residual stream's.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Correct {
     Nothing,
@@ -60,7 +62,8 @@ struct Recipe {
     rows: bool,
     /// Fit a gain for each column of an input too, by turns. Layers then run in f32.
     columns: bool,
-    /// Times that tiles are rounded once more, one column of tiles after the other with all others as they are.
+    /// Times that tiles are rounded once more, one column of tiles after the other with all others
+    /// as they are.
     again: usize,
 }
 
@@ -286,7 +289,8 @@ impl Run<'_> {
         Ok(packed)
     }
 
-    /// Rounds tiles anew for the least loss while all others keep their codes, and keeps what is better.
+    /// Rounds tiles anew for the least loss while all others keep their codes, and keeps what is
+    /// better.
     fn again(&mut self, packed: &mut Quantized, target: &[f32], h: &Hessian) -> Any<()> {
         let n = h.len();
         let rounder = self.rounders.get(self.scheme).ok_or("a scheme with a rounder of its own")?;
@@ -352,8 +356,9 @@ impl Run<'_> {
         })
     }
 
-    /// Gains g of the columns and scales of the rows of least `tr((W - Q diag g) H (W - Q diag g)^T)` over all matrices of an input, by
-    /// turns. For g the normal equations are `(Q^T Q o H) g = diag(Q^T W H)`, summed over the matrices.
+    /// Gains g of the columns and scales of the rows of least `tr((W - Q diag g) H (W - Q diag
+    /// g)^T)` over all matrices of an input, by turns. For g the normal equations are `(Q^T Q o H)
+    /// g = diag(Q^T W H)`, summed over the matrices.
     fn fit(&mut self, all: &mut [Rounded], h: &Hessian) -> Vec<f32> {
         let n = h.len();
         let mut gains = vec![1.0f32; n];

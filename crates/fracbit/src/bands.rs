@@ -1,13 +1,17 @@
 //! Rows of embedding and head by how often their tokens occur.
 //!
-//! Words are used as unevenly as Zipf's law says, so errors in a few rows of the embedding are met all the time and those in most rows
-//! hardly ever. With one scale a row, an error of relative size D in row r costs about `h_r |w_r|^2 D`, where h_r follows how often
-//! token r is read and, in the head, predicted. Rows of like frequency make a *band*, and a plan gives each band a scheme of its own. The
-//! best bits of a row are `c + log2(h_r) / 2`, so bands are cut by the logarithm of the frequency, where k-means leaves the least of what a
-//! common rate costs. What a band really costs is measured ([`crate::losses::measure_along`]), and on other tokens than those that were
-//! counted: a word that happens to be missing in one text is as rare as it seems there, and in no other.
+//! Words are used as unevenly as Zipf's law says, so errors in a few rows of the embedding are met
+//! all the time and those in most rows hardly ever. With one scale a row, an error of relative size
+//! D in row r costs about `h_r |w_r|^2 D`, where h_r follows how often token r is read and, in the
+//! head, predicted. Rows of like frequency make a *band*, and a plan gives each band a scheme of
+//! its own. The best bits of a row are `c + log2(h_r) / 2`, so bands are cut by the logarithm of
+//! the frequency, where k-means leaves the least of what a common rate costs. What a band really
+//! costs is measured ([`crate::losses::measure_along`]), and on other tokens than those that were
+//! counted: a word that happens to be missing in one text is as rare as it seems there, and in no
+//! other.
 //!
-//! Q-Palette's plans and those of the other papers leave the embedding alone; in small models it is a quarter of the weights and more.
+//! Q-Palette's plans and those of the other papers leave the embedding alone; in small models it is
+//! a quarter of the weights and more.
 
 use crate::{Calibration, Error};
 use fracbit_format::{BitWriter, read_bits};
@@ -17,10 +21,11 @@ use serde::{Deserialize, Serialize};
 pub const COUNT: usize = 4;
 /// Bits that say which band a row is in.
 const BITS: usize = 2;
-/// Added to the count of every token (Lidstone's rule): a short text says little of a large vocabulary.
+/// Added to the count of every token (Lidstone's rule): a short text says little of a large
+/// vocabulary.
 const PRIOR: f64 = 0.25;
-/// Share of a loss that counts by rows alone, because the text that was looked at is not the only one to come: another one has other rare
-/// words, and a model that writes its own hardly uses them.
+/// Share of a loss that counts by rows alone, because the text that was looked at is not the only
+/// one to come: another one has other rare words, and a model that writes its own hardly uses them.
 const EVEN: f64 = 0.125;
 /// Fewest tokens that are worth counting.
 const FEW: usize = 2048;
@@ -29,7 +34,8 @@ const LEAST: usize = 64;
 /// Most rounds of k-means.
 const ROUNDS: usize = 100;
 
-/// Bands by the tokens of a calibration behind the first `skip`; `None` where there are too few of them, or of rows.
+/// Bands by the tokens of a calibration behind the first `skip`; `None` where there are too few of
+/// them, or of rows.
 ///
 /// # Errors
 /// When the tokens cannot be read.
@@ -45,13 +51,15 @@ pub fn of(calibration: &Calibration, skip: usize, rows: usize) -> Result<Option<
     Ok(if tokens < FEW { None } else { Bands::of(&counts) })
 }
 
-/// Which band each row of a matrix is in; band 0 has the most frequent tokens. In documents a string of digits.
+/// Which band each row of a matrix is in; band 0 has the most frequent tokens. In documents a
+/// string of digits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Bands(Vec<u8>);
 
 impl Bands {
-    /// Bands for the counts of all tokens; `None` where the vocabulary is too small or its counts too even for several.
+    /// Bands for the counts of all tokens; `None` where the vocabulary is too small or its counts
+    /// too even for several.
     #[must_use]
     pub fn of(counts: &[u32]) -> Option<Self> {
         let logs: Vec<f64> = counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect();
@@ -70,8 +78,8 @@ impl Bands {
             .collect();
         #[expect(clippy::cast_precision_loss, reason = "a mean")]
         let mean = |from: usize, to: usize| (sums[to] - sums[from]) / (to - from) as f64;
-        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles of the rows, or of the values where most rows
-        // have one, and move until they stay.
+        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles
+        // of the rows, or of the values where most rows have one, and move until they stay.
         let above = |floor: f64| sorted.partition_point(|&log| log >= floor);
         let quantiles = |of: &[f64]| -> Vec<usize> {
             (1..COUNT).map(|band| above(of[band * of.len() / COUNT - 1])).collect()
@@ -113,7 +121,8 @@ impl Bands {
         &self.0
     }
 
-    /// A matrix of `cols` columns whose rows in `band` are those of `inside` and all others those of `outside`.
+    /// A matrix of `cols` columns whose rows in `band` are those of `inside` and all others those
+    /// of `outside`.
     #[must_use]
     pub fn mix(&self, band: usize, outside: &[f32], inside: &[f32], cols: usize) -> Vec<f32> {
         let mut mixed = outside.to_vec();
@@ -124,7 +133,8 @@ impl Bands {
         mixed
     }
 
-    /// What falls on each band of a loss that was measured for one after another, [`EVEN`] of it by rows.
+    /// What falls on each band of a loss that was measured for one after another, [`EVEN`] of it by
+    /// rows.
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     pub(crate) fn shares(&self, losses: &[f64]) -> Vec<f64> {
         let sum: f64 = losses.iter().map(|loss| loss.max(0.0)).sum();

@@ -12,7 +12,8 @@ pub struct Bodies {
     pub architecture: String,
     /// Detected features that matter to kernels.
     pub features: Vec<String>,
-    /// The instruction set of the body of every scheme, `FRACBIT_ISA` applied; one of several components has the least of theirs.
+    /// The instruction set of the body of every scheme, `FRACBIT_ISA` applied; one of several
+    /// components has the least of theirs.
     pub bodies: BTreeMap<Scheme, String>,
 }
 

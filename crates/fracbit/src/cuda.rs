@@ -1,6 +1,7 @@
 //! Models on a GPU: the same directories, another runtime.
 //!
-//! Everything here is generic over the device, so that it is tested without one; feature `cuda` adds `Gpu`.
+//! Everything here is generic over the device, so that it is tested without one; feature `cuda`
+//! adds `Gpu`.
 
 use crate::{
     Error, Evaluation, Opened, Progress,
@@ -20,7 +21,8 @@ use fracbit_quant::{Effort, Rounders};
 use half::f16;
 
 impl Opened {
-    /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized directory is checked first.
+    /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized
+    /// directory is checked first.
     ///
     /// # Errors
     /// When a tensor is missing or damaged, or the device lacks memory.
@@ -96,7 +98,8 @@ impl Opened {
 /// Tokens that a model runs before its baseline takes its turn: their logits wait in main memory.
 const TURN: usize = 256;
 
-/// Scores windows of tokens on a device, beside a baseline there if one is given: every token but the last of a window predicts the next.
+/// Scores windows of tokens on a device, beside a baseline there if one is given: every token but
+/// the last of a window predicts the next.
 ///
 /// # Errors
 /// When the device fails, a window does not fit a model, or the two have different vocabularies.
@@ -159,8 +162,8 @@ pub fn score<D: Device>(
     })
 }
 
-/// Rounders that search the codes of trellis schemes on `device`, exactly and with the bytes of the processor. A scheme that the device
-/// cannot take stays with the processor.
+/// Rounders that search the codes of trellis schemes on `device`, exactly and with the bytes of the
+/// processor. A scheme that the device cannot take stays with the processor.
 pub fn rounders_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Rounders {
     let provider = move |scheme| {
         let rounder = fracbit_trellis::rounder(scheme, Effort::Exact)?;

@@ -14,9 +14,10 @@ use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
-/// Version of the file format that this program writes. It reads versions 1 and 2 as well, which have no factors of a tied embedding and say
-/// once for all matrices how columns are grouped; in version 1 the trellis code `fast` had another hash, so that models with such matrices
-/// are refused.
+/// Version of the file format that this program writes. It reads versions 1 and 2 as well, which
+/// have no factors of a tied embedding and say once for all matrices how columns are grouped; in
+/// version 1 the trellis code `fast` had another hash, so that models with such matrices are
+/// refused.
 pub const FORMAT_VERSION: u32 = 3;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -36,7 +37,8 @@ pub struct QuantizationConfig {
     pub bits_per_weight: f64,
     /// Scheme of every matrix, by module name.
     pub modules: BTreeMap<String, Module>,
-    /// Matrices that a runtime should hold as one and multiply in one call; each is stored on its own.
+    /// Matrices that a runtime should hold as one and multiply in one call; each is stored on its
+    /// own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fused: Vec<Vec<String>>,
     /// Whether embedding rows, turned back, are divided by [`EMBEDDING_DIVISORS`].
@@ -185,8 +187,8 @@ impl QuantizationConfig {
     }
 }
 
-/// Before version 3 of a document one number said for all its matrices how columns are grouped: moves it to each of `entries`, a map or a
-/// list, that has a scheme.
+/// Before version 3 of a document one number said for all its matrices how columns are grouped:
+/// moves it to each of `entries`, a map or a list, that has a scheme.
 ///
 /// # Errors
 /// The rule that is broken where the number is missing, or stands where the version has none.

@@ -26,8 +26,8 @@ pub struct Distortion {
 
 /// Measures `schemes` on `weights` seeded N(0, 1) weights each.
 ///
-/// Half-TCQ codes half of the weights with each of its two rates: its error is the mean of theirs. That of a nested scheme is what all planes
-/// together leave.
+/// Half-TCQ codes half of the weights with each of its two rates: its error is the mean of theirs.
+/// That of a nested scheme is what all planes together leave.
 ///
 /// # Errors
 /// When a scheme has no built-in codebook.

@@ -1,8 +1,9 @@
 //! Perplexity, and how far a model is from a baseline.
 //!
-//! A text is encoded once and cut into windows of `ctx` tokens; every token of a window predicts the next one of the text,
-//! so that a window scores `ctx` predictions. With a BOS token in front of every window the first token is predicted too.
-//! A text may hold several documents, divided by a separator such as `<|endoftext|>`: then windows do not cross documents.
+//! A text is encoded once and cut into windows of `ctx` tokens; every token of a window predicts
+//! the next one of the text, so that a window scores `ctx` predictions. With a BOS token in front
+//! of every window the first token is predicted too. A text may hold several documents, divided by
+//! a separator such as `<|endoftext|>`: then windows do not cross documents.
 
 use crate::{Error, Opened, Progress, kernels};
 use fracbit_io::{Bos, EncodeOptions, PrefixSpace, Tokenizer};
@@ -62,11 +63,12 @@ pub struct Evaluation {
     pub top1_agreement: Option<f64>,
 }
 
-/// Evaluates a model on a text, beside a baseline if one is given. `origin` names the text in messages.
+/// Evaluates a model on a text, beside a baseline if one is given. `origin` names the text in
+/// messages.
 ///
 /// # Errors
-/// When a model cannot be loaded, the text is too short for one prediction, or the two models have different vocabularies
-/// or tokenizers.
+/// When a model cannot be loaded, the text is too short for one prediction, or the two models have
+/// different vocabularies or tokenizers.
 pub fn evaluate(
     model: &Opened,
     baseline: Option<&Opened>,

@@ -1,9 +1,10 @@
 //! Why a plan loses what it loses, and what would help.
 //!
-//! The gap to the ideal Gaussian quantizer is split as in Q-Palette, appendix B, into the share of codes that miss the
-//! rate-distortion bound and the share of having few bit-widths. Prices come from the linear relaxation of the plan's own
-//! problem: what one more byte and one more microsecond would save. The same relaxation with one more scheme, or
-//! with a bit-width between two that exist, tells what that would buy at most.
+//! The gap to the ideal Gaussian quantizer is split as in Q-Palette, appendix B, into the share of
+//! codes that miss the rate-distortion bound and the share of having few bit-widths. Prices come
+//! from the linear relaxation of the plan's own problem: what one more byte and one more
+//! microsecond would save. The same relaxation with one more scheme, or with a bit-width between
+//! two that exist, tells what that would buy at most.
 
 use crate::{
     Error,
@@ -29,7 +30,8 @@ pub struct Gain {
 /// The analysis of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
-    /// Mean bits per weight of the codes, half-precision matrices aside: the budget of the ideal quantizer.
+    /// Mean bits per weight of the codes, half-precision matrices aside: the budget of the ideal
+    /// quantizer.
     pub code_bits: f64,
     /// Loss of the ideal quantizer there, and the gap to it in two parts.
     pub gap: Gap,
@@ -37,7 +39,8 @@ pub struct Explanation {
     pub prices: Prices,
     /// What one more scheme would buy, the most first.
     pub schemes: Vec<Gain>,
-    /// What one more bit-width would buy, the most first; as fast as the mean of its neighbours, where time is limited.
+    /// What one more bit-width would buy, the most first; as fast as the mean of its neighbours,
+    /// where time is limited.
     pub widths: Vec<Gain>,
 }
 
@@ -179,7 +182,8 @@ mod tests {
         let options = PlanOptions::new(Target::Bits(3.3));
         let linear = plan(&inventory, &sensitivities, &options).unwrap();
         let linear = explain(&inventory, &sensitivities, &options, &linear).unwrap();
-        // Measured: what the coefficients say, and a constant that the least loss of each matrix takes away again.
+        // Measured: what the coefficients say, and a constant that the least loss of each matrix
+        // takes away again.
         for (name, fit) in &sensitivities.layers {
             let loss = |s: Scheme| 0.01 + fit.a * Storage::Packed(s).error().unwrap();
             let losses = options.schemes().into_iter().map(|s| (s.to_string(), loss(s))).collect();

@@ -1,13 +1,13 @@
 //! A model as a GGUF file, for llama.cpp and what is built on it.
 //!
-//! The weights are those of the checkpoint, not rotated, in one of the block types that llama.cpp has,
-//! rounded for the least error weighted by importance ([`gguf::encode`]): the second moments of each
-//! column's input where there is a calibration, else the weights' own size. A tensor that is in the
-//! wanted type already, of another GGUF file, is copied block by block.
+//! The weights are those of the checkpoint, not rotated, in one of the block types that llama.cpp
+//! has, rounded for the least error weighted by importance ([`gguf::encode`]): the second moments
+//! of each column's input where there is a calibration, else the weights' own size. A tensor that
+//! is in the wanted type already, of another GGUF file, is copied block by block.
 //!
 //! As in llama.cpp, norms, biases and routers stay in single precision; the output head, or the
-//! embedding that is one, gets `Q6_K` below 6 bits; and where rows are not whole blocks of 256, `Q4_K`
-//! becomes `Q5_0` and `Q6_K` `Q8_0`.
+//! embedding that is one, gets `Q6_K` below 6 bits; and where rows are not whole blocks of 256,
+//! `Q4_K` becomes `Q5_0` and `Q6_K` `Q8_0`.
 
 use crate::{Calibration, Error, Opened, Progress};
 use fracbit_base::Bytes;
@@ -121,8 +121,8 @@ pub struct ExportReport {
 /// Writes the model to `out`.
 ///
 /// # Errors
-/// For a quantized directory, a model that llama.cpp has no architecture for, a tokenizer that it has no
-/// vocabulary for, weights beyond half precision, and what reading and writing refuse.
+/// For a quantized directory, a model that llama.cpp has no architecture for, a tokenizer that it
+/// has no vocabulary for, weights beyond half precision, and what reading and writing refuse.
 pub fn export(
     opened: &Opened,
     out: &Path,

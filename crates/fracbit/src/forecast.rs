@@ -1,15 +1,16 @@
 //! From a predicted loss to a forecast with an error bar.
 //!
-//! The linearity theorem adds up what each matrix loses on its own. Whole models lose more than the sum where errors are large,
-//! and how much more depends on the model. So the sensitivity protocol ends with noise in *all* matrices at once, of the sizes that good
-//! plans have at several budgets, and a line is fitted to
+//! The linearity theorem adds up what each matrix loses on its own. Whole models lose more than the
+//! sum where errors are large, and how much more depends on the model. So the sensitivity protocol
+//! ends with noise in *all* matrices at once, of the sizes that good plans have at several budgets,
+//! and a line is fitted to
 //!
 //! ```text
 //! ln(measured / sum) = b0 + b1 ln(sum)
 //! ```
 //!
-//! The forecast is the line's value; the bar is its 95 % prediction interval (Student's t), widened by what texts and
-//! real rounding errors add ([`TEXT`]).
+//! The forecast is the line's value; the bar is its 95 % prediction interval (Student's t), widened
+//! by what texts and real rounding errors add ([`TEXT`]).
 
 use crate::{
     Error, PlanOptions, Progress, Target, directory,
@@ -24,12 +25,13 @@ use serde::{Deserialize, Serialize};
 
 /// Stored bits per weight of the plans whose errors are put into all matrices at once.
 const BUDGETS: [f64; 8] = [1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0];
-/// Most bytes that the noisy matrices may take in f32: they are in memory at once. Of a larger model only some of them get noise,
-/// drawn at random; the line is then fitted to their sums.
+/// Most bytes that the noisy matrices may take in f32: they are in memory at once. Of a larger
+/// model only some of them get noise, drawn at random; the line is then fitted to their sums.
 const MOST_BYTES: u64 = 1 << 30;
-/// Standard deviation of `ln(measured / forecast)` beside the fit's own: the text is not what the model writes, and real rounding errors
-/// are not Gaussian noise. It is the root mean square over ten plans of TinyStories-656K, each on texts of four kinds; on stories as
-/// that model was trained on it is 0.10, on fairy tales 0.46 (example `forecast_bar`, `docs/quality.md`). The check is the
+/// Standard deviation of `ln(measured / forecast)` beside the fit's own: the text is not what the
+/// model writes, and real rounding errors are not Gaussian noise. It is the root mean square over
+/// ten plans of TinyStories-656K, each on texts of four kinds; on stories as that model was trained
+/// on it is 0.10, on fairy tales 0.46 (example `forecast_bar`, `docs/quality.md`). The check is the
 /// test of forecasts: other plans of another model on another text.
 pub const TEXT: f64 = 0.28;
 
@@ -81,7 +83,8 @@ pub(crate) fn memory(inventory: &Inventory) -> u64 {
     all.min(MOST_BYTES)
 }
 
-/// Measures the divergence with noise in many matrices of `plain`, the model of `source` without rotation, at once.
+/// Measures the divergence with noise in many matrices of `plain`, the model of `source` without
+/// rotation, at once.
 pub(crate) fn measure(
     source: &WeightSource,
     plain: &WeightSource,
@@ -98,7 +101,8 @@ pub(crate) fn measure(
     for (draw, bits) in BUDGETS.into_iter().enumerate() {
         progress.advance(1);
         let options = PlanOptions { rotation, ..PlanOptions::new(Target::Bits(bits)) };
-        // A model whose norms and codebooks are large beside its matrices does not reach every budget.
+        // A model whose norms and codebooks are large beside its matrices does not reach every
+        // budget.
         let Ok(plan) = plan(&inventory, sensitivities, &options) else { continue };
         let mut model = clean.clone();
         let mut order: Vec<usize> = (0..plan.layers.len()).collect();

@@ -1,7 +1,8 @@
 //! Weights that other programs quantized, told by how they store them.
 //!
-//! What `config.json` says of quantization is often not so: training in 4 bits leaves its block beside weights that were merged again, and converters
-//! drop it. So the tensors decide, and the block lends its name.
+//! What `config.json` says of quantization is often not so: training in 4 bits leaves its block
+//! beside weights that were merged again, and converters drop it. So the tensors decide, and the
+//! block lends its name.
 
 use crate::{Error, directory::QUANT_METHOD};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig};
@@ -30,7 +31,8 @@ const MARKS: [(&str, &str); 19] = [
     (".weight_scale_2", "ModelOpt"),
 ];
 
-/// Whether `config.json` has another program's block of quantization, and what that calls the program.
+/// Whether `config.json` has another program's block of quantization, and what that calls the
+/// program.
 fn named(config: &ModelConfig) -> Option<Option<String>> {
     let says = |block: &Value, field: &str| block.get(field).and_then(Value::as_str).map(str::to_owned);
     if let Some(block) = &config.quantization_config {
@@ -42,8 +44,8 @@ fn named(config: &ModelConfig) -> Option<Option<String>> {
     Some(Some(says(block, "quant_method").unwrap_or_else(|| "MLX".to_owned())))
 }
 
-/// Whether another tool's block says that weights are 8-bit floats with scales: `fp8` of transformers (DeepSeek-V3, Qwen3, Ministral 3), or those of
-/// `compressed-tensors`.
+/// Whether another tool's block says that weights are 8-bit floats with scales: `fp8` of
+/// transformers (DeepSeek-V3, Qwen3, Ministral 3), or those of `compressed-tensors`.
 fn of_8_bit_floats(block: &Value) -> bool {
     let says = |field: &str, text: &str| block.get(field).and_then(Value::as_str) == Some(text);
     says("quant_method", "fp8")
@@ -80,10 +82,12 @@ fn mark(checkpoint: &Checkpoint) -> Option<(String, &'static str)> {
     })
 }
 
-/// Looks whether another program quantized these weights. `Ok` with a note where `config.json` says so and they are whole.
+/// Looks whether another program quantized these weights. `Ok` with a note where `config.json` says
+/// so and they are whole.
 ///
 /// # Errors
-/// [`Error::Quantized`] naming the tensor, and the program by its block or by how it stores weights.
+/// [`Error::Quantized`] naming the tensor, and the program by its block or by how it stores
+/// weights.
 pub(crate) fn check(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
     let named = named(config);
     if named.as_ref().is_some_and(|name| name.as_deref() == Some(QUANT_METHOD)) {

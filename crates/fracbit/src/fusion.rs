@@ -1,9 +1,10 @@
 //! Which matrices may be fused: held as one packed matrix and multiplied in one call.
 //!
-//! Matrices that read the same input can be (queries, keys and values; gate and up). They share a scheme, and every
-//! one but the last has a multiple of 16 rows, so that the tiles of the whole are the tiles of its members in order. A
-//! directory stores them apart; who loads it joins them (`PackedMatrixData::stack`). Codes, scales and with them all results are
-//! those of separate matrices, bit for bit.
+//! Matrices that read the same input can be (queries, keys and values; gate and up). They share a
+//! scheme, and every one but the last has a multiple of 16 rows, so that the tiles of the whole are
+//! the tiles of its members in order. A directory stores them apart; who loads it joins them
+//! (`PackedMatrixData::stack`). Codes, scales and with them all results are those of separate
+//! matrices, bit for bit.
 
 use crate::plan::{Matrix, Storage};
 use fracbit_base::Shape;
@@ -11,7 +12,8 @@ use fracbit_format::{Grouping, TILE_ROWS};
 use fracbit_model::LinearId;
 use std::collections::BTreeSet;
 
-/// Checks groups by name; `stored` tells how a matrix of the model is stored. Members come out in the order of the model.
+/// Checks groups by name; `stored` tells how a matrix of the model is stored. Members come out in
+/// the order of the model.
 ///
 /// # Errors
 /// The first rule that is broken, naming the group.
@@ -75,8 +77,9 @@ fn check_one(
     Ok(members.into_iter().map(|m| m.0).collect())
 }
 
-/// Every group of two or more of these matrices that may be fused, as indices in ascending order: for each block the
-/// subsets of {q, k, v} and {gate, up}. Experts are not among them: gate and up of these run in one loop as they are.
+/// Every group of two or more of these matrices that may be fused, as indices in ascending order:
+/// for each block the subsets of {q, k, v} and {gate, up}. Experts are not among them: gate and up
+/// of these run in one loop as they are.
 #[must_use]
 pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
     let mut all = Vec::new();

@@ -1,8 +1,9 @@
 //! Group-wise codebooks of a model, trained on its own weights.
 //!
-//! One table serves all layers that use a scheme. It is trained on an even sample of their rows, each layer's weights scaled so that
-//! its squared errors count by its sensitivity, as in the plan; with a calibration, every column counts by the diagonal of its
-//! input's moments too. See `fracbit_codebook::train::group_codebooks` for the training itself.
+//! One table serves all layers that use a scheme. It is trained on an even sample of their rows,
+//! each layer's weights scaled so that its squared errors count by its sensitivity, as in the plan;
+//! with a calibration, every column counts by the diagonal of its input's moments too. See
+//! `fracbit_codebook::train::group_codebooks` for the training itself.
 
 use crate::{Calibration, Error, Plan, Progress, plan::Storage, quantize::planned_matrix};
 use fracbit_base::Scheme;
@@ -17,7 +18,8 @@ const SAMPLE: usize = 1 << 18;
 /// The budgets of a table, in bytes: one, two and four registers of 128 bits.
 pub(crate) const BUDGETS: [usize; 3] = [16, 32, 64];
 
-/// Trains the codebooks of all group-wise schemes of `plan` that are not given; `budget` is the bytes that the codebooks of a scheme take together.
+/// Trains the codebooks of all group-wise schemes of `plan` that are not given; `budget` is the
+/// bytes that the codebooks of a scheme take together.
 ///
 /// Reads every matrix of such a scheme once. A fixed function of its arguments.
 pub(crate) fn train(
@@ -45,7 +47,8 @@ pub(crate) fn train(
     }
     let mut books = BTreeMap::new();
     for scheme in schemes {
-        // Rows of several lengths, each with one scale, are cut into pieces of what divides them all.
+        // Rows of several lengths, each with one scale, are cut into pieces of what divides them
+        // all.
         let groups = of(scheme).map(|(_, layer)| (layer.grouping().columns(layer.cols), layer.cols));
         let group =
             groups.filter(|(group, cols)| group <= cols).map(|(group, _)| group).reduce(gcd).unwrap_or(0);

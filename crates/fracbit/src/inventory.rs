@@ -19,7 +19,8 @@ pub struct Matrix {
     pub name: String,
     /// Outputs x inputs.
     pub shape: Shape,
-    /// How many matrices it is, one above the other: experts, of which a token meets some. Otherwise 1.
+    /// How many matrices it is, one above the other: experts, of which a token meets some.
+    /// Otherwise 1.
     pub pieces: usize,
 }
 

@@ -1,9 +1,10 @@
 //! Plans within a time: which scheme every matrix gets and which matrices share a kernel call.
 //!
-//! The problem is Q-Palette's equation 4 (section 4.2): one binary variable per group of fusible matrices and scheme, every
-//! matrix in exactly one active group, total time and total bytes within their budgets. Times are those of a
-//! [`MachineProfile`]. With one budget the own solver of `fracbit-alloc` is exact in milliseconds; where time and
-//! bytes both bind, HiGHS takes over and proves its gap, with the own solver's allocation as the fall-back.
+//! The problem is Q-Palette's equation 4 (section 4.2): one binary variable per group of fusible
+//! matrices and scheme, every matrix in exactly one active group, total time and total bytes within
+//! their budgets. Times are those of a [`MachineProfile`]. With one budget the own solver of
+//! `fracbit-alloc` is exact in milliseconds; where time and bytes both bind, HiGHS takes over and
+//! proves its gap, with the own solver's allocation as the fall-back.
 
 use crate::{
     Error, fusion,
@@ -277,7 +278,8 @@ impl<'a> Joint<'a> {
         Ok(self.joined(&solution, solution.lower_bound, prices))
     }
 
-    /// Loss of the relaxed problem within the time and `bytes`, with one more choice where there is a scheme `between` two.
+    /// Loss of the relaxed problem within the time and `bytes`, with one more choice where there is
+    /// a scheme `between` two.
     pub(crate) fn bound(
         &self,
         bytes: Option<u64>,
@@ -382,7 +384,8 @@ impl<'a> Joint<'a> {
         }
     }
 
-    /// Why nothing fits: the least time within the bytes, the least bytes within the time, and the matrix that takes most.
+    /// Why nothing fits: the least time within the bytes, the least bytes within the time, and the
+    /// matrix that takes most.
     fn refuse(&self, bytes: Option<u64>, size: Option<Bytes>) -> Result<Error, Error> {
         let limit_us = self.speed.limit_us.unwrap_or(f64::INFINITY);
         let fastest = |bytes| -> Result<Option<Joined>, Error> {
@@ -423,8 +426,8 @@ impl<'a> Joint<'a> {
     }
 }
 
-/// Loss of a matrix at the geometric mean of the errors of two schemes: by a line through their losses, since measured ones are the
-/// schemes' errors times a coefficient only up to a constant.
+/// Loss of a matrix at the geometric mean of the errors of two schemes: by a line through their
+/// losses, since measured ones are the schemes' errors times a coefficient only up to a constant.
 pub(crate) fn loss_between(low: &PlannedLayer, high: &PlannedLayer) -> f64 {
     let error = |l: &PlannedLayer| l.scheme.error().unwrap_or(0.0);
     let (a, b) = (error(low), error(high));

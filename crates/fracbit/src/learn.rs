@@ -1,8 +1,9 @@
-//! What a text can teach before a model is quantized, in one call: the moments of every input, and what each matrix costs in a
-//! model of about the planned size that is rounded for them.
+//! What a text can teach before a model is quantized, in one call: the moments of every input, and
+//! what each matrix costs in a model of about the planned size that is rounded for them.
 //!
-//! The chain is that of the tables in `docs/quality.md`: [`calibrate()`], [`losses::measure_along`], a plan, then a quantization in
-//! the order of the data. Everything lies in a directory of the caller, where a run that was killed finds it again.
+//! The chain is that of the tables in `docs/quality.md`: [`calibrate()`],
+//! [`losses::measure_along`], a plan, then a quantization in the order of the data. Everything lies
+//! in a directory of the caller, where a run that was killed finds it again.
 
 use crate::{
     CalibrateOptions, Calibration, Error, EvalOptions, Opened, Plan, PlanOptions, Progress, Rounders,
@@ -17,13 +18,15 @@ use fracbit_base::{Bytes, Scheme};
 use fracbit_model::WeightSource;
 use std::{fs, path::Path, sync::Arc};
 
-/// Tokens to calibrate on, unless another number is asked for: those of the tables in `docs/quality.md`.
+/// Tokens to calibrate on, unless another number is asked for: those of the tables in
+/// `docs/quality.md`.
 pub const TOKENS: usize = 32_768;
 /// Tokens that `quantize` calibrates on by default.
 pub const QUICK_TOKENS: usize = 8192;
 /// Tokens among them, the first, on which losses are measured.
 pub(crate) const MEASURED: usize = 4096;
-/// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all that are written together as for one.
+/// Tokens of a sequence that the model writes. Short ones, for a step takes about as long for all
+/// that are written together as for one.
 const WRITTEN: usize = 512;
 /// Names within the directory.
 const MOMENTS: &str = "moments";
@@ -53,8 +56,8 @@ pub struct Learned {
     pub sensitivities: Option<Sensitivities>,
 }
 
-/// What a plan within these options will be like: the scheme of the palette that comes nearest to what it gives a weight, if there is
-/// anything to choose, and its size.
+/// What a plan within these options will be like: the scheme of the palette that comes nearest to
+/// what it gives a weight, if there is anything to choose, and its size.
 fn foresee(inventory: &Inventory, options: &PlanOptions) -> Result<(Option<Scheme>, Bytes), Error> {
     let plan = crate::plan(inventory, &Sensitivities::prior(inventory, options.rotation), options)?;
     let uniform = matches!(options.target, Target::Uniform(_));
@@ -92,8 +95,9 @@ fn nearest(plan: &Plan, schemes: &[Scheme]) -> Option<Scheme> {
     known.min_by(|&a, &b| off(a).0.total_cmp(&off(b).0).then(off(a).1.total_cmp(&off(b).1)))
 }
 
-/// Peak memory beside the memory-mapped checkpoint: of the calibration, of the measurement, which holds a quantized model, some copies
-/// of the largest matrix, its moments, the logits and the residual stream of the text, or of tuning a model of the planned size behind it. `written` when
+/// Peak memory beside the memory-mapped checkpoint: of the calibration, of the measurement, which
+/// holds a quantized model, some copies of the largest matrix, its moments, the logits and the
+/// residual stream of the text, or of tuning a model of the planned size behind it. `written` when
 /// the model writes the text of `tokens` tokens.
 ///
 /// # Errors
@@ -134,11 +138,13 @@ fn length(opened: &Opened, written: bool) -> usize {
     if written { usual.min(WRITTEN) } else { usual }
 }
 
-/// Calibrates on a text and its name, or on one that the model writes. `scratch` is a directory in which everything is kept; what it holds
-/// is taken for that of an interrupted run with the same arguments.
+/// Calibrates on a text and its name, or on one that the model writes. `scratch` is a directory in
+/// which everything is kept; what it holds is taken for that of an interrupted run with the same
+/// arguments.
 ///
 /// # Errors
-/// When the memory or the disk does not suffice, the text holds no two tokens, or the model cannot be run.
+/// When the memory or the disk does not suffice, the text holds no two tokens, or the model cannot
+/// be run.
 pub fn calibrated(
     opened: &Opened,
     text: Option<(&str, &Path)>,
@@ -161,11 +167,12 @@ pub fn calibrated(
     Ok(Arc::new(Calibration::open(&moments)?))
 }
 
-/// What each matrix of `source` costs in a model of about the planned size that is rounded by a calibration; `None` where there is nothing to
-/// choose. `scratch` as in [`calibrated`].
+/// What each matrix of `source` costs in a model of about the planned size that is rounded by a
+/// calibration; `None` where there is nothing to choose. `scratch` as in [`calibrated`].
 ///
 /// # Errors
-/// When the budget is out of reach, the memory does not suffice, or the model cannot be quantized or run.
+/// When the budget is out of reach, the memory does not suffice, or the model cannot be quantized
+/// or run.
 pub fn losses(
     source: &WeightSource,
     inventory: &Inventory,

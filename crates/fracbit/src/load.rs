@@ -70,7 +70,8 @@ impl Opened {
     /// Opens a directory or a GGUF file and reads its configuration.
     ///
     /// # Errors
-    /// When the directory is no model directory or the file no model; the message names the file and the rule.
+    /// When the directory is no model directory or the file no model; the message names the file
+    /// and the rule.
     pub fn new(dir: &Path) -> Result<Self, Error> {
         let config = ModelConfig::from_dir(dir)?;
         let quantization = QuantizationConfig::read(&config, dir)?;
@@ -80,7 +81,8 @@ impl Opened {
         Ok(Self { checkpoint, config, quantization, leftover })
     }
 
-    /// What the directory holds or says that is not followed, a sentence each; nothing in it matters to the model.
+    /// What the directory holds or says that is not followed, a sentence each; nothing in it
+    /// matters to the model.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.config.notes.clone();
@@ -153,7 +155,8 @@ impl Opened {
         Ok(Tokenizer::from_dir(self.checkpoint.path(), Some(&self.config))?)
     }
 
-    /// Builds the model. With `verify`, the checksum of every tensor of a quantized directory is checked first.
+    /// Builds the model. With `verify`, the checksum of every tensor of a quantized directory is
+    /// checked first.
     ///
     /// # Errors
     /// When a tensor is missing, damaged, or does not fit its scheme.
@@ -223,7 +226,8 @@ impl Opened {
             builder.set_floats(id, gain)?;
         }
         let model = builder.build()?.with_kernels(kernels);
-        // Packed matrices are copies in the kernels' own memory: without this the files would count a second time.
+        // Packed matrices are copies in the kernels' own memory: without this the files would count
+        // a second time.
         self.checkpoint.release();
         Ok(model)
     }

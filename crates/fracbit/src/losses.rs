@@ -1,10 +1,12 @@
 //! What each scheme really costs in each matrix: the `actual` loss term of Q-Palette (appendix E).
 //!
-//! The whole model is quantized with one default scheme. Then one matrix at a time is quantized with every scheme of a palette,
-//! put in the place of its default, and the divergence from the original model is measured on a text; the term is its
-//! difference to that of the default. Unlike coefficients this sees what calibration wins in a matrix, and
-//! interactions with the error of the others. It costs a quantization of the model per scheme, and a few more for forecasts: whole
-//! models of one scheme, beside the sums of what their matrices cost one by one ([`crate::forecast`]).
+//! The whole model is quantized with one default scheme. Then one matrix at a time is quantized
+//! with every scheme of a palette, put in the place of its default, and the divergence from the
+//! original model is measured on a text; the term is its difference to that of the default. Unlike
+//! coefficients this sees what calibration wins in a matrix, and interactions with the error of the
+//! others. It costs a quantization of the model per scheme, and a few more for forecasts: whole
+//! models of one scheme, beside the sums of what their matrices cost one by one
+//! ([`crate::forecast`]).
 
 use crate::{
     Calibration, Error, Progress, bands,
@@ -52,8 +54,8 @@ pub fn describe(options: &LossOptions, text: &Text, seed: u64) -> String {
     )
 }
 
-/// Measures every matrix of `source` in every scheme. `done` and `checkpoint` serve to continue, as in
-/// [`crate::sensitivity::measure`]; they hold whole matrices.
+/// Measures every matrix of `source` in every scheme. `done` and `checkpoint` serve to continue, as
+/// in [`crate::sensitivity::measure`]; they hold whole matrices.
 ///
 /// # Errors
 /// When a matrix cannot be quantized or the model cannot be run.
@@ -149,15 +151,18 @@ pub fn describe_along(options: &LossOptions, text: &Text, seed: u64) -> String {
     )
 }
 
-/// Where a matrix's part of the loss is too small to be seen, it counts as this much less than an even share: two bits a weight.
+/// Where a matrix's part of the loss is too small to be seen, it counts as this much less than an
+/// even share: two bits a weight.
 const LEAST: f64 = 16.0;
 
-/// Coefficients at the damage of the default scheme: the model is quantized with it, then the error of one matrix at a time is turned
-/// round, and taken away. In units of that error the divergence is about `f(s) = f(0) + c s + a s^2`. The part c says how the error
-/// happens to meet those of the other matrices; another scheme draws it anew, and at high rates it is larger than the matrix's own part, so
-/// that halving errors finds many that seem to help. `a = (f(1) + f(-1)) / 2 - f(0)` is free of it. Unlike white noise
-/// in an otherwise clean model this sees the errors that the rounding really makes, feedback included, where they are as
-/// large as they will be; unlike [`measure`] it quantizes the model once.
+/// Coefficients at the damage of the default scheme: the model is quantized with it, then the error
+/// of one matrix at a time is turned round, and taken away. In units of that error the divergence
+/// is about `f(s) = f(0) + c s + a s^2`. The part c says how the error happens to meet those of the
+/// other matrices; another scheme draws it anew, and at high rates it is larger than the matrix's
+/// own part, so that halving errors finds many that seem to help. `a = (f(1) + f(-1)) / 2 - f(0)`
+/// is free of it. Unlike white noise in an otherwise clean model this sees the errors that the
+/// rounding really makes, feedback included, where they are as large as they will be; unlike
+/// [`measure`] it quantizes the model once.
 ///
 /// # Errors
 /// As for [`measure`].

@@ -1,18 +1,22 @@
-//! What a machine can do, measured: the document `machine.json` that plans to a speed are made from.
+//! What a machine can do, measured: the document `machine.json` that plans to a speed are made
+//! from.
 //!
-//! Time of a decode step is predicted as Q-Palette does (appendix E.2): the times of its products with packed matrices, each
-//! measured on its own with the weights coming from memory, plus an overhead of everything else, learnt from whole models at
-//! random configurations. Where the paper subtracts and averages, we fit
+//! Time of a decode step is predicted as Q-Palette does (appendix E.2): the times of its products
+//! with packed matrices, each measured on its own with the weights coming from memory, plus an
+//! overhead of everything else, learnt from whole models at random configurations. Where the paper
+//! subtracts and averages, we fit
 //!
 //! ```text
 //! T = factor * sum of kernels + layers * (layer + context * attention) + fixed
 //! ```
 //!
-//! so that one profile serves any context, and models that were measured with fewer layers than they have. The factor is
-//! near 1; it holds what a product in a row of products costs other than one measured alone.
+//! so that one profile serves any context, and models that were measured with fewer layers than
+//! they have. The factor is near 1; it holds what a product in a row of products costs other than
+//! one measured alone.
 //!
-//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set, number of threads, version and build of
-//! this program (kernels change within a version) and shape of model, and is refused elsewhere.
+//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set,
+//! number of threads, version and build of this program (kernels change within a version) and shape
+//! of model, and is refused elsewhere.
 
 use crate::{
     Error,
@@ -25,7 +29,8 @@ use std::path::Path;
 
 /// Version of the document.
 pub const PROFILE_VERSION: u32 = 3;
-/// Hash of the sources that a decode step runs through and of how they were compiled, as 16 hexadecimal digits (`build.rs`).
+/// Hash of the sources that a decode step runs through and of how they were compiled, as 16
+/// hexadecimal digits (`build.rs`).
 pub const BUILD: &str = env!("FRACBIT_BUILD");
 
 /// The dimensions of a model that its speed depends on.
@@ -89,7 +94,8 @@ pub struct Product {
     pub cols: usize,
     /// Outputs, of all members and all pieces.
     pub rows: usize,
-    /// How many matrices lie one above the other, of which a token meets some: experts. Otherwise 1.
+    /// How many matrices lie one above the other, of which a token meets some: experts. Otherwise
+    /// 1.
     pub pieces: usize,
 }
 
@@ -219,7 +225,8 @@ impl MachineProfile {
         Ok(profile)
     }
 
-    /// Refuses a profile of another machine or of another version of the program; `origin` names it.
+    /// Refuses a profile of another machine or of another version of the program; `origin` names
+    /// it.
     ///
     /// # Errors
     /// With the first thing that differs.
@@ -323,9 +330,10 @@ const ROUNDS: usize = 20;
 /// Relative errors below this count the same.
 const FLOOR: f64 = 0.005;
 
-/// Least absolute relative errors (by re-weighted least squares: a model that was measured while something else ran should not
-/// pull the fit) with non-negative unknowns: every set of the others that are held at zero is tried. The factor never is: kernels
-/// take time, however little a busy machine lets one see of it, and at zero any plan would keep to any limit.
+/// Least absolute relative errors (by re-weighted least squares: a model that was measured while
+/// something else ran should not pull the fit) with non-negative unknowns: every set of the others
+/// that are held at zero is tried. The factor never is: kernels take time, however little a busy
+/// machine lets one see of it, and at zero any plan would keep to any limit.
 fn solve(samples: &[Sample]) -> [f64; 4] {
     let mut best = ([1.0, 0.0, 0.0, 0.0], f64::INFINITY);
     for free in (1..16u32).step_by(2) {
@@ -356,7 +364,8 @@ fn solve(samples: &[Sample]) -> [f64; 4] {
     best.0
 }
 
-/// Weighted normal equations of the unknowns `open`, by elimination; `None` when they are dependent.
+/// Weighted normal equations of the unknowns `open`, by elimination; `None` when they are
+/// dependent.
 fn least_squares(samples: &[Sample], weights: &[f64], open: &[usize]) -> Option<Vec<f64>> {
     let n = open.len();
     let mut rows = vec![vec![0.0; n + 1]; n];

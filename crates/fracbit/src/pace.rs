@@ -1,7 +1,8 @@
 //! How long a quantization will take on this machine, from what small parts of it take.
 //!
-//! Two speeds are measured in about a second: of one token through a block of the model, and of one weight through the search
-//! of the scheme that the plan will be near to. The steps are counted in these units; the counts of passes are in [`Work`].
+//! Two speeds are measured in about a second: of one token through a block of the model, and of one
+//! weight through the search of the scheme that the plan will be near to. The steps are counted in
+//! these units; the counts of passes are in [`Work`].
 
 use crate::{Error, Opened, learn};
 use fracbit_base::{Scheme, Shape};
@@ -29,16 +30,19 @@ pub struct Work {
     pub measured: usize,
     /// Layers one after another, for the inputs that the quantized ones give.
     pub sequential: bool,
-    /// Matrices whose losses are measured one by one in a quantized model, whose scales are then tuned; 0: none.
+    /// Matrices whose losses are measured one by one in a quantized model, whose scales are then
+    /// tuned; 0: none.
     pub learned: usize,
 }
 
-/// What the steps take in passes of a text through the blocks, fitted to SmolLM2 on two cores with AVX2 (`docs/quality.md`): with moments on
-/// the way; of the original and the quantized block, in parts; back and forth for the curvature, and eight noisy models.
+/// What the steps take in passes of a text through the blocks, fitted to SmolLM2 on two cores with
+/// AVX2 (`docs/quality.md`): with moments on the way; of the original and the quantized block, in
+/// parts; back and forth for the curvature, and eight noisy models.
 const CALIBRATING: f64 = 2.0;
 const SEQUENTIAL: f64 = 4.0;
 const MEASURING: f64 = 14.0;
-/// Passes of a matrix's measurement, through half of the model on average, twice; and of tuning, there and back four times.
+/// Passes of a matrix's measurement, through half of the model on average, twice; and of tuning,
+/// there and back four times.
 const LEARNING: f64 = 1.0;
 const TUNING: f64 = 16.0;
 
@@ -111,8 +115,8 @@ impl Pace {
         Duration::from_secs_f64(seconds)
     }
 
-    /// The most that fits into a time: layers one after another and as many tokens of `most` as there is time for, or at once, on 1024
-    /// tokens at least.
+    /// The most that fits into a time: layers one after another and as many tokens of `most` as
+    /// there is time for, or at once, on 1024 tokens at least.
     #[must_use]
     pub fn within(&self, limit: Duration, most: Work) -> Work {
         let halves = |sequential: bool| {

@@ -1,8 +1,9 @@
 //! Plans: which scheme every matrix gets under a budget.
 //!
-//! A plan is plain data: print it, edit it, keep it, apply it. Making one looks at shapes and sensitivities
-//! only, never at weights. The objective is the linearity theorem's `sum_l a_l err(Q_l)` (Q-Palette, equation 2)
-//! with the palette's errors on Gaussian weights; the solver is `fracbit-alloc`'s.
+//! A plan is plain data: print it, edit it, keep it, apply it. Making one looks at shapes and
+//! sensitivities only, never at weights. The objective is the linearity theorem's `sum_l a_l
+//! err(Q_l)` (Q-Palette, equation 2) with the palette's errors on Gaussian weights; the solver is
+//! `fracbit-alloc`'s.
 
 use crate::{
     Error,
@@ -26,7 +27,8 @@ use fracbit_model::{LinearId, RotationMode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Version of the plan document that is written; 1, where one number said for all matrices how columns are grouped, is read as well.
+/// Version of the plan document that is written; 1, where one number said for all matrices how
+/// columns are grouped, is read as well.
 pub const PLAN_VERSION: u32 = 2;
 /// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
 pub const UNROTATED_GROUP: usize = 64;
@@ -43,7 +45,8 @@ pub fn grouping(rotation: RotationMode, scheme: Scheme) -> Grouping {
 /// What a plan must keep to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// Stored bits per parameter of the whole model: codes, scales, codebooks, norms, embedding and head.
+    /// Stored bits per parameter of the whole model: codes, scales, codebooks, norms, embedding and
+    /// head.
     Bits(f64),
     /// Bytes of all stored tensors.
     Size(Bytes),
@@ -81,8 +84,9 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// The defaults for a target: trellis palette, head quantized, folded rotation without smoothing. Which rotation suits a model
-    /// [`Opened::choose`](crate::Opened::choose) says; real ones hardly ever fold well.
+    /// The defaults for a target: trellis palette, head quantized, folded rotation without
+    /// smoothing. Which rotation suits a model [`Opened::choose`](crate::Opened::choose) says; real
+    /// ones hardly ever fold well.
     #[must_use]
     pub fn new(target: Target) -> Self {
         Self {
@@ -100,7 +104,8 @@ impl PlanOptions {
         }
     }
 
-    /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked for, for all matrices or for these.
+    /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked
+    /// for, for all matrices or for these.
     fn allows_bands(&self, inventory: &Inventory) -> bool {
         let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer());
         let names: Vec<String> = ids.map(|id| id.to_string()).collect();
@@ -112,13 +117,15 @@ impl PlanOptions {
             || self.excludes.iter().any(whole))
     }
 
-    /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a little error for speed.
+    /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a
+    /// little error for speed.
     #[must_use]
     pub fn schemes(&self) -> Vec<Scheme> {
         self.schemes_where(|_| true)
     }
 
-    /// [`PlanOptions::schemes`], those of the fast code only where they are `known`: nobody asked for them by name.
+    /// [`PlanOptions::schemes`], those of the fast code only where they are `known`: nobody asked
+    /// for them by name.
     fn schemes_where(&self, known: impl Fn(Scheme) -> bool) -> Vec<Scheme> {
         if let Target::Uniform(scheme) = self.target {
             return vec![scheme];
@@ -194,7 +201,8 @@ pub struct Plan {
     pub source_hash: String,
     /// `fold`, `online` or `none`.
     pub rotation: RotationMode,
-    /// Whether there are factors between inputs and weights ([`crate::smoothing`]): those of the calibration that it is used with.
+    /// Whether there are factors between inputs and weights ([`crate::smoothing`]): those of the
+    /// calibration that it is used with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub smoothing: bool,
     /// Seed of rotations.
@@ -225,11 +233,12 @@ pub struct Plan {
     /// The predicted speed, when a machine profile was at hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<PlannedSpeed>,
-    /// Matrices that are held as one and multiplied in one call: names of two or more that read one input and have one
-    /// scheme.
+    /// Matrices that are held as one and multiplied in one call: names of two or more that read one
+    /// input and have one scheme.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fused: Vec<Vec<String>>,
-    /// Which band of rows of embedding and head each token is in, where each band has a scheme of its own.
+    /// Which band of rows of embedding and head each token is in, where each band has a scheme of
+    /// its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bands: Option<Bands>,
 }
@@ -259,8 +268,8 @@ impl Plan {
         codebook_schemes(self.layers.iter().map(|l| l.scheme))
     }
 
-    /// What a model of this plan is at each precision of its nested matrices, ascending; nothing where none is nested. Losses of a
-    /// layer are taken to follow the error of its code.
+    /// What a model of this plan is at each precision of its nested matrices, ascending; nothing
+    /// where none is nested. Losses of a layer are taken to follow the error of its code.
     ///
     /// # Errors
     /// When the palette has no measured error for a scheme.
@@ -310,8 +319,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Checks that the plan names every matrix of the model once, with its shape, and recomputes its totals
-    /// (they may be stale after editing by hand).
+    /// Checks that the plan names every matrix of the model once, with its shape, and recomputes
+    /// its totals (they may be stale after editing by hand).
     ///
     /// # Errors
     /// Naming the first layer that is missing, unknown, doubled or of another shape.
@@ -365,7 +374,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses a scheme that this machine has only the slow reference for, where others have kernels.
+    /// Refuses a scheme that this machine has only the slow reference for, where others have
+    /// kernels.
     ///
     /// # Errors
     /// Naming the layer.
@@ -397,7 +407,8 @@ impl Plan {
 /// Makes the plan of least predicted loss within the target.
 ///
 /// # Errors
-/// When the target is out of reach (the message holds the reachable range) or sensitivities are missing.
+/// When the target is out of reach (the message holds the reachable range) or sensitivities are
+/// missing.
 pub fn plan(
     inventory: &Inventory,
     sensitivities: &Sensitivities,
@@ -479,12 +490,14 @@ fn allocate(
     if budget < reach.min {
         return Err(reach.refuse(inventory, budget));
     }
-    // Codebooks are shared by all layers that use them, so their bytes are known only after solving: reserve those of the
-    // last solution and solve again, until the reserve is what the solution needs. This may alternate between two sets, so the
-    // best plan within the budget counts, and a last solve confined to its codebooks spends what is left.
+    // Codebooks are shared by all layers that use them, so their bytes are known only after
+    // solving: reserve those of the last solution and solve again, until the reserve is what the
+    // solution needs. This may alternate between two sets, so the best plan within the budget
+    // counts, and a last solve confined to its codebooks spends what is left.
     let most = budget.saturating_sub(inventory.fixed_bytes());
     let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
-    // No plan loses less than one that pays for no codebook: the first solution's bound is that of all.
+    // No plan loses less than one that pays for no codebook: the first solution's bound is that of
+    // all.
     let (mut best, mut bound): (Option<Plan>, Option<f64>) = (None, None);
     let mut consider =
         |best: &mut Option<Plan>, menus: &[Vec<PlannedLayer>], reserve: u64| -> Result<Option<u64>, Error> {
@@ -542,7 +555,8 @@ pub(crate) fn menus(
         let menu = steer::allowed(&matrix.id.to_string(), palette, &options.pins, &options.excludes)?;
         menu.into_iter()
             .map(|storage| {
-                // The coefficient under which the scheme's error gives the loss; they differ where losses were measured.
+                // The coefficient under which the scheme's error gives the loss; they differ where
+                // losses were measured.
                 let (loss, error) = (sensitivities.loss(&matrix.name, storage)?, storage.error()?);
                 let a = if error > 0.0 { loss / error } else { sensitivities.of(&matrix.name)? };
                 let grouping = match storage {
@@ -557,8 +571,8 @@ pub(crate) fn menus(
 }
 
 impl Plan {
-    /// The plan of least loss within the time of `joint`, and `budget` bytes where there is one; `by_size` makes the plan of that size
-    /// that need not keep to a time.
+    /// The plan of least loss within the time of `joint`, and `budget` bytes where there is one;
+    /// `by_size` makes the plan of that size that need not keep to a time.
     fn within_time(
         mut self,
         inventory: &Inventory,
@@ -577,8 +591,9 @@ impl Plan {
         if budget < reach.min {
             return Err(reach.refuse(inventory, budget));
         }
-        // Which codebooks a plan needs is known only after solving. So all are paid first; then the schemes that were chosen share what
-        // the codebooks of the others leave. No plan loses less than one that pays for no codebook.
+        // Which codebooks a plan needs is known only after solving. So all are paid first; then the
+        // schemes that were chosen share what the codebooks of the others leave. No plan loses less
+        // than one that pays for no codebook.
         let most = budget.saturating_sub(inventory.fixed_bytes());
         let room = |books: &BTreeSet<Scheme>| Some(most.saturating_sub(codebook_bytes(books)));
         let size = Some(Bytes(budget));
@@ -586,7 +601,8 @@ impl Plan {
         match joint.solve(room(&all), size) {
             Ok(joined) => self.take(inventory, menus, joint, joined, joint.bound(Some(most), None)?),
             Err(refused @ Error::Latency { .. }) => {
-                // Near the smallest size there is no room for all codebooks, but for those of a plan by size alone.
+                // Near the smallest size there is no room for all codebooks, but for those of a
+                // plan by size alone.
                 let sets = by_size().into_iter().map(|plan| plan.codebooks());
                 let least = codebook_schemes(reach.smallest.iter().map(|l| l.scheme));
                 let mut found = false;
@@ -691,7 +707,8 @@ impl Reach {
             chosen.iter().map(|l| l.bytes).sum::<u64>() + books + inventory.fixed_bytes()
         };
         let smallest = pick(true);
-        // Mixed plans need several codebooks, so the smallest budget always in reach is that of one scheme everywhere.
+        // Mixed plans need several codebooks, so the smallest budget always in reach is that of one
+        // scheme everywhere.
         Self { min: total(&smallest), max: total(&pick(false)), smallest }
     }
 
@@ -723,8 +740,8 @@ pub(crate) fn choices(menus: &[Vec<PlannedLayer>]) -> Vec<Layer> {
     menus.iter().map(layer).collect()
 }
 
-/// Solves to proven optimality in milliseconds (HiGHS, which takes seconds, is the solver of joint budgets and the oracle of this
-/// one). `None` when nothing fits.
+/// Solves to proven optimality in milliseconds (HiGHS, which takes seconds, is the solver of joint
+/// budgets and the oracle of this one). `None` when nothing fits.
 fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Error> {
     let problem = Problem::new(choices(menus), vec![Limit::new("bytes", room)])?;
     if room < problem.range(0).min {

@@ -1,9 +1,10 @@
 //! From a checkpoint and a plan to a model directory.
 //!
-//! One matrix at a time: read, rotate, scale, round, pack, write. Peak memory is about three copies in f32 of the
-//! largest matrix, and with a calibration four of its input moments, whatever the size of the model. The directory gets its
-//! final name only when everything in it is on disk. Same checkpoint, plan, calibration and seed give the same bytes at any
-//! thread count, and whether or not the run was interrupted.
+//! One matrix at a time: read, rotate, scale, round, pack, write. Peak memory is about three copies
+//! in f32 of the largest matrix, and with a calibration four of its input moments, whatever the
+//! size of the model. The directory gets its final name only when everything in it is on disk. Same
+//! checkpoint, plan, calibration and seed give the same bytes at any thread count, and whether or
+//! not the run was interrupted.
 
 use crate::{
     Error, Opened, Progress,
@@ -30,7 +31,8 @@ use std::{
     sync::Arc,
 };
 
-/// Files of the source that go along unchanged when present: all that its texts are read and written by.
+/// Files of the source that go along unchanged when present: all that its texts are read and
+/// written by.
 fn beside_weights(dir: &Path) -> Vec<PathBuf> {
     let names = [fracbit_io::config::GENERATION_CONFIG].into_iter().chain(fracbit_io::tokenizer::FILES);
     let mut files: Vec<PathBuf> = names.map(|name| dir.join(name)).filter(|path| path.is_file()).collect();
@@ -42,9 +44,10 @@ fn beside_weights(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Most bytes that a quantized directory holds beside its tensors: the files that go along as they are, exactly, and what is written about the
-/// weights (header, plan, configuration, card, checksums), which takes 1.7 kB for each matrix of SmolLM2, more where schemes are nested, and is reckoned
-/// at more than twice that.
+/// Most bytes that a quantized directory holds beside its tensors: the files that go along as they
+/// are, exactly, and what is written about the weights (header, plan, configuration, card,
+/// checksums), which takes 1.7 kB for each matrix of SmolLM2, more where schemes are nested, and is
+/// reckoned at more than twice that.
 ///
 /// # Errors
 /// When a GGUF file does not hold the documents of a directory.
@@ -76,14 +79,15 @@ pub struct QuantizeOptions {
     pub source_hash: String,
     /// Moments of the layers' inputs: round for least error of their outputs.
     pub calibration: Option<Arc<Calibration>>,
-    /// Run the calibration's text through the layers that are quantized already, round each for the inputs that it will get, and let
-    /// it make up for their error.
+    /// Run the calibration's text through the layers that are quantized already, round each for the
+    /// inputs that it will get, and let it make up for their error.
     pub sequential: bool,
     /// Most memory to use beside the memory-mapped checkpoint.
     pub max_memory: Option<Bytes>,
     /// What searches for codes, and how thoroughly.
     pub rounders: Rounders,
-    /// Bytes of the codebooks of a group-wise scheme, which are trained on the model: 16 (when nothing is said), 32 or 64.
+    /// Bytes of the codebooks of a group-wise scheme, which are trained on the model: 16 (when
+    /// nothing is said), 32 or 64.
     pub codebook_bytes: Option<usize>,
     /// Codebooks of group-wise schemes to use as they are; those of other schemes are trained.
     pub codebooks: Vec<Codebook>,
@@ -126,13 +130,14 @@ pub struct MemoryEstimate {
     pub packed: Bytes,
     /// Working memory of the searches, all threads.
     pub search: Bytes,
-    /// The largest input moments, and their factor while it is made; one after another, also those of two blocks in f32, of what
-    /// they differ by and of the corrections.
+    /// The largest input moments, and their factor while it is made; one after another, also those
+    /// of two blocks in f32, of what they differ by and of the corrections.
     pub moments: Bytes,
 }
 
 impl MemoryEstimate {
-    /// For a plan of a model on this many threads, with or without a calibration, and with its layers quantized one after another or each alone.
+    /// For a plan of a model on this many threads, with or without a calibration, and with its
+    /// layers quantized one after another or each alone.
     #[must_use]
     pub fn new(
         plan: &Plan,
@@ -185,8 +190,8 @@ impl MemoryEstimate {
 /// Quantizes `source` by `plan` into `out`.
 ///
 /// # Errors
-/// When the plan does not fit the model, a tensor cannot be read or quantized (the message names it), or the directory
-/// cannot be written. Nothing appears under the name `out` in that case.
+/// When the plan does not fit the model, a tensor cannot be read or quantized (the message names
+/// it), or the directory cannot be written. Nothing appears under the name `out` in that case.
 pub fn quantize(
     source: &WeightSource,
     inventory: &Inventory,
@@ -199,8 +204,9 @@ pub fn quantize(
     quantize_in(OutputDir::create(out, overwrite)?, source, inventory, plan, options, progress)
 }
 
-/// [`quantize`] into a directory that was begun already. A resumable one records every finished matrix (with
-/// [`QuantizeOptions::sequential`]: every finished block), and one that is continued goes on behind the last of them.
+/// [`quantize`] into a directory that was begun already. A resumable one records every finished
+/// matrix (with [`QuantizeOptions::sequential`] every finished block), and one that is continued
+/// goes on behind the last of them.
 ///
 /// # Errors
 /// As for [`quantize`]; also when the directory was begun with another plan.
@@ -468,7 +474,8 @@ pub(crate) struct Matrices<'a> {
     rounders: &'a Rounders,
     /// Tables that are not the built-in ones.
     codebooks: &'a BTreeMap<Scheme, Codebook>,
-    /// Moments of the next matrix's input (of experts one set for each), and the first matrix that reads it.
+    /// Moments of the next matrix's input (of experts one set for each), and the first matrix that
+    /// reads it.
     pub(crate) moments: Option<(LinearId, Vec<Hessian>)>,
 }
 
@@ -489,7 +496,8 @@ impl Matrices<'_> {
         Ok(())
     }
 
-    /// Stores one matrix, rounded for the moments that were set for it if any; `shift` is added to it before.
+    /// Stores one matrix, rounded for the moments that were set for it if any; `shift` is added to
+    /// it before.
     pub(crate) fn write(
         &mut self,
         id: LinearId,

@@ -1,7 +1,9 @@
-//! How far precision may fall while a nested model answers: schedules fitted on prompts (PMPD, arXiv 2410.13461, section 4).
+//! How far precision may fall while a nested model answers: schedules fitted on prompts (PMPD,
+//! arXiv 2410.13461, section 4).
 //!
-//! The model at full precision answers every prompt, greedily; a schedule is judged by how far its own answers, or its predictions
-//! along that text, are from those. Half of the prompts choose, the other half says what the choice is worth.
+//! The model at full precision answers every prompt, greedily; a schedule is judged by how far its
+//! own answers, or its predictions along that text, are from those. Half of the prompts choose, the
+//! other half says what the choice is worth.
 
 use crate::{Error, Progress};
 use fracbit_base::Rate;
@@ -67,7 +69,8 @@ pub struct Fit {
     pub steps: usize,
     /// The same precision everywhere, the lowest first.
     pub uniform: Vec<Judged>,
-    /// The lowest precision of all decode steps within the tolerance, with the lowest of the prompt: the phase-aware pair.
+    /// The lowest precision of all decode steps within the tolerance, with the lowest of the
+    /// prompt: the phase-aware pair.
     pub pair: Judged,
     /// The schedule that reads least.
     pub best: Judged,
@@ -85,7 +88,8 @@ struct Answered {
 /// Finds the schedule that reads least within a loss.
 ///
 /// # Errors
-/// When the model has one precision, there are no prompts, or a prompt with its answer does not fit the context.
+/// When the model has one precision, there are no prompts, or a prompt with its answer does not fit
+/// the context.
 pub fn fit(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -196,7 +200,8 @@ fn state(model: &Model, tokens: usize) -> State {
     model.state(&StateOptions { context: Some(tokens), ..StateOptions::default() })
 }
 
-/// A greedy answer of `steps` tokens, which no end token cuts short: schedules are compared at every place.
+/// A greedy answer of `steps` tokens, which no end token cuts short: schedules are compared at
+/// every place.
 fn free(model: &Model, prompt: &[u32], steps: usize, schedule: Option<Schedule>) -> Result<Vec<u32>, Error> {
     let mut state = state(model, prompt.len() + steps);
     let mut sampler = Sampler::new(SampleConfig::default())?;

@@ -1,11 +1,13 @@
 //! Sensitivities `a_l`: the rise of the loss per unit of relative squared error in one matrix.
 //!
-//! By default in the limit of small errors, from the curvature of the KL divergence to the clean model, all matrices in one pass
-//! ([`fracbit_model::curvature`]). With noise levels as HIGGS and Q-Palette do (appendix E): noise of known size in one matrix at a time, the divergence,
-//! a least-squares fit. The tokens are those that the model itself generates (the papers' data-free
-//! protocol) or of a given text (their `linear`, with the divergence in place of perplexity: its noise is far smaller on
-//! the same tokens). The noise is that of weights as they will be quantized, that is after folding, as large as each row.
-//! What each scheme really costs (their `actual`) is measured in [`crate::losses`].
+//! By default in the limit of small errors, from the curvature of the KL divergence to the clean
+//! model, all matrices in one pass ([`fracbit_model::curvature`]). With noise levels as HIGGS and
+//! Q-Palette do (appendix E): noise of known size in one matrix at a time, the divergence, a
+//! least-squares fit. The tokens are those that the model itself generates (the papers' data-free
+//! protocol) or of a given text (their `linear`, with the divergence in place of perplexity: its
+//! noise is far smaller on the same tokens). The noise is that of weights as they will be
+//! quantized, that is after folding, as large as each row. What each scheme really costs (their
+//! `actual`) is measured in [`crate::losses`].
 
 use crate::{
     Calibration, Error, EvalOptions, Opened, Progress,
@@ -43,14 +45,15 @@ pub struct Sensitivities {
     pub tokens: usize,
     /// By module name.
     pub layers: BTreeMap<String, Fit>,
-    /// Measured rise of the loss by module and scheme ([`crate::losses`]), where that was done: it takes the place of `a` times the
-    /// scheme's error.
+    /// Measured rise of the loss by module and scheme ([`crate::losses`]), where that was done: it
+    /// takes the place of `a` times the scheme's error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub actual: BTreeMap<String, BTreeMap<String, f64>>,
     /// All matrices at once, with noise or each quantized: what forecasts are fitted to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joint: Vec<JointPoint>,
-    /// Bands of rows into which a plan may cut embedding and head; `layers` then has each of them beside the whole.
+    /// Bands of rows into which a plan may cut embedding and head; `layers` then has each of them
+    /// beside the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bands: Option<Bands>,
 }
@@ -114,8 +117,8 @@ pub struct JointPoint {
 /// Effort of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// Noise levels per matrix; with none, the limit of small noise is taken from the curvature of the divergence, for all matrices at once
-    /// ([`curvature`]).
+    /// Noise levels per matrix; with none, the limit of small noise is taken from the curvature of
+    /// the divergence, for all matrices at once ([`curvature`]).
     pub levels: usize,
     /// Tokens to generate and measure on.
     pub tokens: usize,
@@ -147,8 +150,9 @@ impl Protocol {
         }
     }
 
-    /// Peak memory of a measurement beside the memory-mapped checkpoint: the matrix under test, its noisy copy or those of the
-    /// forecast, and what the probe keeps of the text: logits, and the residual stream before a block.
+    /// Peak memory of a measurement beside the memory-mapped checkpoint: the matrix under test, its
+    /// noisy copy or those of the forecast, and what the probe keeps of the text: logits, and the
+    /// residual stream before a block.
     #[must_use]
     pub fn memory(self, config: &ModelConfig, inventory: &Inventory) -> Bytes {
         let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
@@ -162,9 +166,10 @@ impl Protocol {
 }
 
 impl Sensitivities {
-    /// A guess that needs no weights: the median coefficient of each kind of matrix in Llama-3.1-8B as published with
-    /// Q-Palette. Embedding and head, which the papers leave alone, get values that we chose, not measured ones. They may be far
-    /// off: the tied embedding of this project's demo model measures 3.1, about 140 times the median of its other matrices.
+    /// A guess that needs no weights: the median coefficient of each kind of matrix in Llama-3.1-8B
+    /// as published with Q-Palette. Embedding and head, which the papers leave alone, get values
+    /// that we chose, not measured ones. They may be far off: the tied embedding of this project's
+    /// demo model measures 3.1, about 140 times the median of its other matrices.
     #[must_use]
     pub fn prior(inventory: &Inventory, rotation: RotationMode) -> Self {
         let guess = |id| match id {
@@ -190,7 +195,8 @@ impl Sensitivities {
         }
     }
 
-    /// Gives every band of the rows of `id` its part of the coefficient of the whole, by what was measured for each.
+    /// Gives every band of the rows of `id` its part of the coefficient of the whole, by what was
+    /// measured for each.
     pub(crate) fn share_out(&mut self, id: LinearId, bands: &Bands, losses: &[f64]) -> Result<(), Error> {
         let whole = self.of(&id.to_string())?;
         let shares = bands.shares(losses);
@@ -227,7 +233,8 @@ impl Sensitivities {
         }
     }
 
-    /// Refuses a document that estimates losses in another way than the one asked for; `origin` names it.
+    /// Refuses a document that estimates losses in another way than the one asked for; `origin`
+    /// names it.
     ///
     /// # Errors
     /// With both ways.
@@ -246,8 +253,9 @@ impl Sensitivities {
         forecast::forecast(&self.joint, predicted)
     }
 
-    /// Predicted loss of a matrix stored so: what was measured for the scheme, as the rise over the best scheme measured for this
-    /// matrix, or else the coefficient times the scheme's error on Gaussian weights.
+    /// Predicted loss of a matrix stored so: what was measured for the scheme, as the rise over the
+    /// best scheme measured for this matrix, or else the coefficient times the scheme's error on
+    /// Gaussian weights.
     ///
     /// # Errors
     /// As for [`Sensitivities::of`]; also when no error or no finite loss is known for the scheme.
@@ -270,7 +278,8 @@ impl Sensitivities {
         }
     }
 
-    /// Whether every matrix's loss is known for a scheme: always, where losses are coefficients times errors.
+    /// Whether every matrix's loss is known for a scheme: always, where losses are coefficients
+    /// times errors.
     pub(crate) fn covers(&self, scheme: Scheme) -> bool {
         let name = scheme.to_string();
         self.actual.values().all(|losses| losses.contains_key(&name))
@@ -361,7 +370,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// `tokens` tokens of a text (or fewer, if it has fewer), in sequences of 256, as the tokenizer of `opened` has them.
+    /// `tokens` tokens of a text (or fewer, if it has fewer), in sequences of 256, as the tokenizer
+    /// of `opened` has them.
     ///
     /// # Errors
     /// When the text yields no two tokens, or the tokenizer cannot be read.
@@ -377,7 +387,8 @@ impl Text {
         Ok(Self { origin: text_origin(text, path), sequences })
     }
 
-    /// The first `tokens` tokens of those that `calibration` ran on (or fewer, if it has fewer), in sequences of at most 256.
+    /// The first `tokens` tokens of those that `calibration` ran on (or fewer, if it has fewer), in
+    /// sequences of at most 256.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -399,7 +410,8 @@ fn head(sequences: &Sequences, tokens: usize) -> Sequences {
     Sequences::new(cut.collect())
 }
 
-/// Bytes of the logits of a [`Probe`] on `tokens` tokens and of the streams of a [`Prefix`], and of one sequence to be compared.
+/// Bytes of the logits of a [`Probe`] on `tokens` tokens and of the streams of a [`Prefix`], and of
+/// one sequence to be compared.
 pub(crate) fn probe_memory(tokens: usize, vocab: u64, hidden: u64) -> u64 {
     4 * (tokens + tokens.min(SEQUENCE)) as u64 * (vocab + hidden)
 }
@@ -419,8 +431,9 @@ pub fn describe(protocol: Protocol, text: Option<&Text>) -> String {
     }
 }
 
-/// Measures every matrix of `source` on text that the model writes. `done` holds coefficients measured earlier by the same protocol
-/// (they are kept), `checkpoint` is called with the growing document after every matrix or pass, so that a caller can save it and resume.
+/// Measures every matrix of `source` on text that the model writes. `done` holds coefficients
+/// measured earlier by the same protocol (they are kept), `checkpoint` is called with the growing
+/// document after every matrix or pass, so that a caller can save it and resume.
 ///
 /// # Errors
 /// When the model cannot be built or run.
@@ -435,7 +448,8 @@ pub fn measure(
     measure_on(source, content_hash, protocol, None, done, progress, checkpoint)
 }
 
-/// [`measure`] on a text, if there is one; of the protocol only the number of levels and the seed then count.
+/// [`measure`] on a text, if there is one; of the protocol only the number of levels and the seed
+/// then count.
 ///
 /// # Errors
 /// As for [`measure`].
@@ -452,8 +466,8 @@ pub fn measure_on(
     let mut result = Sensitivities::begun(describe(protocol, text), content_hash, source, tokens, done);
     let mode = source.sites().mode();
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
-    // White noise stays white under rotation, so the unrotated model serves every mode: its weights stay in the
-    // checkpoint's memory map, and only the matrix under test is in memory.
+    // White noise stays white under rotation, so the unrotated model serves every mode: its weights
+    // stay in the checkpoint's memory map, and only the matrix under test is in memory.
     let plain =
         WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
     let mut model = Model::from_source(&plain)?.with_kernels(&crate::kernels()?);
@@ -599,7 +613,8 @@ const TOGETHER: usize = 8;
 /// Length of a sequence, unless the model's context is shorter.
 pub(crate) const SEQUENCE: usize = 256;
 
-/// A state for measurements: noise is far larger than what rounding to bf16 adds, which the clean model has too.
+/// A state for measurements: noise is far larger than what rounding to bf16 adds, which the clean
+/// model has too.
 fn state(model: &Model, sequences: &[Vec<u32>]) -> State {
     let context = sequences.iter().map(Vec::len).max().unwrap_or(0);
     model.state(&StateOptions { context: Some(context), coarse: true, ..StateOptions::default() })
@@ -652,10 +667,12 @@ impl Probe {
     }
 }
 
-/// What a model makes of a text before one of its blocks: of variants of the model that differ from there on, only the rest has to run.
+/// What a model makes of a text before one of its blocks: of variants of the model that differ from
+/// there on, only the rest has to run.
 pub(crate) struct Prefix<'a> {
     probe: &'a Probe,
-    /// The block, and the residual stream of every sequence before it; `None`: before the embedding.
+    /// The block, and the residual stream of every sequence before it; `None`: before the
+    /// embedding.
     entered: Option<(usize, Vec<Vec<f32>>)>,
 }
 
@@ -665,7 +682,8 @@ impl<'a> Prefix<'a> {
         Self { probe, entered: None }
     }
 
-    /// Goes on to the block of `id` with `model`, which so far must be as it was when this was before an earlier block.
+    /// Goes on to the block of `id` with `model`, which so far must be as it was when this was
+    /// before an earlier block.
     pub(crate) fn enter(&mut self, model: &Model, id: LinearId) -> Result<(), Error> {
         let to = match id {
             LinearId::Embed => return Ok(()),
@@ -694,7 +712,8 @@ impl<'a> Prefix<'a> {
         Ok(())
     }
 
-    /// As [`Probe::divergence`], of a model that agrees with that of [`Prefix::enter`] in what lies before.
+    /// As [`Probe::divergence`], of a model that agrees with that of [`Prefix::enter`] in what lies
+    /// before.
     pub(crate) fn divergence(&self, model: &Model) -> Result<f64, Error> {
         let mut state = state(model, &self.probe.sequences);
         self.probe.mean(|at, logits| {

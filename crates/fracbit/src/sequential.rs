@@ -1,21 +1,28 @@
 //! Quantizing in the order of the data, each layer for what the layers before it became.
 //!
-//! Two streams of hidden states go through the blocks: x of the original model and x' of the one quantized so far. A layer W that
-//! reads x' instead of x starts from a target that makes up for the difference, in closed form: with `H' = E[x' x'^T]` the
-//! weights closest to `W x` are `W + W E[(x - x') x'^T] H'^-1`. (GPTAQ, Li et al. 2025, and Qronos, Zhang et al. 2025, correct targets
-//! so, column by column within the feedback; here the whole matrix is corrected before it is rounded.) The layers that write
-//! into the residual stream, O and Down, make up for the stream's error too: Down for all that their block's output is off, O
-//! for its input's. `H'` is damped as for feedback, and the correction
-//! is shrunk by the number of inputs that it was fitted to: few of them would teach it their noise.
+//! Two streams of hidden states go through the blocks: x of the original model and x' of the one
+//! quantized so far. A layer W that reads x' instead of x starts from a target that makes up for
+//! the difference, in closed form: with `H' = E[x' x'^T]` the weights closest to `W x` are `W + W
+//! E[(x - x') x'^T] H'^-1`. (GPTAQ, Li et al. 2025, and Qronos, Zhang et al. 2025, correct targets
+//! so, column by column within the feedback; here the whole matrix is corrected before it is
+//! rounded.) The layers that write into the residual stream, O and Down, make up for the stream's
+//! error too: Down for all that their block's output is off, O for its input's; not where a norm
+//! stands between (Gemma, OLMo 2), which would change the size of what they add. `H'` is damped as
+//! for feedback, and the correction is shrunk by the number of inputs that it was fitted to: few of
+//! them would teach it their noise.
 //!
-//! Experts: gates and ups, which read what all tokens read, are as any others. Of the downs each has moments and a correction of its own, from the
-//! tokens that its router gives it: with the share r that its output is multiplied by, the inputs are `r x'`. What several experts of a token could
-//! make up for each makes up for alone, as if the inputs of different experts were uncorrelated.
+//! Experts: gates and ups, which read what all tokens read, are as any others. Of the downs each
+//! has moments and a correction of its own, from the tokens that its router gives it: with the
+//! share r that its output is multiplied by, the inputs are `r x'`. What several experts of a token
+//! could make up for each makes up for alone, as if the inputs of different experts were
+//! uncorrelated.
 //!
-//! What a block cannot be given: a tied embedding comes first and has nothing to make up for; an untied head is rounded for x'
-//! and not corrected; nor are downs of experts whose moments would take more than 4 GiB.
+//! What a block cannot be given: a tied embedding comes first and has nothing to make up for; an
+//! untied head is rounded for x' and not corrected; nor are downs of experts whose moments would
+//! take more than 4 GiB.
 //!
-//! Cost: the calibration text runs through every block three times, and six times through parts of it.
+//! Cost: the calibration text runs through every block three times, and six times through parts of
+//! it.
 
 use crate::{
     Error,
@@ -168,10 +175,15 @@ impl Streams<'_> {
         let Shape { rows: hidden, cols: n } = reader.piece_shape(config);
         let pieces = if input == BlockInput::Down { reader.pieces(config) } else { 1 };
         let held = if pieces == 1 || experts_memory(pieces, Shape::new(hidden, n)) > 0 { pieces } else { 0 };
-        let makes_up = matches!(input, BlockInput::Output | BlockInput::Down);
+        // Behind a norm of its own a layer does not write into the stream: what it would add for
+        // the stream's error is divided by the size of its output and multiplied by the norm's
+        // gain. It makes up for its input alone.
+        let writes = matches!(input, BlockInput::Output | BlockInput::Down);
+        let makes_up = writes && !config.post_norms;
+        let own = input != BlockInput::Down || (config.post_norms && pieces == 1);
         let mut all = Collected {
             inputs: (0..held).map(|_| Moments::new(n)).collect(),
-            lost: (input != BlockInput::Down).then(|| CrossMoments::new(n, n)),
+            lost: own.then(|| CrossMoments::new(n, n)),
             streams: (0..held).filter(|_| makes_up).map(|_| CrossMoments::new(hidden, n)).collect(),
         };
         let (mut state, mut other) = (self.exact.state(&exact.block), self.quantized.state(&quantized.block));
@@ -225,14 +237,15 @@ impl Collected {
         x: &[f32],
         off: &[f32],
     ) -> Result<(), ShapeError> {
-        let (n, stream) = (x.len() / routed.len().max(1), &mut self.streams[piece]);
-        let (width, mut scaled) = (stream.outputs(), x.to_vec());
-        let mut errors = Vec::with_capacity(routed.len() * width);
-        for (row, Routed { place, share }) in scaled.chunks_exact_mut(n).zip(routed) {
+        let (n, mut scaled) = (x.len() / routed.len().max(1), x.to_vec());
+        for (row, Routed { share, .. }) in scaled.chunks_exact_mut(n).zip(routed) {
             row.iter_mut().for_each(|x| *x *= share);
-            errors.extend_from_slice(&off[place * width..(place + 1) * width]);
         }
         self.inputs[piece].add_on(crew, vectors, &scaled)?;
+        let Some(stream) = self.streams.get_mut(piece) else { return Ok(()) };
+        let width = stream.outputs();
+        let errors = routed.iter().flat_map(|r| &off[r.place * width..(r.place + 1) * width]);
+        let errors: Vec<f32> = errors.copied().collect();
         stream.add_on(crew, vectors, &errors, &scaled)
     }
 }
@@ -240,17 +253,19 @@ impl Collected {
 /// Bytes that the moments of a matrix's experts may take; beyond, they are rounded without.
 const EXPERTS_ROOM: u64 = 4 << 30;
 
-/// Bytes of what is collected for the `pieces` downs of experts, each of `shape`; 0 where it would be too much, and nothing is.
+/// Bytes of what is collected for the `pieces` downs of experts, each of `shape`; 0 where it would
+/// be too much, and nothing is.
 pub(crate) fn experts_memory(pieces: usize, shape: Shape) -> u64 {
     let bytes = (pieces as u64).saturating_mul(Moments::memory(shape.cols) + 8 * shape.len() as u64);
     if bytes > EXPERTS_ROOM { 0 } else { bytes }
 }
 
-/// Inputs per channel at which half of a correction is believed: chosen on calibration text (`docs/quality.md`).
+/// Inputs per channel at which half of a correction is believed: chosen on calibration text
+/// (`docs/quality.md`).
 const DOUBT: f32 = 10.0;
 
-/// The share of a correction fitted to `rows` inputs of `n` channels that is applied. Each row of weights is a regression on n channels,
-/// whose noise falls with the inputs per channel.
+/// The share of a correction fitted to `rows` inputs of `n` channels that is applied. Each row of
+/// weights is a regression on n channels, whose noise falls with the inputs per channel.
 #[expect(clippy::cast_precision_loss, reason = "a share")]
 fn trust(rows: u64, n: usize) -> f32 {
     rows as f32 / (rows as f32 + DOUBT * n as f32)
@@ -262,14 +277,17 @@ fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
 
 /// What is added to the readers x' of an input, so that they make up for errors.
 struct Cross {
-    /// What a row of weights is multiplied with for its correction, `E[(x - x') x'^T] H'^-1`: (n, n).
+    /// What a row of weights is multiplied with for its correction, `E[(x - x') x'^T] H'^-1`: (n,
+    /// n).
     lost: Option<Vec<f32>>,
-    /// `E[r x'^T] H'^-1`, (hidden, n), for the error r of the residual stream; of the downs of experts one below the other.
+    /// `E[r x'^T] H'^-1`, (hidden, n), for the error r of the residual stream; of the downs of
+    /// experts one below the other.
     stream: Option<Vec<f32>>,
 }
 
 impl Cross {
-    /// From the moments H' of all readers, or of each expert, and the share of each correction that is applied.
+    /// From the moments H' of all readers, or of each expert, and the share of each correction that
+    /// is applied.
     fn new(
         moments: &[Hessian],
         trusts: &[f32],
@@ -343,8 +361,8 @@ impl Observed {
         Ok(Self { block, seen })
     }
 
-    /// Runs a sequence through the block in place, as far as to an input, and returns that input's rows; for the last one through the
-    /// whole block.
+    /// Runs a sequence through the block in place, as far as to an input, and returns that input's
+    /// rows; for the last one through the whole block.
     fn run(&self, state: &mut State, x: &mut [f32], input: BlockInput) -> Result<Seen, Error> {
         let lock = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         *lock() = Default::default();

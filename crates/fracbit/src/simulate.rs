@@ -1,10 +1,12 @@
-//! A roofline of a neural processing unit that runs a nested model (PMPD, arXiv 2410.13461, appendix A.6).
+//! A roofline of a neural processing unit that runs a nested model (PMPD, arXiv 2410.13461,
+//! appendix A.6).
 //!
-//! A layer takes the longer of two times: its products at `macs` multiply-accumulates a clock, or the bytes that it reads at `bandwidth`.
-//! A pass of the prompt reads every matrix once for all its tokens; a decode step reads it once for one token, and all keys and values so
-//! far. What is assumed: weights of any number of bits are expanded on the way, at no cost; products take the same time at every
-//! precision; keys and values have 16 bits; the embedding's rows, norms and the softmax take no time; nothing is kept on the chip from
-//! one layer to the next.
+//! A layer takes the longer of two times: its products at `macs` multiply-accumulates a clock, or
+//! the bytes that it reads at `bandwidth`. A pass of the prompt reads every matrix once for all its
+//! tokens; a decode step reads it once for one token, and all keys and values so far. What is
+//! assumed: weights of any number of bits are expanded on the way, at no cost; products take the
+//! same time at every precision; keys and values have 16 bits; the embedding's rows, norms and the
+//! softmax take no time; nothing is kept on the chip from one layer to the next.
 
 use crate::Error;
 use fracbit_base::Rate;
@@ -112,7 +114,8 @@ mod tests {
         made.iter().map(|one| one.speedup).collect()
     }
 
-    /// Figure of the papers' appendix for Vicuna-7B, 3 to 2 bits: 4.9 to 5.3 times for three bits everywhere, 5.9 to 8.0 for schedules.
+    /// Figure of the papers' appendix for Vicuna-7B, 3 to 2 bits: 4.9 to 5.3 times for three bits
+    /// everywhere, 5.9 to 8.0 for schedules.
     #[test]
     fn the_order_of_the_paper_comes_out() {
         for (prompt, answer, switch) in [(600, 120, 40), (200, 33, 11), (60, 60, 20)] {

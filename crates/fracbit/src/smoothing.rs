@@ -1,9 +1,12 @@
-//! Which rotation a model gets, and the factors between its inputs and weights, from the inputs that it has on a text.
+//! Which rotation a model gets, and the factors between its inputs and weights, from the inputs
+//! that it has on a text.
 //!
-//! A rotation spreads the rounding error of weights over all channels alike, so a rotated matrix W diag(f) adds noise to its output as
-//! `|W diag(f)|^2 |diag(f)^-1 x|^2 / n`. Folding takes the gain g of the norm before for f; its input is then the normalized residual
-//! stream, whose squares add up to n, and the noise is `|W diag(g)|^2`. Rotating online leaves f free: ones, or the best
-//! ([`fracbit_model::smoothing`]), which makes it `(sum over j of |W_j| |x_j|)^2 / n` for columns `W_j`.
+//! A rotation spreads the rounding error of weights over all channels alike, so a rotated matrix W
+//! diag(f) adds noise to its output as `|W diag(f)|^2 |diag(f)^-1 x|^2 / n`. Folding takes the gain
+//! g of the norm before for f; its input is then the normalized residual stream, whose squares add
+//! up to n, and the noise is `|W diag(g)|^2`. Rotating online leaves f free: ones, or the best
+//! ([`fracbit_model::smoothing`]), which makes it `(sum over j of |W_j| |x_j|)^2 / n` for columns
+//! `W_j`.
 
 use crate::{
     Calibration, Error, Opened, Progress,
@@ -23,7 +26,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Tokens that a model writes to show its inputs where no text is given, and how many of them are a sequence.
+/// Tokens that a model writes to show its inputs where no text is given, and how many of them are a
+/// sequence.
 const TOKENS: usize = 512;
 const LENGTH: usize = 64;
 /// Noise of folding over that of rotating online from which online is worth its time. Two more
@@ -45,7 +49,8 @@ impl Channels {
         Ok(Self(Place::all(config).map(of).collect::<Result<_, Error>>()?))
     }
 
-    /// Those on some sequences of tokens. One block of `plain`, a source without rotation, runs at a time.
+    /// Those on some sequences of tokens. One block of `plain`, a source without rotation, runs at
+    /// a time.
     ///
     /// # Errors
     /// When it cannot be run.
@@ -100,8 +105,8 @@ fn add_squares(means: &mut BTreeMap<Place, Vec<f64>>, place: Place, n: usize, ro
     }
 }
 
-/// The matrices that read an input, each with how much the relative error of its like tends to cost: see
-/// [`crate::Sensitivities::prior`].
+/// The matrices that read an input, each with how much the relative error of its like tends to
+/// cost: see [`crate::Sensitivities::prior`].
 fn readers(place: Place, tied: bool) -> Vec<(LinearId, f64)> {
     let Place::Block(i, input) = place else {
         return vec![(if tied { LinearId::Embed } else { LinearId::Head }, 1.0)];
@@ -121,8 +126,8 @@ pub struct Choice {
     pub noise: Noise,
 }
 
-/// What rounding adds behind the norms of a model, over what it adds with rotations online and the best factors: by the kind of input,
-/// geometric means over blocks.
+/// What rounding adds behind the norms of a model, over what it adds with rotations online and the
+/// best factors: by the kind of input, geometric means over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Noise {
     /// Gains folded.
@@ -143,7 +148,8 @@ impl fmt::Display for Noise {
     }
 }
 
-/// Chooses for a model whose inputs are known, with or without factors. `fixed` is a rotation that was asked for.
+/// Chooses for a model whose inputs are known, with or without factors. `fixed` is a rotation that
+/// was asked for.
 ///
 /// # Errors
 /// When a matrix or norm cannot be read.
@@ -198,7 +204,8 @@ fn norm_before(config: &ModelConfig, place: Place) -> Option<fracbit_model::Floa
     }
 }
 
-/// Of one place. The squares of a normalized row add up to their number, whatever the gain hides of them.
+/// Of one place. The squares of a normalized row add up to their number, whatever the gain hides of
+/// them.
 #[expect(clippy::cast_precision_loss, reason = "a mean")]
 fn noise(inputs: &[f64], weights: &[f64], gain: &[f32]) -> Noise {
     let n = inputs.len() as f64;
@@ -236,7 +243,8 @@ fn column_squares(data: &[f32], n: usize) -> Vec<f64> {
 }
 
 impl Opened {
-    /// Rotation and factors for this checkpoint, by the inputs of a calibration, or without one by those on text that the model writes.
+    /// Rotation and factors for this checkpoint, by the inputs of a calibration, or without one by
+    /// those on text that the model writes.
     ///
     /// # Errors
     /// When the model cannot be read or run.

@@ -1,7 +1,7 @@
 //! Wishes of the user about single layers: schemes that some must have, schemes that some must not.
 //!
-//! Layers are named by patterns in which `*` stands for any text: `layers.0.*`, `*.down_proj`, `lm_head`. The leading
-//! `model.` of a name may be left out.
+//! Layers are named by patterns in which `*` stands for any text: `layers.0.*`, `*.down_proj`,
+//! `lm_head`. The leading `model.` of a name may be left out.
 
 use crate::{Error, plan::Storage};
 use fracbit_base::Scheme;
@@ -15,7 +15,8 @@ impl Pattern {
     /// Whether all of `text` is matched.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
-        // Greedy from the left: between two stars, the first place where a piece fits leaves the most room behind it.
+        // Greedy from the left: between two stars, the first place where a piece fits leaves the
+        // most room behind it.
         let mut pieces = self.0.split('*');
         let first = pieces.next().unwrap_or("");
         let Some(mut rest) = text.strip_prefix(first) else { return false };
@@ -69,7 +70,8 @@ impl fmt::Display for Pin {
     }
 }
 
-/// `LAYERS=SCHEMES`: these layers get none of these schemes. `LAYERS` alone: they are not quantized, as if pinned to `f16`.
+/// `LAYERS=SCHEMES`: these layers get none of these schemes. `LAYERS` alone: they are not
+/// quantized, as if pinned to `f16`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exclude {
     /// Which layers.
@@ -102,7 +104,8 @@ impl fmt::Display for Exclude {
     }
 }
 
-/// What a layer may be stored in, of `palette`: the last pin that names it wins, then exclusions are taken away.
+/// What a layer may be stored in, of `palette`: the last pin that names it wins, then exclusions
+/// are taken away.
 ///
 /// # Errors
 /// When nothing is left.

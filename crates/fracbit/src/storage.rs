@@ -34,7 +34,8 @@ impl Storage {
         }
     }
 
-    /// Relative squared error on Gaussian weights: the palette's measured table, 0 for half precision.
+    /// Relative squared error on Gaussian weights: the palette's measured table, 0 for half
+    /// precision.
     ///
     /// # Errors
     /// When the palette has no measured error for the scheme.

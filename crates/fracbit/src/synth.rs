@@ -1,7 +1,8 @@
 //! Checkpoints with seeded random weights of real shapes, for measurements of speed and memory.
 //!
-//! The weights are Gaussian with standard deviation 0.02, norms are ones: activations stay finite, the text is noise.
-//! The tokenizer maps every byte to a token, which is enough to feed and read such a model.
+//! The weights are Gaussian with standard deviation 0.02, norms are ones: activations stay finite,
+//! the text is noise. The tokenizer maps every byte to a token, which is enough to feed and read
+//! such a model.
 
 use crate::{Error, Progress};
 use fracbit_io::checkpoint::{EMBED, HEAD};
@@ -17,7 +18,8 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Weights drawn from one stream of random numbers; each chunk has its own, so that chunks can be made in parallel.
+/// Weights drawn from one stream of random numbers; each chunk has its own, so that chunks can be
+/// made in parallel.
 const CHUNK: usize = 1 << 16;
 
 /// A shape by name.
@@ -59,8 +61,8 @@ const fn llama(name: &'static str, dims: [usize; 7], tied: bool) -> Preset {
     }
 }
 
-/// The shapes there are: hidden, feed-forward, layers, heads, key-value heads, head width, vocabulary, as published in
-/// the models' configurations.
+/// The shapes there are: hidden, feed-forward, layers, heads, key-value heads, head width,
+/// vocabulary, as published in the models' configurations.
 pub const PRESETS: [Preset; 9] = [
     llama("tiny", [64, 192, 2, 4, 2, 16, 320], true),
     llama("smollm2-135m", [576, 1536, 30, 9, 3, 64, 49152], true),
@@ -284,8 +286,8 @@ fn byte_tokenizer() -> Value {
     })
 }
 
-/// The printable character that stands for each byte in byte-level tokenizers (GPT-2's table): printable Latin-1
-/// bytes stand for themselves, the others for the code points from 256 on.
+/// The printable character that stands for each byte in byte-level tokenizers (GPT-2's table):
+/// printable Latin-1 bytes stand for themselves, the others for the code points from 256 on.
 fn byte_alphabet() -> Vec<char> {
     let mut next = 256;
     (0..=255u8)

@@ -1,12 +1,14 @@
 //! Scales of a quantized model trained for the divergence from the original.
 //!
-//! Codes stay as they are; the scales of row r of a matrix are multiplied by exp(t_r), so that the model neither grows nor slows. The
-//! t_r of all packed matrices, embedding and head among them, follow the gradient of the KL divergence on a text
-//! ([`fracbit_model::gradient`]) by Adam (Kingma and Ba 2015, arXiv 1412.6980) at a rate that falls to zero as half a cosine. What rounding
-//! in sequence does for each matrix alone this does for all together.
+//! Codes stay as they are; the scales of row r of a matrix are multiplied by exp(t_r), so that the
+//! model neither grows nor slows. The t_r of all packed matrices, embedding and head among them,
+//! follow the gradient of the KL divergence on a text ([`fracbit_model::gradient`]) by Adam (Kingma
+//! and Ba 2015, arXiv 1412.6980) at a rate that falls to zero as half a cosine. What rounding in
+//! sequence does for each matrix alone this does for all together.
 //!
-//! The last sequences of the text are held out. Their divergence is taken after each pass over the others, and the best scales win, the
-//! original ones among them: a model that does not gain by it is left as it is.
+//! The last sequences of the text are held out. Their divergence is taken after each pass over the
+//! others, and the best scales win, the original ones among them: a model that does not gain by it
+//! is left as it is.
 
 use crate::{
     Error, Opened, Plan, Progress, QuantizeOptions, QuantizeReport,
@@ -45,8 +47,8 @@ pub const PASSES: usize = 2;
 const BATCH: usize = 1024;
 /// One in so many sequences is held out.
 const HELD: usize = 16;
-/// Rate of the first step over the root of the divergence at the start: errors of scales count beside those of codes, whose square the
-/// divergence grows with.
+/// Rate of the first step over the root of the divergence at the start: errors of scales count
+/// beside those of codes, whose square the divergence grows with.
 const RATE: f64 = 0.015;
 /// Decays of the means of the gradient and of its square.
 const DECAYS: [f64; 2] = [0.9, 0.98];
@@ -85,8 +87,8 @@ pub struct TuneReport {
     pub after: f64,
 }
 
-/// Peak memory beside the memory-mapped checkpoints for a text of `tokens` tokens: a quantized model of `model` bytes, the original's
-/// hidden states, and what a step takes.
+/// Peak memory beside the memory-mapped checkpoints for a text of `tokens` tokens: a quantized
+/// model of `model` bytes, the original's hidden states, and what a step takes.
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, model: Bytes, tokens: usize) -> Bytes {
     let rows: usize = LinearId::all(config).map(|id| id.shape(config).rows).sum();
@@ -94,12 +96,13 @@ pub fn memory(config: &fracbit_io::ModelConfig, model: Bytes, tokens: usize) -> 
     Bytes(model.0 + states + gradient::memory(config, BATCH + SEQUENCE, SEQUENCE))
 }
 
-/// Tunes `model` for `text` and writes it into `dir`, all other tensors and files as they are. A resumable directory keeps the state every
-/// 20 seconds, and one that is continued goes on from there, to the same bytes.
+/// Tunes `model` for `text` and writes it into `dir`, all other tensors and files as they are. A
+/// resumable directory keeps the state every 20 seconds, and one that is continued goes on from
+/// there, to the same bytes.
 ///
 /// # Errors
-/// When `model` is not quantized or not from `original`, the text is too short to hold some of it out, the memory does not suffice, or the
-/// directory cannot be written.
+/// When `model` is not quantized or not from `original`, the text is too short to hold some of it
+/// out, the memory does not suffice, or the directory cannot be written.
 pub fn tune_in(
     mut dir: OutputDir,
     model: &Opened,
@@ -125,7 +128,8 @@ pub fn tune_in(
     let built = model.model(&kernels, true)?;
     let original = original.model(&kernels, true)?;
     let count = |of: &[&[u32]]| of.iter().map(|s| s.len()).sum::<usize>();
-    // Stages of their own: a token of training takes several times as long, and a forecast counts on equal ones.
+    // Stages of their own: a token of training takes several times as long, and a forecast counts
+    // on equal ones.
     progress.stage("running the original", count(&sequences) as u64);
     let teacher = Teacher::new(&original, &sequences, progress)?;
     progress.stage("tuning scales", (options.passes * count(train)) as u64);
@@ -145,8 +149,8 @@ pub fn tune_in(
     Ok(report)
 }
 
-/// Quantizes by `plan` as [`quantize_in`] does, then tunes on the text of its calibration. Where that is too short to hold some of it out,
-/// nothing is tuned.
+/// Quantizes by `plan` as [`quantize_in`] does, then tunes on the text of its calibration. Where
+/// that is too short to hold some of it out, nothing is tuned.
 ///
 /// # Errors
 /// As for [`quantize_in`], which needs a calibration here, and for [`tune_in`].

@@ -1,12 +1,15 @@
-//! Every architecture of `tests/reference`, quantized, loaded from its directory and run, against float64 logits.
+//! Every architecture of `tests/reference`, quantized, loaded from its directory and run, against
+//! float64 logits.
 //!
-//! The bound is derived from the rate: a matrix with relative squared error `e` perturbs what goes through it by about
-//! `sqrt(e)`, and `n` matrices with independent errors by `sqrt(n e)`. Attention and norms pass some perturbations on
-//! enlarged, so that the models here come to 1.0 to 1.6 times that (the table this test prints); twice is allowed. A wrong
-//! rotation, bias, norm or layout gives logits that have nothing to do with the reference, at a relative error of 1.4.
+//! The bound is derived from the rate: a matrix with relative squared error `e` perturbs what goes
+//! through it by about `sqrt(e)`, and `n` matrices with independent errors by `sqrt(n e)`.
+//! Attention and norms pass some perturbations on enlarged, so that the models here come to 1.0 to
+//! 1.6 times that (the table this test prints); twice is allowed. A wrong rotation, bias, norm or
+//! layout gives logits that have nothing to do with the reference, at a relative error of 1.4.
 //!
-//! A token whose router decides otherwise gets other experts altogether, and attention passes that on to those behind it: where there are experts the
-//! error is that of the median token, 1.0 to 2.9 times that, and four times are allowed.
+//! A token whose router decides otherwise gets other experts altogether, and attention passes that
+//! on to those behind it: where there are experts the error is that of the median token, 1.0 to 2.9
+//! times that, and four times are allowed.
 
 use fracbit_model::RotationMode;
 use fracbit_tests::{Reference, Source, load, logits, reference, references, relative, scheme};
@@ -14,7 +17,8 @@ use fracbit_tests::{Reference, Source, load, logits, reference, references, rela
 /// What the rounding of activations to 127 steps adds.
 const ACTIVATIONS: f64 = 0.03;
 
-/// Relative error of the logits after quantizing everything with `name`, and the most that is allowed.
+/// Relative error of the logits after quantizing everything with `name`, and the most that is
+/// allowed.
 fn error(r: &Reference, rotation: RotationMode, name: &str) -> (f64, f64) {
     let source = Source::open(&r.dir, rotation, 5).unwrap_or_else(|e| panic!("{}: {e}", r.name));
     let plan = source.uniform(name).unwrap_or_else(|e| panic!("{} {name}: {e}", r.name));

@@ -1,7 +1,8 @@
 //! Forecasts: what plans of the demo model are said to lose, and what they lose.
 //!
-//! The width of the bars comes from noise in this model and a constant that was fixed on another one (`fracbit::forecast`); these plans
-//! and this text had no part in either. `cargo test --release -p fracbit-tests --test end_to_end bars -- --nocapture` prints them.
+//! The width of the bars comes from noise in this model and a constant that was fixed on another
+//! one (`fracbit::forecast`); these plans and this text had no part in either. `cargo test
+//! --release -p fracbit-tests --test end_to_end bars -- --nocapture` prints them.
 
 use fracbit::{EvalOptions, Opened, PlanOptions, Protocol, Quiet, Target, evaluate, plan, sensitivity};
 use fracbit_base::Palette;

@@ -1,7 +1,8 @@
-//! A checkpoint in, a smaller model of known quality out, and it runs: the embedded demo model through every verb.
+//! A checkpoint in, a smaller model of known quality out, and it runs: the embedded demo model
+//! through every verb.
 //!
-//! Budgets of error are stated beside what was measured when they were set (seed 0, this text); they are two-sided where
-//! a silent gain would be as suspicious as a loss.
+//! Budgets of error are stated beside what was measured when they were set (seed 0, this text);
+//! they are two-sided where a silent gain would be as suspicious as a loss.
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 mod architectures;
@@ -49,7 +50,8 @@ fn demo(rotation: RotationMode) -> Source {
     Source::open(&demo_model(), rotation, 0).expect("the embedded model is good")
 }
 
-/// The demo model at 3 bits with the default settings: trellis palette, folded rotation. Made once, it takes a while.
+/// The demo model at 3 bits with the default settings: trellis palette, folded rotation. Made once,
+/// it takes a while.
 fn three_bits() -> &'static Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -97,10 +99,11 @@ fn check_directory(made: &Made) {
 
 /// The relative error of each matrix is the palette's for its scheme, as far as chance allows.
 ///
-/// The palette's table is for N(0, 1), and a matrix is a sample of it: four standard errors of `1.5 / sqrt(weights)`. Two
-/// effects go beyond chance. Scales re-fitted on few columns gain a little. And folding rotates the input of the output
-/// projection within each head only, so that heads of unequal strength share the scale of a row: a mixture of Gaussians,
-/// which is harder, the more so at high rates.
+/// The palette's table is for N(0, 1), and a matrix is a sample of it: four standard errors of `1.5
+/// / sqrt(weights)`. Two effects go beyond chance. Scales re-fitted on few columns gain a little.
+/// And folding rotates the input of the output projection within each head only, so that heads of
+/// unequal strength share the scale of a row: a mixture of Gaussians, which is harder, the more so
+/// at high rates.
 fn check_errors(made: &Made, slack: f64) {
     let mut worst: Vec<(f64, String)> = Vec::new();
     for (layer, planned) in made.report.layers.iter().zip(&made.plan.layers) {
@@ -149,14 +152,16 @@ fn three_bits_keep_the_demo_model() {
     assert_eq!(original.kl, None, "no baseline, no divergence");
     let kl = found.kl.expect("there is a baseline");
     assert!(KL_AT_3.contains(&kl), "{kl}");
-    // The likelihood of a text can go either way by chance, but not further than the models are apart.
+    // The likelihood of a text can go either way by chance, but not further than the models are
+    // apart.
     assert!(
         (found.nats_per_token - original.nats_per_token).abs() < 2.0 * kl + 0.05,
         "{found:?} {original:?}"
     );
     assert!((found.perplexity.ln() - found.nats_per_token).abs() < 1e-9);
     assert!(found.top1_agreement.is_some_and(|share| (TOP1_AT_3..1.0).contains(&share)), "{found:?}");
-    // The prediction by sensitivities from nowhere is a guess, the measured errors are not: both are of the model's own size.
+    // The prediction by sensitivities from nowhere is a guess, the measured errors are not: both
+    // are of the model's own size.
     let predicted = made.report.predicted_loss;
     assert!(
         (predicted / made.plan.predicted_loss - 1.0).abs() < 0.06,
@@ -214,7 +219,8 @@ fn rotation_modes_run_and_keep_the_model() {
     }
 }
 
-/// A plan that uses every family and trellis code, half precision included, each on a small matrix of the demo model.
+/// A plan that uses every family and trellis code, half precision included, each on a small matrix
+/// of the demo model.
 fn zoo(source: &Source) -> Plan {
     let mut plan = source.uniform("nuq-6").expect("no budget to miss");
     let names = [
@@ -267,7 +273,8 @@ fn every_family_lives_in_one_directory() {
     check_guesses(&made.dir);
 }
 
-/// Guesses run several tokens in a step, on this machine's kernels for several tokens, and change no token.
+/// Guesses run several tokens in a step, on this machine's kernels for several tokens, and change
+/// no token.
 fn check_guesses(dir: &Path) {
     let model = load(dir).expect("a directory we wrote");
     let prompt: Vec<u32> = (0..40).map(|i| (i % 13 * 7919 + 13) % 2048).collect();
@@ -294,8 +301,8 @@ fn check_guesses(dir: &Path) {
 
 #[test]
 fn the_packed_runtime_multiplies_by_the_decoded_weights() {
-    // A reader of the format alone, dense arithmetic in f32, against the packed runtime: what is left is the rounding of
-    // activations to 127 steps, of all layers but the head.
+    // A reader of the format alone, dense arithmetic in f32, against the packed runtime: what is
+    // left is the rounding of activations to 127 steps, of all layers but the head.
     let made = three_bits();
     let (dense, packed) =
         (fracbit_tests::parts::dense_model(&made.dir), load(&made.dir).expect("a directory we wrote"));

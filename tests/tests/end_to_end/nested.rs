@@ -74,7 +74,8 @@ fn switching_between_two_tokens_is_exact() {
     let tokens = tokens();
     let mut state = model.state(&StateOptions::default());
     let (mut hidden, mut whole, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    // Pieces at turns of precision, token by token and as runs, leave the same cache and the same rows.
+    // Pieces at turns of precision, token by token and as runs, leave the same cache and the same
+    // rows.
     let pieces = [(0..40, 4), (40..41, 2), (41..90, 2), (90..100, 4), (100..150, 2)];
     for (piece, precision) in pieces.clone() {
         state.set_precision(bits(precision));

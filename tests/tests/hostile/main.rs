@@ -1,8 +1,10 @@
-//! Bad input, table by table: each case builds it, and says which file, tensor and rule the error must name.
+//! Bad input, table by table: each case builds it, and says which file, tensor and rule the error
+//! must name.
 //!
-//! Three things hold in every case: an error and no panic; the words that lead to the fault; and nothing under the final
-//! name of a directory that could not be finished. Headers, indices and configurations are attacked one by one in
-//! `fracbit-io`'s own tests; here it is whole directories and the verbs on them.
+//! Three things hold in every case: an error and no panic; the words that lead to the fault; and
+//! nothing under the final name of a directory that could not be finished. Headers, indices and
+//! configurations are attacked one by one in `fracbit-io`'s own tests; here it is whole directories
+//! and the verbs on them.
 
 mod checkpoint;
 mod documents;
@@ -42,8 +44,8 @@ fn names(dir: &Path) -> Vec<String> {
     all
 }
 
-/// A good quantized directory with biases, norms (folding would take them away), odd widths, four families and a
-/// half-precision matrix. Made once.
+/// A good quantized directory with biases, norms (folding would take them away), odd widths, four
+/// families and a half-precision matrix. Made once.
 fn good() -> &'static Path {
     static GOOD: OnceLock<PathBuf> = OnceLock::new();
     GOOD.get_or_init(|| {

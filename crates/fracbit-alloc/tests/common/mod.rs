@@ -98,7 +98,8 @@ pub(crate) fn memory_problem(palette: &[Code], bits: f64) -> Problem {
     Problem::new(layers, vec![Budget::new("quarter bits", (total as f64 * bits * 4.0) as u64)]).unwrap()
 }
 
-/// The same with the byte accounting of the source: tables of each code and one sign vector per rotation counted.
+/// The same with the byte accounting of the source: tables of each code and one sign vector per
+/// rotation counted.
 pub(crate) fn memory_problem_bytes(palette: &[Code], bits: f64) -> Problem {
     let terms = terms();
     let total: u64 = terms.iter().map(|t| t.params).sum();
@@ -147,8 +148,8 @@ pub(crate) fn noisy_problem(seed: u64, bits: f64) -> Problem {
     Problem::new(layers, vec![Budget::new("bytes", (params as f64 * bits / 8.0) as u64)]).unwrap()
 }
 
-/// 224 equal layers whose 40 choices lie on one line (bytes saved = loss): the hardest kind for a knapsack solver, because
-/// every allocation costs the same per unit and nothing can be ruled out.
+/// 224 equal layers whose 40 choices lie on one line (bytes saved = loss): the hardest kind for a
+/// knapsack solver, because every allocation costs the same per unit and nothing can be ruled out.
 pub(crate) fn degenerate_problem(seed: u64) -> Problem {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let choice = |rng: &mut ChaCha8Rng| {
@@ -174,8 +175,8 @@ fn constant() -> f64 {
     latencies()["constant"]
 }
 
-/// Fusion-aware latency problem of the first `blocks` blocks: the cheaper kernel of each code, costs in nanoseconds.
-/// With `memory`, a second budget in quarter bits of payload.
+/// Fusion-aware latency problem of the first `blocks` blocks: the cheaper kernel of each code,
+/// costs in nanoseconds. With `memory`, a second budget in quarter bits of payload.
 pub(crate) fn fusion_problem(
     blocks: usize,
     codes: &[Code],

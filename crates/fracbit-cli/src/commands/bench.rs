@@ -73,8 +73,8 @@ Example:
 
 /// Measure speed beside the limits of this machine.
 ///
-/// How fast memory is read and int8 numbers are multiplied here, how near to that the kernels of each scheme come, and
-/// how many tokens per second a whole model makes of it.
+/// How fast memory is read and int8 numbers are multiplied here, how near to that the kernels of
+/// each scheme come, and how many tokens per second a whole model makes of it.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct BenchArgs {
@@ -113,8 +113,9 @@ impl Common {
 
 /// Measure reads from memory and int8 products.
 ///
-/// Sums an array that is larger than all caches with the widest loads, and multiplies int8 numbers in registers with the widest
-/// vector instruction and, where the processor has AMX, in tile registers: no kernel can be faster than these.
+/// Sums an array that is larger than all caches with the widest loads, and multiplies int8 numbers
+/// in registers with the widest vector instruction and, where the processor has AMX, in tile
+/// registers: no kernel can be faster than these.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LIMITS)]
 struct LimitArgs {
@@ -127,12 +128,13 @@ struct LimitArgs {
 
 /// Measure the product of packed matrices and activations.
 ///
-/// Walks through matrices of random codes that together are larger than all caches. Before that, the first rows are compared with
-/// the scalar reference.
+/// Walks through matrices of random codes that together are larger than all caches. Before that,
+/// the first rows are compared with the scalar reference.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_KERNELS)]
 struct KernelArgs {
-    /// A scheme to measure, such as tcq-3; may be repeated [default: a choice over families and rates].
+    /// A scheme to measure, such as tcq-3; may be repeated [default: a choice over families and
+    /// rates].
     #[arg(long, value_name = "SCHEME")]
     scheme: Vec<Scheme>,
     /// Every scheme with every trellis code.
@@ -156,8 +158,8 @@ struct KernelArgs {
 
 /// Measure prefill and decode of a whole model.
 ///
-/// Either a model directory, or a shape with random codes: then nothing is encoded or downloaded, and embedding and head are
-/// packed like every other matrix.
+/// Either a model directory, or a shape with random codes: then nothing is encoded or downloaded,
+/// and embedding and head are packed like every other matrix.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_MODEL, group = ArgGroup::new("subject").required(true).args(["model", "shape"]))]
 struct ModelArgs {
@@ -166,7 +168,8 @@ struct ModelArgs {
     /// Shape of the model instead of a directory.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
     shape: Option<Preset>,
-    /// Bits per weight of the random codes, in quarters: trellis codes up to 5, scalar 6 to 8; may be a list.
+    /// Bits per weight of the random codes, in quarters: trellis codes up to 5, scalar 6 to 8; may
+    /// be a list.
     #[arg(long, value_name = "B,..", value_delimiter = ',', conflicts_with_all = ["scheme", "model"])]
     bits: Vec<f64>,
     /// Code of the trellis schemes of --bits.
@@ -210,8 +213,9 @@ struct ModelArgs {
 
 /// Measure plans to a speed beside their predictions.
 ///
-/// Plans for several times between those of the fastest and the slowest uniform models, and decodes with a model of random codes made by
-/// each plan. Beside it the loss of the best single scheme that meets the same time, by prior sensitivities.
+/// Plans for several times between those of the fastest and the slowest uniform models, and decodes
+/// with a model of random codes made by each plan. Beside it the loss of the best single scheme
+/// that meets the same time, by prior sensitivities.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_TARGETS)]
 struct TargetArgs {
@@ -305,7 +309,8 @@ fn targets_table(rows: &[TargetSpeed]) -> Table {
 
 /// Measure the search for codes.
 ///
-/// Weights of one call stay in cache, as in quantizing. The error is measured on Gaussian weights, the same for all.
+/// Weights of one call stay in cache, as in quantizing. The error is measured on Gaussian weights,
+/// the same for all.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_ENCODE)]
 struct EncodeArgs {

@@ -30,9 +30,9 @@ Examples:
 
 /// Measure what every layer of a model reads, so that `quantize` can round for it.
 ///
-/// Runs a text through the model, block by block, and collects the second moments of every layer's inputs. With them `quantize
-/// --calibration` rounds weights so that the layers' outputs change least, rather than the weights themselves. Without a
-/// text the model writes one.
+/// Runs a text through the model, block by block, and collects the second moments of every layer's
+/// inputs. With them `quantize --calibration` rounds weights so that the layers' outputs change
+/// least, rather than the weights themselves. Without a text the model writes one.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct CalibrateArgs {

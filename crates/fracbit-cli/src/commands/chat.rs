@@ -27,8 +27,9 @@ Examples:
 
 /// Talk with a model.
 ///
-/// Reads one message per line, from the terminal or a pipe, and answers with the model's own chat template, keeping the
-/// whole conversation in mind. Needs a model that was trained for conversations.
+/// Reads one message per line, from the terminal or a pipe, and answers with the model's own chat
+/// template, keeping the whole conversation in mind. Needs a model that was trained for
+/// conversations.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct ChatArgs {
@@ -37,7 +38,9 @@ pub(crate) struct ChatArgs {
     /// Instruction that comes before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens to remember, no more than the model's context; beyond the original one of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that context when it is shorter].
+    /// Tokens to remember, no more than the model's context; beyond the original one of a
+    /// `longrope` model (Phi) positions are those of long texts [default: 4096, or that context
+    /// when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
     /// Most tokens of an answer.
@@ -133,7 +136,8 @@ impl Chat {
             ));
             return Ok(());
         }
-        // Templates may rewrite earlier turns (most drop a model's reasoning), so only the common beginning is kept.
+        // Templates may rewrite earlier turns (most drop a model's reasoning), so only the common
+        // beginning is kept.
         let keep = common(&self.held, &tokens).min(tokens.len() - 1);
         self.state.truncate(keep);
         self.held.truncate(keep);

@@ -56,17 +56,19 @@ Examples:
 
 /// Show the whole story on a small embedded model, in a minute or two.
 ///
-/// Quantizes a model of 2.8 million parameters, compiled into this program, at 4, 3 and 2 bits per weight, measures each
-/// against the original on text it has not seen, the smallest once more after learning from text that the model wrote, and lets the
-/// original and the 3-bit model tell a story with the same seed. Needs no download. Such a small model has no room to
-/// spare; larger ones lose less at the same bits.
+/// Quantizes a model of 2.8 million parameters, compiled into this program, at 4, 3 and 2 bits per
+/// weight, measures each against the original on text it has not seen, the smallest once more after
+/// learning from text that the model wrote, and lets the original and the 3-bit model tell a story
+/// with the same seed. Needs no download. Such a small model has no room to spare; larger ones lose
+/// less at the same bits.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct DemoArgs {
     /// Keep the models and the text in this new directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Measure nothing and search no trellis: vector codebooks by prior sensitivities, for slow machines. Loses more.
+    /// Measure nothing and search no trellis: vector codebooks by prior sensitivities, for slow
+    /// machines. Loses more.
     #[arg(long)]
     quick: bool,
 }

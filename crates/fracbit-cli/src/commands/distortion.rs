@@ -16,9 +16,9 @@ Examples:
 
 /// Measure the error of quantization schemes on Gaussian weights.
 ///
-/// Rounds seeded N(0,1) weights and prints the mean squared error relative to their energy, beside the least that any
-/// quantizer can reach at this rate (the rate-distortion bound) and the value published with Q-Palette. Without flags: the
-/// default palette.
+/// Rounds seeded N(0,1) weights and prints the mean squared error relative to their energy, beside
+/// the least that any quantizer can reach at this rate (the rate-distortion bound) and the value
+/// published with Q-Palette. Without flags: the default palette.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct DistortionArgs {

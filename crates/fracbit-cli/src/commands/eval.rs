@@ -23,10 +23,11 @@ Examples:
 
 /// Measure a model on a text, alone or beside the original.
 ///
-/// Gives perplexity and, with `--baseline`, how far the predictions are from those of the original: the Kullback-Leibler
-/// divergence per token, which sees damage long before perplexity does, and how often both find the same token
-/// most likely. The text is cut into windows of `--ctx` tokens; numbers compare only between runs with the same cut.
-/// With `--kv` the baseline keeps a cache of 16 bits, so that what the smaller one loses counts.
+/// Gives perplexity and, with `--baseline`, how far the predictions are from those of the original:
+/// the Kullback-Leibler divergence per token, which sees damage long before perplexity does, and
+/// how often both find the same token most likely. The text is cut into windows of `--ctx` tokens;
+/// numbers compare only between runs with the same cut. With `--kv` the baseline keeps a cache of
+/// 16 bits, so that what the smaller one loses counts.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct EvalArgs {
@@ -51,7 +52,8 @@ pub(crate) struct EvalArgs {
     device: DeviceName,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Most bits per weight that are read of a nested model; the bits that are printed are then those that are read.
+    /// Most bits per weight that are read of a nested model; the bits that are printed are then
+    /// those that are read.
     #[arg(long, value_name = "BITS", value_parser = args::precision, conflicts_with = "device")]
     precision: Option<Precision>,
     /// Print one JSON object.

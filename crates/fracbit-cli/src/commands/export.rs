@@ -20,8 +20,9 @@ Examples:
 
 /// Write a checkpoint as a GGUF file, for llama.cpp.
 ///
-/// Weights are rounded for the least error weighted by importance: the second moments of a calibration where there is one,
-/// else the weights' own size. Configuration, tokenizer and chat template go along as metadata.
+/// Weights are rounded for the least error weighted by importance: the second moments of a
+/// calibration where there is one, else the weights' own size. Configuration, tokenizer and chat
+/// template go along as metadata.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct ExportArgs {

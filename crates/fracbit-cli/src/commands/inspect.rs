@@ -12,8 +12,9 @@ Examples:
 
 /// Show what a model directory holds.
 ///
-/// Prints architecture, sizes, bits per weight, rotation, how many matrices are stored in which scheme, and where a
-/// quantized model came from. Reads headers only, so it takes a moment whatever the size of the model.
+/// Prints architecture, sizes, bits per weight, rotation, how many matrices are stored in which
+/// scheme, and where a quantized model came from. Reads headers only, so it takes a moment whatever
+/// the size of the model.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct InspectArgs {

@@ -29,9 +29,10 @@ Examples:
 
 /// Show what each matrix would get within a budget of bits, bytes or time.
 ///
-/// The table gives scheme, bits, size and predicted loss of every matrix, then the totals and how far from the best
-/// possible plan this one can be at most. A saved plan is plain JSON: edit it, check it with --plan, apply it with
-/// `quantize --plan`. How much each matrix matters is measured first, by a quick protocol; `--sensitivity prior` measures nothing.
+/// The table gives scheme, bits, size and predicted loss of every matrix, then the totals and how
+/// far from the best possible plan this one can be at most. A saved plan is plain JSON: edit it,
+/// check it with --plan, apply it with `quantize --plan`. How much each matrix matters is measured
+/// first, by a quick protocol; `--sensitivity prior` measures nothing.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct PlanArgs {
@@ -48,13 +49,15 @@ pub(crate) struct PlanArgs {
     /// Replace the file of --save.
     #[arg(long, requires = "save")]
     force: bool,
-    /// Show where the loss comes from, what a byte and a microsecond are worth, and what would help.
+    /// Show where the loss comes from, what a byte and a microsecond are worth, and what would
+    /// help.
     #[arg(long, conflicts_with = "plan")]
     explain: bool,
     /// Write a report to this file: one HTML page that needs nothing else.
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     html: Option<PathBuf>,
-    /// Print the plan as JSON instead of the table; with --explain or --html all that the report holds.
+    /// Print the plan as JSON instead of the table; with --explain or --html all that the report
+    /// holds.
     #[arg(long)]
     json: bool,
     // Last, since the heading of a group stays for what follows it.

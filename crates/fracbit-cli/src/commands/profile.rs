@@ -25,9 +25,10 @@ Examples:
 
 /// Measure what this machine makes of every scheme, for plans to a speed.
 ///
-/// Times the product of every scheme with every shape of matrix that the model has, fused ones included, with the weights coming
-/// from memory, of experts those that a token meets; then decodes with whole models of random schemes and fits what a step takes
-/// beside its products. Weights are random codes and experts are drawn at random, only the shape of the model counts. Takes a minute
+/// Times the product of every scheme with every shape of matrix that the model has, fused ones
+/// included, with the weights coming from memory, of experts those that a token meets; then decodes
+/// with whole models of random schemes and fits what a step takes beside its products. Weights are
+/// random codes and experts are drawn at random, only the shape of the model counts. Takes a minute
 /// or two for each number of sequences.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER, group = ArgGroup::new("subject").required(true).args(["model", "shape"]))]

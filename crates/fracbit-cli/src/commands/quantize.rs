@@ -50,9 +50,10 @@ Examples:
 
 /// Make a smaller model of a checkpoint, within a budget of bits, bytes or time.
 ///
-/// Every weight matrix gets the scheme that costs the model least within the budget, is rotated so that its weights look
-/// Gaussian, and is rounded by that scheme. The result is a model directory with checksums, its plan and a
-/// model card. The same checkpoint, options and seed give the same bytes, whatever the number of threads.
+/// Every weight matrix gets the scheme that costs the model least within the budget, is rotated so
+/// that its weights look Gaussian, and is rounded by that scheme. The result is a model directory
+/// with checksums, its plan and a model card. The same checkpoint, options and seed give the same
+/// bytes, whatever the number of threads.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct QuantizeArgs {
@@ -69,13 +70,16 @@ pub(crate) struct QuantizeArgs {
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
     #[arg(long, value_name = "DIR")]
     calibration: Option<PathBuf>,
-    /// Quantize in the order of the data, each matrix so that it makes up for the error of those before it; slower, and better.
+    /// Quantize in the order of the data, each matrix so that it makes up for the error of those
+    /// before it; slower, and better.
     #[arg(long, requires = "calibration")]
     sequential: bool,
-    /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default: balanced; on a GPU, which knows no other, exact].
+    /// How thoroughly to search for trellis codes: `fast`, `balanced` or `exact` [default:
+    /// balanced; on a GPU, which knows no other, exact].
     #[arg(long, value_name = "EFFORT")]
     effort: Option<Effort>,
-    /// Bytes of the codebooks that a group-wise scheme (`gnuq-...`) gets, trained on the model: 16, 32 or 64.
+    /// Bytes of the codebooks that a group-wise scheme (`gnuq-...`) gets, trained on the model: 16,
+    /// 32 or 64.
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     codebook_bytes: usize,
     /// Refuse to start when more memory than this, such as 8GB, is needed beside the mapped file.
@@ -113,19 +117,22 @@ pub(crate) struct QuantizeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Calibration")]
 pub(crate) struct LearnArgs {
-    /// Text of the kind that the model will read, to calibrate on [default: a built-in one of prose, dialogue and code].
+    /// Text of the kind that the model will read, to calibrate on [default: a built-in one of
+    /// prose, dialogue and code].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "data_free", "learn"])]
     text: Option<PathBuf>,
     /// Calibrate on nothing: each matrix is rounded on its own. Takes less time and loses far more.
     #[arg(long, conflicts_with_all = ["calibration", "learn", "tokens"])]
     data_free: bool,
-    /// Also measure what each matrix loses in a quantized model, and tune the scales last, from FILE or without it from a text that the
-    /// model writes. Takes longest and loses least, by far at 2 bits and below.
+    /// Also measure what each matrix loses in a quantized model, and tune the scales last, from
+    /// FILE or without it from a text that the model writes. Takes longest and loses least, by far
+    /// at 2 bits and below.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
         conflicts_with_all = ["calibration", "sequential", "sensitivity", "objective", "dry_run"])]
     #[expect(clippy::option_option, reason = "a flag that may have a value")]
     learn: Option<Option<PathBuf>>,
-    /// Take about this time, such as 5m or 2h: fewer tokens are calibrated on, or layers all at once, where it is short.
+    /// Take about this time, such as 5m or 2h: fewer tokens are calibrated on, or layers all at
+    /// once, where it is short.
     #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["data_free", "learn", "calibration", "tokens"])]
     time: Option<Duration>,
     /// Tokens to calibrate on [default: 8192; with --learn 32768].
@@ -222,7 +229,8 @@ impl QuantizeArgs {
         Ok(Recipe::Make(options, losses))
     }
 
-    /// What the quick measurement before the plan takes, if there is one; refused when it is more than allowed.
+    /// What the quick measurement before the plan takes, if there is one; refused when it is more
+    /// than allowed.
     fn measuring(&self, recipe: &Recipe, source: &Source) -> Result<Option<Bytes>, Failure> {
         let Recipe::Make(options, Losses { source: SensitivitySource::Quick, .. }) = recipe else {
             return Ok(None);
@@ -311,7 +319,8 @@ impl QuantizeArgs {
         Ok(work)
     }
 
-    /// How thoroughly to search; the default is the best of the three by divergence won per minute (`docs/quality.md`).
+    /// How thoroughly to search; the default is the best of the three by divergence won per minute
+    /// (`docs/quality.md`).
     fn effort(&self) -> Effort {
         let default = if self.device == DeviceName::Cuda { Effort::Exact } else { Effort::Balanced };
         self.effort.unwrap_or(default)
@@ -330,7 +339,8 @@ impl QuantizeArgs {
         gpu::rounders()
     }
 
-    /// The command for the record. It names what decides the result and nothing else: no output path, no threads.
+    /// The command for the record. It names what decides the result and nothing else: no output
+    /// path, no threads.
     fn recorded(&self, show: ShowPath) -> String {
         let model = show(&self.model);
         let calibration = self.calibration.as_ref().map_or_else(String::new, |dir| {

@@ -30,8 +30,9 @@ Examples:
 
 /// Continue a text.
 ///
-/// Streams the continuation to standard output, in whole characters, and the speed to standard error. The same prompt,
-/// options and seed give the same text. With `--chat` the prompt is put into the model's chat template first.
+/// Streams the continuation to standard output, in whole characters, and the speed to standard
+/// error. The same prompt, options and seed give the same text. With `--chat` the prompt is put
+/// into the model's chat template first.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct RunArgs {
@@ -59,7 +60,8 @@ pub(crate) struct RunArgs {
     /// Let what the prompt spells become control tokens of the chat, as without `--chat`.
     #[arg(long, requires = "chat")]
     allow_special: bool,
-    /// Where the model runs. On a GPU the same seed gives the same text, another one than on the processor.
+    /// Where the model runs. On a GPU the same seed gives the same text, another one than on the
+    /// processor.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON object at the end instead of the text.
@@ -109,7 +111,8 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         return finish(args, &written, tokens.len(), context);
     };
     let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
-    // A cache for the whole context of a long-context model would take gigabytes that this text never needs.
+    // A cache for the whole context of a long-context model would take gigabytes that this text
+    // never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
     let options = StateOptions { context: Some(room), kv: args.cache.kv(), ..StateOptions::default() };
     let mut state = writer.model.state(&options);

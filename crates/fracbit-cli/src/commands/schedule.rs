@@ -21,7 +21,11 @@ Examples:
   fracbit run small -p 'Once upon a time' --precision schedule.json";
 
 /// Find how far precision may fall while a nested model answers.
+///
+/// A nested model holds several precisions in one copy of its weights. Its prompt and the first
+/// tokens of an answer deserve more bits than the rest: a schedule says how many each step reads.
 #[derive(Debug, Args)]
+#[command(after_help = AFTER)]
 pub(crate) struct ScheduleArgs {
     #[command(subcommand)]
     what: What,
@@ -34,9 +38,10 @@ enum What {
 
 /// Fit a schedule on prompts.
 ///
-/// The model at full precision answers every prompt; of all schedules whose precision never rises, the one that reads the fewest bits
-/// per token and stays within the tolerance of those answers is found. Printed beside it are the same precision everywhere, and
-/// the lowest pair of one precision for the prompt and one for the answer.
+/// The model at full precision answers every prompt; of all schedules whose precision never rises,
+/// the one that reads the fewest bits per token and stays within the tolerance of those answers is
+/// found. Printed beside it are the same precision everywhere, and the lowest pair of one precision
+/// for the prompt and one for the answer.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 struct FitArgs {

@@ -37,10 +37,14 @@ Examples:
 
 /// Measure how much each matrix matters to the model.
 ///
-/// The sensitivity of a matrix, which `plan` and `quantize` take with `--sensitivity FILE`, says how far small noise in it moves the model's
-/// predictions (Kullback-Leibler divergence) on text that the model wrote itself or that is given. One pass back through the model measures all
-/// matrices at once; with `--levels N` noise of N sizes is added to one matrix at a time, and a line is fitted. With `--along` or `--actual SCHEME` no noise is added: the model is quantized with that
-/// scheme, and the error of one matrix at a time is turned round and taken away, or the matrix quantized with every other scheme of the palette. It can be stopped at any time and continued by the same command.
+/// The sensitivity of a matrix, which `plan` and `quantize` take with `--sensitivity FILE`, says
+/// how far small noise in it moves the model's predictions (Kullback-Leibler divergence) on text
+/// that the model wrote itself or that is given. One pass back through the model measures all
+/// matrices at once; with `--levels N` noise of N sizes is added to one matrix at a time, and a
+/// line is fitted. With `--along` or `--actual SCHEME` no noise is added: the model is quantized
+/// with that scheme, and the error of one matrix at a time is turned round and taken away, or the
+/// matrix quantized with every other scheme of the palette. It can be stopped at any time and
+/// continued by the same command.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct SensitivityArgs {
@@ -52,7 +56,8 @@ pub(crate) struct SensitivityArgs {
     /// Tokens to measure on.
     #[arg(long, value_name = "N", default_value_t = Protocol::FULL.tokens, value_parser = args::count)]
     tokens: usize,
-    /// Noise levels per matrix, the papers take 16; 0: none, but the curvature of the divergence, for all matrices at once.
+    /// Noise levels per matrix, the papers take 16; 0: none, but the curvature of the divergence,
+    /// for all matrices at once.
     #[arg(long, value_name = "N", default_value_t = Protocol::FULL.levels)]
     levels: usize,
     /// UTF-8 text to measure on; `-` reads standard input [default: the model writes one].
@@ -67,7 +72,8 @@ pub(crate) struct SensitivityArgs {
     /// Put the BOS token before every sequence [default: as the tokenizer does].
     #[arg(long, requires = "text")]
     bos: bool,
-    /// Measure in a model quantized with this scheme, the one nearest to the bits that are planned: best with --calibration.
+    /// Measure in a model quantized with this scheme, the one nearest to the bits that are planned:
+    /// best with --calibration.
     #[arg(long, value_name = "SCHEME", requires = "text", conflicts_with_all = ["levels", "actual"])]
     along: Option<Scheme>,
     /// Measure what every scheme of the palette costs in place of this one.

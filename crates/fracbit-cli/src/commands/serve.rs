@@ -38,8 +38,10 @@ Examples:
 
 /// Answer other programs, over HTTP.
 ///
-/// Serves the model in the form of OpenAI's API, several requests at a time: their texts are decoded together, which takes far less time than one
-/// after the other, and a conversation that goes on finds its past kept. The same request with the same seed gets the same text of a quantized model, whatever else is served.
+/// Serves the model in the form of OpenAI's API, several requests at a time: their texts are
+/// decoded together, which takes far less time than one after the other, and a conversation that
+/// goes on finds its past kept. The same request with the same seed gets the same text of a
+/// quantized model, whatever else is served.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct ServeArgs {
@@ -60,10 +62,13 @@ pub(crate) struct ServeArgs {
     /// Texts at a time; further requests wait.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = args::count)]
     slots: usize,
-    /// Tokens of a text with its prompt, no more than the model's context; beyond the original one of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that context when it is shorter].
+    /// Tokens of a text with its prompt, no more than the model's context; beyond the original one
+    /// of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that
+    /// context when it is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
-    /// Let what messages spell become control tokens of the chat. Prompts of /v1/completions may always spell them.
+    /// Let what messages spell become control tokens of the chat. Prompts of /v1/completions may
+    /// always spell them.
     #[arg(long)]
     allow_special: bool,
     #[command(flatten)]

@@ -23,8 +23,12 @@ Examples:
   fracbit simulate npu --shape llama-3-8b --schedule 4 --schedule prefill=4,decode=4..2@64
   fracbit simulate npu --model small --macs 4096 --bandwidth 16GB --prompt 1000 --generate 100 --schedule 3";
 
-/// How fast a machine that is not here would be.
+/// Tell how fast a machine that is not here would be.
+///
+/// By its roofline: every layer takes the longer of two times, that of its products and that of the
+/// bytes it reads.
 #[derive(Debug, Args)]
+#[command(after_help = AFTER)]
 pub(crate) struct SimulateArgs {
     #[command(subcommand)]
     what: What,

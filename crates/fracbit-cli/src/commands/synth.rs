@@ -15,8 +15,8 @@ Examples:
 
 /// Write a checkpoint with random weights of real shapes.
 ///
-/// For measurements of speed and memory without a download: config, tokenizer and bf16 weights are valid, the text such a
-/// model writes is noise. The same seed gives the same bytes.
+/// For measurements of speed and memory without a download: config, tokenizer and bf16 weights are
+/// valid, the text such a model writes is noise. The same seed gives the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct SynthArgs {

@@ -30,8 +30,9 @@ Examples:
 
 /// Train the scales of a quantized model on a text, so that it predicts what the original predicts.
 ///
-/// Codes stay as they are: the model neither grows nor slows. The scales of all rows follow the gradient of the divergence from the
-/// original. A pass over a text takes about four times as long as running the original on it.
+/// Codes stay as they are: the model neither grows nor slows. The scales of all rows follow the
+/// gradient of the divergence from the original. A pass over a text takes about four times as long
+/// as running the original on it.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct TuneArgs {

@@ -20,9 +20,9 @@ Examples:
 
 /// Recompute every checksum of a model directory.
 ///
-/// Names every file and tensor that is missing, changed or not listed in the manifest, and exits with code 1 if there is
-/// any. A directory without manifest, as Hugging Face publishes it, gets a check of its structure: changed weights go
-/// unseen there, and the output says so.
+/// Names every file and tensor that is missing, changed or not listed in the manifest, and exits
+/// with code 1 if there is any. A directory without manifest, as Hugging Face publishes it, gets a
+/// check of its structure: changed weights go unseen there, and the output says so.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct VerifyArgs {

@@ -2,16 +2,20 @@
 //!
 //! Two phases, then both together until nothing is gained:
 //!
-//! 1. *Shapes.* Every group is divided by its weight of largest magnitude (sign included, because a negative scale mirrors a
-//!    codebook) and its values are sorted: `k`-means on these vectors, weighted by the group's energy, makes `C` clusters.
-//! 2. *Centroids.* Within a cluster the weighted `k`-means of its divided weights gives `2^b` centroids, scaled to the int8 range.
-//! 3. Each group is coded by the codebook, sign and scale of least error ([`GroupCoder`]), then every entry moves to
-//!    the weighted mean of what it codes, `q = sum h s w / sum h s^2`, and back to the int8 grid. The best round is kept, so that
-//!    rounding to the grid cannot spoil the result.
+//! 1. *Shapes.* Every group is divided by its weight of largest magnitude (sign included, because a
+//!    negative scale mirrors a codebook) and its values are sorted: `k`-means on these vectors,
+//!    weighted by the group's energy, makes `C` clusters.
+//! 2. *Centroids.* Within a cluster the weighted `k`-means of its divided weights gives `2^b`
+//!    centroids, scaled to the int8 range.
+//! 3. Each group is coded by the codebook, sign and scale of least error ([`GroupCoder`]), then
+//!    every entry moves to the weighted mean of what it codes, `q = sum h s w / sum h s^2`, and
+//!    back to the int8 grid. The best round is kept, so that rounding to the grid cannot spoil the
+//!    result.
 //!
-//! `C * 2^b` entries of a byte fit the register budget by construction: 16 bytes are one 128-bit register, 32 and 64 two and
-//! four. Source of the idea: arXiv 2501.00032, section 5 (see [`GroupCoder`]); the part of the paper that describes its
-//! clustering was not available, so the features, the weights and the alternation are our own.
+//! `C * 2^b` entries of a byte fit the register budget by construction: 16 bytes are one 128-bit
+//! register, 32 and 64 two and four. Source of the idea: arXiv 2501.00032, section 5 (see
+//! [`GroupCoder`]); the part of the paper that describes its clustering was not available, so the
+//! features, the weights and the alternation are our own.
 
 use crate::GroupCoder;
 use fracbit_base::{Family, Scheme};
@@ -51,8 +55,9 @@ pub fn integers(scheme: Scheme) -> Codebook {
     Codebook::new(scheme, entries.expect("a plain integer scheme"), 1.0 / largest).expect("its own integers")
 }
 
-/// `groups` groups of 32 weights, a third each from N(0, 1), from a Laplace distribution, and from a mixture of nine parts
-/// N(0, 1) and one part N(0, 9): what rows look like after a rotation, without one, and with outliers.
+/// `groups` groups of 32 weights, a third each from N(0, 1), from a Laplace distribution, and from
+/// a mixture of nine parts N(0, 1) and one part N(0, 9): what rows look like after a rotation,
+/// without one, and with outliers.
 #[must_use]
 pub fn mixed_groups(groups: usize, seed: u64) -> Vec<f32> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -72,12 +77,13 @@ pub fn mixed_groups(groups: usize, seed: u64) -> Vec<f32> {
     weights
 }
 
-/// Trains the codebooks of `scheme` on groups of `weights` (all layers of a model, or a sample of them); `importance` as in
-/// [`GroupCoder::encode`]. A fixed function of its arguments, at any thread count.
+/// Trains the codebooks of `scheme` on groups of `weights` (all layers of a model, or a sample of
+/// them); `importance` as in [`GroupCoder::encode`]. A fixed function of its arguments, at any
+/// thread count.
 ///
 /// # Panics
-/// When `scheme` is not group-wise, the budget is not one of its table lengths, `weights` is not a positive number of groups,
-/// or `importance` has another length.
+/// When `scheme` is not group-wise, the budget is not one of its table lengths, `weights` is not a
+/// positive number of groups, or `importance` has another length.
 #[must_use]
 pub fn group_codebooks(
     scheme: Scheme,
@@ -149,7 +155,8 @@ impl Sample<'_> {
         (&self.weights[range.clone()], self.importance.map(|h| &h[range]))
     }
 
-    /// A group divided by its weight of largest magnitude, and that magnitude; zeros for a group of zeros.
+    /// A group divided by its weight of largest magnitude, and that magnitude; zeros for a group of
+    /// zeros.
     fn divided(&self, group: usize) -> (Vec<f64>, f64) {
         let (weights, _) = self.of(group);
         let largest = weights.iter().fold(0.0f32, |m, &w| if w.abs() > m.abs() { w } else { m });
@@ -157,8 +164,8 @@ impl Sample<'_> {
         (weights.iter().map(|&w| f64::from(w) / by).collect(), f64::from(largest.abs()))
     }
 
-    /// Phase 1: members of `count` clusters of sorted shapes. The first centre is the mean, each further one the group farthest
-    /// from all centres.
+    /// Phase 1: members of `count` clusters of sorted shapes. The first centre is the mean, each
+    /// further one the group farthest from all centres.
     fn shapes(&self, count: usize) -> Vec<Vec<usize>> {
         let shapes: Vec<(Vec<f64>, f64)> = (0..self.groups())
             .into_par_iter()
@@ -240,7 +247,8 @@ impl Sample<'_> {
         centres
     }
 
-    /// Codes every group; returns the error and for each entry `[sum h s w, sum h s^2]`. Sums run over fixed pieces in order.
+    /// Codes every group; returns the error and for each entry `[sum h s w, sum h s^2]`. Sums run
+    /// over fixed pieces in order.
     fn round(&self, coder: &GroupCoder, entries: usize) -> (f64, Vec<[f64; 2]>) {
         let groups: Vec<usize> = (0..self.groups()).collect();
         let parts: Vec<(f64, Vec<[f64; 2]>)> = groups
@@ -289,7 +297,8 @@ mod tests {
 
     #[test]
     fn codebooks_that_fit_beat_codebooks_that_do_not() {
-        // Four kinds of groups, each from four values of its own: four codebooks code them all but exactly.
+        // Four kinds of groups, each from four values of its own: four codebooks code them all but
+        // exactly.
         let kinds =
             [[-1.0, -0.3, 0.2, 0.9], [-0.1, 0.0, 0.1, 1.0], [-1.0, 0.5, 0.6, 0.7], [-0.8, -0.7, 0.7, 0.8]];
         let mut random = ChaCha8Rng::seed_from_u64(3);

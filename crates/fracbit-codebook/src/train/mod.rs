@@ -1,21 +1,24 @@
 //! How the committed codebooks are made.
 //!
-//! 1. Real-valued values of least error for N(0, 1): [`lloyd_max`] (exact) for scalars, [`lloyd`] for pairs.
-//! 2. An integer grid. Entries become `round(value / step)` with the step that costs least, in -127..=127 where that
-//!    adds at most 1 % to the error (int8 products take half the instructions of int16 ones, and a table of 256 pairs of
-//!    int8 fits vector registers: `vq-4` runs nine times as fast for 0.3 %),
-//!    otherwise in -8191..=8191. The second limit stays 2 bits short of int16 on purpose: a kernel can then add 2000
-//!    products with int8 activations in 32 bits before it must widen, and the finest codebook (`nuq-8`) still loses
-//!    less than 0.1 %.
-//!    For pairs the codebook is also turned, which costs nothing for a circular source, to the angle
-//!    that fits the grid best.
-//! 3. A fixed order: scalar entries ascend; pairs ascend by first, then second integer. Of 128 and 256 pairs on the int8 grid the first quarter
-//!    does, and the others are the same pairs [turned](fracbit_format::Codebook::quarter): that costs nothing from 256 pairs on, .15 % of the
-//!    error at 128, .75 % at 64, 1.3 % at 32.
+//! 1. Real-valued values of least error for N(0, 1): [`lloyd_max`] (exact) for scalars, [`lloyd`]
+//!    for pairs.
+//! 2. An integer grid. Entries become `round(value / step)` with the step that costs least, in
+//!    -127..=127 where that adds at most 1 % to the error (int8 products take half the instructions
+//!    of int16 ones, and a table of 256 pairs of int8 fits vector registers: `vq-4` runs nine times
+//!    as fast for 0.3 %), otherwise in -8191..=8191. The second limit stays 2 bits short of int16
+//!    on purpose: a kernel can then add 2000 products with int8 activations in 32 bits before it
+//!    must widen, and the finest codebook (`nuq-8`) still loses less than 0.1 %. For pairs the
+//!    codebook is also turned, which costs nothing for a circular source, to the angle that fits
+//!    the grid best.
+//! 3. A fixed order: scalar entries ascend; pairs ascend by first, then second integer. Of 128 and
+//!    256 pairs on the int8 grid the first quarter does, and the others are the same pairs
+//!    [turned](fracbit_format::Codebook::quarter): that costs nothing from 256 pairs on, .15 % of
+//!    the error at 128, .75 % at 64, 1.3 % at 32.
 //!
-//! Pairs of all rates take some minutes on two cores, most of it for the largest three; scalars take 2 s. The result is
-//! a fixed function of the code and the seed, at any thread count (up to the last bit of the system's `ln`, `sin` and
-//! `cos`, which rounding to the grid hides nearly always).
+//! Pairs of all rates take some minutes on two cores, most of it for the largest three; scalars
+//! take 2 s. The result is a fixed function of the code and the seed, at any thread count (up to
+//! the last bit of the system's `ln`, `sin` and `cos`, which rounding to the grid hides nearly
+//! always).
 
 mod groups;
 mod normal;
@@ -96,7 +99,8 @@ fn pair_codebook(scheme: Scheme, seed: u64) -> Codebook {
         ascend(&mut quarter);
         integers = (0..4).flat_map(|q| quarter.iter().map(move |&pair| quarter_turns(pair, q))).collect();
     }
-    // The best step for these integers: least squares on a fresh sample, twice because the cells follow.
+    // The best step for these integers: least squares on a fresh sample, twice because the cells
+    // follow.
     let samples = gaussian_pairs(512, seed ^ 1);
     let step = (0..2).fold(step, |step, _| {
         let points: Vec<[f64; 2]> = integers.iter().map(|p| p.map(|i| i * step)).collect();
@@ -105,7 +109,8 @@ fn pair_codebook(scheme: Scheme, seed: u64) -> Codebook {
     finish(scheme, integers.as_flattened().iter().map(|&i| integer(i)).collect(), single(step))
 }
 
-/// Several starts on a small sample, the best refined on a large one of at least 2^20 pairs and 1024 a point.
+/// Several starts on a small sample, the best refined on a large one of at least 2^20 pairs and
+/// 1024 a point.
 fn pairs_of_least_error(count: usize, seed: u64) -> Trained {
     let small = gaussian_pairs(if count <= 256 { 256 } else { 512 }, seed ^ 2);
     let starts = if count <= 256 { 32 } else { 6 };
@@ -127,7 +132,8 @@ fn pairs_of_least_error(count: usize, seed: u64) -> Trained {
     lloyd(&large, best.points, 200, 2e-7)
 }
 
-/// Whether the codebook of `count` pairs is a quarter and its turns: where kernels gain by it, those of 128 and 256 pairs of int8 numbers.
+/// Whether the codebook of `count` pairs is a quarter and its turns: where kernels gain by it,
+/// those of 128 and 256 pairs of int8 numbers.
 fn turned_from_a_quarter(count: usize) -> bool {
     matches!(count, 128 | 256)
 }
@@ -138,8 +144,8 @@ fn steps(largest: f64, limit: f64) -> impl Iterator<Item = f64> {
     (0..=2000).map(move |i| full * (0.8 + f64::from(i) * 0.000_35))
 }
 
-/// The angle and step at which integers up to `limit` cost least, and what they add to the error per coordinate (with
-/// the cells as they are: an upper bound).
+/// The angle and step at which integers up to `limit` cost least, and what they add to the error
+/// per coordinate (with the cells as they are: an upper bound).
 fn place(trained: &Trained, limit: f64) -> (f64, f64, f64) {
     let mut best = (f64::INFINITY, 0.0, 1.0);
     for turn in 0..48 {

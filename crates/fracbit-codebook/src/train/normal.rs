@@ -10,8 +10,9 @@ pub(crate) fn pdf(x: f64) -> f64 {
 
 /// `P(Z > x)`, with small relative error in both tails (relative to 1 for negative `x`).
 ///
-/// Below 2.5 by `1/2 - pdf(x) (x + x^3/3 + x^5/15 + ...)`, whose terms are all positive; above by Laplace's continued
-/// fraction `pdf(x) / (x + 1/(x + 2/(x + ...)))` (Abramowitz and Stegun, 26.2.11 and 26.2.14).
+/// Below 2.5 by `1/2 - pdf(x) (x + x^3/3 + x^5/15 + ...)`, whose terms are all positive; above by
+/// Laplace's continued fraction `pdf(x) / (x + 1/(x + 2/(x + ...)))` (Abramowitz and Stegun,
+/// 26.2.11 and 26.2.14).
 pub(crate) fn upper(x: f64) -> f64 {
     if x < 0.0 {
         return 1.0 - upper(-x);

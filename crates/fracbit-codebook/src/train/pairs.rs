@@ -1,21 +1,23 @@
 //! Lloyd's algorithm in the plane.
 //!
-//! *Sample.* Box-Muller pairs of a jittered lattice: `u` and `theta` of `sqrt(-2 ln u) (cos theta, sin theta)` are
-//! drawn uniformly inside the cells of an `m x 4m` lattice, one each. Every pair is an exact Gaussian, but no region
-//! is over- or under-represented by more than the rim of its cells, so that a codebook overfits far less than to as
-//! many independent draws.
+//! *Sample.* Box-Muller pairs of a jittered lattice: `u` and `theta` of `sqrt(-2 ln u) (cos theta,
+//! sin theta)` are drawn uniformly inside the cells of an `m x 4m` lattice, one each. Every pair is
+//! an exact Gaussian, but no region is over- or under-represented by more than the rim of its
+//! cells, so that a codebook overfits far less than to as many independent draws.
 //!
-//! *Start.* Points of density proportional to the square root of the source's (Zador; Gersho 1979): a sunflower spiral
-//! (the golden angle) whose radii are quantiles of a Gaussian of variance 2. It is deterministic, and
-//! before the first round its error is only 1.6 % (4096 points) to 17 % (16 points) above that of the trained book;
-//! k-means++ draws from the source's own density instead, and its cost grows with points times samples.
+//! *Start.* Points of density proportional to the square root of the source's (Zador; Gersho 1979):
+//! a sunflower spiral (the golden angle) whose radii are quantiles of a Gaussian of variance 2. It
+//! is deterministic, and before the first round its error is only 1.6 % (4096 points) to 17 % (16
+//! points) above that of the trained book; k-means++ draws from the source's own density instead,
+//! and its cost grows with points times samples.
 //!
-//! *Rounds.* Over-relaxed: a point moves 1.6 times as far as to its centroid, for all but the last rounds. The nearest
-//! point is found by the quadtree of [`VectorRounder`](crate::VectorRounder). The `kmeans` crate (2.0.2; brute force)
-//! took 24.3 s of wall time for 20 rounds over 2^18 pairs and 512 points on one thread, this module 0.19 s with the
-//! same start, and their errors agree to 2e-4. That crate is therefore the oracle of a test, not the trainer; like
-//! ours its result does not depend on the number of threads if the start is given. Sums run over a fixed
-//! partition of the sample in a fixed order: the result does not depend on the number of threads.
+//! *Rounds.* Over-relaxed: a point moves 1.6 times as far as to its centroid, for all but the last
+//! rounds. The nearest point is found by the quadtree of [`VectorRounder`](crate::VectorRounder).
+//! The `kmeans` crate (2.0.2; brute force) took 24.3 s of wall time for 20 rounds over 2^18 pairs
+//! and 512 points on one thread, this module 0.19 s with the same start, and their errors agree to
+//! 2e-4. That crate is therefore the oracle of a test, not the trainer; like ours its result does
+//! not depend on the number of threads if the start is given. Sums run over a fixed partition of
+//! the sample in a fixed order: the result does not depend on the number of threads.
 
 use crate::vector::PairIndex;
 use fracbit_format::quarter_turns;
@@ -24,7 +26,8 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use std::f64::consts::TAU;
 
-/// Parts into which a sample is cut for summation. Fixed, so that sums do not depend on the number of threads.
+/// Parts into which a sample is cut for summation. Fixed, so that sums do not depend on the number
+/// of threads.
 const PARTS: usize = 64;
 
 /// `4 m^2` pairs of N(0, 1) variables, drawn as the module says.
@@ -108,8 +111,9 @@ fn assign(samples: &[[f32; 2]], points: &[[f64; 2]]) -> Sums {
     total
 }
 
-/// Moves `points` to a local minimum of the mean squared error on `samples`: over-relaxed rounds until a round gains
-/// less than `tolerance` of the error, at most `rounds`, then five plain ones. A point without samples stays.
+/// Moves `points` to a local minimum of the mean squared error on `samples`: over-relaxed rounds
+/// until a round gains less than `tolerance` of the error, at most `rounds`, then five plain ones.
+/// A point without samples stays.
 ///
 /// # Panics
 /// When there are no samples, or not between 1 and 65536 points.
@@ -118,7 +122,8 @@ pub fn lloyd(samples: &[[f32; 2]], points: Vec<[f64; 2]>, rounds: usize, toleran
     descend(samples, points, (rounds, tolerance), shift)
 }
 
-/// [`lloyd`] of `quarter` and its three [`quarter_turns`] together, which stay such: what falls to any of four points moves them all.
+/// [`lloyd`] of `quarter` and its three [`quarter_turns`] together, which stay such: what falls to
+/// any of four points moves them all.
 ///
 /// # Panics
 /// As [`lloyd`].
@@ -180,8 +185,8 @@ fn shift(points: &mut [[f64; 2]], sums: &Sums, relaxation: f64) {
     }
 }
 
-/// Mean squared error per coordinate of `points` on `samples`, and the factor on the points that would make it least
-/// with the cells as they are.
+/// Mean squared error per coordinate of `points` on `samples`, and the factor on the points that
+/// would make it least with the cells as they are.
 pub(super) fn fit(samples: &[[f32; 2]], points: &[[f64; 2]]) -> (f64, f64) {
     let sums = assign(samples, points);
     let (mut cross, mut own) = (0.0, 0.0);

@@ -1,11 +1,12 @@
 //! Optimal scalar quantizers of N(0, 1).
 //!
-//! The values of least error satisfy Lloyd's two conditions (Lloyd 1982; Max 1960): every threshold is the midpoint of its
-//! neighbours, every value the centroid of its cell. The normal density is log-concave, so that there is exactly one
-//! solution (Fleischer 1964; Kieffer 1983). Alternating the two conditions gains a digit every `n^2` rounds or so; we
-//! begin with the companding values (quantiles of N(0, 3), the asymptotically optimal density), let `2 n` rounds smooth
-//! them (the outermost are off by up to a quarter), and then solve both conditions at once by Newton's method, whose
-//! Jacobian is tridiagonal. At most ten steps reach f64 precision up to 256 values.
+//! The values of least error satisfy Lloyd's two conditions (Lloyd 1982; Max 1960): every threshold
+//! is the midpoint of its neighbours, every value the centroid of its cell. The normal density is
+//! log-concave, so that there is exactly one solution (Fleischer 1964; Kieffer 1983). Alternating
+//! the two conditions gains a digit every `n^2` rounds or so; we begin with the companding values
+//! (quantiles of N(0, 3), the asymptotically optimal density), let `2 n` rounds smooth them (the
+//! outermost are off by up to a quarter), and then solve both conditions at once by Newton's
+//! method, whose Jacobian is tridiagonal. At most ten steps reach f64 precision up to 256 values.
 
 use super::normal::{moments, pdf, upper_quantile};
 
@@ -48,7 +49,8 @@ fn bound(values: &[f64], i: usize) -> f64 {
     }
 }
 
-/// Solves `J s = g` for `g_i = values_i mass_i - moment_i` (half the gradient of the error), J tridiagonal.
+/// Solves `J s = g` for `g_i = values_i mass_i - moment_i` (half the gradient of the error), J
+/// tridiagonal.
 fn newton_step(values: &[f64]) -> Vec<f64> {
     let count = values.len();
     let bound = |i| bound(values, i);

@@ -8,8 +8,8 @@ impl Checkpoint {
     /// Takes all tensors of a model.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for one that models of this architecture do not have, [`Error::Index`] for one
-    /// that is stored twice; what is wrong with the metadata.
+    /// [`Error::Tensor`] for one that models of this architecture do not have, [`Error::Index`] for
+    /// one that is stored twice; what is wrong with the metadata.
     pub(super) fn add_gguf(&mut self, gguf: Gguf) -> Result<(), Error> {
         let config = gguf.model_config()?;
         for part in gguf.into_parts() {

@@ -5,8 +5,9 @@ use crate::config::{Architecture, ModelConfig};
 use crate::error::Error;
 use crate::header::TensorInfo;
 
-/// The name of a tensor without the prefix of a language model beside others: `language_model.model.*` in published files, `model.language_model.*` in
-/// what transformers has written since 4.52, `model.text_model.*` in `idefics3` and `smolvlm`. `None` where it has none.
+/// The name of a tensor without the prefix of a language model beside others:
+/// `language_model.model.*` in published files, `model.language_model.*` in what transformers has
+/// written since 4.52, `model.text_model.*` in `idefics3` and `smolvlm`. `None` where it has none.
 fn language_model(name: &str) -> Option<String> {
     let own = |prefix| Some(format!("model.{}", name.strip_prefix(prefix)?));
     let alone = name.strip_prefix("language_model.").map(str::to_owned);
@@ -14,14 +15,19 @@ fn language_model(name: &str) -> Option<String> {
 }
 
 impl Checkpoint {
-    /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores `q_proj`, `k_proj` and `v_proj` one above the
-    /// other as `qkv_proj`, `gate_proj` and `up_proj` as `gate_up_proj` (as GLM does; Granite 4: `shared_mlp.input_linear`). The norms of `glm4` get the names that they have in Gemma. And those of a language model beside encoders of images without the
-    /// prefix that they have there. A router becomes `mlp.gate`, the matrices of expert e `mlp.experts.e.gate_proj`, `up_proj` and
-    /// `down_proj`, as they are called in `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all experts
-    /// together. Tensors of other models stay as they are, and so do those that are not there.
+    /// The same checkpoint with the parts of fused tensors under their own names: Phi-3 stores
+    /// `q_proj`, `k_proj` and `v_proj` one above the other as `qkv_proj`, `gate_proj` and `up_proj`
+    /// as `gate_up_proj` (as GLM does; Granite 4: `shared_mlp.input_linear`). The norms of `glm4`
+    /// get the names that they have in Gemma. And those of a language model beside encoders of
+    /// images without the prefix that they have there. A router becomes `mlp.gate`, the matrices of
+    /// expert e `mlp.experts.e.gate_proj`, `up_proj` and `down_proj`, as they are called in
+    /// `qwen3_moe` and `olmoe`: Mixtral calls them w1, w3 and w2, and Granite stores those of all
+    /// experts together. Tensors of other models stay as they are, and so do those that are not
+    /// there.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`] for one stored beside its parts, or under two names.
+    /// [`Error::Tensor`] for a fused tensor that has not all rows or has a bias; [`Error::Index`]
+    /// for one stored beside its parts, or under two names.
     pub fn parted(mut self, config: &ModelConfig) -> Result<Self, Error> {
         let renamed = |stored: &String| Some((stored.clone(), language_model(stored)?));
         for (stored, name) in self.tensors.keys().filter_map(renamed).collect::<Vec<_>>() {
@@ -39,8 +45,9 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Gives a model that was stored alone (`layers.0...`, as embedding models are) or inside another (`base_model.model.model.layers.0...`) the usual
-    /// names, by the one embedding that there is.
+    /// Gives a model that was stored alone (`layers.0...`, as embedding models are) or inside
+    /// another (`base_model.model.model.layers.0...`) the usual names, by the one embedding that
+    /// there is.
     fn adopt_prefix(&mut self) -> Result<(), Error> {
         const USUAL: &str = "model.";
         let embeddings = self.tensors.keys().filter_map(|name| name.strip_suffix("embed_tokens.weight"));
@@ -154,7 +161,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many matrices, one above the other.
+    /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many
+    /// matrices, one above the other.
     pub(super) fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
         let Some(Entry { shard, info, scale, .. }) = self.tensors.remove(whole) else { return Ok(()) };
         let path = self.shards[shard].path.clone();

@@ -1,8 +1,10 @@
 //! The scales of weights in 8-bit floats.
 //!
-//! Checkpoints in FP8 store a matrix `name` as E4M3 and beside it what its numbers are multiplied by, as `name_scale_inv` (DeepSeek-V3, Qwen3,
-//! Ministral 3; by its use a scale, not the inverse of one) or `name_scale` (`compressed-tensors`): one scale for all, one for each row, or one for each
-//! block of 128 x 128. Scales of activations, which some have as well, are for machines that multiply in FP8 and are not needed here.
+//! Checkpoints in FP8 store a matrix `name` as E4M3 and beside it what its numbers are multiplied
+//! by, as `name_scale_inv` (DeepSeek-V3, Qwen3, Ministral 3; by its use a scale, not the inverse of
+//! one) or `name_scale` (`compressed-tensors`): one scale for all, one for each row, or one for
+//! each block of 128 x 128. Scales of activations, which some have as well, are for machines that
+//! multiply in FP8 and are not needed here.
 
 use std::sync::Arc;
 
@@ -58,7 +60,8 @@ impl Checkpoint {
     /// Gives every tensor of 8-bit floats its scale, which is no tensor of its own any more.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for one without a scale, or with one of another shape; what reading a scale refuses.
+    /// [`Error::Tensor`] for one without a scale, or with one of another shape; what reading a
+    /// scale refuses.
     pub(super) fn adopt_scales(&mut self) -> Result<(), Error> {
         let of_8_bits = |(name, entry): (&String, &super::Entry)| {
             (entry.info.dtype == Dtype::F8E4M3).then(|| name.clone())

@@ -1,10 +1,11 @@
 //! Tensors whose file has them otherwise than their name promises.
 
-/// How the numbers of a tensor lie in the file, beside what its type and shape say: what llama.cpp's
-/// converter does to some (`crate::gguf`).
+/// How the numbers of a tensor lie in the file, beside what its type and shape say: what
+/// llama.cpp's converter does to some (`crate::gguf`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Stored {
-    /// Rows of a head where row `half * size / 2 + k` of each lies at `2 k + half`; 0: none are moved.
+    /// Rows of a head where row `half * size / 2 + k` of each lies at `2 k + half`; 0: none are
+    /// moved.
     pub(crate) paired_head: usize,
     /// What was added to every number.
     pub(crate) shift: f32,

@@ -125,7 +125,8 @@ impl Architecture {
         list.join(", ")
     }
 
-    /// Gemma 2 and 3: gains stored less 1, an embedding in units of its own, GELU, norms behind attention and MLP, too.
+    /// Gemma 2 and 3: gains stored less 1, an embedding in units of its own, GELU, norms behind
+    /// attention and MLP, too.
     pub(super) const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }

@@ -3,8 +3,8 @@
 use super::{Architecture, Error, Fields, clip};
 
 impl Fields {
-    /// The language model beside encoders of images or sounds as one of its own: that of `text_config`, or (Qwen2-VL and 2.5-VL as published) what
-    /// stands beside `vision_config`.
+    /// The language model beside encoders of images or sounds as one of its own: that of
+    /// `text_config`, or (Qwen2-VL and 2.5-VL as published) what stands beside `vision_config`.
     pub(super) fn text_alone(self) -> Result<Self, Error> {
         let Some(kind) = self.text("model_type")?.filter(|kind| Architecture::of(kind).is_none()) else {
             return Ok(self);

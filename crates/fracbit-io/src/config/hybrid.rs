@@ -8,8 +8,9 @@ use super::{Architecture, Error, Fields, MAX_SIZE, clip};
 const HYBRID: (&str, &str) = ("GraniteMoeHybridForCausalLM", "granitemoehybrid");
 
 impl Fields {
-    /// The dense Granite 4 models (350M, 1B, Micro) are of the class of the hybrid ones, and compute what Granite 3 does: this writes them so. Only
-    /// the MLP is the *shared* one there, by its name and its width.
+    /// The dense Granite 4 models (350M, 1B, Micro) are of the class of the hybrid ones, and
+    /// compute what Granite 3 does: this writes them so. Only the MLP is the *shared* one there, by
+    /// its name and its width.
     pub(super) fn dense_granite(mut self) -> Result<Self, Error> {
         let (class, model_type) = HYBRID;
         let by_class = || self.get("architectures") == Some(&Value::from(vec![class]));

@@ -1,4 +1,5 @@
-//! Rotary position embedding: `rope_theta`, `rope_scaling`, `rope_parameters`, `partial_rotary_factor`.
+//! Rotary position embedding: `rope_theta`, `rope_scaling`, `rope_parameters`,
+//! `partial_rotary_factor`.
 
 use serde_json::Value;
 
@@ -26,7 +27,8 @@ pub enum RopeScaling {
         /// Context length before stretching.
         original_max_position_embeddings: usize,
     },
-    /// YaRN (Peng et al. 2023, arXiv 2309.00071): as `Llama3`, but straight in the number of the plane.
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071): as `Llama3`, but straight in the number of the
+    /// plane.
     Yarn {
         /// Divisor of the low frequencies.
         factor: f64,
@@ -39,9 +41,11 @@ pub enum RopeScaling {
         /// Context length before stretching.
         original_max_position_embeddings: usize,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753), of Phi-3: every plane has a divisor of its own, for short texts and for long ones.
+    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753), of Phi-3: every plane has a divisor of its
+    /// own, for short texts and for long ones.
     LongRope {
-        /// Divisors in a context of up to `original_max_position_embeddings` tokens, one for each plane.
+        /// Divisors in a context of up to `original_max_position_embeddings` tokens, one for each
+        /// plane.
         short: Vec<f64>,
         /// Divisors in a longer one.
         long: Vec<f64>,
@@ -50,8 +54,9 @@ pub enum RopeScaling {
     },
 }
 
-/// Queries that grow with the length of the text: the turned query at position p is multiplied by `1 + beta ln(1 + floor(p / every))`, lest the
-/// softmax over many positions become flat (of Llama 4; Ministral 3 has it as `llama_4_scaling_beta`).
+/// Queries that grow with the length of the text: the turned query at position p is multiplied by
+/// `1 + beta ln(1 + floor(p / every))`, lest the softmax over many positions become flat (of Llama
+/// 4; Ministral 3 has it as `llama_4_scaling_beta`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// How much.
@@ -69,8 +74,9 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
     /// Channels of a head that turn, its first ones: even, at most its width.
     pub dim: usize,
-    /// Factor of the turned queries and of the turned keys: the length correction of YaRN and LongRoPE. Granite's `attention_multiplier` in place of
-    /// `1 / sqrt(head_dim)` makes one too, its queries and keys getting the root each.
+    /// Factor of the turned queries and of the turned keys: the length correction of YaRN and
+    /// LongRoPE. Granite's `attention_multiplier` in place of `1 / sqrt(head_dim)` makes one too,
+    /// its queries and keys getting the root each.
     pub gain: f64,
     /// What queries, not keys, are multiplied by as well.
     pub growth: Option<QueryGrowth>,
@@ -101,7 +107,8 @@ impl Fields {
         Err(self.bad(field, format!("should be from 1e-6 to 1e6, got {value:e}")))
     }
 
-    /// Of heads of `head_dim` channels; the context of `max_positions` tokens grows where the frequencies are stretched by YaRN.
+    /// Of heads of `head_dim` channels; the context of `max_positions` tokens grows where the
+    /// frequencies are stretched by YaRN.
     pub(super) fn rope(
         &self,
         arch: Architecture,
@@ -114,7 +121,8 @@ impl Fields {
             Architecture::Gemma3 | Architecture::Mixtral | Architecture::Ministral3 => 1e6,
             _ => 1e4,
         };
-        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and `rope_scaling`, some have both.
+        // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and
+        // `rope_scaling`, some have both.
         let parameters = match self.object("rope_parameters", PARAMETERS)? {
             Some(p) if arch == Architecture::Gemma3 || arch == Architecture::Olmo3 && p.per_layer_type() => {
                 Some(p.of_layers("full_attention")?)
@@ -161,8 +169,8 @@ impl Fields {
         Ok(rope)
     }
 
-    /// Of layers with a window (Gemma 3, OLMo 3), beside `full`, that of all others: a base of their own or (OLMo 3) the same one, nothing stretched
-    /// where there is one set of parameters.
+    /// Of layers with a window (Gemma 3, OLMo 3), beside `full`, that of all others: a base of
+    /// their own or (OLMo 3) the same one, nothing stretched where there is one set of parameters.
     pub(super) fn local_rope(
         &self,
         arch: Architecture,
@@ -183,8 +191,9 @@ impl Fields {
         Ok(rope)
     }
 
-    /// These `rope_parameters` and `rope_scaling` in one: what one says goes, where both say something they must agree. Only the `default` type says
-    /// nothing, being what transformers writes where nobody asked for another.
+    /// These `rope_parameters` and `rope_scaling` in one: what one says goes, where both say
+    /// something they must agree. Only the `default` type says nothing, being what transformers
+    /// writes where nobody asked for another.
     fn merged(mut self, scaling: Self) -> Result<Self, Error> {
         let kind = |f: &Self| -> Result<Option<String>, Error> {
             let kind = f.text("rope_type")?.or(f.text("type")?);

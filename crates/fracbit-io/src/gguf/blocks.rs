@@ -1,9 +1,10 @@
-//! The block types of GGUF: how many numbers a block holds, in how many bytes, and what the numbers are.
+//! The block types of GGUF: how many numbers a block holds, in how many bytes, and what the numbers
+//! are.
 //!
 //! The layouts are those of `ggml`; the Python package `gguf` 0.19 is the reference, which
 //! `tests/gguf.rs` compares every type with, bit for bit. All arithmetic is in single precision and
-//! in the order written there. A type that the package cannot dequantize (`Q8_1`, `Q8_K`, which only
-//! hold activations, and `Q1_0`) is none of these.
+//! in the order written there. A type that the package cannot dequantize (`Q8_1`, `Q8_K`, which
+//! only hold activations, and `Q1_0`) is none of these.
 
 use half::f16;
 
@@ -332,7 +333,8 @@ fn tq2_0(block: &[u8], out: &mut [f32]) {
 }
 
 fn mxfp4(block: &[u8], out: &mut [f32]) {
-    // Half of two to the power of the exponent, for levels that are doubled; the least are subnormal.
+    // Half of two to the power of the exponent, for levels that are doubled; the least are
+    // subnormal.
     let exponent = u32::from(block[0]);
     let d = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
     fill(out, nibbles(&block[1..]).map(|q| d * f32::from(E2M1[usize::from(q)])));
@@ -346,7 +348,8 @@ fn nvfp4(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Half of a number of four bits of exponent (bias 7) and three of mantissa; what is no number is 0.
+/// Half of a number of four bits of exponent (bias 7) and three of mantissa; what is no number is
+/// 0.
 fn half_of_ue4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
     match exponent {

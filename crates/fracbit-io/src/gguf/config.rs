@@ -15,8 +15,8 @@ use crate::error::Error;
 /// Metadata key of the architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
 
-/// Texts of tokens that end an answer, whichever of them a vocabulary has as control tokens; llama.cpp
-/// stops at the same.
+/// Texts of tokens that end an answer, whichever of them a vocabulary has as control tokens;
+/// llama.cpp stops at the same.
 const ENDS: [&str; 8] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -184,7 +184,8 @@ impl Gguf {
                 }
             }
             Gemma2 | Gemma3 => {
-                // The two of 27 billion scale by the width for each head, the others by that of a head.
+                // The two of 27 billion scale by the width for each head, the others by that of a
+                // head.
                 let large = if arch == Gemma2 { 46 } else { 62 };
                 let scalar = if layers == large { hidden as f64 / heads as f64 } else { head as f64 };
                 set("query_pre_attn_scalar", json!(scalar));
@@ -364,12 +365,14 @@ impl Gguf {
     }
 }
 
-/// What YaRN multiplies queries and keys by (Peng et al. 2023, arXiv 2309.00071, section 3.4), `times` as fast.
+/// What YaRN multiplies queries and keys by (Peng et al. 2023, arXiv 2309.00071, section 3.4),
+/// `times` as fast.
 pub(super) fn yarn_gain(factor: f64, times: f64) -> f64 {
     1.0 + 0.1 * times * factor.max(1.0).ln()
 }
 
-/// The parameters of Llama 3's stretching that give these divisors, where those of a published model do.
+/// The parameters of Llama 3's stretching that give these divisors, where those of a published
+/// model do.
 fn llama3(divisors: &[f64], theta: f64) -> Option<Map<String, Value>> {
     let factor = divisors.iter().copied().fold(1.0, f64::max);
     let planes = divisors.len();

@@ -1,16 +1,16 @@
 //! The container: one GGUF file, read strictly.
 //!
-//! Format (`docs/gguf.md` of <https://github.com/ggml-org/ggml>), little-endian throughout: the magic
-//! `GGUF`, a version (2 and 3 are laid out alike), the number of tensors and of metadata entries, the
-//! entries (key, type, value), the tensors (name, dimensions from the innermost on, type, offset), and
-//! from the next multiple of `general.alignment` on the data, each tensor at the first such multiple
-//! behind the one before.
+//! Format (`docs/gguf.md` of <https://github.com/ggml-org/ggml>), little-endian throughout: the
+//! magic `GGUF`, a version (2 and 3 are laid out alike), the number of tensors and of metadata
+//! entries, the entries (key, type, value), the tensors (name, dimensions from the innermost on,
+//! type, offset), and from the next multiple of `general.alignment` on the data, each tensor at the
+//! first such multiple behind the one before.
 //!
 //! Every number is checked against what is left of the file before it sizes or indexes anything, so
-//! reading costs one pass and memory in proportion to the entries and tensors; strings and arrays stay
-//! where they are and are looked at when asked for. As in llama.cpp, a tensor at another offset than
-//! the next free one is refused; beyond it, keys and names should be unique, and nothing may follow
-//! the last tensor but padding.
+//! reading costs one pass and memory in proportion to the entries and tensors; strings and arrays
+//! stay where they are and are looked at when asked for. As in llama.cpp, a tensor at another
+//! offset than the next free one is refused; beyond it, keys and names should be unique, and
+//! nothing may follow the last tensor but padding.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -197,7 +197,8 @@ impl Container {
             v => return Err(GgufError::Version(v, "")),
         }
         let (tensors, entries) = (r.u64("the number of tensors")?, r.u64("the number of metadata")?);
-        // A key of one byte, a type and a byte; a name of one byte, a dimension, a type and an offset.
+        // A key of one byte, a type and a byte; a name of one byte, a dimension, a type and an
+        // offset.
         let entries = r.count("metadata entries", entries, 8 + 1 + 4 + 1)?;
         let tensors = r.count("tensors", tensors, 8 + 1 + 4 + 8 + 4 + 8)?;
         let mut metadata = BTreeMap::new();
@@ -220,7 +221,8 @@ impl Container {
             let (dtype, shape, bytes, offset) = r.tensor(&name)?;
             listed.push((name, dtype, shape, bytes, offset));
         }
-        // Neither sum overflows: `at` is at most the length of the file, and alignments are checked.
+        // Neither sum overflows: `at` is at most the length of the file, and alignments are
+        // checked.
         let data_start = r.at.next_multiple_of(alignment);
         let mut placed = Vec::with_capacity(tensors);
         let mut next = 0usize;

@@ -30,7 +30,8 @@ pub struct Description {
 pub struct TensorOut {
     /// Its name.
     pub name: String,
-    /// The tensors of the checkpoint ([`crate::Checkpoint::parted`]) that lie in it, one above the other.
+    /// The tensors of the checkpoint ([`crate::Checkpoint::parted`]) that lie in it, one above the
+    /// other.
     pub sources: Vec<String>,
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
@@ -175,8 +176,8 @@ impl Gguf {
 /// Metadata and small tensors of a checkpoint's file. `path` and `name` are those of the model.
 ///
 /// # Errors
-/// [`Error::Config`] for what the architecture of llama.cpp has no place for, [`Error::Tokenizer`] for a
-/// tokenizer that none of its vocabularies is.
+/// [`Error::Config`] for what the architecture of llama.cpp has no place for, [`Error::Tokenizer`]
+/// for a tokenizer that none of its vocabularies is.
 pub fn describe(
     config: &ModelConfig,
     tokenizer: Option<&Tokenizer>,

@@ -1,14 +1,15 @@
 //! Numbers to blocks.
 //!
-//! A block is rounded for the least weighted squared error `sum w (x - x')^2`. Where the second moments
-//! of a layer's inputs are known, `w = m sqrt(s^2 + x^2)`, m the moment of the number's column and s^2
-//! the mean square of its row (llama.cpp's importance matrix); otherwise `w` grows with the number
-//! itself: `x^2` where levels lie on both sides of 0, `s + |x|` where a block has a minimum.
+//! A block is rounded for the least weighted squared error `sum w (x - x')^2`. Where the second
+//! moments of a layer's inputs are known, `w = m sqrt(s^2 + x^2)`, m the moment of the number's
+//! column and s^2 the mean square of its row (llama.cpp's importance matrix); otherwise `w` grows
+//! with the number itself: `x^2` where levels lie on both sides of 0, `s + |x|` where a block has a
+//! minimum.
 //!
 //! The search: some scales around the one that just holds the largest number, each rounded with and
-//! then fitted by least squares; the best wins, is stored, and the numbers are rounded once more for
-//! what was stored. `Q8_0` has so many levels that the scale of the largest number will do: its bytes
-//! are those of the Python package.
+//! then fitted by least squares; the best wins, is stored, and the numbers are rounded once more
+//! for what was stored. `Q8_0` has so many levels that the scale of the largest number will do: its
+//! bytes are those of the Python package.
 
 use half::f16;
 
@@ -67,14 +68,16 @@ fn level(x: f32, half: i8) -> i8 {
     x.round_ties_even().clamp(-f32::from(half), f32::from(half) - 1.0) as i8
 }
 
-/// The scale of the least weighted error with levels from `-half` to `half - 1`; 0 where all numbers are.
+/// The scale of the least weighted error with levels from `-half` to `half - 1`; 0 where all
+/// numbers are.
 fn scale(x: &[f32], w: &[f32], half: i8) -> f32 {
     let largest = x.iter().copied().fold(0.0f32, |a, b| if b.abs() > a.abs() { b } else { a });
     if inverse(largest) == 0.0 {
         return 0.0;
     }
     let top = f32::from(half);
-    // The largest at the end of the longer side, a little before it or beyond, or at the shorter one's.
+    // The largest at the end of the longer side, a little before it or beyond, or at the shorter
+    // one's.
     let tries = STEPS.map(|step| -(top + 0.1 * f32::from(step)) / largest).chain([(top - 1.0) / largest]);
     let fit = |inverse: f32| {
         let (mut xl, mut ll) = (0.0f32, 0.0f32);

@@ -48,8 +48,8 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A finite number. Of single precision the decimal number that it was written as is meant, not its
-    /// nearest neighbour: 1e-5 is 0.00001.
+    /// A finite number. Of single precision the decimal number that it was written as is meant, not
+    /// its nearest neighbour: 1e-5 is 0.00001.
     pub(super) fn number(self, key: &str) -> Result<Option<f64>, Error> {
         let number = match self.get(key) {
             None => return Ok(None),
@@ -132,7 +132,8 @@ impl<'a> Metadata<'a> {
         Ok(Some(numbers))
     }
 
-    /// A whole number that may be given for each layer: the one that all have, which they should agree on.
+    /// A whole number that may be given for each layer: the one that all have, which they should
+    /// agree on.
     pub(super) fn of_all_layers(self, key: &str) -> Result<Option<u64>, Error> {
         if !self.is_list(key) {
             return self.unsigned(key);

@@ -1,20 +1,21 @@
 //! GGUF, the file format of llama.cpp: in and out.
 //!
 //! A GGUF file is a whole model: tensors, most of them in blocks of few bits ([`BlockType`]), and
-//! metadata that say what else there is to know. [`Gguf`] reads one, or the parts that one was split
-//! into, and gives it the form of a Hugging Face checkpoint: tensors under the names, in the order of
-//! rows and with the numbers that the checkpoint had before llama.cpp's converter changed them, and the
-//! documents that lie in the directory of one, `config.json` and `tokenizer.json` among them. So
-//! [`crate::Checkpoint::open`], [`crate::ModelConfig::from_dir`] and [`crate::Tokenizer::from_dir`]
-//! take the path of a GGUF file as they take a directory, and nothing behind them knows the difference.
+//! metadata that say what else there is to know. [`Gguf`] reads one, or the parts that one was
+//! split into, and gives it the form of a Hugging Face checkpoint: tensors under the names, in the
+//! order of rows and with the numbers that the checkpoint had before llama.cpp's converter changed
+//! them, and the documents that lie in the directory of one, `config.json` and `tokenizer.json`
+//! among them. So [`crate::Checkpoint::open`], [`crate::ModelConfig::from_dir`] and
+//! [`crate::Tokenizer::from_dir`] take the path of a GGUF file as they take a directory, and
+//! nothing behind them knows the difference.
 //!
-//! What the converter changed, and is changed back: rows of queries and keys, of the architectures that
-//! llama.cpp turns by neighbouring channels (`names`); 1 that was added to the gains of Gemma's norms;
-//! experts stacked in one tensor; stretched rotary frequencies that became a tensor (`config`); pieces
-//! of vocabularies (`vocab`).
+//! What the converter changed, and is changed back: rows of queries and keys, of the architectures
+//! that llama.cpp turns by neighbouring channels (`names`); 1 that was added to the gains of
+//! Gemma's norms; experts stacked in one tensor; stretched rotary frequencies that became a tensor
+//! (`config`); pieces of vocabularies (`vocab`).
 //!
-//! The other way: [`describe`] and [`tensors`] say what a checkpoint's file holds, [`encode`] rounds to
-//! blocks, [`GgufWriter`] writes.
+//! The other way: [`describe`] and [`tensors`] say what a checkpoint's file holds, [`encode`]
+//! rounds to blocks, [`GgufWriter`] writes.
 
 mod blocks;
 mod config;
@@ -94,12 +95,12 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 impl Gguf {
-    /// Opens a model: a file, or any of the parts of a split one, which lie beside it under the names
-    /// that llama.cpp gives them (`NAME-00001-of-00003.gguf`).
+    /// Opens a model: a file, or any of the parts of a split one, which lie beside it under the
+    /// names that llama.cpp gives them (`NAME-00001-of-00003.gguf`).
     ///
     /// # Errors
-    /// [`Error::Gguf`] naming the file and the rule that it breaks, [`Error::Config`] for parts that do
-    /// not fit together, [`Error::Io`].
+    /// [`Error::Gguf`] naming the file and the rule that it breaks, [`Error::Config`] for parts
+    /// that do not fit together, [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
         Self::open_with(path, true)
     }

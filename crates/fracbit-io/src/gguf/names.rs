@@ -1,4 +1,5 @@
-//! Tensors: llama.cpp's names and the Hugging Face names of the same, and what its converter changed.
+//! Tensors: llama.cpp's names and the Hugging Face names of the same, and what its converter
+//! changed.
 //!
 //! Names: `gguf.constants.TENSOR_NAMES` and `gguf.tensor_mapping` of the Python package. Changes:
 //! `convert_hf_to_gguf.py` of llama.cpp, by architecture.
@@ -17,7 +18,8 @@ pub(super) struct Family {
     pub(super) name: &'static str,
     /// What it is here, as far as the name says.
     pub(super) arch: Architecture,
-    /// Rows of queries and keys are in the order of neighbouring channels, which the checkpoint's are not.
+    /// Rows of queries and keys are in the order of neighbouring channels, which the checkpoint's
+    /// are not.
     pub(super) paired: bool,
     /// Gate and up are one tensor, under the name of up.
     pub(super) fused: bool,
@@ -35,7 +37,8 @@ const fn fused(name: &'static str, arch: Architecture) -> Family {
     Family { fused: true, ..family(name, arch) }
 }
 
-/// All that are known. Where several architectures share a name (`llama` is Mixtral's, too), metadata decide.
+/// All that are known. Where several architectures share a name (`llama` is Mixtral's, too),
+/// metadata decide.
 pub(super) const FAMILIES: [Family; 21] = [
     paired("llama", Architecture::Llama),
     paired("mistral3", Architecture::Ministral3),

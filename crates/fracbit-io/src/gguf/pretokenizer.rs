@@ -1,7 +1,8 @@
 //! How texts are cut before BPE on bytes, by the names of `tokenizer.ggml.pre`.
 //!
-//! The expressions are those of the models' own `tokenizer.json` files, which llama.cpp writes in its
-//! own way. A model is found by its name on the way in, and its name by its expressions on the way out.
+//! The expressions are those of the models' own `tokenizer.json` files, which llama.cpp writes in
+//! its own way. A model is found by its name on the way in, and its name by its expressions on the
+//! way out.
 
 use serde_json::{Value, json};
 

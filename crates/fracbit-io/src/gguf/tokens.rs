@@ -125,8 +125,8 @@ pub(super) fn describe(
     Ok(())
 }
 
-/// Scores of pieces: SentencePiece merges the pair whose piece has the highest, so they fall in the order
-/// of the merges.
+/// Scores of pieces: SentencePiece merges the pair whose piece has the highest, so they fall in the
+/// order of the merges.
 fn scores(tokens: &[(String, i32)], merges: &[(&str, &str)]) -> Result<Vec<f32>, String> {
     let kinds: HashMap<&str, i32> = tokens.iter().map(|(text, kind)| (text.as_str(), *kind)).collect();
     let mut made: HashMap<String, usize> = HashMap::with_capacity(merges.len());
@@ -137,8 +137,8 @@ fn scores(tokens: &[(String, i32)], merges: &[(&str, &str)]) -> Result<Vec<f32>,
         if last.as_ref() != Some(&piece) {
             rank += 1;
             let first = *made.entry(piece.clone()).or_insert(rank);
-            // Two ways to a piece that other pieces come between have no score that says so. Where users
-            // defined it, it is found before anything is merged.
+            // Two ways to a piece that other pieces come between have no score that says so. Where
+            // users defined it, it is found before anything is merged.
             if first != rank && kinds.get(piece.as_str()) == Some(&(NORMAL as i32)) {
                 return Err(format!(
                     "merges should be in the order of the pieces that they make, as of SentencePiece: `{}` comes twice",

@@ -6,8 +6,8 @@
 //! | `llama` | SentencePiece's BPE: scores become merges, as transformers makes them of a `tokenizer.model` |
 //! | `bert` | WordPiece: pieces that begin a word have U+2581 in front there, the others `##` here |
 //!
-//! The kinds of tokens decide which are cut out of a text before all else: control tokens (special) and
-//! those that users defined.
+//! The kinds of tokens decide which are cut out of a text before all else: control tokens (special)
+//! and those that users defined.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -63,8 +63,8 @@ impl Gguf {
         Ok(tokenizer)
     }
 
-    /// The tokens: empty ones by the name that llama.cpp gives them, and pieces that users defined with
-    /// SentencePiece's spaces, which its converter replaces by real ones.
+    /// The tokens: empty ones by the name that llama.cpp gives them, and pieces that users defined
+    /// with SentencePiece's spaces, which its converter replaces by real ones.
     pub(super) fn tokens(&self) -> Result<Vec<Cow<'_, str>>, Error> {
         let m = self.metadata();
         let tokens = m.texts(TOKENS)?.ok_or_else(|| m.missing(TOKENS, "an array of strings"))?;

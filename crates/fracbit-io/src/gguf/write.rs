@@ -40,11 +40,12 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 }
 
 impl GgufWriter {
-    /// Starts a file with this metadata and these tensors: names, types, and shapes outermost first.
+    /// Starts a file with this metadata and these tensors: names, types, and shapes outermost
+    /// first.
     ///
     /// # Errors
-    /// [`Error::Output`] for a name that is taken, [`Error::Tensor`] for a type that is not written,
-    /// [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Output`] for a name that is taken, [`Error::Tensor`] for a type that is not
+    /// written, [`Error::NoSpace`], [`Error::Io`].
     pub fn create(
         path: &Path,
         overwrite: bool,
@@ -117,7 +118,8 @@ impl GgufWriter {
     /// Appends to the data of a tensor, which should be the next one that is not complete.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when it is another one or gets more bytes than it has, [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Tensor`] when it is another one or gets more bytes than it has, [`Error::NoSpace`],
+    /// [`Error::Io`].
     pub fn write(&mut self, tensor: &str, bytes: &[u8]) -> Result<(), Error> {
         let (i, written) = self.at;
         let want =
@@ -145,8 +147,8 @@ impl GgufWriter {
     /// Syncs the file and gives it its name.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when a tensor is missing, [`Error::Output`] when the name was taken meanwhile,
-    /// [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Tensor`] when a tensor is missing, [`Error::Output`] when the name was taken
+    /// meanwhile, [`Error::NoSpace`], [`Error::Io`].
     pub fn finish(self) -> Result<PathBuf, Error> {
         let path = self.path;
         if let Some((name, _)) = self.tensors.get(self.at.0) {

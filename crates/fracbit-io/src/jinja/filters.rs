@@ -531,7 +531,8 @@ fn of_number(name: &str, value: &Value, args: Args) -> Result<Value, Fail> {
             Ok(match method.as_str() {
                 "ceil" => Value::Float((f * scale).ceil() / scale),
                 "floor" => Value::Float((f * scale).floor() / scale),
-                // Python rounds the decimal number half to even; formatting does the same from the exact value.
+                // Python rounds the decimal number half to even; formatting does the same from the
+                // exact value.
                 "common" if precision >= 0 => match value.integer() {
                     Some(i) => Value::Integer(i),
                     None => Value::Float(format!("{f:.*}", precision as usize).parse().unwrap_or(f)),

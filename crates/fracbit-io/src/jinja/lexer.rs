@@ -1,4 +1,5 @@
-//! From the text of a template to tokens, by the rules of Jinja2's lexer with `trim_blocks` and `lstrip_blocks`.
+//! From the text of a template to tokens, by the rules of Jinja2's lexer with `trim_blocks` and
+//! `lstrip_blocks`.
 
 use std::sync::Arc;
 

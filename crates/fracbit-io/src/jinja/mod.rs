@@ -1,17 +1,21 @@
 //! Templates in the language of Jinja2, with Python's values.
 //!
-//! Chat templates are written for one implementation, Jinja2 as transformers sets it up, and lean on what it inherits from Python: `None` and `True` in
-//! the text, `[1:]` and `% x`, methods, what is empty and what is iterable. So this follows that implementation, construct by construct
-//! (<https://jinja.palletsprojects.com>, 3.1): its lexer with `trim_blocks` and `lstrip_blocks`, its grammar, scopes, macros, filters, tests and the
-//! functions that transformers adds. Deviations: integers have 64 bits; what belongs to pages or files (`include`, `extends`, `autoescape`, `urlize`,
-//! `xmlattr`), and chance (`random`), is refused by name; the sandbox's rules are kept by there being nothing to escape to.
+//! Chat templates are written for one implementation, Jinja2 as transformers sets it up, and lean
+//! on what it inherits from Python: `None` and `True` in the text, `[1:]` and `% x`, methods, what
+//! is empty and what is iterable. So this follows that implementation, construct by construct
+//! (<https://jinja.palletsprojects.com>, 3.1): its lexer with `trim_blocks` and `lstrip_blocks`,
+//! its grammar, scopes, macros, filters, tests and the functions that transformers adds.
+//! Deviations: integers have 64 bits; what belongs to pages or files (`include`, `extends`,
+//! `autoescape`, `urlize`, `xmlattr`), and chance (`random`), is refused by name; the sandbox's
+//! rules are kept by there being nothing to escape to.
 //!
-//! An engine of our own rather than minijinja, which we used before: what a template prints, adds or compares there is not Python's, which no hook
-//! can change; its memory had no bound; and it cannot tell the characters of a message from those of the template ([`text`]), which is how
-//! text of messages is kept from becoming control tokens.
+//! An engine of our own rather than minijinja, which we used before: what a template prints, adds
+//! or compares there is not Python's, which no hook can change; its memory had no bound; and it
+//! cannot tell the characters of a message from those of the template ([`text`]), which is how text
+//! of messages is kept from becoming control tokens.
 //!
-//! Bounds: [`FUEL`] steps of time, [`MAX_TEXT`] characters and items made on the way, [`MAX_OUTPUT`] of output, nesting in source and while running.
-//! Every one is an error.
+//! Bounds: [`FUEL`] steps of time, [`MAX_TEXT`] characters and items made on the way,
+//! [`MAX_OUTPUT`] of output, nesting in source and while running. Every one is an error.
 
 mod access;
 mod dump;
@@ -111,7 +115,8 @@ impl Template {
         Ok(Self(parser::parse(lexer::tokens(source)?)?))
     }
 
-    /// The rendered text, with the marks of its characters. `now` is for `strftime_now`, in seconds since 1970.
+    /// The rendered text, with the marks of its characters. `now` is for `strftime_now`, in seconds
+    /// since 1970.
     pub(crate) fn render(
         &self,
         variables: Vec<(String, Variable)>,

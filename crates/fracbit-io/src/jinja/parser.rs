@@ -68,7 +68,8 @@ pub(super) struct Macro {
     pub(super) name: Arc<str>,
     pub(super) parameters: Vec<Parameter>,
     pub(super) body: Vec<Statement>,
-    /// Whether the body names `varargs`, `kwargs`, `caller`: what it does not name it does not take.
+    /// Whether the body names `varargs`, `kwargs`, `caller`: what it does not name it does not
+    /// take.
     pub(super) varargs: bool,
     pub(super) kwargs: bool,
     pub(super) caller: bool,
@@ -214,7 +215,8 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to one of the tags `ends`, which is consumed up to its name; at the top up to the end.
+    /// Statements up to one of the tags `ends`, which is consumed up to its name; at the top up to
+    /// the end.
     fn body(&mut self, ends: &[&'static str]) -> Result<(Vec<Statement>, &'static str), Fail> {
         let mut body = Vec::new();
         loop {

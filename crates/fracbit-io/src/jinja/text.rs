@@ -1,7 +1,8 @@
 //! Text as Python sees it, a row of characters, each with a mark of where it came from.
 //!
-//! A unit holds a code point in its lower 21 bits and the marks above them. Slices, joints and replacements of texts carry the marks along without
-//! knowing of them, so that in the rendered prompt every character of a message can be told from those of the template.
+//! A unit holds a code point in its lower 21 bits and the marks above them. Slices, joints and
+//! replacements of texts carry the marks along without knowing of them, so that in the rendered
+//! prompt every character of a message can be told from those of the template.
 
 use std::sync::Arc;
 
@@ -231,7 +232,8 @@ pub(super) fn pad(s: &[u32], left: usize, right: usize, fill: u32) -> Vec<u32> {
 
 /// Whether `repr` shows a character as it is.
 pub(super) fn is_printable(c: char) -> bool {
-    // Rust escapes marks that combine as well, which Python prints: those are no controls and have no width of their own.
+    // Rust escapes marks that combine as well, which Python prints: those are no controls and have
+    // no width of their own.
     c == ' '
         || !c.is_whitespace()
             && (c.is_alphanumeric()

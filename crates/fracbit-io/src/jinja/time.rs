@@ -4,7 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Fail;
 
-/// A date in the directives of Python on Linux, which are those of glibc; UTC, where transformers takes the time of the place.
+/// A date in the directives of Python on Linux, which are those of glibc; UTC, where transformers
+/// takes the time of the place.
 pub(super) fn strftime(format: &str, now: Option<u64>) -> Result<String, Fail> {
     const MONTHS: [&str; 12] = [
         "January",
@@ -122,7 +123,8 @@ fn iso_week(days: u64) -> (u64, u64) {
     (year, (thursday - day_number(year, 1, 1)) / 7 + 1)
 }
 
-/// Year, month, day of a day number since 1970-01-01 (Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`).
+/// Year, month, day of a day number since 1970-01-01 (Hinnant, "chrono-compatible low-level date
+/// algorithms", `civil_from_days`).
 fn civil(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, doe) = (z / 146_097, z % 146_097);

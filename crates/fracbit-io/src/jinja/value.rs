@@ -181,7 +181,8 @@ impl Value {
         Self::Dict(Rc::new(entries.into()))
     }
 
-    /// How many lists and dicts are within each other here. Namespaces do not count: they are emptied one by one.
+    /// How many lists and dicts are within each other here. Namespaces do not count: they are
+    /// emptied one by one.
     pub(super) fn depth(&self) -> usize {
         match self {
             Self::Sequence(_, items) => items.depth,

@@ -1,10 +1,13 @@
 //! The way around three readings of a large vocabulary.
 //!
-//! `tokenizers` reads the model of a `tokenizer.json` into buffers of untyped values, twice, before it makes a vocabulary of it, and the
-//! checks of [`super::precheck`] want a third. For Gemma's 262 144 tokens and 514 906 merges that took 2.3 s of 2.7; read once into what the
-//! crate's own builder takes, .6 s. Building the table of merges is most of what is left, so a cache beside the model would save little.
+//! `tokenizers` reads the model of a `tokenizer.json` into buffers of untyped values, twice, before
+//! it makes a vocabulary of it, and the checks of [`super::precheck`] want a third. For Gemma's 262
+//! 144 tokens and 514 906 merges that took 2.3 s of 2.7; read once into what the crate's own
+//! builder takes, .6 s. Building the table of merges is most of what is left, so a cache beside the
+//! model would save little.
 //!
-//! Only what is plainly right goes this way. Everything else, and with it every message about what is wrong, is left to the other one.
+//! Only what is plainly right goes this way. Everything else, and with it every message about what
+//! is wrong, is left to the other one.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -107,7 +110,8 @@ impl<'de> Deserialize<'de> for Pair {
     }
 }
 
-/// Loads the text of a `tokenizer.json` whose model is BPE; `None` when it is another or anything is odd about it.
+/// Loads the text of a `tokenizer.json` whose model is BPE; `None` when it is another or anything
+/// is odd about it.
 pub(super) fn load(bytes: &[u8]) -> Option<tokenizers::Tokenizer> {
     let Document { model, added_tokens, mut rest } = serde_json::from_slice(bytes).ok()?;
     precheck::check_rest(&rest).ok()?;
@@ -163,7 +167,8 @@ mod tests {
     use super::*;
     use crate::tokenizer::other;
 
-    /// A small one with most of what such files have: byte fallback, added tokens within and behind the vocabulary.
+    /// A small one with most of what such files have: byte fallback, added tokens within and behind
+    /// the vocabulary.
     fn small() -> Value {
         let mut vocab = Map::new();
         let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));

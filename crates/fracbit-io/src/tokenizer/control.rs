@@ -1,14 +1,18 @@
 //! Text of a conversation that spells a control token stays text.
 //!
-//! A rendered prompt knows which of its characters came with the request ([`crate::chat`]). Control tokens are those that the tokenizer's files call
-//! special, those that end a text, and those that the template writes itself (such as DeepSeek's `<｜User｜>`, which its files do not call special). Where
-//! one of them is spelled with a character of the request, it should be encoded as any other text is.
+//! A rendered prompt knows which of its characters came with the request ([`crate::chat`]). Control
+//! tokens are those that the tokenizer's files call special, those that end a text, and those that
+//! the template writes itself (such as DeepSeek's `<｜User｜>`, which its files do not call special).
+//! Where one of them is spelled with a character of the request, it should be encoded as any other
+//! text is.
 //!
-//! Splitting the prompt there would change how its neighbours are encoded. So the others are spelled in another way: a second tokenizer, made when first
-//! needed, knows each control token by one private character with the same number and rules, and does not know its usual spelling, neither as
-//! an added token nor in the vocabulary of its model.
+//! Splitting the prompt there would change how its neighbours are encoded. So the others are
+//! spelled in another way: a second tokenizer, made when first needed, knows each control token by
+//! one private character with the same number and rules, and does not know its usual spelling,
+//! neither as an added token nor in the vocabulary of its model.
 //!
-//! What the assistant said is the model's own: of its turns only special tokens are kept from it, lest `</think>` become another text than it was.
+//! What the assistant said is the model's own: of its turns only special tokens are kept from it,
+//! lest `</think>` become another text than it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,12 +1,14 @@
 //! Text to token ids and back, through the `tokenizers` crate behind a fence.
 //!
-//! `tokenizers` 0.23 is correct on the files that models come with and panics on files made to hurt (four of six kinds we
-//! tried; its issues 2094 and 2198). So a file passes the checks of the `precheck` module first, and every call into the crate runs under
-//! `catch_unwind`. That needs panics to unwind: in a program built with `panic = "abort"` only the checks remain.
+//! `tokenizers` 0.23 is correct on the files that models come with and panics on files made to hurt
+//! (four of six kinds we tried; its issues 2094 and 2198). So a file passes the checks of the
+//! `precheck` module first, and every call into the crate runs under `catch_unwind`. That needs
+//! panics to unwind: in a program built with `panic = "abort"` only the checks remain.
 //!
-//! **The leading space.** Llama-family tokenizers prepend U+2581 to every text, because sentencepiece trained them so. Some models were
-//! trained without it after BOS (`TinyStories-656K`: 2.80 nats per token without, 3.06 with) although their tokenizer file
-//! says otherwise. [`PrefixSpace::Drop`] tokenizes as if the file did not ask for the prefix.
+//! **The leading space.** Llama-family tokenizers prepend U+2581 to every text, because
+//! sentencepiece trained them so. Some models were trained without it after BOS
+//! (`TinyStories-656K`: 2.80 nats per token without, 3.06 with) although their tokenizer file says
+//! otherwise. [`PrefixSpace::Drop`] tokenizes as if the file did not ask for the prefix.
 
 mod bpe;
 mod control;
@@ -35,7 +37,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// File name of the chat template, where it is not in the settings.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// All files that a tokenizer and its templates are read from, where they are there; `*.tiktoken` as well.
+/// All files that a tokenizer and its templates are read from, where they are there; `*.tiktoken`
+/// as well.
 pub const FILES: [&str; 11] = [
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -86,7 +89,8 @@ pub struct EncodeOptions {
 pub struct Tokenizer {
     path: PathBuf,
     inner: tokenizers::Tokenizer,
-    /// The same without the prefix, made when first asked for; `None` inside when the file asks for no prefix.
+    /// The same without the prefix, made when first asked for; `None` inside when the file asks for
+    /// no prefix.
     unprefixed: OnceLock<Result<Option<Box<tokenizers::Tokenizer>>, String>>,
     /// Ids of the special tokens, sorted.
     special_ids: Vec<u32>,
@@ -159,7 +163,8 @@ impl Tokenizer {
                 let bos = self.bos_id().ok_or_else(|| self.bad("should define a BOS token".to_owned()))?;
                 ids.insert(0, bos);
             }
-            // The post-processor of the file and `add_bos_token` may differ; the Hugging Face classes follow the latter.
+            // The post-processor of the file and `add_bos_token` may differ; the Hugging Face
+            // classes follow the latter.
             (Bos::AsConfigured, Some(true)) if !has_bos(&ids) => {
                 if let Some(bos) = self.bos_id() {
                     ids.insert(0, bos);
@@ -181,7 +186,8 @@ impl Tokenizer {
         if !skip_special {
             return guard(|| self.inner.decode(ids, false)).map_err(|rule| self.bad(rule));
         }
-        // By id: the crate compares texts, and misses a special token that its own normalizer changes (TinyStories-656K's BOS).
+        // By id: the crate compares texts, and misses a special token that its own normalizer
+        // changes (TinyStories-656K's BOS).
         let plain: Vec<u32> =
             ids.iter().copied().filter(|id| self.special_ids.binary_search(id).is_err()).collect();
         guard(|| self.inner.decode(&plain, true)).map_err(|rule| self.bad(rule))
@@ -241,7 +247,8 @@ impl Tokenizer {
         &self.settings.eos_ids
     }
 
-    /// Texts of the special tokens that have a name, such as `bos_token`: what a chat template gets.
+    /// Texts of the special tokens that have a name, such as `bos_token`: what a chat template
+    /// gets.
     #[must_use]
     pub fn special_tokens(&self) -> BTreeMap<String, String> {
         let mut tokens = self.settings.special.clone();
@@ -262,16 +269,19 @@ impl Tokenizer {
     /// The chat template, where there is one; of several the one called `default`.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the file of a template that does not compile, or of several without a default.
+    /// [`Error::Config`] naming the file of a template that does not compile, or of several without
+    /// a default.
     pub fn chat_template(&self) -> Result<Option<&ChatTemplate>, Error> {
         self.template_for("default")
     }
 
-    /// Tokens of a conversation in the chat template, up to where the answer begins; `None` without a template. `variables` are further ones for it, such as
-    /// `enable_thinking`. Text of messages and variables makes no control tokens, unless `allow_special`.
+    /// Tokens of a conversation in the chat template, up to where the answer begins; `None` without
+    /// a template. `variables` are further ones for it, such as `enable_thinking`. Text of messages
+    /// and variables makes no control tokens, unless `allow_special`.
     ///
     /// # Errors
-    /// [`Error::Template`] when the template refuses the messages, [`Error::Config`] when it does not compile, otherwise as [`Tokenizer::encode`].
+    /// [`Error::Template`] when the template refuses the messages, [`Error::Config`] when it does
+    /// not compile, otherwise as [`Tokenizer::encode`].
     pub fn conversation(
         &self,
         messages: &[Message],
@@ -351,8 +361,9 @@ fn load_with_crate(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 
 /// Runs a call into `tokenizers`, turning both its errors and its panics into text.
 fn guard<T>(f: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
-    // Unwind safety: after a panic the value is dropped (loading) or read again; its only interior state is a cache of merges
-    // behind a lock that the crate takes with `try_read`/`try_write`, so a poisoned one is a cache that is not used.
+    // Unwind safety: after a panic the value is dropped (loading) or read again; its only interior
+    // state is a cache of merges behind a lock that the crate takes with `try_read`/`try_write`, so
+    // a poisoned one is a cache that is not used.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(v)) => Ok(v),
         Ok(Err(e)) => Err(format!("should be a valid tokenizer: {e}")),

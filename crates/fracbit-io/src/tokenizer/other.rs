@@ -7,8 +7,8 @@
 //! | `tekken.json` | Mistral since Nemo | ranks of byte strings, special tokens before them, the pattern of words |
 //! | `*.tiktoken` | Qwen 1, Kimi | ranks of byte strings (base64 and a number per line) |
 //!
-//! A merge of ranked byte strings is every pair that makes one, in the order of what it makes, as in the converters of transformers; whole words that are
-//! tokens are taken as they are.
+//! A merge of ranked byte strings is every pair that makes one, in the order of what it makes, as
+//! in the converters of transformers; whole words that are tokens are taken as they are.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -229,7 +229,8 @@ fn tekken(v: &Map<String, Value>) -> Result<Value, String> {
     Ok(made)
 }
 
-/// The byte alphabet of GPT-2: printable bytes stand for themselves, the others are moved up from U+0100.
+/// The byte alphabet of GPT-2: printable bytes stand for themselves, the others are moved up from
+/// U+0100.
 fn alphabet() -> [char; 256] {
     let mut moved = 0;
     std::array::from_fn(|b| {

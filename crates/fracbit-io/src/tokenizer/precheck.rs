@@ -1,6 +1,7 @@
 //! Rules a `tokenizer.json` must keep before the `tokenizers` crate sees it.
 //!
-//! Each rule names a file that made version 0.23.2 panic, misbehave or read beyond a string; see the table in the hostile-input tests.
+//! Each rule names a file that made version 0.23.2 panic, misbehave or read beyond a string; see
+//! the table in the hostile-input tests.
 
 use serde_json::{Map, Value};
 
@@ -46,7 +47,8 @@ fn check_part(v: &Value, part: &str) -> Result<(), String> {
     match v {
         Value::Array(items) => items.iter().try_for_each(|i| check_part(i, part)),
         Value::Object(map) => {
-            // A malformed table panics at load, a lying one at encode. None of the supported architectures has one.
+            // A malformed table panics at load, a lying one at encode. None of the supported
+            // architectures has one.
             if map.contains_key("precompiled_charsmap") {
                 return Err(format!("{part} should not be of type Precompiled: it is not supported"));
             }
@@ -90,14 +92,16 @@ fn check_bpe(model: &Value) -> Result<(), String> {
                 return Err(format!("model.merges[{i}]: `{}` should be in the vocabulary", clip(t)));
             }
         }
-        // The crate cuts the prefix off by length alone (usize underflow, or a cut inside a character).
+        // The crate cuts the prefix off by length alone (usize underflow, or a cut inside a
+        // character).
         let Some(rest) = b.strip_prefix(prefix) else {
             return Err(format!(
                 "model.merges[{i}]: `{}` should begin with continuing_subword_prefix",
                 clip(b)
             ));
         };
-        // The crate copies the pair into a buffer as long as the longest token before it looks it up.
+        // The crate copies the pair into a buffer as long as the longest token before it looks it
+        // up.
         joined.clear();
         joined.push_str(a);
         joined.push_str(rest);

@@ -1,13 +1,16 @@
 //! What stands beside a tokenizer: special tokens, added tokens, chat templates.
 //!
-//! The files and their ranks are those of transformers (5.24, `PreTrainedTokenizerBase._from_pretrained`): `tokenizer_config.json`; its
-//! `added_tokens_decoder` adds tokens and changes the flags of those that are there. Only without it `special_tokens_map.json` counts, before the
-//! settings, and `added_tokens.json`. Templates are in `chat_template.jinja`, else in the settings, else where processors of images keep theirs
+//! The files and their ranks are those of transformers (5.24,
+//! `PreTrainedTokenizerBase._from_pretrained`): `tokenizer_config.json`; its `added_tokens_decoder`
+//! adds tokens and changes the flags of those that are there. Only without it
+//! `special_tokens_map.json` counts, before the settings, and `added_tokens.json`. Templates are in
+//! `chat_template.jinja`, else in the settings, else where processors of images keep theirs
 //! (`chat_template.json`, `processor_config.json`).
 //!
-//! We deviate in two points. `add_bos_token` is followed where it is there, as transformers did until version 5 (with a note where
-//! `tokenizer.json` says otherwise); a prompt that is to be continued has no EOS behind it, whatever `add_eos_token` says. And a token whose number is
-//! not the one that its file gives it is an error there, where transformers gives it the next free one.
+//! We deviate in two points. `add_bos_token` is followed where it is there, as transformers did
+//! until version 5 (with a note where `tokenizer.json` says otherwise); a prompt that is to be
+//! continued has no EOS behind it, whatever `add_eos_token` says. And a token whose number is not
+//! the one that its file gives it is an error there, where transformers gives it the next free one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +28,8 @@ use crate::json;
 
 const MAX_TOKENIZER_CONFIG: u64 = 16 << 20;
 
-/// A chat template that is compiled when it is first asked for: a text can be continued whatever is wrong with it.
+/// A chat template that is compiled when it is first asked for: a text can be continued whatever is
+/// wrong with it.
 #[derive(Debug)]
 pub(super) struct Template {
     pub(super) name: String,
@@ -61,12 +65,14 @@ fn optional(path: &Path) -> Result<Option<Map<String, Value>>, Error> {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a directory: `tokenizer.json`, or what models have in its place (`tokenizer.model`, `vocab.json` with `merges.txt`,
-    /// `tekken.json`, `*.tiktoken`), and the settings and templates beside it ([`super::FILES`]). Token ids of `config` fill in what the settings
-    /// leave out, and add to the tokens that end a text.
+    /// Reads the tokenizer of a directory: `tokenizer.json`, or what models have in its place
+    /// (`tokenizer.model`, `vocab.json` with `merges.txt`, `tekken.json`, `*.tiktoken`), and the
+    /// settings and templates beside it ([`super::FILES`]). Token ids of `config` fill in what the
+    /// settings leave out, and add to the tokens that end a text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Config`], [`Error::Io`].
+    /// [`Error::Tokenizer`] naming file and rule, [`Error::Json`], [`Error::Config`],
+    /// [`Error::Io`].
     pub fn from_dir(dir: impl AsRef<Path>, config: Option<&ModelConfig>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let mut t = if is_gguf(dir) { Gguf::open(dir)?.read_tokenizer()? } else { Self::of_files(dir)? };
@@ -141,7 +147,8 @@ impl Tokenizer {
         Ok(t)
     }
 
-    /// Takes special and added tokens and the chat template from the text of a `tokenizer_config.json`; a `template` file wins.
+    /// Takes special and added tokens and the chat template from the text of a
+    /// `tokenizer_config.json`; a `template` file wins.
     ///
     /// # Errors
     /// As for [`Tokenizer::from_dir`].
@@ -231,7 +238,8 @@ impl Tokenizer {
         Some(ids.get_ids().first() == Some(&bos))
     }
 
-    /// The tokens of `added_tokens_decoder`, and those that have no entry there but a name or a place among the special ones.
+    /// The tokens of `added_tokens_decoder`, and those that have no entry there but a name or a
+    /// place among the special ones.
     fn add_described(&mut self, settings: &Map<String, Value>, path: &Path, raw: bool) -> Result<(), Error> {
         const DECODER: &str = "added_tokens_decoder";
         let mut tokens: Vec<(Option<u32>, AddedToken)> = Vec::new();

@@ -1,8 +1,11 @@
-//! SentencePiece models (`tokenizer.model`), written as a `tokenizer.json` that encodes as SentencePiece does.
+//! SentencePiece models (`tokenizer.model`), written as a `tokenizer.json` that encodes as
+//! SentencePiece does.
 //!
-//! The file is a protocol buffer (<https://github.com/google/sentencepiece>, `sentencepiece_model.proto`), of which a few fields are read: pieces with
-//! score and type, the kind of model, its special pieces and the rules for spaces. Pieces of a BPE merge in the order of their
-//! scores; those that the user defined are taken whole. A model that normalizes by a table of characters is refused.
+//! The file is a protocol buffer (<https://github.com/google/sentencepiece>,
+//! `sentencepiece_model.proto`), of which a few fields are read: pieces with score and type, the
+//! kind of model, its special pieces and the rules for spaces. Pieces of a BPE merge in the order
+//! of their scores; those that the user defined are taken whole. A model that normalizes by a table
+//! of characters is refused.
 
 use std::collections::HashMap;
 
@@ -76,8 +79,9 @@ fn text(bytes: &[u8]) -> Result<String, String> {
     String::from_utf8(bytes.to_vec()).map_err(|_| "has a piece that is not UTF-8".to_owned())
 }
 
-/// The tokenizer, the special tokens that it names, and whether added tokens should be matched in the text as it is. `legacy`: a space
-/// goes before every piece of text between added tokens, not only before the first.
+/// The tokenizer, the special tokens that it names, and whether added tokens should be matched in
+/// the text as it is. `legacy`: a space goes before every piece of text between added tokens, not
+/// only before the first.
 pub(super) fn read(bytes: &[u8], legacy: bool) -> Result<(Value, Map<String, Value>, bool), String> {
     let bad = |rule: String| format!("should be a SentencePiece model: {rule}");
     parse(bytes, legacy).map_err(bad)

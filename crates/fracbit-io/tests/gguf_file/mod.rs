@@ -125,7 +125,8 @@ pub(crate) fn counted(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1024.0 - 0.9).collect()
 }
 
-/// A Llama of two layers without a vocabulary: width 8, two heads, one for keys, of 4 channels each.
+/// A Llama of two layers without a vocabulary: width 8, two heads, one for keys, of 4 channels
+/// each.
 pub(crate) fn llama() -> Raw {
     let mut raw = Raw { version: 3, metadata: Vec::new(), tensors: Vec::new(), alignment: 32 };
     raw.set("general.architecture", text("llama"));

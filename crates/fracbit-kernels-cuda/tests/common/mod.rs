@@ -1,4 +1,5 @@
-//! Parity of packed products on any device: what `tests/host.rs` runs on the shim and `examples/cuda_check.rs` on a GPU.
+//! Parity of packed products on any device: what `tests/host.rs` runs on the shim and
+//! `examples/cuda_check.rs` on a GPU.
 
 use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{Grid, PackedView};
@@ -71,7 +72,8 @@ fn prepare(scheme: Scheme, number: usize, case: &Case) -> Prepared {
     let shape = Shape::new(case.rows, case.cols);
     let row = scheme.group().unwrap_or(case.cols.next_multiple_of(16));
     let group = if case.group == 0 { row } else { case.group };
-    // Full range of the table words on the grid of the built-in tables, and every allowed length in turn.
+    // Full range of the table words on the grid of the built-in tables, and every allowed length in
+    // turn.
     let wide = fracbit_codebook::builtin(scheme).is_some_and(|b| b.grid() == Grid::I16);
     let most = if wide || scheme.code() == Some(Code::Hyb) { 32_000 } else { 127 };
     let packed =
@@ -129,7 +131,8 @@ fn device_integers(view: &PackedView<'_>) -> Vec<f32> {
     out
 }
 
-/// Activations as a product sees them, (batch, cols), and the relative error of those that are merely rounded to halves.
+/// Activations as a product sees them, (batch, cols), and the relative error of those that are
+/// merely rounded to halves.
 fn seen(case: &Case, p: &Prepared, plan: &MatrixPlan, engine: Engine) -> (Vec<f64>, f64) {
     // One half (2^-11), or two (2^-21), where a table word holds one weight.
     let single = !plan.segments[0].dequant.contains("pair") && !plan.segments[0].dequant.contains("hyb");
@@ -172,7 +175,8 @@ fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan,
     for (engine, y) in products {
         let (x, input) = seen(case, p, plan, *engine);
         let splits = plan.launch(*engine, case.batch, limits).splits();
-        // f32 sums: 2^-24 of the sum of magnitudes for each addition, two terms a column, then scale and ranges.
+        // f32 sums: 2^-24 of the sum of magnitudes for each addition, two terms a column, then
+        // scale and ranges.
         let additions = (2 * case.cols + 4 * splits + 8) as f64;
         for n in 0..case.batch {
             for r in 0..case.rows {

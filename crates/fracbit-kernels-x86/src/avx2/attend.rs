@@ -19,7 +19,8 @@ walsh!(
     "avx2,f16c,fma", __m256, 8 lanes, 8 vectors, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_mul_ps, _mm256_add_ps, _mm256_sub_ps
 );
 
-/// Strides 1, 2 and 4. A product by -1 is exact, so fusing it with an addition rounds as a subtraction does.
+/// Strides 1, 2 and 4. A product by -1 is exact, so fusing it with an addition rounds as a
+/// subtraction does.
 #[inline]
 #[target_feature(enable = "avx2,f16c,fma")]
 fn within(v: __m256) -> __m256 {
@@ -38,7 +39,8 @@ fn dot_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
     _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 }
 
-/// The `v`th vector of numbers of `BITS` bits, `gap` bytes from one to the next; two of 4 bits share sixteen bytes.
+/// The `v`th vector of numbers of `BITS` bits, `gap` bytes from one to the next; two of 4 bits
+/// share sixteen bytes.
 ///
 /// # Safety
 /// It is there; of 4 bits there are at most two.

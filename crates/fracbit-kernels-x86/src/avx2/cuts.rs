@@ -1,8 +1,10 @@
-//! Codes of less than a byte out of the rows they lie in, by multiplications, which shift every 16 bits by another count.
+//! Codes of less than a byte out of the rows they lie in, by multiplications, which shift every 16
+//! bits by another count.
 
 use super::*;
 
-/// 16 bytes from the first and the second, and from the third and the fourth of four rows of `row` bytes.
+/// 16 bytes from the first and the second, and from the third and the fourth of four rows of `row`
+/// bytes.
 ///
 /// # Safety
 /// The features of [`Avx2`]; 16 bytes at the first and at the third row.
@@ -27,7 +29,8 @@ unsafe fn both(from: *const u8) -> __m256i {
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(from.cast()) })
 }
 
-/// Codes of `BITS` bits in rows of `ROW` bytes: two neighbours lie in 16 bits that begin with a byte.
+/// Codes of `BITS` bits in rows of `ROW` bytes: two neighbours lie in 16 bits that begin with a
+/// byte.
 pub(super) struct Doubles<const BITS: usize, const ROW: usize>;
 
 impl<const BITS: usize, const ROW: usize> Doubles<BITS, ROW> {
@@ -53,8 +56,8 @@ impl<const BITS: usize, const ROW: usize> Doubles<BITS, ROW> {
         all
     };
 
-    /// Eight codes of four rows in a 64-bit lane each, the first ones at `first`: a code to the low bits of a byte, which in even
-    /// ones has bits of the next code above.
+    /// Eight codes of four rows in a 64-bit lane each, the first ones at `first`: a code to the low
+    /// bits of a byte, which in even ones has bits of the next code above.
     ///
     /// # Safety
     /// The features of [`Avx2`]; the farthest row starts inside a tile.

@@ -1,7 +1,8 @@
 //! Products of dense weights with the inputs of several tokens.
 //!
-//! Rust never contracts a multiplication and an addition: every partial sum has the bits of the reference. Two rows by four tokens are eight sums in
-//! registers; the halves of sixteen partial sums go one after the other.
+//! Rust never contracts a multiplication and an addition: every partial sum has the bits of the
+//! reference. Two rows by four tokens are eight sums in registers; the halves of sixteen partial
+//! sums go one after the other.
 
 #![expect(clippy::needless_range_loop, reason = "rows and tokens index several arrays at once")]
 
@@ -22,7 +23,8 @@ pub(super) unsafe fn products(args: &Products<'_>, sums: &mut [[f32; LANES]]) {
         let mut token = 0;
         while token < tokens {
             let left = tokens - token;
-            // SAFETY: `down` rows from `row` on, and as many tokens as a step takes from `token` on.
+            // SAFETY: `down` rows from `row` on, and as many tokens as a step takes from `token`
+            // on.
             unsafe {
                 match (down, left) {
                     (2, 4..) => tile::<2, 4>(args, row, token, sums),
@@ -53,7 +55,8 @@ unsafe fn tile<const R: usize, const T: usize>(
     token: usize,
     sums: *mut [f32; LANES],
 ) {
-    // SAFETY: promised by the caller; `width` columns of every row and token, in whole pairs of vectors.
+    // SAFETY: promised by the caller; `width` columns of every row and token, in whole pairs of
+    // vectors.
     unsafe {
         let weights = args.weights.as_ptr().add(row * args.weight_stride);
         let inputs = args.inputs.as_ptr().add(token * args.input_stride);

@@ -8,8 +8,8 @@ use super::{
 };
 use std::mem::MaybeUninit;
 
-/// One coded tile to vectors: `[2 q + half]` holds columns `4 q..4 q + 4` (bytes) or `[2 p + half]` columns `2 p` and
-/// `2 p + 1` (words) of rows `8 half..8 half + 8`, a row to a 32-bit lane.
+/// One coded tile to vectors: `[2 q + half]` holds columns `4 q..4 q + 4` (bytes) or `[2 p + half]`
+/// columns `2 p` and `2 p + 1` (words) of rows `8 half..8 half + 8`, a row to a 32-bit lane.
 pub(super) trait Expand {
     /// False: eight vectors of bytes. True: sixteen vectors of 16-bit integers.
     const WIDE: bool;
@@ -23,12 +23,13 @@ pub(super) trait Expand {
     /// Expands the tile at `code`.
     ///
     /// # Safety
-    /// The features of [`Avx2`]; `code` starts a tile with
-    /// [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes behind it; `table` is that of [`new`](Self::new).
+    /// The features of [`Avx2`]; `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD)
+    /// readable bytes behind it; `table` is that of [`new`](Self::new).
     unsafe fn tile(&self, table: &[Line], code: *const u8, out: &mut [__m256i]);
 }
 
-/// Scalar tables of `16 N` 16-bit integers at `R4` quarter bits a weight, low and high bytes looked up apart.
+/// Scalar tables of `16 N` 16-bit integers at `R4` quarter bits a weight, low and high bytes looked
+/// up apart.
 pub(super) struct Wide<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
 impl<const R4: usize, const N: usize> Expand for Wide<R4, N> {
@@ -58,14 +59,16 @@ impl<const R4: usize, const N: usize> Expand for Wide<R4, N> {
 
 /// Stretches of rows and the windows in them.
 ///
-/// Line 0 of the table, as 32-bit numbers: where in a row the stretch of each pair of columns starts, in bytes (both
-/// pairs of a quad have the same when a quad fits a stretch). Line 1: how far the window of each pair is shifted, right for even pairs, whose
-/// windows go to the low word of a lane, left for odd ones. Line 2: bits of an index, bits to shift a hash.
+/// Line 0 of the table, as 32-bit numbers: where in a row the stretch of each pair of columns
+/// starts, in bytes (both pairs of a quad have the same when a quad fits a stretch). Line 1: how
+/// far the window of each pair is shifted, right for even pairs, whose windows go to the low word
+/// of a lane, left for odd ones. Line 2: bits of an index, bits to shift a hash.
 pub(super) struct Windows {
     starts: [usize; 8],
     quads: bool,
     tile_bytes: usize,
-    /// Picks the stretches of rows 0 and 1 (4 and 5) for the low (high) half of a vector, and of rows 2 and 3.
+    /// Picks the stretches of rows 0 and 1 (4 and 5) for the low (high) half of a vector, and of
+    /// rows 2 and 3.
     pick: [__m256i; 2],
     counts: [__m256i; 8],
     bits: u8,
@@ -124,8 +127,9 @@ impl Windows {
     unsafe fn stretch(&self, tape: &Tape, pair: usize, half: usize) -> __m256i {
         let row_bytes = self.tile_bytes / TILE_ROWS;
         let start = self.starts[pair];
-        // SAFETY: stretches start inside their rows; behind the start of a row 32 bytes are readable in the codes, and in
-        // the tail as well; two stretches of rows of 12 bytes or less lie within 16 bytes.
+        // SAFETY: stretches start inside their rows; behind the start of a row 32 bytes are
+        // readable in the codes, and in the tail as well; two stretches of rows of 12 bytes or less
+        // lie within 16 bytes.
         unsafe {
             let code = tape.code.add(8 * half * row_bytes + start);
             if row_bytes > 12 {
@@ -156,7 +160,8 @@ impl Windows {
 
 /// A tile, and its last two rows with the start of the tape behind them.
 ///
-/// Only these rows are copied: loads that span two recent stores wait for both, and most rows need no copy.
+/// Only these rows are copied: loads that span two recent stores wait for both, and most rows need
+/// no copy.
 struct Tape {
     code: *const u8,
     rows: MaybeUninit<[u8; 64]>,
@@ -174,8 +179,8 @@ impl Tape {
         let mut tape = Self { code, rows: MaybeUninit::uninit(), wrap, tail: 14 * row_bytes };
         if wrap {
             let to = tape.rows.as_mut_ptr().cast::<u8>();
-            // SAFETY: two rows of a trellis tile are 4 to 20 bytes, so that both stores lie in the 64 and leave no gap;
-            // a tile has at least 32 bytes, and more are readable behind it.
+            // SAFETY: two rows of a trellis tile are 4 to 20 bytes, so that both stores lie in the
+            // 64 and leave no gap; a tile has at least 32 bytes, and more are readable behind it.
             unsafe {
                 _mm256_storeu_si256(to.cast(), _mm256_loadu_si256(code.add(tape.tail).cast()));
                 _mm256_storeu_si256(to.add(2 * row_bytes).cast(), _mm256_loadu_si256(code.cast()));
@@ -205,10 +210,11 @@ fn right(x: __m256i, count: u8) -> __m256i {
     _mm256_srl_epi16(x, _mm_cvtsi32_si128(count.into()))
 }
 
-/// Tables of pairs in memory, of bytes or (`WIDE`) of words: large vector tables, the papers' trellis code (`HASH`).
+/// Tables of pairs in memory, of bytes or (`WIDE`) of words: large vector tables, the papers'
+/// trellis code (`HASH`).
 ///
-/// Indices are made in vectors, looked up one by one: `vpgatherdd` takes longer than loads do, several times as long where a processor's
-/// microcode guards it.
+/// Indices are made in vectors, looked up one by one: `vpgatherdd` takes longer than loads do,
+/// several times as long where a processor's microcode guards it.
 pub(super) struct Loads<const WIDE: bool, const HASH: bool>(Windows);
 
 impl<const WIDE: bool, const HASH: bool> Expand for Loads<WIDE, HASH> {
@@ -266,9 +272,11 @@ impl<const WIDE: bool, const HASH: bool> Expand for Loads<WIDE, HASH> {
     }
 }
 
-/// Scalar tables of 256 16-bit integers in memory, looked up one by one: a shuffle for each 16 bytes of them takes longer.
+/// Scalar tables of 256 16-bit integers in memory, looked up one by one: a shuffle for each 16
+/// bytes of them takes longer.
 ///
-/// A 32-bit lane is made of two codes. The table has for each byte what it gives as the first one, then what it gives as the second.
+/// A 32-bit lane is made of two codes. The table has for each byte what it gives as the first one,
+/// then what it gives as the second.
 pub(super) struct Bytes;
 
 impl Expand for Bytes {
@@ -289,7 +297,8 @@ impl Expand for Bytes {
         let out = out.as_mut_ptr().cast::<u32>();
         for row in 0..TILE_ROWS {
             for word in 0..2 {
-                // SAFETY: a tile has 16 rows of 16 bytes; bytes are below 256; 16 vectors of 8 lanes, checked above.
+                // SAFETY: a tile has 16 rows of 16 bytes; bytes are below 256; 16 vectors of 8
+                // lanes, checked above.
                 unsafe {
                     let codes = code.add(8 * (2 * row + word)).cast::<u64>().read_unaligned();
                     for p in 0..4 {

@@ -23,8 +23,8 @@ fn sixteens<const N: usize>(table: &[Line]) -> [__m256i; N] {
     out
 }
 
-/// `16 N` entries in banks of 16, each twice, as [`lookup`] wants them: every bank but the first and the ninth as its difference, bit by
-/// bit, from the one before.
+/// `16 N` entries in banks of 16, each twice, as [`lookup`] wants them: every bank but the first
+/// and the ninth as its difference, bit by bit, from the one before.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
@@ -40,8 +40,9 @@ pub(super) fn banks<const N: usize>(table: &[Line], bias: u8) -> [__m256i; N] {
 
 /// Looks up bytes among `16 N` entries by indices below `16 N`.
 ///
-/// `vpshufb` gives zero where bit 7 of its index is set: with 16 subtracted `k` times, the differences of the banks up to that of
-/// the index remain, and their sum without carries is its entry. A blend of two banks is three operations on Intel's processors.
+/// `vpshufb` gives zero where bit 7 of its index is set: with 16 subtracted `k` times, the
+/// differences of the banks up to that of the index remain, and their sum without carries is its
+/// entry. A blend of two banks is three operations on Intel's processors.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn lookup<const N: usize>(t: &[__m256i; N], index: __m256i) -> __m256i {
@@ -83,7 +84,8 @@ pub(super) trait Table: Copy {
     /// The entry of index 0 is zero, bias and all; of 256 entries that of index 1 as well.
     const FIRST_IS_ZERO: bool = false;
 
-    /// Loads the lines that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
+    /// Loads the lines that `tables` laid out; entries will come with `bias` (0, or 128 as their
+    /// sign bit) added.
     ///
     /// # Safety
     /// The features of [`Avx2`].
@@ -151,8 +153,9 @@ impl Table for Integers {
     }
 }
 
-/// `64 Q` entries (`Q` is 1, 2 or 4) that are sums, the last quarter but one by one (see [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles
-/// instead of `4 Q`. `ZERO`: see [`Table::FIRST_IS_ZERO`].
+/// `64 Q` entries (`Q` is 1, 2 or 4) that are sums, the last quarter but one by one (see
+/// [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles instead of `4 Q`. `ZERO`: see
+/// [`Table::FIRST_IS_ZERO`].
 #[derive(Clone, Copy)]
 pub(super) struct Layered<const Q: usize, const ZERO: bool> {
     coarse: __m256i,
@@ -185,8 +188,9 @@ impl<const Q: usize, const ZERO: bool> Table for Layered<Q, ZERO> {
         let low = if narrow { index } else { low_bits(index, 4) };
         let mut sum =
             _mm256_add_epi8(_mm256_shuffle_epi8(self.coarse, high), _mm256_shuffle_epi8(self.fine, low));
-        // An index below that of an end has bit 7 set when that is taken away, and `vpshufb` gives zero. Where indices have eight bits
-        // themselves, those more than 128 below the last end are brought there, still below the first one.
+        // An index below that of an end has bit 7 set when that is taken away, and `vpshufb` gives
+        // zero. Where indices have eight bits themselves, those more than 128 below the last end
+        // are brought there, still below the first one.
         let first = fracbit_format::Layers::free(64 * Q);
         let least = _mm256_set1_epi8((first + 16 * (Q - 1)).wrapping_sub(128) as i8);
         let index = if narrow { index } else { _mm256_max_epu8(index, least) };
@@ -198,7 +202,8 @@ impl<const Q: usize, const ZERO: bool> Table for Layered<Q, ZERO> {
     }
 }
 
-/// 64 entries of which the first three quarters are a [`Ramp`]: one shuffle. `BIASED`: 128 is added to all.
+/// 64 entries of which the first three quarters are a [`Ramp`]: one shuffle. `BIASED`: 128 is added
+/// to all.
 #[derive(Clone, Copy)]
 pub(super) struct Ramped<const BIASED: bool> {
     /// What the entries of the last quarter have above the ramp.
@@ -230,7 +235,8 @@ impl<const BIASED: bool> Table for Ramped<BIASED> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn look_low(&self, bytes: __m256i) -> __m256i {
         let x = _mm256_and_si256(bytes, self.mask);
-        // An index below the last quarter has bit 7 set when that is taken away, and `vpshufb` gives zero.
+        // An index below the last quarter has bit 7 set when that is taken away, and `vpshufb`
+        // gives zero.
         let end = _mm256_shuffle_epi8(self.ends, _mm256_sub_epi8(x, _mm256_set1_epi8(Ramp::FREE as i8)));
         let ramp = _mm256_add_epi8(x, _mm256_subs_epu8(x, _mm256_set1_epi8(Ramp::BEND as i8)));
         let sum = _mm256_add_epi8(ramp, end);

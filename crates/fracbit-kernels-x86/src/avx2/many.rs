@@ -1,9 +1,12 @@
 //! Several tokens: a block of a strip is expanded to a buffer, then met by all of them.
 //!
-//! `vpmaddubsw` wants magnitudes of weights and activations with their signs. `vpsignb` makes these, but runs in the units that multiply. Many tokens have
-//! `n`, which is -1 where a weight `w` is negative and else 0, and sum `|w| (x ^ n)`. As `x ^ -1 = -x - 1`, that is less than the sum of `w x` by the
-//! magnitudes of all negative weights, whatever `x` is: sums start at these, once for all tokens. `x ^ n` is at most 128 in magnitude and two products are
-//! at most 2 * 127 * 128 = 32512, so that nothing saturates; the sum of a block fits 32 bits by the ranges at `BLOCK_TILES`.
+//! `vpmaddubsw` wants magnitudes of weights and activations with their signs. `vpsignb` makes
+//! these, but runs in the units that multiply. Many tokens have `n`, which is -1 where a weight `w`
+//! is negative and else 0, and sum `|w| (x ^ n)`. As `x ^ -1 = -x - 1`, that is less than the sum
+//! of `w x` by the magnitudes of all negative weights, whatever `x` is: sums start at these, once
+//! for all tokens. `x ^ n` is at most 128 in magnitude and two products are at most 2 * 127 * 128 =
+//! 32512, so that nothing saturates; the sum of a block fits 32 bits by the ranges at
+//! `BLOCK_TILES`.
 
 use super::{
     narrow::{Ahead, Narrow, last_row},
@@ -46,7 +49,8 @@ fn factors<E: Narrow, const VNNI: bool, const TURN: bool>(
 /// `TURN`: see the module.
 ///
 /// # Safety
-/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; lengths as in `Args`; `strip` exists.
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; lengths as in `Args`;
+/// `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
     e: &E,
@@ -57,7 +61,8 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
     const { assert!(E::SIGNED || !E::MAGNITUDES, "magnitudes have signs in their index") };
     let codes = args.codes[strip * args.stride..].as_ptr();
     let reads = crate::reads::Reads::of_machine();
-    // What `factors` gives, in two arrays; before that both indices, where those come first for one token, too.
+    // What `factors` gives, in two arrays; before that both indices, where those come first for one
+    // token, too.
     let unset = [[MaybeUninit::<__m256i>::uninit(); 8]; BLOCK_TILES];
     let (mut sizes, mut signs) = (unset, unset);
     let mut inner = [MaybeUninit::uninit(); MAX_TOKENS];
@@ -89,7 +94,8 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
         }
         if E::AHEAD == Ahead::Chunk {
             for (sizes, signs) in sizes.iter_mut().zip(&mut signs).take(block.tiles) {
-                // SAFETY: the features are here; the indices of the block's tiles were written, the second where there is one.
+                // SAFETY: the features are here; the indices of the block's tiles were written, the
+                // second where there is one.
                 unsafe {
                     vectors!(I => {
                         let index = [sizes[I], if E::SECOND { signs[I] } else { sizes[I] }];
@@ -119,8 +125,9 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
     }
 }
 
-/// All tokens meet a block's expanded tiles: magnitudes of weights and bytes of their signs (-1 where they are negative, if `TURN`), or (`WHOLE`)
-/// weights twice. A function for each order of weights, not for each code.
+/// All tokens meet a block's expanded tiles: magnitudes of weights and bytes of their signs (-1
+/// where they are negative, if `TURN`), or (`WHOLE`) weights twice. A function for each order of
+/// weights, not for each code.
 ///
 /// # Safety
 /// As [`tokens`].
@@ -170,7 +177,8 @@ unsafe fn all_tokens<O: Order, const VNNI: bool, const TURN: bool, const WHOLE: 
     }
 }
 
-/// Adds the products of a block's expanded tiles and the `T` tokens from `(block, token)` on to `start`, for `sums` of the groups from `FIRST` to below `END`; returns `T`.
+/// Adds the products of a block's expanded tiles and the `T` tokens from `(block, token)` on to
+/// `start`, for `sums` of the groups from `FIRST` to below `END`; returns `T`.
 ///
 /// # Safety
 /// As [`all_tokens`]; the tokens exist.
@@ -246,7 +254,8 @@ unsafe fn meet<const VNNI: bool, const TURN: bool>(
         if !TURN {
             return [dot::<VNNI>(first, u0, signed(n0)), dot::<VNNI>(second, u1, signed(n1))];
         }
-        // One statement, since the compiler would mix the sums of tokens until sixteen registers do not hold them.
+        // One statement, since the compiler would mix the sums of tokens until sixteen registers do
+        // not hold them.
         std::arch::asm!(
             "vpxor {a}, {b}, {n0}",
             "vpxor {b}, {b}, {n1}",

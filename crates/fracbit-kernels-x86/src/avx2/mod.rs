@@ -1,10 +1,12 @@
 //! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
 //!
-//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from [`lookup`](mod@lookup) ([`paired`] cuts the windows of
-//! most trellises for one token), [`expand`] and [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than 256 pairs.
+//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from
+//! [`lookup`](mod@lookup) ([`paired`] cuts the windows of most trellises for one token), [`expand`]
+//! and [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than
+//! 256 pairs.
 //!
-//! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies too: their byte shuffles
-//! and 8-bit products are no wider than these.
+//! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies
+//! too: their byte shuffles and 8-bit products are no wider than these.
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
@@ -42,7 +44,8 @@ impl Avx2 {
     }
 }
 
-/// Sums of the tokens that there are, zero: room for the most that there may be would take longer to make zero than a pair of tokens takes.
+/// Sums of the tokens that there are, zero: room for the most that there may be would take longer
+/// to make zero than a pair of tokens takes.
 #[target_feature(enable = "avx2")]
 fn zeros(room: &mut [MaybeUninit<[__m256; 2]>]) -> &mut [[__m256; 2]] {
     room.fill(MaybeUninit::new([_mm256_setzero_ps(); 2]));
@@ -85,7 +88,8 @@ unsafe fn body_of(codebook: &Codebook, isa: Isa) -> Option<Body> {
     let (table, [plain, vnni]) = tables::choose(codebook)?;
     let lanes = std::array::from_fn(|i| u8::try_from(i).expect("16 rows"));
     let run = if isa == Isa::AvxVnni { vnni } else { plain };
-    // SAFETY: the instruction set is here by the caller's promise; `choose` built `table` for `run` and this codebook; gathers of codes
-    // stay inside what `Args` promises, and indices are cut to the sizes of the tables.
+    // SAFETY: the instruction set is here by the caller's promise; `choose` built `table` for `run`
+    // and this codebook; gathers of codes stay inside what `Args` promises, and indices are cut to
+    // the sizes of the tables.
     Some(unsafe { Body::new(isa, table, lanes, run) })
 }

@@ -1,17 +1,19 @@
 //! Bodies of codebooks on the int8 grid.
 //!
-//! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that spares shuffles). There is no
-//! byte shuffle across lanes and no unaligned cut, so everything that depends on the rate is a constant of the type:
-//! where stretches of rows start and how far they are shifted. Tables of more than 16 entries take a `pshufb` for
-//! each 16 (see [`lookup`]). One token meets the weights in registers, several through a buffer of expanded tiles.
+//! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that
+//! spares shuffles). There is no byte shuffle across lanes and no unaligned cut, so everything that
+//! depends on the rate is a constant of the type: where stretches of rows start and how far they
+//! are shifted. Tables of more than 16 entries take a `pshufb` for each 16 (see [`lookup`]). One
+//! token meets the weights in registers, several through a buffer of expanded tiles.
 //!
-//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of one factor, 0 to 127, and the
-//! other one, -127 to 127, with the sign of the first: two products are at most 2 * 127 * 127 = 32258 in magnitude, below
-//! 32767, so it never saturates. `vpmaddwd` by ones widens their sum to 32 bits, where a block's sum fits by the ranges
-//! at `BLOCK_TILES`.
+//! `vpmaddubsw` saturates at 16 bits and wants one operand unsigned. It gets the magnitude of one
+//! factor, 0 to 127, and the other one, -127 to 127, with the sign of the first: two products are
+//! at most 2 * 127 * 127 = 32258 in magnitude, below 32767, so it never saturates. `vpmaddwd` by
+//! ones widens their sum to 32 bits, where a block's sum fits by the ranges at `BLOCK_TILES`.
 //!
-//! With AVX-VNNI one `vpdpbusd` takes the place of these three. It wants one operand unsigned, too, and widens by itself: it gets weights with
-//! 128 added, which is taken back by the sums of activations (as in the AVX-512 bodies).
+//! With AVX-VNNI one `vpdpbusd` takes the place of these three. It wants one operand unsigned, too,
+//! and widens by itself: it gets weights with 128 added, which is taken back by the sums of
+//! activations (as in the AVX-512 bodies).
 
 use super::{
     lookup::{Integers, Table},
@@ -20,8 +22,9 @@ use super::{
     *,
 };
 
-/// First bytes of stretches, counted from the byte in which their rows start: (quad of columns, stretch, even or odd rows). At an odd number of quarter
-/// bits a weight odd rows start in the middle of that byte.
+/// First bytes of stretches, counted from the byte in which their rows start: (quad of columns,
+/// stretch, even or odd rows). At an odd number of quarter bits a weight odd rows start in the
+/// middle of that byte.
 pub(super) type Starts = [[[usize; 2]; 2]; 4];
 
 /// How far ahead of its weights an index is made.
@@ -29,15 +32,18 @@ pub(super) type Starts = [[[usize; 2]; 2]; 4];
 pub(super) enum Ahead {
     /// Not at all, where it is as good as there, or where weights share the work on it.
     None,
-    /// By a tile, in registers: two short chains of dependent instructions side by side fill the units of the processor better than a long one.
+    /// By a tile, in registers: two short chains of dependent instructions side by side fill the
+    /// units of the processor better than a long one.
     Tile,
-    /// By [`CHUNK`](super::products::CHUNK) tiles, in memory: where either half has constants enough to fill the registers.
+    /// By [`CHUNK`](super::products::CHUNK) tiles, in memory: where either half has constants
+    /// enough to fill the registers.
     Chunk,
 }
 
 /// One coded tile to eight vectors.
 pub(super) trait Narrow: Copy {
-    /// What expands the same codes, from the same constants, faster where many tokens meet them (see [`many::from`]).
+    /// What expands the same codes, from the same constants, faster where many tokens meet them
+    /// (see [`many::from`]).
     type Many: Narrow;
     /// How weights lie in the vectors.
     type Order: Order;
@@ -63,7 +69,8 @@ pub(super) trait Narrow: Copy {
     /// What [`weights`](Self::weights) gives are magnitudes, never negative.
     const MAGNITUDES: bool = false;
 
-    /// Loads the constants that `tables` laid out; entries will come with `bias` (0, or 128 as their sign bit) added.
+    /// Loads the constants that `tables` laid out; entries will come with `bias` (0, or 128 as
+    /// their sign bit) added.
     ///
     /// # Safety
     /// The features of [`Avx2`].
@@ -72,8 +79,8 @@ pub(super) trait Narrow: Copy {
     /// First half of the work on vector `I`: indices (and, for the largest trellis tables, signs).
     ///
     /// # Safety
-    /// The features of [`Avx2`]; `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes
-    /// behind it; `last` is [`last_row`] of it.
+    /// The features of [`Avx2`]; `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD)
+    /// readable bytes behind it; `last` is [`last_row`] of it.
     unsafe fn index<const I: usize>(&self, code: *const u8, last: u128) -> [__m256i; 2];
 
     /// Second half: entries of the codebook.
@@ -85,7 +92,8 @@ pub(super) trait Narrow: Copy {
     /// Weights depend on the scale of their group.
     const BOOKS: bool = false;
 
-    /// What [`weights_by`](Self::weights_by) wants to know of the scales of sixteen rows: for each group of sums, in the lanes of its rows.
+    /// What [`weights_by`](Self::weights_by) wants to know of the scales of sixteen rows: for each
+    /// group of sums, in the lanes of its rows.
     ///
     /// # Safety
     /// The features of [`Avx2`]; sixteen scales at `scales`.
@@ -130,8 +138,9 @@ const fn base(row: usize, [even, odd]: [usize; 2]) -> usize {
     if row <= 8 && row + odd - base + 4 <= 16 { base } else { even }
 }
 
-/// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit lane, and of the rows 0, 1
-/// to the last two. For rows of more than 12 bytes, which no odd number of quarter bits has: bytes of the stretches of all quads.
+/// For each stretch: bytes of the rows 0, 1 or 0 to 3 to the first 32-bit lanes of each 128-bit
+/// lane, and of the rows 0, 1 to the last two. For rows of more than 12 bytes, which no odd number
+/// of quarter bits has: bytes of the stretches of all quads.
 const fn controls(pair: usize, starts: Starts) -> [[[[u8; 32]; 2]; 2]; 4] {
     let row = pair / 2;
     let mut all = [[[[0x80; 32]; 2]; 2]; 4];
@@ -190,7 +199,8 @@ pub(super) unsafe fn stretch<E: Narrow>(
             let (a, b) = (two(first, first.add(2 * pair)), two(first.add(pair), first.add(3 * pair)));
             _mm256_or_si256(pick(a, 0), pick(b, 1))
         } else {
-            // Rows meet the fourth ones behind them. What the quads of a half share is made once, as all of them are in one function.
+            // Rows meet the fourth ones behind them. What the quads of a half share is made once,
+            // as all of them are in one function.
             let rows = |r: usize| {
                 let both = two(first.add(r * row), first.add((r + 4) * row));
                 if row == 16 { both } else { pick(both, 0) }
@@ -210,8 +220,8 @@ pub(super) unsafe fn stretch<E: Narrow>(
     rows
 }
 
-/// Words of the windows from bits `low` and `high` of the rows, in the low and high words of 32-bit lanes; `a` and `b` are the stretches of quad `q`
-/// that they lie in, and their numbers.
+/// Words of the windows from bits `low` and `high` of the rows, in the low and high words of 32-bit
+/// lanes; `a` and `b` are the stretches of quad `q` that they lie in, and their numbers.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn words<E: Narrow>(
@@ -236,8 +246,9 @@ pub(super) fn words<E: Narrow>(
     _mm256_blend_epi16::<0b1010_1010>(a, b)
 }
 
-/// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c * quarters / 4` of their rows: one for a
-/// quad where all of them fit it. The last window of the quad is that of column `last`, the first one of the second stretch that of column 2.
+/// Where the stretches of quads start, of windows of 16 bits or less that start at bit `c *
+/// quarters / 4` of their rows: one for a quad where all of them fit it. The last window of the
+/// quad is that of column `last`, the first one of the second stretch that of column 2.
 pub(super) const fn starts(quarters: usize, last: usize) -> Starts {
     let nibble = quarters % 2 * 4;
     let mut all = [[[0; 2]; 2]; 4];
@@ -285,7 +296,8 @@ unsafe fn stretches<E: Narrow>(code: *const u8, last: u128, q: usize, half: usiz
     [a, if shared { a } else { unsafe { stretch::<E>(code, last, q, 1, half) } }]
 }
 
-/// Codes of `quarters / 4` bits, each in the low bits of a word: those of `a` in low, those of `b` in high bytes.
+/// Codes of `quarters / 4` bits, each in the low bits of a word: those of `a` in low, those of `b`
+/// in high bytes.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn codes([a, b]: [__m256i; 2], quarters: usize) -> __m256i {
@@ -325,8 +337,8 @@ pub(super) unsafe fn swapped<const R4: usize>(code: *const u8, q: usize, half: u
     codes([pair((a, 0), 0), pair((b, 1), 2)], R4)
 }
 
-/// High bytes of words: those of `a` in low, those of `b` in high bytes. The blend is one operation on AMD's processors; on Intel's it is two or three, where a mask
-/// and an or are two.
+/// High bytes of words: those of `a` in low, those of `b` in high bytes. The blend is one operation
+/// on AMD's processors; on Intel's it is two or three, where a mask and an or are two.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn join(a: __m256i, b: __m256i) -> __m256i {

@@ -1,4 +1,5 @@
-//! How the eight vectors of a tile lie in it: which activations each meets, and which sums its products go to.
+//! How the eight vectors of a tile lie in it: which activations each meets, and which sums its
+//! products go to.
 
 use super::*;
 
@@ -87,7 +88,8 @@ impl<const STEP: usize> Order for Every<STEP> {
     }
 }
 
-/// As [`Every`] second, with the two weights of pairs in vectors next to each other: they share their lookups.
+/// As [`Every`] second, with the two weights of pairs in vectors next to each other: they share
+/// their lookups.
 pub(super) struct SideBySide;
 
 impl Order for SideBySide {
@@ -102,7 +104,8 @@ impl Order for SideBySide {
     }
 }
 
-/// First or second weights of the four pairs of eight columns, those of the two quads by turns; of eight rows.
+/// First or second weights of the four pairs of eight columns, those of the two quads by turns; of
+/// eight rows.
 pub(super) struct QuadPairs;
 
 impl Order for QuadPairs {

@@ -1,7 +1,9 @@
 //! Few tokens of a trellis between 2 and 4 bits: four rows a vector, two quads of columns of each.
 //!
-//! At these rates two rows are at most 16 bytes, a 128-bit lane. One `vpshufb` takes the stretches of two quads of both from it, a stretch to a 32-bit
-//! lane, where eight rows a vector would take two, a blend and twice the loads. Sums of the two quads of a row stay apart until the end of a block.
+//! At these rates two rows are at most 16 bytes, a 128-bit lane. One `vpshufb` takes the stretches
+//! of two quads of both from it, a stretch to a 32-bit lane, where eight rows a vector would take
+//! two, a blend and twice the loads. Sums of the two quads of a row stay apart until the end of a
+//! block.
 
 use super::{
     narrow::{Ahead, Narrow},
@@ -16,8 +18,9 @@ pub(super) trait Cut: Narrow {
     /// Weights of a step.
     const STEP: usize;
 
-    /// The second half of [`Narrow::index`]: windows from columns 0 and 2 (a quad's two states, where a step has two weights), then
-    /// those from columns 1 and 3, in the words of 32-bit lanes.
+    /// The second half of [`Narrow::index`]: windows from columns 0 and 2 (a quad's two states,
+    /// where a step has two weights), then those from columns 1 and 3, in the words of 32-bit
+    /// lanes.
     ///
     /// # Safety
     /// The features of [`Avx2`].
@@ -28,13 +31,15 @@ pub(super) trait Cut: Narrow {
 #[derive(Clone, Copy)]
 pub(super) struct Paired<E>(E);
 
-/// Where quad `q` of the first or second row of a pair starts: byte from the start of the pair, bit in it.
+/// Where quad `q` of the first or second row of a pair starts: byte from the start of the pair, bit
+/// in it.
 const fn start(r4: usize, row: usize, q: usize) -> (usize, usize) {
     let bit = row * 4 * r4 + q * r4;
     (bit / 8, bit % 8)
 }
 
-/// Whether a 32-bit lane that begins with the byte of a quad's first bit holds all its windows, at every quad.
+/// Whether a 32-bit lane that begins with the byte of a quad's first bit holds all its windows, at
+/// every quad.
 pub(super) const fn fits(r4: usize, step: usize) -> bool {
     let mut i = 0;
     while i < 8 {
@@ -49,9 +54,11 @@ pub(super) const fn fits(r4: usize, step: usize) -> bool {
 impl<E: Cut> Paired<E> {
     /// Bytes of two rows.
     const PAIR: usize = E::R4;
-    /// From which byte of a pair of rows 16 hold quads `2 p` and `2 p + 1` of both: from the first one for all, where those hold all.
+    /// From which byte of a pair of rows 16 hold quads `2 p` and `2 p + 1` of both: from the first
+    /// one for all, where those hold all.
     const BASE: [usize; 2] = [0, if start(E::R4, 1, 3).0 + 4 <= 16 { 0 } else { start(E::R4, 0, 2).0 }];
-    /// Bytes of those 16 that a lane gets: stretches of four bytes, or (where the second of two windows is a byte behind the first) both windows.
+    /// Bytes of those 16 that a lane gets: stretches of four bytes, or (where the second of two
+    /// windows is a byte behind the first) both windows.
     const CONTROLS: &'static [[[u8; 32]; 2]; 2] = &{
         let mut all = [[[0; 32]; 2]; 2];
         let mut i = 0;
@@ -65,7 +72,8 @@ impl<E: Cut> Paired<E> {
         }
         all
     };
-    /// Of the last 16 bytes of a tile, and of its first 16, those that follow one another from byte `BASE[p]` of the last two rows on.
+    /// Of the last 16 bytes of a tile, and of its first 16, those that follow one another from byte
+    /// `BASE[p]` of the last two rows on.
     const SEAM: &'static [[[u8; 16]; 2]; 2] = &{
         let mut all = [[[0x80; 16]; 2]; 2];
         let mut i = 0;
@@ -119,7 +127,8 @@ impl<E: Cut> Paired<E> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn rows(code: *const u8, p: usize, g: usize) -> __m256i {
         let at = 2 * g * Self::PAIR + Self::BASE[p];
-        // SAFETY: all start inside the tile and end at most 16 bytes behind it; tiles of these rates have 72 bytes or more.
+        // SAFETY: all start inside the tile and end at most 16 bytes behind it; tiles of these
+        // rates have 72 bytes or more.
         unsafe {
             let low = _mm_loadu_si128(code.add(at).cast());
             let high = if g == 3 {
@@ -166,7 +175,8 @@ impl<E: Cut> Narrow for Paired<E> {
         };
         let [stretches, windows] = Self::CONTROLS;
         let windows = if E::R4 == 16 {
-            // Whole bytes: shuffles cut the windows of even columns, and those of odd ones from stretches shifted by half a byte.
+            // Whole bytes: shuffles cut the windows of even columns, and those of odd ones from
+            // stretches shifted by half a byte.
             let even = pick(rows, &windows[p]);
             let odd = || {
                 let shifted = _mm256_srli_epi32::<4>(pick(rows, &stretches[p]));

@@ -73,8 +73,8 @@ impl Narrow for Pairs256 {
     }
 }
 
-/// Tables of `16 N` pairs at `R4` quarter bits a weight. Indices of two quads share a vector: a lookup makes the first (second)
-/// weights of four pairs of eight columns.
+/// Tables of `16 N` pairs at `R4` quarter bits a weight. Indices of two quads share a vector: a
+/// lookup makes the first (second) weights of four pairs of eight columns.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
@@ -114,14 +114,15 @@ impl<const R4: usize, const N: usize> Narrow for Pairs<R4, N> {
     }
 }
 
-/// Tables of `64 N` pairs (`N` is 2 or 4) that are a [quarter](fracbit_format::Codebook::quarter) and its turns, at `R4` quarter bits a weight: only the
-/// quarter is looked up. Bytes of 8-bit codes are indices as they are; those of 7 bits are cut by [`Rows`].
+/// Tables of `64 N` pairs (`N` is 2 or 4) that are a [quarter](fracbit_format::Codebook::quarter)
+/// and its turns, at `R4` quarter bits a weight: only the quarter is looked up. Bytes of 8-bit
+/// codes are indices as they are; those of 7 bits are cut by [`Rows`].
 #[derive(Clone, Copy)]
 pub(super) struct Turned<const R4: usize, const N: usize>([[__m256i; N]; 2]);
 
 impl<const R4: usize, const N: usize> Turned<R4, N> {
-    /// The two bits that turn, on top: that of the first number's sign, and whether the two numbers have changed places. The lowest bit keeps
-    /// this, and what is made of it, from being zero.
+    /// The two bits that turn, on top: that of the first number's sign, and whether the two numbers
+    /// have changed places. The lowest bit keeps this, and what is made of it, from being zero.
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     fn first(codes: __m256i) -> __m256i {

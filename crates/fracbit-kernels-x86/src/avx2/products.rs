@@ -1,4 +1,5 @@
-//! From expanded int8 tiles to outputs: one token in registers, several through a buffer (see [`many`]).
+//! From expanded int8 tiles to outputs: one token in registers, several through a buffer (see
+//! [`many`]).
 
 use super::{
     many,
@@ -14,7 +15,8 @@ const BIAS: u8 = 128;
 /// The body of every expander, with the instructions of [`AvxVnni`] or without them.
 ///
 /// # Safety
-/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built for `E` and `args.codebook`.
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built
+/// for `E` and `args.codebook`.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
@@ -53,7 +55,8 @@ unsafe fn some_tokens<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f
     }
 }
 
-/// Adds the products of bytes, the first ones unsigned. `VNNI`: exact for all; without it the sum of two products must fit 16 bits.
+/// Adds the products of bytes, the first ones unsigned. `VNNI`: exact for all; without it the sum
+/// of two products must fit 16 bits.
 ///
 /// # Safety
 /// `VNNI`: the processor has the features of [`AvxVnni`].
@@ -61,8 +64,9 @@ unsafe fn some_tokens<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
     if VNNI {
-        // Not by its intrinsic: that would want a function of its own features around it, and so a second copy of all these.
-        // SAFETY: reads and writes registers; the processor has it, as promised by the caller.
+        // Not by its intrinsic: that would want a function of its own features around it, and so a
+        // second copy of all these. SAFETY: reads and writes registers; the processor has it, as
+        // promised by the caller.
         unsafe {
             std::arch::asm!("{{vex}} vpdpbusd {}, {}, {}", inout(ymm_reg) sum, in(ymm_reg) unsigned, in(ymm_reg) signed,
                 options(pure, nomem, nostack, preserves_flags));
@@ -73,8 +77,8 @@ pub(crate) unsafe fn dot<const VNNI: bool>(mut sum: __m256i, unsigned: __m256i, 
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// Entries of a codebook, or what meets them, with the signs of entries: `index` is that of the expander. A bias of 128 stays one:
-/// bytes are negated modulo 256.
+/// Entries of a codebook, or what meets them, with the signs of entries: `index` is that of the
+/// expander. A bias of 128 stays one: bytes are negated modulo 256.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn with_signs<E: Narrow>(entries: __m256i, index: [__m256i; 2]) -> __m256i {
@@ -188,7 +192,8 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
                 }
             }
             for (i, tile) in tiles.enumerate() {
-                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a
+                // tile behind the last.
                 unsafe {
                     let code = codes.add((tile + usize::from(E::AHEAD == Ahead::Tile)) * E::TILE_BYTES);
                     let mut last = 0;
@@ -210,7 +215,8 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
                         *sum = if VNNI {
                             dot::<true>(*sum, with_signs::<E>(entries, index), x)
                         } else if E::MAGNITUDES {
-                            // Their signs go to the activations, which spares making magnitudes of those.
+                            // Their signs go to the activations, which spares making magnitudes of
+                            // those.
                             dot::<false>(*sum, entries, with_signs::<E>(x, index))
                         } else {
                             let w = with_signs::<E>(entries, index);
@@ -227,7 +233,8 @@ unsafe fn one_token<E: Narrow, const VNNI: bool>(e: &E, args: &Args<'_>, strip: 
     }
 }
 
-/// Takes a block's sums of `(strip, block, token)` to `inner`, and that to `out` where the block closes its weight scale.
+/// Takes a block's sums of `(strip, block, token)` to `inner`, and that to `out` where the block
+/// closes its weight scale.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; `out` has 16 values.

@@ -8,8 +8,9 @@ use super::{
     *,
 };
 
-/// Group-wise codebooks at `R4` quarter bits a weight, `16 N` entries in all (or fewer, repeated): an index is the number of the
-/// group's codebook, from the lowest bits of its scale, above the code.
+/// Group-wise codebooks at `R4` quarter bits a weight, `16 N` entries in all (or fewer, repeated):
+/// an index is the number of the group's codebook, from the lowest bits of its scale, above the
+/// code.
 #[derive(Clone, Copy)]
 pub(super) struct Books<const R4: usize, const N: usize> {
     scalar: Scalar<R4, Banks<N, false>>,
@@ -70,7 +71,8 @@ fn numbers(table: &[Line]) -> __m256i {
     _mm256_set1_epi32(last.into())
 }
 
-/// Numbers of the codebooks of eight rows each, above the bits of a code in every byte of 32-bit lanes.
+/// Numbers of the codebooks of eight rows each, above the bits of a code in every byte of 32-bit
+/// lanes.
 ///
 /// # Safety
 /// The features of [`Avx2`]; sixteen scales at `scales`.
@@ -85,7 +87,8 @@ unsafe fn books_of_rows<const R4: usize>(numbers: __m256i, scales: *const half::
     })
 }
 
-/// `nuq-2` and `nuq-4`: a byte holds a row's columns `STEP k` to `STEP k + STEP - 1`, of `R4 / 4` bits each.
+/// `nuq-2` and `nuq-4`: a byte holds a row's columns `STEP k` to `STEP k + STEP - 1`, of `R4 / 4`
+/// bits each.
 #[derive(Clone, Copy)]
 pub(super) struct InBytes<const R4: usize, const STEP: usize>(__m256i);
 
@@ -143,12 +146,14 @@ impl<const R4: usize, T: Table> Narrow for Odd<R4, T> {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn index<const I: usize>(&self, code: *const u8, _last: u128) -> [__m256i; 2] {
         let (p, g) = (I / 4, I % 4);
-        // SAFETY: columns `8 p` to `8 p + 7` of rows from `4 g` on, of `R4 / 2` bytes each, are in the tile.
+        // SAFETY: columns `8 p` to `8 p + 7` of rows from `4 g` on, of `R4 / 2` bytes each, are in
+        // the tile.
         let codes = unsafe {
             let first = code.add((8 * g + p) * R4 / 4);
             if R4 == 12 { Doubles::<3, 6>::codes(first) } else { Doubles::<5, 10>::codes(first) }
         };
-        // A table of 8 is repeated; a shuffle sees the lowest four bits and the highest, which three more do not reach.
+        // A table of 8 is repeated; a shuffle sees the lowest four bits and the highest, which
+        // three more do not reach.
         let index = if R4 == 12 { codes } else { low_bits(codes, 5) };
         [index, index]
     }

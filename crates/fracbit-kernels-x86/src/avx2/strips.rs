@@ -7,7 +7,8 @@ use std::mem::MaybeUninit;
 /// The body of every scheme: a block of a strip is expanded to a buffer, then met by all tokens.
 ///
 /// # Safety
-/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built for `E` and `args.codebook`.
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built
+/// for `E` and `args.codebook`.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
@@ -51,7 +52,8 @@ pub(super) unsafe fn strips<E: Expand, const VNNI: bool>(args: &Args<'_>, out: &
                         let sum = _mm256_add_ps(inner[token + t][half], part);
                         inner[token + t][half] = sum;
                         if block.closes {
-                            // SAFETY: 16 scales for every group, 16 outputs for every strip and token.
+                            // SAFETY: 16 scales for every group, 16 outputs for every strip and
+                            // token.
                             unsafe {
                                 let scales = _mm_loadu_si128(scales.add(8 * half).cast());
                                 let scaled = _mm256_mul_ps(sum, _mm256_cvtph_ps(scales));

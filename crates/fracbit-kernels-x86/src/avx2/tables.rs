@@ -13,7 +13,8 @@ use super::{
 };
 use fracbit_format::{Layers, Ramp, TILE_COLS};
 
-/// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these differ.
+/// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these
+/// differ.
 macro_rules! both {
     ($strips:ident, $body:ty) => {
         both!($strips, $body, $body)
@@ -89,7 +90,8 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     (table, run)
 }
 
-/// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those for any entries.
+/// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those
+/// for any entries.
 fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     macro_rules! all {
@@ -104,7 +106,8 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         };
         return (ramp_table(codebook, ramp), run);
     }
-    // Of 256 entries, the byte of a sign tells the first two from the others, but not from one another.
+    // Of 256 entries, the byte of a sign tells the first two from the others, but not from one
+    // another.
     let zero = codebook.entries().iter().take(codebook.entries().len().div_ceil(128)).all(|&e| e == 0);
     match (codebook.entries().len(), quarters, codebook.layers()) {
         (128, 12 | 13 | 17, Some(layers)) if zero => {
@@ -300,8 +303,8 @@ pub(super) fn ramp_table(codebook: &Codebook, ramp: Ramp) -> Vec<Line> {
     vec![line]
 }
 
-/// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what they have above the sum, or above the
-/// sixteen before.
+/// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what
+/// they have above the sum, or above the sixteen before.
 pub(super) fn layer_table(codebook: &Codebook, layers: &Layers) -> Vec<Line> {
     let entries = codebook.entries();
     let free = Layers::free(entries.len());

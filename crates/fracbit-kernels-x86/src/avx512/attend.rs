@@ -25,7 +25,8 @@ walsh!(
     _mm512_add_ps, _mm512_sub_ps
 );
 
-/// Strides 1, 2, 4 and 8. A product by -1 is exact, so fusing it with an addition rounds as a subtraction does.
+/// Strides 1, 2, 4 and 8. A product by -1 is exact, so fusing it with an addition rounds as a
+/// subtraction does.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 fn within(v: __m512) -> __m512 {

@@ -12,7 +12,8 @@ pub(super) fn tile() -> Option<TileFn> {
     found.then_some(product as TileFn)
 }
 
-/// The 24 sums of vectors stay in registers; every vector of the panel serves eight rows, every pair of a row three vectors.
+/// The 24 sums of vectors stay in registers; every vector of the panel serves eight rows, every
+/// pair of a row three vectors.
 ///
 /// # Safety
 /// The features, and lengths as `Vectors::bf16_tile` checks them.

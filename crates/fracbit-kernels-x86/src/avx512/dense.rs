@@ -1,7 +1,8 @@
 //! Products of dense weights with the inputs of several tokens.
 //!
-//! Rust never contracts a multiplication and an addition: every partial sum has the bits of the reference. Four rows by four tokens are sixteen sums in
-//! registers, and every vector that is loaded serves four of them.
+//! Rust never contracts a multiplication and an addition: every partial sum has the bits of the
+//! reference. Four rows by four tokens are sixteen sums in registers, and every vector that is
+//! loaded serves four of them.
 
 #![expect(clippy::needless_range_loop, reason = "rows and tokens index several arrays at once")]
 
@@ -22,7 +23,8 @@ pub(super) unsafe fn products(args: &Products<'_>, sums: &mut [[f32; LANES]]) {
         let mut token = 0;
         while token < tokens {
             let left = tokens - token;
-            // SAFETY: `down` rows from `row` on, and as many tokens as a step takes from `token` on.
+            // SAFETY: `down` rows from `row` on, and as many tokens as a step takes from `token`
+            // on.
             unsafe {
                 match (down, left) {
                     (4, 4..) => tile::<4, 4>(args, row, token, sums),

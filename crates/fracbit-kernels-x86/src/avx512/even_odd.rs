@@ -1,13 +1,17 @@
-//! Five to eight tokens on processors with AMX: tiles are expanded in vectors while tile registers meet those expanded before.
+//! Five to eight tokens on processors with AMX: tiles are expanded in vectors while tile registers
+//! meet those expanded before.
 //!
-//! An expanded vector has eight rows of eight columns, a row in 64 bits. Taken as a row of the second operand of `tdpbssd`, which wants four
-//! columns of a weight row in 32 bits, its even lanes are the first four columns of eight rows and its odd lanes the last four. A row of
-//! the first operand can meet only one or the other: the even pieces of four columns of a token, or the odd ones ([`Interleave::EvenOdd`]).
-//! So each product makes twice the sums and half of them are dropped. Tile registers have the time; to regroup every tile would cost the
-//! vectors more, which have none left.
+//! An expanded vector has eight rows of eight columns, a row in 64 bits. Taken as a row of the
+//! second operand of `tdpbssd`, which wants four columns of a weight row in 32 bits, its even lanes
+//! are the first four columns of eight rows and its odd lanes the last four. A row of the first
+//! operand can meet only one or the other: the even pieces of four columns of a token, or the odd
+//! ones ([`Interleave::EvenOdd`]). So each product makes twice the sums and half of them are
+//! dropped. Tile registers have the time; to regroup every tile would cost the vectors more, which
+//! have none left.
 //!
-//! Even and odd pieces of up to eight tokens are the rows of one tile register. Weights are signed. A block that ends inside eight tiles is
-//! filled up with zeros, which meet whatever activations stand behind it.
+//! Even and odd pieces of up to eight tokens are the rows of one tile register. Weights are signed.
+//! A block that ends inside eight tiles is filled up with zeros, which meet whatever activations
+//! stand behind it.
 
 use super::{
     expand::Expand,
@@ -30,7 +34,8 @@ type Weights = [[[__m512i; 2]; CHUNK]; 2];
 type Sums = [[[MaybeUninit<__m512i>; 2]; TOKENS]; 2];
 
 /// # Safety
-/// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is the one of `args`, of [`Interleave::EvenOdd`].
+/// As `strips`, AMX is there, the expander is narrow and [signed](Expand::signed), and `panel` is
+/// the one of `args`, of [`Interleave::EvenOdd`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>, out: &mut [f32]) {
     assert!((1..=TOKENS).contains(&args.tokens), "tokens of a call");
@@ -47,8 +52,9 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
         inner: [_mm512_setzero_ps(); TOKENS],
         out: out.as_mut_ptr(),
     };
-    // SAFETY: the configuration is one of palette 1. Between this statement and the release below only statements of this file name tile
-    // registers: the compiler knows of none, and what one of them leaves is there for the next.
+    // SAFETY: the configuration is one of palette 1. Between this statement and the release below
+    // only statements of this file name tile registers: the compiler knows of none, and what one of
+    // them leaves is there for the next.
     unsafe {
         asm!(
             "ldtilecfg [{}]",
@@ -59,7 +65,8 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
             options(nostack, preserves_flags, readonly),
         );
     }
-    // The chunk that was expanded last: its activations, and the strip and the block that end with it.
+    // The chunk that was expanded last: its activations, and the strip and the block that end with
+    // it.
     let mut before: Option<(*const i32, Option<(usize, usize)>)> = None;
     let mut turn = 0;
     let reads = crate::reads::Reads::of_machine();
@@ -99,7 +106,8 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
             }
         }
     }
-    // SAFETY: the last chunk; then the sums of the last block, and no tile register holds anything that is wanted.
+    // SAFETY: the last chunk; then the sums of the last block, and no tile register holds anything
+    // that is wanted.
     unsafe {
         if let Some((x, ends)) = before {
             products.meet(x, &weights[1 - turn], ends);
@@ -117,22 +125,25 @@ struct Products<'a> {
     /// Sums of the block that ended last, at `1 - turn`, and room for those of the next.
     sums: [Sums; 2],
     turn: usize,
-    /// Strip and block that ended last: their sums meet their scales when the next ones are stored, since it takes a while until they are
-    /// in memory.
+    /// Strip and block that ended last: their sums meet their scales when the next ones are stored,
+    /// since it takes a while until they are in memory.
     waiting: Option<(usize, usize)>,
     inner: [__m512; TOKENS],
     out: *mut f32,
 }
 
 impl Products<'_> {
-    /// Adds the products of a chunk to the sums in tile registers; takes these to memory where it ends a block of a strip.
+    /// Adds the products of a chunk to the sums in tile registers; takes these to memory where it
+    /// ends a block of a strip.
     ///
     /// # Safety
-    /// `x` points to the chunk's first even piece in the panel; the tile registers are those of [`even_odd`].
+    /// `x` points to the chunk's first even piece in the panel; the tile registers are those of
+    /// [`even_odd`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn meet(&mut self, x: *const i32, weights: &Weights, ends: Option<(usize, usize)>) {
-        // SAFETY: from every piece of a panel 64 bytes are readable; there are two times sixteen vectors of weights.
+        // SAFETY: from every piece of a panel 64 bytes are readable; there are two times sixteen
+        // vectors of weights.
         unsafe {
             asm!(
                 "tileloadd tmm2, [{x} + {half}]",
@@ -171,7 +182,8 @@ impl Products<'_> {
         self.waiting = ends;
     }
 
-    /// Takes the sums that wait to `inner`, and that to `out` where their block closes its weight scale.
+    /// Takes the sums that wait to `inner`, and that to `out` where their block closes its weight
+    /// scale.
     ///
     /// # Safety
     /// As [`even_odd`].

@@ -5,11 +5,13 @@ use super::{spread::*, *};
 /// One coded tile to vectors of integers.
 ///
 /// # Safety
-/// Implementors read codes only as [`Spread::spread`] does. All functions need the features of [`Avx512`].
+/// Implementors read codes only as [`Spread::spread`] does. All functions need the features of
+/// [`Avx512`].
 pub(super) trait Expand: Copy {
     /// False: `w + 128` as bytes. True: 16-bit `w`.
     const WIDE: bool;
-    /// Pieces of 8 bytes that the columns of a tile make: two of eight columns or four of four (`WIDE`).
+    /// Pieces of 8 bytes that the columns of a tile make: two of eight columns or four of four
+    /// (`WIDE`).
     const PIECES: usize = if Self::WIDE { 4 } else { 2 };
 
     /// Loads the constants that `tables` laid out.
@@ -22,10 +24,12 @@ pub(super) trait Expand: Copy {
     /// So fast for one token that memory binds: it may meet several strips at once.
     const BOUND: bool = false;
 
-    /// Most tokens that meet tiles which are not regrouped: 6, or 8 where expanding leaves registers for the sums of as many.
+    /// Most tokens that meet tiles which are not regrouped: 6, or 8 where expanding leaves
+    /// registers for the sums of as many.
     const IN_EIGHTS: usize = 6;
 
-    /// The two pieces of a narrow tile are its even and its odd columns, not its first and its last eight.
+    /// The two pieces of a narrow tile are its even and its odd columns, not its first and its last
+    /// eight.
     const SPLIT: bool = false;
 
     /// What the first half of the work leaves.
@@ -34,8 +38,9 @@ pub(super) trait Expand: Copy {
     /// The vectors of `mid`.
     fn parts(mid: &mut Self::Mid) -> &mut [__m512i];
 
-    /// First half of the work on the tile at `code`: what loads and multiplies. A body starts it for the next tile before it
-    /// ends the tile at hand: the chain of dependent instructions is longer than the processor looks ahead.
+    /// First half of the work on the tile at `code`: what loads and multiplies. A body starts it
+    /// for the next tile before it ends the tile at hand: the chain of dependent instructions is
+    /// longer than the processor looks ahead.
     ///
     /// # Safety
     /// As [`Spread::spread`].
@@ -45,7 +50,8 @@ pub(super) trait Expand: Copy {
     /// The last two pieces are meaningless for a narrow expander.
     unsafe fn end(&self, mid: Self::Mid) -> [[__m512i; 4]; 2];
 
-    /// What [`end_by`](Self::end_by) wants to know of the scales of the groups at hand, for the two halves.
+    /// What [`end_by`](Self::end_by) wants to know of the scales of the groups at hand, for the two
+    /// halves.
     ///
     /// # Safety
     /// `scales` points to sixteen.
@@ -71,8 +77,9 @@ pub(super) trait Expand: Copy {
         unsafe { self.regroup(mid) }
     }
 
-    /// The weights as `[half][piece]`, where 64-bit lane `i` is row `i` of that half and a piece eight neighbouring bytes of columns.
-    /// The last two pieces are meaningless for a narrow expander.
+    /// The weights as `[half][piece]`, where 64-bit lane `i` is row `i` of that half and a piece
+    /// eight neighbouring bytes of columns. The last two pieces are meaningless for a narrow
+    /// expander.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn eights(&self, mid: Self::Mid, books: [__m512i; 2]) -> [[__m512i; 4]; 2] {
@@ -88,8 +95,8 @@ pub(super) trait Expand: Copy {
         })
     }
 
-    /// The weights, regrouped: a vector for each 4 bytes of columns, all rows in the order [`LANES`].
-    /// The last four vectors are meaningless for a narrow expander.
+    /// The weights, regrouped: a vector for each 4 bytes of columns, all rows in the order
+    /// [`LANES`]. The last four vectors are meaningless for a narrow expander.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn regroup(&self, mid: Self::Mid) -> [__m512i; 8] {
@@ -190,7 +197,8 @@ fn negate(value: __m512i, negative: __mmask64) -> __m512i {
 
 /// Trellis, one weight a step, `2^Q` magnitudes (6 to 8).
 ///
-/// States of even and of odd columns are hashed apart, as 16-bit lanes; then the upper bytes of both make one vector.
+/// States of even and of odd columns are hashed apart, as 16-bit lanes; then the upper bytes of
+/// both make one vector.
 #[derive(Clone, Copy)]
 pub(super) struct Fine<const F: usize, const N: usize, const Q: usize> {
     spread: Spread<F, N>,
@@ -262,7 +270,8 @@ impl<const F: usize, const N: usize, const Q: usize> Fine<F, N, Q> {
         let [t0, t1, t2, t3] = self.table;
         let index = self.join.uppers(even, odd);
         if Q == 6 {
-            // Seven bits from bit 1 on: the sign is the highest. `vpermi2b` does not look at bit 7, a bit of the neighbour.
+            // Seven bits from bit 1 on: the sign is the highest. `vpermi2b` does not look at bit 7,
+            // a bit of the neighbour.
             return _mm512_permutex2var_epi8(t0, _mm512_srli_epi16::<1>(index), t1);
         }
         // Bit 7 of a byte is the sign; `vpermi2b` looks at the others.
@@ -306,7 +315,8 @@ pub(super) mod kind {
     pub(crate) const QUAD_64: usize = 8;
     /// `fast` trellis of four weights a state, 128 magnitudes.
     pub(crate) const QUAD_128: usize = 9;
-    /// As `QUAD_64`, states that begin with a byte: the two stretches are the states of the two pieces.
+    /// As `QUAD_64`, states that begin with a byte: the two stretches are the states of the two
+    /// pieces.
     pub(crate) const QUAD_64_BYTES: usize = 10;
 
     /// Whether an index is a hash of two weights to be made.
@@ -325,7 +335,8 @@ pub(super) mod kind {
     }
 }
 
-/// Scalar and vector tables of bytes, and the `fast` trellis codes: one cut makes the indices of 64 weights.
+/// Scalar and vector tables of bytes, and the `fast` trellis codes: one cut makes the indices of 64
+/// weights.
 #[derive(Clone, Copy)]
 pub(super) struct Lookup<const F: usize, const N: usize, const K: usize> {
     spread: Spread<F, N>,
@@ -497,8 +508,8 @@ impl Expand for Pairs256 {
     unsafe fn regroup(&self, codes: Self::Mid) -> [__m512i; 8] {
         // SAFETY: the features are here.
         let [low, high] = unsafe { self.end(codes) };
-        // 128-bit lanes that are rows: 0, 2, 4, 6; 1, 3, 5, 7; and the same of the upper half. Then a transposition of
-        // their 32-bit lanes.
+        // 128-bit lanes that are rows: 0, 2, 4, 6; 1, 3, 5, 7; and the same of the upper half. Then
+        // a transposition of their 32-bit lanes.
         let (a, b) = (_mm512_unpacklo_epi8(low[0], low[1]), _mm512_unpackhi_epi8(low[0], low[1]));
         let (c, d) = (_mm512_unpacklo_epi8(high[0], high[1]), _mm512_unpackhi_epi8(high[0], high[1]));
         let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
@@ -547,8 +558,9 @@ impl Expand for Wide256 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
-        // A 128-bit lane of a load is a row, a 32-bit lane a piece. Pieces 0 and 1 (2 and 3) of two rows go to the low and
-        // high halves of a 128-bit lane, which interleaving makes the two pieces of both rows.
+        // A 128-bit lane of a load is a row, a 32-bit lane a piece. Pieces 0 and 1 (2 and 3) of two
+        // rows go to the low and high halves of a 128-bit lane, which interleaving makes the two
+        // pieces of both rows.
         let one = _mm512_setr_epi32(0, 4, 1, 5, 8, 12, 9, 13, 16, 20, 17, 21, 24, 28, 25, 29);
         let two = _mm512_add_epi32(one, _mm512_set1_epi32(2));
         let mut out = [[one; 2]; 2];
@@ -639,7 +651,8 @@ impl<const B: usize> Expand for Wide<B> {
     }
 }
 
-/// Pairs from a table in memory: vector tables too large for registers, and the papers' trellis code (`HASH`).
+/// Pairs from a table in memory: vector tables too large for registers, and the papers' trellis
+/// code (`HASH`).
 #[derive(Clone, Copy)]
 pub(super) struct Gather<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> {
     spread: Spread<F, N>,
@@ -667,7 +680,8 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
         let rest = &table[spread_lines(N)..];
         let entries = rest.len().saturating_sub(5) * 16;
         let count = line(&rest[4]);
-        // The gather's bound: every index is below the power of two that the mask or the shift leaves.
+        // The gather's bound: every index is below the power of two that the mask or the shift
+        // leaves.
         let bits = if HASH { 16 - rest[4].0[0] } else { rest[4].0[0] };
         assert!(bits <= 16 && entries >= 1 << bits, "{entries} pairs for indices of {bits} bits");
         Self {
@@ -712,7 +726,8 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
         let mut out = indices;
         for out in &mut out {
             for pair in &mut *out {
-                // SAFETY: `mask` kept the index below the number of entries, checked by `new`; the table outlives `self`.
+                // SAFETY: `mask` kept the index below the number of entries, checked by `new`; the
+                // table outlives `self`.
                 *pair = unsafe { _mm512_i32gather_epi32::<4>(*pair, self.table) };
             }
             if !WIDE {

@@ -1,5 +1,6 @@
-//! Group-wise codebooks of `B` bits, up to 64 entries in all: an index is the number of the group's codebook, from the lowest
-//! bits of its scale, above the code. Joining the two is one logic instruction for 64 weights; then one `vpermb` looks up.
+//! Group-wise codebooks of `B` bits, up to 64 entries in all: an index is the number of the group's
+//! codebook, from the lowest bits of its scale, above the code. Joining the two is one logic
+//! instruction for 64 weights; then one `vpermb` looks up.
 
 use super::{
     expand::{Expand, flip, regrouped},

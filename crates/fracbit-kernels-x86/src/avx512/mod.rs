@@ -1,22 +1,27 @@
 //! AVX-512 bodies: the codebook lives in registers.
 //!
 //! # From codes to products
-//! 1. [`spread`]: bytes of the tile to lanes, so that each 64-bit lane holds a stretch of one tile row.
-//! 2. `vpmultishiftqb` cuts indices (or 16-bit trellis states, which two or three word operations hash) out of the lanes.
+//! 1. [`spread`]: bytes of the tile to lanes, so that each 64-bit lane holds a stretch of one tile
+//!    row.
+//! 2. `vpmultishiftqb` cuts indices (or 16-bit trellis states, which two or three word operations
+//!    hash) out of the lanes.
 //! 3. `vpermb` / `vpermi2b` look bytes up in tables of 64 / 128 entries that stay in registers.
-//! 4. `vpdpbusd` multiplies by eight broadcast activations: a 64-bit lane is a row, its bytes are neighbouring columns.
-//!    The rows 0..8 and 8..16 of a strip are summed side by side, and the two halves of each lane at the end of a
-//!    block. So do up to six tokens, most schemes' eight, with two accumulators each. For more the lanes are first regrouped, 16 rows of four
-//!    columns to a vector, so that a token takes one.
+//! 4. `vpdpbusd` multiplies by eight broadcast activations: a 64-bit lane is a row, its bytes are
+//!    neighbouring columns. The rows 0..8 and 8..16 of a strip are summed side by side, and the two
+//!    halves of each lane at the end of a block. So do up to six tokens, most schemes' eight, with
+//!    two accumulators each. For more the lanes are first regrouped, 16 rows of four columns to a
+//!    vector, so that a token takes one.
 //!
-//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there is AMX, in tile registers ([`tiles`], up to eight
-//! [`even_odd`]), there with signed weights ([`Expand::signed`](expand::Expand::signed)).
+//! Many tokens meet a block of expanded tiles: as panels in registers ([`panel`]) or, where there
+//! is AMX, in tile registers ([`tiles`], up to eight [`even_odd`]), there with signed weights
+//! ([`Expand::signed`](expand::Expand::signed)).
 //!
-//! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and a block's sums get `-128 Σ x` ([`Args::block_starts`](fracbit_kernels::Args::block_starts)).
-//! The negative of an entry `w + 128` is `256 - (w + 128)`: plain negation of the byte.
-//! No sum saturates: `vpdpbusd` adds four products of at most 255 x 127 to 32 bits without saturation, and a block's sum stays
-//! below 2^31 by the ranges at `BLOCK_TILES`. Codebooks on the int16 grid go the same way with `vpdpwssd` and pairs of
-//! columns, with the ranges at `WIDE_BLOCK_TILES`.
+//! `vpdpbusd` wants its first operand unsigned: tables hold `w + 128`, and a block's sums get
+//! `-128 Σ x` ([`Args::block_starts`](fracbit_kernels::Args::block_starts)). The negative of an
+//! entry `w + 128` is `256 - (w + 128)`: plain negation of the byte. No sum saturates: `vpdpbusd`
+//! adds four products of at most 255 x 127 to 32 bits without saturation, and a block's sum stays
+//! below 2^31 by the ranges at `BLOCK_TILES`. Codebooks on the int16 grid go the same way with
+//! `vpdpwssd` and pairs of columns, with the ranges at `WIDE_BLOCK_TILES`.
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
@@ -65,12 +70,14 @@ const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14
 pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
     let proof = Avx512::detect()?;
     let (table, run) = tables::choose(codebook, proof)?;
-    // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this codebook, and the bodies
-    // read codes only through `Spread::spread`, inside what `Args` promises; indices are cut to the tables' sizes.
+    // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this
+    // codebook, and the bodies read codes only through `Spread::spread`, inside what `Args`
+    // promises; indices are cut to the tables' sizes.
     Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(&[Interleave::Eights]))
 }
 
-/// The body of `codebook` that takes several tokens to AMX, if there is one: for the int8 grid where one scale counts for a row.
+/// The body of `codebook` that takes several tokens to AMX, if there is one: for the int8 grid
+/// where one scale counts for a row.
 pub(crate) fn amx_body(codebook: &Codebook) -> Option<Body> {
     Amx::detect()?;
     let group_wise = matches!(codebook.scheme().family(), Family::Gnuq | Family::Int);

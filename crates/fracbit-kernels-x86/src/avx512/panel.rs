@@ -1,9 +1,10 @@
 //! Prefill: a block of two strips is expanded once and met by all tokens.
 //!
-//! Of a block, 2 x 16 tiles in 8 KiB, 16 sums of two strips and eight tokens stay in registers: a step of four columns
-//! loads two vectors of weights, broadcasts eight pieces of activations and makes sixteen dot products. Activations come
-//! as [panels](Panel), one stream of 2 KiB for each group of tokens: read row by row they would come from eight
-//! pages at a time, and the prefetcher of the processor would not follow.
+//! Of a block, 2 x 16 tiles in 8 KiB, 16 sums of two strips and eight tokens stay in registers: a
+//! step of four columns loads two vectors of weights, broadcasts eight pieces of activations and
+//! makes sixteen dot products. Activations come as [panels](Panel), one stream of 2 KiB for each
+//! group of tokens: read row by row they would come from eight pages at a time, and the prefetcher
+//! of the processor would not follow.
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
@@ -41,7 +42,8 @@ pub(super) unsafe fn panels<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_>,
             // SAFETY: `Args` has 16 scales for every group.
             let books = unsafe { e.books(scales) };
             for tile in 0..block.tiles {
-                // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8 for each strip.
+                // SAFETY: the tile is inside `codes`; at most 16 tiles of 4 vectors or 4 tiles of 8
+                // for each strip.
                 unsafe {
                     let code = codes.add(tile * args.tile_bytes);
                     let expanded = e.regroup_by(e.begin(code), books);
@@ -129,13 +131,14 @@ impl Step<'_> {
                 sums[t] = first;
             }
         }
-        // SAFETY: the block's pieces of the group are inside the panel, its weights in the buffer; a prefetch may point
-        // anywhere.
+        // SAFETY: the block's pieces of the group are inside the panel, its weights in the buffer;
+        // a prefetch may point anywhere.
         unsafe {
             let x = self.panel.pieces.as_ptr().add(token * self.panel.stride + T * pieces);
             let next = x.wrapping_add(T * self.panel.stride);
-            // The first tokens ask for a line of the codes behind this block at each step: while all meet it, the processor forgets the stream of
-            // codes, and of many lines that are asked for at once it seems to drop most (Zen 5).
+            // The first tokens ask for a line of the codes behind this block at each step: while
+            // all meet it, the processor forgets the stream of codes, and of many lines that are
+            // asked for at once it seems to drop most (Zen 5).
             let (codes, bytes) = behind(args, self.index);
             for v in 0..block.tiles * per_tile {
                 if FIRST && 64 * v < bytes {

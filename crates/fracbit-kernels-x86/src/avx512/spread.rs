@@ -1,9 +1,10 @@
 //! Bits of tile rows to vector lanes: the first step of every expander.
 //!
-//! A *stretch* is a vector whose 64-bit lane `i` holds 64 bits of row `i` (lower half of the tile) or `i + 8` (upper
-//! half), from the byte in which the columns of interest start. `vpmultishiftqb` then cuts indices or states out of the
-//! lanes. A row has one stretch where the bits of all its columns fit 64, or else one for each eight columns. At an odd number of
-//! quarter bits a weight odd rows start in the middle of a byte, which cuts allow for ([`nibble`]).
+//! A *stretch* is a vector whose 64-bit lane `i` holds 64 bits of row `i` (lower half of the tile)
+//! or `i + 8` (upper half), from the byte in which the columns of interest start. `vpmultishiftqb`
+//! then cuts indices or states out of the lanes. A row has one stretch where the bits of all its
+//! columns fit 64, or else one for each eight columns. At an odd number of quarter bits a weight
+//! odd rows start in the middle of a byte, which cuts allow for ([`nibble`]).
 
 #![expect(clippy::needless_range_loop, reason = "stretches and halves index several arrays at once")]
 
@@ -11,15 +12,15 @@ use super::*;
 
 /// How stretches are fetched.
 pub(super) mod fetch {
-    /// Tiles of up to 64 bytes: one load, bytes picked by `vpermb`. The circular tape costs nothing: positions are taken
-    /// modulo the tile.
+    /// Tiles of up to 64 bytes: one load, bytes picked by `vpermb`. The circular tape costs
+    /// nothing: positions are taken modulo the tile.
     pub(crate) const ONE: usize = 1;
     /// Tiles of up to 120 bytes: a load and `vpermb` for each half. The end of the tape is patched.
     pub(crate) const TWO: usize = 2;
     /// Rows of 8 bytes: a load is a stretch. The end of the tape is patched.
     pub(crate) const DIRECT: usize = 3;
-    /// Larger tiles: each half spans two loads, with a `vpermb` for each (`vpermi2b` would take longer than both). The end of the
-    /// tape is patched.
+    /// Larger tiles: each half spans two loads, with a `vpermb` for each (`vpermi2b` would take
+    /// longer than both). The end of the tape is patched.
     pub(crate) const HALVES: usize = 4;
 
     /// The way for a tile size.
@@ -51,8 +52,8 @@ pub(super) const fn start(tile_bytes: usize, k: usize, n: usize) -> usize {
 /// `N` stretches of each half of a tile, fetched the way `F`.
 #[derive(Clone, Copy)]
 pub(super) struct Spread<const F: usize, const N: usize> {
-    /// Bytes to pick, `[stretch][half]`; `TWO` and `HALVES` pick the same ones for both halves and have in `[0][1]` what the last
-    /// stretch of the last row takes from the start of the tape.
+    /// Bytes to pick, `[stretch][half]`; `TWO` and `HALVES` pick the same ones for both halves and
+    /// have in `[0][1]` what the last stretch of the last row takes from the start of the tape.
     index: [[__m512i; 2]; N],
     /// Bytes of `HALVES` that come from the second load.
     beyond: [__mmask64; N],
@@ -108,7 +109,8 @@ impl<const F: usize, const N: usize> Spread<F, N> {
         }
     }
 
-    /// `[stretch][half]`. `TAPE`: bytes behind the tile are those at its start; otherwise they do not matter.
+    /// `[stretch][half]`. `TAPE`: bytes behind the tile are those at its start; otherwise they do
+    /// not matter.
     ///
     /// # Safety
     /// `code` starts a tile with [`OVERREAD`](fracbit_kernels::OVERREAD) readable bytes behind it.
@@ -116,8 +118,9 @@ impl<const F: usize, const N: usize> Spread<F, N> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     pub(super) unsafe fn spread<const TAPE: bool>(&self, code: *const u8) -> [[__m512i; 2]; N] {
         let mut out = [[_mm512_setzero_si512(); 2]; N];
-        // SAFETY: the farthest read ends 128 bytes behind the middle of a tile of at most 256 bytes, or 64 + 8 bytes
-        // behind the middle of one of 128. Loops, for the closure of an array's `map` would not be inlined.
+        // SAFETY: the farthest read ends 128 bytes behind the middle of a tile of at most 256
+        // bytes, or 64 + 8 bytes behind the middle of one of 128. Loops, for the closure of an
+        // array's `map` would not be inlined.
         unsafe {
             match F {
                 fetch::ONE => {
@@ -131,7 +134,8 @@ impl<const F: usize, const N: usize> Spread<F, N> {
                 fetch::DIRECT => {
                     out[0] = [load(code), load(code.add(64))];
                     if N > 1 {
-                        // Bytes 4..12 of the rows: the last four of the tile are the first four of the tape.
+                        // Bytes 4..12 of the rows: the last four of the tile are the first four of
+                        // the tape.
                         let high = load(code.add(64 + self.second));
                         let first = code.cast::<i32>().read_unaligned();
                         let high = if TAPE { _mm512_mask_set1_epi32(high, 0x8000, first) } else { high };

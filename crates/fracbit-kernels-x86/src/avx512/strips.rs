@@ -1,5 +1,5 @@
-//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`] or, where there
-//! is AMX, [`super::tiles`], five to eight then through [`super::even_odd`].
+//! From tiles to outputs: up to eight tokens through registers; more go through [`super::panel`]
+//! or, where there is AMX, [`super::tiles`], five to eight then through [`super::even_odd`].
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
@@ -16,7 +16,8 @@ use fracbit_kernels::{Args, Ints, PANEL_FROM};
 /// The body of every scheme: expander `E` and the shared dot products.
 ///
 /// # Safety
-/// The processor has the features of [`Avx512`]; `args.table` was built for `E` and `args.codebook`.
+/// The processor has the features of [`Avx512`]; `args.table` was built for `E` and
+/// `args.codebook`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
@@ -65,7 +66,8 @@ pub(super) const fn vectors<E: Expand>() -> usize {
     2 * E::PIECES
 }
 
-/// Four (two) products per lane added to `sum`: exact, by the ranges at `BLOCK_TILES` and `WIDE_BLOCK_TILES`.
+/// Four (two) products per lane added to `sum`: exact, by the ranges at `BLOCK_TILES` and
+/// `WIDE_BLOCK_TILES`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
@@ -95,8 +97,8 @@ pub(super) unsafe fn close(inner: __m512, scales: *const half::f16, out: *mut f3
     }
 }
 
-/// Keeps the compiler from using `later` before `first` is there. No instruction: the order in which independent work of
-/// tiles is mixed decides how much of it the processor does at once.
+/// Keeps the compiler from using `later` before `first` is there. No instruction: the order in
+/// which independent work of tiles is mixed decides how much of it the processor does at once.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 fn then(first: __m512i, later: &mut __m512i) {
@@ -106,8 +108,8 @@ fn then(first: __m512i, later: &mut __m512i) {
     }
 }
 
-/// Asks for the codes of the block behind `args.blocks[index]`, or of the first one of the strips behind these: while all tokens meet this
-/// block, the processor forgets their stream.
+/// Asks for the codes of the block behind `args.blocks[index]`, or of the first one of the strips
+/// behind these: while all tokens meet this block, the processor forgets their stream.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) fn ask_next(args: &Args<'_>, index: usize) {
@@ -119,7 +121,8 @@ pub(super) fn ask_next(args: &Args<'_>, index: usize) {
     }
 }
 
-/// Where the first strip has the codes that [`ask_next`] asks for, and how many bytes of them every strip has.
+/// Where the first strip has the codes that [`ask_next`] asks for, and how many bytes of them every
+/// strip has.
 pub(super) fn behind(args: &Args<'_>, index: usize) -> (*const u8, usize) {
     let (at, tiles) = match args.blocks.get(index + 1) {
         Some(next) => (next.start * args.tile_bytes, next.tiles),
@@ -128,8 +131,8 @@ pub(super) fn behind(args: &Args<'_>, index: usize) -> (*const u8, usize) {
     (args.codes.as_ptr().wrapping_add(at), tiles * args.tile_bytes)
 }
 
-/// Eight bytes in every lane, straight from memory: the compiler would load them and broadcast them apart, which on Intel's processors
-/// takes the one unit for shuffles across lanes.
+/// Eight bytes in every lane, straight from memory: the compiler would load them and broadcast them
+/// apart, which on Intel's processors takes the one unit for shuffles across lanes.
 ///
 /// # Safety
 /// Eight bytes are readable at `at`.
@@ -144,8 +147,9 @@ unsafe fn broadcast(at: *const i64) -> __m512i {
     out
 }
 
-/// A token's eight bytes at `x + at` meet the weights of both halves of the rows: one statement, since the compiler would load what all
-/// tokens have before the first product, and put sums aside for it.
+/// A token's eight bytes at `x + at` meet the weights of both halves of the rows: one statement,
+/// since the compiler would load what all tokens have before the first product, and put sums aside
+/// for it.
 ///
 /// # Safety
 /// Eight bytes are readable at `x + at`.
@@ -181,8 +185,8 @@ unsafe fn meet<E: Expand>(x: *const u8, at: usize, [low, high]: [__m512i; 2], su
     }
 }
 
-/// `S` strips side by side: they share the activations, and their codes are separate streams for the prefetcher of
-/// the processor.
+/// `S` strips side by side: they share the activations, and their codes are separate streams for
+/// the prefetcher of the processor.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`; the number of strips is a multiple of `S`.
@@ -197,7 +201,8 @@ unsafe fn one_token<E: Expand, const S: usize>(e: &E, args: &Args<'_>, out: &mut
     }
 }
 
-/// Strips `first..first + S`, whose first tiles are begun in `mid`; leaves those of the next strips there, if there are any.
+/// Strips `first..first + S`, whose first tiles are begun in `mid`; leaves those of the next strips
+/// there, if there are any.
 ///
 /// # Safety
 /// As [`one_token`]; strips `first..first + S` exist.
@@ -292,8 +297,8 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
     *mid = current;
 }
 
-/// Up to eight tokens: each tile is expanded once and meets all of them in registers. Surplus tokens repeat the last one and are
-/// dropped.
+/// Up to eight tokens: each tile is expanded once and meets all of them in registers. Surplus
+/// tokens repeat the last one and are dropped.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`.
@@ -311,9 +316,9 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
         let mut inner = [_mm512_setzero_ps(); T];
         // SAFETY: `Args` has 16 scales for every group.
         let books = |i: usize| unsafe { e.books(scales.add(args.blocks[i].group * TILE_ROWS)) };
-        // Three tiles are at work at once: the codes of one are fetched, those of the one before it become weights, and
-        // those of the one before that meet the tokens.
-        // SAFETY: there is a first tile, and room for one behind the last.
+        // Three tiles are at work at once: the codes of one are fetched, those of the one before it
+        // become weights, and those of the one before that meet the tokens. SAFETY: there is a
+        // first tile, and room for one behind the last.
         let (mut weights, mut mid) =
             unsafe { (e.regroup_by(e.begin(codes), books(0)), e.begin(codes.add(args.tile_bytes))) };
         for (i, block) in args.blocks.iter().enumerate() {
@@ -325,7 +330,8 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
                 if tile + 1 == end && i + 1 < args.blocks.len() {
                     scaled = books(i + 1);
                 }
-                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a
+                // tile behind the last.
                 unsafe {
                     let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
                     reads.ask(code, args.tile_bytes);
@@ -366,7 +372,8 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
             if block.closes {
                 for t in 0..args.tokens {
                     let out = out[args.out_at(strip, t)..].as_mut_ptr();
-                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip and token.
+                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every
+                    // strip and token.
                     unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
                 }
                 inner = [_mm512_setzero_ps(); T];
@@ -375,8 +382,9 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     }
 }
 
-/// As [`few_tokens`], but rows keep 64-bit lanes to themselves: tiles are not regrouped, and every token has two vectors of sums, which also
-/// hide the latency of products better. The faster way while registers hold these: up to [`Expand::IN_EIGHTS`] tokens.
+/// As [`few_tokens`], but rows keep 64-bit lanes to themselves: tiles are not regrouped, and every
+/// token has two vectors of sums, which also hide the latency of products better. The faster way
+/// while registers hold these: up to [`Expand::IN_EIGHTS`] tokens.
 ///
 /// # Safety
 /// As [`strips`]; lengths as in `Args`.
@@ -399,13 +407,15 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
             let books = unsafe { e.books(scales.add(block.group * TILE_ROWS)) };
             let mut sums = [[zero; 2]; T];
             for tile in block.start..block.start + block.tiles {
-                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a tile behind the last.
+                // SAFETY: tiles of the block are inside `codes` and `x`, and there is room for a
+                // tile behind the last.
                 unsafe {
                     let code = codes.add((tile + 1) * args.tile_bytes);
                     reads.ask(code, args.tile_bytes);
                     let [mut low, high] = e.eights(mid, books);
-                    // Units that multiply take the oldest instructions first, and products of all tokens are many: left behind them, the
-                    // hashes of the next tile would wait, and then everything for these. Two products and no hash keep nothing waiting.
+                    // Units that multiply take the oldest instructions first, and products of all
+                    // tokens are many: left behind them, the hashes of the next tile would wait,
+                    // and then everything for these. Two products and no hash keep nothing waiting.
                     mid = e.begin(code);
                     if T > 2 || !E::BOUND {
                         E::parts(&mut mid).iter().for_each(|part| then(*part, &mut low[0]));
@@ -427,7 +437,8 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
             if block.closes {
                 for t in 0..args.tokens {
                     let out = out[args.out_at(strip, t)..].as_mut_ptr();
-                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every strip and token.
+                    // SAFETY: `Args` has 16 scales for every group and `out` 16 values for every
+                    // strip and token.
                     unsafe { close(inner[t], scales.add(block.group * TILE_ROWS), out) };
                 }
                 inner = [_mm512_setzero_ps(); T];

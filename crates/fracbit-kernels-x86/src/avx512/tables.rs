@@ -129,7 +129,8 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, StripFn) {
     let steps = Steps::of(codebook.scheme()).expect("a trellis scheme");
     let (weights, bytes) = (steps.weights, codebook.tile_bytes());
     let len = codebook.entries().len();
-    // Words of a state: the two words of four columns hold the same state, or each its own of two columns.
+    // Words of a state: the two words of four columns hold the same state, or each its own of two
+    // columns.
     let position = |c: usize| steps.position(c / weights);
     let whole = fetch::of(bytes) == ONE && len == 64 && (0..16).all(|c| position(c) % 8 == 0);
     let mut table =
@@ -237,8 +238,9 @@ const fn stretches(tile_bytes: usize, end: usize) -> usize {
     if end + nibble(tile_bytes, 1) <= 64 && tile_bytes <= 128 { 1 } else { 2 }
 }
 
-/// Stretches, and the cuts of one byte per column: byte `c` is the 8 bits from bit `position(c)` of its row, the high byte
-/// of a word for odd columns of 16-bit windows. `width` bits of a window count.
+/// Stretches, and the cuts of one byte per column: byte `c` is the 8 bits from bit `position(c)` of
+/// its row, the high byte of a word for odd columns of 16-bit windows. `width` bits of a window
+/// count.
 fn bytes_of_columns(codebook: &Codebook, width: usize, position: impl Fn(usize) -> usize) -> Vec<Line> {
     let bytes = codebook.tile_bytes();
     let n = stretches(bytes, position(15) + width);
@@ -251,8 +253,8 @@ fn bytes_of_columns(codebook: &Codebook, width: usize, position: impl Fn(usize) 
     table
 }
 
-/// As [`bytes_of_columns`] of 16-bit windows that begin with a byte, in tiles of one load: the stretches are what would be cut
-/// from them, and the lines of cuts are empty.
+/// As [`bytes_of_columns`] of 16-bit windows that begin with a byte, in tiles of one load: the
+/// stretches are what would be cut from them, and the lines of cuts are empty.
 fn bytes_of_states(tile_bytes: usize, position: impl Fn(usize) -> usize) -> Vec<Line> {
     let index = |k: usize, half: usize, b: usize| {
         let row = (8 * half + b / 8) * tile_bytes / TILE_ROWS;
@@ -264,8 +266,8 @@ fn bytes_of_states(tile_bytes: usize, position: impl Fn(usize) -> usize) -> Vec<
     table
 }
 
-/// Stretches, and the cuts of four words per 64-bit lane: word `i` of cut `p` is the 16 bits from bit `position(p, i)`.
-/// `width` bits of a window count.
+/// Stretches, and the cuts of four words per 64-bit lane: word `i` of cut `p` is the 16 bits from
+/// bit `position(p, i)`. `width` bits of a window count.
 fn words_of_columns(
     codebook: &Codebook,
     width: usize,
@@ -281,7 +283,8 @@ fn words_of_columns(
     table
 }
 
-/// The control byte `bit(b)` (a bit position of the row in the 64-bit lane, taken modulo 64) in every lane.
+/// The control byte `bit(b)` (a bit position of the row in the 64-bit lane, taken modulo 64) in
+/// every lane.
 fn cuts(tile_bytes: usize, bit: impl Fn(usize) -> usize) -> Line {
     Line(std::array::from_fn(|b| {
         u8::try_from((bit(b % 8) + nibble(tile_bytes, b / 8)) % 64).expect("below 64")

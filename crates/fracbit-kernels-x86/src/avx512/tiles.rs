@@ -1,12 +1,15 @@
-//! More than eight tokens on processors with AMX: an expanded block is met by sixteen of them at a time in tile registers.
+//! More than eight tokens on processors with AMX: an expanded block is met by sixteen of them at a
+//! time in tile registers.
 //!
-//! `tdpbssd` multiplies 16 tokens by 64 columns of a strip, 16384 products in 16 cycles, eight times what `vpdpbusd` does. Its second
-//! operand wants four neighbouring columns of a row in 32 bits, rows side by side: what [`Expand::regroup_by`] makes, sixteen
-//! vectors to a tile register. The first takes the rows of the activations as they are. Two strips meet 32 tokens in four
-//! sums, so that each tile that is loaded serves two products.
+//! `tdpbssd` multiplies 16 tokens by 64 columns of a strip, 16384 products in 16 cycles, eight
+//! times what `vpdpbusd` does. Its second operand wants four neighbouring columns of a row in 32
+//! bits, rows side by side: what [`Expand::regroup_by`] makes, sixteen vectors to a tile register.
+//! The first takes the rows of the activations as they are. Two strips meet 32 tokens in four sums,
+//! so that each tile that is loaded serves two products.
 //!
-//! Both operands are signed, and no sums of activations are needed. A block that ends inside 64 columns is filled up with zero weights;
-//! what activations stand behind it, and in rows behind the last token, does not count.
+//! Both operands are signed, and no sums of activations are needed. A block that ends inside 64
+//! columns is filled up with zero weights; what activations stand behind it, and in rows behind the
+//! last token, does not count.
 
 #![expect(clippy::needless_range_loop, reason = "strips and tokens index several arrays at once")]
 
@@ -19,12 +22,14 @@ use fracbit_format::TILE_COLS;
 use fracbit_kernels::{Args, BLOCK_TILES, Ints, MAX_STRIPS, MAX_TOKENS, ROWS};
 use std::{arch::asm, mem::MaybeUninit, sync::OnceLock};
 
-/// Proof that the processor has AVX-512 as [`Avx512`] says and AMX for bytes, and that the system lets this process use it.
+/// Proof that the processor has AVX-512 as [`Avx512`] says and AMX for bytes, and that the system
+/// lets this process use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Amx(());
 
 impl Amx {
-    /// The proof, if there is one. On Linux a process must ask for the tile registers before it uses them, once for all its threads.
+    /// The proof, if there is one. On Linux a process must ask for the tile registers before it
+    /// uses them, once for all its threads.
     #[must_use]
     pub(crate) fn detect() -> Option<Self> {
         static FOUND: OnceLock<bool> = OnceLock::new();
@@ -46,7 +51,8 @@ fn may_use_tiles() -> bool {
         const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
         const XFEATURE_XTILEDATA: i64 = 18;
         let mut result = ARCH_PRCTL;
-        // SAFETY: the call reads two numbers and touches no memory of this process; a system call changes rcx and r11 besides.
+        // SAFETY: the call reads two numbers and touches no memory of this process; a system call
+        // changes rcx and r11 besides.
         unsafe {
             asm!(
                 "syscall",
@@ -64,14 +70,15 @@ fn may_use_tiles() -> bool {
     false
 }
 
-/// Multiplies and adds ones for `rounds` rounds in four tile registers and returns the sum, which is the number of products made; below
-/// 2^25 rounds no sum overflows.
+/// Multiplies and adds ones for `rounds` rounds in four tile registers and returns the sum, which
+/// is the number of products made; below 2^25 rounds no sum overflows.
 pub(crate) fn peak(_proof: Amx, rounds: u32) -> u64 {
     #[repr(C, align(64))]
     struct Sums([[i32; 256]; 4]);
     let ones = Config([1; 64]);
     let mut sums = Sums([[0; 256]; 4]);
-    // SAFETY: the proof; all rows of the operands are the one line, and each sum fills its 1024 bytes.
+    // SAFETY: the proof; all rows of the operands are the one line, and each sum fills its 1024
+    // bytes.
     unsafe {
         asm!(
             "ldtilecfg [{config}]",
@@ -147,7 +154,8 @@ type Inner = [[__m512; ROWS]; MAX_STRIPS];
 /// Blocks of up to two strips, expanded once and met by all tokens.
 ///
 /// # Safety
-/// As `strips`, [`Amx`] is there, the expander is narrow and [signed](Expand::signed) and the activations come as [`fracbit_kernels::Interleave::Rows`].
+/// As `strips`, [`Amx`] is there, the expander is narrow and [signed](Expand::signed) and the
+/// activations come as [`fracbit_kernels::Interleave::Rows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let Ints::I8(x) = args.x else { unreachable!("tiles are for the int8 grid") };
@@ -194,7 +202,8 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
         let mut sums = [MaybeUninit::<Sums>::uninit(); 2];
         for (nth, token) in (0..args.tokens).step_by(GROUPS * ROWS).enumerate() {
             let now = &mut sums[nth % 2];
-            // SAFETY: rows up to a multiple of sixteen are readable; the sums of the tokens before were written.
+            // SAFETY: rows up to a multiple of sixteen are readable; the sums of the tokens before
+            // were written.
             unsafe {
                 step.multiply(token, now);
                 if nth > 0 {
@@ -232,8 +241,9 @@ impl Step<'_> {
         let args = self.args;
         let block = &args.blocks[self.index];
         let steps = block.tiles.div_ceil(COLS / TILE_COLS);
-        // SAFETY: `steps` times 64 columns of sixteen rows for each group, and as many tiles of weights of both strips (where there is
-        // one strip, the second one's are zeros); each sum fills 16 vectors.
+        // SAFETY: `steps` times 64 columns of sixteen rows for each group, and as many tiles of
+        // weights of both strips (where there is one strip, the second one's are zeros); each sum
+        // fills 16 vectors.
         unsafe {
             let x = self.x.add(token * args.x_stride);
             asm!(
@@ -278,7 +288,8 @@ impl Step<'_> {
         }
     }
 
-    /// Takes the sums of up to 32 tokens to `inner`, and that to `out` where the block closes its weight scale.
+    /// Takes the sums of up to 32 tokens to `inner`, and that to `out` where the block closes its
+    /// weight scale.
     ///
     /// # Safety
     /// [`multiply`](Self::multiply) wrote `sums` for `token`.
@@ -309,7 +320,8 @@ impl Step<'_> {
                 let scales = args.scales[(s * args.groups + block.group) * TILE_ROWS..].as_ptr();
                 let out = self.out.wrapping_add(args.out_at(s, first));
                 for t in 0..ROWS.min(args.tokens - first) {
-                    // SAFETY: sixteen scales, and sixteen values of `out` for every strip and token.
+                    // SAFETY: sixteen scales, and sixteen values of `out` for every strip and
+                    // token.
                     unsafe { close(inner[s][t], scales, out.add(t * args.out_stride)) };
                 }
             }

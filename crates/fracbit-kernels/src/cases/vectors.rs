@@ -243,7 +243,8 @@ fn dense(vectors: &Vectors) {
     }
 }
 
-/// Sums in the order of a body's instructions: within the bound of [`crate::vectors::bf16`], and special where the reference is.
+/// Sums in the order of a body's instructions: within the bound of [`crate::vectors::bf16`], and
+/// special where the reference is.
 fn bf16_tiles(vectors: &Vectors) {
     let scalar = Vectors::scalar();
     for (seed, (pairs, stride)) in

@@ -1,12 +1,15 @@
 //! Attention in integers: its operands, their ranges, and the scalar reference.
 //!
-//! Queries, keys and values are rows of integers with a scale each; the weights that softmax gives to positions are integers with a scale
-//! for every [`WEIGHT_BLOCK`] positions. All inner products are sums of integers that fit 32 bits, so they are exact, and additions may come in any
-//! order: vectors of every width give the same bits. A row of 16-bit integers keeps 11.5 (keys of the widest heads) to 13 bits beside the
-//! sign, relative to its largest number, where half precision keeps 11 of every number.
+//! Queries, keys and values are rows of integers with a scale each; the weights that softmax gives
+//! to positions are integers with a scale for every [`WEIGHT_BLOCK`] positions. All inner products
+//! are sums of integers that fit 32 bits, so they are exact, and additions may come in any order:
+//! vectors of every width give the same bits. A row of 16-bit integers keeps 11.5 (keys of the
+//! widest heads) to 13 bits beside the sign, relative to its largest number, where half precision
+//! keeps 11 of every number.
 //!
-//! A cache may hold less of keys and values ([`Ints`]): 8-bit integers, or 4 bits, which are places in a table of sixteen integers ([`LEVELS`]). These are
-//! widened in registers and then multiplied as all others.
+//! A cache may hold less of keys and values ([`Ints`]): 8-bit integers, or 4 bits, which are places
+//! in a table of sixteen integers ([`LEVELS`]). These are widened in registers and then multiplied
+//! as all others.
 
 use super::plain::{LANES, MAGIC};
 use std::ops::Range;
@@ -19,13 +22,16 @@ pub const WEIGHT_BLOCK: usize = 64;
 pub const MOST: i32 = 8191;
 /// Largest magnitude of the integers of a value.
 pub const VALUE_MOST: i32 = 4096;
-/// Largest magnitude of the integer of a weight, which is negative only where the scale of its value is.
+/// Largest magnitude of the integer of a weight, which is negative only where the scale of its
+/// value is.
 pub const WEIGHT_MOST: i32 = MOST;
 
-/// The integers that 4 bits stand for. The number of a row that is largest in magnitude is always the last one: where it is negative, the row's scale is. So
-/// the other side needs no level that far out. Trained on Gaussian rows of 64 and 128 numbers, equally (Lloyd's algorithm; the errors of rows weighted by
-/// their squared scales): errors of .0074 and .0082 of a row's energy, where sixteen equal steps from the least to the largest number leave .0080
-/// and .0099 and want two numbers for a row.
+/// The integers that 4 bits stand for. The number of a row that is largest in magnitude is always
+/// the last one: where it is negative, the row's scale is. So the other side needs no level that
+/// far out. Trained on Gaussian rows of 64 and 128 numbers, equally (Lloyd's algorithm; the errors
+/// of rows weighted by their squared scales): errors of .0074 and .0082 of a row's energy, where
+/// sixteen equal steps from the least to the largest number leave .0080 and .0099 and want two
+/// numbers for a row.
 pub const LEVELS: [i8; 16] = [-108, -85, -66, -51, -38, -26, -14, -2, 9, 20, 32, 45, 60, 76, 97, 127];
 /// Numbers that share sixteen bytes where they have 4 bits: a row of pairs of a block of keys.
 pub const UNIT: usize = 2 * KEY_BLOCK;
@@ -39,7 +45,8 @@ const _: () = assert!(
     "the weighted sum of a block's values fits 32 bits"
 );
 
-/// Largest magnitude of the integers of queries and keys of `dim` numbers: [`MOST`], or less so that every inner product fits 32 bits.
+/// Largest magnitude of the integers of queries and keys of `dim` numbers: [`MOST`], or less so
+/// that every inner product fits 32 bits.
 #[must_use]
 pub fn key_most(dim: usize) -> i32 {
     let most = (i32::MAX.unsigned_abs() / u32::try_from(dim.max(1)).unwrap_or(u32::MAX)).isqrt();
@@ -53,8 +60,8 @@ pub enum Ints<'a> {
     I16(&'a [i16]),
     /// 8 bits each.
     I8(&'a [i8]),
-    /// 4 bits each, places in [`LEVELS`]: of [`UNIT`] numbers in sixteen bytes the first sixteen are the low halves of the bytes, the others the high ones. Rows
-    /// begin with a unit.
+    /// 4 bits each, places in [`LEVELS`]: of [`UNIT`] numbers in sixteen bytes the first sixteen
+    /// are the low halves of the bytes, the others the high ones. Rows begin with a unit.
     I4(&'a [u8]),
 }
 
@@ -133,7 +140,8 @@ pub struct Scores<'a> {
     pub query_scales: &'a [f32],
     /// Numbers of a query, an even number.
     pub dim: usize,
-    /// (block, pair of dimensions, [`KEY_BLOCK`] positions, 2), up to [`key_most`] in magnitude; [`KEY_BLOCK`] pairs are a row
+    /// (block, pair of dimensions, [`KEY_BLOCK`] positions, 2), up to [`key_most`] in magnitude;
+    /// [`KEY_BLOCK`] pairs are a row
     pub keys: Ints<'a>,
     /// (position)
     pub key_scales: &'a [f32],
@@ -144,7 +152,8 @@ pub struct Scores<'a> {
 /// Weighted sums of values for several queries.
 #[derive(Clone, Copy, Debug)]
 pub struct Weigh<'a> {
-    /// (query, position), whole blocks, `stride` elements from a query to the next; up to [`WEIGHT_MOST`] in magnitude
+    /// (query, position), whole blocks, `stride` elements from a query to the next; up to
+    /// [`WEIGHT_MOST`] in magnitude
     pub weights: &'a [i16],
     /// (query, block), `stride / WEIGHT_BLOCK` elements from a query to the next
     pub scales: &'a [f32],
@@ -265,7 +274,8 @@ fn weighed(sum: i32, scale: f32, out: f32) -> f32 {
     (sum as f32).mul_add(scale, out)
 }
 
-/// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+/// The bits of the largest magnitude, or of a NaN. The order of positive floats is that of their
+/// bits, and NaN is above infinity: it survives `max`.
 #[inline(always)]
 fn largest_of(values: &[f32; WEIGHT_BLOCK]) -> u32 {
     let mut tops = [0; LANES];
@@ -305,10 +315,13 @@ fn largest(values: &[f32]) -> f32 {
     f32::from_bits(top)
 }
 
-/// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to integers up to `most`, and returns their scale. All become
-/// zero where `largest` is below 1e-30; and where it is infinite or no number, with a scale that is no number, which makes no numbers of all results.
+/// Rounds numbers, the largest of which is `largest` in magnitude, by `make(inverse, ints)` to
+/// integers up to `most`, and returns their scale. All become zero where `largest` is below 1e-30;
+/// and where it is infinite or no number, with a scale that is no number, which makes no numbers of
+/// all results.
 ///
-/// A number times `inverse` is at most `most (1 + 2^-23)` in magnitude, so that its nearest integer is at most `most`.
+/// A number times `inverse` is at most `most (1 + 2^-23)` in magnitude, so that its nearest integer
+/// is at most `most`.
 #[inline(always)]
 fn round_by(largest: f32, most: i32, ints: &mut [i16], make: impl FnOnce(f32, &mut [i16])) -> f32 {
     if !(1e-30..f32::INFINITY).contains(&largest) {
@@ -337,7 +350,8 @@ pub fn round(values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
     })
 }
 
-/// As [`Vectors::round_to_levels`](super::Vectors::round_to_levels), for a row that was rounded to integers up to [`FINE`]: what its scale is multiplied by.
+/// As [`Vectors::round_to_levels`](super::Vectors::round_to_levels), for a row that was rounded to
+/// integers up to [`FINE`]: what its scale is multiplied by.
 #[inline(always)]
 pub(super) fn levels(ints: &mut [i16]) -> f32 {
     let most = ints.iter().fold(0, |most, int| int.abs().max(most));
@@ -361,11 +375,12 @@ const HALFWAY: [i16; 15] = {
     halves
 };
 
-/// What is added to the weights of a block before they are rounded, from -.49 to .49 and evenly at any stretch of positions: multiples of the golden
-/// section.
+/// What is added to the weights of a block before they are rounded, from -.49 to .49 and evenly at
+/// any stretch of positions: multiples of the golden section.
 ///
-/// Weights are never negative. If many small ones stood beside a large one, all would become zero by rounding alone, and their
-/// sum, which softmax divides by, would not: up to .4 % of the result. So as many become one as make up for the others.
+/// Weights are never negative. If many small ones stood beside a large one, all would become zero
+/// by rounding alone, and their sum, which softmax divides by, would not: up to .4 % of the result.
+/// So as many become one as make up for the others.
 const DITHER: [f32; WEIGHT_BLOCK] = {
     let mut dither = [0.0; WEIGHT_BLOCK];
     let mut j = 0;
@@ -448,7 +463,8 @@ mod tests {
 
     #[test]
     fn small_weights_count_beside_a_large_one() {
-        // A sink of attention: each of the others is less than half an integer, for most of these sizes.
+        // A sink of attention: each of the others is less than half an integer, for most of these
+        // sizes.
         for small in [6e-6, 2e-5, 6e-5, 1e-4, 3e-4] {
             for first in [0, 17, 63] {
                 let mut weights = [small; WEIGHT_BLOCK];

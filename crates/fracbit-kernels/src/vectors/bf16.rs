@@ -1,11 +1,14 @@
 //! Products of matrices whose factors are rounded to bf16, summed in f32.
 //!
-//! For work that needs no more than eight bits of a factor, such as gradients: processors with such products do two of them for one of f32. Sums
-//! are not those of the reference bit for bit: each body adds in the order of its instructions. Relative to the sum of the magnitudes of k
-//! products, they are off by no more than `(k + 1) 2^-23`, and rounding the factors costs `2^-8` at most, `2^-9` for each.
+//! For work that needs no more than eight bits of a factor, such as gradients: processors with such
+//! products do two of them for one of f32. Sums are not those of the reference bit for bit: each
+//! body adds in the order of its instructions. Relative to the sum of the magnitudes of k products,
+//! they are off by no more than `(k + 1) 2^-23`, and rounding the factors costs `2^-8` at most,
+//! `2^-9` for each.
 //!
-//! The right factor, (inner, cols), is packed into panels of [`COLS`] columns, two rows side by side in a [`Pair`]; the left one is
-//! rounded row by row. Everything behind the last row or column is zero.
+//! The right factor, (inner, cols), is packed into panels of [`COLS`] columns, two rows side by
+//! side in a [`Pair`]; the left one is rounded row by row. Everything behind the last row or column
+//! is zero.
 
 use super::Vectors;
 use crate::Crew;
@@ -17,9 +20,11 @@ pub const ROWS: usize = 8;
 pub const COLS: usize = 48;
 /// Columns that are packed together: the rows, which come from further away, meet two panels.
 pub const WIDTH: usize = 2 * COLS;
-/// Pairs that a tile sums up at a time: the panels of so many, 192 KiB, stay in a second-level cache.
+/// Pairs that a tile sums up at a time: the panels of so many, 192 KiB, stay in a second-level
+/// cache.
 const DEPTH: usize = 512;
-/// Pairs of a row that are turned into a column together, for the lines that they are written to stay in the cache.
+/// Pairs of a row that are turned into a column together, for the lines that they are written to
+/// stay in the cache.
 const PACKED: usize = 16;
 
 /// Two bf16 numbers, neighbours along the inner dimension; the first in the low half.
@@ -191,8 +196,9 @@ impl Panels {
         self.pairs.chunks_exact_mut((depth * COLS).max(1)).enumerate()
     }
 
-    /// The product of some of `rows`, from a multiple of [`ROWS`] on, and these columns, in parts: `add` gets a row, a column and the sums of a
-    /// part from there on, which count as far as there are columns.
+    /// The product of some of `rows`, from a multiple of [`ROWS`] on, and these columns, in parts:
+    /// `add` gets a row, a column and the sums of a part from there on, which count as far as there
+    /// are columns.
     ///
     /// # Panics
     /// When the inner dimensions differ, or there are no such rows.

@@ -1,12 +1,17 @@
-//! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding of activations.
+//! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding
+//! of activations.
 //!
-//! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of the scalar reference:
-//! sums have a fixed number of interleaved partial sums, added in a fixed order, or are of integers ([`attend`]), and where a multiplication is fused
-//! with an addition (the exponentials of softmax and gates; where attention adds up its blocks, and all of it in single precision) the reference says so. So a model's result does not depend on the machine.
-//! What is not fused takes instructions that processors which fuse could save; it is a few percent of a step.
+//! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of
+//! the scalar reference: sums have a fixed number of interleaved partial sums, added in a fixed
+//! order, or are of integers ([`attend`]), and where a multiplication is fused with an addition
+//! (the exponentials of softmax and gates; where attention adds up its blocks, and all of it in
+//! single precision) the reference says so. So a model's result does not depend on the machine.
+//! What is not fused takes instructions that processors which fuse could save; it is a few percent
+//! of a step.
 //!
-//! Most operations are written once, in [`plain`] and [`attend`], as loops that the compiler makes vectors of; a backend compiles the same source
-//! for its instruction set. The integer sums of attention have bodies of their own.
+//! Most operations are written once, in [`plain`] and [`attend`], as loops that the compiler makes
+//! vectors of; a backend compiles the same source for its instruction set. The integer sums of
+//! attention have bodies of their own.
 
 pub mod attend;
 pub mod bf16;
@@ -80,8 +85,8 @@ pub enum Gate {
     /// `x sigmoid(x)`.
     #[default]
     Silu,
-    /// GELU by a hyperbolic tangent (Hendrycks and Gimpel 2016, arXiv 1606.08415): `x (1 + tanh(z)) / 2 = x sigmoid(2 z)` with
-    /// `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
+    /// GELU by a hyperbolic tangent (Hendrycks and Gimpel 2016, arXiv 1606.08415): `x (1 + tanh(z))
+    /// / 2 = x sigmoid(2 z)` with `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
     GeluTanh,
 }
 
@@ -150,8 +155,8 @@ impl Default for Vectors {
     }
 }
 
-/// Whether `len` elements hold `count` rows of `width`, `stride` from a row to the next. Bodies rely on it: no overflow may hide a
-/// lack of room.
+/// Whether `len` elements hold `count` rows of `width`, `stride` from a row to the next. Bodies
+/// rely on it: no overflow may hide a lack of room.
 fn fits(len: usize, count: usize, stride: usize, width: usize) -> bool {
     let end = |last: usize| last.checked_mul(stride)?.checked_add(width);
     count.checked_sub(1).is_none_or(|last| end(last).is_some_and(|end| len >= end))
@@ -189,7 +194,8 @@ impl Vectors {
     /// The bodies of `isa`.
     ///
     /// # Safety
-    /// The processor has `isa`, and the bodies are sound for arguments that satisfy the checks of the methods below.
+    /// The processor has `isa`, and the bodies are sound for arguments that satisfy the checks of
+    /// the methods below.
     #[must_use]
     pub const unsafe fn new(isa: Isa, slots: Slots) -> Self {
         Self { isa, slots }
@@ -201,8 +207,8 @@ impl Vectors {
         self.isa
     }
 
-    /// `out[q][j] = query_q · key_j` for all positions of the given blocks: the inner product of the integers, rounded to single precision, times
-    /// the product of both scales.
+    /// `out[q][j] = query_q · key_j` for all positions of the given blocks: the inner product of
+    /// the integers, rounded to single precision, times the product of both scales.
     ///
     /// # Panics
     /// When a length does not fit.
@@ -220,8 +226,8 @@ impl Vectors {
         unsafe { (self.slots.scores)(args, out) }
     }
 
-    /// `out[q] += Σ_j weights[q][j] values[j]`, block by block: the sum of the integers, rounded to single precision, times the block's scale and added
-    /// in one rounding; `out` is (query, dim).
+    /// `out[q] += Σ_j weights[q][j] values[j]`, block by block: the sum of the integers, rounded to
+    /// single precision, times the block's scale and added in one rounding; `out` is (query, dim).
     ///
     /// # Panics
     /// When a length does not fit.
@@ -238,8 +244,8 @@ impl Vectors {
         unsafe { (self.slots.weigh)(args, out) }
     }
 
-    /// As [`scores`](Self::scores), in single precision: even and odd dimensions are summed apart, each
-    /// in order by fused multiplications and additions, and then added.
+    /// As [`scores`](Self::scores), in single precision: even and odd dimensions are summed apart,
+    /// each in order by fused multiplications and additions, and then added.
     ///
     /// # Panics
     /// When a length does not fit.
@@ -269,8 +275,9 @@ impl Vectors {
         unsafe { (self.slots.float_weigh)(args, out) }
     }
 
-    /// Rounds a row to the nearest integers, the largest of which is `most` in magnitude; returns their scale, which is NaN where a number is
-    /// infinite or NaN. Numbers that are all below 1e-30 become zero.
+    /// Rounds a row to the nearest integers, the largest of which is `most` in magnitude; returns
+    /// their scale, which is NaN where a number is infinite or NaN. Numbers that are all below
+    /// 1e-30 become zero.
     ///
     /// # Panics
     /// When the lengths differ, or `most` is not from 1 to [`MOST`].
@@ -282,8 +289,8 @@ impl Vectors {
         unsafe { (self.slots.round)(values, most, ints) }
     }
 
-    /// Rounds a row to places in [`LEVELS`]; returns the scale of these, which is negative where the number largest in magnitude is, and otherwise as in
-    /// [`round`](Self::round).
+    /// Rounds a row to places in [`LEVELS`]; returns the scale of these, which is negative where
+    /// the number largest in magnitude is, and otherwise as in [`round`](Self::round).
     ///
     /// # Panics
     /// When the lengths differ.
@@ -293,9 +300,11 @@ impl Vectors {
         scale * attend::levels(places)
     }
 
-    /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0 in what stands before and behind them. The sum of
-    /// the integers is that of the weights to some 10^-4, however small they are beside the largest one. As in [`round`](Self::round) the scale is NaN where a product
-    /// is infinite or NaN, and products that are all below 1e-30 become zero.
+    /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0
+    /// in what stands before and behind them. The sum of the integers is that of the weights to
+    /// some 10^-4, however small they are beside the largest one. As in [`round`](Self::round) the
+    /// scale is NaN where a product is infinite or NaN, and products that are all below 1e-30
+    /// become zero.
     ///
     /// # Panics
     /// When a length does not fit.
@@ -308,8 +317,9 @@ impl Vectors {
         unsafe { (self.slots.round_weights)(args, ints, scales) }
     }
 
-    /// Adds to the partial sums of every row and token, `sums[row · tokens + token]`, their products as [`plain::accumulate`] does: an
-    /// inner product may be taken in pieces, and [`plain::finish`] then gives the bits of [`plain::dot`].
+    /// Adds to the partial sums of every row and token, `sums[row · tokens + token]`, their
+    /// products as [`plain::accumulate`] does: an inner product may be taken in pieces, and
+    /// [`plain::finish`] then gives the bits of [`plain::dot`].
     ///
     /// # Panics
     /// When a length does not fit.
@@ -364,7 +374,8 @@ impl Vectors {
         unsafe { (self.slots.rms_norm)(x, weight, eps, out) }
     }
 
-    /// `gate = f(gate) · up` with the function of `kind`: SwiGLU or GeGLU (Shazeer 2020, arXiv 2002.05202).
+    /// `gate = f(gate) · up` with the function of `kind`: SwiGLU or GeGLU (Shazeer 2020, arXiv
+    /// 2002.05202).
     ///
     /// # Panics
     /// When the lengths differ.
@@ -374,7 +385,8 @@ impl Vectors {
         unsafe { (self.slots.gate_mul)(kind, gate, up) }
     }
 
-    /// Rotary embedding of one row of heads: in each, the pair (k, k + half) turns by the angle with `cos[k]`, `sin[k]`.
+    /// Rotary embedding of one row of heads: in each, the pair (k, k + half) turns by the angle
+    /// with `cos[k]`, `sin[k]`.
     ///
     /// # Panics
     /// When `cos` and `sin` differ in length or `heads` is not whole heads of twice that.
@@ -385,11 +397,13 @@ impl Vectors {
         unsafe { (self.slots.rotate)(heads, cos, sin) }
     }
 
-    /// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a factor for each entry: what
+    /// The Walsh-Hadamard transform of every `order` neighbours of `x`, unnormalised, after a
+    /// factor for each entry: what
     /// [`Rotation::apply_rows_by`](fracbit_rotation::Rotation::apply_rows_by) asks for.
     ///
     /// # Panics
-    /// When `order` is no power of two or does not divide the length, or when there are fewer factors than entries.
+    /// When `order` is no power of two or does not divide the length, or when there are fewer
+    /// factors than entries.
     pub fn walsh(&self, order: usize, x: &mut [f32], factors: &[f32]) {
         assert!(order.is_power_of_two() && x.len().is_multiple_of(order), "walsh: whole pieces of {order}");
         assert!(x.len() <= factors.len(), "walsh: a factor for each entry");
@@ -403,8 +417,9 @@ impl Vectors {
         unsafe { (self.slots.cap)(cap, x) }
     }
 
-    /// The sum of `2^((x - top) rate)` over every [`LOGITS`] logits, of the last ones what is left, for a `top` that none is above. Each term is off by
-    /// at most 3e-12 of it; those below 2^-1010, and those of NaN, count as 2^-1010.
+    /// The sum of `2^((x - top) rate)` over every [`LOGITS`] logits, of the last ones what is left,
+    /// for a `top` that none is above. Each term is off by at most 3e-12 of it; those below
+    /// 2^-1010, and those of NaN, count as 2^-1010.
     ///
     /// # Panics
     /// When there is not one sum for every block.
@@ -431,8 +446,9 @@ impl Vectors {
         unsafe { (self.slots.narrow)(values, to) }
     }
 
-    /// As [`narrow`](Self::narrow), for a token of a pair: every eight integers are followed by room for eight of the
-    /// other token, which stays as it is (and is missing behind the last eight).
+    /// As [`narrow`](Self::narrow), for a token of a pair: every eight integers are followed by
+    /// room for eight of the other token, which stays as it is (and is missing behind the last
+    /// eight).
     pub(crate) fn narrow_pair(&self, values: &[f32], to: Rounded<'_, i8>) {
         plain::check_rounded(values, &to, 2);
         // SAFETY: as in `scores`.

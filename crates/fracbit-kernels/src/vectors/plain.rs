@@ -1,8 +1,10 @@
-//! The scalar reference of [`Vectors`](super::Vectors): also the source that backends compile for their instruction sets.
+//! The scalar reference of [`Vectors`](super::Vectors): also the source that backends compile for
+//! their instruction sets.
 //!
-//! Every sum runs in sixteen interleaved partial sums that are added pairwise; Rust never contracts a multiplication
-//! and an addition by itself. `exp` is our own because libm differs between systems and a polynomial vectorizes where a
-//! library call does not. Functions are always inlined, so that they take on the target features of their caller.
+//! Every sum runs in sixteen interleaved partial sums that are added pairwise; Rust never contracts
+//! a multiplication and an addition by itself. `exp` is our own because libm differs between
+//! systems and a polynomial vectorizes where a library call does not. Functions are always inlined,
+//! so that they take on the target features of their caller.
 
 use super::{FloatScores, FloatWeigh, Gate, KEY_BLOCK, Products, Rounded};
 use crate::args::{BLOCK_TILES, MAX_INT8, MAX_INT16};
@@ -23,7 +25,8 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     finish(sums, a.as_chunks::<LANES>().1, b.as_chunks::<LANES>().1)
 }
 
-/// Adds the products of all whole groups of [`LANES`] to the partial sums; leaves the tail to [`finish`].
+/// Adds the products of all whole groups of [`LANES`] to the partial sums; leaves the tail to
+/// [`finish`].
 #[inline(always)]
 pub fn accumulate(sums: &mut [f32; LANES], a: &[f32], b: &[f32]) {
     for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
@@ -57,7 +60,8 @@ pub fn finish(sums: [f32; LANES], a_rest: &[f32], b_rest: &[f32]) -> f32 {
 
 /// The sum of sixteen numbers: halves are added to each other until one is left.
 ///
-/// Inlined on aarch64 it would make the compiler gather the sums before it in vectors of half the width.
+/// Inlined on aarch64 it would make the compiler gather the sums before it in vectors of half the
+/// width.
 #[cfg_attr(target_arch = "aarch64", inline(never))]
 #[cfg_attr(not(target_arch = "aarch64"), inline(always))]
 fn pairwise(mut sums: [f32; LANES]) -> f32 {
@@ -71,7 +75,8 @@ fn pairwise(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
-/// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits of the mantissa.
+/// 1.5 · 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low
+/// bits of the mantissa.
 pub(crate) const MAGIC: f32 = 12_582_912.0;
 /// ln 2 in two parts; products of the first with n are exact.
 const LN2_HIGH: f32 = 0.693_359_4;
@@ -79,12 +84,14 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of e^r, from that of r^6 on.
 const TAYLOR: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
-/// e^x within 2 units in the last place; 0 below -87.3 (no subnormals), infinite above 88.72, NaN for NaN.
+/// e^x within 2 units in the last place; 0 below -87.3 (no subnormals), infinite above 88.72, NaN
+/// for NaN.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor polynomial of
-/// degree 7 in r, whose truncation error 2^-1.5 · 0.347^8 / 8! is below 2^-28.
+/// x = n ln 2 + r with |r| <= ln 2 / 2 by two-part reduction (Cody and Waite), then a Taylor
+/// polynomial of degree 7 in r, whose truncation error 2^-1.5 · 0.347^8 / 8! is below 2^-28.
 ///
-/// Nothing is fused: training calls it in code for any x86-64, where a fused product is a call and no vectors are made of it.
+/// Nothing is fused: training calls it in code for any x86-64, where a fused product is a call and
+/// no vectors are made of it.
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
@@ -106,8 +113,9 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { y }
 }
 
-/// e^x for x <= 0, within 2 units in the last place where [`exp`] is; 0 below -87.3, NaN for NaN. Half of its instructions: products and sums
-/// are rounded once, and 2^n comes straight out of the sum that rounds, in whose low bits n + 127 is.
+/// e^x for x <= 0, within 2 units in the last place where [`exp`] is; 0 below -87.3, NaN for NaN.
+/// Half of its instructions: products and sums are rounded once, and 2^n comes straight out of the
+/// sum that rounds, in whose low bits n + 127 is.
 #[inline(always)]
 fn exp_below(x: f32) -> f32 {
     const ROUND: f32 = MAGIC + 127.0;
@@ -160,7 +168,8 @@ pub fn float_weigh(args: &FloatWeigh<'_>, out: &mut [f32]) {
 pub fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let larger = |m: f32, s: f32| if s > m { s } else { m };
     let (groups, rest) = scores.as_chunks_mut::<LANES>();
-    // The rest goes with scores that weigh nothing: one by one it would take longer than all before it.
+    // The rest goes with scores that weigh nothing: one by one it would take longer than all before
+    // it.
     let mut last = [f32::NEG_INFINITY; LANES];
     last[..rest.len()].copy_from_slice(rest);
     let mut tops = [f32::NEG_INFINITY; 4 * LANES];
@@ -249,7 +258,8 @@ pub fn cap(cap: f32, x: &mut [f32]) {
     }
 }
 
-/// Coefficients of 2^f for |f| <= 1/2 from that of f^8 on: interpolated at nine Chebyshev nodes, off by at most 1.1e-12 of it.
+/// Coefficients of 2^f for |f| <= 1/2 from that of f^8 on: interpolated at nine Chebyshev nodes,
+/// off by at most 1.1e-12 of it.
 const EXP2: [f64; 9] = [
     1.325_497_460_306_718e-6,
     1.531_007_828_250_608_5e-5,
@@ -264,7 +274,8 @@ const EXP2: [f64; 9] = [
 /// 1.5 · 2^52, as [`MAGIC`], and the bias of an exponent.
 const MAGIC_64: f64 = 6_755_399_441_055_744.0 + 1023.0;
 
-/// 2^x for x <= 0, off by at most 2e-12 of it for x exact; below -1010, and for NaN, 2^-1010. Not fused, as [`exp`].
+/// 2^x for x <= 0, off by at most 2e-12 of it for x exact; below -1010, and for NaN, 2^-1010. Not
+/// fused, as [`exp`].
 #[inline(always)]
 fn exp2_below(x: f64) -> f64 {
     let x = if x > -1010.0 { x } else { -1010.0 };
@@ -343,7 +354,8 @@ fn round<T: Copy + Default, const EVERY: usize>(
     let most = most as f32;
     let Rounded { ints, scales, sums } = to;
     for ((ints, values), scale) in ints.chunks_mut(EVERY * GROUP).zip(values.chunks(GROUP)).zip(scales) {
-        // The order of positive floats is that of their bits, and NaN is above infinity: it survives `max`.
+        // The order of positive floats is that of their bits, and NaN is above infinity: it
+        // survives `max`.
         let top = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
         let top = f32::from_bits(top);
         let tiny = top < 1e-30;

@@ -92,7 +92,8 @@ impl Walk<'_> {
         1.0 / (self.model.config.head_dim as f32).sqrt()
     }
 
-    /// Multiplies what belongs to each query of a sequence as the query is ([`fracbit_io::RopeConfig::query_factor`]).
+    /// Multiplies what belongs to each query of a sequence as the query is
+    /// ([`fracbit_io::RopeConfig::query_factor`]).
     fn grow(&self, of_queries: &mut Array2<f32>) {
         let rope = &self.model.config.rope;
         if rope.growth.is_some() {
@@ -105,8 +106,8 @@ impl Walk<'_> {
         }
     }
 
-    /// What each query of a sequence gives to each key: a softmax over the positions that it sees, 0 elsewhere. And where scores are capped the
-    /// derivatives of that, by scores as they were.
+    /// What each query of a sequence gives to each key: a softmax over the positions that it sees,
+    /// 0 elsewhere. And where scores are capped the derivatives of that, by scores as they were.
     fn weights(
         &self,
         layer: usize,

@@ -1,8 +1,10 @@
 //! The experts of a block, forwards and backwards: every expert is an MLP of its own tokens.
 //!
-//! With the weights w of a token's experts, `out = sum over e of w_e y_e`, so that `dy_e = w_e dout` and `dw_e = y_e . dout`. Where w is the
-//! softmax over the chosen ones, `dl_e = w_e (dw_e - sum over chosen c of w_c dw_c)` for the chosen and 0 for the others; where it is over all,
-//! the same with all experts on the left and dw = 0 for those that were not chosen. Which ones are chosen is taken as constant.
+//! With the weights w of a token's experts, `out = sum over e of w_e y_e`, so that `dy_e = w_e
+//! dout` and `dw_e = y_e . dout`. Where w is the softmax over the chosen ones, `dl_e = w_e (dw_e -
+//! sum over chosen c of w_c dw_c)` for the chosen and 0 for the others; where it is over all, the
+//! same with all experts on the left and dw = 0 for those that were not chosen. Which ones are
+//! chosen is taken as constant.
 
 use fracbit_io::Experts;
 use fracbit_kernels::Gate;
@@ -18,7 +20,8 @@ use crate::linear::{Linear, LinearScratch};
 pub(super) struct Mixture {
     /// Of those that have tokens.
     experts: Vec<Expert>,
-    /// The weight of every expert for every token, 0 for those that it does not get; (tokens, experts)
+    /// The weight of every expert for every token, 0 for those that it does not get; (tokens,
+    /// experts)
     weights: Vec<f32>,
     /// Softmax over all experts; (tokens, experts)
     shares: Vec<f32>,
@@ -96,7 +99,8 @@ impl Matrices<'_, '_> {
         Ok((out, Mixture { experts, weights, shares, how }))
     }
 
-    /// Derivatives with respect to the normalized tokens from those with respect to what the experts give.
+    /// Derivatives with respect to the normalized tokens from those with respect to what the
+    /// experts give.
     pub(super) fn back(
         &self,
         inside: &Mixture,

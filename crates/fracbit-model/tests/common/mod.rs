@@ -1,5 +1,5 @@
-//! The repository's reference checkpoints: tiny random models of every architecture with logits computed in
-//! float64 by `tests/reference/reference.py`.
+//! The repository's reference checkpoints: tiny random models of every architecture with logits
+//! computed in float64 by `tests/reference/reference.py`.
 
 #![allow(dead_code, reason = "each test binary uses some of these")]
 
@@ -49,7 +49,8 @@ pub(crate) struct Reference {
     pub(crate) greedy: Vec<u32>,
 }
 
-/// All reference checkpoints; `None`, said aloud, in a copy of this crate without the repository around it.
+/// All reference checkpoints; `None`, said aloud, in a copy of this crate without the repository
+/// around it.
 pub(crate) fn references() -> Option<Vec<Reference>> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/models"));
     if !root.is_dir() {
@@ -87,8 +88,8 @@ impl Reference {
         Model::from_source(&self.source(mode, 42)).unwrap()
     }
 
-    /// The same weights with all experts active: which ones a token gets may otherwise change with any change of the weights, and with
-    /// it the logits by a step.
+    /// The same weights with all experts active: which ones a token gets may otherwise change with
+    /// any change of the weights, and with it the logits by a step.
     pub(crate) fn smooth(&self, mode: RotationMode, seed: u64) -> WeightSource {
         let source = self.source(mode, seed);
         let mut config = source.config().clone();

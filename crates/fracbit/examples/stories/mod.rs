@@ -1,4 +1,5 @@
-//! The stories that measuring examples calibrate on and evaluate with: texts of `../shared` beside the workspace.
+//! The stories that measuring examples calibrate on and evaluate with: texts of `../shared` beside
+//! the workspace.
 
 use fracbit::{CalibrateOptions, Calibration, EvalOptions, Opened, Quiet, calibrate};
 use std::{fs, path::Path};

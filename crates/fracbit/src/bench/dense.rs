@@ -1,4 +1,5 @@
-//! Products with matrices that a plan leaves at 16 bits, as a quantized directory holds them: in a memory map.
+//! Products with matrices that a plan leaves at 16 bits, as a quantized directory holds them: in a
+//! memory map.
 
 use super::{
     limits,
@@ -19,7 +20,8 @@ use std::{
 };
 use tempfile::NamedTempFile;
 
-/// Weights that are measured of a larger matrix; the time of a row does not depend on how many there are.
+/// Weights that are measured of a larger matrix; the time of a row does not depend on how many
+/// there are.
 const MOST_WEIGHTS: usize = 1 << 23;
 /// Exponent bits that stay of a random half: magnitudes from 2^-7 to 1, so that sums are finite.
 const FINITE: u16 = 0b1011_1111_1111_1111;
@@ -72,7 +74,8 @@ impl Dense {
         self.parts.iter().copied()
     }
 
-    /// Microseconds of each product, `rounds` times, after the caches were filled with something else.
+    /// Microseconds of each product, `rounds` times, after the caches were filled with something
+    /// else.
     pub(super) fn measure(
         &self,
         products: &Products,

@@ -1,7 +1,8 @@
 //! Speed on a GPU: of kernels ([`device_kernels`]) and of whole models ([`device_model`]).
 //!
-//! Launches are recorded once and repeated; what is measured is the time between the first launch and the host's wait for the last.
-//! Everything is generic over the device, so that it is tested without one.
+//! Launches are recorded once and repeated; what is measured is the time between the first launch
+//! and the host's wait for the last. Everything is generic over the device, so that it is tested
+//! without one.
 
 use super::{KernelOptions, ModelOptions, RandomPacked, Spread, positive, rate, rounds};
 use crate::{Error, Opened, Preset, Progress};
@@ -44,8 +45,9 @@ pub struct DeviceKernelSpeed {
     pub spread: Spread,
 }
 
-/// Measures products with packed matrices on a device: copies of a matrix that together are as large as `bytes`, so that no cache helps,
-/// in one recorded run. Threads and the machine's limits do not matter here.
+/// Measures products with packed matrices on a device: copies of a matrix that together are as
+/// large as `bytes`, so that no cache helps, in one recorded run. Threads and the machine's limits
+/// do not matter here.
 ///
 /// # Errors
 /// [`Error::Option`] for empty lists, zeros and schemes without a kernel; [`Error::Device`].
@@ -136,8 +138,8 @@ fn matrices<'d, D: Device>(
     Ok(all)
 }
 
-/// The first rows of a product beside those of the dequantized weights: activations are off by half a step of `absmax / 127` in 256
-/// columns at most; a hundredth more is allowed for sums.
+/// The first rows of a product beside those of the dequantized weights: activations are off by half
+/// a step of `absmax / 127` in 256 columns at most; a hundredth more is allowed for sums.
 fn check<D: Device>(
     device: &D,
     matrix: &DeviceMatrix<'_, D>,
@@ -237,7 +239,8 @@ pub enum DeviceSubject<'a> {
     },
 }
 
-/// Measures prefill and decode of a model on a device, one sequence at a time. Threads, batches and the machine's limits do not matter here.
+/// Measures prefill and decode of a model on a device, one sequence at a time. Threads, batches and
+/// the machine's limits do not matter here.
 ///
 /// # Errors
 /// [`Error::Option`] for empty lists or zeros; what loading and running the model refuse.
@@ -360,7 +363,8 @@ fn random<'d, D: Device>(
     Ok(builder.build()?)
 }
 
-/// Half-precision weights of variance `1 / cols`, or 1 with `wide`: some thousands of uniform numbers, over and over.
+/// Half-precision weights of variance `1 / cols`, or 1 with `wide`: some thousands of uniform
+/// numbers, over and over.
 fn halves(shape: Shape, wide: bool) -> Vec<u16> {
     #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
     let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };

@@ -65,7 +65,8 @@ pub struct EncodeSpeed {
     pub nmse: f64,
 }
 
-/// Measures the encoders of schemes: all efforts and numbers of threads of a scheme in the same rounds.
+/// Measures the encoders of schemes: all efforts and numbers of threads of a scheme in the same
+/// rounds.
 ///
 /// # Errors
 /// [`Error::Option`] for empty lists, zeros or half-TCQ schemes.

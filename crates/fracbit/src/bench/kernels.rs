@@ -74,8 +74,8 @@ pub struct KernelSpeed {
     pub isa: &'static str,
 }
 
-/// Measures products with packed matrices: all numbers of threads and tokens of a scheme, and the machine's limits,
-/// in the same rounds.
+/// Measures products with packed matrices: all numbers of threads and tokens of a scheme, and the
+/// machine's limits, in the same rounds.
 ///
 /// Each product quantizes its activations anew, as a model's does.
 ///
@@ -171,7 +171,8 @@ fn matrices(scheme: Scheme, options: &KernelOptions, kernels: &Kernels) -> Resul
     Ok(all)
 }
 
-/// The first rows of a product with one and with several tokens against the scalar reference, bit for bit.
+/// The first rows of a product with one and with several tokens against the scalar reference, bit
+/// for bit.
 fn check(packed: &RandomPacked, matrix: &PackedMatrix) -> Result<(), Error> {
     let Shape { rows: all, cols } = matrix.shape();
     let rows = all.min(2 * TILE_ROWS);

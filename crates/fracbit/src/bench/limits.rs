@@ -48,10 +48,11 @@ pub struct MachineLimits {
     pub int8_gmac_per_s: f64,
     /// Its least and most.
     pub int8_spread: Spread,
-    /// The same in tile registers (AMX), where there are some. Shares of int8 products are of those of vectors.
+    /// The same in tile registers (AMX), where there are some. Shares of int8 products are of those
+    /// of vectors.
     pub tile_gmac_per_s: Option<f64>,
-    /// Start and end of a parallel loop in which every thread has one task, on the threads that stand by for a forward pass
-    /// ([`Crew`](fracbit_kernels::Crew)), microseconds.
+    /// Start and end of a parallel loop in which every thread has one task, on the threads that
+    /// stand by for a forward pass ([`Crew`](fracbit_kernels::Crew)), microseconds.
     pub loop_us: f64,
     /// Its least and most.
     pub loop_spread: Spread,
@@ -108,7 +109,8 @@ impl MachineLimits {
     }
 }
 
-/// An array of ones larger than all caches, in the same kind of memory as codes, and where to read on.
+/// An array of ones larger than all caches, in the same kind of memory as codes, and where to read
+/// on.
 pub(super) struct Memory {
     data: Buffer,
     at: usize,
@@ -142,7 +144,8 @@ impl Memory {
     pub(super) fn read(&mut self) -> f64 {
         let threads = rayon::current_num_threads();
         let bytes = rate(|| {
-            // Several chunks for each thread, so that a thread that was interrupted does not hold up the others.
+            // Several chunks for each thread, so that a thread that was interrupted does not hold
+            // up the others.
             let data = self.data.numbers();
             let end = data.len().min(self.at + 8 * threads * CHUNK);
             let part = &data[self.at..end];
@@ -166,7 +169,8 @@ pub(super) fn int8_products() -> f64 {
     products(|| Some(int8_peak(PRODUCTS)))
 }
 
-/// Products of the threads of the current pool, 10^9 per second, by a loop that counts them; 0 where there is none.
+/// Products of the threads of the current pool, 10^9 per second, by a loop that counts them; 0
+/// where there is none.
 fn products(peak: impl Fn() -> Option<u64> + Sync) -> f64 {
     if peak().is_none() {
         return 0.0;

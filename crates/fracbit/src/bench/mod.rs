@@ -1,17 +1,20 @@
-//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`]) and of the search for
-//! codes ([`encode()`]).
+//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`])
+//! and of the search for codes ([`encode()`]).
 //!
-//! A number of tokens per second says as much about the machine as about the program, so every bench measures the
-//! machine's limits in the same run: the bandwidth of reads from memory and the rate of int8 products, with one thread
-//! and with as many as the bench uses. Kernels and models are reported beside them.
+//! A number of tokens per second says as much about the machine as about the program, so every
+//! bench measures the machine's limits in the same run: the bandwidth of reads from memory and the
+//! rate of int8 products, with one thread and with as many as the bench uses. Kernels and models
+//! are reported beside them.
 //!
-//! On a shared machine neighbours come and go. Therefore everything that is compared is measured in turns: a *round*
-//! measures each thing once for a few hundredths of a second, and what is reported is the median over rounds with the
-//! least and the most ([`Spread`]). A first round warms up and does not count. A wide spread says that the
-//! median measured the neighbours; the most is then closer to what the code can do.
+//! On a shared machine neighbours come and go. Therefore everything that is compared is measured in
+//! turns: a *round* measures each thing once for a few hundredths of a second, and what is reported
+//! is the median over rounds with the least and the most ([`Spread`]). A first round warms up and
+//! does not count. A wide spread says that the median measured the neighbours; the most is then
+//! closer to what the code can do.
 //!
-//! Weights are pseudo-random codes, made at once and not by encoding: every bit pattern is a valid code, and no kernel
-//! branches on one. Scales keep activations at their size from layer to layer. Every bench checks its result.
+//! Weights are pseudo-random codes, made at once and not by encoding: every bit pattern is a valid
+//! code, and no kernel branches on one. Scales keep activations at their size from layer to layer.
+//! Every bench checks its result.
 
 mod dense;
 mod device;
@@ -111,7 +114,8 @@ pub fn default_threads() -> Vec<usize> {
     if all == 1 { vec![1] } else { vec![1, all] }
 }
 
-/// Rounds of measurements of `cases` things in turn, each by `measure(case)`; the first round does not count.
+/// Rounds of measurements of `cases` things in turn, each by `measure(case)`; the first round does
+/// not count.
 fn rounds(rounds: usize, cases: usize, mut measure: impl FnMut(usize) -> f64) -> Vec<Spread> {
     let mut values = vec![Vec::with_capacity(rounds); cases];
     for round in 0..=rounds {
@@ -125,7 +129,8 @@ fn rounds(rounds: usize, cases: usize, mut measure: impl FnMut(usize) -> f64) ->
     values.into_iter().map(Spread::of).collect()
 }
 
-/// Repeats `work`, which returns how much it did, for at least [`SLICE`], and returns the work of a second.
+/// Repeats `work`, which returns how much it did, for at least [`SLICE`], and returns the work of a
+/// second.
 fn rate(mut work: impl FnMut() -> f64) -> f64 {
     let (start, mut done) = (Instant::now(), 0.0);
     loop {
@@ -240,7 +245,8 @@ mod tests {
             let packed = RandomPacked::new(scheme.parse().unwrap(), Shape::new(64, 256), true, 3);
             let weights = packed.view(64).unwrap().dequantize();
             let variance = weights.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>() / weights.len() as f64;
-            // Codes of a trained scalar codebook are not equally likely; random ones take the outer entries too often.
+            // Codes of a trained scalar codebook are not equally likely; random ones take the outer
+            // entries too often.
             assert!((0.8..3.0).contains(&variance), "{scheme}: {variance}");
         }
     }

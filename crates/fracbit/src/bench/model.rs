@@ -97,7 +97,8 @@ pub struct ModelSpeed {
     pub decode_tok_s: f64,
     /// Its least and most.
     pub decode_spread: Spread,
-    /// Bytes of weights that decoding reads, 10^9 per second; a step reads them once for all sequences.
+    /// Bytes of weights that decoding reads, 10^9 per second; a step reads them once for all
+    /// sequences.
     pub decode_gb_per_s: f64,
     /// `decode_gb_per_s` over `read_gb_per_s`.
     pub read_share: f64,
@@ -107,11 +108,12 @@ pub struct ModelSpeed {
     pub int8_gmac_per_s: f64,
 }
 
-/// Measures prefill and decode of a model with every number of threads, and the machine's limits, in the same rounds.
+/// Measures prefill and decode of a model with every number of threads, and the machine's limits,
+/// in the same rounds.
 ///
 /// # Errors
-/// [`Error::Option`] for empty lists or zeros, or when the system gives too little; what loading and running the model
-/// refuse.
+/// [`Error::Option`] for empty lists or zeros, or when the system gives too little; what loading
+/// and running the model refuse.
 ///
 /// # Panics
 /// When a matrix times a vector is not what its dequantized weights say.
@@ -257,8 +259,9 @@ fn random(preset: Preset, scheme: Scheme, kernels: &Kernels) -> Result<Model, Er
 
 /// Some rows of each kind of matrix against the products of their dequantized weights.
 ///
-/// Activations are rounded to a scale of `absmax / 127` per 256 columns, so an output is off by at most half of it
-/// times the magnitudes of the weights it meets; a hundredth more is allowed for the rounding of f32 sums.
+/// Activations are rounded to a scale of `absmax / 127` per 256 columns, so an output is off by at
+/// most half of it times the magnitudes of the weights it meets; a hundredth more is allowed for
+/// the rounding of f32 sums.
 fn check(model: &Model) -> Result<(), Error> {
     const GROUP: usize = 256;
     let layer = LayerLinear::ALL.into_iter().map(|which| LinearId::Layer(0, which));

@@ -1,7 +1,7 @@
 //! The products of a profile, each measured on its own with the weights coming from memory.
 //!
-//! Of experts, a product is that of all of them one above the other with the tokens of a step, each of which meets some: at random here, as a router
-//! spreads them that was trained to.
+//! Of experts, a product is that of all of them one above the other with the tokens of a step, each
+//! of which meets some: at random here, as a router spreads them that was trained to.
 
 use super::{
     Spread,
@@ -26,7 +26,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{collections::BTreeMap, time::Instant};
 
-/// Weights of the largest matrix that is measured whole; of a larger one (a head) so many rows are, and the time is scaled.
+/// Weights of the largest matrix that is measured whole; of a larger one (a head) so many rows are,
+/// and the time is scaled.
 const MOST_WEIGHTS: usize = 1 << 26;
 /// Rows of the matrix that is multiplied before those that count.
 const WARM_ROWS: usize = 1024;
@@ -111,7 +112,8 @@ impl Part {
     }
 }
 
-/// Whether a decode step multiplies by this matrix; of an embedding that is not the head it reads one row.
+/// Whether a decode step multiplies by this matrix; of an embedding that is not the head it reads
+/// one row.
 pub(super) fn multiplies(config: &ModelConfig, id: LinearId) -> bool {
     id != LinearId::Embed || config.tie_word_embeddings
 }
@@ -227,8 +229,9 @@ impl Set {
         Ok(set)
     }
 
-    /// Microseconds of each product, `rounds` times; in a round each matrix is multiplied once, after the caches were filled
-    /// with something else. What a step does once per input, the integers of the activations, is made by a strip before.
+    /// Microseconds of each product, `rounds` times; in a round each matrix is multiplied once,
+    /// after the caches were filled with something else. What a step does once per input, the
+    /// integers of the activations, is made by a strip before.
     fn measure(
         &self,
         products: &Products,

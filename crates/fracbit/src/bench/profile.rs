@@ -1,4 +1,5 @@
-//! The machine profile: every product that a model of some shape may consist of, and what a decode step takes beside them.
+//! The machine profile: every product that a model of some shape may consist of, and what a decode
+//! step takes beside them.
 
 use super::{
     Machine, Spread,
@@ -23,8 +24,8 @@ use std::{collections::BTreeMap, fs, time::Instant};
 
 /// Weights in the layers of a random model; a larger model is measured with fewer layers.
 const MODEL_WEIGHTS: usize = 1 << 30;
-/// Layers that it has at least where there are experts: those are many weights for little time, and what a layer takes is told from what a step
-/// takes by different numbers of layers.
+/// Layers that it has at least where there are experts: those are many weights for little time, and
+/// what a layer takes is told from what a step takes by different numbers of layers.
 const MIXED_LAYERS: usize = 4;
 /// Tokens in the cache when the decoding of most random models begins.
 const SHORT: usize = 16;
@@ -32,8 +33,8 @@ const SHORT: usize = 16;
 const LONG: [usize; 4] = [512, 1024, 512, 1024];
 /// Tokens generated in one measurement.
 const STEPS: usize = 8;
-/// Times that all schemes are gone through, every other time backwards, with random models in between: a machine that changes
-/// its speed meanwhile changes that of products and models alike.
+/// Times that all schemes are gone through, every other time backwards, with random models in
+/// between: a machine that changes its speed meanwhile changes that of products and models alike.
 const SWEEPS: usize = 4;
 
 /// What to measure.
@@ -45,11 +46,13 @@ pub struct ProfileOptions {
     pub batch: Vec<usize>,
     /// Threads.
     pub threads: usize,
-    /// Measurements of each product in each of four sweeps, and twice as many of each step of a model.
+    /// Measurements of each product in each of four sweeps, and twice as many of each step of a
+    /// model.
     pub rounds: usize,
     /// Random models beside those with long contexts.
     pub models: usize,
-    /// Bytes to read between measurements, so that weights come from memory; eight times the last-level cache if absent.
+    /// Bytes to read between measurements, so that weights come from memory; eight times the
+    /// last-level cache if absent.
     pub flush: Option<u64>,
     /// Seed of the random configurations.
     pub seed: u64,
@@ -163,7 +166,8 @@ pub(super) struct Bench<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// A model at random: its layers, the scheme of every matrix, what is fused, and the context it runs at.
+/// A model at random: its layers, the scheme of every matrix, what is fused, and the context it
+/// runs at.
 struct Draw {
     config: ModelConfig,
     schemes: BTreeMap<LinearId, Scheme>,
@@ -181,7 +185,8 @@ impl Draw {
     ) -> Self {
         let mut config = config.clone();
         config.layers.truncate(layers);
-        // Around a rate of its own, so that models differ in speed and not only in what they are made of.
+        // Around a rate of its own, so that models differ in speed and not only in what they are
+        // made of.
         let rates: Vec<f64> = schemes.iter().map(|s| s.rate().bits()).collect();
         let rate = rates[rng.random_range(0..rates.len())];
         let near: Vec<Scheme> =
@@ -220,7 +225,8 @@ impl Draw {
         steps
     }
 
-    /// Tokens in the cache of each of `batch` sequences: about as many in all as one would have, so that filling takes no longer.
+    /// Tokens in the cache of each of `batch` sequences: about as many in all as one would have, so
+    /// that filling takes no longer.
     fn context(&self, batch: usize) -> usize {
         (self.context / batch).max(SHORT.min(self.context))
     }
@@ -259,8 +265,8 @@ fn kernels_us(
     Some(sum)
 }
 
-/// Schemes that a plan to a speed may well take: no other one is both much faster and no worse. Random models are made of
-/// these, lest they be dominated by kernels that no plan wants.
+/// Schemes that a plan to a speed may well take: no other one is both much faster and no worse.
+/// Random models are made of these, lest they be dominated by kernels that no plan wants.
 fn useful(schemes: &[Scheme], profile: &MachineProfile, batch: usize) -> Vec<Scheme> {
     let time = |s: Scheme| -> f64 {
         profile
@@ -336,7 +342,8 @@ impl<'a> Decoder<'a> {
         Ok(Spread::of(self.steps(rounds)?))
     }
 
-    /// Microseconds of each step, picking the next tokens included; the first of the measurements warms up.
+    /// Microseconds of each step, picking the next tokens included; the first of the measurements
+    /// warms up.
     pub(super) fn steps(&mut self, rounds: usize) -> Result<Vec<f64>, Error> {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         let vocab = self.model.config().vocab_size;
@@ -389,7 +396,8 @@ mod tests {
     fn a_small_profile_and_its_reader() {
         let kernels = crate::kernels().unwrap();
         let got = profile("tiny", &tiny(), &options(), &kernels, &Quiet).unwrap();
-        // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own rows.
+        // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own
+        // rows.
         let products = Products::of(&tiny(), 2);
         assert_eq!(got.kernels.len(), 2 * 2 * products.all.len() + 2 * products.single.len());
         for &product in &products.single {

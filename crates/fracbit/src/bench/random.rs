@@ -1,4 +1,5 @@
-//! Models of random codes: any scheme for every matrix, fused as wanted, made at the speed of a copy.
+//! Models of random codes: any scheme for every matrix, fused as wanted, made at the speed of a
+//! copy.
 
 use super::RandomPacked;
 use crate::Error;
@@ -12,8 +13,8 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-/// Random bytes that matrices take their codes from. What is measured does not depend on the values of codes, only on
-/// their being in memory of their own, so matrices may hold the same bytes.
+/// Random bytes that matrices take their codes from. What is measured does not depend on the values
+/// of codes, only on their being in memory of their own, so matrices may hold the same bytes.
 pub(super) struct Arena(Vec<u8>);
 
 impl Arena {
@@ -56,8 +57,8 @@ impl Arena {
         Ok(PackedMatrix::new(kernels, &packed.view(shape.rows)?))
     }
 
-    /// A model of `config` whose matrices have the schemes of `scheme` and are fused as `fused` says (groups that were
-    /// checked to be allowed).
+    /// A model of `config` whose matrices have the schemes of `scheme` and are fused as `fused`
+    /// says (groups that were checked to be allowed).
     pub(super) fn model(
         &self,
         config: &ModelConfig,

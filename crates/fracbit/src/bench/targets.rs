@@ -1,4 +1,5 @@
-//! Plans to a speed, put to the test: whole models decoded beside the times that were predicted for them.
+//! Plans to a speed, put to the test: whole models decoded beside the times that were predicted for
+//! them.
 
 use super::{Spread, pool, profile::Decoder, random::Arena};
 use crate::{
@@ -20,7 +21,8 @@ const PASSES: usize = 3;
 /// What to plan for.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
-    /// Number of times, spread evenly in ratio between the fastest and the slowest useful uniform plan.
+    /// Number of times, spread evenly in ratio between the fastest and the slowest useful uniform
+    /// plan.
     pub count: usize,
     /// Tokens in the cache of each sequence.
     pub context: usize,
@@ -98,7 +100,8 @@ pub fn targets(
         plans.push(planner.within(target_us, true)?);
         progress.advance(1);
     }
-    // One model at a time is in memory, each of them several times, so that all see the machine at several moments.
+    // One model at a time is in memory, each of them several times, so that all see the machine at
+    // several moments.
     progress.stage("measuring", (PASSES * options.count) as u64);
     let mut steps = vec![Vec::new(); plans.len()];
     for _ in 0..PASSES {

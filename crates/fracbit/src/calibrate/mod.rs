@@ -1,11 +1,14 @@
 //! Calibration: the second moments `H = E[x x^T]` of what every linear layer reads, on a text.
 //!
-//! The hidden states of the whole text go through the model block by block; they wait in a scratch file, so that memory
-//! holds one block, one sequence and the moments of one block whatever the length of the text. Queries, keys and values share
-//! their input, and so do gate and up: four matrices of moments per block, and those of the head's input. They are stored in the
-//! basis of the checkpoint and turned when they are used ([`Calibration::moments`]), so that one calibration serves every rotation.
+//! The hidden states of the whole text go through the model block by block; they wait in a scratch
+//! file, so that memory holds one block, one sequence and the moments of one block whatever the
+//! length of the text. Queries, keys and values share their input, and so do gate and up: four
+//! matrices of moments per block, and those of the head's input. They are stored in the basis of
+//! the checkpoint and turned when they are used ([`Calibration::moments`]), so that one calibration
+//! serves every rotation.
 //!
-//! Every finished block is recorded: a run that was killed continues with the next one and ends with the same bytes.
+//! Every finished block is recorded: a run that was killed continues with the next one and ends
+//! with the same bytes.
 
 mod stream;
 pub(crate) mod written;
@@ -37,9 +40,11 @@ use std::{
 pub const CALIBRATION_VERSION: u32 = 1;
 /// The document within a calibration directory.
 pub const CALIBRATION_FILE: &str = "calibration.json";
-/// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on TinyStories-656K (`docs/quality.md`).
+/// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on
+/// TinyStories-656K (`docs/quality.md`).
 const TIED_DAMPING: f64 = 6.0;
-/// Text to calibrate on where none is given: fairy tales, descriptions, dialogue, several languages and code.
+/// Text to calibrate on where none is given: fairy tales, descriptions, dialogue, several languages
+/// and code.
 pub const GENERAL: &str = include_str!("general.txt");
 /// Tensor of the calibration text's tokens, all sequences in a row.
 const TOKENS: &str = "tokens";
@@ -72,13 +77,15 @@ const LENGTH: usize = 2048;
 /// Tokens to calibrate on at most when a text is given: 128 sequences of 2048.
 pub const TOKENS_OF_TEXT: usize = SEQUENCES * LENGTH;
 
-/// Tokens that the model writes when no text is given: 128 sequences, of 2048 tokens where the context allows.
+/// Tokens that the model writes when no text is given: 128 sequences, of 2048 tokens where the
+/// context allows.
 #[must_use]
 pub fn tokens_written(length: usize) -> usize {
     SEQUENCES * length
 }
 
-/// Tokens of a sequence, unless another number is asked for: 2048, or the model's context when that is shorter.
+/// Tokens of a sequence, unless another number is asked for: 2048, or the model's context when that
+/// is shorter.
 #[must_use]
 pub fn length(config: &fracbit_io::ModelConfig) -> usize {
     LENGTH.min(config.max_position_embeddings)
@@ -141,8 +148,9 @@ fn input_name(block: usize, input: BlockInput) -> String {
     format!("model.layers.{block}.{input}.moments")
 }
 
-/// The inputs of a block that have moments. Down of experts reads what each expert makes of the few tokens that it gets: moments of all
-/// together say nothing of one, and those of each would take as much room as the model. Sequential quantization collects the latter as it goes.
+/// The inputs of a block that have moments. Down of experts reads what each expert makes of the few
+/// tokens that it gets: moments of all together say nothing of one, and those of each would take as
+/// much room as the model. Sequential quantization collects the latter as it goes.
 fn inputs(config: &fracbit_io::ModelConfig) -> impl Iterator<Item = BlockInput> + use<> {
     let experts = config.experts.is_some();
     BlockInput::ALL.into_iter().filter(move |&input| !(experts && input == BlockInput::Down))
@@ -151,8 +159,9 @@ fn inputs(config: &fracbit_io::ModelConfig) -> impl Iterator<Item = BlockInput> 
 /// Name of the moments of the head's input.
 const HEAD_INPUT: &str = "lm_head.moments";
 
-/// Peak memory beside the memory-mapped checkpoint and the scratch file: the moments of a block, one sequence on its way through
-/// it, and the moments on their way to the disk; or the caches of the sequences that the model writes before.
+/// Peak memory beside the memory-mapped checkpoint and the scratch file: the moments of a block,
+/// one sequence on its way through it, and the moments on their way to the disk; or the caches of
+/// the sequences that the model writes before.
 #[must_use]
 pub fn memory(config: &fracbit_io::ModelConfig, length: usize, written: bool) -> Bytes {
     let (h, q, f) = (config.hidden_size, config.q_dim(), config.intermediate_size);
@@ -164,11 +173,12 @@ pub fn memory(config: &fracbit_io::ModelConfig, length: usize, written: bool) ->
     Bytes((moments + 2 * widest * (widest + 1) + sequence).max(writing))
 }
 
-/// Collects the moments of a model's inputs into the directory `out`. `text` is the text and its name; without it the model writes one.
+/// Collects the moments of a model's inputs into the directory `out`. `text` is the text and its
+/// name; without it the model writes one.
 ///
 /// # Errors
-/// When the model cannot be run, the text holds no two tokens, the memory or the disk does not suffice, or the directory cannot be
-/// written; what was finished by then is kept for `resume`.
+/// When the model cannot be run, the text holds no two tokens, the memory or the disk does not
+/// suffice, or the directory cannot be written; what was finished by then is kept for `resume`.
 pub fn calibrate(
     opened: &Opened,
     text: Option<(&str, &Path)>,
@@ -332,7 +342,8 @@ fn tensor_specs(config: &fracbit_io::ModelConfig, sequences: &Sequences) -> Vec<
     specs
 }
 
-/// Runs all sequences through a block of `source`, and collects the moments of its inputs in its basis.
+/// Runs all sequences through a block of `source`, and collects the moments of its inputs in its
+/// basis.
 pub(crate) fn collect(
     source: &WeightSource,
     index: usize,
@@ -352,7 +363,8 @@ pub(crate) fn collect(
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
         Some(Arc::new(move |crew: &Crew<'_>, Read { x, .. }: Read<'_>| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
-            // The threads of the pool stand by for the pass: a loop of rayon's would find none of them.
+            // The threads of the pool stand by for the pass: a loop of rayon's would find none of
+            // them.
             moments.add_on(crew, &vectors, x).expect("a layer reads whole rows");
         }))
     })?
@@ -457,8 +469,8 @@ impl Calibration {
         Ok((1..=n).map(|row| f64::from(triangle[row * (row + 1) / 2 - 1])).collect())
     }
 
-    /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is not also the head, which reads nothing, and for
-    /// the down projections of experts.
+    /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is
+    /// not also the head, which reads nothing, and for the down projections of experts.
     ///
     /// # Errors
     /// When the moments are not there, damaged, or of another shape.
@@ -481,13 +493,15 @@ impl Calibration {
         let mut square = moments::square(n, &triangle).map_err(fracbit_model::Error::from)?;
         source.rotate_moments(id, &mut square)?;
         let moments = hessian(id, n, square, self.info.tokens as u64)?;
-        // The head's half of a tied embedding; the other half is read a row at a time, where every error counts alike.
+        // The head's half of a tied embedding; the other half is read a row at a time, where every
+        // error counts alike.
         let tied = id == LinearId::Embed;
         Ok(Some(if tied { moments.with_damping(TIED_DAMPING) } else { moments }))
     }
 
-    /// Sensitivities for a plan that is rounded with this calibration: every coefficient times what feedback leaves of the error of
-    /// its matrix in trellis codes. What was measured with this calibration knows better and stays as it is.
+    /// Sensitivities for a plan that is rounded with this calibration: every coefficient times what
+    /// feedback leaves of the error of its matrix in trellis codes. What was measured with this
+    /// calibration knows better and stays as it is.
     ///
     /// # Errors
     /// As for [`Calibration::moments`].

@@ -97,8 +97,8 @@ pub(crate) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// The stream before block `at`, in files under `dir`: at 0 what [`Stream::begin`] writes, later what
-    /// [`Stream::through`] left there. Streams of other names do not meet.
+    /// The stream before block `at`, in files under `dir`: at 0 what [`Stream::begin`] writes,
+    /// later what [`Stream::through`] left there. Streams of other names do not meet.
     pub(crate) fn new(
         source: &WeightSource,
         sequences: &'a Sequences,
@@ -130,7 +130,8 @@ impl<'a> Stream<'a> {
         4 * (self.sequences.tokens() * self.width) as u64
     }
 
-    /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it beside what entered it.
+    /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it
+    /// beside what entered it.
     pub(crate) fn through(&mut self, block: &Block, progress: &dyn Progress) -> Result<(), Error> {
         let mut state = self.state(block);
         let mut out = self.behind()?;

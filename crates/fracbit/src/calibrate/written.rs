@@ -6,8 +6,9 @@ use fracbit_io::ModelConfig;
 use fracbit_model::{Model, SampleConfig, Sampler, State, StateOptions};
 use rayon::prelude::*;
 
-/// Tokens of the sequences that are written together. The weights are then read and converted once for all of them, which takes longer
-/// than to multiply them with a few tokens; but their caches have to fit.
+/// Tokens of the sequences that are written together. The weights are then read and converted once
+/// for all of them, which takes longer than to multiply them with a few tokens; but their caches
+/// have to fit.
 const TOGETHER: usize = 16_384;
 
 /// Sequences of `length` tokens that are written together.
@@ -24,8 +25,9 @@ pub(super) fn memory(config: &ModelConfig, length: usize) -> u64 {
     (together(length) * State::cache_bytes(config, &state_options(length))) as u64
 }
 
-/// Sequences of `length` tokens, `tokens` in all, sampled at temperature 1. Sequence i has a sampler of its own, seeded by (seed, i), and
-/// starts with BOS or, where the model has none, with a token that depends on i.
+/// Sequences of `length` tokens, `tokens` in all, sampled at temperature 1. Sequence i has a
+/// sampler of its own, seeded by (seed, i), and starts with BOS or, where the model has none, with
+/// a token that depends on i.
 pub(crate) fn write(
     model: &Model,
     tokens: usize,

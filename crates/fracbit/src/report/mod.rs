@@ -1,8 +1,9 @@
 //! A plan with everything that surrounds it, as data and as one page of HTML.
 //!
-//! The page needs nothing but itself: no scripts, no fonts, no pictures from elsewhere. It shows bits per matrix as a heat map
-//! with the fused groups marked, the losses that other sizes and times would cost beside those of single schemes, the analysis of
-//! [`crate::explain()`], the forecast, the machine and where everything comes from.
+//! The page needs nothing but itself: no scripts, no fonts, no pictures from elsewhere. It shows
+//! bits per matrix as a heat map with the fused groups marked, the losses that other sizes and
+//! times would cost beside those of single schemes, the analysis of [`crate::explain()`], the
+//! forecast, the machine and where everything comes from.
 
 mod chart;
 mod page;
