@@ -7,8 +7,8 @@ pub mod parts;
 pub use parts::{Parts, Stored};
 
 use fracbit::{
-    Error, Opened, Plan, PlanOptions, QuantizeOptions, QuantizeReport, Quiet, Sensitivities, Target,
-    bands::Bands, directory, plan::Inventory,
+    Effort, Error, Opened, Plan, PlanOptions, QuantizeOptions, QuantizeReport, Quiet, Rounders,
+    Sensitivities, Target, bands::Bands, directory, plan::Inventory,
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Isa, Kernels};
@@ -251,8 +251,23 @@ impl Source {
     /// # Errors
     /// As [`fracbit::quantize()`].
     pub fn quantize(&self, plan: &Plan, out: &Path, force: bool) -> Result<QuantizeReport, Error> {
+        self.quantize_at(Effort::default(), plan, out, force)
+    }
+
+    /// As [`Source::quantize`], with another effort.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn quantize_at(
+        &self,
+        effort: Effort,
+        plan: &Plan,
+        out: &Path,
+        force: bool,
+    ) -> Result<QuantizeReport, Error> {
         let options = QuantizeOptions {
             force,
+            rounders: Rounders::new(effort),
             command: "a test".to_owned(),
             source: "a test's model".to_owned(),
             source_hash: self.opened.checkpoint.content_hash(),

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fracbit::Effort;
 use fracbit_base::Rate;
 use fracbit_io::{Bos, EncodeOptions, Message, ModelConfig, PrefixSpace, Tokenizer};
 use fracbit_model::{
@@ -276,7 +277,7 @@ fn nested() -> &'static Model {
         let source = Source::open(&demo_model(), RotationMode::Online, 0).expect("the embedded model");
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nest");
         let plan = source.uniform("nest-tcq-fast-2+2").expect("a scheme of every width");
-        source.quantize(&plan, &dir, true).expect("a good checkpoint and plan");
+        source.quantize_at(Effort::Fast, &plan, &dir, true).expect("a good checkpoint and plan");
         load(&dir).expect("just written")
     })
 }
