@@ -23,6 +23,21 @@ pub struct Stored {
     pub bytes: Vec<u8>,
 }
 
+impl Stored {
+    /// Changes bf16 numbers in place.
+    ///
+    /// # Panics
+    /// When they are of another type.
+    pub fn change_bf16(&mut self, f: impl Fn(usize, f32) -> f32) {
+        assert_eq!(self.dtype, "BF16", "{}", self.name);
+        for (at, pair) in self.bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let value = f(at, f32::from_bits(u32::from(u16::from_le_bytes(*pair)) << 16));
+            let rounded = (value.to_bits() + 0x8000) >> 16;
+            *pair = u16::try_from(rounded).expect("the upper half").to_le_bytes();
+        }
+    }
+}
+
 /// The pieces of a model directory.
 #[derive(Clone, Debug)]
 pub struct Parts {

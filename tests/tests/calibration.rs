@@ -10,7 +10,7 @@ use fracbit::{
 use fracbit_kernels::{Vectors, with_crew};
 use fracbit_model::{LinearId, Model, RotationMode};
 use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
-use fracbit_tests::{Source, backends, demo_model, files, relative, scheme, shared, stories};
+use fracbit_tests::{Parts, Source, Stored, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
 
 fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, out: &Path) -> Calibration {
@@ -173,23 +173,36 @@ fn moments_of_numbers_rounded_to_bf16_are_near() {
 }
 
 /// What is rounded makes up for what came before, whatever stands between a layer and the residual
-/// stream.
+/// stream: norms with large gains, as Gemma has, would make noise of a correction that is meant for
+/// the stream.
 #[test]
 fn in_sequence_no_architecture_loses_more_than_at_once() {
-    for name in ["gemma3", "olmo2", "exaone4", "glm4", "llama3"] {
-        let reference = fracbit_tests::reference(name);
+    const GAIN: f32 = 30.0;
+    for (name, stored_less_one, norms) in [
+        ("gemma3", true, ["post_attention_layernorm", "post_feedforward_layernorm"]),
+        ("olmo2", false, ["post_attention_layernorm", "post_feedforward_layernorm"]),
+        ("exaone4", false, ["post_attention_layernorm", "post_feedforward_layernorm"]),
+        ("glm4", false, ["post_self_attn_layernorm", "post_mlp_layernorm"]),
+        ("llama3", false, ["none"; 2]),
+    ] {
         let place = tempfile::tempdir().expect("a temporary directory");
-        let source = Source::open(&reference.dir, RotationMode::Online, 0).expect("a good checkpoint");
-        let opened = Opened::new(&reference.dir).expect("a good checkpoint");
+        let (dir, tokens) = (place.path().join("model"), fracbit_tests::reference(name).tokens);
+        let mut parts = Parts::read(&fracbit_tests::reference(name).dir);
+        let behind = |tensor: &&mut Stored| norms.iter().any(|norm| tensor.name.contains(norm));
+        let offset = if stored_less_one { 1.0 } else { 0.0 };
+        let changed = parts.tensors.iter_mut().filter(behind);
+        let changed = changed.map(|tensor| tensor.change_bf16(|_, g| GAIN * (g + offset) - offset));
+        assert_eq!(changed.count() > 0, name != "llama3", "{name}");
+        parts.write(&dir);
+        let source = Source::open(&dir, RotationMode::Online, 0).expect("a good checkpoint");
+        let opened = Opened::new(&dir).expect("a good checkpoint");
         let moments = place.path().join("moments");
         let options = CalibrateOptions { length: Some(32), ..CalibrateOptions::new(1024) };
         calibrate(&opened, None, &moments, &options, &Quiet).expect("a text of its own");
         let calibration = Arc::new(Calibration::open(&moments).expect("it was just written"));
-        let plan = source.uniform("nuq-4").expect("a scheme of every width");
-        let original = {
-            let model = Model::from_source(&source.weights).expect("a good checkpoint");
-            fracbit_tests::logits(&model, &reference.tokens)
-        };
+        let plan = source.uniform("nuq-8").expect("a scheme of every width");
+        let original = Model::from_source(&source.weights).expect("a good checkpoint");
+        let original = fracbit_tests::logits(&original, &tokens);
         let error = |sequential: bool| {
             let out = place.path().join(format!("{sequential}"));
             let options = QuantizeOptions {
@@ -200,10 +213,10 @@ fn in_sequence_no_architecture_loses_more_than_at_once() {
             };
             quantize(&source.weights, &source.inventory, &plan, &out, &options, &Quiet).expect("a good plan");
             let model = fracbit_tests::load(&out).expect("it was just written");
-            relative(&fracbit_tests::logits(&model, &reference.tokens), &original)
+            relative(&fracbit_tests::logits(&model, &tokens), &original)
         };
         let (at_once, in_sequence) = (error(false), error(true));
         eprintln!("{name}: logits off by {at_once:.4} at once, {in_sequence:.4} in sequence");
-        assert!(in_sequence < 1.1 * at_once, "{name}: {in_sequence} in sequence, {at_once} at once");
+        assert!(in_sequence < 1.2 * at_once, "{name}: {in_sequence} in sequence, {at_once} at once");
     }
 }

@@ -10,15 +10,6 @@ use fracbit_model::{RotationMode, Smoothing, WeightSource};
 use fracbit_tests::{Parts, demo_model, scheme, stories};
 use std::{path::Path, sync::Arc};
 
-/// Changes bf16 numbers in place.
-fn change(bytes: &mut [u8], f: impl Fn(usize, f32) -> f32) {
-    for (at, pair) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        let value = f(at, f32::from_bits(u32::from(u16::from_le_bytes(*pair)) << 16));
-        let rounded = (value.to_bits() + 0x8000) >> 16;
-        *pair = u16::try_from(rounded).expect("the upper half").to_le_bytes();
-    }
-}
-
 /// The demo model with one channel that is hundreds of times as large as the rest, and that the
 /// gains of all norms suppress: the same for every token, so that the model still writes stories.
 fn with_massive_channel(dir: &Path) {
@@ -28,11 +19,11 @@ fn with_massive_channel(dir: &Path) {
     let width = usize::try_from(parts.config["hidden_size"].as_u64().expect("a width")).expect("small");
     for tensor in &mut parts.tensors {
         if tensor.name == "model.embed_tokens.weight" {
-            change(&mut tensor.bytes, |at, w| if at % width == CHANNEL { MASSIVE } else { w });
+            tensor.change_bf16(|at, w| if at % width == CHANNEL { MASSIVE } else { w });
         } else if tensor.name.ends_with("norm.weight") {
             // The channel sets what norms divide by; the others get back what they lose by that.
             let gain = MASSIVE / (width as f32).sqrt() / 2.0;
-            change(&mut tensor.bytes, |at, g| if at == CHANNEL { 1e-3 } else { g * gain });
+            tensor.change_bf16(|at, g| if at == CHANNEL { 1e-3 } else { g * gain });
         }
     }
     parts.write(dir);

@@ -300,12 +300,19 @@ impl Scheme {
         (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
     }
 
-    /// The scheme of the matrix that is left of it where only the planes are read that together
-    /// have at most `most` bits, and always the first.
+    /// The planes that are read within `most` bits: those that together have no more, and always the
+    /// first.
+    #[must_use]
+    pub fn planes_within(self, most: Rate) -> usize {
+        1 + self.precisions().skip(1).take_while(|&rate| rate <= most).count()
+    }
+
+    /// The scheme of the matrix that is left where only the planes
+    /// [within](Self::planes_within) `most` bits are read.
     #[must_use]
     pub fn at(self, most: Rate) -> Self {
         let Family::NestTcq(code, nest) = self.family else { return self };
-        let planes = 1 + self.precisions().skip(1).take_while(|&rate| rate <= most).count();
+        let planes = self.planes_within(most);
         let mut kept = nest;
         kept.0[planes..].fill(0);
         let family = if planes == 1 { Family::Tcq(code) } else { Family::NestTcq(code, kept) };
@@ -509,6 +516,8 @@ mod tests {
             }
             assert_eq!(scheme.at(Rate::quarter_bits(0)), scheme.at(precisions[0]), "{scheme}");
         }
+        let names: Vec<String> = Nest::ALL.iter().map(Nest::to_string).collect();
+        assert_eq!(names.join(", "), Nest::NAMES);
         let tables: Vec<_> = "nest-tcq-2+1+1".parse::<Scheme>().unwrap().tables().collect();
         assert_eq!(tables, ["tcq-2".parse().unwrap(), "tcq-1".parse().unwrap()]);
     }

@@ -4,7 +4,7 @@ use crate::failure::{Exit, Failure};
 use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Rate, Scheme};
-use fracbit_model::{Draft, KvType, Model, Precision, RotationMode, SampleConfig};
+use fracbit_model::{Draft, KvType, Precision, RotationMode, SampleConfig};
 use fracbit_schedule::{Schedule, ScheduleError};
 use std::{
     convert::Infallible,
@@ -388,29 +388,16 @@ pub(crate) struct NestedArgs {
     /// Most bits per weight that steps read: a number, or bits of the prompt and falling ones of
     /// the answer such as prefill=4,decode=4..2@64 (from its 64th token on two), or a JSON file of
     /// `fracbit schedule`.
-    #[arg(long, value_name = "BITS", value_parser = schedule)]
-    precision: Option<Schedule>,
+    #[arg(long, value_name = "BITS")]
+    pub(crate) precision: Option<Steps>,
     /// Guess what follows with fewer planes and check several tokens in one step of all: the same
     /// text, sooner where guesses are right. `nested` alone takes the least planes and as many
     /// tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of 4 tokens.
     #[arg(long, value_name = "nested[:BITS[,TOKENS]]", value_parser = draft)]
-    draft: Option<Draft>,
+    pub(crate) draft: Option<Draft>,
 }
 
 impl NestedArgs {
-    /// What to generate with.
-    ///
-    /// # Errors
-    /// When they ask for what only a nested model has, and this is none.
-    pub(crate) fn of(&self, model: &Model) -> Result<(Option<Schedule>, Option<Draft>), Failure> {
-        let option = if self.draft.is_some() { "--draft" } else { "--precision" };
-        if (self.draft.is_some() || self.precision.is_some()) && model.precisions().is_empty() {
-            let rule = "should be left out: this model has one precision; quantize it with a nested scheme such as nest-tcq-2+2";
-            return Err(fracbit::Error::Option { option, rule: rule.to_owned() }.into());
-        }
-        Ok((self.precision.clone(), self.draft))
-    }
-
     /// Refuses what a GPU does not do.
     pub(crate) fn on_device(&self) -> Result<(), Failure> {
         if self.draft.is_none() && self.precision.is_none() {
@@ -439,13 +426,22 @@ fn draft(text: &str) -> Result<Draft, String> {
     Ok(Draft { precision: Precision::at_most(rate), length })
 }
 
-/// Reads a schedule, or a file of one.
-pub(crate) fn schedule(text: &str) -> Result<Schedule, String> {
-    if Path::new(text).extension().is_some_and(|e| e == "json") {
-        let read = std::fs::read_to_string(text).map_err(|e| format!("{text}: {e}"))?;
-        return serde_json::from_str(&read).map_err(|e| format!("{text}: {e}"));
+/// What the steps of a generation read: a schedule, or the file of one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Steps {
+    /// As typed.
+    Schedule(Schedule),
+    /// A JSON document, by its ending.
+    File(PathBuf),
+}
+
+impl FromStr for Steps {
+    type Err = ScheduleError;
+
+    fn from_str(text: &str) -> Result<Self, ScheduleError> {
+        let file = Path::new(text).extension().is_some_and(|e| e == "json");
+        if file { Ok(Self::File(text.into())) } else { text.parse().map(Self::Schedule) }
     }
-    text.parse().map_err(|e: ScheduleError| e.to_string())
 }
 
 /// Reads bits per weight.

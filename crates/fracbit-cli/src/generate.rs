@@ -1,13 +1,14 @@
 //! Text from a model, piece by piece, with the time it took. Shared by `run`, `chat` and `demo`.
 
 use crate::{
-    args::NestedArgs,
+    args::{NestedArgs, Steps},
     failure::{Exit, Failure},
+    files,
 };
 use fracbit::Opened;
 use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sampler, State, Stop};
-use fracbit_schedule::{Phase, Schedule};
+use fracbit_schedule::Schedule;
 use std::{
     fmt,
     panic::resume_unwind,
@@ -33,7 +34,31 @@ impl Loading {
         let model = self.0.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         let mut end_tokens = model.config().eos_token_ids.clone();
         end_tokens.extend(tokenizer.eos_ids());
-        Ok(Writer { model, tokenizer, end_tokens, schedule: None, draft: None })
+        Ok(Writer { model, tokenizer, end_tokens, nested: Nested::default() })
+    }
+}
+
+/// What a nested model is asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Nested {
+    /// What steps read.
+    pub(crate) schedule: Option<Schedule>,
+    /// How it drafts.
+    pub(crate) draft: Option<Draft>,
+}
+
+impl Nested {
+    /// What the command line says, with the schedule's file read.
+    pub(crate) fn read(args: &NestedArgs) -> Result<Self, Failure> {
+        let schedule = match &args.precision {
+            None => None,
+            Some(Steps::Schedule(schedule)) => Some(schedule.clone()),
+            Some(Steps::File(path)) => {
+                let bad = |e| Failure::input(format!("`{}`: {e}", path.display()));
+                Some(serde_json::from_str(&files::read_text(path)?).map_err(bad)?)
+            }
+        };
+        Ok(Self { schedule, draft: args.draft })
     }
 }
 
@@ -42,10 +67,7 @@ pub(crate) struct Writer {
     pub(crate) model: Model,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) end_tokens: Vec<u32>,
-    /// What steps read of a nested model.
-    pub(crate) schedule: Option<Schedule>,
-    /// Guesses that a nested model makes.
-    pub(crate) draft: Option<Draft>,
+    pub(crate) nested: Nested,
 }
 
 /// What was written.
@@ -76,24 +98,18 @@ pub(crate) struct Speed {
 }
 
 impl Writer {
-    /// With what a nested model is asked for.
-    pub(crate) fn nested(self, args: &NestedArgs) -> Result<Self, Failure> {
-        let (schedule, draft) = args.of(&self.model)?;
-        Ok(Self { schedule, draft, ..self })
-    }
-
-    /// Mean bits of a weight, scales counted, over the first `steps` decode steps of a schedule;
-    /// those of the first of none.
-    #[expect(clippy::cast_precision_loss, reason = "a mean")]
-    fn mean_bits(&self, schedule: &Schedule, steps: usize) -> f64 {
-        let bits = |step| self.model.bits_at(Precision::at_most(schedule.precision(Phase::Decode(step))));
-        let (mut sum, mut step) = (0.0, 0);
-        while step < steps {
-            let alike = schedule.steps_alike(step).map_or(steps - step, |n| n.min(steps - step));
-            sum += bits(step) * alike as f64;
-            step += alike;
+    /// Asked for what only a nested model has; another one is refused.
+    pub(crate) fn asked(self, nested: Nested) -> Result<Self, Failure> {
+        let option = match &nested {
+            Nested { draft: Some(_), .. } => "--draft",
+            Nested { schedule: Some(_), .. } => "--precision",
+            _ => return Ok(self),
+        };
+        if self.model.precisions().is_empty() {
+            let rule = "should be left out: this model has one precision; quantize it with a nested scheme such as nest-tcq-2+2";
+            return Err(fracbit::Error::Option { option, rule: rule.to_owned() }.into());
         }
-        if steps == 0 { bits(0) } else { sum / steps as f64 }
+        Ok(Self { nested, ..self })
     }
 
     /// Most tokens the model was trained for.
@@ -120,8 +136,8 @@ impl Writer {
             max_tokens: most,
             end_tokens: self.end_tokens.clone(),
             before: before.to_vec(),
-            draft: self.draft,
-            schedule: self.schedule.clone(),
+            draft: self.nested.draft,
+            schedule: self.nested.schedule.clone(),
             ..GenerateOptions::default()
         };
         let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
@@ -150,7 +166,10 @@ impl Writer {
             steps: steps.saturating_sub(1),
             decode: total.saturating_sub(prefill),
             guessed: generation.guessed(),
-            bits: self.schedule.as_ref().map(|schedule| self.mean_bits(schedule, steps.saturating_sub(1))),
+            bits: self.nested.schedule.as_ref().map(|schedule| {
+                let read = |rate| self.model.bits_at(Precision::at_most(rate));
+                schedule.mean(steps.saturating_sub(1).max(1), read)
+            }),
         };
         let kept = generation.tokens().len() - generation.pending().len();
         Ok(Written {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{FAILED, USAGE, demo, fracbit, stories, text};
+use common::{BAD_INPUT, FAILED, USAGE, demo, fracbit, stories, text};
 use std::{fs, path::Path};
 
 #[test]
@@ -85,10 +85,14 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
         ("--draft", "other", "nested:BITS"),
         ("--draft", "nested:2,8", "1 to 7"),
         ("--precision", "prefill=4,decode=2..4@9", "not rise"),
-        ("--precision", "nothing.json", "nothing.json"),
     ] {
         fracbit(&["run", &model, "-p", "x", option, value]).failed(USAGE, &[word]);
     }
+    let missing = at("nothing.json");
+    fracbit(&["run", &model, "-p", "x", "--precision", &missing]).failed(BAD_INPUT, &["nothing.json"]);
+    fs::write(&missing, "{\"prefill\": 4}").expect("a writable place");
+    fracbit(&["run", &model, "-p", "x", "--precision", &missing])
+        .failed(BAD_INPUT, &["nothing.json", "decode"]);
     fracbit(&["schedule", "fit", &flat, "--prompts", &prompts]).failed(USAGE, &["one precision"]);
     let half = fracbit(&[
         "eval",

@@ -137,23 +137,6 @@ impl Activations {
         self.forget();
     }
 
-    /// Room for `len` numbers that a kernel makes of the activations for its own rows, zeros,
-    /// behind those that are there.
-    pub fn prepare(&mut self, len: usize) -> &mut [f32] {
-        let start = self.block_scales.len();
-        self.block_scales.resize(start + len, 0.0);
-        // Kernels of integer forms find scales and starts at the same places.
-        self.block_starts.resize(start + len, 0);
-        &mut self.block_scales[start..]
-    }
-
-    /// What was prepared from [`Call::factors`](crate::Call::factors) on: first the kernel's own
-    /// numbers, then those of others.
-    #[must_use]
-    pub fn prepared(&self, factors: usize) -> &[f32] {
-        &self.block_scales[factors..]
-    }
-
     /// Tokens.
     #[must_use]
     pub const fn batch(&self) -> usize {
@@ -240,7 +223,7 @@ impl Activations {
     }
 }
 
-const fn stride(cols: usize) -> usize {
+pub(crate) const fn stride(cols: usize) -> usize {
     (cols.div_ceil(64) | 1) * 64
 }
 

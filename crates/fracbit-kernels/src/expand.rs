@@ -3,12 +3,13 @@
 
 use crate::{
     Activations, Args, Crew, Ints, Isa, Kernels, Precision, Vectors,
+    activations::stride,
     args::{
         BLOCK_TILES, Block, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM,
         WIDE_BLOCK_TILES,
     },
     kernels::Body,
-    linear::{Call, Input, LinearKernel},
+    linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
 use fracbit_base::Shape;
@@ -36,16 +37,16 @@ pub(crate) struct ExpandThenDot {
 
 /// A segment with its body.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub(crate) segment: Segment,
+struct Part {
+    segment: Segment,
     /// Of its plane.
-    pub(crate) gain: f32,
-    pub(crate) codebook: Codebook,
-    pub(crate) body: Body,
-    pub(crate) blocks: Vec<Block>,
-    pub(crate) scales: Vec<f16>, // (strip, group, lane)
-    pub(crate) first_group: usize,
-    pub(crate) groups: usize,
+    gain: f32,
+    codebook: Codebook,
+    body: Body,
+    blocks: Vec<Block>,
+    scales: Vec<f16>, // (strip, group, lane)
+    first_group: usize,
+    groups: usize,
     /// Place of each row among the lanes.
     lane_of: [u8; TILE_ROWS],
 }
@@ -79,12 +80,11 @@ impl ExpandThenDot {
         Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts }
     }
 
-    /// The parts that are read at a precision: those of all planes that together have no more bits,
-    /// and always the first plane's.
+    /// The parts that are read at a precision.
     fn parts(&self, precision: Precision) -> &[Part] {
         let Some(most) = precision.rate() else { return &self.parts };
-        let planes = self.layout.scheme().precisions().skip(1).take_while(|&rate| rate <= most).count();
-        let end = self.parts.iter().take_while(|part| part.segment.plane <= planes).count();
+        let planes = self.layout.scheme().planes_within(most);
+        let end = self.parts.iter().take_while(|part| part.segment.plane < planes).count();
         &self.parts[..end]
     }
 
@@ -126,12 +126,12 @@ impl ExpandThenDot {
         }
     }
 
-    pub(crate) const fn stride(&self) -> usize {
+    const fn stride(&self) -> usize {
         self.layout.row_bytes()
     }
 
     /// Codes of a segment from its first tile in `strip` to the end of the buffer.
-    pub(crate) fn codes_of(&self, part: &Part, strip: usize) -> &[u8] {
+    fn codes_of(&self, part: &Part, strip: usize) -> &[u8] {
         &lines::bytes(&self.codes)[strip * self.stride() + part.segment.offset..]
     }
 }
@@ -206,17 +206,17 @@ impl LinearKernel for ExpandThenDot {
 
     /// Tile registers ask for activations so fast that these should stay in a second-level cache (2
     /// MiB where there are tile registers) while strip after strip meets them.
-    fn call_tokens(&self, precision: Precision, together: usize, x: &Activations) -> usize {
+    fn call_tokens(&self, precision: Precision, together: usize) -> usize {
         const ROOM: usize = 5 << 18;
         let parts = self.parts(precision);
         let rows = parts.iter().all(|part| part.body.interleave(together) == Some(Interleave::Rows));
-        if rows { ROOM / x.stride() } else { MAX_TOKENS }
+        if rows { ROOM / stride(self.shape().cols) } else { MAX_TOKENS }
     }
 
-    fn prepare(&self, input: &Input<'_>, x: &mut Activations, crew: &Crew<'_>) {
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>) {
         for part in self.parts(input.precision) {
             let panels = part.body.interleave(input.together);
-            prepare(part, &self.vectors, (input.most, panels), input.values, x, crew);
+            prepare(part, &self.vectors, (input.most, panels), input.values, to.0, crew);
         }
     }
 

@@ -22,7 +22,7 @@ pub use args::{
 pub use crew::{Crew, with_crew};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
-pub use linear::{Call, Input, LinearKernel, Precision};
+pub use linear::{Call, Input, LinearKernel, Precision, Prepared};
 pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{
     Group, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,

@@ -5,7 +5,7 @@ use fracbit_base::{Rate, Shape};
 use std::{fmt, ops::Range};
 
 /// How much of a nested matrix a product reads; other matrices have one precision.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Precision(Option<Rate>);
 
 impl Precision {
@@ -38,13 +38,31 @@ pub struct Input<'a> {
     pub most: usize,
 }
 
-/// Some rows of a matrix and some tokens: what one call of a kernel multiplies.
+/// Where a kernel puts what it makes of the activations.
+#[derive(Debug)]
+pub struct Prepared<'a>(pub(crate) &'a mut Activations);
+
+impl Prepared<'_> {
+    /// Room for `len` numbers of the kernel's own, zeros, behind those that are there: see
+    /// [`Call::prepared`].
+    pub fn numbers(&mut self, len: usize) -> &mut [f32] {
+        let Activations { block_scales, block_starts, .. } = &mut *self.0;
+        let start = block_scales.len();
+        block_scales.resize(start + len, 0.0);
+        // Kernels of integer forms find scales and starts at the same places.
+        block_starts.resize(start + len, 0);
+        &mut block_scales[start..]
+    }
+}
+
+/// Some rows of a matrix and some tokens: what one call of a kernel multiplies. Only the dispatcher
+/// makes one, for activations that were prepared.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     /// The activations, as [`LinearKernel::prepare`] left them.
-    pub x: &'a Activations,
-    /// Where what this kernel prepared begins: see [`Activations::prepared`].
-    pub factors: usize,
+    pub(crate) x: &'a Activations,
+    /// Where what this kernel prepared begins.
+    pub(crate) factors: usize,
     /// Strips of 16 rows.
     pub strips: Range<usize>,
     /// Tokens of the batch.
@@ -57,6 +75,14 @@ pub struct Call<'a> {
     pub together: usize,
     /// No other token meets these rows.
     pub alone: bool,
+}
+
+impl Call<'_> {
+    /// What was prepared: first the kernel's own [numbers](Prepared::numbers), then those of others.
+    #[must_use]
+    pub fn prepared(&self) -> &[f32] {
+        &self.x.block_scales[self.factors..]
+    }
 }
 
 /// A matrix made ready to be multiplied: its own way from activations to results.
@@ -90,12 +116,11 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
     fn group_tokens(&self, precision: Precision) -> usize;
 
     /// Most tokens that a call should have where `together` meet the same rows.
-    fn call_tokens(&self, precision: Precision, together: usize, x: &Activations) -> usize;
+    fn call_tokens(&self, precision: Precision, together: usize) -> usize;
 
     /// Makes of the activations what its rows want, once for all of them: integer forms, which
-    /// matrices with one input share, and numbers of its own behind those that are there
-    /// ([`Activations::prepare`]).
-    fn prepare(&self, input: &Input<'_>, x: &mut Activations, crew: &Crew<'_>);
+    /// matrices with one input share, and numbers of its own.
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>);
 
     /// Adds products to `out`: that of a token and row `16 s + i` of strip `call.strips.start + s`
     /// at `token * call.stride + 16 s + i`, tokens counted from the first of the call. Padded rows

@@ -4,7 +4,7 @@ use crate::{
     Activations, Crew, Gate, PackedMatrix, Precision,
     args::{MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
     crew::with_crew,
-    linear::{Call, Input},
+    linear::{Call, Input, Prepared},
 };
 use fracbit_base::ShapeError;
 use fracbit_format::TILE_ROWS;
@@ -222,12 +222,12 @@ fn product(
     x.block_scales.clear();
     x.block_starts.clear();
     let together = groups.iter().map(|group| group.tokens.len()).max().unwrap_or(0);
-    let most = call_tokens(of, x, together);
+    let most = call_tokens(of, together);
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
         *factors = x.block_scales.len();
         let input = Input { values, precision: of.precision, together, most };
-        of.matrix.kernel().prepare(&input, x, crew);
+        of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), crew);
     }
     let job = Job { of, gate, factors, most, together, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
@@ -290,8 +290,8 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
 }
 
 /// Most tokens of one call of a kernel.
-fn call_tokens(of: &[RowsOf<'_>], x: &Activations, together: usize) -> usize {
-    let each = of.iter().map(|of| of.matrix.kernel().call_tokens(of.precision, together, x));
+fn call_tokens(of: &[RowsOf<'_>], together: usize) -> usize {
+    let each = of.iter().map(|of| of.matrix.kernel().call_tokens(of.precision, together));
     let fit = each.max().unwrap_or(MAX_TOKENS);
     (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
 }

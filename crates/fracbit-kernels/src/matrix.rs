@@ -73,9 +73,8 @@ impl PackedMatrix {
         self.kernel.row(r, precision, out);
     }
 
-    /// What multiplies it.
-    #[must_use]
-    pub fn kernel(&self) -> &dyn LinearKernel {
+    /// What multiplies it. Not for others: bodies trust what only the dispatcher makes.
+    pub(crate) fn kernel(&self) -> &dyn LinearKernel {
         &*self.kernel
     }
 

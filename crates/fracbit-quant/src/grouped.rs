@@ -10,6 +10,7 @@
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
     hessian::{Feedback, STRIP, multiply},
+    matrix::relative,
     rounders,
 };
 use fracbit_base::{Scheme, Shape};
@@ -79,11 +80,9 @@ pub(crate) fn quantize(
         .collect();
     // Sums run in row order, so that they do not depend on the thread count.
     let error: f64 = errors.iter().sum();
-    let energy: f64 =
-        weights.chunks(cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
-    let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
     let books = vec![Arc::new(book.clone())];
-    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), relative_error))
+    let error = relative(error, weights, cols);
+    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), error))
 }
 
 /// Writes codes, (row, width), to the tiles of some rows of tiles.

@@ -262,19 +262,16 @@ fn plane(
 
     // Sums run in row order, so that they do not depend on the thread count.
     let error: f64 = errors.iter().flatten().sum();
-    let energy: f64 =
-        weights.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum();
-    let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
+    let error = relative(error, weights, shape.cols);
     let books = coders.iter().map(|(_, coder)| Arc::new(coder.codebook().clone())).collect();
-    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), relative_error))
+    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), error))
 }
 
 /// How much of its errors a plane that others follow passes on to the columns before.
 ///
 /// Feedback turns errors to where inputs are small, and makes them larger; the next plane has to
-/// code them as they are. With all of it the base is best and all planes together lose .8 to 1.9
-/// dB, with none of it they lose nothing and the base 4.6 to 7.5 dB; with this the base loses .2 dB
-/// and all together .4 to .9 dB (docs/quality.md, on moments of a real model).
+/// code them as they are. All of it serves the base at the cost of all planes together, none of it
+/// the other way round (`docs/quality.md`).
 const SHARE: f32 = 0.75;
 
 /// Quantizes plane after plane, each what those before leave. Without moments the base is what its
@@ -311,12 +308,19 @@ fn nested(
     let codes = (0..down).flat_map(|d| made.iter().flat_map(move |m| &m.codes()[d * strip(m)..][..strip(m)]));
     let codes = codes.copied().collect();
     let books = made.iter().flat_map(|m| m.codebooks().iter().cloned()).collect();
-    let squares = |values: &[f32]| -> f64 {
-        values.chunks(shape.cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum()
-    };
-    let (error, energy) = (squares(&rest), squares(weights));
-    let relative_error = if energy > 0.0 { error / energy } else { 0.0 };
-    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, gains), relative_error))
+    let error = relative(squares(&rest, shape.cols), weights, shape.cols);
+    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, gains), error))
+}
+
+/// The sum of squares, row by row: it does not depend on the thread count.
+fn squares(values: &[f32], cols: usize) -> f64 {
+    values.chunks(cols).map(|row| row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()).sum()
+}
+
+/// A squared error as a share of the energy of the weights; 0 for a zero matrix.
+pub(crate) fn relative(error: f64, weights: &[f32], cols: usize) -> f64 {
+    let energy = squares(weights, cols);
+    if energy > 0.0 { error / energy } else { 0.0 }
 }
 
 /// A coder for every run of tile columns.

@@ -122,12 +122,17 @@ impl Schedule {
 
     /// Mean of the bits that the first `steps` decode steps read at most; 0 of none.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
     pub fn mean_bits(&self, steps: usize) -> f64 {
+        self.mean(steps, Rate::bits)
+    }
+
+    /// Mean of what a precision is worth, over the first `steps` decode steps; 0 of none.
+    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
+    pub fn mean(&self, steps: usize, worth: impl Fn(Rate) -> f64) -> f64 {
         let ends = self.decode.iter().skip(1).map(|s| s.from).chain([steps]);
         let runs = self.decode.iter().zip(ends).map(|(s, end)| {
             let len = end.min(steps).saturating_sub(s.from);
-            len as f64 * s.precision.bits()
+            len as f64 * worth(s.precision)
         });
         runs.sum::<f64>() / (steps as f64).max(1.0)
     }

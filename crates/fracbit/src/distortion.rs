@@ -62,11 +62,7 @@ pub fn measure(
         let own = errors.get(&scheme).copied();
         let halves = scheme.tables().map(|half| errors[&half]);
         Distortion {
-            scheme: if own.is_some() && scheme.planes() > 1 {
-                scheme.to_string()
-            } else {
-                scheme.family_name().to_owned()
-            },
+            scheme: if scheme.planes() > 1 { scheme.to_string() } else { scheme.family_name().to_owned() },
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             nmse: own.unwrap_or_else(|| halves.sum::<f64>() / 2.0),

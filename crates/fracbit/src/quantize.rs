@@ -172,9 +172,12 @@ impl MemoryEstimate {
             };
             moments += experts.map(of).max().unwrap_or(0);
         }
+        // What the planes of a nested matrix leave is kept beside it, and they are joined at the end.
+        let nested = |l: &PlannedLayer| matches!(l.scheme, Storage::Packed(scheme) if scheme.planes() > 1);
+        let more = u64::from(plan.layers.iter().any(nested));
         Self {
-            matrix: Bytes(2 * 4 * largest),
-            packed: Bytes(packed),
+            matrix: Bytes((2 + more) * 4 * largest),
+            packed: Bytes((1 + more) * packed),
             search: Bytes(search),
             moments: Bytes(moments),
         }

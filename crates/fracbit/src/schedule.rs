@@ -129,8 +129,9 @@ pub fn fit(
             f64::INFINITY
         }
     };
-    let points: Vec<usize> =
+    let mut points: Vec<usize> =
         (0..options.points.max(1)).map(|i| i * options.steps / options.points.max(1)).collect();
+    points.dedup();
     let judge = |schedule: Schedule, loss: f64| -> Result<Judged, Error> {
         let held_out = (!held.is_empty()).then(|| mean_loss(model, held, &schedule, options)).transpose()?;
         Ok(Judged { mean_bits: schedule.mean_bits(options.steps), schedule, loss, held_out })

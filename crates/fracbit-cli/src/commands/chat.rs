@@ -6,7 +6,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Writer, context_of, stop_name},
+    generate::{Loading, Nested, Writer, context_of, stop_name},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -59,12 +59,13 @@ pub(crate) struct ChatArgs {
 
 pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure> {
     let sampler = Sampler::new(args.sampling.config())?;
+    let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
     let loading = Loading::begin(&opened);
     // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
-    let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
+    let writer = loading.finish(tokenizer)?.asked(nested)?;
     let ctx = context_of(args.ctx, writer.context())?;
     let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
     let state = writer.model.state(&options);

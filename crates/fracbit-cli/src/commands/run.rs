@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Loading, Written, stop_name, too_long},
+    generate::{Loading, Nested, Written, stop_name, too_long},
     gpu::{self, DeviceName},
 };
 use clap::Args;
@@ -78,6 +78,7 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
     let mut sampler = Sampler::new(args.sampling.config())?;
+    let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
     let prompt = match (&args.prompt, &args.file) {
         (Some(text), _) => text.clone(),
@@ -110,7 +111,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
             gpu::write(&opened, &tokenizer, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
         return finish(args, &written, tokens.len(), context);
     };
-    let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
+    let writer = loading.finish(tokenizer)?.asked(nested)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text
     // never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());

@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Loading, Writer, context_of},
+    generate::{Loading, Nested, Writer, context_of},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -87,14 +87,16 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
             format!("`--host {}` lets other machines in: it wants `--key-file FILE` with it", args.host);
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
     }
+    let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
     let loading = Loading::begin(&opened);
     let tokenizer = files::tokenizer(&opened, context)?;
-    let writer = loading.finish(tokenizer)?.nested(&args.nested)?;
-    let Writer { model, tokenizer, end_tokens, schedule, draft } = writer;
+    let writer = loading.finish(tokenizer)?.asked(nested)?;
+    let Writer { model, tokenizer, end_tokens, nested } = writer;
+    let Nested { schedule, draft } = nested;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
     let cache = State::cache_bytes(

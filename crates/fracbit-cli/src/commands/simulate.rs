@@ -66,7 +66,7 @@ struct NpuArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
     generate: usize,
     /// What steps read: bits, or a text such as prefill=4,decode=4..2@64; may be repeated.
-    #[arg(long, value_name = "BITS", value_parser = args::schedule, required = true)]
+    #[arg(long, value_name = "BITS", required = true)]
     schedule: Vec<Schedule>,
     /// Print a JSON list.
     #[arg(long)]
