@@ -300,8 +300,8 @@ impl Scheme {
         (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
     }
 
-    /// The planes that are read within `most` bits: those that together have no more, and always the
-    /// first.
+    /// The planes that are read within `most` bits: those that together have no more, and always
+    /// the first.
     #[must_use]
     pub fn planes_within(self, most: Rate) -> usize {
         1 + self.precisions().skip(1).take_while(|&rate| rate <= most).count()

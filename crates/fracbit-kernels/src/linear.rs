@@ -78,7 +78,8 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What was prepared: first the kernel's own [numbers](Prepared::numbers), then those of others.
+    /// What was prepared: first the kernel's own [numbers](Prepared::numbers), then those of
+    /// others.
     #[must_use]
     pub fn prepared(&self) -> &[f32] {
         &self.x.block_scales[self.factors..]

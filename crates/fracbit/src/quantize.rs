@@ -172,7 +172,8 @@ impl MemoryEstimate {
             };
             moments += experts.map(of).max().unwrap_or(0);
         }
-        // What the planes of a nested matrix leave is kept beside it, and they are joined at the end.
+        // What the planes of a nested matrix leave is kept beside it, and they are joined at the
+        // end.
         let nested = |l: &PlannedLayer| matches!(l.scheme, Storage::Packed(scheme) if scheme.planes() > 1);
         let more = u64::from(plan.layers.iter().any(nested));
         Self {
