@@ -102,7 +102,13 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 58] = [
+    const GOOD: [&str; 64] = [
+        "run M -p x --precision 3 --draft nested:2,4",
+        "chat M --precision s.json --draft nested",
+        "serve M --precision prefill=4,decode=4..2@64 --draft nested:2",
+        "schedule fit M --prompts p.txt --quality rouge-l --tolerance 0.1 --steps 9 --points 3 --chat -o s.json --force",
+        "simulate npu --shape llama-3-8b --schedule 3 --schedule prefill=3,decode=3..2@40 --macs 4096 --json",
+        "simulate npu --model M --schedule 4 --clock 500 --bandwidth 16GB --prompt 9 --generate 9",
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",
         "sensitivity M -o a.json --text t.txt --actual tcq-3 --palette nuq --code fast --calibration C",
         "calibrate M --text t.txt -o C",

@@ -110,3 +110,22 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     assert!(half.done().json()["bits_per_weight"].as_f64().unwrap() < 3.0);
     assert!(Path::new(&schedule).exists());
 }
+
+#[test]
+fn a_machine_that_is_not_here_is_simulated() {
+    let simulate = |more: &[&str]| fracbit(&[&["simulate", "npu"], more].concat());
+    let falling = ["--schedule", "4", "--schedule", "prefill=4,decode=4..2@64", "--json"];
+    let original = demo();
+    for of in [["--shape", "llama-3-8b"], ["--model", text(&original)]] {
+        let made = simulate(&[&of[..], &falling].concat()).done().json();
+        let speed = |i: usize| made[i]["speedup"].as_f64().expect("a number");
+        assert_eq!(speed(0), 1.0, "{made}");
+        assert!(speed(1) > 1.0 && speed(2) > speed(1), "{made}");
+    }
+    let table = simulate(&["--shape", "llama-3-8b", "--schedule", "3"]).done().out;
+    assert!(table.contains("prefill=3,decode=3"), "{table}");
+    simulate(&["--schedule", "3"]).failed(USAGE, &["--model"]);
+    simulate(&["--shape", "llama-3-8b", "--schedule", "x"]).failed(USAGE, &["prefill=4"]);
+    let none = ["--shape", "llama-3-8b", "--schedule", "3", "--bandwidth", "0B"];
+    simulate(&none).failed(USAGE, &["--bandwidth"]);
+}

@@ -42,10 +42,9 @@ enum What {
 /// A neural processing unit that runs a nested model, by its roofline.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
-#[group(id = "of", required = true, multiple = false, args = ["model", "shape"])]
 struct NpuArgs {
     /// A model of this shape.
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// Model whose shape to take.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
