@@ -20,13 +20,11 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use fracbit_kernels::vectors::{
-    FloatScores, FloatWeigh, Scores, Unrounded, Vectors, WEIGHT_BLOCK, Weigh, key_most,
-};
+use fracbit_kernels::vectors::{FloatScores, FloatWeigh, Scores, Unrounded, Vectors, Weigh, key_most};
 use fracbit_kernels::{Crew, vectors::plain::exp};
 
 use crate::key_bias::{self, BiasScores};
-use crate::kv::Rows;
+use crate::kv::{KvType, PAGE, Rows};
 use crate::state::State;
 
 /// Widest head: sizes the buffers on the stack.
@@ -44,9 +42,9 @@ const FEW: usize = 8;
 struct Work {
     /// (query, position of a chunk)
     scores: [f32; QUERIES * CHUNK],
-    /// What is left of them as integers, and a scale for every block.
-    weights: [i16; QUERIES * CHUNK],
-    weight_scales: [f32; QUERIES * (CHUNK / WEIGHT_BLOCK)],
+    /// What is left of them on a page as integers, (query, position), and a scale for every query.
+    weights: [i16; QUERIES * PAGE],
+    weight_scales: [f32; QUERIES],
     /// (query, head_dim), and a scale each
     queries: [i16; QUERIES * MAX_HEAD_DIM],
     query_scales: [f32; QUERIES],
@@ -62,8 +60,8 @@ thread_local! {
     static WORK: RefCell<Work> = const {
         RefCell::new(Work {
             scores: [0.0; QUERIES * CHUNK],
-            weights: [0; QUERIES * CHUNK],
-            weight_scales: [0.0; QUERIES * (CHUNK / WEIGHT_BLOCK)],
+            weights: [0; QUERIES * PAGE],
+            weight_scales: [0.0; QUERIES],
             queries: [0; QUERIES * MAX_HEAD_DIM],
             query_scales: [0.0; QUERIES],
             stats: [[0.0; 2]; QUERIES],
@@ -115,7 +113,7 @@ type Stat = [f32; 2];
 
 impl<'a> Attention<'a> {
     fn dim(self) -> usize {
-        self.states[0].layers[self.layer].head_dim
+        self.states[0].layout().head_dim
     }
 
     /// Attends with `queries`, already scaled by 1/sqrt(d), both (kv head, row, query head of the
@@ -265,26 +263,31 @@ impl<'a> Attention<'a> {
         work: &mut Work,
     ) {
         let Work { scores, weights, weight_scales, queries: ints, query_scales, stats, values, bias } = work;
-        let cache = &state.layers[self.layer];
-        let d = cache.head_dim;
+        let d = self.dim();
         let count = queries.len() / d;
         // Blocks begin at multiples of their size, as chunks do: who else looks at them does not
         // matter.
-        let from = span.start / WEIGHT_BLOCK * WEIGHT_BLOCK;
-        match cache.keys(kv_head, from, span.end) {
-            Rows::Ints { ints: keys, scales: key_scales } => {
-                let ints = &mut ints[..queries.len()];
-                let query_scales = &mut query_scales[..count];
-                for ((query, ints), scale) in
-                    queries.chunks_exact(d).zip(ints.chunks_exact_mut(d)).zip(&mut *query_scales)
-                {
-                    *scale = self.vectors.round(query, key_most(d), ints);
-                }
-                let args = Scores { queries: ints, query_scales, dim: d, keys, key_scales, stride: CHUNK };
-                self.vectors.scores(&args, scores);
+        let from = span.start / PAGE * PAGE;
+        // The pages, with the place of each in the chunk.
+        let pages = || (from..span.end).step_by(PAGE).map(|at| (at / PAGE, at - from, PAGE.min(span.end - at)));
+        let (ints, query_scales) = (&mut ints[..queries.len()], &mut query_scales[..count]);
+        if state.layout().kind != KvType::F32 {
+            for ((query, ints), scale) in
+                queries.chunks_exact(d).zip(ints.chunks_exact_mut(d)).zip(&mut *query_scales)
+            {
+                *scale = self.vectors.round(query, key_most(d), ints);
             }
-            Rows::F32(keys) => {
-                self.vectors.float_scores(&FloatScores { queries, dim: d, keys, stride: CHUNK }, scores);
+        }
+        for (page, at, here) in pages() {
+            let (stride, scores) = (CHUNK, &mut scores[at..]);
+            match state.keys(self.layer, kv_head, page, here) {
+                Rows::Ints { ints: keys, scales: key_scales } => {
+                    let args = Scores { queries: ints, query_scales, dim: d, keys, key_scales, stride };
+                    self.vectors.scores(&args, scores);
+                }
+                Rows::F32(keys) => {
+                    self.vectors.float_scores(&FloatScores { queries, dim: d, keys, stride }, scores);
+                }
             }
         }
         if let (Some(of), Some(_)) = (self.bias, &state.turn) {
@@ -303,37 +306,43 @@ impl<'a> Attention<'a> {
         });
         let values = &mut values[..count * d];
         values.fill(0.0);
-        match cache.values(kv_head, from, span.end) {
-            Rows::Ints { ints: cached, scales } => {
-                const BLOCKS: usize = CHUNK / WEIGHT_BLOCK;
-                let all = (span.end - from).div_ceil(WEIGHT_BLOCK);
-                // What a query sees, counted from `from`: nothing unless said.
-                let mut parts = [const { 0..0 }; QUERIES];
-                rows(&mut |Row { queries, part, .. }| {
-                    parts[queries].fill(part.start - from..part.end - from);
-                });
-                for (q, part) in parts[..count].iter().enumerate() {
-                    let unrounded = Unrounded {
-                        weights: &scores[q * CHUNK..][part.clone()],
-                        value_scales: &scales[part.clone()],
-                        skip: part.start,
-                    };
-                    let weights = &mut weights[q * CHUNK..][..all * WEIGHT_BLOCK];
-                    self.vectors.round_weights(&unrounded, weights, &mut weight_scales[q * BLOCKS..][..all]);
+        // What a query sees, counted from `from`: nothing unless said.
+        let mut parts = [const { 0..0 }; QUERIES];
+        rows(&mut |Row { queries, part, .. }| {
+            parts[queries].fill(part.start - from..part.end - from);
+        });
+        for (page, at, here) in pages() {
+            // Of what a query sees, what is on this page.
+            let on_page = |part: &Range<usize>| {
+                part.start.clamp(at, at + here) - at..part.end.clamp(at, at + here) - at
+            };
+            match state.values(self.layer, kv_head, page, here) {
+                Rows::Ints { ints: cached, scales } => {
+                    for (q, part) in parts[..count].iter().enumerate() {
+                        let part = on_page(part);
+                        let unrounded = Unrounded {
+                            weights: &scores[q * CHUNK + at..][part.clone()],
+                            value_scales: &scales[part.clone()],
+                            skip: part.start,
+                        };
+                        let weights = &mut weights[q * PAGE..][..PAGE];
+                        self.vectors.round_weights(&unrounded, weights, &mut weight_scales[q..=q]);
+                    }
+                    let (weights, scales) = (&weights[..count * PAGE], &weight_scales[..count]);
+                    let args = Weigh { weights, scales, stride: PAGE, values: cached, dim: d };
+                    self.vectors.weigh(&args, values);
                 }
-                let args = Weigh { weights, scales: weight_scales, stride: CHUNK, values: cached, dim: d };
-                self.vectors.weigh(&args, values);
+                Rows::F32(cached) => rows(&mut |Row { queries, .. }| {
+                    let part = on_page(&parts[queries.start]);
+                    let weigh = FloatWeigh {
+                        weights: &scores[queries.start * CHUNK + at + part.start..],
+                        stride: CHUNK,
+                        values: &cached[part.start * d..part.end * d],
+                        dim: d,
+                    };
+                    self.vectors.float_weigh(&weigh, &mut values[queries.start * d..queries.end * d]);
+                }),
             }
-            Rows::F32(cached) => rows(&mut |Row { queries, part, .. }| {
-                let part = part.start - from..part.end - from;
-                let weigh = FloatWeigh {
-                    weights: &scores[queries.start * CHUNK + part.start..],
-                    stride: CHUNK,
-                    values: &cached[part.start * d..part.end * d],
-                    dim: d,
-                };
-                self.vectors.float_weigh(&weigh, &mut values[queries.start * d..queries.end * d]);
-            }),
         }
     }
 }
@@ -355,7 +364,7 @@ fn merge(total: &mut Stat, out: &mut [f32], stat: Stat, new: &[f32]) {
 mod tests {
     use super::*;
     use crate::key_bias::{HeadBias, KeyBias};
-    use crate::kv::{KvLayer, KvType};
+    use crate::pages::KvPool;
     use crate::state::StateOptions;
     use fracbit_io::ModelConfig;
 
@@ -373,10 +382,11 @@ mod tests {
             kv_heads * d
         );
         let config = ModelConfig::parse(json.as_bytes(), "config.json".as_ref()).unwrap();
-        let mut state = State::new(&config, &StateOptions { kv: kind, ..StateOptions::default() });
+        let pool = KvPool::new(&config, kind, usize::MAX);
+        let mut state = State::new(&config, &StateOptions { kv: kind, ..StateOptions::default() }, pool);
         state.reserve(len + more).unwrap();
         let all = (len + more) * kv_heads * d;
-        state.layers[0].write(&Vectors::scalar(), &Crew::alone(), 0, &noise(all, 1), &noise(all, 2));
+        state.write(0, (&Vectors::scalar(), &Crew::alone()), &noise(all, 1), &noise(all, 2));
         state.advance(len);
         state
     }
@@ -393,20 +403,20 @@ mod tests {
     }
 
     /// The definition, in f64.
-    fn oracle(q: &[f32], cache: &KvLayer, kv_head: usize, sees: Range<usize>) -> Vec<f64> {
-        oracle_with(q, cache, kv_head, sees, |_| 0.0)
+    fn oracle(q: &[f32], state: &State, kv_head: usize, sees: Range<usize>) -> Vec<f64> {
+        oracle_with(q, state, kv_head, sees, |_| 0.0)
     }
 
     /// The same, with something added to the score of every position.
     fn oracle_with(
         q: &[f32],
-        cache: &KvLayer,
+        state: &State,
         kv_head: usize,
         sees: Range<usize>,
         more: impl Fn(usize) -> f64,
     ) -> Vec<f64> {
         let d = q.len();
-        let key = |j: usize, i: usize| f64::from(cache.key(kv_head, j, i));
+        let key = |j: usize, i: usize| f64::from(state.key(kv_head, j, i));
         let score = |j| q.iter().enumerate().map(|(i, q)| f64::from(*q) * key(j, i)).sum::<f64>() + more(j);
         let scores: Vec<f64> = sees.clone().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -414,7 +424,7 @@ mod tests {
         let mut out = vec![0.0; d];
         for (j, s) in sees.zip(&scores) {
             for (i, o) in out.iter_mut().enumerate() {
-                *o += (s - top).exp() / total * f64::from(cache.value(kv_head, j, i));
+                *o += (s - top).exp() / total * f64::from(state.value(kv_head, j, i));
             }
         }
         out
@@ -449,7 +459,7 @@ mod tests {
                             let (kv_head, index) = (n / (rows * group), n % (rows * group));
                             let i = first + index / group;
                             let start = window.map_or(0, |w| (i + 1).saturating_sub(w));
-                            let want = oracle(q, &states[0].layers[0], kv_head, start..i + 1);
+                            let want = oracle(q, &states[0], kv_head, start..i + 1);
                             for (o, w) in o.iter().zip(&want) {
                                 let error = (f64::from(*o) - w).abs();
                                 // Queries and weights of 13 bits.
@@ -468,7 +478,7 @@ mod tests {
 
     /// Angles of noise, as far as the state has room.
     fn set_angles(state: &mut State, table: usize) {
-        let planes = state.layers[0].head_dim / 2;
+        let planes = state.layout().head_dim / 2;
         state.angles[table].want(planes);
         state.grow_angles().unwrap();
         for position in 0..state.room() {
@@ -528,7 +538,7 @@ mod tests {
                         };
                         bias.heads[kv_head].planes.iter().enumerate().map(of_plane).sum()
                     };
-                    let want = oracle_with(q, &states[0].layers[0], kv_head, start..i + 1, more);
+                    let want = oracle_with(q, &states[0], kv_head, start..i + 1, more);
                     for (o, w) in o.iter().zip(&want) {
                         let error = (f64::from(*o) - w).abs();
                         assert!(error < 2e-3, "first {first} rows {rows} {window:?} query {n}: {error:e}");

@@ -88,6 +88,24 @@ pub enum Error {
         /// What the allocator said.
         source: std::collections::TryReserveError,
     },
+    /// Every page of the cache is held.
+    #[error("forward: the cache should have a free page, all {pages} pages of {positions} tokens are held")]
+    CacheFull {
+        /// Pages of the pool.
+        pages: usize,
+        /// Tokens of a page.
+        positions: usize,
+    },
+    /// Pages that are not those of a sequence.
+    #[error("sharing: {pages} pages should be those of a state of the same pool with {len} tokens, at most {capacity}")]
+    Pages {
+        /// How many.
+        pages: usize,
+        /// Tokens that they should hold.
+        len: usize,
+        /// Tokens that the state can hold.
+        capacity: usize,
+    },
     /// A state made for another model.
     #[error("forward: the state should be one of this model's shape, which is {want}; it is {got}")]
     State {

@@ -31,7 +31,6 @@ use fracbit_kernels::{
 
 use crate::attention::{CHUNK, QUERIES};
 use crate::id::LayerLinear;
-use crate::kv::grow;
 use crate::model::{Layer, Model};
 use crate::sites::LayerSites;
 
@@ -187,11 +186,14 @@ impl Angles {
         self.planes = planes;
     }
 
-    /// Room for `capacity` positions, whole blocks, where it is wanted, keeping what is there.
+    /// Room for `capacity` positions, whole blocks, where it is wanted, keeping what is there. It
+    /// doubles, so that few of them are copied.
     pub(crate) fn grow(&mut self, capacity: usize) -> Result<(), TryReserveError> {
         let len = capacity.saturating_mul(2 * self.planes);
         if len > self.all.len() {
-            grow(&mut self.all, 1, len)?;
+            let mut new = Numbers::try_zeroed(len.max(2 * self.all.len()))?;
+            new[..self.all.len()].copy_from_slice(&self.all);
+            self.all = new;
         }
         Ok(())
     }

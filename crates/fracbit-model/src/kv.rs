@@ -1,10 +1,11 @@
 //! Keys and values of the tokens seen so far.
 //!
-//! Each layer keeps two buffers: values as (kv head, pair of positions, head_dim, 2), keys as (kv
-//! head, block, pair of dimensions, 16 positions, 2), so that attention reads the positions of one
-//! head as one stream and multiplies sixteen keys, or neighbouring dimensions of values, side by
-//! side. Every key and value of a head is integers and a scale (see
-//! [`fracbit_kernels::vectors::attend`]).
+//! They lie in pages of [`PAGE`] positions ([`crate::pages`]; PagedAttention, Kwon et al. 2023, arXiv
+//! 2309.06180). A page has all layers one behind the other, each as the integers of its keys, their
+//! scales, the integers of its values and their scales: values as (kv head, pair of positions,
+//! head_dim, 2), keys as (kv head, block, pair of dimensions, 16 positions, 2), so that attention
+//! multiplies sixteen keys, or neighbouring dimensions of values, side by side. Every key and value
+//! of a head is integers and a scale (see [`fracbit_kernels::vectors::attend`]).
 //!
 //! Of 8 and 4 bits, queries and keys are rotated before, by one rotation for all heads, which
 //! changes no inner product: some channels of keys are many times as large as the others in every
@@ -13,17 +14,15 @@
 //!
 //! Large biases of keys are not in such caches at all: see [`crate::key_bias`].
 //!
-//! They grow by doubling, up to the state's limit, so a model that may see 10^5 tokens costs what
-//! it has seen; [`crate::State::reserve`] makes room ahead, and then decoding does not allocate. A
-//! layer with a sliding window keeps all positions too: simpler to truncate, and the window bounds
-//! what attention reads; a ring buffer would save memory only beyond the window.
-
-use std::collections::TryReserveError;
-use std::ops::Range;
+//! A model that may see 10^5 tokens costs what it has seen, to the page; [`crate::State::reserve`]
+//! makes room ahead, and then decoding does not allocate. A layer with a sliding window keeps all
+//! positions too: simpler to truncate, and the window bounds what attention reads.
 
 use bytemuck::Pod;
-use fracbit_kernels::vectors::{Ints, KEY_BLOCK, UNIT, VALUE_MOST, Vectors, attend::nibble, key_most};
-use fracbit_kernels::{Crew, Numbers};
+use fracbit_kernels::vectors::{
+    Ints, KEY_BLOCK, UNIT, VALUE_MOST, Vectors, WEIGHT_BLOCK, attend::nibble, key_most,
+};
+use fracbit_kernels::{Crew, Line};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::MAX_HEAD_DIM;
@@ -77,13 +76,49 @@ impl KvType {
     }
 }
 
-/// One buffer of a layer: keys or values. Elements are numbers, or bytes of 4-bit ones.
-#[derive(Clone, Debug)]
-pub(crate) enum Store {
-    I16 { ints: Numbers<i16>, scales: Numbers<f32> },
-    I8 { ints: Numbers<i8>, scales: Numbers<f32> },
-    I4 { bytes: Numbers<u8>, scales: Numbers<f32> },
-    F32(Numbers<f32>),
+/// Positions of a page: a block of weights of attention, so that sums are the same wherever a page
+/// ends.
+pub(crate) const PAGE: usize = WEIGHT_BLOCK;
+
+/// Where keys and values lie in a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KvLayout {
+    pub(crate) kind: KvType,
+    pub(crate) layers: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+/// How the numbers of keys or of values are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    I16,
+    I8,
+    I4,
+    F32,
+}
+
+impl Form {
+    /// Bytes of an element of [`KvType::elements`].
+    const fn bytes(self) -> usize {
+        match self {
+            Self::I16 => 2,
+            Self::I8 | Self::I4 => 1,
+            Self::F32 => 4,
+        }
+    }
+
+    /// Bytes of the scale of a row.
+    const fn scale(self) -> usize {
+        if matches!(self, Self::F32) { 0 } else { 4 }
+    }
+}
+
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Keys,
+    Values,
 }
 
 /// Keys or values of neighbouring positions of a head, in the order of their buffer.
@@ -93,169 +128,104 @@ pub(crate) enum Rows<'a> {
     F32(&'a [f32]),
 }
 
-impl Store {
-    /// Of keys and values.
-    fn both(kind: KvType) -> [Self; 2] {
-        let words = || Self::I16 { ints: Numbers::default(), scales: Numbers::default() };
-        let bytes = || Self::I8 { ints: Numbers::default(), scales: Numbers::default() };
-        let halves = || Self::I4 { bytes: Numbers::default(), scales: Numbers::default() };
-        let floats = || Self::F32(Numbers::default());
-        match kind {
-            KvType::I16 => [words(), words()],
-            KvType::I8 => [bytes(), bytes()],
-            KvType::I6 => [bytes(), halves()],
-            KvType::I4 => [halves(), halves()],
-            KvType::F32 => [floats(), floats()],
+impl KvLayout {
+    fn form(self, which: Which) -> Form {
+        match (self.kind, which) {
+            (KvType::I16, _) => Form::I16,
+            (KvType::I8, _) | (KvType::I6, Which::Keys) => Form::I8,
+            (KvType::I4, _) | (KvType::I6, Which::Values) => Form::I4,
+            (KvType::F32, _) => Form::F32,
         }
     }
 
-    /// Makes each of `heads` runs `to` positions of `d` elements long, keeping what is there.
-    /// Failure may leave one of two buffers longer: [`Store::shrink`] undoes it.
-    fn grow(&mut self, heads: usize, to: usize, d: usize) -> Result<(), TryReserveError> {
-        let numbers = to.saturating_mul(d);
-        let scales = match self {
-            Self::I16 { ints, scales } => grow(ints, heads, numbers).map(|()| scales)?,
-            Self::I8 { ints, scales } => grow(ints, heads, numbers).map(|()| scales)?,
-            Self::I4 { bytes, scales } => grow(bytes, heads, numbers).map(|()| scales)?,
-            Self::F32(floats) => return grow(floats, heads, numbers),
+    /// Bytes of the numbers of a head, and of their scales; both whole cache lines, since a page
+    /// has as many positions as a line has bytes.
+    fn of_head(self, which: Which) -> [usize; 2] {
+        let [key, value] = self.kind.elements(self.head_dim);
+        let elements = if which == Which::Keys { key } else { value };
+        let form = self.form(which);
+        [PAGE * elements * form.bytes(), PAGE * form.scale()]
+    }
+
+    /// Bytes of a layer.
+    fn layer_bytes(self) -> usize {
+        let both = [Which::Keys, Which::Values].map(|which| self.of_head(which).iter().sum::<usize>());
+        self.kv_heads * (both[0] + both[1])
+    }
+
+    /// Bytes of a page.
+    pub(crate) fn bytes(self) -> usize {
+        self.layers * self.layer_bytes()
+    }
+
+    /// Where the numbers of all heads of a layer begin, and their scales.
+    fn starts(self, layer: usize, which: Which) -> [usize; 2] {
+        let [key, key_scale] = self.of_head(Which::Keys);
+        let before = if which == Which::Keys { 0 } else { self.kv_heads * (key + key_scale) };
+        let numbers = layer * self.layer_bytes() + before;
+        [numbers, numbers + self.kv_heads * self.of_head(which)[0]]
+    }
+
+    /// The first `count` positions of a page, whole blocks or pairs of them.
+    fn rows(self, page: &[Line], layer: usize, which: Which, head: usize, count: usize) -> Rows<'_> {
+        let page = bytemuck::cast_slice::<Line, u8>(page);
+        let [numbers, scales] = self.starts(layer, which);
+        let [each, each_scale] = self.of_head(which);
+        let numbers = &page[numbers + head * each..][..count * (each / PAGE)];
+        let scales = bytemuck::cast_slice(&page[scales + head * each_scale..][..count * (each_scale / PAGE)]);
+        let ints = match self.form(which) {
+            Form::I16 => Ints::I16(bytemuck::cast_slice(numbers)),
+            Form::I8 => Ints::I8(bytemuck::cast_slice(numbers)),
+            Form::I4 => Ints::I4(numbers),
+            Form::F32 => return Rows::F32(bytemuck::cast_slice(numbers)),
         };
-        grow(scales, heads, to)
+        Rows::Ints { ints, scales }
     }
 
-    /// Undoes [`Store::grow`]: runs of `to` positions again.
-    fn shrink(&mut self, heads: usize, to: usize, d: usize) {
-        let scales = match self {
-            Self::I16 { ints, scales } => {
-                shrink(ints, heads, to * d);
-                scales
-            }
-            Self::I8 { ints, scales } => {
-                shrink(ints, heads, to * d);
-                scales
-            }
-            Self::I4 { bytes, scales } => {
-                shrink(bytes, heads, to * d);
-                scales
-            }
-            Self::F32(floats) => return shrink(floats, heads, to * d),
-        };
-        shrink(scales, heads, to);
+    /// The blocks of keys that hold the first `count` positions of a page.
+    pub(crate) fn keys(self, page: &[Line], layer: usize, head: usize, count: usize) -> Rows<'_> {
+        self.rows(page, layer, Which::Keys, head, count.next_multiple_of(KEY_BLOCK))
     }
 
-    /// Some positions, counted from the first of the first head.
-    fn rows(&self, range: Range<usize>, d: usize) -> Rows<'_> {
-        let all = range.start * d..range.end * d;
-        let (ints, scales) = match self {
-            Self::I16 { ints, scales } => (Ints::I16(&ints[all]), scales),
-            Self::I8 { ints, scales } => (Ints::I8(&ints[all]), scales),
-            Self::I4 { bytes, scales } => (Ints::I4(&bytes[all]), scales),
-            Self::F32(floats) => return Rows::F32(&floats[all]),
-        };
-        Rows::Ints { ints, scales: &scales[range] }
-    }
-}
-
-/// Makes each of `heads` runs `to` elements long, keeping what is there.
-pub(crate) fn grow<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) -> Result<(), TryReserveError> {
-    let from = old.len() / heads;
-    let mut new = Numbers::try_zeroed(heads.saturating_mul(to))?;
-    if from > 0 {
-        let runs = new.chunks_exact_mut(to).zip(old.chunks_exact(from));
-        runs.for_each(|(new, old)| new[..from].copy_from_slice(old));
-    }
-    *old = new;
-    Ok(())
-}
-
-fn shrink<T: Pod>(old: &mut Numbers<T>, heads: usize, to: usize) {
-    let from = old.len() / heads;
-    if from <= to {
-        return; // it had not grown
-    }
-    for head in 0..heads {
-        old.copy_within(head * from..head * from + to, head * to);
-    }
-    old.truncate(heads * to);
-}
-
-/// Keys and values of one layer.
-#[derive(Clone, Debug)]
-pub(crate) struct KvLayer {
-    keys: Store, // (kv head, block, head_dim / 2, KEY_BLOCK, 2); in single precision (kv head, block, head_dim, KEY_BLOCK)
-    values: Store, // (kv head, position / 2, head_dim, 2), of 4 bits in whole units; in single precision (kv head, position, head_dim)
-    /// Elements of a position in both.
-    elements: [usize; 2],
-    /// Positions there is room for, whole blocks.
-    pub(crate) capacity: usize,
-    pub(crate) head_dim: usize,
-    kv_heads: usize,
-}
-
-impl KvLayer {
-    pub(crate) fn new(kind: KvType, kv_heads: usize, head_dim: usize) -> Self {
-        let ([keys, values], elements) = (Store::both(kind), kind.elements(head_dim));
-        Self { keys, values, elements, capacity: 0, head_dim, kv_heads }
+    /// The values of the first `count` positions of a page, and of one more where that is odd.
+    pub(crate) fn values(self, page: &[Line], layer: usize, head: usize, count: usize) -> Rows<'_> {
+        self.rows(page, layer, Which::Values, head, count.next_multiple_of(2))
     }
 
-    /// Makes room for at least `capacity` positions, keeping those held.
-    pub(crate) fn grow(&mut self, capacity: usize) -> Result<(), TryReserveError> {
-        let capacity = capacity.div_ceil(KEY_BLOCK).saturating_mul(KEY_BLOCK);
-        if capacity > self.capacity {
-            let (heads, [key, value]) = (self.kv_heads, self.elements);
-            let grown =
-                self.keys.grow(heads, capacity, key).and_then(|()| self.values.grow(heads, capacity, value));
-            if let Err(e) = grown {
-                // What has grown is merely longer; `capacity` must not say so yet, and a retry
-                // would find runs of another length: so put it back.
-                self.keys.shrink(heads, self.capacity, key);
-                self.values.shrink(heads, self.capacity, value);
-                return Err(e);
-            }
-            self.capacity = capacity;
-        }
-        Ok(())
-    }
-
-    /// The blocks of keys that hold the positions from `from`, the first of a block, to `to`.
-    pub(crate) fn keys(&self, kv_head: usize, from: usize, to: usize) -> Rows<'_> {
-        debug_assert!(from.is_multiple_of(KEY_BLOCK) && to <= self.capacity, "positions inside the cache");
-        let head = kv_head * self.capacity;
-        self.keys.rows(head + from..head + to.next_multiple_of(KEY_BLOCK), self.elements[0])
-    }
-
-    /// The values of the positions from `from`, an even number, to `to`, and of one more where that
-    /// is odd.
-    pub(crate) fn values(&self, kv_head: usize, from: usize, to: usize) -> Rows<'_> {
-        debug_assert!(from.is_multiple_of(2) && to <= self.capacity, "positions inside the cache");
-        let head = kv_head * self.capacity;
-        self.values.rows(head + from..head + to.next_multiple_of(2), self.elements[1])
-    }
-
-    /// Writes keys and values, (rows, kv head, head_dim), of the positions from `first` on.
+    /// Writes keys and values, (rows, kv head, head_dim), of the positions from `first` on, all of
+    /// one page.
     pub(crate) fn write(
-        &mut self,
-        vectors: &Vectors,
-        crew: &Crew<'_>,
+        self,
+        page: &mut [Line],
+        layer: usize,
+        (vectors, crew): (&Vectors, &Crew<'_>),
         first: usize,
-        keys: &[f32],
-        values: &[f32],
+        [keys, values]: [&[f32]; 2],
     ) {
         let (heads, d) = (self.kv_heads, self.head_dim);
-        let new =
-            |all| New { vectors, crew, capacity: self.capacity, rows: NewRows { first, all, heads, d } };
+        let page = bytemuck::cast_slice_mut::<Line, u8>(page);
+        let new = |which, all| New {
+            vectors,
+            crew,
+            rows: NewRows { first, all, heads, d },
+            form: self.form(which),
+            numbers: self.starts(layer, which)[0],
+            sizes: self.of_head(which),
+        };
         let block = |position: usize| position / KEY_BLOCK * d * KEY_BLOCK + position % KEY_BLOCK;
         // In pairs every place is two apart from the next.
         let pair = |position: usize| position / KEY_BLOCK * d * KEY_BLOCK + position % KEY_BLOCK * 2;
-        new(keys).write(
-            &mut self.keys,
+        new(Which::Keys, keys).write(
+            page,
             key_most(d),
             |position, i| pair(position) + i / 2 * (2 * KEY_BLOCK) + i % 2,
             |position, i| block(position) + i * KEY_BLOCK,
         );
         // Numbers of a row of pairs.
-        let row = if let Store::I4 { .. } = self.values { (2 * d).next_multiple_of(UNIT) } else { 2 * d };
-        new(values).write(
-            &mut self.values,
+        let four = self.form(Which::Values) == Form::I4;
+        let row = if four { (2 * d).next_multiple_of(UNIT) } else { 2 * d };
+        new(Which::Values, values).write(
+            page,
             VALUE_MOST,
             |position, i| position / 2 * row + 2 * i + position % 2,
             |position, i| position * d + i,
@@ -267,8 +237,12 @@ impl KvLayer {
 struct New<'a, 'c> {
     vectors: &'a Vectors,
     crew: &'a Crew<'c>,
-    capacity: usize,
     rows: NewRows<'a>,
+    form: Form,
+    /// Where the numbers of all heads begin.
+    numbers: usize,
+    /// Bytes of those of a head, and of their scales, which lie behind those of all heads.
+    sizes: [usize; 2],
 }
 
 /// Numbers of neighbouring positions.
@@ -293,36 +267,43 @@ impl New<'_, '_> {
     /// `float_place` say.
     fn write(
         &self,
-        to: &mut Store,
+        page: &mut [u8],
         most: i32,
         int_place: impl Fn(usize, usize) -> usize + Sync,
         float_place: impl Fn(usize, usize) -> usize + Sync,
     ) {
-        let Self { vectors, crew, capacity, rows } = *self;
-        match to {
-            Store::I16 { ints, scales } => {
+        let Self { vectors, crew, rows, form, numbers, sizes: [each, scale] } = *self;
+        let (to, scales) = page[numbers..].split_at_mut(rows.heads * each);
+        let scales = bytemuck::cast_slice_mut(&mut scales[..rows.heads * scale]);
+        match form {
+            Form::I16 => {
                 let round = |x: &[f32], ints: &mut [i16]| vectors.round(x, most, ints);
-                self.write_ints(ints, scales, round, |to, at, i, int| to[int_place(at, i)] = int);
+                let to = bytemuck::cast_slice_mut::<u8, i16>(to);
+                self.write_ints(to, scales, round, |to, at, i, int| to[int_place(at, i)] = int);
             }
-            Store::I8 { ints, scales } => {
+            Form::I8 => {
                 let round = |x: &[f32], ints: &mut [i16]| vectors.round(x, 127, ints);
-                self.write_ints(ints, scales, round, |to, at, i, int| {
+                let to = bytemuck::cast_slice_mut::<u8, i8>(to);
+                self.write_ints(to, scales, round, |to, at, i, int| {
                     to[int_place(at, i)] = i8::try_from(int).expect("at most 127");
                 });
             }
-            Store::I4 { bytes, scales } => {
+            Form::I4 => {
                 let round = |x: &[f32], places: &mut [i16]| vectors.round_to_levels(x, places);
-                self.write_ints(bytes, scales, round, |to, at, i, place| {
+                self.write_ints(to, scales, round, |to, at, i, place| {
                     let (byte, high) = nibble(int_place(at, i));
                     let place = u8::try_from(place).expect("below 16");
                     to[byte] = if high { to[byte] & 0x0F | place << 4 } else { to[byte] & 0xF0 | place };
                 });
             }
-            Store::F32(to) => crew.chunks(to, capacity * rows.d, |head, to| {
-                for (at, x) in rows.of(head) {
-                    x.iter().enumerate().for_each(|(i, v)| to[float_place(at, i)] = *v);
-                }
-            }),
+            Form::F32 => {
+                let to = bytemuck::cast_slice_mut::<u8, f32>(to);
+                crew.chunks(to, each / size_of::<f32>(), |head, to| {
+                    for (at, x) in rows.of(head) {
+                        x.iter().enumerate().for_each(|(i, v)| to[float_place(at, i)] = *v);
+                    }
+                });
+            }
         }
     }
 
@@ -330,15 +311,15 @@ impl New<'_, '_> {
     /// and their order there.
     fn write_ints<T: Pod + Send>(
         &self,
-        to: &mut Numbers<T>,
-        scales: &mut Numbers<f32>,
+        to: &mut [T],
+        scales: &mut [f32],
         round: impl Fn(&[f32], &mut [i16]) -> f32 + Sync,
         put: impl Fn(&mut [T], usize, usize, i16) + Sync,
     ) {
-        let Self { crew, capacity, rows, .. } = *self;
+        let Self { crew, rows, .. } = *self;
         let d = rows.d;
         // Rounded twice, for a task writes to one buffer.
-        crew.chunks(scales, capacity, |head, scales| {
+        crew.chunks(scales, PAGE, |head, scales| {
             let mut ints = [0; MAX_HEAD_DIM];
             rows.of(head).for_each(|(at, x)| scales[at] = round(x, &mut ints[..d]));
         });
@@ -354,21 +335,26 @@ impl New<'_, '_> {
 }
 
 #[cfg(test)]
-impl KvLayer {
+impl KvLayout {
     /// One number of a key.
-    pub(crate) fn key(&self, head: usize, position: usize, i: usize) -> f32 {
-        let (block, at) = (position / KEY_BLOCK * KEY_BLOCK, position % KEY_BLOCK);
-        match self.keys(head, block, position + 1) {
-            Rows::Ints { ints, scales } => f32::from(ints.get(KEY_BLOCK, i / 2, 2 * at + i % 2)) * scales[at],
-            Rows::F32(floats) => floats[i * KEY_BLOCK + at],
+    pub(crate) fn key(self, page: &[Line], layer: usize, head: usize, at: usize, i: usize) -> f32 {
+        match self.keys(page, layer, head, PAGE) {
+            Rows::Ints { ints, scales } => {
+                let row = at / KEY_BLOCK * (self.head_dim / 2) + i / 2;
+                f32::from(ints.get(KEY_BLOCK, row, 2 * (at % KEY_BLOCK) + i % 2)) * scales[at]
+            }
+            Rows::F32(floats) => {
+                floats[at / KEY_BLOCK * self.head_dim * KEY_BLOCK + i * KEY_BLOCK + at % KEY_BLOCK]
+            }
         }
     }
 
     /// One number of a value.
-    pub(crate) fn value(&self, head: usize, position: usize, i: usize) -> f32 {
-        let (pair, at) = (position / 2 * 2, position % 2);
-        match self.values(head, pair, position + 1) {
-            Rows::Ints { ints, scales } => f32::from(ints.get(self.head_dim, 0, 2 * i + at)) * scales[at],
+    pub(crate) fn value(self, page: &[Line], layer: usize, head: usize, at: usize, i: usize) -> f32 {
+        match self.values(page, layer, head, PAGE) {
+            Rows::Ints { ints, scales } => {
+                f32::from(ints.get(self.head_dim, at / 2, 2 * i + at % 2)) * scales[at]
+            }
             Rows::F32(floats) => floats[at * self.head_dim + i],
         }
     }
@@ -378,14 +364,16 @@ impl KvLayer {
 mod tests {
     use super::*;
 
+    const KINDS: [KvType; 5] = [KvType::I16, KvType::I8, KvType::I6, KvType::I4, KvType::F32];
+
     #[test]
     fn rows_are_integers_and_a_scale_or_exact() {
         let values = [1.0, -0.333_333_34, 70_000.0, 1e-9];
-        for kind in [KvType::I16, KvType::I8, KvType::I6, KvType::I4, KvType::F32] {
-            let mut layer = KvLayer::new(kind, 1, 4);
-            layer.grow(3).unwrap();
-            assert_eq!(layer.capacity, 16);
-            layer.write(&Vectors::scalar(), &Crew::alone(), 2, &values, &values.map(|v| -v));
+        for kind in KINDS {
+            let layout = KvLayout { kind, layers: 1, kv_heads: 1, head_dim: 4 };
+            let mut page = vec![Line::ZERO; layout.bytes() / 64];
+            let with = (&Vectors::scalar(), &Crew::alone());
+            layout.write(&mut page, 0, with, 2, [&values, &values.map(|v| -v)]);
             let rounded = |most: f32| values.map(|v| (v * (most / 70_000.0)).round() * (70_000.0 / most));
             // Of small numbers the nearest level is -2.
             let levels = [-2.0, -2.0, 127.0, -2.0].map(|level| level * (70_000.0 / 8128.0 * 64.0));
@@ -397,44 +385,49 @@ mod tests {
                 KvType::F32 => (values, values),
             };
             for i in 0..4 {
-                assert_eq!((layer.key(0, 2, i), layer.value(0, 2, i)), (key[i], -value[i]));
+                let got = (layout.key(&page, 0, 0, 2, i), layout.value(&page, 0, 0, 2, i));
+                assert_eq!(got, (key[i], -value[i]));
             }
         }
     }
 
     #[test]
-    fn growing_keeps_what_is_held() {
-        let (heads, d, count) = (3, 2, 37);
-        // Both numbers of a row are rounded exactly.
-        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-        let all: Vec<f32> = (0..count * heads * d).map(|i| (1 + i / 2) as f32 * [1.0, -1.0][i % 2]).collect();
-        let negative: Vec<f32> = all.iter().map(|v| -v).collect();
-        for kind in [KvType::I16, KvType::I8, KvType::I6, KvType::I4, KvType::F32] {
-            let mut layer = KvLayer::new(kind, heads, d);
-            layer.grow(count).unwrap();
-            layer.write(&Vectors::scalar(), &Crew::alone(), 0, &all, &negative);
-            layer.grow(1).unwrap();
-            assert_eq!(layer.capacity, 48);
-            layer.grow(100).unwrap();
-            // What a failure half-way would do, and then success.
-            let [key, value] = layer.elements;
-            layer.keys.grow(heads, 200, key).unwrap();
-            if let Store::I16 { ints, .. } = &mut layer.values {
-                grow(ints, heads, 200 * value).unwrap();
+    fn every_number_of_a_page_has_its_own_place() {
+        for (kind, head_dim) in KINDS.into_iter().flat_map(|kind| [2, 6, 16, 40].map(|d| (kind, d))) {
+            let layout = KvLayout { kind, layers: 2, kv_heads: 3, head_dim };
+            // Nothing is written beyond the page, and what the kinds say of bytes is its size.
+            assert_eq!(layout.bytes().div_ceil(PAGE), 2 * 3 * kind.pair_bytes(head_dim));
+            let mut page = vec![Line::ZERO; layout.bytes() / 64];
+            let each = 3 * head_dim;
+            // Every row has a number of its own, of both signs.
+            let rows = |salt: usize| -> Vec<f32> {
+                let number = |n: usize| (1 + (n / head_dim * 7 + salt) % 61) as f32 * [1.0, -1.0][n % 2];
+                (0..PAGE * each).map(number).collect()
+            };
+            let with = (&Vectors::scalar(), &Crew::alone());
+            let of = [[rows(0), rows(5)], [rows(11), rows(17)]];
+            // Layer by layer, some positions before others.
+            for (layer, [k, v]) in of.iter().enumerate() {
+                for part in [40..PAGE, 0..1, 1..40] {
+                    let numbers = part.start * each..part.end * each;
+                    let both = [&k[numbers.clone()], &v[numbers]];
+                    layout.write(&mut page, layer, with, part.start, both);
+                }
             }
-            layer.keys.shrink(heads, layer.capacity, key);
-            layer.values.shrink(heads, layer.capacity, value);
-            for (n, want) in all.iter().enumerate() {
-                let (position, head, i) = (n / (heads * d), n / d % heads, n % d);
-                let got = (layer.key(head, position, i), layer.value(head, position, i));
-                // The second number of a row has the level -108 beside 127.
-                let most = |levels: bool| if levels { 0.15 * want.abs() } else { 1e-4 };
-                let key = (got.0 - want).abs() < most(kind == KvType::I4);
-                let value = (got.1 + want).abs() < most(matches!(kind, KvType::I6 | KvType::I4));
-                assert!(key && value, "{kind:?} {n}: {got:?} {want}");
+            for (layer, [k, v]) in of.iter().enumerate() {
+                for n in 0..PAGE * each {
+                    let (at, head, i) = (n / each, n % each / head_dim, n % head_dim);
+                    // The second number of a row has the level -108 beside 127.
+                    let near = |got: f32, want: f32, levels: bool| {
+                        (got - want).abs() < if levels { 0.16 * want.abs() } else { 1e-2 * want.abs() }
+                    };
+                    let key = layout.key(&page, layer, head, at, i);
+                    let value = layout.value(&page, layer, head, at, i);
+                    assert!(near(key, k[n], kind == KvType::I4), "{kind:?} {head_dim}: {key} {}", k[n]);
+                    let levels = matches!(kind, KvType::I6 | KvType::I4);
+                    assert!(near(value, v[n], levels), "{kind:?} {head_dim}: {value} {}", v[n]);
+                }
             }
-            assert!(layer.grow(usize::MAX / 8).is_err());
-            assert_eq!(layer.capacity, 112);
         }
     }
 }

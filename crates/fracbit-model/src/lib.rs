@@ -11,6 +11,7 @@
 //! | [`model`] | the decoder graph |
 //! | [`block`] | one block on its own, for streaming through a model layer by layer |
 //! | [`state`] | cache and work space of one sequence |
+//! | [`pages`] | where states take the pages of their caches from, and share them |
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
 //! | [`draft`] | guesses of what comes next, from what came before |
@@ -46,6 +47,7 @@ mod key_bias;
 mod kv;
 pub mod linear;
 pub mod model;
+pub mod pages;
 mod rope;
 pub mod sample;
 pub mod selfdraft;
@@ -66,6 +68,7 @@ pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::Model;
+pub use pages::{KvPage, KvPool};
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
 pub use selfdraft::{Draft, SelfDrafter};

@@ -33,6 +33,7 @@ use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::key_bias::{BiasScores, KeyBiases};
 use crate::linear::Linear;
+use crate::pages::KvPool;
 use crate::rope::Rope;
 use crate::sites::{self, HeadSite, Sites};
 use crate::source::WeightSource;
@@ -190,8 +191,15 @@ impl Model {
     /// An empty state of this model.
     #[must_use]
     pub fn state(&self, options: &StateOptions) -> State {
-        let mut state = State::new(&self.config, options);
-        if let (true, Some(biases)) = (options.kv.turns(), self.key_biases()) {
+        self.state_in(&KvPool::new(&self.config, options.kv, usize::MAX), options)
+    }
+
+    /// An empty state that takes the pages of its cache from a pool of this model: whose element
+    /// type it has, whatever the options say.
+    #[must_use]
+    pub fn state_in(&self, pool: &KvPool, options: &StateOptions) -> State {
+        let mut state = State::new(&self.config, options, pool.clone());
+        if let (true, Some(biases)) = (pool.kind().turns(), self.key_biases()) {
             state.want_angles(biases);
         }
         state
@@ -603,9 +611,8 @@ impl<'a> Pass<'a> {
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
         for (state, (k, v)) in states.iter_mut().zip(parts) {
-            let first = state.len();
             let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
-            state.layers[index].write(&model.vectors, crew, first, k, v);
+            state.write(index, (&model.vectors, crew), k, v);
         }
         self.prepare_heads(q, query_norm, turn);
         let bias = bias.filter(|bias| bias.most > 0).map(|bias| {

@@ -1,15 +1,16 @@
 //! What one sequence needs beside the model: its cache and work space.
 
 use fracbit_io::ModelConfig;
-use fracbit_kernels::{Numbers, Precision};
+use fracbit_kernels::{Crew, Numbers, Precision, Vectors};
 use fracbit_rotation::Rotation;
 
 use crate::Error;
 use crate::attention::work_len;
 use crate::experts::Work;
 use crate::key_bias::{Angles, KeyBiases};
-use crate::kv::{KvLayer, KvType};
+use crate::kv::{KvLayout, KvType, PAGE, Rows};
 use crate::linear::LinearScratch;
+use crate::pages::{KvPage, KvPool};
 
 /// How to make a [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +39,11 @@ impl Default for StateOptions {
     }
 }
 
-/// Positions that the cache grows by at least.
-const STEP: usize = 64;
-
 /// Cache and work space of one sequence; made by [`crate::Model::state`].
 #[derive(Debug)]
 pub struct State {
-    pub(crate) layers: Vec<KvLayer>,
+    pool: KvPool,
+    pages: Vec<KvPage>,
     pub(crate) scratch: Scratch,
     /// Of queries and keys of every head, where the cache wants them so.
     pub(crate) turn: Option<Rotation>,
@@ -93,17 +92,17 @@ impl std::fmt::Display for StateShape {
 }
 
 impl State {
-    pub(crate) fn new(config: &ModelConfig, options: &StateOptions) -> Self {
+    pub(crate) fn new(config: &ModelConfig, options: &StateOptions, pool: KvPool) -> Self {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
-        let layer = || KvLayer::new(options.kv, config.num_key_value_heads, config.head_dim);
         let mut scratch = Scratch::default();
         scratch.linear.coarse = options.coarse;
         Self {
-            layers: (0..config.num_hidden_layers()).map(|_| layer()).collect(),
-            scratch,
-            turn: options.kv.turns().then(|| {
+            turn: pool.kind().turns().then(|| {
                 Rotation::new(config.head_dim, 0, 0).expect("heads are narrow enough to be rotated")
             }),
+            pool,
+            pages: Vec::new(),
+            scratch,
             angles: Default::default(),
             shape: StateShape::of(config),
             capacity,
@@ -113,23 +112,104 @@ impl State {
         }
     }
 
-    /// Makes room for `tokens` more, up to the capacity, so that running them does not allocate
-    /// cache.
+    /// Takes pages for `tokens` more, up to the capacity, so that running them does not allocate
+    /// cache. Pages that are to be written and that others hold too are given up for copies.
     ///
     /// # Errors
-    /// [`Error::Memory`]; the state then holds what it held, and keeps the memory that it got.
+    /// [`Error::Memory`], [`Error::CacheFull`]; the state then holds the tokens that it held, and
+    /// keeps the pages that it got.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), Error> {
-        let want = self.len.saturating_add(tokens).min(self.capacity);
-        let have = self.layers.iter().map(|l| l.capacity).min().unwrap_or(want);
-        if want <= have {
+        if tokens == 0 {
             return Ok(());
         }
-        let room = want.max(have.saturating_mul(2)).saturating_add(STEP - 1) / STEP * STEP;
-        let room = room.min(self.capacity);
-        for layer in &mut self.layers {
-            layer.grow(room).map_err(|source| Error::Memory { tokens: room, source })?;
+        let want = self.len.saturating_add(tokens).min(self.capacity);
+        let (first, end) = (self.len / PAGE, want.div_ceil(PAGE));
+        for at in first..end {
+            match self.pages.get(at) {
+                Some(page) if page.alone() => {}
+                // What it holds of the sequence's tokens is copied.
+                Some(page) if at == first && !self.len.is_multiple_of(PAGE) => {
+                    self.pages[at] = self.pool.copy(page, want)?;
+                }
+                Some(_) => self.pages[at] = self.pool.take(want)?,
+                None => self.pages.push(self.pool.take(want)?),
+            }
         }
         self.grow_angles()
+    }
+
+    /// Pages that [`reserve`](Self::reserve) would take from the pool.
+    #[must_use]
+    pub fn pages_wanted(&self, tokens: usize) -> usize {
+        let want = self.len.saturating_add(tokens).min(self.capacity);
+        let pages = if tokens == 0 { 0..0 } else { self.len / PAGE..want.div_ceil(PAGE) };
+        pages.filter(|&at| !self.pages.get(at).is_some_and(KvPage::alone)).count()
+    }
+
+    /// The pages of the tokens that it holds; the last one may not be whole.
+    #[must_use]
+    pub fn pages(&self) -> &[KvPage] {
+        &self.pages[..self.len.div_ceil(PAGE)]
+    }
+
+    /// Makes it hold the first `len` tokens of another state's [`pages`](Self::pages) in place of
+    /// its own: the two share them until one writes to them. Both should be of one model and
+    /// precision.
+    ///
+    /// # Errors
+    /// [`Error::Pages`] when they are of another pool or are not those of `len` tokens, or when
+    /// these do not fit.
+    pub fn share(&mut self, pages: &[KvPage], len: usize) -> Result<(), Error> {
+        let ours = pages.iter().all(|page| page.is_of(&self.pool));
+        if !ours || pages.len() != len.div_ceil(PAGE) || len > self.capacity {
+            return Err(Error::Pages { pages: pages.len(), len, capacity: self.capacity });
+        }
+        self.pages.clear();
+        self.pages.extend_from_slice(pages);
+        self.len = len;
+        Ok(())
+    }
+
+    /// Gives up the pages behind the tokens that it holds.
+    pub fn shrink(&mut self) {
+        self.pages.truncate(self.len.div_ceil(PAGE));
+    }
+
+    /// Where its pages are from.
+    #[must_use]
+    pub fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    pub(crate) fn layout(&self) -> KvLayout {
+        self.pool.layout()
+    }
+
+    /// The keys of a head on page `at`, its first `count` positions, whole blocks.
+    pub(crate) fn keys(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
+        self.layout().keys(self.pages[at].lines(), layer, head, count)
+    }
+
+    /// The values of a head on page `at`, its first `count` positions, and one more where that is
+    /// odd.
+    pub(crate) fn values(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
+        self.layout().values(self.pages[at].lines(), layer, head, count)
+    }
+
+    /// Writes keys and values of a layer, (rows, kv head, head_dim), behind the tokens that are
+    /// held. There should be [room](Self::reserve).
+    pub(crate) fn write(&mut self, layer: usize, with: (&Vectors, &Crew<'_>), keys: &[f32], values: &[f32]) {
+        let layout = self.layout();
+        let width = layout.kv_heads * layout.head_dim;
+        let (mut position, end) = (self.len, self.len + keys.len() / width);
+        while position < end {
+            let (page, first) = (position / PAGE, position % PAGE);
+            let next = end.min((page + 1) * PAGE);
+            let rows = (position - self.len) * width..(next - self.len) * width;
+            let lines = self.pages[page].lines_mut().expect("reserved pages are held alone");
+            layout.write(lines, layer, with, first, [&keys[rows.clone()], &values[rows]]);
+            position = next;
+        }
     }
 
     /// From now on there is room for the angles that a model's biases of keys want.
@@ -139,7 +219,7 @@ impl State {
         wanted.for_each(|(angles, _)| angles.want(planes));
     }
 
-    /// As many positions for them as the layers have.
+    /// As many positions for them as there are pages for.
     pub(crate) fn grow_angles(&mut self) -> Result<(), Error> {
         let room = self.room();
         let grown = self.angles.iter_mut().try_for_each(|angles| angles.grow(room));
@@ -160,7 +240,8 @@ impl State {
             (true, Some(_)) => 2,
         };
         let angles = tables * config.head_dim * size_of::<f32>();
-        (position + angles).saturating_mul(capacity)
+        let positions = capacity.checked_next_multiple_of(PAGE).unwrap_or(capacity);
+        (position + angles).saturating_mul(positions)
     }
 
     /// Tokens held.
@@ -183,7 +264,7 @@ impl State {
 
     /// Positions that the cache has room for now.
     pub(crate) fn room(&self) -> usize {
-        self.layers.iter().map(|l| l.capacity).max().unwrap_or(0)
+        self.pages.len() * PAGE
     }
 
     /// Tokens run together in prefill.
@@ -302,5 +383,18 @@ impl Scratch {
         buffer.clear();
         buffer.extend_from_slice(source);
         buffer
+    }
+}
+
+#[cfg(test)]
+impl State {
+    /// One number of a key of the first layer.
+    pub(crate) fn key(&self, head: usize, position: usize, i: usize) -> f32 {
+        self.layout().key(self.pages[position / PAGE].lines(), 0, head, position % PAGE, i)
+    }
+
+    /// One number of a value of the first layer.
+    pub(crate) fn value(&self, head: usize, position: usize, i: usize) -> f32 {
+        self.layout().value(self.pages[position / PAGE].lines(), 0, head, position % PAGE, i)
     }
 }
