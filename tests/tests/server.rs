@@ -58,6 +58,7 @@ fn options() -> Options {
         queue: 64,
         context: 384,
         kv: KvType::I16,
+        pages: None,
         sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
         key: None,
         end_tokens: Vec::new(),

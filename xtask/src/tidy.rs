@@ -12,7 +12,7 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 18] = [
+const LAYERS: [(&str, u8); 19] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -28,6 +28,7 @@ const LAYERS: [(&str, u8); 18] = [
     ("fracbit-io", 3),
     ("fracbit-model", 4),
     ("fracbit-model-cuda", 4),
+    ("fracbit-engine", 5),
     ("fracbit", 5),
     ("fracbit-server", 5),
     ("fracbit-cli", 6),

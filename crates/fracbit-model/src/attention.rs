@@ -269,7 +269,8 @@ impl<'a> Attention<'a> {
         // matter.
         let from = span.start / PAGE * PAGE;
         // The pages, with the place of each in the chunk.
-        let pages = || (from..span.end).step_by(PAGE).map(|at| (at / PAGE, at - from, PAGE.min(span.end - at)));
+        let pages =
+            || (from..span.end).step_by(PAGE).map(|at| (at / PAGE, at - from, PAGE.min(span.end - at)));
         let (ints, query_scales) = (&mut ints[..queries.len()], &mut query_scales[..count]);
         if state.layout().kind != KvType::F32 {
             for ((query, ints), scale) in

@@ -97,7 +97,9 @@ pub enum Error {
         positions: usize,
     },
     /// Pages that are not those of a sequence.
-    #[error("sharing: {pages} pages should be those of a state of the same pool with {len} tokens, at most {capacity}")]
+    #[error(
+        "sharing: {pages} pages should be those of a state of the same pool with {len} tokens, at most {capacity}"
+    )]
     Pages {
         /// How many.
         pages: usize,

@@ -101,9 +101,8 @@ impl KvPool {
         }
         let buffer = match memory.free.pop() {
             Some(buffer) => buffer,
-            None => {
-                Buffer::try_zeroed(self.0.layout.bytes()).map_err(|source| Error::Memory { tokens, source })?
-            }
+            None => Buffer::try_zeroed(self.0.layout.bytes())
+                .map_err(|source| Error::Memory { tokens, source })?,
         };
         memory.taken += 1;
         Ok(KvPage(Arc::new(Page { memory: Some(buffer), pool: Arc::downgrade(&self.0) })))
@@ -155,7 +154,8 @@ mod tests {
     use super::*;
 
     fn pool(most: usize) -> KvPool {
-        let json = br#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+        let json =
+            br#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
             "num_attention_heads": 2, "vocab_size": 10, "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
         KvPool::new(&ModelConfig::parse(json, "config.json".as_ref()).unwrap(), KvType::I8, most)

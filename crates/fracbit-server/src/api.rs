@@ -7,13 +7,12 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use fracbit_engine::{Done, Finish};
 use fracbit_io::Message;
 use fracbit_model::SampleConfig;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-
-use crate::engine::{Done, Finish};
 
 /// Most stop texts of a request.
 const STOPS: usize = 16;
@@ -399,11 +398,11 @@ fn reason(finish: Finish) -> &'static str {
 
 fn usage(done: Done) -> Value {
     json!({
-        "prompt_tokens": done.prompt_tokens,
-        "completion_tokens": done.completion_tokens,
-        "total_tokens": done.prompt_tokens + done.completion_tokens,
-        "prompt_tokens_details": { "cached_tokens": done.cached_tokens },
-        "completion_tokens_details": { "accepted_prediction_tokens": done.guessed_tokens },
+        "prompt_tokens": done.prompt,
+        "completion_tokens": done.tokens,
+        "total_tokens": done.prompt + done.tokens,
+        "prompt_tokens_details": { "cached_tokens": done.cached },
+        "completion_tokens_details": { "accepted_prediction_tokens": done.guessed },
     })
 }
 

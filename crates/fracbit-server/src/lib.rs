@@ -16,6 +16,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fracbit_engine::{Engine, EngineError, EngineOptions};
 use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, KvType, Model, SampleConfig};
 use fracbit_schedule::Schedule;
@@ -24,7 +25,6 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Semaphore;
 
-use crate::engine::Engine;
 use crate::http::Desk;
 
 /// Connections at a time.
@@ -69,8 +69,11 @@ pub struct Options {
     pub queue: usize,
     /// Most tokens of a text with its prompt, at least 2.
     pub context: usize,
-    /// Element type of the caches.
+    /// Element type of the cache.
     pub kv: KvType,
+    /// Most pages of the cache, which all texts share; `None`: as many as all take at their full
+    /// length.
+    pub pages: Option<usize>,
     /// How tokens are picked where a request does not say; its seed is not used, every such request
     /// has another.
     pub sampling: SampleConfig,
@@ -100,12 +103,15 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// Options that do not fit together.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// No thread, no timer, no sockets.
     #[error("starting the server: {0}")]
     Start(#[source] io::Error),
     /// A bug: the thread that runs the model has ended.
     #[error("the thread that runs the model has failed; what it said stands above")]
-    Engine,
+    Thread,
 }
 
 /// An address that is listened at; nothing is answered yet.
@@ -133,7 +139,7 @@ impl Server {
     /// Serves until `stop` is there; texts that are being written then have some seconds to end.
     ///
     /// # Errors
-    /// [`Error::Start`], [`Error::Engine`].
+    /// [`Error::Engine`], [`Error::Start`], [`Error::Thread`].
     pub fn run(
         self,
         model: &Model,
@@ -159,29 +165,31 @@ impl Server {
             key: options.key,
             next: AtomicU64::new(RandomState::new().hash_one(())),
         };
-        let engine = Engine {
+        let engine = Engine::new(
             model,
-            tokenizer: &tokenizer,
-            end_tokens: &end_tokens,
-            slots: options.slots.max(1),
-            context: options.context,
-            kv: options.kv,
-            schedule: options.schedule,
-            draft: options.draft,
-        };
+            EngineOptions {
+                sequences: options.slots,
+                context: options.context,
+                kv: options.kv,
+                pages: options.pages,
+                schedule: options.schedule,
+                draft: options.draft,
+            },
+        )?;
+        let (words, ends) = (&*tokenizer, &end_tokens[..]);
         thread::scope(|scope| {
             let (ended, end) = tokio::sync::oneshot::channel::<()>();
             let engine = thread::Builder::new().name("model".to_owned()).spawn_scoped(scope, move || {
                 // Dropped at the end of the thread, whatever ends it.
                 let _ended = ended;
-                engine.run(&queue);
+                engine::run(engine, words, ends, &queue);
             });
             let engine = engine.map_err(Error::Start)?;
             let served = runtime.block_on(self.serve(desk, stop, end));
             // Whatever still waits for the model is dropped, and with it the last sender of jobs:
             // the thread ends.
             runtime.shutdown_timeout(Duration::from_secs(1));
-            engine.join().map_err(|_| Error::Engine)?;
+            engine.join().map_err(|_| Error::Thread)?;
             served
         })
     }
@@ -208,7 +216,7 @@ impl Server {
             };
             tokio::select! {
                 () = &mut stop => break,
-                _ = &mut engine_end => return Err(Error::Engine),
+                _ = &mut engine_end => return Err(Error::Thread),
                 (accepted, place) = accept => match accepted {
                     Ok((stream, _)) => {
                         // Pieces of text are small and should not wait for each other.

@@ -10,7 +10,8 @@ use crate::{
 use clap::Args;
 use fracbit::Progress;
 use fracbit_base::Bytes;
-use fracbit_model::{State, StateOptions};
+use fracbit_engine::least_pages;
+use fracbit_model::KvPool;
 use fracbit_server::{Options, Server, interrupt};
 use std::{
     io,
@@ -71,6 +72,11 @@ pub(crate) struct ServeArgs {
     /// always spell them.
     #[arg(long)]
     allow_special: bool,
+    /// Most memory of the cache of keys and values, which all texts share, such as 2GB: at least
+    /// one full text, whose size is printed at the start. When it is full, requests wait, or a text
+    /// that is being written does [default: as much as all texts take at their full length].
+    #[arg(long, value_name = "SIZE")]
+    cache_memory: Option<Bytes>,
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
@@ -99,14 +105,28 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let Nested { schedule, draft } = nested;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
-    let cache = State::cache_bytes(
-        model.config(),
-        &StateOptions { context: Some(ctx), kv, ..StateOptions::default() },
-    );
+    let page = KvPool::page_bytes(model.config(), kv).max(1);
+    let one = least_pages(ctx);
+    let all = (one - 1).saturating_mul(args.slots) + 1;
+    let bytes = |pages: usize| Bytes(pages.saturating_mul(page) as u64);
+    let pages = match args.cache_memory {
+        None => all,
+        Some(most) => usize::try_from(most.0 / page as u64).unwrap_or(usize::MAX).min(all),
+    };
+    if pages < one {
+        let rule = format!(
+            "`--cache-memory` should be at least {}, the cache of one text of {ctx} tokens, got {}",
+            bytes(one),
+            args.cache_memory.unwrap_or(Bytes(0))
+        );
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
+            .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
+    }
     context.progress.note(&format!(
-        "`{id}`: {} texts at a time, {ctx} tokens each; full caches take {}",
+        "`{id}`: {} texts at a time, {ctx} tokens each ({}); the cache takes at most {}",
         args.slots,
-        Bytes(args.slots.saturating_mul(cache) as u64)
+        bytes(one - 1),
+        bytes(pages)
     ));
     context.out.stream(&format!("serving at http://{address}/v1\n"))?;
     let sampling = args.picking.config(0);
@@ -116,6 +136,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         queue: QUEUE,
         context: ctx,
         kv,
+        pages: Some(pages),
         sampling,
         key,
         end_tokens,

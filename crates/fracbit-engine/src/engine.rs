@@ -1,0 +1,482 @@
+//! Which sequences run, step by step (iteration-level scheduling; Yu et al. 2022, "Orca").
+//!
+//! Nothing here changes what is written: with packed weights a row's arithmetic depends neither on
+//! its neighbours nor on how a prompt is cut, so a request and its seed give one text. A sequence
+//! that had to give up its pages is computed again, every token at the precision that it had.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use fracbit_model::{
+    Draft, Drafter, Error, KvPool, KvType, Model, Precision, SelfDrafter, State, StateOptions,
+};
+use fracbit_schedule::{Phase, Schedule};
+
+use crate::prefixes::Prefixes;
+use crate::sequence::{Finish, Output, Request, Sequence};
+
+/// Tokens of a prompt that are run between two steps of sequences that wait for theirs: some tenths
+/// of a second on a laptop.
+const BETWEEN: usize = 128;
+
+/// How an engine runs.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Most sequences at a time, at least 1; others wait.
+    pub sequences: usize,
+    /// Most tokens of a sequence with its prompt.
+    pub context: usize,
+    /// Element type of the cache.
+    pub kv: KvType,
+    /// Most pages of the cache; `None`: as many as all sequences take at their full length.
+    pub pages: Option<usize>,
+    /// What steps read of a nested model; `None`: all.
+    pub schedule: Option<Schedule>,
+    /// How a nested model drafts for a sequence that is alone.
+    pub draft: Option<Draft>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { sequences: 4, context: 4096, kv: KvType::I16, pages: None, schedule: None, draft: None }
+    }
+}
+
+/// Options that make no engine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// A sequence of the full context would never fit.
+    #[error(
+        "the cache should have at least {want} pages of {positions} tokens, for one sequence of {context} tokens; it has {pages}"
+    )]
+    Pages {
+        /// Pages that it takes.
+        want: usize,
+        /// Tokens of a page.
+        positions: usize,
+        /// The context.
+        context: usize,
+        /// Pages that were asked for.
+        pages: usize,
+    },
+}
+
+/// Runs the sequences of a model; see the crate.
+#[derive(Debug)]
+pub struct Engine<'a, O> {
+    model: &'a Model,
+    options: EngineOptions,
+    pool: KvPool,
+    prefixes: Prefixes,
+    /// Without a state.
+    waiting: VecDeque<Sequence<O>>,
+    /// Not yet run to their last token.
+    reading: VecDeque<(Sequence<O>, State)>,
+    /// Their states are `states`, in the same order.
+    writing: Vec<Sequence<O>>,
+    states: Vec<State>,
+    work: Work,
+    serial: u64,
+    preempted: usize,
+}
+
+/// What steps work in.
+#[derive(Debug, Default)]
+struct Work {
+    /// The tokens of a step.
+    run: Vec<u32>,
+    hidden: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+/// Pages that one sequence of a context takes at most: one more than its tokens, since a page that
+/// it shares is copied before it is written.
+#[must_use]
+pub fn least_pages(context: usize) -> usize {
+    context.div_ceil(KvPool::POSITIONS) + 1
+}
+
+impl<'a, O: Output> Engine<'a, O> {
+    /// An engine without sequences.
+    ///
+    /// # Errors
+    /// [`EngineError::Pages`].
+    pub fn new(model: &'a Model, options: EngineOptions) -> Result<Self, EngineError> {
+        let (context, want) = (options.context, least_pages(options.context));
+        let full = (want - 1).saturating_mul(options.sequences.max(1)).saturating_add(1);
+        let pages = options.pages.unwrap_or(full);
+        if pages < want {
+            return Err(EngineError::Pages { want, positions: KvPool::POSITIONS, context, pages });
+        }
+        Ok(Self {
+            model,
+            pool: KvPool::new(model.config(), options.kv, pages),
+            options,
+            prefixes: Prefixes::default(),
+            waiting: VecDeque::new(),
+            reading: VecDeque::new(),
+            writing: Vec::new(),
+            states: Vec::new(),
+            work: Work::default(),
+            serial: 0,
+            preempted: 0,
+        })
+    }
+
+    /// Takes a request; it begins when there is a place for it, in the order of requests.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::Token`], [`Error::ContextFull`] when the prompt leaves no
+    /// room for a token.
+    pub fn add(&mut self, request: Request<O>) -> Result<(), Error> {
+        let Request { prompt, max_tokens, end_tokens, mut sampler, output } = request;
+        let (vocab, capacity) = (self.model.config().vocab_size, self.options.context);
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
+            return Err(Error::Token { token, vocab });
+        }
+        if prompt.len() >= capacity {
+            return Err(Error::ContextFull { capacity, len: 0, got: prompt.len() + 1 });
+        }
+        sampler.use_kernels_of(self.model);
+        self.serial += 1;
+        self.waiting.push_back(Sequence {
+            prompt: prompt.len(),
+            max_tokens: max_tokens.max(1),
+            end_tokens,
+            cached: None,
+            drafter: Drafter::new(prompt.clone()),
+            own: self.options.draft.map(|draft| SelfDrafter::new(draft, &sampler)),
+            guessed: 0,
+            serial: self.serial,
+            start: Instant::now(),
+            tokens: prompt,
+            sampler,
+            output,
+        });
+        Ok(())
+    }
+
+    /// Sequences that are there, waiting ones too.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.waiting.len() + self.taken()
+    }
+
+    /// Whether one more sequence would not have to wait for the end of another.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        self.sequences() < self.options.sequences.max(1)
+    }
+
+    /// Times that a sequence had to give up its pages.
+    #[must_use]
+    pub fn preempted(&self) -> usize {
+        self.preempted
+    }
+
+    /// Where pages come from.
+    #[must_use]
+    pub fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    fn taken(&self) -> usize {
+        self.writing.len() + self.reading.len()
+    }
+
+    /// Runs some tokens of a prompt, and then one token of every sequence that is being decoded.
+    /// `false`: there is no sequence.
+    pub fn step(&mut self) -> bool {
+        self.admit();
+        self.read();
+        if self.writing.len() == 1 && self.reading.is_empty() && self.waiting.is_empty() {
+            self.write_alone();
+        } else {
+            self.write();
+        }
+        self.sequences() > 0
+    }
+
+    /// Gives places to sequences that wait, with the pages that others left of their beginnings.
+    fn admit(&mut self) {
+        while self.taken() < self.options.sequences.max(1) {
+            let Some(first) = self.waiting.front() else { return };
+            if !first.output.wanted() {
+                self.waiting.pop_front();
+                continue;
+            }
+            let options = StateOptions {
+                context: Some(self.options.context),
+                kv: self.options.kv,
+                ..StateOptions::default()
+            };
+            let mut state = self.model.state_in(&self.pool, &options);
+            // The last token must be run for its logits.
+            let known = self.shareable(first).min(first.tokens.len() - 1);
+            let (pages, len) = self.prefixes.find(&first.tokens[..known]);
+            state.share(&pages, len).expect("pages of this pool that hold so many tokens");
+            drop(pages);
+            let rest = first.tokens.len() - len;
+            // A page for each of those that are decoded: what comes should not push them out.
+            if !self.make_room(state.pages_wanted(rest) + self.writing.len()) {
+                return;
+            }
+            let mut sequence = self.waiting.pop_front().expect("the one looked at");
+            sequence.cached.get_or_insert(len);
+            match state.reserve(rest) {
+                Ok(()) => self.reading.push_back((sequence, state)),
+                Err(error) => fail(sequence, &error),
+            }
+        }
+    }
+
+    /// The tokens of a sequence whose keys and values do not depend on its prompt's length: all, or
+    /// where precision changes behind the prompt, those of the prompt.
+    fn shareable(&self, sequence: &Sequence<O>) -> usize {
+        let falls = |s: &Schedule| s.switches().iter().any(|switch| switch.precision != s.prefill());
+        let prompt_only = self.options.schedule.as_ref().is_some_and(falls);
+        if prompt_only { sequence.prompt } else { sequence.tokens.len() }
+    }
+
+    /// Gives up kept pages until so many are free; `false`: there are not as many.
+    fn make_room(&mut self, pages: usize) -> bool {
+        if self.pool.free() >= pages {
+            return true;
+        }
+        if self.pool.free() + self.prefixes.evictable() < pages {
+            return false;
+        }
+        while self.pool.free() < pages {
+            if !self.prefixes.evict() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Runs some tokens of the prompt whose turn it is; when it is through, picks the first token of
+    /// its text. Prompts take turns, so that a short one need not wait for a long one.
+    fn read(&mut self) {
+        let Some((mut sequence, mut state)) = self.reading.pop_front() else { return };
+        if !sequence.output.wanted() {
+            return self.keep(sequence, &state);
+        }
+        let alone = self.writing.is_empty() && self.reading.is_empty();
+        let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
+        let held = state.len();
+        let (phase, alike) = sequence.phase(held, self.options.schedule.as_ref());
+        let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
+        set_precision(self.options.schedule.as_ref(), &mut state, phase);
+        let width = self.model.config().hidden_size;
+        let Work { hidden, logits, .. } = &mut self.work;
+        let done = self.model.forward(&mut state, next, hidden).and_then(|()| {
+            if state.len() < sequence.tokens.len() {
+                return Ok(None);
+            }
+            self.model.logits(&mut state, &hidden[hidden.len() - width..], logits)?;
+            next_token(&mut sequence, logits, self.options.context).map(Some)
+        });
+        match done {
+            Err(error) => fail(sequence, &error),
+            Ok(None) => self.reading.push_back((sequence, state)),
+            Ok(Some(Next::Goes)) => {
+                self.writing.push(sequence);
+                self.states.push(state);
+            }
+            Ok(Some(Next::Ends(finish))) => self.end(sequence, &state, finish),
+        }
+    }
+
+    /// One token of every sequence that is being decoded.
+    fn write(&mut self) {
+        loop {
+            let wanted: usize = self.states.iter().map(|state| state.pages_wanted(1)).sum();
+            if self.make_room(wanted) || !self.preempt() {
+                break;
+            }
+        }
+        if self.writing.is_empty() {
+            return;
+        }
+        let Work { run, hidden, logits } = &mut self.work;
+        run.clear();
+        run.extend(self.writing.iter().map(|s| s.tokens[s.tokens.len() - 1]));
+        let schedule = self.options.schedule.as_ref();
+        for (sequence, state) in self.writing.iter().zip(&mut self.states) {
+            set_precision(schedule, state, sequence.phase(state.len(), schedule).0);
+        }
+        let done = self
+            .model
+            .forward_batch(&mut self.states, run, hidden)
+            .and_then(|()| self.model.logits_batch(&mut self.states, hidden, logits));
+        if let Err(error) = done {
+            // Memory for a cache, for all one knows: who asks again may find some.
+            self.writing.drain(..).for_each(|sequence| fail(sequence, &error));
+            self.states.clear();
+            return;
+        }
+        let vocab = self.model.config().vocab_size;
+        // From the end, since the last one takes the place of one that leaves.
+        for i in (0..self.writing.len()).rev() {
+            let logits = &self.work.logits[i * vocab..(i + 1) * vocab];
+            let next = next_token(&mut self.writing[i], logits, self.options.context);
+            if matches!(next, Ok(Next::Goes)) {
+                continue;
+            }
+            let (sequence, state) = (self.writing.swap_remove(i), self.states.swap_remove(i));
+            match next {
+                Err(error) => fail(sequence, &error),
+                Ok(Next::Ends(finish)) => self.end(sequence, &state, finish),
+                Ok(Next::Goes) => {}
+            }
+        }
+    }
+
+    /// Takes the pages of the newest sequence, which waits again; `false`: there is no other.
+    fn preempt(&mut self) -> bool {
+        if self.taken() < 2 {
+            return false;
+        }
+        let newest = |all: &mut dyn Iterator<Item = u64>| all.enumerate().max_by_key(|&(_, serial)| serial);
+        let writing = newest(&mut self.writing.iter().map(|s| s.serial));
+        let reading = newest(&mut self.reading.iter().map(|(s, _)| s.serial));
+        let (sequence, state) = match (writing, reading) {
+            (Some((at, serial)), other) if other.is_none_or(|(_, other)| other < serial) => {
+                (self.writing.swap_remove(at), self.states.swap_remove(at))
+            }
+            (_, Some((at, _))) => self.reading.remove(at).expect("the one found"),
+            (_, None) => return false,
+        };
+        self.preempted += 1;
+        tracing::debug!(serial = sequence.serial, tokens = sequence.tokens.len(), "waits for pages");
+        self.leave(&sequence, &state);
+        drop(state);
+        self.waiting.push_front(sequence);
+        true
+    }
+
+    /// A token of the only sequence, and those behind it that are guessed right.
+    fn write_alone(&mut self) {
+        let (Some(mut sequence), Some(mut state)) = (self.writing.pop(), self.states.pop()) else { return };
+        let (held, vocab) = (state.len(), self.model.config().vocab_size);
+        let schedule = self.options.schedule.as_ref();
+        // A step has one precision.
+        let (phase, alike) = sequence.phase(held, schedule);
+        if set_precision(schedule, &mut state, phase)
+            && let Some(own) = &mut sequence.own
+        {
+            own.forget_times();
+        }
+        let mut most = sequence.left(self.options.context).saturating_sub(1).min(alike - 1);
+        if !self.make_room(state.pages_wanted(1 + most)) {
+            // What is on the page of the token itself is there.
+            self.make_room(state.pages_wanted(1));
+            most = most.min(KvPool::POSITIONS - held % KvPool::POSITIONS - 1);
+        }
+        let Work { run, hidden, logits } = &mut self.work;
+        run.clear();
+        run.push(sequence.tokens[held]);
+        run.extend(sequence.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
+        let Sequence { own, tokens, sampler, .. } = &mut sequence;
+        let mut own = own.as_mut().filter(|_| run.len() == 1);
+        let drafted = match &mut own {
+            Some(own) => own.draft((self.model, &mut state, sampler), tokens, most, run),
+            None => Ok(()),
+        };
+        let own = own.is_some();
+        let done = drafted.and_then(|()| self.model.forward(&mut state, run, hidden)).and_then(|()| {
+            self.model.logits(&mut state, hidden, logits)?;
+            if let Some(own) = &mut sequence.own {
+                own.ran();
+            }
+            let mut rows = 0;
+            loop {
+                let logits = &logits[rows * vocab..][..vocab];
+                let next = next_token(&mut sequence, logits, self.options.context)?;
+                rows += 1;
+                let right = run.get(rows) == sequence.tokens.last();
+                if let Some(own) = sequence.own.as_mut().filter(|_| own && rows < run.len()) {
+                    own.judge(right);
+                }
+                if !matches!(next, Next::Goes) || !right {
+                    state.truncate(held + rows);
+                    return Ok(next);
+                }
+                sequence.guessed += 1;
+            }
+        });
+        match done {
+            Err(error) => fail(sequence, &error),
+            Ok(Next::Ends(finish)) => self.end(sequence, &state, finish),
+            Ok(Next::Goes) => {
+                self.writing.push(sequence);
+                self.states.push(state);
+            }
+        }
+    }
+
+    /// A sequence has ended; `None`: nobody wants it any more.
+    fn end(&mut self, sequence: Sequence<O>, state: &State, finish: Option<Finish>) {
+        self.leave(&sequence, state);
+        if let Some(finish) = finish {
+            let done = sequence.done(finish);
+            sequence.output.done(done);
+        }
+    }
+
+    /// Nobody wants a sequence any more.
+    fn keep(&mut self, sequence: Sequence<O>, state: &State) {
+        self.end(sequence, state, None);
+    }
+
+    /// Keeps the pages of a sequence for others with its beginning.
+    fn leave(&mut self, sequence: &Sequence<O>, state: &State) {
+        let len = self.shareable(sequence).min(state.len());
+        self.prefixes.insert(&sequence.tokens[..len], &state.pages()[..len.div_ceil(KvPool::POSITIONS)]);
+    }
+}
+
+/// What comes after a token.
+enum Next {
+    /// Another.
+    Goes,
+    /// Nothing; `None`: nobody wants more.
+    Ends(Option<Finish>),
+}
+
+/// Picks a token from its logits and gives it to the output.
+fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: usize) -> Result<Next, Error> {
+    let token = sequence.sampler.sample(logits, &sequence.tokens)?;
+    sequence.tokens.push(token);
+    sequence.drafter.push(token);
+    if sequence.end_tokens.contains(&token) {
+        return Ok(Next::Ends(Some(Finish::Stop)));
+    }
+    let flow = sequence.output.token(token)?;
+    Ok(if flow.is_break() {
+        Next::Ends(Some(Finish::Stop))
+    } else if sequence.left(context) == 0 {
+        Next::Ends(Some(Finish::Length))
+    } else if !sequence.output.wanted() {
+        Next::Ends(None)
+    } else {
+        Next::Goes
+    })
+}
+
+/// Sets what the next step reads; whether that is something else than before.
+fn set_precision(schedule: Option<&Schedule>, state: &mut State, phase: Phase) -> bool {
+    let Some(schedule) = schedule else { return false };
+    let precision = Precision::at_most(schedule.precision(phase));
+    let other = precision != state.precision();
+    state.set_precision(precision);
+    other
+}
+
+fn fail<O: Output>(sequence: Sequence<O>, error: &Error) {
+    tracing::warn!(%error, "a text failed");
+    sequence.output.failed(error);
+}

@@ -1,0 +1,118 @@
+//! One sequence: what was asked, and how far it is.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use fracbit_model::{Drafter, Error, Sampler, SelfDrafter};
+use fracbit_schedule::{Phase, Schedule};
+
+/// Where the tokens of a sequence go.
+pub trait Output {
+    /// The next token, which is none of the sequence's end tokens. `Break`: the text ends with it.
+    ///
+    /// # Errors
+    /// Whatever makes it useless to go on; [`failed`](Self::failed) is called with it.
+    fn token(&mut self, token: u32) -> Result<ControlFlow<()>, Error>;
+
+    /// Whether anybody still wants the text; asked between steps.
+    fn wanted(&self) -> bool {
+        true
+    }
+
+    /// The text is done. Not called when nobody wanted it.
+    fn done(self, done: Done);
+
+    /// The text cannot go on.
+    fn failed(self, error: &Error);
+}
+
+/// A text to be continued.
+#[derive(Clone, Debug)]
+pub struct Request<O> {
+    /// At least one token, and fewer than the context holds.
+    pub prompt: Vec<u32>,
+    /// Most tokens to come, with the one that ends the text.
+    pub max_tokens: usize,
+    /// Tokens that end the text.
+    pub end_tokens: Vec<u32>,
+    /// Picks the tokens.
+    pub sampler: Sampler,
+    /// Where they go.
+    pub output: O,
+}
+
+/// How a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Done {
+    /// Why.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Of those, tokens whose keys and values were still there from another sequence.
+    pub cached: usize,
+    /// Tokens that came, with the one that ended it.
+    pub tokens: usize,
+    /// Of those, tokens that were guessed and so took no step of their own.
+    pub guessed: usize,
+    /// Seconds from [`Engine::add`](crate::Engine::add) to the end.
+    pub seconds: f64,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// By an end token, or because its output said so.
+    Stop,
+    /// As many tokens as asked for, or as the context holds.
+    Length,
+}
+
+/// A sequence on its way.
+#[derive(Debug)]
+pub(crate) struct Sequence<O> {
+    /// Prompt and text. While it is decoded, its state holds all but the last token.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) end_tokens: Vec<u32>,
+    pub(crate) sampler: Sampler,
+    pub(crate) output: O,
+    /// `None` until it first gets a place.
+    pub(crate) cached: Option<usize>,
+    pub(crate) drafter: Drafter,
+    pub(crate) own: Option<SelfDrafter>,
+    pub(crate) guessed: usize,
+    /// Those that came later have larger ones.
+    pub(crate) serial: u64,
+    pub(crate) start: Instant,
+}
+
+impl<O> Sequence<O> {
+    /// Tokens of the text so far.
+    pub(crate) fn written(&self) -> usize {
+        self.tokens.len() - self.prompt
+    }
+
+    /// Most tokens still to come.
+    pub(crate) fn left(&self, context: usize) -> usize {
+        (self.max_tokens - self.written()).min(context - self.tokens.len())
+    }
+
+    /// What step runs the token at this place, and how many tokens from there on are run alike.
+    pub(crate) fn phase(&self, at: usize, schedule: Option<&Schedule>) -> (Phase, usize) {
+        let Some(step) = at.checked_sub(self.prompt) else { return (Phase::Prefill, self.prompt - at) };
+        let alike = schedule.and_then(|schedule| schedule.steps_alike(step));
+        (Phase::Decode(step), alike.unwrap_or(usize::MAX))
+    }
+
+    pub(crate) fn done(&self, finish: Finish) -> Done {
+        Done {
+            finish,
+            prompt: self.prompt,
+            cached: self.cached.unwrap_or(0),
+            tokens: self.written(),
+            guessed: self.guessed,
+            seconds: self.start.elapsed().as_secs_f64(),
+        }
+    }
+}

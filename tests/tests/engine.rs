@@ -1,0 +1,293 @@
+//! Many sequences on one model: each gets the tokens that it would get alone, whatever else runs,
+//! however few pages there are.
+
+use fracbit::Effort;
+use fracbit_base::Rate;
+use fracbit_engine::{Done, Engine, EngineError, EngineOptions, Finish, Output, Request, least_pages};
+use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
+use fracbit_model::{
+    Draft, Error, GenerateOptions, Generation, KvPool, KvType, Model, Precision, RotationMode, SampleConfig,
+    Sampler, State, StateOptions,
+};
+use fracbit_schedule::Schedule;
+use fracbit_tests::{Source, demo_model, load, stories};
+use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc, sync::OnceLock};
+
+const CONTEXT: usize = 256;
+const PAGE: usize = KvPool::POSITIONS;
+
+fn model() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model");
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nuq-4");
+        let plan = source.uniform("nuq-4").expect("a scheme of every width");
+        source.quantize(&plan, &dir, true).expect("a good checkpoint and plan");
+        load(&dir).expect("just written")
+    })
+}
+
+/// The demo model at 4 bits, of which 2 can be read alone.
+fn nested() -> &'static Model {
+    static NESTED: OnceLock<Model> = OnceLock::new();
+    NESTED.get_or_init(|| {
+        let source = Source::open(&demo_model(), RotationMode::Online, 0).expect("the embedded model");
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nest");
+        let plan = source.uniform("nest-tcq-fast-2+2").expect("a scheme of every width");
+        source.quantize_at(Effort::Fast, &plan, &dir, true).expect("a good checkpoint and plan");
+        load(&dir).expect("just written")
+    })
+}
+
+/// Beginnings of the held-out stories, the first two of which begin alike.
+fn prompts(count: usize) -> Vec<Vec<u32>> {
+    let config = ModelConfig::from_dir(demo_model()).expect("the embedded model");
+    let tokenizer = Tokenizer::from_dir(demo_model(), Some(&config)).expect("the embedded model");
+    let (text, _) = stories();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let make = |i: usize| {
+        let (from, len) = if i < 2 { (0, 90 + 20 * i) } else { (i * 70, 5 + 37 * (i % 4)) };
+        words[from..from + len].join(" ")
+    };
+    let encode = |text: String| tokenizer.encode(&text, EncodeOptions::default()).expect("a text");
+    (0..count).map(|i| encode(make(i))).collect()
+}
+
+fn sampler(i: usize) -> Sampler {
+    // Every other one is greedy.
+    let temperature = [0.0, 0.8][i % 2];
+    Sampler::new(SampleConfig { temperature, top_p: 0.95, seed: i as u64, ..SampleConfig::default() })
+        .expect("good settings")
+}
+
+/// What a sequence gets alone, by the library.
+fn alone(model: &Model, options: &EngineOptions, prompt: &[u32], i: usize, most: usize) -> Vec<u32> {
+    let context = Some(options.context);
+    let mut state = model.state(&StateOptions { context, kv: options.kv, ..StateOptions::default() });
+    let schedule = options.schedule.clone();
+    let made = GenerateOptions { max_tokens: Some(most), schedule, ..GenerateOptions::default() };
+    let mut sampler = sampler(i);
+    Generation::new(model, &mut state, &mut sampler, prompt, made)
+        .expect("a prompt")
+        .map(|token| token.expect("a good model"))
+        .collect()
+}
+
+type Said = Rc<RefCell<BTreeMap<usize, (Vec<u32>, Option<Done>)>>>;
+
+/// Remembers what it is given.
+#[derive(Debug)]
+struct Listener {
+    id: usize,
+    said: Said,
+    /// After so many tokens nobody is interested.
+    patience: usize,
+}
+
+impl Output for Listener {
+    fn token(&mut self, token: u32) -> Result<ControlFlow<()>, Error> {
+        self.said.borrow_mut().entry(self.id).or_default().0.push(token);
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn wanted(&self) -> bool {
+        self.said.borrow().get(&self.id).is_none_or(|(tokens, _)| tokens.len() < self.patience)
+    }
+
+    fn done(self, done: Done) {
+        self.said.borrow_mut().entry(self.id).or_default().1 = Some(done);
+    }
+
+    fn failed(self, error: &Error) {
+        panic!("sequence {}: {error}", self.id);
+    }
+}
+
+fn request(said: &Said, id: usize, prompt: &[u32], max_tokens: usize) -> Request<Listener> {
+    let output = Listener { id, said: Rc::clone(said), patience: usize::MAX };
+    Request { prompt: prompt.to_vec(), max_tokens, end_tokens: Vec::new(), sampler: sampler(id), output }
+}
+
+/// Requests that come one after the other, a step or more apart.
+fn run(
+    model: &Model,
+    options: EngineOptions,
+    prompts: &[Vec<u32>],
+    most: usize,
+    apart: usize,
+) -> (Said, usize) {
+    let said = Said::default();
+    let mut engine = Engine::new(model, options).expect("good options");
+    for (i, prompt) in prompts.iter().enumerate() {
+        engine.add(request(&said, i, prompt, most + i % 3)).expect("a good prompt");
+        for _ in 0..apart * (i % 4) {
+            engine.step();
+        }
+        assert!(engine.pool().free() <= engine.pool().pages());
+    }
+    while engine.step() {}
+    (said, engine.preempted())
+}
+
+#[test]
+fn every_sequence_gets_the_tokens_it_gets_alone() {
+    let prompts = prompts(10);
+    let most = 50;
+    for kv in [KvType::I16, KvType::I4] {
+        let base = EngineOptions { context: CONTEXT, kv, ..EngineOptions::default() };
+        let want: Vec<_> =
+            prompts.iter().enumerate().map(|(i, p)| alone(model(), &base, p, i, most + i % 3)).collect();
+        // From one at a time to all, with pages for one sequence alone and for all.
+        for (sequences, pages, apart) in [
+            (1, None, 0),
+            (3, None, 5),
+            (10, None, 1),
+            (10, Some(least_pages(CONTEXT)), 0),
+            (10, Some(least_pages(CONTEXT) + 3), 3),
+        ] {
+            let (said, preempted) =
+                run(model(), EngineOptions { sequences, pages, ..base.clone() }, &prompts, most, apart);
+            for (i, want) in want.iter().enumerate() {
+                let (tokens, done) = &said.borrow()[&i];
+                assert_eq!(tokens, want, "{kv:?}, {sequences} at a time, {pages:?} pages: sequence {i}");
+                let done = done.expect("it ended");
+                let counts = (done.finish, done.prompt, done.tokens);
+                assert_eq!(counts, (Finish::Length, prompts[i].len(), want.len()));
+            }
+            let scarce = pages.is_some();
+            assert_eq!(preempted > 0, scarce, "{sequences} at a time, {pages:?} pages: {preempted}");
+        }
+    }
+}
+
+#[test]
+fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
+    let prompts = prompts(6);
+    let two = Precision::at_most(Rate::quarter_bits(8));
+    for schedule in ["prefill=4,decode=4..2@13", "prefill=2,decode=4..2@20", "2"] {
+        let base = EngineOptions {
+            context: CONTEXT,
+            schedule: Some(schedule.parse::<Schedule>().expect("a schedule")),
+            draft: Some(Draft { precision: two, length: Some(3) }),
+            sequences: 6,
+            ..EngineOptions::default()
+        };
+        let want: Vec<_> =
+            prompts.iter().enumerate().map(|(i, p)| alone(nested(), &base, p, i, 60 + i % 3)).collect();
+        for pages in [None, Some(least_pages(CONTEXT))] {
+            let (said, preempted) = run(nested(), EngineOptions { pages, ..base.clone() }, &prompts, 60, 2);
+            for (i, want) in want.iter().enumerate() {
+                assert_eq!(said.borrow()[&i].0, *want, "{schedule}, {pages:?} pages: sequence {i}");
+            }
+            assert_eq!(preempted > 0, pages.is_some(), "{schedule}, {pages:?} pages");
+        }
+    }
+}
+
+#[test]
+fn beginnings_are_shared_and_kept_until_their_pages_are_wanted() {
+    let said = Said::default();
+    let pages = least_pages(CONTEXT);
+    let options =
+        EngineOptions { context: CONTEXT, pages: Some(pages), sequences: 2, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(), options).expect("good options");
+    let prompt = &prompts(2)[1];
+    let long = prompt.len();
+    assert!((PAGE + 9..2 * PAGE + 40).contains(&long), "{long} tokens");
+    let mut ask = |id: usize, prompt: &[u32]| {
+        engine.add(request(&said, id, prompt, 3)).expect("a good prompt");
+        while engine.step() {}
+        let done = said.borrow()[&id].1.expect("it ended");
+        (done.cached, engine.pool().pages() - engine.pool().free())
+    };
+    let of = |tokens: usize| tokens.div_ceil(PAGE);
+    // The last token that was picked has not been run.
+    assert_eq!(ask(0, prompt), (0, of(long + 2)));
+    assert_eq!(ask(2, prompt), (long - 1, of(long + 2)), "all but the last token, and the same again");
+    // In the middle of a page: it is copied, and both remain.
+    let mut other = prompt[..PAGE + 9].to_vec();
+    other.extend([7; 20]);
+    let held = of(long + 2) + of(other.len() + 2) - 1;
+    assert_eq!(ask(4, &other), (PAGE + 9, held));
+    assert_eq!(ask(6, &prompt[..long - 1]).0, long - 2, "the first one is there still");
+    // What was used longest ago goes when pages are wanted: a full context takes all but one.
+    let full: Vec<u32> = (0..CONTEXT as u32 - 4).map(|i| 20 + i % 50).collect();
+    let (cached, held) = ask(8, &full);
+    assert_eq!((cached, held <= pages), (0, true));
+    assert_eq!(ask(10, &full).0, full.len() - 1);
+    assert_eq!(ask(12, &other).0, 0, "gone");
+    // And they say the same with and without.
+    let said = said.borrow();
+    assert_eq!((&said[&0].0, &said[&4].0), (&said[&2].0, &said[&12].0));
+}
+
+#[test]
+fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
+    let options = EngineOptions { context: CONTEXT, sequences: 2, ..EngineOptions::default() };
+    let few = Engine::<Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });
+    let want = EngineError::Pages { want: 5, positions: PAGE, context: CONTEXT, pages: 4 };
+    assert_eq!(few.expect_err("too few"), want);
+    let said = Said::default();
+    let mut engine = Engine::new(model(), options).expect("good options");
+    for (prompt, word) in [
+        (&[][..], "at least 1 token"),
+        (&[1; CONTEXT][..], "context of 256"),
+        (&[1, u32::MAX][..], "vocabulary size"),
+    ] {
+        let error = engine.add(request(&said, 99, prompt, 1)).expect_err("refused").to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    assert!(!engine.step());
+    for id in 0..3 {
+        let mut impatient = request(&said, id, &[5, 6, 7], 100);
+        impatient.output.patience = 4;
+        engine.add(impatient).expect("a good prompt");
+    }
+    assert!(!engine.has_place());
+    while engine.step() {}
+    for id in 0..3 {
+        let (tokens, done) = &said.borrow()[&id];
+        assert!((4..12).contains(&tokens.len()) && done.is_none(), "{tokens:?}");
+    }
+}
+
+#[test]
+fn states_share_pages_until_one_writes() {
+    let pool = KvPool::new(model().config(), KvType::I16, 6);
+    let options = StateOptions { context: Some(CONTEXT), ..StateOptions::default() };
+    let state = || model().state_in(&pool, &options);
+    let forward = |state: &mut State, tokens: &[u32]| {
+        let mut hidden = Vec::new();
+        model().forward(state, tokens, &mut hidden).map(|()| hidden)
+    };
+    let tokens: Vec<u32> = (0..150).map(|i| 30 + i % 41).collect();
+    let mut first = state();
+    forward(&mut first, &tokens).expect("three pages");
+    let mut second = state();
+    second.share(first.pages(), 150).expect("pages of the pool");
+    assert_eq!((pool.free(), second.pages_wanted(1)), (3, 1));
+    let mut third = state();
+    third.share(&first.pages()[..2], 100).expect("pages of the pool");
+    // Both go on differently from the same page, and as if they were alone.
+    let mut fresh = model().state(&options);
+    forward(&mut fresh, &tokens).expect("memory");
+    let want = forward(&mut fresh, &[9, 8, 7]).expect("memory");
+    assert_eq!(forward(&mut second, &[9, 8, 7]).expect("a page"), want);
+    assert_eq!(forward(&mut first, &[9, 8, 7]).expect("its own"), want);
+    let same = forward(&mut third, &tokens[100..]).expect("a page and another");
+    fresh.truncate(100);
+    assert_eq!(forward(&mut fresh, &tokens[100..]).expect("its own"), same);
+    assert_eq!(pool.free(), 0);
+    // A full pool refuses and leaves all as it was.
+    let full = forward(&mut second, &[5; 60]).expect_err("no page").to_string();
+    assert!(full.contains("all 6 pages"), "{full}");
+    assert_eq!(second.len(), 153);
+    drop(third);
+    assert_eq!(forward(&mut second, &[5; 60]).expect("a page").len(), 60 * model().config().hidden_size);
+    // Pages of another pool, and as many as do not fit the tokens.
+    let mut other = model().state(&options);
+    assert!(other.share(first.pages(), first.len()).is_err());
+    let mut other = state();
+    assert!(other.share(first.pages(), 1).is_err() && other.share(first.pages(), 1000).is_err());
+    assert!(other.is_empty());
+}
