@@ -222,6 +222,41 @@ fn beginnings_are_shared_and_kept_until_their_pages_are_wanted() {
 }
 
 #[test]
+fn short_prompts_do_not_wait_for_long_ones_and_equal_ones_keep_their_order() {
+    let options = EngineOptions { context: 700, sequences: 9, ..EngineOptions::default() };
+    // The order in which requests get their first tokens; a step comes behind the first, or behind
+    // each.
+    let order = |lengths: &[usize], apart: bool| {
+        let said = Said::default();
+        let mut engine = Engine::new(model(), options.clone()).expect("good options");
+        let mut order = Vec::new();
+        let mut note = || {
+            let seen: Vec<usize> = said.borrow().keys().copied().collect();
+            order.extend(seen.into_iter().filter(|id| !order.contains(id)).collect::<Vec<_>>());
+        };
+        for (id, &len) in lengths.iter().enumerate() {
+            // None begins as another.
+            let prompt: Vec<u32> = (0..len as u32).map(|i| 30 + 7 * id as u32 + i % 50).collect();
+            engine.add(request(&said, id, &prompt, 4)).expect("a good prompt");
+            if apart || id == 0 {
+                engine.step();
+                note();
+            }
+        }
+        while engine.step() {
+            note();
+        }
+        note();
+        order
+    };
+    assert_eq!(order(&[600, 20, 20], false), [1, 2, 0], "two short ones behind a long one");
+    assert_eq!(order(&[300, 300, 300, 300], false), [0, 1, 2, 3]);
+    // Many short ones that come later do not keep a long one out for ever.
+    let many = order(&[400, 100, 100, 100, 100, 100, 100], true);
+    assert!(many.iter().position(|&id| id == 0) < Some(3), "{many:?}");
+}
+
+#[test]
 fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     let options = EngineOptions { context: CONTEXT, sequences: 2, ..EngineOptions::default() };
     let few = Engine::<Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });

@@ -363,12 +363,7 @@ pub(crate) struct CacheArgs {
 impl CacheArgs {
     /// The element type.
     pub(crate) fn kv(self) -> KvType {
-        match self.kv {
-            KvBits::Sixteen => KvType::I16,
-            KvBits::Eight => KvType::I8,
-            KvBits::Six => KvType::I6,
-            KvBits::Four => KvType::I4,
-        }
+        self.kv.into()
     }
 
     /// Refuses what a GPU does not do.
@@ -452,7 +447,7 @@ pub(crate) fn precision(text: &str) -> Result<Precision, String> {
 
 /// Bits of a number in a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum KvBits {
+pub(crate) enum KvBits {
     /// As good as exact.
     #[default]
     #[value(name = "16")]
@@ -466,6 +461,17 @@ enum KvBits {
     /// A quarter of the memory; loses about as much as weights of 4 bits do.
     #[value(name = "4")]
     Four,
+}
+
+impl From<KvBits> for KvType {
+    fn from(bits: KvBits) -> Self {
+        match bits {
+            KvBits::Sixteen => Self::I16,
+            KvBits::Eight => Self::I8,
+            KvBits::Six => Self::I6,
+            KvBits::Four => Self::I4,
+        }
+    }
 }
 
 /// A rotation by name.

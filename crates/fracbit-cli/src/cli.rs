@@ -102,7 +102,9 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 64] = [
+    const GOOD: [&str; 66] = [
+        "serve M --cache-memory 2GB --kv 4",
+        "bench serve M --requests 8 --prompt 99 --generate 9 --sequences 1,8 --kv 16,4 --cache-memory 1GB --threads 1,2 --json",
         "run M -p x --precision 3 --draft nested:2,4",
         "chat M --precision s.json --draft nested",
         "serve M --precision prefill=4,decode=4..2@64 --draft nested:2",

@@ -71,7 +71,9 @@ pub struct Engine<'a, O> {
     /// Without a state.
     waiting: VecDeque<Sequence<O>>,
     /// Not yet run to their last token.
-    reading: VecDeque<(Sequence<O>, State)>,
+    reading: Vec<(Sequence<O>, State)>,
+    /// Tokens of prompts that have been run.
+    read: u64,
     /// Their states are `states`, in the same order.
     writing: Vec<Sequence<O>>,
     states: Vec<State>,
@@ -114,7 +116,8 @@ impl<'a, O: Output> Engine<'a, O> {
             options,
             prefixes: Prefixes::default(),
             waiting: VecDeque::new(),
-            reading: VecDeque::new(),
+            reading: Vec::new(),
+            read: 0,
             writing: Vec::new(),
             states: Vec::new(),
             work: Work::default(),
@@ -151,6 +154,7 @@ impl<'a, O: Output> Engine<'a, O> {
             own: self.options.draft.map(|draft| SelfDrafter::new(draft, &sampler)),
             guessed: 0,
             serial: self.serial,
+            due: self.read + prompt.len() as u64,
             start: Instant::now(),
             tokens: prompt,
             sampler,
@@ -227,7 +231,7 @@ impl<'a, O: Output> Engine<'a, O> {
             let mut sequence = self.waiting.pop_front().expect("the one looked at");
             sequence.cached.get_or_insert(len);
             match state.reserve(rest) {
-                Ok(()) => self.reading.push_back((sequence, state)),
+                Ok(()) => self.reading.push((sequence, state)),
                 Err(error) => fail(sequence, &error),
             }
         }
@@ -257,10 +261,14 @@ impl<'a, O: Output> Engine<'a, O> {
         true
     }
 
-    /// Runs some tokens of the prompt whose turn it is; when it is through, picks the first token of
-    /// its text. Prompts take turns, so that a short one need not wait for a long one.
+    /// Runs some tokens of the prompt that is due first; when it is through, picks the first token
+    /// of its text. A prompt is due when as many tokens of prompts have been run since it came as it
+    /// has itself: a short one need not wait for a long one, nobody waits for all that come later,
+    /// and of equal ones the first comes first.
     fn read(&mut self) {
-        let Some((mut sequence, mut state)) = self.reading.pop_front() else { return };
+        let due = self.reading.iter().map(|(s, _)| (s.due, s.serial)).enumerate();
+        let Some((at, _)) = due.min_by_key(|&(_, due)| due) else { return };
+        let (mut sequence, mut state) = self.reading.swap_remove(at);
         if !sequence.output.wanted() {
             return self.keep(sequence, &state);
         }
@@ -270,6 +278,7 @@ impl<'a, O: Output> Engine<'a, O> {
         let (phase, alike) = sequence.phase(held, self.options.schedule.as_ref());
         let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
         set_precision(self.options.schedule.as_ref(), &mut state, phase);
+        self.read += next.len() as u64;
         let width = self.model.config().hidden_size;
         let Work { hidden, logits, .. } = &mut self.work;
         let done = self.model.forward(&mut state, next, hidden).and_then(|()| {
@@ -281,7 +290,7 @@ impl<'a, O: Output> Engine<'a, O> {
         });
         match done {
             Err(error) => fail(sequence, &error),
-            Ok(None) => self.reading.push_back((sequence, state)),
+            Ok(None) => self.reading.push((sequence, state)),
             Ok(Some(Next::Goes)) => {
                 self.writing.push(sequence);
                 self.states.push(state);
@@ -347,7 +356,7 @@ impl<'a, O: Output> Engine<'a, O> {
             (Some((at, serial)), other) if other.is_none_or(|(_, other)| other < serial) => {
                 (self.writing.swap_remove(at), self.states.swap_remove(at))
             }
-            (_, Some((at, _))) => self.reading.remove(at).expect("the one found"),
+            (_, Some((at, _))) => self.reading.swap_remove(at),
             (_, None) => return false,
         };
         self.preempted += 1;

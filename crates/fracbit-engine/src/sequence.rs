@@ -84,6 +84,8 @@ pub(crate) struct Sequence<O> {
     pub(crate) guessed: usize,
     /// Those that came later have larger ones.
     pub(crate) serial: u64,
+    /// When its prompt should have been run: see `Engine::read`.
+    pub(crate) due: u64,
     pub(crate) start: Instant,
 }
 

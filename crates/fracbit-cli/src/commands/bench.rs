@@ -1,5 +1,6 @@
 //! `fracbit bench`.
 
+use super::bench_serve::ServeArgs;
 use crate::{
     args::{self, CacheArgs, CodeName},
     context::{Context, Out},
@@ -88,6 +89,7 @@ enum What {
     Kernels(KernelArgs),
     Model(ModelArgs),
     Targets(TargetArgs),
+    Serve(ServeArgs),
     Encode(EncodeArgs),
 }
 
@@ -491,6 +493,7 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             }
         }
         What::Targets(args) => args.run(context),
+        What::Serve(args) => args.run(context),
     }
 }
 
@@ -567,7 +570,7 @@ fn models(args: &ModelArgs, context: &Context) -> Result<Vec<ModelSpeed>, Failur
     Ok(rows)
 }
 
-fn show(out: &mut Out, table: &Table) -> Result<(), Failure> {
+pub(super) fn show(out: &mut Out, table: &Table) -> Result<(), Failure> {
     let Machine { cpu, threads, load } = Machine::now();
     let load = load.map(|l| format!(", load {l:.1}")).unwrap_or_default();
     write!(out, "{cpu}, {threads} threads{load}\n\n{table}")?;
@@ -787,6 +790,7 @@ mod tests {
             "fracbit bench kernels --scheme nuq-2 --shape 16x32 --bytes 100kB --threads 1 --rounds 1 --json",
             "fracbit bench encode --scheme nuq-2 --weights 256 --threads 1 --rounds 1",
             "fracbit bench encode --scheme tcq-4 --effort fast --weights 256 --threads 1 --rounds 1 --json",
+            "fracbit bench serve --shape tiny --layers 1 --requests 3 --prompt 5 --generate 4 --sequences 1,2 --kv 16,4 --threads 1",
             "fracbit bench model --shape tiny --layers 1 --prompt 4 --generate 2 --context 3 --bytes 1MB --threads 1 --rounds 1",
         ] {
             let Command::Bench(args) = parse(line).command else { panic!("{line}") };

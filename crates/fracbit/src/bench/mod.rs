@@ -1,5 +1,5 @@
 //! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`])
-//! and of the search for codes ([`encode()`]).
+//! of many sequences at once ([`serve()`]), and of the search for codes ([`encode()`]).
 //!
 //! A number of tokens per second says as much about the machine as about the program, so every
 //! bench measures the machine's limits in the same run: the bandwidth of reads from memory and the
@@ -25,6 +25,7 @@ mod model;
 mod products;
 mod profile;
 mod random;
+mod serve;
 mod targets;
 
 pub use device::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, device_kernels, device_model};
@@ -33,6 +34,7 @@ pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};
 pub use model::{ModelOptions, ModelSpeed, Subject, model};
 pub use profile::{ProfileOptions, profile};
+pub use serve::{ServeOptions, ServeSpeed, serve};
 pub use targets::{TargetOptions, TargetSpeed, targets};
 
 use crate::Error;

@@ -30,6 +30,29 @@ pub enum Subject<'a> {
     },
 }
 
+impl Subject<'_> {
+    /// The model, checked, with its name and bits per weight: of codes for random weights, of
+    /// everything stored for a directory.
+    pub(super) fn load(self, kernels: &Kernels) -> Result<(Model, String, f64), Error> {
+        let model = match self {
+            Self::Opened(opened) => opened.model(kernels, false)?,
+            Self::Random { preset, vocab, layers, scheme } => {
+                random(preset.resized(vocab, layers)?, scheme, kernels)?
+            }
+        };
+        check(&model)?;
+        let (name, bits) = self.named();
+        Ok((model, name, bits))
+    }
+
+    fn named(self) -> (String, f64) {
+        match self {
+            Self::Opened(opened) => (opened.checkpoint.dir().display().to_string(), opened.bits_per_weight()),
+            Self::Random { preset, scheme, .. } => (preset.name.to_owned(), scheme.rate().bits()),
+        }
+    }
+}
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
@@ -131,13 +154,7 @@ pub fn model(
     positive("--rounds", &[options.rounds])?;
     let pools = pools(&options.threads)?;
     progress.stage("loading", 1);
-    let model = match subject {
-        Subject::Opened(opened) => opened.model(kernels, false)?,
-        Subject::Random { preset, vocab, layers, scheme } => {
-            random(preset.resized(vocab, layers)?, scheme, kernels)?
-        }
-    };
-    check(&model)?;
+    let (model, ..) = subject.load(kernels)?;
     let mut memory = limits::Memory::new(options.limit_bytes)?;
     let mut runner = Runner::new(&model, options)?;
     progress.advance(1);
@@ -196,13 +213,10 @@ impl Facts {
         let blocks = products.map(|id| active(id, id.shape(config).len())).sum::<f64>();
         let read = LinearId::all(config).filter(|&id| config.tie_word_embeddings || id != LinearId::Embed);
         let bytes = read.map(|id| active(id, model.linear(id).map_or(0, Linear::weight_bytes))).sum();
-        let (name, scheme, bits) = match subject {
-            Subject::Opened(opened) => {
-                (opened.checkpoint.dir().display().to_string(), None, opened.bits_per_weight())
-            }
-            Subject::Random { preset, scheme, .. } => {
-                (preset.name.to_owned(), Some(scheme), scheme.rate().bits())
-            }
+        let (name, bits) = subject.named();
+        let scheme = match subject {
+            Subject::Opened(_) => None,
+            Subject::Random { scheme, .. } => Some(scheme),
         };
         Self { model: name, scheme, bits, bytes, blocks, head: LinearId::Embed.shape(config).len() as f64 }
     }
