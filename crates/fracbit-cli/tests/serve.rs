@@ -30,6 +30,8 @@ fn what_run_writes_is_what_serve_answers() {
         "0.5",
         "--kv",
         "6",
+        "--cache-memory",
+        "3MB",
     ];
     let mut serving =
         command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
@@ -72,6 +74,8 @@ fn what_run_writes_is_what_serve_answers() {
 fn what_cannot_be_served_is_said_at_once() {
     let demo = demo();
     let demo = text(&demo);
+    let few = ["serve", demo, "--cache-memory", "100kB"];
+    fracbit(&few).failed(USAGE, &["--cache-memory", "at least", "100.0 kB", "--ctx"]);
     fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--key-file"]);
     fracbit(&["serve", demo, "--ctx", "9999"]).failed(USAGE, &["--ctx", "1 to 512", "9999"]);
     fracbit(&["serve", "no-such-model"]).failed(BAD_INPUT, &["no-such-model"]);

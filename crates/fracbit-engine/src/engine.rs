@@ -7,9 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use fracbit_model::{
-    Draft, Drafter, Error, KvPool, KvType, Model, Precision, SelfDrafter, State, StateOptions,
-};
+use fracbit_model::{Draft, Error, Guesses, KvPool, KvType, Model, Precision, State, StateOptions};
 use fracbit_schedule::{Phase, Schedule};
 
 use crate::prefixes::Prefixes;
@@ -150,8 +148,7 @@ impl<'a, O: Output> Engine<'a, O> {
             max_tokens: max_tokens.max(1),
             end_tokens,
             cached: None,
-            drafter: Drafter::new(prompt.clone()),
-            own: self.options.draft.map(|draft| SelfDrafter::new(draft, &sampler)),
+            guesses: Guesses::new(prompt.clone(), self.options.draft, &sampler),
             guessed: 0,
             serial: self.serial,
             due: self.read + prompt.len() as u64,
@@ -374,10 +371,8 @@ impl<'a, O: Output> Engine<'a, O> {
         let schedule = self.options.schedule.as_ref();
         // A step has one precision.
         let (phase, alike) = sequence.phase(held, schedule);
-        if set_precision(schedule, &mut state, phase)
-            && let Some(own) = &mut sequence.own
-        {
-            own.forget_times();
+        if set_precision(schedule, &mut state, phase) {
+            sequence.guesses.forget_times();
         }
         let mut most = sequence.left(self.options.context).saturating_sub(1).min(alike - 1);
         if !self.make_room(state.pages_wanted(1 + most)) {
@@ -385,31 +380,19 @@ impl<'a, O: Output> Engine<'a, O> {
             self.make_room(state.pages_wanted(1));
             most = most.min(KvPool::POSITIONS - held % KvPool::POSITIONS - 1);
         }
-        let Work { run, hidden, logits } = &mut self.work;
-        run.clear();
-        run.push(sequence.tokens[held]);
-        run.extend(sequence.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-        let Sequence { own, tokens, sampler, .. } = &mut sequence;
-        let mut own = own.as_mut().filter(|_| run.len() == 1);
-        let drafted = match &mut own {
-            Some(own) => own.draft((self.model, &mut state, sampler), tokens, most, run),
-            None => Ok(()),
-        };
-        let own = own.is_some();
-        let done = drafted.and_then(|()| self.model.forward(&mut state, run, hidden)).and_then(|()| {
+        let Work { hidden, logits, .. } = &mut self.work;
+        let Sequence { guesses, tokens, sampler, .. } = &mut sequence;
+        let run = guesses.make((self.model, &mut state, sampler), tokens, most, true);
+        let done = run.and_then(|run| self.model.forward(&mut state, run, hidden)).and_then(|()| {
             self.model.logits(&mut state, hidden, logits)?;
-            if let Some(own) = &mut sequence.own {
-                own.ran();
-            }
+            sequence.guesses.ran();
             let mut rows = 0;
             loop {
                 let logits = &logits[rows * vocab..][..vocab];
                 let next = next_token(&mut sequence, logits, self.options.context)?;
                 rows += 1;
-                let right = run.get(rows) == sequence.tokens.last();
-                if let Some(own) = sequence.own.as_mut().filter(|_| own && rows < run.len()) {
-                    own.judge(right);
-                }
+                let token = sequence.tokens[sequence.tokens.len() - 1];
+                let right = sequence.guesses.judge(rows, token);
                 if !matches!(next, Next::Goes) || !right {
                     state.truncate(held + rows);
                     return Ok(next);
@@ -460,7 +443,7 @@ enum Next {
 fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: usize) -> Result<Next, Error> {
     let token = sequence.sampler.sample(logits, &sequence.tokens)?;
     sequence.tokens.push(token);
-    sequence.drafter.push(token);
+    sequence.guesses.push(token);
     if sequence.end_tokens.contains(&token) {
         return Ok(Next::Ends(Some(Finish::Stop)));
     }

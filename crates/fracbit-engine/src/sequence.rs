@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use fracbit_model::{Drafter, Error, Sampler, SelfDrafter};
+use fracbit_model::{Error, Guesses, Sampler};
 use fracbit_schedule::{Phase, Schedule};
 
 /// Where the tokens of a sequence go.
@@ -79,8 +79,7 @@ pub(crate) struct Sequence<O> {
     pub(crate) output: O,
     /// `None` until it first gets a place.
     pub(crate) cached: Option<usize>,
-    pub(crate) drafter: Drafter,
-    pub(crate) own: Option<SelfDrafter>,
+    pub(crate) guesses: Guesses,
     pub(crate) guessed: usize,
     /// Those that came later have larger ones.
     pub(crate) serial: u64,

@@ -16,9 +16,9 @@
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Phase, Schedule};
 
-use crate::draft::{Drafter, MOST};
+use crate::draft::MOST;
 use crate::sample::Sampler;
-use crate::selfdraft::{Draft, SelfDrafter};
+use crate::selfdraft::{Draft, Guesses};
 use crate::state::State;
 use crate::{Error, Model};
 
@@ -84,14 +84,9 @@ pub struct Generation<'a> {
     hidden: Vec<f32>,
     logits: Vec<f32>, // of the rows run last whose next token is not known
     row: usize,       // of `logits`, that the last token was picked from
-    drafter: Drafter,
-    /// The last token run, and the guesses run behind it; the state has forgotten the guesses, but
-    /// holds their keys and values still.
-    run: Vec<u32>,
+    /// The state has forgotten those that were run, but holds their keys and values still.
+    guesses: Guesses,
     guessed: usize,
-    own: Option<SelfDrafter>,
-    /// Whether the guesses were the model's own.
-    drafted: bool,
 }
 
 impl<'a> Generation<'a> {
@@ -114,14 +109,14 @@ impl<'a> Generation<'a> {
             return Err(Error::EmptyPrompt);
         }
         sampler.use_kernels_of(model);
-        let own = options.draft.map(|draft| SelfDrafter::new(draft, sampler));
-        let (mut history, mut drafter) = (Vec::new(), Drafter::new([&options.before[..], prompt].concat()));
+        let text = [&options.before[..], prompt].concat();
+        let (mut history, mut guesses) = (Vec::new(), Guesses::new(text, options.draft, sampler));
         // With a bound on the tokens, all memory that the loop needs but for what its first pass
         // and its first guesses grow.
         if let Some(max) = options.max_tokens {
             let room = max.min(state.capacity() - state.len());
             history.reserve(prompt.len() + room);
-            drafter.reserve(room);
+            guesses.reserve(room);
             state.reserve(prompt.len() + room)?;
         }
         history.extend_from_slice(prompt);
@@ -137,11 +132,8 @@ impl<'a> Generation<'a> {
             hidden: Vec::new(),
             logits: Vec::new(),
             row: 0,
-            drafter,
-            run: Vec::with_capacity(1 + MOST),
+            guesses,
             guessed: 0,
-            own,
-            drafted: false,
         })
     }
 
@@ -178,12 +170,8 @@ impl<'a> Generation<'a> {
 
     fn step(&mut self) -> Result<u32, Error> {
         let pending = self.history.len() - self.next;
-        let guess = self.run.get(self.row + 1).filter(|_| pending == 1 && self.yielded > 0);
-        let right = guess.is_some() && guess == self.history.last();
-        if let Some(own) = self.own.as_mut().filter(|_| self.drafted && guess.is_some()) {
-            own.judge(right);
-        }
-        if right {
+        let next = self.history.last().filter(|_| pending == 1 && self.yielded > 0);
+        if next.is_some_and(|&token| self.guesses.judge(self.row + 1, token)) {
             // It was run as a guess.
             self.state.advance(1);
             self.row += 1;
@@ -201,30 +189,22 @@ impl<'a> Generation<'a> {
         if let Some(schedule) = &self.options.schedule {
             let phase = self.yielded.checked_sub(1).map_or(Phase::Prefill, Phase::Decode);
             let precision = Precision::at_most(schedule.precision(phase));
-            if let Some(own) = self.own.as_mut().filter(|_| precision != self.state.precision()) {
-                own.forget_times();
+            if precision != self.state.precision() {
+                self.guesses.forget_times();
             }
             self.state.set_precision(precision);
         }
         let most = if pending == 1 { self.most_guesses() } else { 0 };
-        let last = self.history[self.history.len() - 1];
-        let vocab = self.model.config().vocab_size;
-        self.run.clear();
-        self.run.push(last);
-        self.run.extend(self.drafter.draft(most).take_while(|&token| (token as usize) < vocab));
-        self.drafted = self.run.len() == 1 && pending == 1 && self.yielded > 0;
-        if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
-            own.draft((self.model, self.state, self.sampler), &mut self.history, most, &mut self.run)?;
-        }
-        let guesses = self.run.len() - 1;
-        let tokens = if pending == 1 { &self.run } else { &self.history[self.next..] };
+        let may = pending == 1 && self.yielded > 0;
+        let with = (self.model, &mut *self.state, &*self.sampler);
+        let run = self.guesses.make(with, &mut self.history, most, may)?;
+        let guesses = run.len() - 1;
+        let tokens = if pending == 1 { run } else { &self.history[self.next..] };
         self.model.forward(self.state, tokens, &mut self.hidden)?;
         self.state.truncate(self.state.len() - guesses);
         let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
         self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
-        if let Some(own) = &mut self.own {
-            own.ran();
-        }
+        self.guesses.ran();
         self.row = 0;
         Ok(())
     }
@@ -266,7 +246,7 @@ impl Iterator for Generation<'_> {
             }
             Ok(token) => {
                 self.history.push(token);
-                self.drafter.push(token);
+                self.guesses.push(token);
                 self.yielded += 1;
                 Some(Ok(token))
             }

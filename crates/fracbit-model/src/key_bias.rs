@@ -178,6 +178,8 @@ impl KeyBias {
 pub(crate) struct Angles {
     all: Numbers<f32>, // (block, plane, 2, KEY_BLOCK)
     planes: usize,
+    /// Positions that are there.
+    held: usize,
 }
 
 impl Angles {
@@ -198,8 +200,16 @@ impl Angles {
         Ok(())
     }
 
-    /// Writes those of a position.
+    /// Positions before `len` that are missing: a state that shares the pages of another has not run
+    /// their tokens.
+    pub(crate) fn missing(&self, len: usize) -> Range<usize> {
+        self.held.min(len)..len
+    }
+
+    /// Writes those of a position, the next one or one that is there.
     pub(crate) fn set(&mut self, position: usize, cos: &[f32], sin: &[f32]) {
+        debug_assert!(position <= self.held, "no position is left out");
+        self.held = self.held.max(position + 1);
         let block = 2 * self.planes * KEY_BLOCK;
         let rows = self.all[position / KEY_BLOCK * block..][..block].as_chunks_mut::<KEY_BLOCK>().0;
         let at = position % KEY_BLOCK;

@@ -15,7 +15,7 @@
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
 //! | [`draft`] | guesses of what comes next, from what came before |
-//! | [`selfdraft`] | guesses of a nested model with its first planes |
+//! | [`selfdraft`] | guesses of a nested model with its first planes, and both kinds together |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
 //! | [`curvature`] | what noise in a matrix does to the divergence from the model without |
 //! | [`gradient`] | what scales of rows do to the divergence from another model |
@@ -71,7 +71,7 @@ pub use model::Model;
 pub use pages::{KvPage, KvPool};
 pub use rope::turns;
 pub use sample::{SampleConfig, Sampler};
-pub use selfdraft::{Draft, SelfDrafter};
+pub use selfdraft::{Draft, Guesses};
 pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};

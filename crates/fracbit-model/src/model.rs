@@ -27,7 +27,7 @@ use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels::{Crew, Gate, Kernels, Precision, Vectors, with_crew};
 
 use crate::Error;
-use crate::attention::Attention;
+use crate::attention::{Attention, MAX_HEAD_DIM};
 use crate::block::BlockInput;
 use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
@@ -528,15 +528,24 @@ impl<'a> Pass<'a> {
             }
         }
         if let Some(biases) = self.key_biases(states) {
+            for state in &mut *states {
+                // Another model may have made the state.
+                state.want_angles(biases);
+                state.grow_angles()?;
+                let ropes = [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().enumerate();
+                let (mut cos, mut sin) = ([0.0; MAX_HEAD_DIM / 2], [0.0; MAX_HEAD_DIM / 2]);
+                let (cos, sin) = (&mut cos[..half], &mut sin[..half]);
+                for (i, rope) in ropes.filter(|(i, _)| biases.tables[*i]) {
+                    for position in state.angles[i].missing(state.len()) {
+                        rope.fill(position, state.capacity(), cos, sin);
+                        state.angles[i].set(position, cos, sin);
+                    }
+                }
+            }
             for (i, Turns { cos, sin }) in s.turns.iter().enumerate().filter(|(i, _)| biases.tables[*i]) {
                 let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
                 for (row, (cos, sin)) in angles.take(rows).enumerate() {
                     let state = &mut states[row / each];
-                    if row % each == 0 {
-                        // Another model may have made the state.
-                        state.want_angles(biases);
-                        state.grow_angles()?;
-                    }
                     let position = state.len() + row % each;
                     state.angles[i].set(position, cos, sin);
                 }

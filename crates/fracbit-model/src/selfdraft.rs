@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fracbit_kernels::Precision;
 
-use crate::draft::{MOST, Pace};
+use crate::draft::{Drafter, MOST, Pace};
 use crate::sample::Sampler;
 use crate::state::State;
 use crate::{Error, Model};
@@ -21,10 +21,93 @@ pub struct Draft {
     pub length: Option<usize>,
 }
 
+/// Guesses of what follows a text: from what it repeats, or else from the model itself, where it may
+/// draft. A step runs the last token and the guesses behind it; whether a guess is right shows when
+/// the token of its place is picked.
+#[derive(Debug)]
+pub struct Guesses {
+    repeated: Drafter,
+    own: Option<SelfDrafter>,
+    /// The last token and the guesses behind it.
+    run: Vec<u32>,
+    /// Whether the guesses are the model's own.
+    drafted: bool,
+}
+
+impl Guesses {
+    /// Guesses for `text`, whose next tokens `sampler` picks.
+    #[must_use]
+    pub fn new(text: Vec<u32>, draft: Option<Draft>, sampler: &Sampler) -> Self {
+        Self {
+            repeated: Drafter::new(text),
+            own: draft.map(|draft| SelfDrafter::new(draft, sampler)),
+            run: Vec::with_capacity(1 + MOST),
+            drafted: false,
+        }
+    }
+
+    /// Room for so many tokens more.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.repeated.reserve(tokens);
+    }
+
+    /// The text goes on with `token`.
+    pub fn push(&mut self, token: u32) {
+        self.repeated.push(token);
+    }
+
+    /// Steps read something else from now on.
+    pub fn forget_times(&mut self) {
+        if let Some(own) = &mut self.own {
+            own.forget_times();
+        }
+    }
+
+    /// The last token of `tokens`, which `state` does not hold yet, and at most `most` guesses of
+    /// what follows it; the model makes some itself where it `may`.
+    ///
+    /// # Errors
+    /// As for [`Model::forward`] and [`Sampler::sample`].
+    pub fn make(
+        &mut self,
+        (model, state, sampler): (&Model, &mut State, &Sampler),
+        tokens: &mut Vec<u32>,
+        most: usize,
+        may: bool,
+    ) -> Result<&[u32], Error> {
+        let vocab = model.config().vocab_size;
+        self.run.clear();
+        self.run.extend(tokens.last());
+        self.run.extend(self.repeated.draft(most).take_while(|&token| (token as usize) < vocab));
+        self.drafted = may && self.run.len() == 1;
+        if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
+            own.draft((model, state, sampler), tokens, most, &mut self.run)?;
+        }
+        Ok(&self.run)
+    }
+
+    /// The step that runs them is done.
+    pub fn ran(&mut self) {
+        if let Some(own) = &mut self.own {
+            own.ran();
+        }
+    }
+
+    /// `token` was picked for the place `row` behind the last token, from 1 on: whether it was
+    /// guessed.
+    pub fn judge(&mut self, row: usize, token: u32) -> bool {
+        let Some(&guess) = self.run.get(row) else { return false };
+        if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
+            own.judge(guess == token);
+        }
+        guess == token
+    }
+}
+
 /// Drafts of one text. Which tokens come depends on nothing here: a draft is only a guess of what
 /// the step that checks it will say.
 #[derive(Debug)]
-pub struct SelfDrafter {
+struct SelfDrafter {
     draft: Draft,
     /// Picks the tokens of a draft, with the random numbers that come next.
     sampler: Sampler,
@@ -36,25 +119,19 @@ pub struct SelfDrafter {
 }
 
 impl SelfDrafter {
-    /// Drafts for a text that `sampler` picks the tokens of.
-    #[must_use]
-    pub fn new(draft: Draft, sampler: &Sampler) -> Self {
+    fn new(draft: Draft, sampler: &Sampler) -> Self {
         let (hidden, logits) = (Vec::new(), Vec::new());
         Self { draft, sampler: sampler.clone(), pace: Pace::default(), running: None, hidden, logits }
     }
 
-    /// Steps read something else from now on.
-    pub fn forget_times(&mut self) {
+    fn forget_times(&mut self) {
         self.pace.forget_times();
     }
 
     /// Appends to `run`, which holds the last token of `text`, what the draft's planes would say
     /// next: at most `most` tokens. `state` holds the text but its last token, and does so
     /// afterwards; the step that checks the draft writes these places of the cache anew.
-    ///
-    /// # Errors
-    /// As for [`Model::forward`] and [`Sampler::sample`].
-    pub fn draft(
+    fn draft(
         &mut self,
         (model, state, sampler): (&Model, &mut State, &Sampler),
         text: &mut Vec<u32>,
@@ -88,14 +165,14 @@ impl SelfDrafter {
     }
 
     /// The step that checks the draft is done.
-    pub fn ran(&mut self) {
+    fn ran(&mut self) {
         if let Some((start, guesses)) = self.running.take() {
             self.pace.ran(guesses, start.elapsed());
         }
     }
 
     /// The next token of the draft was right or not.
-    pub fn judge(&mut self, right: bool) {
+    fn judge(&mut self, right: bool) {
         self.pace.judge(right);
     }
 }

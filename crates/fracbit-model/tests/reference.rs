@@ -13,8 +13,8 @@ use std::sync::Arc;
 use common::{F32, Reference, logits, max_difference, references, relative};
 use fracbit_io::{QkNorm, RopeScaling};
 use fracbit_model::{
-    Error, EvalOptions, GenerateOptions, Generation, KvType, LayerLinear, Linear, LinearId, Model, Place,
-    RotationMode, SampleConfig, Sampler, Smoothing, StateOptions, Stop, WeightSource, eval,
+    Error, EvalOptions, GenerateOptions, Generation, KvPool, KvType, LayerLinear, Linear, LinearId, Model,
+    Place, RotationMode, SampleConfig, Sampler, Smoothing, StateOptions, Stop, WeightSource, eval,
 };
 
 fn each(f: impl FnMut(&Reference)) {
@@ -361,6 +361,17 @@ fn large_key_biases_cost_small_caches_nothing() {
             logits(&turning, &mut state, before);
             state
         });
+        // And where the beginning was run in another state, to the middle of a page.
+        for (kv, want) in kinds.into_iter().zip(&alone) {
+            let options = StateOptions { kv, chunk: 16, ..F32 };
+            let pool = KvPool::new(turning.config(), kv, usize::MAX);
+            let mut first = turning.state_in(&pool, &options);
+            logits(&turning, &mut first, &before[..at / 2]);
+            let mut second = turning.state_in(&pool, &options);
+            second.share(first.pages(), at / 2).unwrap();
+            logits(&turning, &mut second, &before[at / 2..]);
+            assert!(logits(&turning, &mut second, last) == *want, "{} {kv:?}: shared", r.name);
+        }
         let (mut hidden, mut together) = (Vec::new(), Vec::new());
         turning.forward_batch(&mut states, &[last[0]; 4], &mut hidden).unwrap();
         turning.logits(&mut states[0], &hidden, &mut together).unwrap();
