@@ -3,7 +3,9 @@
 
 use fracbit::Effort;
 use fracbit_base::Rate;
-use fracbit_engine::{Done, Engine, EngineError, EngineOptions, Finish, Output, Request, least_pages};
+use fracbit_engine::{
+    Done, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, least_pages,
+};
 use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
 use fracbit_model::{
     Draft, Error, GenerateOptions, Generation, KvPool, KvType, Model, Precision, RotationMode, SampleConfig,
@@ -284,6 +286,42 @@ fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
         let (tokens, done) = &said.borrow()[&id];
         assert!((4..12).contains(&tokens.len()) && done.is_none(), "{tokens:?}");
     }
+}
+
+#[test]
+fn the_longest_common_beginning_is_found() {
+    let context = 5 * PAGE;
+    let mut state = model().state(&StateOptions { context: Some(context), ..StateOptions::default() });
+    model().forward(&mut state, &vec![5; context], &mut Vec::new()).expect("memory");
+    let (mut kept, mut prefixes) = (Vec::<Vec<u32>>::new(), Prefixes::default());
+    let mut seed = 7u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..400 {
+        // Often what was there, up to somewhere; places around the ends of pages more often.
+        let mut tokens = match kept.len() {
+            0 => Vec::new(),
+            n => kept[random(n)].clone(),
+        };
+        let cut = (random(5) * PAGE + [0, 1, PAGE - 1, random(PAGE)][random(4)]).min(tokens.len());
+        tokens.truncate(cut);
+        let len = (cut + [0, 1, PAGE, random(2 * PAGE)][random(4)]).min(context);
+        tokens.resize_with(len, || random(3) as u32);
+        let common = |a: &[u32]| a.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let want = kept.iter().map(|kept| common(kept)).max().unwrap_or(0);
+        let (pages, found) = prefixes.find(&tokens);
+        assert_eq!((found, pages.len()), (want, want.div_ceil(PAGE)), "round {round}");
+        if random(2) == 0 {
+            prefixes.insert(&tokens, &state.pages()[..len.div_ceil(PAGE)]);
+            kept.push(tokens);
+        }
+    }
+    // They are held by the state too.
+    assert!(prefixes.evictable() == 0 && !prefixes.evict());
+    drop(state);
+    assert!(prefixes.evict(), "some page is held once");
 }
 
 #[test]

@@ -259,9 +259,9 @@ impl<'a, O: Output> Engine<'a, O> {
     }
 
     /// Runs some tokens of the prompt that is due first; when it is through, picks the first token
-    /// of its text. A prompt is due when as many tokens of prompts have been run since it came as it
-    /// has itself: a short one need not wait for a long one, nobody waits for all that come later,
-    /// and of equal ones the first comes first.
+    /// of its text. A prompt is due when as many tokens of prompts have been run since it came as
+    /// it has itself: a short one need not wait for a long one, nobody waits for all that come
+    /// later, and of equal ones the first comes first.
     fn read(&mut self) {
         let due = self.reading.iter().map(|(s, _)| (s.due, s.serial)).enumerate();
         let Some((at, _)) = due.min_by_key(|&(_, due)| due) else { return };

@@ -200,8 +200,8 @@ impl Angles {
         Ok(())
     }
 
-    /// Positions before `len` that are missing: a state that shares the pages of another has not run
-    /// their tokens.
+    /// Positions before `len` that are missing: a state that shares the pages of another has not
+    /// run their tokens.
     pub(crate) fn missing(&self, len: usize) -> Range<usize> {
         self.held.min(len)..len
     }

@@ -1,11 +1,11 @@
 //! Keys and values of the tokens seen so far.
 //!
-//! They lie in pages of [`PAGE`] positions ([`crate::pages`]; PagedAttention, Kwon et al. 2023, arXiv
-//! 2309.06180). A page has all layers one behind the other, each as the integers of its keys, their
-//! scales, the integers of its values and their scales: values as (kv head, pair of positions,
-//! head_dim, 2), keys as (kv head, block, pair of dimensions, 16 positions, 2), so that attention
-//! multiplies sixteen keys, or neighbouring dimensions of values, side by side. Every key and value
-//! of a head is integers and a scale (see [`fracbit_kernels::vectors::attend`]).
+//! They lie in pages of [`PAGE`] positions ([`crate::pages`]; PagedAttention, Kwon et al. 2023,
+//! arXiv 2309.06180). A page has all layers one behind the other, each as the integers of its keys,
+//! their scales, the integers of its values and their scales: values as (kv head, pair of
+//! positions, head_dim, 2), keys as (kv head, block, pair of dimensions, 16 positions, 2), so that
+//! attention multiplies sixteen keys, or neighbouring dimensions of values, side by side. Every key
+//! and value of a head is integers and a scale (see [`fracbit_kernels::vectors::attend`]).
 //!
 //! Of 8 and 4 bits, queries and keys are rotated before, by one rotation for all heads, which
 //! changes no inner product: some channels of keys are many times as large as the others in every

@@ -21,9 +21,9 @@ pub struct Draft {
     pub length: Option<usize>,
 }
 
-/// Guesses of what follows a text: from what it repeats, or else from the model itself, where it may
-/// draft. A step runs the last token and the guesses behind it; whether a guess is right shows when
-/// the token of its place is picked.
+/// Guesses of what follows a text: from what it repeats, or else from the model itself, where it
+/// may draft. A step runs the last token and the guesses behind it; whether a guess is right shows
+/// when the token of its place is picked.
 #[derive(Debug)]
 pub struct Guesses {
     repeated: Drafter,

@@ -160,7 +160,8 @@ fn run(
     let vocab = model.config().vocab_size;
     let start = Instant::now();
     for request in 0..requests {
-        // No two begin alike, and none repeats itself: nothing is found kept, and little is guessed.
+        // No two begin alike, and none repeats itself: nothing is found kept, and little is
+        // guessed.
         let token = |i: usize| (1 + (request * 7919 + i * i * 31 + i * 17) % (vocab - 1)) as u32;
         let sampler =
             Sampler::new(SampleConfig { temperature: 1.0, seed: request as u64, ..SampleConfig::default() })?;
