@@ -160,6 +160,29 @@ fn every_architecture_comes_back_as_it_went() {
 
 const REFUSED: &[(&str, &str)] = &[("mistral", "`sliding_window`")];
 
+#[test]
+fn tokens_beyond_the_embedding_are_left_out_and_said() {
+    let dir = models().into_iter().find(|dir| dir.ends_with("llama3")).expect("a reference");
+    let config = ModelConfig::from_dir(&dir).unwrap();
+    let rows = config.vocab_size;
+    let path = dir.join("tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let token = serde_json::json!({
+        "id": rows, "content": "<image>", "special": true,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+    });
+    json["added_tokens"].as_array_mut().unwrap().push(token);
+    let parse = |json: &serde_json::Value| Tokenizer::parse(json.to_string().as_bytes(), &path);
+    let tokenizer = parse(&json).unwrap();
+    assert_eq!(tokenizer.token_id("<image>").map(|id| id as usize), Some(rows));
+    let described = describe(&config, Some(&tokenizer), &dir, "test").unwrap();
+    assert_eq!(described.left_out, ["<image>"]);
+    // Of the vocabulary itself none may be: merges could make it.
+    json["model"]["vocab"]["beyond"] = serde_json::json!(rows);
+    let error = parse(&json).and_then(|t| describe(&config, Some(&t), &dir, "test"));
+    assert!(error.unwrap_err().to_string().contains("`beyond`"));
+}
+
 fn gaussian(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {

@@ -116,6 +116,9 @@ pub struct ExportReport {
     pub bits_per_weight: f64,
     /// Weights by type.
     pub weights: BTreeMap<String, u64>,
+    /// Added tokens that are left out: the embedding has no rows for them, and no text may have
+    /// them.
+    pub left_out: Vec<String>,
 }
 
 /// Writes the model to `out`.
@@ -166,6 +169,7 @@ pub fn export(
         bytes: Bytes(listed.iter().map(|(_, dtype, shape)| dtype.bytes(shape.iter().product()) as u64).sum()),
         bits_per_weight: 0.0,
         weights: BTreeMap::new(),
+        left_out: description.left_out.clone(),
     };
     report.bits_per_weight = report.bytes.0 as f64 * 8.0 / opened.params().max(1) as f64;
     for t in &tensors {

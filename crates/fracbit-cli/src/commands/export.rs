@@ -3,7 +3,7 @@
 use crate::{context::Context, failure::Failure, files};
 use clap::Args;
 use fracbit::{
-    Calibration,
+    Calibration, Progress,
     export::{self, ExportOptions, ExportType},
 };
 use std::{io::Write, path::PathBuf, sync::Arc};
@@ -53,6 +53,10 @@ pub(crate) fn run(args: &ExportArgs, context: &mut Context) -> Result<(), Failur
     let options = ExportOptions { kind: args.kind, force: args.force, calibration };
     let report = export::export(&opened, &args.out, &options, &context.progress)?;
     context.progress.finish();
+    if !report.left_out.is_empty() {
+        let tokens = report.left_out.join("`, `");
+        context.progress.note(&format!("tokens that the embedding has no rows for are left out: `{tokens}`"));
+    }
     if args.json {
         return context.out.json(&report);
     }

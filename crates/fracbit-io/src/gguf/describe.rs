@@ -23,6 +23,8 @@ pub struct Description {
     pub(super) entries: Vec<(String, Vec<u8>)>,
     /// Names and numbers of tensors.
     pub factors: Vec<(String, Vec<f32>)>,
+    /// Added tokens that the embedding has no rows for.
+    pub left_out: Vec<String>,
 }
 
 /// A tensor of the file.
@@ -169,7 +171,7 @@ impl Gguf {
                 factors.push((name.to_owned(), numbers.iter().map(|&n| n as f32).collect()));
             }
         }
-        Ok(Description { entries, factors })
+        Ok(Description { entries, factors, left_out: Vec::new() })
     }
 }
 

@@ -13,6 +13,8 @@ use crate::error::Error;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
 /// Writes the vocabulary of `tokenizer`, the rows of the embedding that have no token filled up.
+/// Added tokens beyond the embedding, such as those of images, are left out: the model has no row
+/// for them.
 pub(super) fn describe(
     d: &mut Description,
     tokenizer: &Tokenizer,
@@ -54,7 +56,12 @@ pub(super) fn describe(
             true => CONTROL,
             false => USER_DEFINED,
         };
-        set(token["id"].as_u64(), text, kind)?;
+        let id = token["id"].as_u64();
+        if id.is_some_and(|id| id >= rows as u64) {
+            d.left_out.push(text.to_owned());
+            continue;
+        }
+        set(id, text, kind)?;
     }
     let merges: Vec<(&str, &str)> = model["merges"]
         .as_array()
