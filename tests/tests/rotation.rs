@@ -1,12 +1,14 @@
 //! The rotation that a model gets by itself suits models with massive activations, which real ones
 //! have.
 
+#![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
+
 use fracbit::{
-    Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet, Rounders, Target, evaluate, plan,
-    quantize,
+    CalibrateOptions, Calibration, Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet,
+    Rounders, Target, calibrate, evaluate, evaluate::windows, plan, quantize,
 };
 use fracbit::{Sensitivities, directory};
-use fracbit_model::{RotationMode, Smoothing, WeightSource};
+use fracbit_model::{KvType, Model, RotationMode, Smoothing, StateOptions, WeightSource, eval};
 use fracbit_tests::{Parts, demo_model, scheme, stories};
 use std::{path::Path, sync::Arc};
 
@@ -82,4 +84,62 @@ fn a_plan_is_carried_out_with_the_weights_that_it_is_for() {
     let empty = plain.smoothed(Arc::new(Smoothing::default()));
     assert!(quantize(&empty, &inventory, &plan, &out, &QuantizeOptions::default(), &Quiet).is_err());
     assert!(!out.exists());
+}
+
+/// The demo model with channels of keys up to 64 times as large as they were, and queries that are
+/// as much smaller there: the same scores.
+fn with_large_key_channels(dir: &Path) {
+    let mut parts = Parts::read(&demo_model());
+    let of = |key: &str| usize::try_from(parts.config[key].as_u64().expect("a number")).expect("small");
+    let (width, d) = (of("hidden_size"), of("head_dim"));
+    // Powers of two, so that bf16 holds the same numbers; of both halves of a plane.
+    let factor = |at: usize| match at / width % (d / 2) {
+        3 => 64.0,
+        5 => 16.0,
+        11 => 32.0,
+        _ => 1.0f32,
+    };
+    for tensor in &mut parts.tensors {
+        if tensor.name.ends_with("k_proj.weight") {
+            tensor.change_bf16(|at, w| w * factor(at));
+        } else if tensor.name.ends_with("q_proj.weight") {
+            tensor.change_bf16(|at, w| w / factor(at));
+        }
+    }
+    parts.write(dir);
+}
+
+#[test]
+fn large_key_channels_cost_a_four_bit_cache_little() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let dir = place.path().join("model");
+    with_large_key_channels(&dir);
+    let opened = Opened::new(&dir).expect("a good model");
+    let plain = opened.source(RotationMode::Online, 0).expect("a good model");
+    let (text, path) = stories();
+    let options = CalibrateOptions { length: Some(128), ..CalibrateOptions::new(2048) };
+    let moments = place.path().join("moments");
+    calibrate(&opened, Some((&text, &path)), &moments, &options, &Quiet).expect("a good text");
+    let calibration = Calibration::open(&moments).expect("just written");
+
+    let reading = EvalOptions { ctx: Some(128), windows: Some(6), bos: Some(true), ..EvalOptions::default() };
+    let windows = windows(&opened, &text, &path, &reading).expect("a good text");
+    let state = StateOptions { kv: KvType::I4, ..StateOptions::default() };
+    let lost = |source: &WeightSource| {
+        let [model, baseline] = [source, &plain].map(|s| Model::from_source(s).expect("a good model"));
+        let options = eval::EvalOptions { state, ..eval::EvalOptions::default() };
+        eval::compare(&baseline, &model, &windows, &options, |_| {}).expect("good windows").kl()
+    };
+    let without = lost(&plain);
+    for calibration in [None, Some(&calibration)] {
+        let choice = opened.choose(None, true, 0, calibration, &Quiet).expect("a model that runs");
+        // What a plan is carried out with, now or in a run that goes on, is the same.
+        let planned = opened.planned_source(RotationMode::Online, 0, true, calibration, &Quiet);
+        let smoothed = planned.expect("a model that runs");
+        assert_eq!(smoothed.smoothing(), &choice.smoothing);
+        let with = lost(&smoothed);
+        eprintln!("4-bit cache: {without:.4}, smoothed {with:.4}");
+        assert!(with <= 0.2 * without, "{with} of {without}");
+        assert!(without > 0.1, "the channels should matter: {without}");
+    }
 }

@@ -171,7 +171,8 @@ pub(crate) struct ShapeArgs {
     /// How weights are rotated before they are rounded.
     #[arg(long, value_enum, default_value_t = RotationName::Auto)]
     pub(crate) rotation: RotationName,
-    /// Leave out the factors between inputs and weights that make large channels less sensitive.
+    /// Leave out the factors between inputs and weights, and between queries and keys, that make
+    /// large channels less sensitive.
     #[arg(long)]
     pub(crate) no_smoothing: bool,
     /// Seed of rotations, and of the measurement when there is one.

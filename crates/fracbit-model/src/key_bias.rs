@@ -18,7 +18,8 @@
 //! nothing. Both depend on the model alone, never on a text or a batch.
 //!
 //! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees
-//! constants).
+//! constants). Nor for the mean of what weights give to all keys, which would be as exact: it takes
+//! a vector that files do not have, and won little (`docs/quality.md`).
 
 use std::collections::TryReserveError;
 use std::ops::Range;

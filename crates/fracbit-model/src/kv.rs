@@ -12,7 +12,9 @@
 //! token, and few levels would be left for these (Ashkboos et al. 2024, QuaRot, arXiv 2404.00456,
 //! section 4). Values of folded models are rotated by their weights.
 //!
-//! Large biases of keys are not in such caches at all: see [`crate::key_bias`].
+//! What that leaves to be won by factors between queries and keys is won when a model is quantized:
+//! see [`crate::smoothing`]. Large biases of keys are not in such caches at all: see
+//! [`crate::key_bias`].
 //!
 //! A model that may see 10^5 tokens costs what it has seen, to the page; [`crate::State::reserve`]
 //! makes room ahead, and then decoding does not allocate. A layer with a sliding window keeps all

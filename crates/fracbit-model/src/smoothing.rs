@@ -17,10 +17,30 @@
 //! | of down | the rows of up |
 //!
 //! Experts have an up each and one input each for down; their downs get no factors.
+//!
+//! **Keys** are an input, too: of scores, where queries are the weights. `q · k` stays the same
+//! when channels of keys are divided by f and those of queries multiplied (SmoothAttention: QServe,
+//! Lin et al. 2024, arXiv 2405.04532, section 4.2). A cache of few bits ([`crate::KvType`])
+//! rotates keys and queries and rounds a key with one scale, so its noise and the best factors are
+//! of the same form: `f_i^2 = rms(k_i) / rms(q_i)`. The paper, which does not rotate here, takes
+//! `max(|k_i|)^.5`, whatever queries are: with a rotation that can be worse than none
+//! (`docs/quality.md`). Both channels of a plane that RoPE turns have one factor, with which
+//! turning commutes; that holds for every order in which checkpoints store planes, since
+//! [`crate::WeightSource`] has put them in one order before. Planes that stand still could have
+//! two: not done. The factors are in
+//!
+//! | queries and keys | the factors are in |
+//! | --- | --- |
+//! | as their matrices give them | rows and biases of q and k; heads of a group share factors |
+//! | with a norm over all heads (OLMo 2) | the gains of both norms, likewise |
+//! | with a norm over each head (Qwen3, Gemma 3) | the gains; all heads share gains and factors |
+//!
+//! Rows of weights have scales of their own, so a row that is larger by a factor is rounded as well
+//! as before.
 
 use std::collections::BTreeMap;
 
-use fracbit_io::ModelConfig;
+use fracbit_io::{ModelConfig, QkNorm};
 
 use crate::BlockInput;
 
@@ -29,6 +49,8 @@ use crate::BlockInput;
 pub enum Place {
     /// An input of a block.
     Block(usize, BlockInput),
+    /// What the queries of a block read of its keys: see [`Place::width`].
+    Keys(usize),
     /// The input of the head.
     Head,
 }
@@ -45,19 +67,23 @@ impl Place {
         let blocks = 0..config.num_hidden_layers();
         blocks
             .flat_map(move |i| {
-                BlockInput::ALL.into_iter().filter(move |&b| free(b)).map(move |b| Self::Block(i, b))
+                let inputs = BlockInput::ALL.into_iter().filter(move |&b| free(b));
+                inputs.map(move |b| Self::Block(i, b)).chain([Self::Keys(i)])
             })
             .chain(std::iter::once(Self::Head))
     }
 
     /// Factors that it has: one for each channel, of the attention's output one for each channel of
-    /// the values.
+    /// the values. Of keys one for each plane of RoPE, channels `p` and `p + head_dim / 2` of a
+    /// head, and (kv head, plane) of them, or (plane) where all heads share the gain of a norm.
     #[must_use]
     pub fn width(self, config: &ModelConfig) -> usize {
         match self {
             Self::Block(_, BlockInput::Attention | BlockInput::Mlp) | Self::Head => config.hidden_size,
             Self::Block(_, BlockInput::Output) => config.kv_dim(),
             Self::Block(_, BlockInput::Down) => config.intermediate_size,
+            Self::Keys(_) if config.qk_norm == QkNorm::Heads => config.head_dim / 2,
+            Self::Keys(_) => config.kv_dim() / 2,
         }
     }
 }

@@ -166,13 +166,33 @@ impl WeightSource {
         heads.flat_map(|head| std::iter::repeat_n(head, group).flatten().copied()).collect()
     }
 
-    /// What the rows of a matrix are divided by, since another's columns are multiplied with it.
-    fn divisors(&self, id: LinearId) -> Option<&[f32]> {
+    /// What the rows of a matrix are divided by, since what reads them is multiplied with it.
+    fn divisors(&self, id: LinearId) -> Option<Vec<f32>> {
+        let normed = self.config.qk_norm != QkNorm::Absent;
         match id {
-            LinearId::Layer(i, LayerLinear::V) => self.factors(Place::Block(i, BlockInput::Output)),
-            LinearId::Layer(i, LayerLinear::Up) => self.factors(Place::Block(i, BlockInput::Down)),
+            LinearId::Layer(i, LayerLinear::V) => {
+                self.factors(Place::Block(i, BlockInput::Output)).map(<[f32]>::to_vec)
+            }
+            LinearId::Layer(i, LayerLinear::Up) => {
+                self.factors(Place::Block(i, BlockInput::Down)).map(<[f32]>::to_vec)
+            }
+            LinearId::Layer(i, LayerLinear::K) if !normed => self.key_divisors(i),
+            LinearId::Layer(i, LayerLinear::Q) if !normed => self.query_divisors(i),
             _ => None,
         }
+    }
+
+    /// What the numbers of keys are divided by, (kv head, head_dim), or (head_dim) where heads
+    /// share the gain of a norm.
+    fn key_divisors(&self, layer: usize) -> Option<Vec<f32>> {
+        let heads = self.factors(Place::Keys(layer))?.chunks_exact(self.config.head_dim / 2);
+        Some(heads.flat_map(|planes| [planes, planes].concat()).collect())
+    }
+
+    /// Of queries, the inverse: (head, head_dim), or (head_dim).
+    fn query_divisors(&self, layer: usize) -> Option<Vec<f32>> {
+        let keys: Vec<f32> = self.key_divisors(layer)?.iter().map(|f| 1.0 / f).collect();
+        Some(if self.config.qk_norm == QkNorm::Heads { keys } else { self.of_heads(&keys) })
     }
 
     /// Every stored tensor that the model is made of.
@@ -257,7 +277,7 @@ impl WeightSource {
             fold_gain(&mut data, &columns);
         }
         if let Some(divisors) = self.divisors(id) {
-            for (row, &by) in data.chunks_exact_mut(shape.cols).zip(divisors) {
+            for (row, by) in data.chunks_exact_mut(shape.cols).zip(divisors) {
                 row.iter_mut().for_each(|w| *w /= by);
             }
         }
@@ -379,19 +399,22 @@ impl WeightSource {
             return Ok(vec![1.0; id.width(&self.config)]);
         }
         let mut gain = self.stored_norm(id)?;
-        if let Some(divisors) = self.read_at(id).and_then(|place| self.factors(place)) {
+        if let Some(divisors) = self.gain_divisors(id) {
             gain.iter_mut().zip(divisors).for_each(|(g, by)| *g /= by);
         }
         Ok(gain)
     }
 
-    /// The input that a norm makes.
-    fn read_at(&self, id: FloatId) -> Option<Place> {
+    /// What a gain is divided by, since what reads behind it is multiplied with it.
+    fn gain_divisors(&self, id: FloatId) -> Option<Vec<f32>> {
+        let of = |place| self.factors(place).map(<[f32]>::to_vec);
         match id {
-            FloatId::Attention(i) => Some(Place::Block(i, BlockInput::Attention)),
-            FloatId::Mlp(i) | FloatId::MlpIn(i) => Some(Place::Block(i, BlockInput::Mlp)),
-            FloatId::Final => Some(Place::Head),
-            _ => None,
+            FloatId::Attention(i) => of(Place::Block(i, BlockInput::Attention)),
+            FloatId::Mlp(i) | FloatId::MlpIn(i) => of(Place::Block(i, BlockInput::Mlp)),
+            FloatId::Final => of(Place::Head),
+            FloatId::Key(i) => self.key_divisors(i),
+            FloatId::Query(i) => self.query_divisors(i),
+            FloatId::AttentionOut(_) | FloatId::MlpOut(_) | FloatId::Router(_) => None,
         }
     }
 

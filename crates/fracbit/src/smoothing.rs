@@ -7,16 +7,21 @@
 //! up to n, and the noise is `|W diag(g)|^2`. Rotating online leaves f free: ones, or the best
 //! ([`fracbit_model::smoothing`]), which makes it `(sum over j of |W_j| |x_j|)^2 / n` for columns
 //! `W_j`.
+//!
+//! Keys are to queries what inputs are to weights: see [`fracbit_model::smoothing`]. What both are
+//! like follows from the weights and the moments of the block's input, or from the inputs
+//! themselves.
 
 use crate::{
     Calibration, Error, Opened, Progress,
     calibrate::{Sequences, written},
 };
-use fracbit_io::ModelConfig;
+use fracbit_base::Shape;
+use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels::Crew;
 use fracbit_model::{
-    Block, BlockInput, LayerLinear, LinearId, Model, Place, Read, RotationMode, Smoothing, StateOptions,
-    WeightSource, block::head_input,
+    Block, BlockInput, FloatId, LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, Place, Read,
+    RotationMode, Smoothing, StateOptions, WeightSource, block::head_input,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -34,19 +39,114 @@ const LENGTH: usize = 64;
 /// transforms in a block are taken to be 2 % of a decode step at most (estimated, not measured): as
 /// many bits are worth 8 % of the noise at 3 bits a weight.
 const WORTH: f64 = 1.08;
+/// Rows of a matrix that are taken together.
+const ROWS: usize = 256;
 
-/// Mean squares of the channels of a model's inputs, in the basis of the checkpoint.
+/// Mean squares of the channels of a model's inputs, in the basis of the checkpoint, and of its
+/// queries and keys.
 #[derive(Clone, Debug, Default)]
-pub struct Channels(BTreeMap<Place, Vec<f64>>);
+pub struct Channels {
+    inputs: BTreeMap<Place, Vec<f64>>,
+    heads: Vec<Heads>,
+}
+
+/// Mean squares of the numbers of a block's queries and keys, as their matrices give them: before
+/// norms, and keys without biases, which caches of few bits hold apart.
+#[derive(Clone, Debug)]
+struct Heads {
+    queries: Vec<f64>, // (heads, head_dim)
+    keys: Vec<f64>,    // (kv heads, head_dim)
+}
+
+impl Heads {
+    /// Those of a block of `plain`, where `squares` gives the mean squares of what rows of weights
+    /// (outputs, inputs) make of the block's input, with their biases.
+    fn new(
+        plain: &WeightSource,
+        block: usize,
+        squares: impl Fn(Matrix, Option<Vec<f32>>) -> Result<Vec<f64>, Error>,
+    ) -> Result<Self, Error> {
+        let of = |linear| plain.linear(LinearId::Layer(block, linear));
+        let bias = plain.bias(LinearId::Layer(block, LayerLinear::Q))?;
+        Ok(Self { queries: squares(of(LayerLinear::Q)?, bias)?, keys: squares(of(LayerLinear::K)?, None)? })
+    }
+
+    /// Mean squares of keys and queries by the planes that share factors ([`Place::Keys`]), behind
+    /// norms. The mean over tokens of what a norm of each head makes is taken for the share in the
+    /// mean of its square.
+    fn planes(&self, plain: &WeightSource, block: usize) -> Result<[Vec<f64>; 2], Error> {
+        let config = plain.config();
+        let (d, shared) = (config.head_dim, Place::Keys(block).width(config));
+        let of = |squares: &[f64], norm| -> Result<Vec<f64>, Error> {
+            let mut squares = squares.to_vec();
+            if config.qk_norm != QkNorm::Absent {
+                let gain = plain.unfolded_norm(norm)?;
+                for (head, gain) in squares.chunks_exact_mut(d).zip(gain.chunks_exact(d).cycle()) {
+                    let all: f64 = head.iter().sum();
+                    let scale = if config.qk_norm == QkNorm::Heads && all > 0.0 { 1.0 / all } else { 1.0 };
+                    head.iter_mut().zip(gain).for_each(|(s, &g)| *s *= scale * f64::from(g).powi(2));
+                }
+            }
+            let sets = shared / (d / 2);
+            let heads = squares.len() / d / sets;
+            let mut planes = vec![0.0; shared];
+            for (set, planes) in squares.chunks_exact(heads * d).zip(planes.chunks_exact_mut(d / 2)) {
+                for half in set.chunks_exact(d / 2) {
+                    planes.iter_mut().zip(half).for_each(|(plane, s)| *plane += s);
+                }
+            }
+            Ok(planes)
+        };
+        Ok([of(&self.keys, FloatId::Key(block))?, of(&self.queries, FloatId::Query(block))?])
+    }
+}
+
+/// x W^T + b of rows x.
+fn products(weights: Matrix, bias: Option<Vec<f32>>, x: &[f32]) -> Result<Vec<f32>, Error> {
+    let shape = weights.shape;
+    let linear = Linear::dense(shape, weights.data, bias).map_err(fracbit_model::Error::from)?;
+    let mut out = vec![0.0; x.len() / shape.cols * shape.rows];
+    linear.apply(x, &mut LinearScratch::new(), &mut out).map_err(fracbit_model::Error::from)?;
+    Ok(out)
+}
+
+/// Mean squares of W x + b for inputs x of which the moments E[x x^T] are known. Their mean is not:
+/// what it has in common with b is left out.
+fn squares_by_moments(weights: &Matrix, bias: Option<&[f32]>, moments: &[f32]) -> Result<Vec<f64>, Error> {
+    let n = weights.shape.cols;
+    let mut squares = Vec::with_capacity(weights.shape.rows);
+    for rows in weights.data.chunks(ROWS * n) {
+        let shape = Shape::new(rows.len() / n, n);
+        let met = products(Matrix { shape, data: rows.to_vec() }, None, moments)?; // (n, rows)
+        for (r, row) in rows.chunks_exact(n).enumerate() {
+            let met = met.iter().skip(r).step_by(shape.rows);
+            squares.push(row.iter().zip(met).map(|(&w, &m)| f64::from(w) * f64::from(m)).sum());
+        }
+    }
+    if let Some(bias) = bias {
+        squares.iter_mut().zip(bias).for_each(|(s, &b)| *s += f64::from(b).powi(2));
+    }
+    Ok(squares)
+}
 
 impl Channels {
     /// Those of a calibration.
     ///
     /// # Errors
     /// When its moments are damaged or of another model.
-    pub fn of(calibration: &Calibration, config: &ModelConfig) -> Result<Self, Error> {
-        let of = |place| Ok((place, calibration.mean_squares(config, place)?));
-        Ok(Self(Place::all(config).map(of).collect::<Result<_, Error>>()?))
+    pub fn of(calibration: &Calibration, plain: &WeightSource) -> Result<Self, Error> {
+        let config = plain.config();
+        let places = Place::all(config).filter(|place| !matches!(place, Place::Keys(_)));
+        let inputs = places.map(|place| Ok((place, calibration.mean_squares(config, place)?)));
+        let inputs = inputs.collect::<Result<_, Error>>()?;
+        let heads = (0..config.num_hidden_layers()).map(|i| {
+            let moments = calibration.moments(plain, LinearId::Layer(i, LayerLinear::Q))?;
+            let moments = moments.expect("the attention's input has moments");
+            Heads::new(plain, i, |weights, bias| {
+                squares_by_moments(&weights, bias.as_deref(), moments.entries())
+            })
+        });
+        Ok(Self { inputs, heads: heads.collect::<Result<_, Error>>()? })
     }
 
     /// Those on some sequences of tokens. One block of `plain`, a source without rotation, runs at
@@ -67,12 +167,18 @@ impl Channels {
         let context = sequences.iter().map(<[u32]>::len).max();
         let rows = sequences.tokens();
         let found = Arc::new(Mutex::new(BTreeMap::new()));
+        let attention = Arc::new(Mutex::new(Vec::new()));
+        let mut heads = Vec::new();
         for index in 0..config.num_hidden_layers() {
             let block = Block::from_source(plain, index, |input| {
                 let (found, place) = (Arc::clone(&found), Place::Block(index, input));
                 let n = LinearId::Layer(index, input.reader()).shape(config).cols;
+                let kept = (input == BlockInput::Attention).then(|| Arc::clone(&attention));
                 Some(Arc::new(move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
                     add_squares(&mut lock(&found), place, n, rows, x);
+                    if let Some(kept) = &kept {
+                        lock(kept).extend_from_slice(x);
+                    }
                 }))
             })?
             .with_kernels(&kernels);
@@ -81,6 +187,12 @@ impl Channels {
                 state.reset();
                 block.forward(&mut state, x)?;
             }
+            let x = std::mem::take(&mut *lock(&attention));
+            heads.push(Heads::new(plain, index, |weights, bias| {
+                let outputs = weights.shape.rows;
+                let y = products(weights, bias, &x)?;
+                Ok(column_squares(&y, outputs))
+            })?);
             progress.advance(1);
         }
         let mut found = std::mem::take(&mut *lock(&found));
@@ -88,7 +200,7 @@ impl Channels {
             head_input(plain, x)?;
             add_squares(&mut found, Place::Head, config.hidden_size, rows, x);
         }
-        Ok(Self(found))
+        Ok(Self { inputs: found, heads })
     }
 }
 
@@ -108,8 +220,10 @@ fn add_squares(means: &mut BTreeMap<Place, Vec<f64>>, place: Place, n: usize, ro
 /// The matrices that read an input, each with how much the relative error of its like tends to
 /// cost: see [`crate::Sensitivities::prior`].
 fn readers(place: Place, tied: bool) -> Vec<(LinearId, f64)> {
-    let Place::Block(i, input) = place else {
-        return vec![(if tied { LinearId::Embed } else { LinearId::Head }, 1.0)];
+    let (i, input) = match place {
+        Place::Block(i, input) => (i, input),
+        Place::Head => return vec![(if tied { LinearId::Embed } else { LinearId::Head }, 1.0)],
+        Place::Keys(_) => return Vec::new(),
     };
     let layers = LayerLinear::ALL.into_iter().filter(|&linear| BlockInput::of(linear) == input);
     layers.map(|linear| (LinearId::Layer(i, linear), crate::sensitivity::usual(linear))).collect()
@@ -163,7 +277,14 @@ pub fn choose(
     let mut smoothing = Smoothing::default();
     let (mut places, mut fold, mut online, mut most) = (0.0, 0.0, 0.0, 1.0f64);
     for place in Place::all(config) {
-        let Some(inputs) = channels.0.get(&place) else { continue };
+        if let Place::Keys(block) = place {
+            if let Some(heads) = channels.heads.get(block).filter(|_| smoothed) {
+                let [keys, queries] = heads.planes(plain, block)?;
+                smoothing.balance(place, &keys, &queries);
+            }
+            continue;
+        }
+        let Some(inputs) = channels.inputs.get(&place) else { continue };
         let n = inputs.len();
         let mut weights = vec![0.0; n];
         for (id, weight) in readers(place, config.tie_word_embeddings) {
@@ -197,10 +318,11 @@ pub fn choose(
 }
 
 /// The norm whose gain folding takes into what reads an input.
-fn norm_before(config: &ModelConfig, place: Place) -> Option<fracbit_model::FloatId> {
+fn norm_before(config: &ModelConfig, place: Place) -> Option<FloatId> {
     match place {
-        Place::Block(i, input) => fracbit_model::FloatId::before(config, i, input.reader()),
-        Place::Head => Some(fracbit_model::FloatId::Final),
+        Place::Block(i, input) => FloatId::before(config, i, input.reader()),
+        Place::Head => Some(FloatId::Final),
+        Place::Keys(_) => None,
     }
 }
 
@@ -225,7 +347,6 @@ fn shared(config: &ModelConfig, heads: &[f64]) -> Vec<f64> {
 
 /// Sums of the squares of every column of a row-major matrix with n columns.
 fn column_squares(data: &[f32], n: usize) -> Vec<f64> {
-    const ROWS: usize = 256;
     let parts: Vec<Vec<f64>> = data
         .par_chunks(ROWS * n)
         .map(|rows| {
@@ -258,7 +379,7 @@ impl Opened {
     ) -> Result<Choice, Error> {
         let plain = self.source(RotationMode::None, 0)?;
         let channels = match calibration {
-            Some(calibration) => Channels::of(calibration, &self.config)?,
+            Some(calibration) => Channels::of(calibration, &plain)?,
             None => {
                 let model = Model::from_source(&plain)?.with_kernels(&crate::kernels()?);
                 let length = LENGTH.min(self.config.max_position_embeddings);

@@ -94,7 +94,7 @@ pub(crate) struct SensitivityArgs {
     /// Rotation under which to measure; the one to quantize with.
     #[arg(long, value_enum, default_value_t = RotationName::Auto)]
     rotation: RotationName,
-    /// Leave out the factors between inputs and weights.
+    /// Leave out the factors between inputs and weights, and between queries and keys.
     #[arg(long)]
     no_smoothing: bool,
     /// Seed of rotations, text and noise.

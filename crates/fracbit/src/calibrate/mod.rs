@@ -461,6 +461,10 @@ impl Calibration {
         let (name, id) = match place {
             Place::Block(block, input) => (input_name(block, input), LinearId::Layer(block, input.reader())),
             Place::Head => (HEAD_INPUT.to_owned(), LinearId::Head),
+            Place::Keys(_) => {
+                let rule = "keys have no moments of their own".to_owned();
+                return Err(Error::Calibration { path: self.path.clone(), rule });
+            }
         };
         let n = id.shape(config).cols;
         self.checkpoint.expect_shape(&name, &[n * (n + 1) / 2])?;
