@@ -1,10 +1,10 @@
 //! Pages of the cache: where states take them from, and how they share them.
 //!
-//! A state holds a list of pages of [`PAGE`] positions, each with keys and values of all layers
-//! (`crate::kv`). States with the same beginning may hold the same pages: what is written goes to a
-//! copy, so at most one page of a state is not whole, and none is ever written that another holds
-//! (copy on write). Pages come from a [`KvPool`], which has at most so many; memory of pages that
-//! nobody holds any more is used again.
+//! A state holds a list of pages of [`KvPool::POSITIONS`] positions, each with keys and values of
+//! all layers (`crate::kv`). States with the same beginning may hold the same pages: what is
+//! written goes to a copy, so at most one page of a state is not whole, and none is ever written
+//! that another holds (copy on write). Pages come from a [`KvPool`], which has at most so many;
+//! memory of pages that nobody holds any more is used again.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -32,7 +32,7 @@ struct Memory {
     taken: usize,
 }
 
-/// Keys and values of [`PAGE`] positions in all layers, shared by whoever holds it.
+/// Keys and values of [`KvPool::POSITIONS`] positions in all layers, shared by whoever holds it.
 #[derive(Clone, Debug)]
 pub struct KvPage(Arc<Page>);
 
