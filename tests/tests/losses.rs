@@ -110,7 +110,7 @@ fn embedding_and_head_are_measured_band_by_band_and_continue() {
             calibration: Some(Arc::clone(calibration)),
             rounders: Rounders::default(),
         };
-        let text = Text::of(calibration, 256).expect("it has a text");
+        let text = Text::of(calibration, 256, None).expect("it has a text");
         losses::measure_along(&source.weights, &hash, &options, &text, done, &Quiet, keep)
     };
     let enough = calibrated(256 + 3072);

@@ -115,7 +115,8 @@ impl Source {
             }
             SensitivitySource::Quick => {
                 let protocol = quick(seed);
-                let text = aids.calibration.map(|c| Text::of(c, protocol.tokens)).transpose()?;
+                let bos = self.opened.config.bos_token_id;
+                let text = aids.calibration.map(|c| Text::of(c, protocol.tokens, bos)).transpose()?;
                 let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());
                 context.progress.note(&format!(
                     "sensitivities: quick measurement on {tokens} tokens (--sensitivity FILE takes a full one)"

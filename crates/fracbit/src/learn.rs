@@ -183,7 +183,7 @@ pub fn losses(
     progress: &dyn Progress,
 ) -> Result<Option<Sensitivities>, Error> {
     let (Some(default), _) = foresee(inventory, planned)? else { return Ok(None) };
-    let measured = Text::of(calibration, MEASURED)?;
+    let measured = Text::of(calibration, MEASURED, source.config().bos_token_id)?;
     let kept = scratch.join(COEFFICIENTS);
     let along = LossOptions {
         default,

@@ -164,7 +164,7 @@ pub fn quantize_and_tune(
 ) -> Result<(QuantizeReport, Option<TuneReport>), Error> {
     let calibration = options.calibration.as_deref();
     let source = original.planned_source(plan.rotation, plan.seed, plan.smoothing, calibration, progress)?;
-    let text = calibration.map(|c| Text::of(c, usize::MAX)).transpose()?;
+    let text = calibration.map(|c| Text::of(c, usize::MAX, original.config.bos_token_id)).transpose()?;
     let Some(text) = text.filter(|text| text.sequences.len() >= 2) else {
         let report = quantize_in(dir, &source, inventory, plan, options, progress)?;
         return Ok((report, None));
