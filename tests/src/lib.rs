@@ -32,6 +32,18 @@ pub fn demo_model() -> PathBuf {
     root().join("crates/fracbit-cli/demo-model")
 }
 
+/// The demo model in one scheme everywhere, searched quickly, made in `dir`.
+///
+/// # Panics
+/// When it cannot be made.
+#[must_use]
+pub fn uniform_demo(dir: &Path, scheme: &str, mode: RotationMode) -> Model {
+    let source = Source::open(&demo_model(), mode, 0).expect("the embedded model");
+    let plan = source.uniform(scheme).expect("a scheme of every width");
+    source.quantize_at(Effort::Fast, &plan, dir, true).expect("a good checkpoint and plan");
+    load(dir).expect("just written")
+}
+
 /// Text that the demo model was not trained on, and its path.
 #[must_use]
 pub fn stories() -> (String, PathBuf) {

@@ -1,10 +1,9 @@
 //! Many sequences on one model: each gets the tokens that it would get alone, whatever else runs,
 //! however few pages there are.
 
-use fracbit::Effort;
 use fracbit_base::Rate;
 use fracbit_engine::{
-    Done, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, least_pages,
+    Done, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, full_pages,
 };
 use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
 use fracbit_model::{
@@ -12,7 +11,7 @@ use fracbit_model::{
     Sampler, State, StateOptions,
 };
 use fracbit_schedule::Schedule;
-use fracbit_tests::{Source, demo_model, load, stories};
+use fracbit_tests::{demo_model, stories, uniform_demo};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc, sync::OnceLock};
 
 const CONTEXT: usize = 256;
@@ -21,11 +20,11 @@ const PAGE: usize = KvPool::POSITIONS;
 fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
-        let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model");
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nuq-4");
-        let plan = source.uniform("nuq-4").expect("a scheme of every width");
-        source.quantize(&plan, &dir, true).expect("a good checkpoint and plan");
-        load(&dir).expect("just written")
+        uniform_demo(
+            &Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nuq-4"),
+            "nuq-4",
+            RotationMode::Fold,
+        )
     })
 }
 
@@ -33,11 +32,11 @@ fn model() -> &'static Model {
 fn nested() -> &'static Model {
     static NESTED: OnceLock<Model> = OnceLock::new();
     NESTED.get_or_init(|| {
-        let source = Source::open(&demo_model(), RotationMode::Online, 0).expect("the embedded model");
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nest");
-        let plan = source.uniform("nest-tcq-fast-2+2").expect("a scheme of every width");
-        source.quantize_at(Effort::Fast, &plan, &dir, true).expect("a good checkpoint and plan");
-        load(&dir).expect("just written")
+        uniform_demo(
+            &Path::new(env!("CARGO_TARGET_TMPDIR")).join("engine-nest"),
+            "nest-tcq-fast-2+2",
+            RotationMode::Online,
+        )
     })
 }
 
@@ -144,8 +143,8 @@ fn every_sequence_gets_the_tokens_it_gets_alone() {
             (1, None, 0),
             (3, None, 5),
             (10, None, 1),
-            (10, Some(least_pages(CONTEXT)), 0),
-            (10, Some(least_pages(CONTEXT) + 3), 3),
+            (10, Some(full_pages(CONTEXT, 1)), 0),
+            (10, Some(full_pages(CONTEXT, 1) + 3), 3),
         ] {
             let (said, preempted) =
                 run(model(), EngineOptions { sequences, pages, ..base.clone() }, &prompts, most, apart);
@@ -176,7 +175,7 @@ fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
         };
         let want: Vec<_> =
             prompts.iter().enumerate().map(|(i, p)| alone(nested(), &base, p, i, 60 + i % 3)).collect();
-        for pages in [None, Some(least_pages(CONTEXT))] {
+        for pages in [None, Some(full_pages(CONTEXT, 1))] {
             let (said, preempted) = run(nested(), EngineOptions { pages, ..base.clone() }, &prompts, 60, 2);
             for (i, want) in want.iter().enumerate() {
                 assert_eq!(said.borrow()[&i].0, *want, "{schedule}, {pages:?} pages: sequence {i}");
@@ -189,7 +188,7 @@ fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
 #[test]
 fn beginnings_are_shared_and_kept_until_their_pages_are_wanted() {
     let said = Said::default();
-    let pages = least_pages(CONTEXT);
+    let pages = full_pages(CONTEXT, 1);
     let options =
         EngineOptions { context: CONTEXT, pages: Some(pages), sequences: 2, ..EngineOptions::default() };
     let mut engine = Engine::new(model(), options).expect("good options");

@@ -9,7 +9,6 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fracbit::Effort;
 use fracbit_base::Rate;
 use fracbit_io::{Bos, EncodeOptions, Message, ModelConfig, PrefixSpace, Tokenizer};
 use fracbit_model::{
@@ -18,7 +17,7 @@ use fracbit_model::{
 };
 use fracbit_schedule::Schedule;
 use fracbit_server::{Options, Server};
-use fracbit_tests::{Source, demo_model, load, stories};
+use fracbit_tests::{demo_model, stories, uniform_demo};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -32,11 +31,11 @@ const TEMPLATE: &str = "{% for m in messages %}{{ bos_token }}{{ m.role }}{{ bos
 fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
-        let source = Source::open(&demo_model(), RotationMode::Fold, 0).expect("the embedded model");
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nuq-4");
-        let plan = source.uniform("nuq-4").expect("a scheme of every width");
-        source.quantize(&plan, &dir, true).expect("a good checkpoint and plan");
-        load(&dir).expect("just written")
+        uniform_demo(
+            &Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nuq-4"),
+            "nuq-4",
+            RotationMode::Fold,
+        )
     })
 }
 
@@ -275,11 +274,11 @@ fn texts_are_those_of_the_library_whatever_else_is_served() {
 fn nested() -> &'static Model {
     static NESTED: OnceLock<Model> = OnceLock::new();
     NESTED.get_or_init(|| {
-        let source = Source::open(&demo_model(), RotationMode::Online, 0).expect("the embedded model");
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nest");
-        let plan = source.uniform("nest-tcq-fast-2+2").expect("a scheme of every width");
-        source.quantize_at(Effort::Fast, &plan, &dir, true).expect("a good checkpoint and plan");
-        load(&dir).expect("just written")
+        uniform_demo(
+            &Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nest"),
+            "nest-tcq-fast-2+2",
+            RotationMode::Online,
+        )
     })
 }
 

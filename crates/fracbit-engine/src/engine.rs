@@ -89,11 +89,11 @@ struct Work {
     logits: Vec<f32>,
 }
 
-/// Pages that one sequence of a context takes at most: one more than its tokens, since a page that
-/// it shares is copied before it is written.
+/// Pages that some sequences of a full context take at most: one more than their tokens, since a
+/// page that is shared is copied before it is written.
 #[must_use]
-pub fn least_pages(context: usize) -> usize {
-    context.div_ceil(KvPool::POSITIONS) + 1
+pub fn full_pages(context: usize, sequences: usize) -> usize {
+    context.div_ceil(KvPool::POSITIONS).saturating_mul(sequences).saturating_add(1)
 }
 
 impl<'a, O: Output> Engine<'a, O> {
@@ -102,9 +102,8 @@ impl<'a, O: Output> Engine<'a, O> {
     /// # Errors
     /// [`EngineError::Pages`].
     pub fn new(model: &'a Model, options: EngineOptions) -> Result<Self, EngineError> {
-        let (context, want) = (options.context, least_pages(options.context));
-        let full = (want - 1).saturating_mul(options.sequences.max(1)).saturating_add(1);
-        let pages = options.pages.unwrap_or(full);
+        let (context, want) = (options.context, full_pages(options.context, 1));
+        let pages = options.pages.unwrap_or_else(|| full_pages(context, options.sequences.max(1)));
         if pages < want {
             return Err(EngineError::Pages { want, positions: KvPool::POSITIONS, context, pages });
         }
@@ -267,7 +266,7 @@ impl<'a, O: Output> Engine<'a, O> {
         let Some((at, _)) = due.min_by_key(|&(_, due)| due) else { return };
         let (mut sequence, mut state) = self.reading.swap_remove(at);
         if !sequence.output.wanted() {
-            return self.keep(sequence, &state);
+            return self.end(sequence, &state, None);
         }
         let alone = self.writing.is_empty() && self.reading.is_empty();
         let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
@@ -417,11 +416,6 @@ impl<'a, O: Output> Engine<'a, O> {
             let done = sequence.done(finish);
             sequence.output.done(done);
         }
-    }
-
-    /// Nobody wants a sequence any more.
-    fn keep(&mut self, sequence: Sequence<O>, state: &State) {
-        self.end(sequence, state, None);
     }
 
     /// Keeps the pages of a sequence for others with its beginning.

@@ -4,6 +4,6 @@ mod engine;
 mod prefixes;
 mod sequence;
 
-pub use engine::{Engine, EngineError, EngineOptions, least_pages};
+pub use engine::{Engine, EngineError, EngineOptions, full_pages};
 pub use prefixes::Prefixes;
 pub use sequence::{Done, Finish, Output, Request};

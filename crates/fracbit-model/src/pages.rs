@@ -66,6 +66,13 @@ impl KvPool {
         Self::new(config, kind, 0).0.layout.bytes()
     }
 
+    /// Whole pages of this model and kind in so many bytes.
+    #[must_use]
+    pub fn pages_within(config: &ModelConfig, kind: KvType, bytes: u64) -> usize {
+        let page = Self::page_bytes(config, kind).max(1) as u64;
+        usize::try_from(bytes / page).unwrap_or(usize::MAX)
+    }
+
     /// Most pages.
     #[must_use]
     pub fn pages(&self) -> usize {

@@ -170,11 +170,6 @@ impl State {
         Ok(())
     }
 
-    /// Gives up the pages behind the tokens that it holds.
-    pub fn shrink(&mut self) {
-        self.pages.truncate(self.len.div_ceil(PAGE));
-    }
-
     /// Where its pages are from.
     #[must_use]
     pub fn pool(&self) -> &KvPool {

@@ -389,7 +389,7 @@ impl Text {
 
     /// The first `tokens` tokens of those that `calibration` ran on (or fewer, if it has fewer), in
     /// sequences of at most 256, each of which begins with `bos` where those do: without it Gemma 3
-    /// is ten times as sensitive, and another matrix most of all.
+    /// is many times as sensitive, and not every matrix alike.
     ///
     /// # Errors
     /// When they cannot be read.

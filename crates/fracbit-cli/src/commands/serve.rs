@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use fracbit::Progress;
 use fracbit_base::Bytes;
-use fracbit_engine::least_pages;
+use fracbit_engine::full_pages;
 use fracbit_model::KvPool;
 use fracbit_server::{Options, Server, interrupt};
 use std::{
@@ -105,13 +105,12 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let Nested { schedule, draft } = nested;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
-    let page = KvPool::page_bytes(model.config(), kv).max(1);
-    let one = least_pages(ctx);
-    let all = (one - 1).saturating_mul(args.slots) + 1;
+    let page = KvPool::page_bytes(model.config(), kv);
+    let (one, all) = (full_pages(ctx, 1), full_pages(ctx, args.slots));
     let bytes = |pages: usize| Bytes(pages.saturating_mul(page) as u64);
     let pages = match args.cache_memory {
         None => all,
-        Some(most) => usize::try_from(most.0 / page as u64).unwrap_or(usize::MAX).min(all),
+        Some(most) => KvPool::pages_within(model.config(), kv, most.0).min(all),
     };
     if pages < one {
         let rule = format!(

@@ -3,7 +3,7 @@
 use super::{Subject, pools, positive};
 use crate::{Error, Progress};
 use fracbit_base::Bytes;
-use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, least_pages};
+use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
 use fracbit_kernels::Kernels;
 use fracbit_model::{KvPool, KvType, Model, SampleConfig, Sampler};
 use serde::Serialize;
@@ -139,12 +139,12 @@ fn run(
 ) -> Result<ServeSpeed, Error> {
     let ServeOptions { requests, prompt, generate, .. } = *options;
     let context = prompt.saturating_add(generate);
-    let page = KvPool::page_bytes(model.config(), kv).max(1);
+    let page = KvPool::page_bytes(model.config(), kv);
     let pages = match options.cache {
         None => None,
         Some(Bytes(most)) => {
-            let pages = usize::try_from(most / page as u64).unwrap_or(usize::MAX);
-            let least = least_pages(context);
+            let pages = KvPool::pages_within(model.config(), kv, most);
+            let least = full_pages(context, 1);
             if pages < least {
                 let one = Bytes(least as u64 * page as u64);
                 let rule = format!("should be at least {one}, for one sequence, got {}", Bytes(most));
