@@ -78,6 +78,10 @@ def tile(family, code, rate, entries, tape):
         r = rate // 4
         books = len(entries) >> r
         return [entries[(i // 16 % books << r) + bits(tape, i * r, r)] for i in range(TILE)]
+    if family == "qoq":
+        # Row i has integer scale 16 - i and zero i.
+        codes = [bits(tape, i * 4, 4) for i in range(TILE)]
+        return [(16 - i // 16) * (c - i // 16) for i, c in enumerate(codes)]
     if family == "vq":
         r = rate // 2
         return [entries[2 * bits(tape, i // 2 * r, r) + i % 2] for i in range(TILE)]
@@ -104,6 +108,8 @@ def tile(family, code, rate, entries, tape):
 
 def parse(name):
     words = name.split("-")
+    if words[0] == "qoq":
+        return words[0], "fine", 16
     rate = int(float(words[-1]) * 4)
     code = words[1] if len(words) == 3 else "fine"
     return words[0], code, rate

@@ -3,7 +3,7 @@
 
 use crate::files;
 use fracbit_base::Scheme;
-use fracbit_format::{Codebook, Layout, PackedView};
+use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec};
 use fracbit_io::{Checkpoint, Header, ModelConfig};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
 use half::f16;
@@ -169,17 +169,17 @@ pub fn dense_model(dir: &Path) -> Model {
                     0 => shape.cols.next_multiple_of(16),
                     group => usize::try_from(group).expect("a group"),
                 };
-                PackedView::new(
-                    scheme,
-                    shape,
-                    &books.iter().collect::<Vec<_>>(),
-                    bytes(&format!("{id}.weight.codes")),
-                    &scales,
-                    group,
-                    &f32s(&format!("{id}.weight.gain")),
-                )
-                .expect("parts that fit")
-                .dequantize()
+                let second = SchemeSpec::of(scheme).second_level;
+                let gains = f32s(&format!("{id}.weight.gain"));
+                let planes = Planes {
+                    codes: bytes(&format!("{id}.weight.codes")),
+                    second_level: second.map_or(&[], |_| bytes(&format!("{id}.weight.level2"))),
+                    scales: &scales,
+                    gains: &gains,
+                };
+                PackedView::new(scheme, shape, &books.iter().collect::<Vec<_>>(), planes, group)
+                    .expect("parts that fit")
+                    .dequantize()
             }
         };
         let bias = id.has_bias(&config).then(|| f32s(&format!("{id}.bias")));

@@ -8,7 +8,7 @@
 //! fracbit-tests --test golden -- --ignored bless`.
 
 use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Codebook, Layout, PackedView, TILE};
+use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec, TILE};
 use fracbit_rotation::{Rotation, signs};
 use fracbit_tests::{root, skip};
 use half::f16;
@@ -35,11 +35,16 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
 }
 
 /// Schemes that came after the first version of the format, at the end of the file: group-wise
-/// ones, quarter bits of a trellis, nested ones.
-fn later() -> [Vec<Scheme>; 3] {
+/// ones, quarter bits of a trellis, nested ones, progressive ones.
+fn later() -> [Vec<Scheme>; 4] {
     let odd = |s: &Scheme| matches!(s.family(), Family::Tcq(_)) && !s.quarters().is_multiple_of(2);
-    let kinds: [&dyn Fn(&Scheme) -> bool; 3] = [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1];
+    let kinds: [&dyn Fn(&Scheme) -> bool; 4] =
+        [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1, &progressive];
     kinds.map(|kind| Scheme::all().filter(|s| kind(s)).collect())
+}
+
+fn progressive(scheme: &Scheme) -> bool {
+    SchemeSpec::of(*scheme).second_level.is_some()
 }
 
 /// The table lengths that the format allows for a scheme, as `docs/formats.md` lists them.
@@ -47,7 +52,7 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
     let quarters = usize::from(scheme.quarters());
     match (scheme.family(), scheme.code()) {
         (Family::HalfTcq(_) | Family::NestTcq(..), _) => Vec::new(),
-        (Family::Nuq | Family::Int, _) => vec![1 << (quarters / 4)],
+        (Family::Nuq | Family::Int | Family::Qoq(_), _) => vec![1 << (quarters / 4)],
         (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
         (Family::Tcq(Code::Hyb), _) => vec![1024, 2048, 4096],
@@ -74,9 +79,10 @@ fn tile_line(out: &mut String, scheme: Scheme, length: usize) {
     let book = table(scheme, length);
     let code = Numbers(1).bytes(book.tile_bytes());
     let mut tile = [0i16; TILE];
-    // Row `i` has codebook `i`, as far as there are so many.
+    // Row `i` has codebook `i`, as far as there are so many, or scale 16 - i and zero i.
     for (i, row) in tile.as_chunks_mut().0.iter_mut().enumerate() {
-        let number = u8::try_from(i % book.books()).expect("at most 16 codebooks");
+        let number = if progressive(&scheme) { 0xf0 - 15 * i } else { i % book.books() };
+        let number = u8::try_from(number).expect("at most 16 codebooks");
         book.expand_tile_row(&code, i, number, row);
     }
     let hash = fnv(tile.iter().flat_map(|v| v.to_le_bytes()));
@@ -93,7 +99,8 @@ fn length_of(scheme: Scheme) -> usize {
     if scheme.family() == Family::Gnuq { lengths[lengths.len() - 1] } else { lengths[0] }
 }
 
-/// A matrix of 20 x 50 with a scale per 32 columns: edges, segments and the order of scales.
+/// A matrix of 20 x 50 with a scale per 32 columns, or per row (progressive): edges, segments and
+/// the order of scales.
 fn matrix_line(out: &mut String, scheme: Scheme) {
     let shape = Shape::new(20, 50);
     let layout = Layout::new(scheme, shape);
@@ -103,10 +110,13 @@ fn matrix_line(out: &mut String, scheme: Scheme) {
     let mut numbers = Numbers(2);
     let codes = numbers.bytes(layout.len());
     let planes = scheme.planes();
+    let (group, groups) = if progressive(&scheme) { (64, 1) } else { (32, 2) };
     let scales: Vec<f16> =
-        (0..planes * 20 * 2).map(|_| f16::from_bits(0x3800 + (numbers.next() >> 22) as u16)).collect();
+        (0..planes * 20 * groups).map(|_| f16::from_bits(0x3800 + (numbers.next() >> 22) as u16)).collect();
     let gains = &[0.25, 0.125, 0.0625][..planes];
-    let view = PackedView::new(scheme, shape, &books, &codes, &scales, 32, gains).expect("parts that fit");
+    let second_level = if progressive(&scheme) { numbers.bytes(20) } else { Vec::new() };
+    let planes = Planes { codes: &codes, second_level: &second_level, scales: &scales, gains };
+    let view = PackedView::new(scheme, shape, &books, planes, group).expect("parts that fit");
     let weights = view.dequantize();
     let hash = fnv(weights.iter().flat_map(|v| v.to_le_bytes()));
     let _ = writeln!(out, "matrix {scheme} {} {hash:016x} {:?} {:?}", codes.len(), weights[0], weights[999]);

@@ -2,7 +2,7 @@
 //! promises.
 
 use fracbit_base::{Code, Scheme};
-use fracbit_format::Grid;
+use fracbit_format::{Grid, SchemeSpec};
 use fracbit_kernels::Isa;
 use fracbit_tests::{backends, root, skip};
 use std::{collections::BTreeMap, fs};
@@ -103,7 +103,8 @@ fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
         let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
         let bound = scheme.rate().gaussian_bound();
         assert!(error > bound && error < 8.0 * bound, "{scheme}: {error} beside the bound {bound}");
-        let whole = scheme.tables().eq([scheme]) && scheme.group().is_none();
+        let alone = scheme.group().is_none() && SchemeSpec::of(scheme).second_level.is_none();
+        let whole = scheme.tables().eq([scheme]) && alone;
         assert_eq!(rounders.get(scheme).is_some(), whole, "{scheme}");
         for half in scheme.tables() {
             assert_eq!(fracbit_quant::codebook(half).map(fracbit_format::Codebook::scheme), Some(half));

@@ -7,7 +7,8 @@
 //! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 //! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
-//! refinements of it.
+//! refinements of it. Progressive ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights
+//! with a scale for each row, and 4-bit codes of these.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -56,6 +57,32 @@ pub enum Family {
     Gnuq,
     /// Nested trellis quantizers: a base, and planes that each code what the planes before leave.
     NestTcq(Code, Nest),
+    /// QoQ's progressive quantizer: unsigned 4-bit codes with an integer scale and zero make int8
+    /// weights, which have a scale for each row.
+    Qoq(Granularity),
+}
+
+/// Which weights of a row share integer scale and zero in a progressive scheme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Granularity {
+    /// 128 neighbouring columns.
+    Group128,
+    /// The whole row; its integer scale is 1.
+    Channel,
+}
+
+impl Granularity {
+    /// All there are.
+    pub const ALL: [Self; 2] = [Self::Group128, Self::Channel];
+    const NAMES: &'static str = "g128, channel";
+
+    /// What stands behind the family's name in a scheme's.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Group128 => "g128",
+            Self::Channel => "channel",
+        }
+    }
 }
 
 /// The planes of a nested scheme: the rate of the base, and what each refinement adds.
@@ -92,7 +119,7 @@ impl fmt::Display for Nest {
 
 impl Family {
     /// All but the nested, those of a trellis with each code.
-    const FLAT: [Self; 10] = [
+    const FLAT: [Self; 12] = [
         Self::Nuq,
         Self::Vq,
         Self::Tcq(Code::Fine),
@@ -103,6 +130,8 @@ impl Family {
         Self::HalfTcq(Code::Hyb),
         Self::Int,
         Self::Gnuq,
+        Self::Qoq(Granularity::Group128),
+        Self::Qoq(Granularity::Channel),
     ];
 
     /// All, those of a trellis with each code; nested ones have those that are not for reference
@@ -124,6 +153,7 @@ impl Family {
             Self::Int => "int",
             Self::Gnuq => "gnuq",
             Self::NestTcq(..) => "nest-tcq",
+            Self::Qoq(_) => "qoq",
         }
     }
 
@@ -142,6 +172,7 @@ impl Family {
             Self::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
             Self::NestTcq(Code::Hyb, _) => (false, "no"),
             Self::NestTcq(_, nest) => (quarters == 4 * nest.bits(), Nest::NAMES),
+            Self::Qoq(_) => (quarters == 16, "4"),
         }
     }
 }
@@ -350,10 +381,11 @@ pub enum Columns {
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Family::NestTcq(_, nest) = self.family {
-            return write!(f, "{}-{nest}", self.family);
+        match self.family {
+            Family::NestTcq(_, nest) => write!(f, "{}-{nest}", self.family),
+            Family::Qoq(granularity) => write!(f, "{}-{}", self.family, granularity.name()),
+            _ => write!(f, "{}-{}", self.family, self.rate.bits()),
         }
-        write!(f, "{}-{}", self.family, self.rate.bits())
     }
 }
 
@@ -375,6 +407,13 @@ impl FromStr for Scheme {
                 return Err(SchemeError::Rate { family, range: Nest::NAMES, bits });
             };
             return Self::new(Family::NestTcq(code, nest), Rate::quarter_bits(4 * nest.bits()));
+        }
+        if matches!(family, Family::Qoq(_)) {
+            let Some(found) = Granularity::ALL.into_iter().find(|g| g.name() == rate) else {
+                let (family, bits) = (family.to_string(), rate.to_owned());
+                return Err(SchemeError::Rate { family, range: Granularity::NAMES, bits });
+            };
+            return Self::new(Family::Qoq(found), Rate::quarter_bits(16));
         }
         let quarters = rate.parse::<f64>().map_err(|_| bad())? * 4.0;
         if quarters.fract() != 0.0 || !(0.0..=255.0).contains(&quarters) {
@@ -428,7 +467,7 @@ impl Palette {
                 Self::Vq => s.family() == Family::Vq,
                 Self::Nuq => s.family() == Family::Nuq,
                 Self::Nest => s.planes() > 1,
-                Self::All => s.group().is_none() && s.planes() == 1,
+                Self::All => s.group().is_none() && s.planes() == 1 && !matches!(s.family(), Family::Qoq(_)),
             })
             .collect()
     }
@@ -453,7 +492,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 2);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -485,6 +524,9 @@ mod tests {
             "nest-tcq-1+1",
             "nest-tcq-hyb-2+2",
             "tcq-2+2",
+            "qoq-4",
+            "qoq-g64",
+            "nuq-g128",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");
         }

@@ -7,7 +7,10 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 use fracbit_base::{Family, Scheme};
-use fracbit_codebook::{GroupCoder, VectorRounder, distortion, group_distortion, published, train};
+use fracbit_codebook::{
+    GroupCoder, ProgressiveCoder, VectorRounder, distortion, group_distortion, progressive_distortion,
+    published, train,
+};
 use fracbit_format::Codebook;
 use std::{error::Error, fs, path::Path, time::Instant};
 
@@ -25,10 +28,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let mut errors = Vec::new();
     for (family, file) in
-        [(Family::Nuq, "nuq.txt"), (Family::Vq, "vq.txt"), (Family::Gnuq, "gnuq.txt"), (Family::Int, "")]
+        [("nuq", "nuq.txt"), ("vq", "vq.txt"), ("gnuq", "gnuq.txt"), ("int", ""), ("qoq", "")]
     {
         let mut text = String::new();
-        for scheme in Scheme::all().filter(|s| s.family() == family) {
+        for scheme in Scheme::all().filter(|s| s.family_name() == family) {
             let (book, error) = make(scheme)?;
             text += &format!("{book}\n");
             errors.push(format!("{scheme} {error:.6e}\n"));
@@ -40,8 +43,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Lines of other families are somebody else's and stay.
     let table = data.join("nmse.txt");
     let others = fs::read_to_string(&table)?;
-    let others =
-        others.lines().filter(|l| !["nuq-", "vq-", "gnuq-", "int-"].iter().any(|name| l.starts_with(name)));
+    let others = others
+        .lines()
+        .filter(|l| !["nuq-", "vq-", "gnuq-", "int-", "qoq-"].iter().any(|name| l.starts_with(name)));
     errors.extend(others.map(|line| format!("{line}\n")));
     fs::write(table, errors.concat())?;
     Ok(())
@@ -57,6 +61,8 @@ fn make(scheme: Scheme) -> Result<(Codebook, f64), Box<dyn Error>> {
         let weights: Vec<f64> =
             book.entries().iter().map(|&e| f64::from(f32::from(e) * book.step())).collect();
         train::scalar_error(&weights)
+    } else if let Some(coder) = ProgressiveCoder::new(scheme) {
+        progressive_distortion(coder, 1 << 22, HELD_OUT.0)
     } else if scheme.group().is_some() {
         group_distortion(&GroupCoder::new(book.clone()).ok_or("a group-wise codebook")?, 1 << 22, HELD_OUT.0)
     } else {

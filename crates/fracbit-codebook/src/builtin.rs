@@ -6,8 +6,8 @@ use fracbit_format::Codebook;
 use std::{collections::BTreeMap, sync::LazyLock};
 
 static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
-    let integers =
-        ["int-4", "int-8"].map(|name| train::integers(name.parse().expect("a scheme")).to_string());
+    let integers = ["int-4", "int-8", "qoq-g128", "qoq-channel"]
+        .map(|name| train::integers(name.parse().expect("a scheme")).to_string());
     [include_str!("../data/nuq.txt"), include_str!("../data/vq.txt"), include_str!("../data/gnuq.txt")]
         .into_iter()
         .chain(integers.iter().map(String::as_str))
@@ -17,7 +17,7 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The committed codebook of a scalar, vector, integer or group-wise scheme, `None` for the trellis
+/// The committed codebook of a scalar, vector, integer, group-wise or progressive scheme, `None` for the trellis
 /// families.
 ///
 /// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see

@@ -9,7 +9,7 @@
 //! * [`nmse`] is the committed table that allocation uses;
 //! * [`published`] is what Q-Palette's own solver uses, for comparison.
 
-use crate::{GroupCoder, Rounder};
+use crate::{GroupCoder, ProgressiveCoder, Rounder, progressive::nearest};
 use fracbit_base::{Family, Scheme};
 use fracbit_format::TILE;
 use rand::{Rng, SeedableRng};
@@ -108,6 +108,37 @@ pub fn group_distortion(coder: &GroupCoder, weights: usize, seed: u64) -> f64 {
     error / energy
 }
 
+/// As [`distortion`], for a progressive scheme, with rows of 4096 weights.
+#[must_use]
+pub fn progressive_distortion(coder: ProgressiveCoder, weights: usize, seed: u64) -> f64 {
+    const ROW: usize = 4096;
+    let rows = weights.div_ceil(ROW).max(1);
+    let sums: Vec<[f64; 2]> = (0..rows)
+        .into_par_iter()
+        .map(|row| {
+            let mut tiles = vec![[0.0; TILE]; ROW / TILE];
+            gaussian_chunk(seed, row, &mut tiles);
+            let row = tiles.as_flattened();
+            let (scale, whole) = coder.row(row, None);
+            // The scale of a row is fitted to what was chosen: least squares of its weights.
+            let (mut cross, mut own) = (0.0, 0.0);
+            for group in row.chunks(128) {
+                let units: Vec<f32> = group.iter().map(|w| w / scale).collect();
+                let second = whole.unwrap_or_else(|| coder.group(&units, None));
+                for (&w, &x) in group.iter().zip(&units) {
+                    let value = f64::from(nearest(second, x).1);
+                    cross += f64::from(w) * value;
+                    own += value * value;
+                }
+            }
+            let energy: f64 = row.iter().map(|&w| f64::from(w).powi(2)).sum();
+            [energy - cross * cross / own, energy]
+        })
+        .collect();
+    let [error, energy] = sums.iter().fold([0.0; 2], |[e, s], [error, energy]| [e + error, s + energy]);
+    error / energy
+}
+
 static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
     let line = |line: &str| {
         let (scheme, value) = line.split_once(' ')?;
@@ -146,7 +177,7 @@ pub fn published(scheme: Scheme) -> Option<f64> {
         Family::Vq => (&VQ, (quarters - 6) / 2),
         Family::Tcq(_) if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
         Family::HalfTcq(_) => (&HALF_TCQ, (quarters - 5) / 2),
-        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) => return None,
+        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) | Family::Qoq(_) => return None,
     };
     table.get(index).copied()
 }

@@ -120,7 +120,7 @@ fn published_table_equals_its_source() {
             Family::Tcq(_) if q.is_multiple_of(2) => format!("tcq_{}_none_0.9", q / 2),
             // Made for scales of groups, nested, or with more bits in one step of four: Q-Palette
             // has none.
-            Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) => {
+            Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) | Family::Qoq(_) => {
                 assert_eq!(published(scheme), None, "{scheme}");
                 continue;
             }

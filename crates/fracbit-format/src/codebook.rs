@@ -1,6 +1,6 @@
 //! Tables that turn codes into integers.
 
-use crate::{SchemeSpec, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis};
+use crate::{SchemeSpec, SecondLevel, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis};
 use fracbit_base::{Code, Family, Scheme};
 use std::{fmt, str::FromStr};
 
@@ -54,9 +54,9 @@ pub enum CodebookError {
     /// -32768 has no negative and is not allowed.
     #[error("codebook of {0}: entries should lie in -32767..=32767")]
     Range(Scheme),
-    /// Plain integers are their own table.
+    /// Codes that are integers are their own table.
     #[error(
-        "codebook of {0}: entries should be the integers of the code, two's complement, the least replaced by its successor at 8 bits"
+        "codebook of {0}: entries should be the integers of the code: two's complement, the least replaced by its successor at 8 bits (int), or 0 to 15 (qoq)"
     )]
     Integers(Scheme),
     /// Group-wise codebooks are made for int8 products.
@@ -174,8 +174,8 @@ impl Codebook {
             return Err(CodebookError::Range(scheme));
         }
         let narrow = entries.iter().all(|e| (-127..=127).contains(e));
-        let integers = |code: usize| Some(entries[code]) == Self::integer(scheme, code);
-        if scheme.family() == Family::Int && !(0..entries.len()).all(integers) {
+        let integers = |code: usize| Self::integer(scheme, code).is_none_or(|value| entries[code] == value);
+        if !(0..entries.len()).all(integers) {
             return Err(CodebookError::Integers(scheme));
         }
         if scheme.family() == Family::Gnuq && !narrow {
@@ -184,15 +184,19 @@ impl Codebook {
         Ok(Self { scheme, entries, step, grid: if narrow { Grid::I8 } else { Grid::I16 } })
     }
 
-    /// What code `code` of a plain integer scheme means: two's complement, with -127 for the unused
-    /// -128. `None` for other families and codes.
+    /// What code `code` means in a scheme whose codes are integers: two's complement, with -127 for
+    /// the unused -128, or, in a progressive scheme with scale 1 and zero 0, the code itself. `None`
+    /// for other families and codes.
     #[must_use]
     pub fn integer(scheme: Scheme, code: usize) -> Option<i16> {
         let bits = scheme.quarters() / 4;
-        if scheme.family() != Family::Int || code >> bits != 0 {
+        if !matches!(scheme.family(), Family::Int | Family::Qoq(_)) || code >> bits != 0 {
             return None;
         }
         let code = i16::try_from(code).ok()?;
+        if scheme.family() != Family::Int {
+            return Some(code);
+        }
         let value = if code >> (bits - 1) == 0 { code } else { code - (1 << bits) };
         Some(value.max(-127))
     }
@@ -313,7 +317,7 @@ impl Codebook {
     }
 
     /// Expands one coded tile to integers, row-major: the scalar reference of every kernel. A
-    /// group-wise scheme takes its first codebook.
+    /// group-wise scheme takes its first codebook, a progressive one scale 1 and zero 0.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
@@ -322,12 +326,14 @@ impl Codebook {
     }
 
     /// As [`expand_tile`](Self::expand_tile), with the codebook of every row (see
-    /// [`book_of`](Self::book_of)); numbers that are too large wrap.
+    /// [`book_of`](Self::book_of)); numbers that are too large wrap. A progressive scheme takes the
+    /// bytes of its [`SecondLevel`] instead.
     ///
     /// # Panics
     /// When `code` is not [`tile_bytes`](Self::tile_bytes) long.
     pub fn expand_tile_by(&self, code: &[u8], books: &[u8; TILE_ROWS], out: &mut [i16; TILE]) {
-        if self.books() == 1 {
+        let progressive = matches!(self.scheme.family(), Family::Qoq(_));
+        if self.books() == 1 && !progressive {
             return self.expand(code, 0, 0, out);
         }
         for (r, (row, &book)) in out.as_chunks_mut::<TILE_COLS>().0.iter_mut().zip(books).enumerate() {
@@ -355,6 +361,13 @@ impl Codebook {
                 for (i, value) in (first..).zip(out) {
                     *value =
                         self.entries[first_entry + usize::from(read_bits(code, i * bits as usize, bits))];
+                }
+            }
+            Family::Qoq(_) => {
+                let second = SecondLevel::from_byte(book);
+                for (i, value) in (first..).zip(out) {
+                    let code = code[i / 2] >> (4 * (i % 2)) & 15;
+                    *value = second.value(code);
                 }
             }
             Family::Vq => {

@@ -1,7 +1,8 @@
 //! One packed matrix: its planes with the tables that decode them.
 
 use crate::{
-    Codebook, Element, Grouping, Layout, PackedError, PackedView, PlaneName, PlaneSpec, SchemeSpec, TILE_ROWS,
+    Codebook, Element, Grouping, Layout, PackedError, PackedView, PlaneName, PlaneSpec, Planes, SchemeSpec,
+    TILE_ROWS,
 };
 use fracbit_base::{Scheme, Shape, ShapeError};
 use half::f16;
@@ -54,14 +55,17 @@ impl<'a> Plane<'a> {
 /// A packed matrix: what quantizers make, files hold, and kernels and devices are made from.
 ///
 /// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step *
-/// integer`, with the gain, scales and integers of each; all schemes but the nested have one.
+/// integer`, with the gain, scales and integers of each; all schemes but the nested have one. The
+/// integer of a progressive scheme is the weight of its first level
+/// ([`SecondLevel`](crate::SecondLevel)).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedMatrixData<'a> {
     spec: SchemeSpec,
     layout: Layout,
     grouping: Grouping,
     codes: Cow<'a, [u8]>,
-    scales: Vec<f16>, // (planes, rows, groups)
+    second_level: Cow<'a, [u8]>, // (rows, groups of the second level)
+    scales: Vec<f16>,            // (planes, rows, groups)
     gains: Vec<f32>,
     codebooks: Vec<Arc<Codebook>>, // one for each segment of the layout
 }
@@ -81,11 +85,13 @@ impl<'a> PackedMatrixData<'a> {
     ) -> Result<Self, PackedError> {
         const OP: &str = "packed matrix";
         let spec = SchemeSpec::of(scheme);
-        let (mut codes, mut scales, mut gains) = (Cow::Borrowed(&[][..]), Vec::new(), Vec::new());
+        let (mut codes, mut second_level) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
+        let (mut scales, mut gains) = (Vec::new(), Vec::new());
         let mut given = planes.into_iter();
         for plane in &spec.planes {
             match (plane.name, given.next()) {
                 (PlaneName::Codes, Some(Plane::U8(bytes))) => codes = bytes,
+                (PlaneName::SecondLevel, Some(Plane::U8(bytes))) => second_level = bytes,
                 (PlaneName::Scales, Some(Plane::F16(values))) => scales = values,
                 (PlaneName::Gain, Some(Plane::F32(values))) => gains = values,
                 (name, got) => {
@@ -100,8 +106,9 @@ impl<'a> PackedMatrixData<'a> {
         }
         let group = grouping.columns(shape.cols);
         let books: Vec<&Codebook> = codebooks.iter().map(AsRef::as_ref).collect();
-        let layout = PackedView::new(scheme, shape, &books, &codes, &scales, group, &gains)?.layout().clone();
-        Ok(Self { spec, layout, grouping, codes, scales, gains, codebooks })
+        let planes = Planes { codes: &codes, second_level: &second_level, scales: &scales, gains: &gains };
+        let layout = PackedView::new(scheme, shape, &books, planes, group)?.layout().clone();
+        Ok(Self { spec, layout, grouping, codes, second_level, scales, gains, codebooks })
     }
 
     /// The scheme's description.
@@ -139,6 +146,13 @@ impl<'a> PackedMatrixData<'a> {
         self.codes.to_mut()
     }
 
+    /// Integer scales and zeros, (rows, groups of the second level); empty for a scheme of one
+    /// level.
+    #[must_use]
+    pub fn second_level(&self) -> &[u8] {
+        &self.second_level
+    }
+
     /// Scales, (planes, rows, groups).
     #[must_use]
     pub fn scales(&self) -> &[f16] {
@@ -173,6 +187,7 @@ impl<'a> PackedMatrixData<'a> {
         self.spec.planes.iter().map(|&spec| {
             let plane = match spec.name {
                 PlaneName::Codes => Plane::U8(Cow::Borrowed(&self.codes)),
+                PlaneName::SecondLevel => Plane::U8(Cow::Borrowed(&self.second_level)),
                 PlaneName::Scales => Plane::F16(self.scales.clone()),
                 PlaneName::Gain => Plane::F32(self.gains.clone()),
             };
@@ -185,15 +200,16 @@ impl<'a> PackedMatrixData<'a> {
     pub fn view(&self) -> PackedView<'_> {
         let books = self.codebooks.iter().map(AsRef::as_ref).collect();
         let group = self.grouping.columns(self.shape().cols);
-        PackedView::checked(self.layout.clone(), books, &self.codes, &self.scales, group, &self.gains)
+        let Self { codes, second_level, scales, gains, .. } = self;
+        PackedView::checked(self.layout.clone(), books, Planes { codes, second_level, scales, gains }, group)
     }
 
     /// The same without borrowed codes.
     #[must_use]
     pub fn into_owned(self) -> PackedMatrixData<'static> {
-        let Self { spec, layout, grouping, codes, scales, gains, codebooks } = self;
-        let codes = Cow::Owned(codes.into_owned());
-        PackedMatrixData { spec, layout, grouping, codes, scales, gains, codebooks }
+        let Self { spec, layout, grouping, codes, second_level, scales, gains, codebooks } = self;
+        let [codes, second_level] = [codes, second_level].map(|bytes| Cow::Owned(bytes.into_owned()));
+        PackedMatrixData { spec, layout, grouping, codes, second_level, scales, gains, codebooks }
     }
 
     /// The matrix that has the rows of all `members` in order: the weights are the same, bit for
@@ -219,7 +235,8 @@ impl<'a> PackedMatrixData<'a> {
             return Err(PackedError::Kinds);
         }
         let shape = Shape::new(members.iter().map(|m| m.shape().rows).sum(), last.shape().cols);
-        let codes: Vec<u8> = members.iter().flat_map(|m| m.codes.iter()).copied().collect();
+        let bytes = |of: fn(&Self) -> &[u8]| members.iter().flat_map(of).copied().collect::<Vec<u8>>();
+        let [codes, second_level] = [bytes(Self::codes), bytes(Self::second_level)];
         let (mut scales, mut gains) = (Vec::new(), Vec::new());
         for plane in 0..first.scheme().planes() {
             let gain = members.iter().map(|m| m.gains[plane]).fold(f32::INFINITY, f32::min);
@@ -242,8 +259,10 @@ impl<'a> PackedMatrixData<'a> {
             }
             gains.push(gain);
         }
-        let planes = [Plane::U8(codes.into()), Plane::F16(scales), Plane::F32(gains)];
-        PackedMatrixData::new(first.scheme(), shape, first.grouping, first.codebooks.clone(), planes)
+        let planes = Planes { codes: &codes, second_level: &second_level, scales: &scales, gains: &gains };
+        let books: Vec<&Codebook> = first.codebooks.iter().map(AsRef::as_ref).collect();
+        let group = first.grouping.columns(shape.cols);
+        Ok(PackedView::new(first.scheme(), shape, &books, planes, group)?.to_data())
     }
 }
 

@@ -12,5 +12,5 @@ pub use bits::{BitWriter, read_bits};
 pub use codebook::{Codebook, CodebookError, Grid, Layers, MOST_GROUP_ENTRIES, Ramp, quarter_turns};
 pub use data::{PackedMatrixData, Plane};
 pub use layout::{Layout, Segment, TILE, TILE_COLS, TILE_ROWS};
-pub use packed::{PackedError, PackedView};
-pub use spec::{Element, Extent, Grouping, Index, PlaneName, PlaneSpec, SchemeSpec, TableSpec};
+pub use packed::{PackedError, PackedView, Planes};
+pub use spec::{Element, Extent, Grouping, Index, PlaneName, PlaneSpec, SchemeSpec, SecondLevel, TableSpec};

@@ -1,22 +1,38 @@
 //! A checked view of a packed matrix.
 
-use crate::{Codebook, Grouping, Layout, PackedMatrixData, Plane, Segment, TILE, TILE_COLS, TILE_ROWS};
+use crate::{
+    Codebook, Grouping, Layout, PackedMatrixData, Plane, PlaneName, SchemeSpec, Segment, TILE, TILE_COLS,
+    TILE_ROWS,
+};
 use fracbit_base::{Scheme, Shape, ShapeError};
 use half::f16;
 use std::sync::Arc;
 
+/// The elements of the planes of a packed matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Planes<'a> {
+    /// Coded tiles: [`Layout::len`] bytes.
+    pub codes: &'a [u8],
+    /// Bytes of [`SecondLevel`], (rows, groups of the second level); empty for a scheme of one level.
+    pub second_level: &'a [u8],
+    /// Scales, (planes, rows, groups).
+    pub scales: &'a [f16],
+    /// A factor for each plane of a nested scheme.
+    pub gains: &'a [f32],
+}
+
 /// Codes, scales and codebooks of one matrix, checked to belong together.
 ///
 /// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step *
-/// integer`, where `groups = ceil(cols / group)`.
+/// integer`, where `groups = ceil(cols / group)`. The integer of a progressive scheme is the weight
+/// of its first level ([`SecondLevel`]).
 #[derive(Clone, Debug)]
 pub struct PackedView<'a> {
     layout: Layout,
     codebooks: Vec<&'a Codebook>,
-    codes: &'a [u8],
-    scales: &'a [f16],
+    planes: Planes<'a>,
     group: usize,
-    gains: &'a [f32],
+    second_group: usize,
 }
 
 /// Parts that do not make a packed matrix.
@@ -48,9 +64,9 @@ pub enum PackedError {
 }
 
 impl<'a> PackedView<'a> {
-    /// Checks that the parts fit: `codes` is [`Layout::len`] bytes, `scales` is `planes x rows x
-    /// ceil(cols / group)` values, `group` (input columns per scale) is a positive multiple of 16,
-    /// `codebooks` holds the codebook of each segment, `gains` a factor for each plane.
+    /// Checks that the parts fit: `planes` have the lengths that [`Planes`] says, `group` (input
+    /// columns per scale) is a positive multiple of 16, `codebooks` holds the codebook of each
+    /// segment.
     ///
     /// # Errors
     /// When a length, codebook or number does not fit.
@@ -58,12 +74,11 @@ impl<'a> PackedView<'a> {
         scheme: Scheme,
         shape: Shape,
         codebooks: &[&'a Codebook],
-        codes: &'a [u8],
-        scales: &'a [f16],
+        given: Planes<'a>,
         group: usize,
-        gains: &'a [f32],
     ) -> Result<Self, PackedError> {
         const OP: &str = "packed matrix";
+        let Planes { codes, second_level, scales, gains } = given;
         // With edges padded and two bytes a weight, which no scheme's codes and scales exceed: what
         // follows cannot overflow.
         let padded = |n: usize| n.checked_next_multiple_of(TILE_COLS);
@@ -76,6 +91,15 @@ impl<'a> PackedView<'a> {
         if group == 0 || !group.is_multiple_of(TILE_COLS) {
             return Err(ShapeError::new(OP, "group", "a positive multiple of 16", group).into());
         }
+        let padded_row = Grouping::Row.columns(shape.cols);
+        let second_level_groups = SchemeSpec::of(scheme).second_level;
+        if second_level_groups.is_some() && group != padded_row {
+            let want = format_args!("the whole row, for {scheme}");
+            return Err(ShapeError::new(OP, "group", want, group).into());
+        }
+        let seconds = second_level_groups.map_or(0, |groups| groups.groups(shape.cols));
+        let of = PlaneName::SecondLevel.suffix();
+        ShapeError::check_len(OP, of, shape.rows * seconds, second_level.len())?;
         let planes = scheme.planes();
         ShapeError::check_len(OP, "scales", planes * shape.rows * shape.cols.div_ceil(group), scales.len())?;
         ShapeError::check_len(OP, "gain", planes, gains.len())?;
@@ -94,19 +118,19 @@ impl<'a> PackedView<'a> {
         if !scales.iter().all(|s| s.is_finite()) {
             return Err(PackedError::NotFinite("every scale"));
         }
-        Ok(Self { layout, codebooks: codebooks.to_vec(), codes, scales, group, gains })
+        Ok(Self::checked(layout, codebooks.to_vec(), given, group))
     }
 
     /// The view of parts that were checked before.
-    pub(crate) const fn checked(
+    pub(crate) fn checked(
         layout: Layout,
         codebooks: Vec<&'a Codebook>,
-        codes: &'a [u8],
-        scales: &'a [f16],
+        planes: Planes<'a>,
         group: usize,
-        gains: &'a [f32],
     ) -> Self {
-        Self { layout, codebooks, codes, scales, group, gains }
+        let second_level = SchemeSpec::of(layout.scheme()).second_level;
+        let second_group = second_level.map_or(0, |groups| groups.columns(layout.shape().cols));
+        Self { layout, codebooks, planes, group, second_group }
     }
 
     /// A copy that owns its parts.
@@ -115,11 +139,13 @@ impl<'a> PackedView<'a> {
         let row = Grouping::Row.columns(self.shape().cols) == self.group;
         let grouping = if row { Grouping::Row } else { Grouping::Columns(self.group) };
         let books = self.codebooks.iter().map(|&book| Arc::new(book.clone())).collect();
-        let planes = [
-            Plane::U8(self.codes.to_vec().into()),
-            Plane::F16(self.scales.to_vec()),
-            Plane::F32(self.gains.to_vec()),
-        ];
+        let Planes { codes, second_level, scales, gains } = self.planes;
+        let planes = SchemeSpec::of(self.layout.scheme()).planes.into_iter().map(|plane| match plane.name {
+            PlaneName::Codes => Plane::U8(codes.to_vec().into()),
+            PlaneName::SecondLevel => Plane::U8(second_level.to_vec().into()),
+            PlaneName::Scales => Plane::F16(scales.to_vec()),
+            PlaneName::Gain => Plane::F32(gains.to_vec()),
+        });
         PackedMatrixData::new(self.layout.scheme(), self.shape(), grouping, books, planes)
             .expect("parts of a view fit together")
     }
@@ -145,13 +171,25 @@ impl<'a> PackedView<'a> {
     /// All codes.
     #[must_use]
     pub const fn codes(&self) -> &'a [u8] {
-        self.codes
+        self.planes.codes
     }
 
     /// Scales, `planes x rows x groups`, row-major.
     #[must_use]
     pub const fn scales(&self) -> &'a [f16] {
-        self.scales
+        self.planes.scales
+    }
+
+    /// Bytes of [`SecondLevel`], (rows, groups of the second level), of a progressive scheme.
+    #[must_use]
+    pub const fn second_level(&self) -> &'a [u8] {
+        self.planes.second_level
+    }
+
+    /// Input columns that share a [`SecondLevel`]; 0 where there is none.
+    #[must_use]
+    pub const fn second_group(&self) -> usize {
+        self.second_group
     }
 
     /// Input columns that share a scale.
@@ -169,13 +207,13 @@ impl<'a> PackedView<'a> {
     /// Factor common to all scales of the first plane.
     #[must_use]
     pub const fn gain(&self) -> f32 {
-        self.gains[0]
+        self.planes.gains[0]
     }
 
     /// Factor common to all scales of a plane (it keeps them inside the range of f16), for each.
     #[must_use]
     pub const fn gains(&self) -> &'a [f32] {
-        self.gains
+        self.planes.gains
     }
 
     /// Integers of tile (`down`, `across`) of a plane, row-major.
@@ -184,20 +222,29 @@ impl<'a> PackedView<'a> {
         // Padded rows have no scale; their integers mean nothing.
         let books = std::array::from_fn(|r| {
             let row = (down * TILE_ROWS + r).min(self.shape().rows - 1);
-            codebook.book_of(self.scale(plane, row, across * TILE_COLS))
+            self.book(codebook, plane, row, across * TILE_COLS)
         });
-        codebook.expand_tile_by(&self.codes[self.layout.tile(plane, down, across)], &books, out);
+        codebook.expand_tile_by(&self.planes.codes[self.layout.tile(plane, down, across)], &books, out);
+    }
+
+    /// What a codebook has to know of a weight beside its code.
+    fn book(&self, codebook: &Codebook, plane: usize, row: usize, col: usize) -> u8 {
+        if self.second_group == 0 {
+            return codebook.book_of(self.scale(plane, row, col));
+        }
+        let groups = self.shape().cols.div_ceil(self.second_group);
+        self.planes.second_level[row * groups + col / self.second_group]
     }
 
     fn scale(&self, plane: usize, row: usize, col: usize) -> f16 {
-        self.scales[(plane * self.shape().rows + row) * self.groups() + col / self.group]
+        self.planes.scales[(plane * self.shape().rows + row) * self.groups() + col / self.group]
     }
 
     /// The factor that turns an integer of a plane at (`row`, `col`) into a weight.
     #[must_use]
     pub fn factor(&self, plane: usize, row: usize, col: usize) -> f32 {
         let step = self.codebooks[self.segment_of(plane, col / TILE_COLS)].step();
-        self.gains[plane] * self.scale(plane, row, col).to_f32() * step
+        self.planes.gains[plane] * self.scale(plane, row, col).to_f32() * step
     }
 
     /// Weights of one row.
@@ -207,11 +254,11 @@ impl<'a> PackedView<'a> {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.shape().cols, "one row of weights");
         let mut integers = [0; TILE_COLS];
-        for plane in 0..self.gains.len() {
+        for plane in 0..self.planes.gains.len() {
             for (across, values) in out.chunks_mut(TILE_COLS).enumerate() {
-                let code = &self.codes[self.layout.tile(plane, row / TILE_ROWS, across)];
+                let code = &self.planes.codes[self.layout.tile(plane, row / TILE_ROWS, across)];
                 let codebook = self.codebooks[self.segment_of(plane, across)];
-                let book = codebook.book_of(self.scale(plane, row, across * TILE_COLS));
+                let book = self.book(codebook, plane, row, across * TILE_COLS);
                 codebook.expand_tile_row(code, row % TILE_ROWS, book, &mut integers);
                 put(plane, &integers, self.factor(plane, row, across * TILE_COLS), values);
             }
@@ -224,7 +271,7 @@ impl<'a> PackedView<'a> {
         let Shape { rows, cols } = self.shape();
         let mut out = vec![0.0; rows * cols];
         let mut tile = [0; TILE];
-        for plane in 0..self.gains.len() {
+        for plane in 0..self.planes.gains.len() {
             for down in 0..self.layout.tiles_down() {
                 for across in 0..self.layout.tiles_across() {
                     self.expand_tile(plane, down, across, &mut tile);
@@ -261,12 +308,13 @@ mod tests {
     fn shapes_beyond_memory_are_refused() {
         let scheme: Scheme = "nuq-2".parse().unwrap();
         let book = Codebook::new(scheme, vec![-3, -1, 1, 3], 0.5).unwrap();
+        let none = Planes { codes: &[], second_level: &[], scales: &[], gains: &[1.0] };
         for (rows, cols) in [(usize::MAX, 16), (16, usize::MAX), (1 << 40, 1 << 40), (usize::MAX, usize::MAX)]
         {
             // Products of these sizes wrap to zero or nearly: empty buffers must not seem to fit.
-            let view = PackedView::new(scheme, Shape::new(rows, cols), &[&book], &[], &[], 16, &[1.0]);
+            let view = PackedView::new(scheme, Shape::new(rows, cols), &[&book], none, 16);
             assert!(matches!(view, Err(PackedError::Shape(_))), "{rows} x {cols}");
         }
-        assert!(PackedView::new(scheme, Shape::new(0, 16), &[&book], &[], &[], 16, &[1.0]).is_ok());
+        assert!(PackedView::new(scheme, Shape::new(0, 16), &[&book], none, 16).is_ok());
     }
 }

@@ -6,7 +6,7 @@
 //! the family.
 
 use crate::{Grid, Layout, MOST_GROUP_ENTRIES, TILE_COLS};
-use fracbit_base::{Bytes, Code, Family, Rate, Scheme, Shape};
+use fracbit_base::{Bytes, Code, Family, Granularity, Rate, Scheme, Shape};
 
 /// Which weights of a matrix share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,6 +57,8 @@ impl Grouping {
 pub enum PlaneName {
     /// Codes of the weights.
     Codes,
+    /// Integer scales and zeros of a progressive scheme's groups, see [`SecondLevel`].
+    SecondLevel,
     /// Scales of the groups.
     Scales,
     /// The factor common to all scales.
@@ -69,6 +71,7 @@ impl PlaneName {
     pub const fn suffix(self) -> &'static str {
         match self {
             Self::Codes => "codes",
+            Self::SecondLevel => "level2",
             Self::Scales => "scales",
             Self::Gain => "gain",
         }
@@ -106,6 +109,8 @@ pub enum Extent {
     /// One for each group of columns of each row, row-major; those of a nested scheme's planes one
     /// behind the other.
     Groups,
+    /// One for each group of columns of the second level of each row, row-major.
+    SecondLevelGroups,
     /// One for each plane of the scheme.
     Matrix,
 }
@@ -128,6 +133,9 @@ impl PlaneSpec {
         match self.extent {
             Extent::Tiles => vec![Layout::new(scheme, shape).len()],
             Extent::Groups => vec![scheme.planes() * shape.rows, grouping.groups(shape.cols)],
+            Extent::SecondLevelGroups => {
+                vec![shape.rows, second_level(scheme).map_or(0, |groups| groups.groups(shape.cols))]
+            }
             Extent::Matrix => vec![scheme.planes()],
         }
     }
@@ -168,9 +176,11 @@ pub struct SchemeSpec {
     /// Which scheme.
     pub scheme: Scheme,
     /// The arrays of every matrix, in the order in which files have them.
-    pub planes: [PlaneSpec; 3],
+    pub planes: Vec<PlaneSpec>,
     /// Which weights share a scale unless a plan says otherwise.
     pub grouping: Grouping,
+    /// Which weights share the integer scale and zero of a progressive scheme.
+    pub second_level: Option<Grouping>,
     /// Columns that are rounded together: the block of error feedback.
     pub block_columns: usize,
     /// The table; `None` for a scheme that uses those of its [components](Scheme::components).
@@ -179,14 +189,74 @@ pub struct SchemeSpec {
     pub precisions: Vec<Rate>,
 }
 
-const PLANES: [PlaneSpec; 3] = [
+const PLANES: [PlaneSpec; 4] = [
     PlaneSpec { name: PlaneName::Codes, element: Element::U8, extent: Extent::Tiles },
+    PlaneSpec { name: PlaneName::SecondLevel, element: Element::U8, extent: Extent::SecondLevelGroups },
     PlaneSpec { name: PlaneName::Scales, element: Element::F16, extent: Extent::Groups },
     PlaneSpec { name: PlaneName::Gain, element: Element::F32, extent: Extent::Matrix },
 ];
 
 const NARROW: &[Grid] = &[Grid::I8];
 const BOTH: &[Grid] = &[Grid::I8, Grid::I16];
+
+fn second_level(scheme: Scheme) -> Option<Grouping> {
+    match scheme.family() {
+        Family::Qoq(Granularity::Group128) => Some(Grouping::Columns(128)),
+        Family::Qoq(Granularity::Channel) => Some(Grouping::Row),
+        _ => None,
+    }
+}
+
+/// Integer scale and zero of a group of a progressive scheme: a code `q` is the int8 weight `scale
+/// (q - zero)`, which the scale of the row makes a weight.
+///
+/// Source: QServe (arXiv 2405.04532), section 4.1. One byte holds both, since weights within
+/// +-[`PROTECTED`](Self::PROTECTED) want no scale above 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecondLevel {
+    /// 1 to 16.
+    pub scale: u8,
+    /// 0 to 15.
+    pub zero: u8,
+}
+
+impl SecondLevel {
+    /// The largest magnitude of weights on the first level from which rounding on the second never
+    /// leaves int8, whatever the extremes of a group.
+    pub const PROTECTED: i16 = 119;
+    /// The largest scale.
+    pub const MOST: u8 = 16;
+
+    /// Of a byte of the plane; every byte is one.
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Self {
+        Self { scale: (byte >> 4) + 1, zero: byte & 15 }
+    }
+
+    /// As the plane has it.
+    ///
+    /// # Panics
+    /// When scale or zero are out of range.
+    #[must_use]
+    pub const fn byte(self) -> u8 {
+        assert!(self.scale >= 1 && self.scale <= Self::MOST && self.zero < 16, "scale and zero in range");
+        (self.scale - 1) << 4 | self.zero
+    }
+
+    /// The weight on the first level that a code (0 to 15) means.
+    #[must_use]
+    pub const fn value(self, code: u8) -> i16 {
+        self.scale as i16 * (code as i16 - self.zero as i16)
+    }
+
+    /// The codes whose weights lie in -127..=127.
+    #[must_use]
+    pub const fn codes(self) -> (u8, u8) {
+        let reach = 127 / self.scale;
+        let last = if self.zero + reach < 15 { self.zero + reach } else { 15 };
+        (self.zero.saturating_sub(reach), last)
+    }
+}
 
 impl SchemeSpec {
     /// The description of `scheme`.
@@ -214,13 +284,17 @@ impl SchemeSpec {
             Family::Tcq(Code::Fine) => (TILE_COLS, hashed(&[64, 128, 256], NARROW)),
             Family::Tcq(Code::Fast) => (TILE_COLS, hashed(&[64, 128], NARROW)),
             Family::Tcq(Code::Hyb) => (TILE_COLS, hashed(&[1024, 2048, 4096], BOTH)),
+            Family::Qoq(_) => (1, Some(indexed(4, 1, NARROW))),
             Family::HalfTcq(_) | Family::NestTcq(..) => (TILE_COLS, None),
         };
         let grouping = scheme.group().map_or(Grouping::Row, Grouping::Columns);
+        let second_level = second_level(scheme);
+        let here = |plane: &PlaneSpec| plane.name != PlaneName::SecondLevel || second_level.is_some();
         Self {
             scheme,
-            planes: PLANES,
+            planes: PLANES.into_iter().filter(here).collect(),
             grouping,
+            second_level,
             block_columns,
             table,
             precisions: scheme.precisions().collect(),

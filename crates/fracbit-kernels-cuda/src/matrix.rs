@@ -6,7 +6,7 @@ use crate::{
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
 use fracbit_base::{Family, Shape};
-use fracbit_format::PackedView;
+use fracbit_format::{PackedView, Planes};
 
 /// A matrix that cannot be brought to the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -118,7 +118,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     ) -> Result<Self, LoadError> {
         assert!(!views.is_empty() && Self::stackable(views), "matrices of one kind");
         let (first, mut codes, mut rows) = (views[0], Vec::new(), 0);
-        MatrixPlan::require_one_plane(first)?;
+        MatrixPlan::require_kernels(first)?;
         let (mut halves, mut scales) = (Vec::new(), Vec::new());
         for view in views {
             codes.extend_from_slice(view.codes());
@@ -128,7 +128,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             rows += view.shape().rows;
         }
         let (scheme, shape) = (first.layout().scheme(), Shape::new(rows, first.shape().cols));
-        let whole = PackedView::new(scheme, shape, first.codebooks(), &codes, &halves, first.group(), &[1.0]);
+        let planes = Planes { codes: &codes, second_level: &[], scales: &halves, gains: &[1.0] };
+        let whole = PackedView::new(scheme, shape, first.codebooks(), planes, first.group());
         let plan = MatrixPlan::new(&whole.expect("parts of views fit together"))?;
         let mut held = Vec::new();
         let canonical = Buffer::of(device, &codes, "codes")?;

@@ -2,7 +2,7 @@
 
 use crate::{Book, Core};
 use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Layout, PackedView, TILE_COLS, TILE_ROWS};
+use fracbit_format::{Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
 
 /// Tile columns that a warp takes at a time.
 pub const OCTET: usize = 8;
@@ -35,9 +35,9 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
-    /// Planes that are added.
-    #[error("cuda: nested schemes have no kernels here yet, got {scheme}; run it on the CPU")]
-    Nested {
+    /// A scheme of several planes or levels.
+    #[error("cuda: {scheme} has no kernels here yet; run it on the CPU")]
+    Scheme {
         /// The scheme.
         scheme: Scheme,
     },
@@ -151,18 +151,25 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
 }
 
 impl MatrixPlan {
-    /// Refuses nested schemes.
-    pub(crate) fn require_one_plane(view: &PackedView<'_>) -> Result<(), Unsupported> {
+    /// Whether there are kernels for a scheme: not for nested and progressive ones.
+    #[must_use]
+    pub fn supports(scheme: Scheme) -> bool {
+        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none()
+    }
+
+    /// Refuses what there are no kernels for.
+    pub(crate) fn require_kernels(view: &PackedView<'_>) -> Result<(), Unsupported> {
         let scheme = view.layout().scheme();
-        if scheme.planes() == 1 { Ok(()) } else { Err(Unsupported::Nested { scheme }) }
+        if Self::supports(scheme) { Ok(()) } else { Err(Unsupported::Scheme { scheme }) }
     }
 
     /// The plan of `view`.
     ///
     /// # Errors
-    /// When the scales are laid out in a way the kernels do not run, and for nested schemes.
+    /// When the scales are laid out in a way the kernels do not run, and for a scheme without
+    /// kernels.
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
-        Self::require_one_plane(view)?;
+        Self::require_kernels(view)?;
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
         let grouped = layout.scheme().group().is_some();

@@ -39,6 +39,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
         {
             kernels.install(avx2::body);
             kernels.install_vectors(avx2::vectors(proof));
+            kernels.install_progressive(avx2::progressive::body(proof));
             best = Isa::Avx2;
         }
         if most >= Isa::AvxVnni && avx2::AvxVnni::detect().is_some() {

@@ -14,7 +14,8 @@ use crate::{
 };
 use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{
-    Codebook, Grid, Layers, Layout, PackedError, PackedView, Ramp, SchemeSpec, quarter_turns,
+    Codebook, Grid, Grouping, Layers, Layout, PackedError, PackedView, Planes, Ramp, SchemeSpec,
+    quarter_turns,
 };
 use half::f16;
 
@@ -315,6 +316,8 @@ pub struct Packed {
     pub codebooks: Vec<Codebook>,
     /// Codes.
     pub codes: Vec<u8>,
+    /// Integer scales and zeros of a progressive scheme.
+    pub second_level: Vec<u8>,
     /// Scales.
     pub scales: Vec<f16>,
     /// Columns of a scale.
@@ -322,20 +325,25 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Pseudo-random codes and scales around 1.
+    /// Pseudo-random codes and scales around 1. A progressive scheme has a scale a row, whatever
+    /// `group` says.
     ///
     /// # Panics
     /// When `group` is zero.
     #[must_use]
     pub fn random(scheme: Scheme, shape: Shape, codebooks: Vec<Codebook>, group: usize, seed: u64) -> Self {
         let mut random = Random::new(seed);
+        let second_level = SchemeSpec::of(scheme).second_level;
+        let group = if second_level.is_some() { Grouping::Row.columns(shape.cols) } else { group };
+        let seconds = second_level.map_or(0, |groups| shape.rows * groups.groups(shape.cols));
         let mut codes = vec![0; Layout::new(scheme, shape).len()];
         for chunk in codes.chunks_mut(4) {
             chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
         }
         let scales = scheme.planes() * shape.rows * shape.cols.div_ceil(group);
         let scales = (0..scales).map(|_| f16::from_f32(0.5 + random.unit())).collect();
-        Self { scheme, shape, codebooks, codes, scales, group }
+        let second_level = (0..seconds).map(|_| random.next().to_le_bytes()[3]).collect();
+        Self { scheme, shape, codebooks, codes, second_level, scales, group }
     }
 
     /// The view that [`PackedMatrix::new`](crate::PackedMatrix::new) takes. A one-column-tile
@@ -351,8 +359,10 @@ impl Packed {
             .iter()
             .filter_map(|s| self.codebooks.iter().find(|c| c.scheme() == s.scheme))
             .collect();
+        let Self { codes, second_level, scales, .. } = self;
         let gains = &[0.7, 0.2, 0.05][..self.scheme.planes()];
-        PackedView::new(self.scheme, self.shape, &books, &self.codes, &self.scales, self.group, gains)
+        let planes = Planes { codes, second_level, scales, gains };
+        PackedView::new(self.scheme, self.shape, &books, planes, self.group)
     }
 }
 

@@ -1,7 +1,12 @@
 //! The dispatch table: which body runs a codebook.
 
-use crate::{Args, Interleave, Isa, Line, LinearKernel, Vectors, expand::ExpandThenDot, reference};
-use fracbit_format::{Codebook, PackedView, TILE_ROWS};
+use crate::{
+    Args, Interleave, Isa, Line, LinearKernel, Vectors,
+    expand::ExpandThenDot,
+    progressive::{Progressive, ProgressiveBody},
+    reference,
+};
+use fracbit_format::{Codebook, PackedView, SchemeSpec, TILE_ROWS};
 use std::sync::Arc;
 
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
@@ -110,6 +115,7 @@ impl Body {
 pub struct Kernels {
     linear: Vec<LinearProvider>,
     providers: Vec<Provider>,
+    progressive: Option<ProgressiveBody>,
     vectors: Vectors,
 }
 
@@ -130,11 +136,24 @@ impl Kernels {
         self.linear.push(provider);
     }
 
-    /// The kernel of a matrix: that of the last provider that has one, else its codes are expanded
-    /// by the bodies of its codebooks.
+    /// Sets the body of progressive schemes; it replaces the one installed before.
+    pub fn install_progressive(&mut self, body: ProgressiveBody) {
+        self.progressive = Some(body);
+    }
+
+    /// The body of progressive schemes.
+    pub(crate) fn progressive(&self) -> ProgressiveBody {
+        self.progressive.unwrap_or(ProgressiveBody::scalar())
+    }
+
+    /// The kernel of a matrix: that of the last provider that has one, else that of progressive
+    /// schemes, else its codes are expanded by the bodies of its codebooks.
     pub(crate) fn linear(&self, view: &PackedView<'_>) -> Arc<dyn LinearKernel> {
         let made = self.linear.iter().rev().find_map(|make| make(view));
-        made.unwrap_or_else(|| Arc::new(ExpandThenDot::new(self, view)))
+        made.unwrap_or_else(|| match view.second_group() {
+            0 => Arc::new(ExpandThenDot::new(self, view)),
+            _ => Arc::new(Progressive::new(self, view)),
+        })
     }
 
     /// Sets the operations beside the matrices; they replace those installed before.
@@ -157,6 +176,9 @@ impl Kernels {
     /// The instruction set of the body that runs `codebook`.
     #[must_use]
     pub fn isa(&self, codebook: &Codebook) -> Isa {
+        if SchemeSpec::of(codebook.scheme()).second_level.is_some() {
+            return self.progressive().isa();
+        }
         self.body(codebook).isa()
     }
 }

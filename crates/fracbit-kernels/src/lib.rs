@@ -11,6 +11,7 @@ mod linear;
 mod lines;
 mod matmul;
 mod matrix;
+mod progressive;
 mod reference;
 pub mod vectors;
 
@@ -29,4 +30,8 @@ pub use matmul::{
     matmul_with,
 };
 pub use matrix::PackedMatrix;
+pub use progressive::{
+    PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
+    ProgressiveFactors, ProgressiveFn,
+};
 pub use vectors::{Gate, Vectors};

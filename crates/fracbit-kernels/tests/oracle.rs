@@ -2,7 +2,7 @@
 //! fit.
 
 use fracbit_base::{Family, Rate, Scheme, Shape};
-use fracbit_format::PackedView;
+use fracbit_format::{PackedView, Planes};
 use fracbit_kernels::{
     Activations, Gate, Group, Isa, Kernels, PackedMatrix, Precision, RowsOf,
     cases::{self, CASES, Packed},
@@ -129,7 +129,8 @@ fn a_precision_reads_the_first_planes_and_nothing_else() {
                     (0..strips).flat_map(|s| view.codes()[from(s)..][..bytes].to_vec()).collect();
                 let scales = &view.scales()[segment.plane * scales..][..scales];
                 let gain = &view.gains()[segment.plane..=segment.plane];
-                let one = PackedView::new(segment.scheme, shape, &[book], &codes, scales, 32, gain);
+                let planes = Planes { codes: &codes, second_level: &[], scales, gains: gain };
+                let one = PackedView::new(segment.scheme, shape, &[book], planes, 32);
                 PackedMatrix::new(&Kernels::scalar(), &one.unwrap())
             })
             .collect();

@@ -10,7 +10,7 @@ mod common;
 
 use common::{F32, logits, references, relative};
 use fracbit_base::Shape;
-use fracbit_format::{Codebook, Grid, Layout, PackedView, TILE_COLS, TILE_ROWS};
+use fracbit_format::{Codebook, Grid, Layout, PackedView, Planes, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{Crew, Kernels, PackedMatrix};
 use fracbit_model::{
     GenerateOptions, Generation, KvType, LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, Read,
@@ -42,7 +42,8 @@ fn pack(matrix: &Matrix) -> PackedMatrix {
         }
     }
     let group = cols.next_multiple_of(TILE_COLS);
-    let view = PackedView::new(scheme, matrix.shape, &[&codebook], &codes, &scales, group, &[1.0]).unwrap();
+    let planes = Planes { codes: &codes, second_level: &[], scales: &scales, gains: &[1.0] };
+    let view = PackedView::new(scheme, matrix.shape, &[&codebook], planes, group).unwrap();
     assert!(relative(&view.dequantize(), &matrix.data) < 0.01, "the test's own packing");
     PackedMatrix::new(&Kernels::scalar(), &view)
 }

@@ -128,7 +128,7 @@ impl Strip<'_> {
 
     /// Scales of least `(w - w') H (w - w')^T` for the given codes, by turns where a row has
     /// several.
-    fn refit(&self, decoded: &[f32], scales: &mut [f16]) {
+    pub(crate) fn refit(&self, decoded: &[f32], scales: &mut [f16]) {
         let Band { rows, cols: n, group, gain, .. } = *self.band;
         let groups = self.band.groups();
         let count = decoded.len() / n;

@@ -10,12 +10,12 @@
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
     hessian::{Feedback, STRIP, multiply},
-    matrix::relative,
+    matrix::power_of_two_at_least,
     rounders,
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_codebook::GroupCoder;
-use fracbit_format::{BitWriter, Layout, SchemeSpec, TILE_COLS, TILE_ROWS};
+use fracbit_format::{BitWriter, Layout, Plane, SchemeSpec, TILE_COLS, TILE_ROWS};
 use half::f16;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -33,56 +33,99 @@ pub(crate) fn quantize(
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
     let missing = || QuantError::NoCodebook(scheme);
-    let spec = SchemeSpec::of(scheme);
-    let index = spec.table.and_then(|table| table.index).ok_or_else(missing)?;
     let book = rounding.codebook.or_else(|| rounders::codebook(scheme)).ok_or_else(missing)?;
     let coder = GroupCoder::new(book.clone()).ok_or_else(missing)?;
+    let largest = weights.iter().fold(0.0f32, |m, w| m.max(w.abs()));
+    let gain = power_of_two_at_least(largest);
+    let groups = Scaled { coder: &coder, gain };
+    let group = grouping.columns(shape.cols);
+    let (codes, scales) = encode(&groups, weights, (scheme, shape, group), rounding, progress)?;
+    let books = vec![Arc::new(book.clone())];
+    let planes = [Plane::U8(codes.into()), Plane::F16(scales), Plane::F32(vec![gain])];
+    Ok(Quantized::measured(scheme, shape, grouping, books, planes, weights))
+}
+
+/// Groups with a scale each.
+struct Scaled<'a> {
+    coder: &'a GroupCoder,
+    gain: f32,
+}
+
+impl Groups for Scaled<'_> {
+    type Stored = f16;
+
+    fn find(&self, _: usize, targets: &[f32], importance: Option<&[f32]>) -> f16 {
+        self.coder.scale(targets, importance, self.gain)
+    }
+
+    fn nearest(&self, _: usize, scale: f16) -> impl Fn(f32) -> (u8, f32) {
+        let table = self.coder.at(scale, self.gain);
+        move |x| table.nearest(x)
+    }
+}
+
+/// How the groups of a matrix are coded.
+pub(crate) trait Groups: Sync {
+    /// What is stored of a group, beside its codes.
+    type Stored: Copy + Default + Send + Sync;
+
+    /// What is best for the targets of a group of row `row`, each with the importance of its
+    /// column, or all alike.
+    fn find(&self, row: usize, targets: &[f32], importance: Option<&[f32]>) -> Self::Stored;
+
+    /// The code nearest to a target in a group of row `row`, and the weight that it means.
+    fn nearest(&self, row: usize, stored: Self::Stored) -> impl Fn(f32) -> (u8, f32);
+}
+
+/// Codes of a matrix in its layout, and what is stored of its groups of `group` columns, (row,
+/// group).
+pub(crate) fn encode<G: Groups>(
+    groups: &G,
+    weights: &[f32],
+    (scheme, shape, group): (Scheme, Shape, usize),
+    rounding: &Rounding<'_>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<(Vec<u8>, Vec<G::Stored>), QuantError> {
+    let spec = SchemeSpec::of(scheme);
+    let index = spec.table.and_then(|table| table.index).ok_or(QuantError::NoCodebook(scheme))?;
     let feedback = rounding.moments.iter().map(|moments| moments.feedback(spec.block_columns));
     let feedback = feedback.collect::<Result<Vec<_>, QuantError>>()?;
     let cols = shape.cols;
-    let groups = grouping.groups(cols);
+    let across = cols.div_ceil(group);
     let layout = Layout::new(scheme, shape);
-    let largest = weights.iter().fold(0.0f32, |m, w| m.max(w.abs()));
-    let gain = crate::matrix::power_of_two_at_least(largest);
-    let mut scales = vec![f16::ZERO; shape.rows * groups];
+    let mut stored = vec![G::Stored::default(); shape.rows * across];
     let mut codes = vec![0; layout.len()];
-    let band = Band { coder: &coder, cols, group: grouping.columns(cols), gain };
 
     // With feedback some rows of tiles go together, for the sake of its products.
     let down = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
     let tiles = shape.rows.div_ceil(TILE_ROWS) / feedback.len().max(1);
-    let errors: Vec<f64> = codes
+    codes
         .par_chunks_mut(tiles * layout.row_bytes())
-        .zip(scales.par_chunks_mut(tiles * TILE_ROWS * groups))
+        .zip(stored.par_chunks_mut(tiles * TILE_ROWS * across))
         .zip(weights.par_chunks(tiles * TILE_ROWS * cols))
         .enumerate()
-        .flat_map(|(piece, ((codes, scales), rows))| {
+        .flat_map(|(piece, ((codes, stored), rows))| {
             let feedback = feedback.get(piece).copied();
             codes
                 .par_chunks_mut(down * layout.row_bytes())
-                .zip(scales.par_chunks_mut(down * TILE_ROWS * groups))
+                .zip(stored.par_chunks_mut(down * TILE_ROWS * across))
                 .zip(rows.par_chunks(down * TILE_ROWS * cols))
-                .map(move |strip| (feedback, strip))
+                .enumerate()
+                .map(move |(strip, parts)| (feedback, (piece * tiles + strip * down) * TILE_ROWS, parts))
         })
-        .flat_map_iter(|(feedback, ((codes, scales), rows))| {
+        .for_each(|(feedback, first, ((codes, stored), rows))| {
             let width = layout.tiles_across() * TILE_COLS;
             let mut all = vec![0u8; rows.len() / cols * width]; // codes, (row, col)
+            let band = Band { groups, first, cols, group };
             match feedback {
-                None => band.each_alone(rows, &mut all, width, scales),
-                Some(feedback) => band.with_feedback(rows, feedback, &mut all, width, scales),
+                None => band.each_alone(rows, &mut all, width, stored),
+                Some(feedback) => band.with_feedback(rows, feedback, &mut all, width, stored),
             }
-            pack(&all, width, index.bits, codes, layout.row_bytes(), book.tile_bytes());
+            let tile_bytes = layout.row_bytes() / layout.tiles_across();
+            pack(&all, width, index.bits, codes, layout.row_bytes(), tile_bytes);
             progress(rows.len());
-            let of_tiles = rows.chunks(TILE_ROWS * cols).zip(all.chunks(TILE_ROWS * width));
-            let of_tiles = of_tiles.zip(scales.chunks(TILE_ROWS * groups));
-            of_tiles.map(|((rows, all), scales)| band.error(rows, all, width, scales)).collect::<Vec<f64>>()
-        })
-        .collect();
-    // Sums run in row order, so that they do not depend on the thread count.
-    let error: f64 = errors.iter().sum();
-    let books = vec![Arc::new(book.clone())];
-    let error = relative(error, weights, cols);
-    Ok(Quantized::new(scheme, shape, grouping, books, (codes, scales, vec![gain]), error))
+        });
+    Ok((codes, stored))
 }
 
 /// Writes codes, (row, width), to the tiles of some rows of tiles.
@@ -99,24 +142,28 @@ fn pack(all: &[u8], width: usize, bits: u32, codes: &mut [u8], row_bytes: usize,
 }
 
 /// What it takes to code rows of a matrix.
-struct Band<'a> {
-    coder: &'a GroupCoder,
+struct Band<'a, G> {
+    groups: &'a G,
+    /// The first row.
+    first: usize,
     cols: usize,
     group: usize,
-    gain: f32,
 }
 
-impl Band<'_> {
-    fn groups(&self) -> usize {
+impl<G: Groups> Band<'_, G> {
+    fn across(&self) -> usize {
         self.cols.div_ceil(self.group)
     }
 
     /// Codes every group for the least error of its weights.
-    fn each_alone(&self, rows: &[f32], all: &mut [u8], width: usize, scales: &mut [f16]) {
+    fn each_alone(&self, rows: &[f32], all: &mut [u8], width: usize, stored: &mut [G::Stored]) {
         for (r, row) in rows.chunks(self.cols).enumerate() {
             for (g, weights) in row.chunks(self.group).enumerate() {
+                let found = self.groups.find(self.first + r, weights, None);
+                let nearest = self.groups.nearest(self.first + r, found);
                 let to = &mut all[r * width + g * self.group..][..weights.len()];
-                scales[r * self.groups() + g] = self.coder.encode(weights, None, self.gain, to).scale;
+                to.iter_mut().zip(weights).for_each(|(code, &w)| *code = nearest(w).0);
+                stored[r * self.across() + g] = found;
             }
         }
     }
@@ -129,7 +176,7 @@ impl Band<'_> {
         feedback: &Feedback,
         all: &mut [u8],
         width: usize,
-        scales: &mut [f16],
+        stored: &mut [G::Stored],
     ) {
         let (n, group) = (self.cols, self.group);
         let count = rows.len() / n;
@@ -152,11 +199,11 @@ impl Band<'_> {
                 let importance = &feedback.importance[start..end];
                 for r in 0..count {
                     let target = &mut target[r * across + start - first..][..end - start];
-                    let scale = self.coder.scale(target, Some(importance), self.gain);
-                    scales[r * self.groups() + start / group] = scale;
-                    let table = self.coder.at(scale, self.gain);
+                    let found = self.groups.find(self.first + r, target, Some(importance));
+                    stored[r * self.across() + start / group] = found;
+                    let nearest = self.groups.nearest(self.first + r, found);
                     for c in (0..end - start).rev() {
-                        let (code, value) = table.nearest(target[c]);
+                        let (code, value) = nearest(target[c]);
                         all[r * width + start + c] = code;
                         let off = rows[r * n + start + c] - value;
                         error[r * n + start + c] = off;
@@ -173,25 +220,5 @@ impl Band<'_> {
             }
             last = first;
         }
-    }
-
-    /// Squared error of coded rows, every weight counting the same.
-    fn error(&self, rows: &[f32], all: &[u8], width: usize, scales: &[f16]) -> f64 {
-        let book = self.coder.codebook();
-        let size = book.entries().len() / book.books();
-        let mut sum = 0.0;
-        for (r, row) in rows.chunks(self.cols).enumerate() {
-            for (g, weights) in row.chunks(self.group).enumerate() {
-                let scale = scales[r * self.groups() + g];
-                let entries = &book.entries()[usize::from(book.book_of(scale)) * size..];
-                let factor = self.gain * scale.to_f32() * book.step();
-                let codes = &all[r * width + g * self.group..][..weights.len()];
-                let off = |(&w, &code): (&f32, &u8)| {
-                    f64::from(w - f32::from(entries[usize::from(code)]) * factor).powi(2)
-                };
-                sum += weights.iter().zip(codes).map(off).sum::<f64>();
-            }
-        }
-        sum
     }
 }

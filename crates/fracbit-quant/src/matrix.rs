@@ -105,6 +105,32 @@ impl Quantized {
         Self { data: data.expect("parts made for this shape"), relative_error }
     }
 
+    /// As [`new`](Self::new), measuring the error against `weights`.
+    pub(crate) fn measured(
+        scheme: Scheme,
+        shape: Shape,
+        grouping: Grouping,
+        codebooks: Vec<Arc<Codebook>>,
+        planes: impl IntoIterator<Item = Plane<'static>>,
+        weights: &[f32],
+    ) -> Self {
+        let data = PackedMatrixData::new(scheme, shape, grouping, codebooks, planes);
+        let mut made = Self { data: data.expect("parts made for this shape"), relative_error: 0.0 };
+        let view = made.data.view();
+        let rows = weights.par_chunks(shape.cols).enumerate();
+        let errors = rows.map_init(
+            || vec![0.0; shape.cols],
+            |values, (r, row)| {
+                view.dequantize_row(r, values);
+                row.iter().zip(values).map(|(&w, &mut v)| f64::from(w - v).powi(2)).sum()
+            },
+        );
+        // Sums run in row order, so that they do not depend on the thread count.
+        let error: f64 = errors.collect::<Vec<f64>>().iter().sum();
+        made.relative_error = relative(error, weights, shape.cols);
+        made
+    }
+
     /// The matrix as kernels and the reference decoder see it.
     #[must_use]
     pub fn view(&self) -> PackedView<'_> {
@@ -196,6 +222,9 @@ pub fn quantize_with(
     }
     if scheme.planes() > 1 {
         return nested(weights, shape, scheme, grouping, &rounding, progress);
+    }
+    if SchemeSpec::of(scheme).second_level.is_some() {
+        return crate::progressive::quantize(weights, shape, scheme, grouping, &rounding, progress);
     }
     if scheme.group().is_some() {
         return crate::grouped::quantize(weights, shape, scheme, grouping, &rounding, progress);
@@ -453,7 +482,7 @@ pub(crate) fn nearest_half(x: f64) -> f16 {
 
 /// Least-squares scale of `weights ~ gain * scale * units`, or the old one when rounding left
 /// nothing to fit.
-fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
+pub(crate) fn refit(weights: &[f32], units: &[f32], old: f16, gain: f32) -> f16 {
     let (mut dot, mut square) = (0.0f64, 0.0f64);
     for (&w, &q) in weights.iter().zip(units) {
         dot += f64::from(w) * f64::from(q);
@@ -498,10 +527,15 @@ mod tests {
             ("half-tcq-2.25", 16, 96),
             ("int-4", 33, 100),
             ("gnuq-2", 17, 70),
+            ("qoq-g128", 33, 300),
+            ("qoq-channel", 17, 70),
         ] {
             let shape = Shape::new(rows, cols);
             let weights = gaussian(shape.len(), 0.03, 1);
             for grouping in [Grouping::Row, Grouping::Columns(32)] {
+                if grouping != Grouping::Row && SchemeSpec::of(scheme(name)).second_level.is_some() {
+                    continue;
+                }
                 let packed = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
                 let back = packed.view().dequantize();
                 let error: f64 = weights.iter().zip(&back).map(|(&a, &b)| f64::from(a - b).powi(2)).sum();

@@ -5,7 +5,7 @@ use crate::{
     plan::{Inventory, Matrix, Plan, Storage},
 };
 use fracbit_base::{Code, Scheme};
-use fracbit_format::{Element, Grouping, PlaneName, TILE_COLS};
+use fracbit_format::{Element, Grouping, PlaneName, SchemeSpec, TILE_COLS};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig};
 use fracbit_model::{FloatId, LinearId, RotationMode, WeightSource};
 use serde::{Deserialize, Serialize};
@@ -73,8 +73,14 @@ impl Module {
         if !self.group.is_multiple_of(TILE_COLS) {
             return Some(format!("group should be 0 or a multiple of {TILE_COLS}, got {}", self.group));
         }
-        let half = self.scheme == Storage::F16 && self.group > 0;
-        half.then(|| format!("group should be absent, for f16 has no scales, got {}", self.group))
+        let why = match self.scheme {
+            Storage::F16 => "f16 has no scales".to_owned(),
+            Storage::Packed(scheme) if SchemeSpec::of(scheme).second_level.is_some() => {
+                format!("{scheme} has a scale for each row")
+            }
+            Storage::Packed(_) => return None,
+        };
+        (self.group > 0).then(|| format!("group should be absent, for {why}, got {}", self.group))
     }
 
     /// The scheme, where version 1 of the format meant other weights by it.

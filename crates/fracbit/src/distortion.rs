@@ -2,7 +2,10 @@
 
 use crate::{Error, Progress};
 use fracbit_base::Scheme;
-use fracbit_codebook::{GroupCoder, Rounder, distortion, group_distortion, nested_distortion};
+use fracbit_codebook::{
+    GroupCoder, ProgressiveCoder, Rounder, distortion, group_distortion, nested_distortion,
+    progressive_distortion,
+};
 use fracbit_quant::Rounders;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One row of `fracbit distortion`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Distortion {
-    /// Family: `nuq`, `vq`, `tcq`, `half-tcq`, `int`, `gnuq`; of a nested scheme its whole name.
+    /// Family: `nuq`, `vq`, `tcq`, `half-tcq`, `int`, `gnuq`; of a nested or progressive scheme its
+    /// whole name.
     pub scheme: String,
     /// Trellis code: `fine`, `fast` or `hyb`; absent for the others.
     pub code: Option<String>,
@@ -44,7 +48,9 @@ pub fn measure(
     let rounders = Rounders::default();
     for scheme in parts {
         let missing = Error::NoErrorEntry { scheme };
-        let error = if scheme.group().is_some() {
+        let error = if let Some(coder) = ProgressiveCoder::new(scheme) {
+            progressive_distortion(coder, weights, seed)
+        } else if scheme.group().is_some() {
             let coder = fracbit_quant::codebook(scheme).cloned().and_then(GroupCoder::new).ok_or(missing)?;
             group_distortion(&coder, weights, seed)
         } else if scheme.planes() > 1 {
@@ -62,7 +68,11 @@ pub fn measure(
         let own = errors.get(&scheme).copied();
         let halves = scheme.tables().map(|half| errors[&half]);
         Distortion {
-            scheme: if scheme.planes() > 1 { scheme.to_string() } else { scheme.family_name().to_owned() },
+            scheme: if scheme.planes() > 1 || ProgressiveCoder::new(scheme).is_some() {
+                scheme.to_string()
+            } else {
+                scheme.family_name().to_owned()
+            },
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             nmse: own.unwrap_or_else(|| halves.sum::<f64>() / 2.0),

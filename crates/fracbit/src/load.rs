@@ -332,7 +332,7 @@ impl<'a> Reader<'a> {
         let Storage::Packed(scheme) = module.scheme else { panic!("{id} is stored at 16 bits") };
         self.codebooks(scheme, books)?;
         let name = |plane| plane_name(id, band, plane);
-        let planes = SchemeSpec::of(scheme).planes.map(|plane| {
+        let planes = SchemeSpec::of(scheme).planes.into_iter().map(|plane| {
             Ok(match plane.element {
                 Element::F32 => Plane::F32(self.f32s(&name(plane.name), scheme.planes())?),
                 element => {
@@ -341,12 +341,13 @@ impl<'a> Reader<'a> {
                 }
             })
         });
-        let planes = planes.into_iter().collect::<Result<Vec<_>, Error>>()?;
+        let planes = planes.collect::<Result<Vec<_>, Error>>()?;
         let layout = Layout::new(scheme, shape);
         let used = layout.segments().iter().map(|s| Arc::clone(&books[&s.scheme])).collect();
         PackedMatrixData::new(scheme, shape, module.grouping(), used, planes).map_err(|e| {
-            let scales = matches!(&e, PackedError::Shape(e) if e.arg == PlaneName::Scales.suffix());
-            self.bad(&name(if scales { PlaneName::Scales } else { PlaneName::Codes }), e.to_string())
+            let of = |plane: &PlaneName| matches!(&e, PackedError::Shape(e) if e.arg == plane.suffix());
+            let plane = [PlaneName::Scales, PlaneName::SecondLevel].into_iter().find(of);
+            self.bad(&name(plane.unwrap_or(PlaneName::Codes)), e.to_string())
         })
     }
 

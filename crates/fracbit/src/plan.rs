@@ -36,8 +36,11 @@ pub const UNROTATED_GROUP: usize = 64;
 /// How scales are grouped under a rotation, unless a plan says otherwise.
 #[must_use]
 pub fn grouping(rotation: RotationMode, scheme: Scheme) -> Grouping {
-    match SchemeSpec::of(scheme).grouping {
-        Grouping::Row if rotation == RotationMode::None => Grouping::Columns(UNROTATED_GROUP),
+    let spec = SchemeSpec::of(scheme);
+    match spec.grouping {
+        Grouping::Row if rotation == RotationMode::None && spec.second_level.is_none() => {
+            Grouping::Columns(UNROTATED_GROUP)
+        }
         own => own,
     }
 }

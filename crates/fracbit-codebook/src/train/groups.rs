@@ -43,7 +43,7 @@ impl Default for GroupTraining {
     }
 }
 
-/// The table of a plain integer scheme. One step is what makes the largest code 1.
+/// The table of codes that are integers. One step is what makes the largest code 1.
 ///
 /// # Panics
 /// When `scheme` is of another family.
@@ -51,8 +51,14 @@ impl Default for GroupTraining {
 pub fn integers(scheme: Scheme) -> Codebook {
     let codes = 1usize << (scheme.quarters() / 4);
     let entries: Option<Vec<i16>> = (0..codes).map(|code| Codebook::integer(scheme, code)).collect();
-    let largest = if codes == 16 { 8.0 } else { 127.0 };
-    Codebook::new(scheme, entries.expect("a plain integer scheme"), 1.0 / largest).expect("its own integers")
+    let largest = if scheme.group().is_none() {
+        1.0
+    } else if codes == 16 {
+        8.0
+    } else {
+        127.0
+    };
+    Codebook::new(scheme, entries.expect("codes that are integers"), 1.0 / largest).expect("its own integers")
 }
 
 /// `groups` groups of 32 weights, a third each from N(0, 1), from a Laplace distribution, and from

@@ -46,7 +46,7 @@ pub fn codebook(scheme: Scheme, seed: u64) -> Option<Codebook> {
     match scheme.family() {
         Family::Nuq => Some(scalar_codebook(scheme)),
         Family::Vq => Some(pair_codebook(scheme, seed)),
-        Family::Int => Some(integers(scheme)),
+        Family::Int | Family::Qoq(_) => Some(integers(scheme)),
         Family::Gnuq => {
             Some(group_codebooks(scheme, &mixed_groups(1 << 13, seed), None, GroupTraining::default()))
         }

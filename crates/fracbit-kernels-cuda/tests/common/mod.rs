@@ -226,7 +226,7 @@ pub(crate) struct Found {
 /// When one does not hold.
 pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
     let limits: Limits = device.limits();
-    for (at, scheme) in Scheme::all().filter(|s| s.planes() == 1).enumerate() {
+    for (at, scheme) in Scheme::all().filter(|&s| MatrixPlan::supports(s)).enumerate() {
         for (number, case) in CASES.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
             let p = prepare(scheme, at + number, case);
             let (got, plan) = run(device, case, &p).unwrap_or_else(|e| panic!("{scheme}, {}: {e}", case.why));

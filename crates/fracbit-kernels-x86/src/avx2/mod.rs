@@ -25,6 +25,7 @@ mod orders;
 mod paired;
 mod pairs;
 mod products;
+pub(crate) mod progressive;
 mod scalar;
 mod strips;
 mod tables;

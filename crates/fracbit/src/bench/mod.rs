@@ -39,7 +39,7 @@ pub use targets::{TargetOptions, TargetSpeed, targets};
 
 use crate::Error;
 use fracbit_base::{Scheme, Shape};
-use fracbit_format::{Codebook, Layout, PackedView};
+use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec, SecondLevel};
 use half::f16;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -178,19 +178,30 @@ struct RandomPacked {
     scheme: Scheme,
     shape: Shape,
     codes: Vec<u8>,
+    second_level: Vec<u8>,
     scales: Vec<f16>,
 }
 
 impl RandomPacked {
     /// Weights of variance `1 / cols`, or `1` with `wide`; `stream` picks the random numbers.
     fn new(scheme: Scheme, shape: Shape, wide: bool, stream: u64) -> Self {
-        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
-        let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
         let codes = vec![0; Layout::new(scheme, shape).len()];
-        let mut new =
-            Self { scheme, shape, codes, scales: vec![f16::from_f32(scale); scheme.planes() * shape.rows] };
+        let mut new = Self::of(scheme, shape, wide, codes);
         new.fill(stream);
         new
+    }
+
+    /// As [`new`](Self::new), with these codes.
+    fn of(scheme: Scheme, shape: Shape, wide: bool, codes: Vec<u8>) -> Self {
+        /// What groups of a progressive scheme have where weights are normal.
+        const USUAL: SecondLevel = SecondLevel { scale: 10, zero: 7 };
+        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
+        let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
+        let groups = SchemeSpec::of(scheme).second_level.map_or(0, |groups| groups.groups(shape.cols));
+        // Four standard deviations are int8's 119.
+        let scale = if groups > 0 { 4.0 * scale / f32::from(SecondLevel::PROTECTED) } else { scale };
+        let scales = vec![f16::from_f32(scale); scheme.planes() * shape.rows];
+        Self { scheme, shape, codes, second_level: vec![USUAL.byte(); shape.rows * groups], scales }
     }
 
     /// Other codes in the same memory.
@@ -210,9 +221,14 @@ impl RandomPacked {
         let group = layout.tiles_across() * fracbit_format::TILE_COLS;
         // Scales are equal, so that the first are those of fewer rows, too.
         let planes = self.scheme.planes();
-        let (codes, scales) = (&self.codes[..layout.len()], &self.scales[..planes * rows]);
-        let gains = &[1.0; 3][..planes];
-        let view = PackedView::new(self.scheme, shape, &codebooks(&layout)?, codes, scales, group, gains);
+        let seconds = self.second_level.len() / self.shape.rows;
+        let planes = Planes {
+            codes: &self.codes[..layout.len()],
+            second_level: &self.second_level[..seconds * rows],
+            scales: &self.scales[..planes * rows],
+            gains: &[1.0; 3][..planes],
+        };
+        let view = PackedView::new(self.scheme, shape, &codebooks(&layout)?, planes, group);
         Ok(view.expect("parts made for this layout"))
     }
 }

@@ -8,7 +8,6 @@ use fracbit_format::Layout;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
-use half::f16;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -50,10 +49,8 @@ impl Arena {
         salt: usize,
         kernels: &Kernels,
     ) -> Result<PackedMatrix, Error> {
-        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
-        let scale = if wide { 1.0 } else { 1.0 / (shape.cols as f32).sqrt() };
         let codes = self.codes(Layout::new(scheme, shape).len(), salt);
-        let packed = RandomPacked { scheme, shape, codes, scales: vec![f16::from_f32(scale); shape.rows] };
+        let packed = RandomPacked::of(scheme, shape, wide, codes);
         Ok(PackedMatrix::new(kernels, &packed.view(shape.rows)?))
     }
 
