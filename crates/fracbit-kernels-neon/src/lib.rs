@@ -28,6 +28,8 @@ mod one;
 #[cfg(any(target_arch = "aarch64", test))]
 mod pack;
 #[cfg(target_arch = "aarch64")]
+mod progressive;
+#[cfg(target_arch = "aarch64")]
 mod shims;
 #[cfg(target_arch = "aarch64")]
 mod tables;
@@ -54,6 +56,12 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Neon {
         kernels.install_vectors(attend::vectors());
+    }
+    #[cfg(target_arch = "aarch64")]
+    if most >= Isa::Dotprod
+        && let Some(body) = progressive::body()
+    {
+        kernels.install_progressive(body);
     }
     let mut best = Isa::Scalar;
     for (isa, provider) in offered.filter(|&(isa, _)| isa <= most) {

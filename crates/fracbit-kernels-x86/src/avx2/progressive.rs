@@ -16,9 +16,8 @@ const CHUNK: usize = 8;
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
 pub(crate) fn body(_: Avx2) -> ProgressiveBody {
-    // SAFETY: there is a proof of the instruction set. `strips` reads what slices hold, through
-    // indices that are checked, but for one token's pieces of activations, which the arguments
-    // promise and `debug_check` repeats.
+    // SAFETY: there is a proof of the instruction set. `strips` reads what slices hold, whose
+    // lengths are checked once for each token and strip.
     unsafe { ProgressiveBody::new(Isa::Avx2, strips) }
 }
 
@@ -59,15 +58,19 @@ impl Strip<'_> {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn multiply<const T: usize>(&self, args: &ProgressiveArgs<'_>, token: usize, out: &mut [f32]) {
-        let x: [&[[i8; PROGRESSIVE_COLUMNS]]; T] =
-            std::array::from_fn(|t| args.x[(token + t) * args.x_stride..].as_chunks().0);
+        let columns = self.codes.len() * PROGRESSIVE_COLUMNS;
+        let mut x = [args.x.as_ptr(); T];
+        for (t, x) in x.iter_mut().enumerate() {
+            *x = args.x[(token + t) * args.x_stride..][..columns].as_ptr();
+        }
         let zero = _mm256_setzero_ps();
         let mut inner = [[zero; 2]; T];
         let mut block = [[zero; 2]; T];
         for (g, (codes, factors)) in self.codes.chunks(PIECES).zip(self.factors).enumerate() {
-            let x = x.map(|x| &x[g * PIECES..][..codes.len()]);
-            let sums = group(codes, x);
-            let [scales, zeros] = [&factors.scales, &factors.zeros].map(|bytes| floats(bytes));
+            // SAFETY: every token has as many activations as the strip has columns, of which these
+            // codes are some from group `g` on; `columns` is a multiple of 16.
+            let sums = unsafe { group(codes, &x, g * PROGRESSIVE_GROUP) };
+            let (scales, zeros) = (floats(&factors.scales), floats(&factors.zeros));
             let closes = g % 2 == 1 || g + 1 == self.factors.len();
             for t in 0..T {
                 let at = (token + t) * args.groups + g;
@@ -91,50 +94,81 @@ impl Strip<'_> {
         for (t, inner) in inner.iter().enumerate() {
             let (out, _) = out[t * args.out_stride..][..16].as_chunks_mut::<8>();
             let scales = self.scales.as_chunks::<8>().0;
-            for ((out, inner), scales) in out.iter_mut().zip(inner).zip(scales) {
+            for half in 0..2 {
                 // SAFETY: eight numbers each.
                 unsafe {
-                    let scaled = _mm256_mul_ps(*inner, _mm256_loadu_ps(scales.as_ptr()));
-                    let sum = _mm256_add_ps(_mm256_loadu_ps(out.as_ptr()), scaled);
-                    _mm256_storeu_ps(out.as_mut_ptr(), sum);
+                    let scaled = _mm256_mul_ps(inner[half], _mm256_loadu_ps(scales[half].as_ptr()));
+                    let sum = _mm256_add_ps(_mm256_loadu_ps(out[half].as_ptr()), scaled);
+                    _mm256_storeu_ps(out[half].as_mut_ptr(), sum);
                 }
             }
         }
     }
 }
 
+// Loops over indices below, no closures: a closure with vectors in it that is handed to a function
+// of the standard library is called and not inlined.
+
 /// Sums of code times activation over a group: rows 0 to 7 and 8 to 15, for each token.
+///
+/// # Safety
+/// There are four activations for each piece of `codes`, a multiple of four pieces, from `first` on
+/// behind every pointer of `x`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn group<const T: usize>(
+unsafe fn group<const T: usize>(
     codes: &[[u8; PROGRESSIVE_BYTES]],
-    x: [&[[i8; PROGRESSIVE_COLUMNS]]; T],
+    x: &[*const i8; T],
+    first: usize,
 ) -> [[__m256i; 2]; T] {
-    let zero = _mm256_setzero_si256();
-    let (mask, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
-    let mut sums = [[zero; 2]; T];
-    for (chunk, codes) in codes.chunks(CHUNK).enumerate() {
-        let x = x.map(|x| &x[chunk * CHUNK..][..codes.len()]);
-        let mut short = [[zero; 2]; T];
-        for (i, codes) in codes.iter().enumerate() {
-            // SAFETY: 32 bytes.
-            let codes = unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
-            let low = _mm256_and_si256(codes, mask);
-            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask);
-            for (short, x) in short.iter_mut().zip(&x) {
-                let [a, b, c, d] = x[i];
-                let four = _mm256_set1_epi32(i32::from_ne_bytes([a, b, c, d].map(i8::cast_unsigned)));
-                short[0] = _mm256_add_epi16(short[0], _mm256_maddubs_epi16(low, four));
-                short[1] = _mm256_add_epi16(short[1], _mm256_maddubs_epi16(high, four));
-            }
-        }
-        for (sums, short) in sums.iter_mut().zip(&short) {
-            for (sum, short) in sums.iter_mut().zip(short) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*short, ones));
-            }
-        }
+    let mut sums = [[_mm256_setzero_si256(); 2]; T];
+    let (chunks, rest) = codes.as_chunks::<CHUNK>();
+    let mut at = first;
+    for chunk in chunks {
+        // SAFETY: promised by the caller, as below.
+        unsafe { add(chunk, x, at, &mut sums) };
+        at += CHUNK * PROGRESSIVE_COLUMNS;
+    }
+    if let Some(half) = rest.first_chunk::<{ CHUNK / 2 }>() {
+        // SAFETY: as above.
+        unsafe { add(half, x, at, &mut sums) };
     }
     sums
+}
+
+/// Adds the products of `N` pieces, at most [`CHUNK`], to the sums.
+///
+/// # Safety
+/// As for [`group`].
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn add<const T: usize, const N: usize>(
+    codes: &[[u8; PROGRESSIVE_BYTES]; N],
+    x: &[*const i8; T],
+    first: usize,
+    sums: &mut [[__m256i; 2]; T],
+) {
+    let mask = _mm256_set1_epi8(15);
+    let mut short = [[_mm256_setzero_si256(); 2]; T];
+    for i in 0..N {
+        // SAFETY: 32 bytes.
+        let codes = unsafe { _mm256_loadu_si256(codes[i].as_ptr().cast()) };
+        let low = _mm256_and_si256(codes, mask);
+        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask);
+        for t in 0..T {
+            // SAFETY: four activations, promised by the caller.
+            let four = unsafe { x[t].add(first + i * PROGRESSIVE_COLUMNS).cast::<i32>().read_unaligned() };
+            let four = _mm256_set1_epi32(four);
+            short[t][0] = _mm256_add_epi16(short[t][0], _mm256_maddubs_epi16(low, four));
+            short[t][1] = _mm256_add_epi16(short[t][1], _mm256_maddubs_epi16(high, four));
+        }
+    }
+    let ones = _mm256_set1_epi16(1);
+    for t in 0..T {
+        for half in 0..2 {
+            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(short[t][half], ones));
+        }
+    }
 }
 
 /// 16 bytes as floats.
@@ -143,5 +177,7 @@ fn group<const T: usize>(
 fn floats(bytes: &[u8; 16]) -> [__m256; 2] {
     // SAFETY: 16 bytes.
     let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
-    [bytes, _mm_unpackhi_epi64(bytes, bytes)].map(|eight| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight)))
+    let low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    let high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes)));
+    [low, high]
 }
