@@ -70,8 +70,16 @@ fn plans_of_version_1_are_read() {
 /// directory.
 #[test]
 fn a_plan_mixes_rows_and_groups() {
-    const MIX: [(&str, usize); 6] =
-        [("tcq-3", 0), ("int-4", 16), ("nuq-4", 32), ("gnuq-3", 48), ("int-8", 128), ("half-tcq-3.25", 64)];
+    const MIX: [(&str, usize); 8] = [
+        ("tcq-3", 0),
+        ("int-4", 16),
+        ("nuq-4", 32),
+        ("gnuq-3", 48),
+        ("int-8", 128),
+        ("half-tcq-3.25", 64),
+        ("qoq-g128", 0),
+        ("qoq-channel", 0),
+    ];
     let place = tempfile::tempdir().expect("a temporary directory");
     let source = Source::open(&reference("llama1").dir, RotationMode::Fold, 0).expect("a good checkpoint");
     let uniform = source.uniform("tcq-3").expect("no budget to miss");

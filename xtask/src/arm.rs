@@ -86,7 +86,12 @@ pub(crate) fn parity(require: bool) -> Outcome {
         }
     };
     // The rotations are one source for all processors.
-    tests(&toolchain, PROCESSORS[0].0, false, &["--package", "fracbit-rotation", "--lib", "--test", "golden"])?;
+    tests(
+        &toolchain,
+        PROCESSORS[0].0,
+        false,
+        &["--package", "fracbit-rotation", "--lib", "--test", "golden"],
+    )?;
     for (processor, expected) in PROCESSORS {
         // All bodies run on the last; that those of the others run there takes a few cases.
         let brief = processor != PROCESSORS[PROCESSORS.len() - 1].0;

@@ -242,10 +242,20 @@ impl Scheme {
         self.family
     }
 
-    /// The family's name, without the code of a trellis: what reports list beside code and rate.
+    /// The family's name, without the code of a trellis.
     #[must_use]
     pub const fn family_name(self) -> &'static str {
         self.family.name()
+    }
+
+    /// What reports list beside code and rate: the family's name, or the scheme's where these do
+    /// not say which it is.
+    #[must_use]
+    pub fn label(self) -> String {
+        match self.family {
+            Family::NestTcq(..) | Family::Qoq(_) => self.to_string(),
+            _ => self.family_name().to_owned(),
+        }
     }
 
     /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one

@@ -72,7 +72,8 @@ impl Strip<'_> {
             let mut inner = [[vdupq_n_f32(0.0); 4]; T];
             let mut block = [[vdupq_n_s32(0); 4]; T];
             for (g, (codes, factors)) in self.codes.chunks(PIECES).zip(self.factors).enumerate() {
-                let columns = g * PROGRESSIVE_GROUP..g * PROGRESSIVE_GROUP + codes.len() * PROGRESSIVE_COLUMNS;
+                let columns =
+                    g * PROGRESSIVE_GROUP..g * PROGRESSIVE_GROUP + codes.len() * PROGRESSIVE_COLUMNS;
                 let sums = group(codes, x.map(|x| &x[columns.clone()]));
                 let [scales, zeros] = [&factors.scales, &factors.zeros].map(|bytes| widened(bytes));
                 let closes = g % 2 == 1 || g + 1 == self.factors.len();

@@ -1,7 +1,7 @@
 //! Error feedback against what its algebra promises.
 
 use fracbit_base::{Scheme, Shape};
-use fracbit_format::SchemeSpec;
+use fracbit_format::{SchemeSpec, TILE};
 use fracbit_quant::{
     Grouping, Hessian, QuantError, Quantized, Rounders, Rounding, codebook, hessian, quantize_with,
 };
@@ -176,9 +176,16 @@ fn the_loss_falls_as_derived() {
     let closed = 1.0 - f64::from(rho * rho);
     let traced = trace_of_d(&autoregressive(n, rho), n, 1, 0.0) / n as f64;
     assert!((traced / closed - 1.0).abs() < 0.02, "{traced} {closed}");
-    for (name, block) in
-        [("nuq-4", 1), ("vq-3.5", 2), ("tcq-3", 16), ("half-tcq-2.75", 16), ("int-4", 1), ("gnuq-3", 1)]
-    {
+    for (name, block) in [
+        ("nuq-4", 1),
+        ("vq-3.5", 2),
+        ("tcq-3", 16),
+        ("half-tcq-2.75", 16),
+        ("int-4", 1),
+        ("gnuq-3", 1),
+        ("qoq-g128", 1),
+        ("qoq-channel", 1),
+    ] {
         let grouping = SchemeSpec::of(scheme(name)).grouping;
         for (what, h) in [("autoregressive", autoregressive(n, rho)), ("decaying", decaying(n, 0.97, 9))] {
             let promised = trace_of_d(&h, n, block, hessian::DAMPING)
@@ -234,10 +241,12 @@ fn same_bytes_at_any_thread_count() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let h = Hessian::new(n, decaying(n, 0.98, 1)).unwrap();
-            quantize_with(&weights, shape, scheme(name), Grouping::Columns(64), under(&h), &|_| ()).unwrap()
+            let one_level = SchemeSpec::of(scheme(name)).second_level.is_none();
+            let grouping = if one_level { Grouping::Columns(64) } else { Grouping::Row };
+            quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap()
         })
     };
-    for name in ["tcq-2", "gnuq-2"] {
+    for name in ["tcq-2", "gnuq-2", "qoq-g128"] {
         assert!(run(name, 1) == run(name, 3), "{name}");
     }
 }
@@ -278,6 +287,36 @@ fn feedback_of_groups_follows_the_recurrence() {
         let energy: f64 = weights.iter().map(|&w| f64::from(w).powi(2)).sum();
         assert!((packed.relative_error - squares / energy).abs() < 1e-6, "{name}");
     }
+}
+
+/// Whatever feedback makes of the targets, the weights of the first level stay int8.
+#[test]
+fn progressive_weights_stay_int8_under_feedback() {
+    let (rows, cols) = (40, 300);
+    let shape = Shape::new(rows, cols);
+    let mut weights = gaussian(shape.len(), 11);
+    weights.iter_mut().step_by(97).for_each(|w| *w *= 5.0);
+    weights[cols..2 * cols].fill(0.0);
+    let moments = Hessian::new(cols, autoregressive(cols, 0.97)).unwrap();
+    for name in ["qoq-g128", "qoq-channel"] {
+        let packed =
+            quantize_with(&weights, shape, scheme(name), Grouping::Row, under(&moments), &|_| ()).unwrap();
+        let view = packed.view();
+        let mut tile = [0; TILE];
+        let mut largest = 0;
+        for down in 0..view.layout().tiles_down() {
+            for across in 0..view.layout().tiles_across() {
+                view.expand_tile(0, down, across, &mut tile);
+                largest = tile.iter().fold(largest, |most, w| w.abs().max(most));
+            }
+        }
+        assert!(largest <= 127, "{name}: {largest}");
+        assert!(name == "qoq-channel" || largest > 100, "{name}: {largest}, the range is used");
+        assert!(view.dequantize()[cols..2 * cols].iter().all(|&w| w == 0.0), "{name}: a row of zeros");
+    }
+    let groups = Grouping::Columns(64);
+    let refused = quantize(&weights, shape, scheme("qoq-g128"), groups, &|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("the whole row") && refused.contains("64"), "{refused}");
 }
 
 /// Experts one above the other, each with moments of its own: as if each were rounded alone.

@@ -68,11 +68,7 @@ pub fn measure(
         let own = errors.get(&scheme).copied();
         let halves = scheme.tables().map(|half| errors[&half]);
         Distortion {
-            scheme: if scheme.planes() > 1 || ProgressiveCoder::new(scheme).is_some() {
-                scheme.to_string()
-            } else {
-                scheme.family_name().to_owned()
-            },
+            scheme: scheme.label(),
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             nmse: own.unwrap_or_else(|| halves.sum::<f64>() / 2.0),

@@ -612,9 +612,10 @@ fn limits_table(rows: &[MachineLimits]) -> Table {
     table
 }
 
-/// The name of a scheme from its parts.
+/// The name of a scheme from its parts, of which the first may be the whole.
 fn name(family: &str, code: Option<&str>, bits: f64) -> String {
     match code {
+        _ if family.parse::<Scheme>().is_ok() => family.to_owned(),
         None | Some("fine") => format!("{family}-{bits}"),
         Some(code) => format!("{family}-{code}-{bits}"),
     }

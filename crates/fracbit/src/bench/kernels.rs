@@ -46,7 +46,7 @@ impl KernelOptions {
 /// One scheme with some threads and tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelSpeed {
-    /// Scheme family, such as `tcq`.
+    /// Scheme family, such as `tcq`; the whole name of a nested or progressive scheme.
     pub scheme: String,
     /// Code of a trellis scheme.
     pub code: Option<String>,
@@ -133,7 +133,7 @@ impl KernelSpeed {
         };
         let gb_per_s = spread.median * bytes;
         Self {
-            scheme: scheme.family_name().to_owned(),
+            scheme: scheme.label(),
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             threads,

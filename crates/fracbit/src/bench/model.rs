@@ -233,7 +233,7 @@ impl Facts {
         let decode_gb_per_s = decode.median / batch as f64 * self.bytes / 1e9;
         ModelSpeed {
             model: self.model.clone(),
-            scheme: self.scheme.map(|s| s.family_name().to_owned()),
+            scheme: self.scheme.map(Scheme::label),
             code: self.scheme.and_then(Scheme::code).map(|c| c.name().to_owned()),
             bits: self.bits,
             threads: 0,
