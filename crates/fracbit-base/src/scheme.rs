@@ -7,7 +7,8 @@
 //! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 //! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
-//! refinements of it.
+//! refinements of it. Additive codebooks, `aq-m2v8`, are named by how many are added and by how many
+//! weights their centroids have, which make the rate.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -56,6 +57,60 @@ pub enum Family {
     Gnuq,
     /// Nested trellis quantizers: a base, and planes that each code what the planes before leave.
     NestTcq(Code, Nest),
+    /// Additive codebooks: vectors of neighbouring weights that are sums of centroids.
+    Additive(Books),
+}
+
+/// The codebooks of an additive scheme: `m` of 256 centroids each, of `v` weights (CodeGEMM, section
+/// 2.2, with codes of b = 8 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Books {
+    count: u8,
+    weights: u8,
+}
+
+impl Books {
+    /// All there are, by rate.
+    pub const ALL: [Self; 4] = [Self::of(1, 8), Self::of(1, 4), Self::of(2, 8), Self::of(3, 8)];
+    const NAMES: &'static str = "m1v8, m1v4, m2v8, m3v8";
+
+    const fn of(count: u8, weights: u8) -> Self {
+        Self { count, weights }
+    }
+
+    /// Codebooks whose centroids are added.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        self.count as usize
+    }
+
+    /// Weights of a centroid: 4 or 8.
+    #[must_use]
+    pub const fn weights(self) -> usize {
+        self.weights as usize
+    }
+
+    /// The family with them: what reports list beside a rate, which two of them share.
+    const fn family_name(self) -> &'static str {
+        match (self.count, self.weights) {
+            (1, 8) => "aq-m1v8",
+            (1, _) => "aq-m1v4",
+            (2, _) => "aq-m2v8",
+            _ => "aq-m3v8",
+        }
+    }
+
+    /// Quarters of a bit per weight.
+    const fn quarters(self) -> u32 {
+        32 * self.count as u32 / self.weights as u32
+    }
+}
+
+/// As in a scheme's name: `m2v8`.
+impl fmt::Display for Books {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "m{}v{}", self.count, self.weights)
+    }
 }
 
 /// The planes of a nested scheme: the rate of the base, and what each refinement adds.
@@ -91,7 +146,7 @@ impl fmt::Display for Nest {
 }
 
 impl Family {
-    /// All but the nested, those of a trellis with each code.
+    /// All but the nested and the additive, those of a trellis with each code.
     const FLAT: [Self; 10] = [
         Self::Nuq,
         Self::Vq,
@@ -110,7 +165,7 @@ impl Family {
     pub fn all() -> impl Iterator<Item = Self> {
         let codes = [Code::Fine, Code::Fast].into_iter();
         let nested = codes.flat_map(|code| Nest::ALL.map(|nest| Self::NestTcq(code, nest)));
-        Self::FLAT.into_iter().chain(nested)
+        Self::FLAT.into_iter().chain(nested).chain(Books::ALL.map(Self::Additive))
     }
 
     /// The name used in scheme names and files, without the code of a trellis.
@@ -124,6 +179,7 @@ impl Family {
             Self::Int => "int",
             Self::Gnuq => "gnuq",
             Self::NestTcq(..) => "nest-tcq",
+            Self::Additive(_) => "aq",
         }
     }
 
@@ -142,6 +198,7 @@ impl Family {
             Self::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
             Self::NestTcq(Code::Hyb, _) => (false, "no"),
             Self::NestTcq(_, nest) => (quarters == 4 * nest.bits(), Nest::NAMES),
+            Self::Additive(books) => (quarters == books.quarters(), Books::NAMES),
         }
     }
 }
@@ -214,7 +271,10 @@ impl Scheme {
     /// The family's name, without the code of a trellis: what reports list beside code and rate.
     #[must_use]
     pub const fn family_name(self) -> &'static str {
-        self.family.name()
+        match self.family {
+            Family::Additive(books) => books.family_name(),
+            family => family.name(),
+        }
     }
 
     /// Columns that share a scale unless the plan says otherwise; `None` for a family made for one
@@ -353,6 +413,9 @@ impl fmt::Display for Scheme {
         if let Family::NestTcq(_, nest) = self.family {
             return write!(f, "{}-{nest}", self.family);
         }
+        if let Family::Additive(books) = self.family {
+            return write!(f, "{}-{books}", self.family);
+        }
         write!(f, "{}-{}", self.family, self.rate.bits())
     }
 }
@@ -367,6 +430,13 @@ impl FromStr for Scheme {
         let short = head.strip_suffix("-fine").filter(|short| short.ends_with("tcq")).unwrap_or(head);
         let nested = |f: &Family| matches!(f, Family::NestTcq(..));
         let family = Family::all().find(|f| f.to_string() == short).ok_or_else(bad)?;
+        if let Family::Additive(_) = family {
+            let Some(books) = Books::ALL.into_iter().find(|books| books.to_string() == rate) else {
+                let (family, bits) = (family.to_string(), rate.to_owned());
+                return Err(SchemeError::Rate { family, range: Books::NAMES, bits });
+            };
+            return Self::new(Family::Additive(books), Rate::quarter_bits(books.quarters()));
+        }
         if nested(&family) {
             let named = |f: &Family| matches!(f, Family::NestTcq(_, nest) if nest.to_string() == rate);
             let found = Family::all().filter(|f| f.to_string() == short).find(named);
@@ -453,7 +523,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 4);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -485,6 +555,10 @@ mod tests {
             "nest-tcq-1+1",
             "nest-tcq-hyb-2+2",
             "tcq-2+2",
+            "aq-2",
+            "aq-m2v4",
+            "aq-m01v8",
+            "vq-m1v4",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");
         }
@@ -518,6 +592,10 @@ mod tests {
         }
         let names: Vec<String> = Nest::ALL.iter().map(Nest::to_string).collect();
         assert_eq!(names.join(", "), Nest::NAMES);
+        let names: Vec<String> = Books::ALL.iter().map(Books::to_string).collect();
+        assert_eq!(names.join(", "), Books::NAMES);
+        let additive = |s: &Scheme| matches!(s.family(), Family::Additive(_));
+        assert!(Scheme::all().filter(additive).all(|s| s.family_name() == s.to_string()));
         let tables: Vec<_> = "nest-tcq-2+1+1".parse::<Scheme>().unwrap().tables().collect();
         assert_eq!(tables, ["tcq-2".parse().unwrap(), "tcq-1".parse().unwrap()]);
     }

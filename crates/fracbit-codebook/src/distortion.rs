@@ -146,7 +146,9 @@ pub fn published(scheme: Scheme) -> Option<f64> {
         Family::Vq => (&VQ, (quarters - 6) / 2),
         Family::Tcq(_) if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
         Family::HalfTcq(_) => (&HALF_TCQ, (quarters - 5) / 2),
-        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) => return None,
+        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) | Family::Additive(_) => {
+            return None;
+        }
     };
     table.get(index).copied()
 }
