@@ -133,7 +133,8 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result
     println!("| scheme | engine | shape | batch | µs | TB/s packed | share of copy | dense µs | speed-up |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for shape in SHAPES {
-        for scheme in Scheme::all().filter(|s| s.planes() == 1) {
+        for scheme in Scheme::all().filter(|s| s.planes() == 1 && !matches!(s.family(), Family::Additive(_)))
+        {
             let name = scheme.to_string();
             let wanted = match only {
                 Some(only) => name == only,

@@ -118,7 +118,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     ) -> Result<Self, LoadError> {
         assert!(!views.is_empty() && Self::stackable(views), "matrices of one kind");
         let (first, mut codes, mut rows) = (views[0], Vec::new(), 0);
-        MatrixPlan::require_one_plane(first)?;
+        MatrixPlan::require_kernels(first)?;
         let (mut halves, mut scales) = (Vec::new(), Vec::new());
         for view in views {
             codes.extend_from_slice(view.codes());

@@ -35,6 +35,12 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
+    /// Centroids that are added.
+    #[error("cuda: additive codebooks have no kernels here yet, got {scheme}; run it on the CPU")]
+    Additive {
+        /// The scheme.
+        scheme: Scheme,
+    },
     /// Planes that are added.
     #[error("cuda: nested schemes have no kernels here yet, got {scheme}; run it on the CPU")]
     Nested {
@@ -151,18 +157,23 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
 }
 
 impl MatrixPlan {
-    /// Refuses nested schemes.
-    pub(crate) fn require_one_plane(view: &PackedView<'_>) -> Result<(), Unsupported> {
+    /// Refuses nested schemes and additive codebooks.
+    pub(crate) fn require_kernels(view: &PackedView<'_>) -> Result<(), Unsupported> {
         let scheme = view.layout().scheme();
-        if scheme.planes() == 1 { Ok(()) } else { Err(Unsupported::Nested { scheme }) }
+        match scheme.family() {
+            Family::Additive(_) => Err(Unsupported::Additive { scheme }),
+            _ if scheme.planes() > 1 => Err(Unsupported::Nested { scheme }),
+            _ => Ok(()),
+        }
     }
 
     /// The plan of `view`.
     ///
     /// # Errors
-    /// When the scales are laid out in a way the kernels do not run, and for nested schemes.
+    /// When the scales are laid out in a way the kernels do not run, and for nested schemes and additive
+    /// codebooks.
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
-        Self::require_one_plane(view)?;
+        Self::require_kernels(view)?;
         let layout: &Layout = view.layout();
         let (shape, groups) = (view.shape(), view.groups());
         let grouped = layout.scheme().group().is_some();

@@ -498,6 +498,7 @@ mod tests {
             ("half-tcq-2.25", 16, 96),
             ("int-4", 33, 100),
             ("gnuq-2", 17, 70),
+            ("aq-m2v8", 33, 100),
         ] {
             let shape = Shape::new(rows, cols);
             let weights = gaussian(shape.len(), 0.03, 1);

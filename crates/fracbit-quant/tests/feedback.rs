@@ -95,6 +95,7 @@ fn identity_moments_change_no_bit() {
         ("half-tcq-2.25", 65, 300),
         ("int-4", 33, 200),
         ("gnuq-2", 70, 136),
+        ("aq-m2v8", 33, 136),
     ] {
         let shape = Shape::new(rows, cols);
         let weights = gaussian(shape.len(), 1);
@@ -176,9 +177,16 @@ fn the_loss_falls_as_derived() {
     let closed = 1.0 - f64::from(rho * rho);
     let traced = trace_of_d(&autoregressive(n, rho), n, 1, 0.0) / n as f64;
     assert!((traced / closed - 1.0).abs() < 0.02, "{traced} {closed}");
-    for (name, block) in
-        [("nuq-4", 1), ("vq-3.5", 2), ("tcq-3", 16), ("half-tcq-2.75", 16), ("int-4", 1), ("gnuq-3", 1)]
-    {
+    for (name, block) in [
+        ("nuq-4", 1),
+        ("vq-3.5", 2),
+        ("tcq-3", 16),
+        ("half-tcq-2.75", 16),
+        ("int-4", 1),
+        ("gnuq-3", 1),
+        ("aq-m1v4", 4),
+        ("aq-m2v8", 8),
+    ] {
         let grouping = SchemeSpec::of(scheme(name)).grouping;
         for (what, h) in [("autoregressive", autoregressive(n, rho)), ("decaying", decaying(n, 0.97, 9))] {
             let promised = trace_of_d(&h, n, block, hessian::DAMPING)
