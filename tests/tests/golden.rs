@@ -59,8 +59,8 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
     }
 }
 
-/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127, and so are sums of
-/// additive ones), step 1/1024. Plain integers have no choice.
+/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127, and so are sums
+/// of additive ones), step 1/1024. Plain integers have no choice.
 fn table(scheme: Scheme, length: usize) -> Codebook {
     let mut numbers = Numbers(u64::from(scheme.quarters()) << 32 | length as u64);
     let most: i16 = match scheme.family() {

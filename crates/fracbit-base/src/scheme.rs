@@ -7,8 +7,8 @@
 //! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 //! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
-//! refinements of it. Additive codebooks, `aq-m2v8`, are named by how many are added and by how many
-//! weights their centroids have, which make the rate.
+//! refinements of it. Additive codebooks, `aq-m2v8`, are named by how many are added and by how
+//! many weights their centroids have, which make the rate.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -61,8 +61,8 @@ pub enum Family {
     Additive(Books),
 }
 
-/// The codebooks of an additive scheme: `m` of 256 centroids each, of `v` weights (CodeGEMM, section
-/// 2.2, with codes of b = 8 bits).
+/// The codebooks of an additive scheme: `m` of 256 centroids each, of `v` weights (CodeGEMM,
+/// section 2.2, with codes of b = 8 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Books {
     count: u8,

@@ -24,7 +24,8 @@ pub(crate) type Codes = [u8; MOST];
 /// Rounds vectors of neighbouring weights to sums of centroids: to the nearest with one codebook (a
 /// tie takes the lowest code), to the best that a beam of 16 finds with several.
 ///
-/// Finite weights of any size are rounded so; a vector that holds NaN or infinities takes some code.
+/// Finite weights of any size are rounded so; a vector that holds NaN or infinities takes some
+/// code.
 #[derive(Clone, Debug)]
 pub struct AdditiveRounder {
     book: Codebook,

@@ -23,8 +23,8 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The committed codebook of a scalar, vector, integer, group-wise or additive scheme, `None` for the
-/// trellis families.
+/// The committed codebook of a scalar, vector, integer, group-wise or additive scheme, `None` for
+/// the trellis families.
 ///
 /// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see
 /// [`train`](crate::train).
@@ -34,7 +34,8 @@ pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
 }
 
 /// A rounder for the committed codebook of a scalar, vector (both exact) or additive scheme, `None`
-/// for the others (those whose groups have a scale each go through [`GroupCoder`](crate::GroupCoder)).
+/// for the others (those whose groups have a scale each go through
+/// [`GroupCoder`](crate::GroupCoder)).
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
     let book = builtin(scheme)?.clone();

@@ -224,9 +224,9 @@ impl Codebook {
         }
     }
 
-    /// How codes find their centroids in additive codebooks: entries are `(book, centroid, weight)`,
-    /// and codes of a tile `(columns of a centroid, book, row)`, a byte each. `None` for every other
-    /// scheme.
+    /// How codes find their centroids in additive codebooks: entries are `(book, centroid,
+    /// weight)`, and codes of a tile `(columns of a centroid, book, row)`, a byte each. `None` for
+    /// every other scheme.
     #[must_use]
     pub fn additive(&self) -> Option<Index> {
         let Family::Additive(books) = self.scheme.family() else { return None };

@@ -169,9 +169,8 @@ impl MatrixPlan {
 
     /// The plan of `view`.
     ///
-    /// # Errors
-    /// When the scales are laid out in a way the kernels do not run, and for nested schemes and additive
-    /// codebooks.
+    /// # Errors When the scales are laid out in a way the kernels do not run, and for nested
+    /// schemes and additive codebooks.
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
         Self::require_kernels(view)?;
         let layout: &Layout = view.layout();

@@ -49,8 +49,8 @@ fn every_body_gives_the_bits_of_the_reference() {
                     ran += 1;
                 }
             }
-            // Every palette scheme has a body of its own on every instruction set of this backend, but
-            // for additive codebooks.
+            // Every palette scheme has a body of its own on every instruction set of this backend,
+            // but for additive codebooks.
             for (isa, kernels) in &have {
                 let want = if books[0].additive().is_some() { Isa::Scalar } else { *isa };
                 books.iter().for_each(|b| assert_eq!(kernels.isa(b), want, "{scheme} {lengths:?}"));

@@ -34,9 +34,7 @@ pub struct Activations {
     pub(crate) wide: Form<i16>,
     pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
     pub(crate) block_starts: Vec<i32>, // (segment, batch, block)
-    pub(crate) psums: Vec<i32>,        // of the current matrices, as their kernels lay them out
-    pub(crate) psums_used: usize,
-    pub(crate) refined: Vec<f32>, // (2, batch, rows), of a refined product
+    pub(crate) refined: Vec<f32>,      // (2, batch, rows), of a refined product
 }
 
 /// One integer form.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
 pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
 
-/// Makes the kernel of a matrix, or `None` where the backend leaves it to others; is told all that is
-/// installed.
+/// Makes the kernel of a matrix, or `None` where the backend leaves it to others; is told all that
+/// is installed.
 pub type LinearProvider = fn(&Kernels, &PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
 
 /// Finds the body of a codebook, or `None` when the backend has none for it.
@@ -129,12 +129,6 @@ impl Kernels {
     /// Adds kernels of whole matrices; they win over bodies, and over all kernels installed before.
     pub fn install_linear(&mut self, provider: LinearProvider) {
         self.linear.push(provider);
-    }
-
-    /// The same without kernels of whole matrices: all codes are expanded.
-    #[must_use]
-    pub fn bodies_only(&self) -> Self {
-        Self { linear: Vec::new(), ..self.clone() }
     }
 
     /// The kernel of a matrix: that of the last provider that has one, else its codes are expanded

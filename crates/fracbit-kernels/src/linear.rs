@@ -53,18 +53,6 @@ impl Prepared<'_> {
         block_starts.resize(start + len, 0);
         &mut block_scales[start..]
     }
-
-    /// The activations rounded to int8, which should be there, and room for `len` partial sums,
-    /// whatever stood there, behind those of other kernels: see [`Call::psums`].
-    pub(crate) fn psums(&mut self, len: usize) -> (&[i8], &mut [i32]) {
-        let Activations { narrow, psums, psums_used, .. } = &mut *self.0;
-        let start = *psums_used;
-        *psums_used += len;
-        if psums.len() < *psums_used {
-            psums.resize(*psums_used, 0);
-        }
-        (&narrow.ints, &mut psums[start..start + len])
-    }
 }
 
 /// Some rows of a matrix and some tokens: what one call of a kernel multiplies. Only the dispatcher
@@ -75,8 +63,6 @@ pub struct Call<'a> {
     pub(crate) x: &'a Activations,
     /// Where what this kernel prepared begins.
     pub(crate) factors: usize,
-    /// Where its partial sums begin.
-    pub(crate) psums: usize,
     /// Strips of 16 rows.
     pub strips: Range<usize>,
     /// Tokens of the batch.
@@ -97,11 +83,6 @@ impl Call<'_> {
     #[must_use]
     pub fn prepared(&self) -> &[f32] {
         &self.x.block_scales[self.factors..]
-    }
-
-    /// Partial sums: first the kernel's own, then those of others.
-    pub(crate) fn psums(&self) -> &[i32] {
-        &self.x.psums[self.psums..]
     }
 }
 

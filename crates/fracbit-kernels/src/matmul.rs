@@ -221,12 +221,11 @@ fn product(
     let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
     x.block_scales.clear();
     x.block_starts.clear();
-    x.psums_used = 0;
     let together = groups.iter().map(|group| group.tokens.len()).max().unwrap_or(0);
     let most = call_tokens(of, together);
-    let mut factors = [[0; 2]; 2];
+    let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
-        *factors = [x.block_scales.len(), x.psums_used];
+        *factors = x.block_scales.len();
         let input = Input { values, precision: of.precision, together, most };
         of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), crew);
     }
@@ -302,8 +301,8 @@ struct Job<'a> {
     /// A matrix, or a gate and its factor.
     of: &'a [RowsOf<'a>],
     gate: Gate,
-    /// Where the factors of each start, and its partial sums.
-    factors: [[usize; 2]; 2],
+    /// Where the factors of each start.
+    factors: [usize; 2],
     /// Most tokens of a call.
     most: usize,
     /// Most tokens of a group.
@@ -365,11 +364,9 @@ impl Job<'_> {
     ) {
         let of = &self.of[which];
         let first = (of.rows.start + group.piece * of.rows.len()) / TILE_ROWS;
-        let [factors, psums] = self.factors[which];
         let call = Call {
             x: self.x,
-            factors,
-            psums,
+            factors: self.factors[which],
             stride: strips.len() * TILE_ROWS,
             strips: first + strips.start..first + strips.end,
             tokens,

@@ -2,36 +2,36 @@
 //!
 //! A weight vector is a sum of centroids, so its product with activations is a sum of products of
 //! centroids with activations, of which there are only 256 for each codebook and each place of the
-//! vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all: it is built once for
-//! the tokens of a product and read by the codes of every row. Building costs what 256 rows cost
-//! with one codebook; reading costs a load and an addition for each code, in place of as many
-//! multiplications as a centroid has weights.
+//! vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all: it is built for some
+//! columns at a time, in a first-level cache, and read by the codes of all strips of a call.
+//! Building costs what 256 rows cost with one codebook; reading costs a load and an addition for
+//! each code, in place of as many multiplications as a centroid has weights.
 //!
 //! The paper's partial sums are of half-precision numbers. Ours are integers of the activations and
-//! centroids that the expanding kernel multiplies, so that block sums, and all behind them, have the
-//! same bits.
+//! centroids that the expanding kernel multiplies, so that block sums, and all behind them, have
+//! the same bits.
 
 use super::{ExpandThenDot, Part};
 use crate::{
-    Call, Crew, Input, Isa, Kernels, LinearKernel, Precision, Prepared,
-    args::{Block, MAX_STRIPS, ONE_TOKEN_STRIPS},
+    Activations, Call, Crew, Input, Isa, Kernels, LinearKernel, Precision, Prepared,
+    args::{Block, ONE_TOKEN_STRIPS},
 };
 use fracbit_base::Shape;
 use fracbit_format::{Codebook, Index, PackedView, TILE_COLS, TILE_ROWS};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Centroids of a codebook.
 const CENTROIDS: usize = 256;
 /// Tokens whose partial sums lie side by side where there are several: a code is read once for all
 /// of them.
 pub const PSUM_TOKENS: usize = 4;
-/// Tokens of a product from which on codes are expanded: the Psumbook of more leaves the caches.
+/// Most tokens that meet the same rows by a Psumbook; for more codes are expanded.
 const MOST_TOKENS: usize = 8;
-/// Partial sums that are read for all strips of a call before the next ones: half of a first-level
-/// cache.
+/// Partial sums that are built, and read for all strips of a call, before the next ones: half of a
+/// first-level cache.
 const CHUNK: usize = 4096;
-/// Tiles that one task of a build takes.
-const BUILD_TILES: usize = 16;
+/// Room for them: at least for a tile of the most codebooks.
+const MOST_PSUMS: usize = 6 * CENTROIDS * PSUM_TOKENS;
 
 /// Builds the part of a Psumbook that belongs to one tile of columns.
 ///
@@ -157,29 +157,47 @@ impl Psumbook {
         &self.expand.parts[0]
     }
 
-    /// Tokens side by side in the Psumbook of a batch; `None` where codes are expanded.
-    fn lanes(&self, batch: usize) -> Option<usize> {
-        let few = batch <= MOST_TOKENS && self.part().body.interleave(batch).is_none();
-        few.then_some(if batch == 1 { 1 } else { PSUM_TOKENS })
+    /// Tokens side by side in a Psumbook where so many meet the same rows; `None` where codes are
+    /// expanded.
+    fn lanes(&self, together: usize) -> Option<usize> {
+        let few = together <= MOST_TOKENS && self.part().body.interleave(together).is_none();
+        few.then_some(if together == 1 { 1 } else { PSUM_TOKENS })
     }
 
-    /// Some strips and the tokens of a call, which are `lanes` side by side.
-    fn read(&self, call: &Call<'_>, lanes: usize, strips: std::ops::Range<usize>, out: &mut [f32]) {
+    /// Partial sums of some tokens, at most as many as `out` has room for, and a tile of columns.
+    fn build(&self, x: &Activations, tokens: Range<usize>, tile: usize, out: &mut [i32]) {
+        let mut ints = [[0; TILE_COLS]; PSUM_TOKENS];
+        for (ints, token) in ints.iter_mut().zip(tokens) {
+            ints.copy_from_slice(&x.narrow.ints[token * x.stride() + tile * TILE_COLS..][..TILE_COLS]);
+        }
+        let lanes = out.len() / self.centroids.psums();
+        #[expect(unsafe_code, reason = "the one call that builds a Psumbook")]
+        // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for one token or
+        // `PSUM_TOKENS` and this many partial sums.
+        unsafe {
+            (self.body.build)(&self.centroids, &ints[..lanes], out);
+        }
+    }
+
+    /// Some strips and the tokens of a call, `lanes` of them side by side.
+    fn read(&self, call: &Call<'_>, lanes: usize, strips: Range<usize>, out: &mut [f32]) {
         let (part, x) = (self.part(), call.x);
-        let tiles = part.segment.end - part.segment.start;
         let (codes_of_tile, psums_of_tile) = (self.centroids.codes(), self.centroids.psums() * lanes);
         let at_once = (CHUNK / psums_of_tile).max(1);
-        let mut sums = [[0i32; TILE_ROWS * PSUM_TOKENS]; ONE_TOKEN_STRIPS];
+        let mut psums = [0; MOST_PSUMS];
+        let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; ONE_TOKEN_STRIPS];
         let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; ONE_TOKEN_STRIPS];
-        for group in call.tokens.start / lanes..call.tokens.end.div_ceil(lanes) {
-            let psums = &call.psums()[group * tiles * psums_of_tile..][..tiles * psums_of_tile];
-            let tokens = call.tokens.start.max(group * lanes)..call.tokens.end.min((group + 1) * lanes);
+        for first in call.tokens.clone().step_by(lanes) {
+            let tokens = first..call.tokens.end.min(first + lanes);
             for (index, block) in part.blocks.iter().enumerate() {
                 let end = block.start + block.tiles;
                 sums[..strips.len()].fill([0; TILE_ROWS * PSUM_TOKENS]);
-                for first in (block.start..end).step_by(at_once) {
-                    let tiles = first..end.min(first + at_once);
-                    let psums = &psums[tiles.start * psums_of_tile..tiles.end * psums_of_tile];
+                for from in (block.start..end).step_by(at_once) {
+                    let tiles = from..end.min(from + at_once);
+                    let psums = &mut psums[..tiles.len() * psums_of_tile];
+                    for (tile, psums) in tiles.clone().zip(psums.chunks_exact_mut(psums_of_tile)) {
+                        self.build(x, tokens.clone(), tile, &mut psums[..psums_of_tile]);
+                    }
                     for (strip, sums) in strips.clone().zip(&mut sums) {
                         let codes = self.expand.codes_of(part, strip).as_chunks().0;
                         let codes = &codes[tiles.start * codes_of_tile..tiles.end * codes_of_tile];
@@ -197,7 +215,7 @@ impl Psumbook {
                         let scale = x.block_scales[call.factors + token * part.blocks.len() + index];
                         let at = (token - call.tokens.start) * call.stride
                             + (strip - call.strips.start) * TILE_ROWS;
-                        let lane = token - group * lanes;
+                        let lane = token - first;
                         let numbers = sums[s][lane..].iter().step_by(lanes);
                         let inner = inner[s][lane..].iter_mut().step_by(lanes);
                         finish(block, (numbers, inner), (scale, scales), &mut out[at..][..TILE_ROWS]);
@@ -262,32 +280,10 @@ impl LinearKernel for Psumbook {
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>) {
         self.expand.prepare(input, to, crew);
-        let (batch, stride) = (to.0.batch(), to.0.stride());
-        let Some(lanes) = self.lanes(batch) else { return };
-        let tiles = to.0.tiles();
-        let psums_of_tile = self.centroids.psums() * lanes;
-        let (ints, psums) = to.psums(batch.div_ceil(lanes) * tiles * psums_of_tile);
-        crew.chunks(psums, BUILD_TILES * psums_of_tile, |i, psums| {
-            for (at, out) in (i * BUILD_TILES..).zip(psums.chunks_exact_mut(psums_of_tile)) {
-                let (group, tile) = (at / tiles, at % tiles);
-                let mut x = [[0; TILE_COLS]; PSUM_TOKENS];
-                let tokens = group * lanes..batch.min((group + 1) * lanes);
-                for (x, token) in x.iter_mut().zip(tokens) {
-                    x.copy_from_slice(&ints[token * stride + tile * TILE_COLS..][..TILE_COLS]);
-                }
-                #[expect(unsafe_code, reason = "the one call that builds a Psumbook")]
-                // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for one
-                // token or `PSUM_TOKENS` and this many partial sums.
-                unsafe {
-                    (self.body.build)(&self.centroids, &x[..lanes], out);
-                }
-            }
-        });
     }
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
-        let Some(lanes) = self.lanes(call.x.batch()) else { return self.expand.rows(call, out) };
-        debug_assert!(MAX_STRIPS <= ONE_TOKEN_STRIPS, "room for the strips of any step");
+        let Some(lanes) = self.lanes(call.together) else { return self.expand.rows(call, out) };
         for first in call.strips.clone().step_by(ONE_TOKEN_STRIPS) {
             self.read(call, lanes, first..call.strips.end.min(first + ONE_TOKEN_STRIPS), out);
         }
