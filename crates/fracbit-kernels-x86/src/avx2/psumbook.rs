@@ -116,11 +116,10 @@ unsafe fn read(codes: &[[u8; TILE_ROWS]], psums: &[i32], sums: &mut [i32]) {
     let tokens = sums.len() / TILE_ROWS;
     assert!([1, PSUM_TOKENS].contains(&tokens), "tokens side by side");
     assert_eq!(psums.len(), codes.len() * CENTROIDS * tokens, "sums of the codes");
-    // The next call reads another strip, and this one goes on a few calls later: sixteen streams that
-    // no processor follows by itself.
+    // The next call reads another strip, and this one goes on a few calls later: sixteen streams
+    // that no processor follows by itself.
     for line in codes.chunks(4) {
-        // SAFETY: a prefetch may point anywhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
+        _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast::<i8>().wrapping_add(AHEAD));
     }
     for (half, sums) in sums[..TILE_ROWS * tokens].chunks_exact_mut(TILE_ROWS / 2 * tokens).enumerate() {
         // SAFETY: the features are here; 256 sums for each 16 codes and token, as just checked.
