@@ -85,6 +85,11 @@ def tile(family, code, rate, entries, tape):
     if family == "vq":
         r = rate // 2
         return [entries[2 * bits(tape, i // 2 * r, r) + i % 2] for i in range(TILE)]
+    if family == "aq":
+        # Codes by columns of a centroid, codebook and row; entries by codebook, centroid and weight.
+        m, v = code
+        cell = lambda r, c, b: (256 * b + tape[(c // v * m + b) * 16 + r]) * v + c % v
+        return [sum(entries[cell(i // 16, i % 16, b)] for b in range(m)) for i in range(TILE)]
     v = {"fine": 1, "fast": 4 if rate <= 8 else 2, "hyb": 2}[code]
     out = []
     for t in range(TILE // v):
@@ -110,6 +115,9 @@ def parse(name):
     words = name.split("-")
     if words[0] == "qoq":
         return words[0], "fine", 16
+    if words[0] == "aq":
+        m, v = int(words[1][1:].split("v")[0]), int(words[1].split("v")[1])
+        return "aq", (m, v), 32 * m // v
     rate = int(float(words[-1]) * 4)
     code = words[1] if len(words) == 3 else "fine"
     return words[0], code, rate
@@ -124,7 +132,7 @@ def main():
         _, name, length, want, *first = line.split()
         family, code, rate = parse(name)
         numbers = Numbers(rate << 32 | int(length))
-        most = 127 if family == "gnuq" else 32767
+        most = 127 if family == "gnuq" else 127 // code[0] if family == "aq" else 32767
         entries = [numbers.next() % (2 * most + 1) - most for _ in range(int(length))]
         numbers = Numbers(1)
         tape = bytes(numbers.next() >> 24 for _ in range(8 * rate))

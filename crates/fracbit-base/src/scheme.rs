@@ -8,7 +8,8 @@
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 //! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
 //! refinements of it. Progressive ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights
-//! with a scale for each row, and 4-bit codes of these.
+//! with a scale for each row, and 4-bit codes of these. Additive codebooks, `aq-m2v8`, are named by
+//! how many are added and by how many weights their centroids have, which make the rate.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};
@@ -60,6 +61,8 @@ pub enum Family {
     /// QoQ's progressive quantizer: unsigned 4-bit codes with an integer scale and zero make int8
     /// weights, which have a scale for each row.
     Qoq(Granularity),
+    /// Additive codebooks: vectors of neighbouring weights that are sums of centroids.
+    Additive(Books),
 }
 
 /// Which weights of a row share integer scale and zero in a progressive scheme.
@@ -82,6 +85,48 @@ impl Granularity {
             Self::Group128 => "g128",
             Self::Channel => "channel",
         }
+    }
+}
+
+/// The codebooks of an additive scheme: `m` of 256 centroids each, of `v` weights (CodeGEMM,
+/// section 2.2, with codes of b = 8 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Books {
+    count: u8,
+    weights: u8,
+}
+
+impl Books {
+    /// All there are, by rate.
+    pub const ALL: [Self; 4] = [Self::of(1, 8), Self::of(1, 4), Self::of(2, 8), Self::of(3, 8)];
+    const NAMES: &'static str = "m1v8, m1v4, m2v8, m3v8";
+
+    const fn of(count: u8, weights: u8) -> Self {
+        Self { count, weights }
+    }
+
+    /// Codebooks whose centroids are added.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        self.count as usize
+    }
+
+    /// Weights of a centroid: 4 or 8.
+    #[must_use]
+    pub const fn weights(self) -> usize {
+        self.weights as usize
+    }
+
+    /// Quarters of a bit per weight.
+    const fn quarters(self) -> u32 {
+        32 * self.count as u32 / self.weights as u32
+    }
+}
+
+/// As in a scheme's name: `m2v8`.
+impl fmt::Display for Books {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "m{}v{}", self.count, self.weights)
     }
 }
 
@@ -118,7 +163,7 @@ impl fmt::Display for Nest {
 }
 
 impl Family {
-    /// All but the nested, those of a trellis with each code.
+    /// All but the nested and the additive, those of a trellis with each code.
     const FLAT: [Self; 12] = [
         Self::Nuq,
         Self::Vq,
@@ -139,7 +184,7 @@ impl Family {
     pub fn all() -> impl Iterator<Item = Self> {
         let codes = [Code::Fine, Code::Fast].into_iter();
         let nested = codes.flat_map(|code| Nest::ALL.map(|nest| Self::NestTcq(code, nest)));
-        Self::FLAT.into_iter().chain(nested)
+        Self::FLAT.into_iter().chain(nested).chain(Books::ALL.map(Self::Additive))
     }
 
     /// The name used in scheme names and files, without the code of a trellis.
@@ -154,6 +199,7 @@ impl Family {
             Self::Gnuq => "gnuq",
             Self::NestTcq(..) => "nest-tcq",
             Self::Qoq(_) => "qoq",
+            Self::Additive(_) => "aq",
         }
     }
 
@@ -173,6 +219,7 @@ impl Family {
             Self::NestTcq(Code::Hyb, _) => (false, "no"),
             Self::NestTcq(_, nest) => (quarters == 4 * nest.bits(), Nest::NAMES),
             Self::Qoq(_) => (quarters == 16, "4"),
+            Self::Additive(books) => (quarters == books.quarters(), Books::NAMES),
         }
     }
 }
@@ -253,7 +300,7 @@ impl Scheme {
     #[must_use]
     pub fn label(self) -> String {
         match self.family {
-            Family::NestTcq(..) | Family::Qoq(_) => self.to_string(),
+            Family::NestTcq(..) | Family::Qoq(_) | Family::Additive(_) => self.to_string(),
             _ => self.family_name().to_owned(),
         }
     }
@@ -394,6 +441,7 @@ impl fmt::Display for Scheme {
         match self.family {
             Family::NestTcq(_, nest) => write!(f, "{}-{nest}", self.family),
             Family::Qoq(granularity) => write!(f, "{}-{}", self.family, granularity.name()),
+            Family::Additive(books) => write!(f, "{}-{books}", self.family),
             _ => write!(f, "{}-{}", self.family, self.rate.bits()),
         }
     }
@@ -409,6 +457,13 @@ impl FromStr for Scheme {
         let short = head.strip_suffix("-fine").filter(|short| short.ends_with("tcq")).unwrap_or(head);
         let nested = |f: &Family| matches!(f, Family::NestTcq(..));
         let family = Family::all().find(|f| f.to_string() == short).ok_or_else(bad)?;
+        if let Family::Additive(_) = family {
+            let Some(books) = Books::ALL.into_iter().find(|books| books.to_string() == rate) else {
+                let (family, bits) = (family.to_string(), rate.to_owned());
+                return Err(SchemeError::Rate { family, range: Books::NAMES, bits });
+            };
+            return Self::new(Family::Additive(books), Rate::quarter_bits(books.quarters()));
+        }
         if nested(&family) {
             let named = |f: &Family| matches!(f, Family::NestTcq(_, nest) if nest.to_string() == rate);
             let found = Family::all().filter(|f| f.to_string() == short).find(named);
@@ -458,7 +513,8 @@ pub enum Palette {
     Nuq,
     /// Nested schemes only: one copy that is read at several rates.
     Nest,
-    /// Everything made for one scale a row and one rate, with the default trellis code.
+    /// Everything made for one scale a row and one rate, with the default trellis code; progressive
+    /// schemes and additive codebooks are asked for by name.
     All,
 }
 
@@ -477,7 +533,10 @@ impl Palette {
                 Self::Vq => s.family() == Family::Vq,
                 Self::Nuq => s.family() == Family::Nuq,
                 Self::Nest => s.planes() > 1,
-                Self::All => s.group().is_none() && s.planes() == 1 && !matches!(s.family(), Family::Qoq(_)),
+                Self::All => {
+                    let by_name = matches!(s.family(), Family::Qoq(_) | Family::Additive(_));
+                    s.group().is_none() && s.planes() == 1 && !by_name
+                }
             })
             .collect()
     }
@@ -502,7 +561,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 2);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 2 + 4);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -537,6 +596,10 @@ mod tests {
             "qoq-4",
             "qoq-g64",
             "nuq-g128",
+            "aq-2",
+            "aq-m2v4",
+            "aq-m01v8",
+            "vq-m1v4",
         ] {
             assert!(bad.parse::<Scheme>().is_err(), "{bad} was accepted");
         }
@@ -570,6 +633,10 @@ mod tests {
         }
         let names: Vec<String> = Nest::ALL.iter().map(Nest::to_string).collect();
         assert_eq!(names.join(", "), Nest::NAMES);
+        let names: Vec<String> = Books::ALL.iter().map(Books::to_string).collect();
+        assert_eq!(names.join(", "), Books::NAMES);
+        let additive = |s: &Scheme| matches!(s.family(), Family::Additive(_));
+        assert!(Scheme::all().filter(additive).all(|s| s.label() == s.to_string()));
         let tables: Vec<_> = "nest-tcq-2+1+1".parse::<Scheme>().unwrap().tables().collect();
         assert_eq!(tables, ["tcq-2".parse().unwrap(), "tcq-1".parse().unwrap()]);
     }

@@ -3,18 +3,20 @@
 //! ```text
 //! cargo run --release -p fracbit-codebook --example train_codebooks                # all, written to data/
 //! cargo run --release -p fracbit-codebook --example train_codebooks -- nuq-4 vq-2  # these, printed
+//! cargo run --release -p fracbit-codebook --example train_codebooks -- aq-m1v8 aq-m1v4 aq-m2v8 aq-m3v8  # data/aq.txt
 //! ```
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 use fracbit_base::{Family, Scheme};
 use fracbit_codebook::{
-    GroupCoder, ProgressiveCoder, VectorRounder, distortion, group_distortion, progressive_distortion,
-    published, train,
+    AdditiveRounder, GroupCoder, ProgressiveCoder, VectorRounder, distortion, group_distortion,
+    progressive_distortion, published, train,
 };
 use fracbit_format::Codebook;
 use std::{error::Error, fs, path::Path, time::Instant};
 
-/// Seed and size of the held-out sample that errors of vector codebooks are measured on.
+/// Seed and size of the held-out sample that errors of vector codebooks are measured on; additive
+/// ones take an eighth of it.
 const HELD_OUT: (u64, usize) = (0x7e57, 1 << 25);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -27,11 +29,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let mut errors = Vec::new();
-    for (family, file) in
-        [("nuq", "nuq.txt"), ("vq", "vq.txt"), ("gnuq", "gnuq.txt"), ("int", ""), ("qoq", "")]
-    {
+    for (family, file) in [
+        ("nuq", "nuq.txt"),
+        ("vq", "vq.txt"),
+        ("gnuq", "gnuq.txt"),
+        ("int", ""),
+        ("qoq", ""),
+        ("aq", "aq.txt"),
+    ] {
         let mut text = String::new();
-        for scheme in Scheme::all().filter(|s| s.family_name() == family) {
+        for scheme in Scheme::all().filter(|s| s.family().name() == family) {
             let (book, error) = make(scheme)?;
             text += &format!("{book}\n");
             errors.push(format!("{scheme} {error:.6e}\n"));
@@ -45,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let others = fs::read_to_string(&table)?;
     let others = others
         .lines()
-        .filter(|l| !["nuq-", "vq-", "gnuq-", "int-", "qoq-"].iter().any(|name| l.starts_with(name)));
+        .filter(|l| !["nuq-", "vq-", "gnuq-", "int-", "qoq-", "aq-"].iter().any(|name| l.starts_with(name)));
     errors.extend(others.map(|line| format!("{line}\n")));
     fs::write(table, errors.concat())?;
     Ok(())
@@ -65,6 +72,8 @@ fn make(scheme: Scheme) -> Result<(Codebook, f64), Box<dyn Error>> {
         progressive_distortion(coder, 1 << 22, HELD_OUT.0)
     } else if scheme.group().is_some() {
         group_distortion(&GroupCoder::new(book.clone()).ok_or("a group-wise codebook")?, 1 << 22, HELD_OUT.0)
+    } else if matches!(scheme.family(), Family::Additive(_)) {
+        distortion(&AdditiveRounder::new(book.clone())?, HELD_OUT.1 / 8, HELD_OUT.0)
     } else {
         distortion(&VectorRounder::new(book.clone())?, HELD_OUT.1, HELD_OUT.0)
     };

@@ -1,6 +1,6 @@
 //! The codebooks that come with the crate.
 
-use crate::{Rounder, ScalarRounder, VectorRounder, train};
+use crate::{AdditiveRounder, Rounder, ScalarRounder, VectorRounder, train};
 use fracbit_base::{Family, Scheme};
 use fracbit_format::Codebook;
 use std::{collections::BTreeMap, sync::LazyLock};
@@ -8,7 +8,13 @@ use std::{collections::BTreeMap, sync::LazyLock};
 static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
     let integers = ["int-4", "int-8", "qoq-g128", "qoq-channel"]
         .map(|name| train::integers(name.parse().expect("a scheme")).to_string());
-    [include_str!("../data/nuq.txt"), include_str!("../data/vq.txt"), include_str!("../data/gnuq.txt")]
+    let files = [
+        include_str!("../data/nuq.txt"),
+        include_str!("../data/vq.txt"),
+        include_str!("../data/gnuq.txt"),
+        include_str!("../data/aq.txt"),
+    ];
+    files
         .into_iter()
         .chain(integers.iter().map(String::as_str))
         .flat_map(str::lines)
@@ -17,8 +23,8 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The committed codebook of a scalar, vector, integer, group-wise or progressive scheme, `None` for the trellis
-/// families.
+/// The committed codebook of a scalar, vector, integer, group-wise, progressive or additive scheme,
+/// `None` for the trellis families.
 ///
 /// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see
 /// [`train`](crate::train).
@@ -27,14 +33,16 @@ pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
     BOOKS.get(&scheme)
 }
 
-/// An exact rounder for the committed codebook of a scalar or vector scheme, `None` for the others
-/// (those whose groups have a scale each go through [`GroupCoder`](crate::GroupCoder)).
+/// A rounder for the committed codebook of a scalar, vector (both exact) or additive scheme, `None`
+/// for the others (those whose groups have a scale each go through
+/// [`GroupCoder`](crate::GroupCoder)).
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
     let book = builtin(scheme)?.clone();
     match scheme.family() {
         Family::Nuq => Some(Box::new(ScalarRounder::new(book).expect("a scalar codebook"))),
         Family::Vq => Some(Box::new(VectorRounder::new(book).expect("a vector codebook"))),
+        Family::Additive(_) => Some(Box::new(AdditiveRounder::new(book).expect("additive codebooks"))),
         _ => None,
     }
 }

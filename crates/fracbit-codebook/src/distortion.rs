@@ -177,7 +177,12 @@ pub fn published(scheme: Scheme) -> Option<f64> {
         Family::Vq => (&VQ, (quarters - 6) / 2),
         Family::Tcq(_) if quarters.is_multiple_of(2) => (&TCQ, (quarters - 4) / 2),
         Family::HalfTcq(_) => (&HALF_TCQ, (quarters - 5) / 2),
-        Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) | Family::Qoq(_) => return None,
+        Family::Tcq(_)
+        | Family::Int
+        | Family::Gnuq
+        | Family::NestTcq(..)
+        | Family::Qoq(_)
+        | Family::Additive(_) => return None,
     };
     table.get(index).copied()
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod additive;
 mod builtin;
 mod distortion;
 mod error;
@@ -12,6 +13,7 @@ mod scalar;
 pub mod train;
 mod vector;
 
+pub use additive::AdditiveRounder;
 pub use builtin::{builtin, rounder};
 pub use distortion::{
     distortion, group_distortion, nested_distortion, nmse, progressive_distortion, published,

@@ -33,6 +33,25 @@ fn every_rounder_keeps_the_laws() {
 }
 
 #[test]
+fn additive_rounders_keep_the_laws_and_their_error() {
+    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Additive(_))) {
+        let rounder = rounder(scheme).unwrap();
+        laws::deterministic(rounder.as_ref(), 5);
+        laws::error_is_what_decoding_shows(rounder.as_ref());
+        laws::survives_extremes(rounder.as_ref());
+        if rounder.codebook().additive().unwrap().count == 1 {
+            laws::lossless_on_own_output(rounder.as_ref(), 40);
+        }
+        let error = distortion(rounder.as_ref(), 1 << 18, 1);
+        let ratio = error / nmse(scheme).unwrap();
+        assert!((0.99..=1.01).contains(&ratio), "{scheme}: {ratio} of the committed error");
+    }
+    // Longer vectors than pairs, at the same rate.
+    assert!(nmse(scheme("aq-m2v8")).unwrap() < nmse(scheme("vq-2")).unwrap());
+    assert!(nmse(scheme("aq-m1v4")).unwrap() < nmse(scheme("vq-2")).unwrap());
+}
+
+#[test]
 fn trellis_schemes_have_no_book_here() {
     for scheme in Scheme::all().filter(|s| s.code().is_some()) {
         assert!(builtin(scheme).is_none() && rounder(scheme).is_none(), "{scheme}");
@@ -120,7 +139,12 @@ fn published_table_equals_its_source() {
             Family::Tcq(_) if q.is_multiple_of(2) => format!("tcq_{}_none_0.9", q / 2),
             // Made for scales of groups, nested, or with more bits in one step of four: Q-Palette
             // has none.
-            Family::Tcq(_) | Family::Int | Family::Gnuq | Family::NestTcq(..) | Family::Qoq(_) => {
+            Family::Tcq(_)
+            | Family::Int
+            | Family::Gnuq
+            | Family::NestTcq(..)
+            | Family::Qoq(_)
+            | Family::Additive(_) => {
                 assert_eq!(published(scheme), None, "{scheme}");
                 continue;
             }

@@ -1,6 +1,8 @@
 //! Tables that turn codes into integers.
 
-use crate::{SchemeSpec, SecondLevel, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis};
+use crate::{
+    Index, SchemeSpec, SecondLevel, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis,
+};
 use fracbit_base::{Code, Family, Scheme};
 use std::{fmt, str::FromStr};
 
@@ -62,6 +64,9 @@ pub enum CodebookError {
     /// Group-wise codebooks are made for int8 products.
     #[error("codebook of {0}: entries should lie in -127..=127")]
     Narrow(Scheme),
+    /// Centroids of additive codebooks whose sums leave the int8 grid.
+    #[error("codebook of {0}: sums of one entry of each codebook should lie in -127..=127")]
+    Sums(Scheme),
     /// A line of text that is no codebook.
     #[error("codebook: expected `scheme step entry ...`, found no {0}")]
     Text(String),
@@ -181,6 +186,21 @@ impl Codebook {
         if scheme.family() == Family::Gnuq && !narrow {
             return Err(CodebookError::Narrow(scheme));
         }
+        if let Family::Additive(books) = scheme.family() {
+            // Any codes may meet: the largest entries of each codebook, and the least.
+            let (weights, each) = (books.weights(), entries.len() / books.count());
+            let of = |book: &[i16], k: usize| {
+                let column = || book[k..].iter().step_by(weights).copied().map(i32::from);
+                [column().min().unwrap_or(0), column().max().unwrap_or(0)]
+            };
+            let ends = |k: usize| {
+                let all = entries.chunks_exact(each).map(|book| of(book, k));
+                all.fold([0; 2], |[low, high], [least, most]| [low + least, high + most])
+            };
+            if !(0..weights).map(ends).all(|[low, high]| low >= -127 && high <= 127) {
+                return Err(CodebookError::Sums(scheme));
+            }
+        }
         Ok(Self { scheme, entries, step, grid: if narrow { Grid::I8 } else { Grid::I16 } })
     }
 
@@ -208,6 +228,15 @@ impl Codebook {
             Family::Gnuq => self.entries.len() >> (self.scheme.quarters() / 4),
             _ => 1,
         }
+    }
+
+    /// How codes find their centroids in additive codebooks: entries are `(book, centroid,
+    /// weight)`, and codes of a tile `(columns of a centroid, book, row)`, a byte each. `None` for
+    /// every other scheme.
+    #[must_use]
+    pub fn additive(&self) -> Option<Index> {
+        let Family::Additive(books) = self.scheme.family() else { return None };
+        Some(Index { bits: 8, weights: books.weights(), count: books.count() })
     }
 
     /// The codebook of the group that has this scale: group-wise schemes keep its number in the
@@ -291,8 +320,8 @@ impl Codebook {
         self.scheme
     }
 
-    /// The table: `2^b` values (scalar), `2^b` pairs (vector), or magnitudes as [`trellis`]
-    /// describes.
+    /// The table: `2^b` values (scalar), `2^b` pairs (vector), centroids (see
+    /// [`additive`](Self::additive)), or magnitudes as [`trellis`] describes.
     #[must_use]
     pub fn entries(&self) -> &[i16] {
         &self.entries
@@ -350,8 +379,8 @@ impl Codebook {
         self.expand(code, row * TILE_COLS, book, out);
     }
 
-    /// Weights `first..first + out.len()` of a tile; both multiples of 4, so that no step or pair
-    /// is cut.
+    /// Weights `first..first + out.len()` of a tile; both multiples of 8, so that no step, pair or
+    /// centroid is cut.
     fn expand(&self, code: &[u8], first: usize, book: u8, out: &mut [i16]) {
         assert_eq!(code.len(), self.tile_bytes(), "one tile of {}", self.scheme);
         match self.scheme.family() {
@@ -375,6 +404,18 @@ impl Codebook {
                 for (i, pair) in (first / 2..).zip(out.as_chunks_mut::<2>().0) {
                     let index = 2 * usize::from(read_bits(code, i * bits as usize, bits));
                     pair.copy_from_slice(&self.entries[index..index + 2]);
+                }
+            }
+            Family::Additive(books) => {
+                let (count, weights) = (books.count(), books.weights());
+                let across = TILE_COLS / weights;
+                for (i, values) in (first / weights..).zip(out.chunks_exact_mut(weights)) {
+                    let codes = code[i % across * count * TILE_ROWS + i / across..].iter().step_by(TILE_ROWS);
+                    values.fill(0);
+                    for (book, &code) in codes.take(count).enumerate() {
+                        let centroid = &self.entries[(256 * book + usize::from(code)) * weights..];
+                        values.iter_mut().zip(centroid).for_each(|(value, entry)| *value += entry);
+                    }
                 }
             }
             Family::Tcq(_) | Family::HalfTcq(_) | Family::NestTcq(..) => {
@@ -565,12 +606,37 @@ mod tests {
     }
 
     #[test]
+    fn additive_codes_lie_by_columns_codebook_and_row() {
+        let scheme: Scheme = "aq-m2v8".parse().unwrap();
+        let entry = |i: i32| ((i * 37 % 127) - 63) as i16;
+        let entries: Vec<i16> = (0..4096).map(entry).collect();
+        let book = Codebook::new(scheme, entries.clone(), 0.1).unwrap();
+        assert_eq!(book.additive(), Some(Index { bits: 8, weights: 8, count: 2 }));
+        let code: Vec<u8> = (0..64).map(|i| (i * 89 + 7) as u8).collect();
+        let mut tile = [0; TILE];
+        book.expand_tile(&code, &mut tile);
+        for (at, &weight) in tile.iter().enumerate() {
+            let (r, c) = (at / TILE_COLS, at % TILE_COLS);
+            let of = |b: usize| {
+                entries[(256 * b + usize::from(code[(c / 8 * 2 + b) * TILE_ROWS + r])) * 8 + c % 8]
+            };
+            assert_eq!(weight, of(0) + of(1), "row {r} column {c}");
+        }
+        // One sum of two entries of a column out of range.
+        let mut far = entries;
+        far[8] = 127 - far.iter().skip(2048).step_by(8).max().unwrap();
+        assert!(Codebook::new(scheme, far.clone(), 0.1).is_ok());
+        far[8] += 1;
+        assert_eq!(Codebook::new(scheme, far, 0.1), Err(CodebookError::Sums(scheme)));
+    }
+
+    #[test]
     fn a_row_equals_that_row_of_the_tile() {
         for scheme in Scheme::all().filter(|&s| s.tables().eq([s])) {
-            let want = [4, 16, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+            let want = [4, 16, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192];
             let book = want.iter().find_map(|&n| {
                 let entry =
-                    |i: i32| Codebook::integer(scheme, i as usize).unwrap_or((i * 37 % 251 - 125) as i16);
+                    |i: i32| Codebook::integer(scheme, i as usize).unwrap_or((i * 37 % 83 - 41) as i16);
                 Codebook::new(scheme, (0..n).map(entry).collect(), 0.1).ok()
             });
             let book = book.expect("one of the lengths fits");

@@ -147,13 +147,16 @@ impl PlaneSpec {
     }
 }
 
-/// An index into a table, for so many neighbouring weights of a row.
+/// How so many neighbouring weights of a row find their entries in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Index {
-    /// Bits of the index.
+    /// Bits of an index.
     pub bits: u32,
     /// Weights that it stands for.
     pub weights: usize,
+    /// Indices, each into a part of the table of its own; their entries are added. 1 but for
+    /// additive codebooks.
+    pub count: usize,
 }
 
 /// The tables of a scheme.
@@ -266,7 +269,7 @@ impl SchemeSpec {
         let indexed = |bits, weights, grids| TableSpec {
             lengths: vec![weights << bits],
             grids,
-            index: Some(Index { bits, weights }),
+            index: Some(Index { bits, weights, count: 1 }),
             trained: false,
         };
         let hashed = |lengths: &[usize], grids| {
@@ -281,6 +284,12 @@ impl SchemeSpec {
                 (1, Some(TableSpec { lengths: lengths.collect(), trained: true, ..one }))
             }
             Family::Vq => (2, Some(indexed(quarters / 2, 2, BOTH))),
+            Family::Additive(books) => {
+                let (count, weights) = (books.count(), books.weights());
+                let one = indexed(8, weights, NARROW);
+                let index = Some(Index { bits: 8, weights, count });
+                (weights, Some(TableSpec { lengths: vec![count * one.lengths[0]], index, ..one }))
+            }
             Family::Tcq(Code::Fine) => (TILE_COLS, hashed(&[64, 128, 256], NARROW)),
             Family::Tcq(Code::Fast) => (TILE_COLS, hashed(&[64, 128], NARROW)),
             Family::Tcq(Code::Hyb) => (TILE_COLS, hashed(&[1024, 2048, 4096], BOTH)),

@@ -35,7 +35,7 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
-    /// A scheme of several planes or levels.
+    /// A scheme of several planes, levels or codebooks.
     #[error("cuda: {scheme} has no kernels here yet; run it on the CPU")]
     Scheme {
         /// The scheme.
@@ -151,10 +151,11 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
 }
 
 impl MatrixPlan {
-    /// Whether there are kernels for a scheme: not for nested and progressive ones.
+    /// Whether there are kernels for a scheme: not for nested, progressive and additive ones.
     #[must_use]
     pub fn supports(scheme: Scheme) -> bool {
-        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none()
+        let additive = matches!(scheme.family(), Family::Additive(_));
+        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none() && !additive
     }
 
     /// Refuses what there are no kernels for.

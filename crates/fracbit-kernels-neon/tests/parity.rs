@@ -54,10 +54,11 @@ fn every_body_gives_the_bits_of_the_reference() {
                 }
             }
             // Every palette scheme has a body of its own on every instruction set of this backend,
-            // but progressive ones, which have one for dot products.
+            // but for additive codebooks, and progressive ones have one for dot products.
             for (isa, kernels) in &have {
                 let progressive = SchemeSpec::of(scheme).second_level.is_some();
                 let want = match isa {
+                    _ if books[0].additive().is_some() => Isa::Scalar,
                     Isa::Neon if progressive => Isa::Scalar,
                     Isa::I8mm if progressive => Isa::Dotprod,
                     isa => *isa,

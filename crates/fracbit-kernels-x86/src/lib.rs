@@ -62,6 +62,19 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     best
 }
 
+/// Makes matrices of additive codebooks build and read Psumbooks for few tokens, in place of
+/// expanding codes; false where the processor lacks AVX2. [`install`] leaves it out, because
+/// expanding is faster (`docs/perf.md`); results have the same bits.
+pub fn install_psumbook(kernels: &mut Kernels) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if avx2::Avx2::detect().is_some() {
+        kernels.install_linear(avx2::linear);
+        return true;
+    }
+    let _ = kernels;
+    false
+}
+
 /// Features of this processor that matter to kernels, by the names of the Rust standard library.
 /// Empty on other architectures.
 #[must_use]

@@ -215,6 +215,9 @@ pub fn table_lengths(scheme: Scheme) -> Vec<usize> {
 #[must_use]
 pub fn codebook(scheme: Scheme, length: usize, most: i16) -> Codebook {
     let mut random = Random::new(length as u64 ^ u64::from(scheme.quarters()) << 32);
+    let index = SchemeSpec::of(scheme).table.and_then(|table| table.index);
+    // Where entries are added, their sums reach `most`, or nearly.
+    let most = index.map_or(most, |index| most / i16::try_from(index.count).expect("a few"));
     let mut entries: Vec<i16> = (0..length)
         .map(|_| i16::try_from(i64::from(random.next() >> 1) % (2 * i64::from(most) + 1) - i64::from(most)))
         .collect::<Result<_, _>>()

@@ -17,6 +17,8 @@ use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TIL
 use half::f16;
 use std::ops::Range;
 
+pub(crate) mod psumbook;
+
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
 

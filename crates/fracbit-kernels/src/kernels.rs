@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// Multiplies strips by activations; see [`Args`] for what it reads and writes.
 pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
 
-/// Makes the kernel of a matrix, or `None` where the backend leaves it to others.
-pub type LinearProvider = fn(&PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
+/// Makes the kernel of a matrix, or `None` where the backend leaves it to others; is told all that
+/// is installed.
+pub type LinearProvider = fn(&Kernels, &PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
 
 /// Finds the body of a codebook, or `None` when the backend has none for it.
 pub type Provider = fn(&Codebook) -> Option<Body>;
@@ -149,7 +150,7 @@ impl Kernels {
     /// The kernel of a matrix: that of the last provider that has one, else that of progressive
     /// schemes, else its codes are expanded by the bodies of its codebooks.
     pub(crate) fn linear(&self, view: &PackedView<'_>) -> Arc<dyn LinearKernel> {
-        let made = self.linear.iter().rev().find_map(|make| make(view));
+        let made = self.linear.iter().rev().find_map(|make| make(self, view));
         made.unwrap_or_else(|| match view.second_group() {
             0 => Arc::new(ExpandThenDot::new(self, view)),
             _ => Arc::new(Progressive::new(self, view)),

@@ -21,6 +21,7 @@ pub use args::{
     ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
 pub use crew::{Crew, with_crew};
+pub use expand::psumbook::{BuildFn, Centroids, PSUM_TOKENS, PsumBody, ReadFn, psumbook};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
 pub use linear::{Call, Input, LinearKernel, Precision, Prepared};

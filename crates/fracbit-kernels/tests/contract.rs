@@ -24,7 +24,7 @@ struct PartialSums {
 }
 
 impl PartialSums {
-    fn provide(view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
+    fn provide(_: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
         let (shape, layout) = (view.shape(), view.layout());
         if layout.scheme().to_string() != "nuq-2" || view.groups() != 1 || !shape.cols.is_multiple_of(16) {
             return None;

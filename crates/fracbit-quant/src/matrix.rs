@@ -529,6 +529,7 @@ mod tests {
             ("gnuq-2", 17, 70),
             ("qoq-g128", 33, 300),
             ("qoq-channel", 17, 70),
+            ("aq-m2v8", 33, 100),
         ] {
             let shape = Shape::new(rows, cols);
             let weights = gaussian(shape.len(), 0.03, 1);

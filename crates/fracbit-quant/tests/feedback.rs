@@ -95,6 +95,7 @@ fn identity_moments_change_no_bit() {
         ("half-tcq-2.25", 65, 300),
         ("int-4", 33, 200),
         ("gnuq-2", 70, 136),
+        ("aq-m2v8", 33, 136),
     ] {
         let shape = Shape::new(rows, cols);
         let weights = gaussian(shape.len(), 1);
@@ -185,6 +186,8 @@ fn the_loss_falls_as_derived() {
         ("gnuq-3", 1),
         ("qoq-g128", 1),
         ("qoq-channel", 1),
+        ("aq-m1v4", 4),
+        ("aq-m2v8", 8),
     ] {
         let grouping = SchemeSpec::of(scheme(name)).grouping;
         for (what, h) in [("autoregressive", autoregressive(n, rho)), ("decaying", decaying(n, 0.97, 9))] {

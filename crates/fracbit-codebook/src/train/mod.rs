@@ -1,7 +1,7 @@
 //! How the committed codebooks are made.
 //!
 //! 1. Real-valued values of least error for N(0, 1): [`lloyd_max`] (exact) for scalars, [`lloyd`]
-//!    for pairs.
+//!    for pairs, k-means and rounds of beam search and means for additive codebooks.
 //! 2. An integer grid. Entries become `round(value / step)` with the step that costs least, in
 //!    -127..=127 where that adds at most 1 % to the error (int8 products take half the instructions
 //!    of int16 ones, and a table of 256 pairs of int8 fits vector registers: `vq-4` runs nine times
@@ -9,17 +9,18 @@
 //!    on purpose: a kernel can then add 2000 products with int8 activations in 32 bits before it
 //!    must widen, and the finest codebook (`nuq-8`) still loses less than 0.1 %. For pairs the
 //!    codebook is also turned, which costs nothing for a circular source, to the angle that fits
-//!    the grid best.
+//!    the grid best. Additive codebooks are on the int8 grid, sums and all.
 //! 3. A fixed order: scalar entries ascend; pairs ascend by first, then second integer. Of 128 and
 //!    256 pairs on the int8 grid the first quarter does, and the others are the same pairs
 //!    [turned](fracbit_format::Codebook::quarter): that costs nothing from 256 pairs on, .15 % of
-//!    the error at 128, .75 % at 64, 1.3 % at 32.
+//!    the error at 128, .75 % at 64, 1.3 % at 32. Centroids of an additive codebook ascend.
 //!
 //! Pairs of all rates take some minutes on two cores, most of it for the largest three; scalars
 //! take 2 s. The result is a fixed function of the code and the seed, at any thread count (up to
 //! the last bit of the system's `ln`, `sin` and `cos`, which rounding to the grid hides nearly
 //! always).
 
+mod additive;
 mod groups;
 mod normal;
 mod pairs;
@@ -47,6 +48,7 @@ pub fn codebook(scheme: Scheme, seed: u64) -> Option<Codebook> {
         Family::Nuq => Some(scalar_codebook(scheme)),
         Family::Vq => Some(pair_codebook(scheme, seed)),
         Family::Int | Family::Qoq(_) => Some(integers(scheme)),
+        Family::Additive(books) => Some(additive::codebook(scheme, books, seed)),
         Family::Gnuq => {
             Some(group_codebooks(scheme, &mixed_groups(1 << 13, seed), None, GroupTraining::default()))
         }

@@ -26,8 +26,10 @@ mod paired;
 mod pairs;
 mod products;
 pub(crate) mod progressive;
+mod psumbook;
 mod scalar;
 mod strips;
+mod sums;
 mod tables;
 
 /// Proof that the processor has AVX2, F16C and FMA.
@@ -56,6 +58,7 @@ fn zeros(room: &mut [MaybeUninit<[__m256; 2]>]) -> &mut [[__m256; 2]] {
 
 pub(crate) use attend::vectors;
 pub(crate) use products::dot;
+pub(crate) use psumbook::linear;
 
 /// Proof that the processor has these and AVX-VNNI.
 #[derive(Clone, Copy, Debug)]

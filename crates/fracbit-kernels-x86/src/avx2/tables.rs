@@ -9,8 +9,10 @@ use super::{
     products::strips,
     scalar::{FewBooks, InBytes, Odd},
     strips::strips as expanded,
+    sums::{Eight, Four, Sums},
     *,
 };
+use fracbit_base::Books;
 use fracbit_format::{Layers, Ramp, TILE_COLS};
 
 /// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these
@@ -36,6 +38,7 @@ pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
         (Family::Tcq(Code::Fine), _) if narrow => Some(fine(codebook)),
         (Family::Tcq(Code::Fast), _) if narrow => Some(fast(codebook)),
         (Family::Tcq(Code::Hyb), _) => Some(loads(codebook)),
+        (Family::Additive(books), _) => additive(codebook, books),
         _ => None,
     }
 }
@@ -88,6 +91,18 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let mut table = byte_table(codebook, 1, 0, 0);
     table.push(Line([u8::try_from(codebook.books() - 1).expect("at most 16 codebooks"); 64]));
     (table, run)
+}
+
+/// For codebooks on the int8 grid, which all of them are.
+fn additive(codebook: &Codebook, books: Books) -> Option<(Vec<Line>, [StripFn; 2])> {
+    let run = match (books.count(), books.weights()) {
+        (1, 4) => both!(strips, Sums<Four, 1>),
+        (1, 8) => both!(strips, Sums<Eight, 1>),
+        (2, 8) => both!(strips, Sums<Eight, 2>),
+        (3, 8) => both!(strips, Sums<Eight, 3>),
+        _ => return None,
+    };
+    Some((byte_table(codebook, 1, 0, 0), run))
 }
 
 /// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those

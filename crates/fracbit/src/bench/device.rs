@@ -95,7 +95,7 @@ impl DeviceKernelSpeed {
         #[expect(clippy::cast_precision_loss, reason = "ratios")]
         let (weights, bytes) = (shape.len() as f64, Layout::new(scheme, shape).len() as f64);
         Self {
-            scheme: scheme.family_name().to_owned(),
+            scheme: scheme.label(),
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
             engine: if engine == Engine::Tensor { "tensor" } else { "core" },

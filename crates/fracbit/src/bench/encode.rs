@@ -104,7 +104,7 @@ pub fn encode(options: &EncodeOptions, progress: &dyn Progress) -> Result<Vec<En
         for ((effort, rounder), spreads) in searches.iter().zip(spreads.chunks_exact(pools.len())) {
             let nmse = distortion(&**rounder, options.weights, 1);
             all.extend(options.threads.iter().zip(spreads).map(|(&threads, &spread)| EncodeSpeed {
-                scheme: scheme.family_name().to_owned(),
+                scheme: scheme.label(),
                 code: scheme.code().map(|c| c.name().to_owned()),
                 bits: scheme.rate().bits(),
                 effort: effort.name(),
