@@ -259,10 +259,10 @@ impl<'a> PackedMatrixData<'a> {
             }
             gains.push(gain);
         }
-        let planes = Planes { codes: &codes, second_level: &second_level, scales: &scales, gains: &gains };
-        let books: Vec<&Codebook> = first.codebooks.iter().map(AsRef::as_ref).collect();
-        let group = first.grouping.columns(shape.cols);
-        Ok(PackedView::new(first.scheme(), shape, &books, planes, group)?.to_data())
+        let second_level = first.spec.second_level.map(|_| Plane::U8(second_level.into()));
+        let codes = std::iter::once(Plane::U8(codes.into())).chain(second_level);
+        let planes = codes.chain([Plane::F16(scales), Plane::F32(gains)]);
+        PackedMatrixData::new(first.scheme(), shape, first.grouping, first.codebooks.clone(), planes)
     }
 }
 

@@ -13,7 +13,8 @@ use std::sync::Arc;
 pub struct Planes<'a> {
     /// Coded tiles: [`Layout::len`] bytes.
     pub codes: &'a [u8],
-    /// Bytes of [`SecondLevel`], (rows, groups of the second level); empty for a scheme of one level.
+    /// Bytes of [`SecondLevel`](crate::SecondLevel), (rows, groups of the second level); empty for a
+    /// scheme of one level.
     pub second_level: &'a [u8],
     /// Scales, (planes, rows, groups).
     pub scales: &'a [f16],
@@ -25,7 +26,7 @@ pub struct Planes<'a> {
 ///
 /// Weight `(r, c)` is the sum over planes of `gain * scales[r * groups + c / group] * step *
 /// integer`, where `groups = ceil(cols / group)`. The integer of a progressive scheme is the weight
-/// of its first level ([`SecondLevel`]).
+/// of its first level ([`SecondLevel`](crate::SecondLevel)).
 #[derive(Clone, Debug)]
 pub struct PackedView<'a> {
     layout: Layout,
@@ -180,13 +181,14 @@ impl<'a> PackedView<'a> {
         self.planes.scales
     }
 
-    /// Bytes of [`SecondLevel`], (rows, groups of the second level), of a progressive scheme.
+    /// Bytes of [`SecondLevel`](crate::SecondLevel), (rows, groups of the second level), of a
+    /// progressive scheme.
     #[must_use]
     pub const fn second_level(&self) -> &'a [u8] {
         self.planes.second_level
     }
 
-    /// Input columns that share a [`SecondLevel`]; 0 where there is none.
+    /// Input columns that share a [`SecondLevel`](crate::SecondLevel); 0 where there is none.
     #[must_use]
     pub const fn second_group(&self) -> usize {
         self.second_group
