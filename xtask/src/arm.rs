@@ -113,8 +113,8 @@ pub(crate) fn parity(require: bool) -> Outcome {
     Ok(())
 }
 
-/// Runs the tests of `package` on `processor`, a few cases of each where they are `brief`, and returns
-/// what they printed.
+/// Runs the tests of `package` on `processor`, a few cases of each where they are `brief`, and
+/// returns what they printed.
 fn tests(toolchain: &Toolchain, processor: &str, brief: bool, package: &[&str]) -> Result<String, String> {
     let start = std::time::Instant::now();
     let mut command = toolchain.cargo(&format!("qemu-aarch64 -cpu {processor}"));

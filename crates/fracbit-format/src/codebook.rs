@@ -205,8 +205,8 @@ impl Codebook {
     }
 
     /// What code `code` means in a scheme whose codes are integers: two's complement, with -127 for
-    /// the unused -128, or, in a progressive scheme with scale 1 and zero 0, the code itself. `None`
-    /// for other families and codes.
+    /// the unused -128, or, in a progressive scheme with scale 1 and zero 0, the code itself.
+    /// `None` for other families and codes.
     #[must_use]
     pub fn integer(scheme: Scheme, code: usize) -> Option<i16> {
         let bits = scheme.quarters() / 4;

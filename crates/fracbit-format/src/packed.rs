@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub struct Planes<'a> {
     /// Coded tiles: [`Layout::len`] bytes.
     pub codes: &'a [u8],
-    /// Bytes of [`SecondLevel`](crate::SecondLevel), (rows, groups of the second level); empty for a
-    /// scheme of one level.
+    /// Bytes of [`SecondLevel`](crate::SecondLevel), (rows, groups of the second level); empty for
+    /// a scheme of one level.
     pub second_level: &'a [u8],
     /// Scales, (planes, rows, groups).
     pub scales: &'a [f16],

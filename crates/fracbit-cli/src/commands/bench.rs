@@ -614,11 +614,8 @@ fn limits_table(rows: &[MachineLimits]) -> Table {
 
 /// The name of a scheme from its parts, of which the first may be the whole.
 fn name(family: &str, code: Option<&str>, bits: f64) -> String {
-    match code {
-        _ if family.parse::<Scheme>().is_ok() => family.to_owned(),
-        None | Some("fine") => format!("{family}-{bits}"),
-        Some(code) => format!("{family}-{code}-{bits}"),
-    }
+    let code = code.filter(|&code| code != "fine").map_or(String::new(), |code| format!("-{code}"));
+    if family.parse::<Scheme>().is_ok() { family.to_owned() } else { format!("{family}{code}-{bits}") }
 }
 
 fn kernels_table(rows: &[KernelSpeed]) -> Table {
