@@ -35,11 +35,11 @@ pub struct Hessian {
     n: usize,
     data: Vec<f32>, // row-major, symmetric
     damping: f64,
-    factors: [OnceLock<Result<Feedback, QuantError>>; 3], // by FACTORED
+    factors: [OnceLock<Result<Feedback, QuantError>>; 5], // by FACTORED
 }
 
-/// Block sizes that schemes round in: scalars, pairs, trellis tiles.
-const FACTORED: [usize; 3] = [1, 2, 16];
+/// Block sizes that schemes round in: scalars, pairs, vectors of additive codebooks, trellis tiles.
+const FACTORED: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Unit lower block-triangular L of `H + damping = L D L^T`.
 #[derive(Clone, Debug)]
@@ -149,7 +149,7 @@ impl Hessian {
     }
 
     pub(crate) fn feedback(&self, block: usize) -> Result<&Feedback, QuantError> {
-        let at = FACTORED.iter().position(|&b| b == block).expect("schemes round in blocks of 1, 2 or 16");
+        let at = FACTORED.iter().position(|&b| b == block).expect("schemes round in blocks of 1, 2, 4, 8 or 16");
         self.factors[at].get_or_init(|| self.factor(block)).as_ref().map_err(Clone::clone)
     }
 
