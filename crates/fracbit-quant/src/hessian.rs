@@ -149,7 +149,8 @@ impl Hessian {
     }
 
     pub(crate) fn feedback(&self, block: usize) -> Result<&Feedback, QuantError> {
-        let at = FACTORED.iter().position(|&b| b == block).expect("schemes round in blocks of 1, 2, 4, 8 or 16");
+        let at =
+            FACTORED.iter().position(|&b| b == block).expect("schemes round in blocks of 1, 2, 4, 8 or 16");
         self.factors[at].get_or_init(|| self.factor(block)).as_ref().map_err(Clone::clone)
     }
 
