@@ -3,7 +3,6 @@
 //! ```text
 //! cargo run --release -p fracbit-codebook --example train_codebooks                # all, written to data/
 //! cargo run --release -p fracbit-codebook --example train_codebooks -- nuq-4 vq-2  # these, printed
-//! cargo run --release -p fracbit-codebook --example train_codebooks -- aq-m1v8 aq-m1v4 aq-m2v8 aq-m3v8  # data/aq.txt
 //! ```
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
