@@ -10,7 +10,7 @@ use fracbit_model::{
     Draft, Error, GenerateOptions, Generation, KvPool, KvType, Model, Precision, RotationMode, SampleConfig,
     Sampler, State, StateOptions,
 };
-use fracbit_schedule::Schedule;
+use fracbit_schedule::{Learned, Network, Schedule, Scheduler, Shape};
 use fracbit_tests::{demo_model, stories, uniform_demo};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc, sync::OnceLock};
 
@@ -65,8 +65,8 @@ fn sampler(i: usize) -> Sampler {
 fn alone(model: &Model, options: &EngineOptions, prompt: &[u32], i: usize, most: usize) -> Vec<u32> {
     let context = Some(options.context);
     let mut state = model.state(&StateOptions { context, kv: options.kv, ..StateOptions::default() });
-    let schedule = options.schedule.clone();
-    let made = GenerateOptions { max_tokens: Some(most), schedule, ..GenerateOptions::default() };
+    let scheduler = options.scheduler.clone();
+    let made = GenerateOptions { max_tokens: Some(most), scheduler, ..GenerateOptions::default() };
     let mut sampler = sampler(i);
     Generation::new(model, &mut state, &mut sampler, prompt, made)
         .expect("a prompt")
@@ -161,14 +161,42 @@ fn every_sequence_gets_the_tokens_it_gets_alone() {
     }
 }
 
+/// A scheduler whose network was never trained, but has several answers to the prompts.
+fn learned(prompts: &[Vec<u32>]) -> Scheduler {
+    let config = nested().config();
+    let shape = Shape { heads: config.num_key_value_heads, head_dim: config.head_dim, hidden: 5, classes: 3 };
+    let bits = [16, 8].map(Rate::quarter_bits);
+    let made = |seed: u32| {
+        // Of both signs, without a pattern.
+        let mut x = seed;
+        let network = Network::random(shape, || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f64::from(x.cast_signed()) / f64::from(1 << 30)
+        });
+        let falls = vec![Some(0), Some(17), None];
+        Learned::new(bits[0], bits, falls, 1, network.expect("sizes")).expect("falling").into()
+    };
+    let answers = |scheduler: &Scheduler| {
+        let of = prompts.iter().map(|prompt| {
+            let mut state = nested().state(&StateOptions::default());
+            nested().forward(&mut state, prompt, &mut Vec::new()).expect("a prompt");
+            scheduler.schedule(|layer| state.cached(layer, prompt.len()).expect("a layer")).to_string()
+        });
+        of.collect::<std::collections::BTreeSet<_>>().len()
+    };
+    (0..50).map(made).find(|s| answers(s) > 1).expect("one that tells prompts apart")
+}
+
 #[test]
 fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
     let prompts = prompts(6);
     let two = Precision::at_most(Rate::quarter_bits(8));
-    for schedule in ["prefill=4,decode=4..2@13", "prefill=2,decode=4..2@20", "2"] {
+    let fixed = ["prefill=4,decode=4..2@13", "prefill=2,decode=4..2@20", "2"];
+    let fixed = fixed.map(|text| text.parse::<Schedule>().expect("a schedule").into());
+    for scheduler in fixed.into_iter().chain([learned(&prompts)]) {
         let base = EngineOptions {
             context: CONTEXT,
-            schedule: Some(schedule.parse::<Schedule>().expect("a schedule")),
+            scheduler: Some(scheduler),
             draft: Some(Draft { precision: two, length: Some(3) }),
             sequences: 6,
             ..EngineOptions::default()
@@ -178,9 +206,9 @@ fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
         for pages in [None, Some(full_pages(CONTEXT, 1))] {
             let (said, preempted) = run(nested(), EngineOptions { pages, ..base.clone() }, &prompts, 60, 2);
             for (i, want) in want.iter().enumerate() {
-                assert_eq!(said.borrow()[&i].0, *want, "{schedule}, {pages:?} pages: sequence {i}");
+                assert_eq!(said.borrow()[&i].0, *want, "{:?}, {pages:?} pages: sequence {i}", base.scheduler);
             }
-            assert_eq!(preempted > 0, pages.is_some(), "{schedule}, {pages:?} pages");
+            assert_eq!(preempted > 0, pages.is_some(), "{:?}, {pages:?} pages", base.scheduler);
         }
     }
 }
@@ -262,7 +290,15 @@ fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     let options = EngineOptions { context: CONTEXT, sequences: 2, ..EngineOptions::default() };
     let few = Engine::<Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });
     let want = EngineError::Pages { want: 5, positions: PAGE, context: CONTEXT, pages: 4 };
-    assert_eq!(few.expect_err("too few"), want);
+    assert_eq!(few.expect_err("too few").to_string(), want.to_string());
+    let bits = Rate::quarter_bits(8);
+    let shape = Shape { heads: 1, head_dim: 2, hidden: 1, classes: 1 };
+    let network = Network::random(shape, || 1.0).expect("sizes");
+    let learned = Learned::new(bits, [bits; 2], vec![None], 0, network).expect("one class");
+    let scheduler = Some(learned.into());
+    let other = Engine::<Listener>::new(model(), EngineOptions { scheduler, ..options.clone() });
+    let error = other.expect_err("another model").to_string();
+    assert!(error.contains("1 heads of keys of 2 numbers"), "{error}");
     let said = Said::default();
     let mut engine = Engine::new(model(), options).expect("good options");
     for (prompt, word) in [

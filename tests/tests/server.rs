@@ -15,7 +15,7 @@ use fracbit_model::{
     Draft, GenerateOptions, Generation, KvType, Model, Precision, RotationMode, SampleConfig, Sampler,
     StateOptions,
 };
-use fracbit_schedule::Schedule;
+use fracbit_schedule::{Schedule, Scheduler};
 use fracbit_server::{Options, Server};
 use fracbit_tests::{demo_model, stories, uniform_demo};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ fn options() -> Options {
         key: None,
         end_tokens: Vec::new(),
         allow_special: false,
-        schedule: None,
+        scheduler: None,
         draft: None,
     }
 }
@@ -207,7 +207,7 @@ fn write(tokens: &[u32], sampling: SampleConfig, most: usize) -> String {
 
 fn write_by(
     model: &Model,
-    schedule: Option<Schedule>,
+    scheduler: Option<Scheduler>,
     tokens: &[u32],
     sampling: SampleConfig,
     most: usize,
@@ -217,7 +217,7 @@ fn write_by(
     let tokenizer = tokenizer(None);
     let end_tokens = tokenizer.eos_ids().to_vec();
     let options =
-        GenerateOptions { max_tokens: Some(most), end_tokens, schedule, ..GenerateOptions::default() };
+        GenerateOptions { max_tokens: Some(most), end_tokens, scheduler, ..GenerateOptions::default() };
     let written: Vec<u32> = Generation::new(model, &mut state, &mut sampler, tokens, options)
         .expect("a prompt")
         .map(|token| token.expect("a good model"))
@@ -290,8 +290,9 @@ fn precision_falls_text_by_text_and_drafts_change_nothing() {
         (Some("prefill=4,decode=4..2@13"), None),
         (Some("prefill=2,decode=4..2@20"), Some(draft)),
     ] {
-        let schedule: Option<Schedule> = schedule.map(|text| text.parse().expect("a schedule"));
-        let options = Options { schedule: schedule.clone(), draft, ..options() };
+        let scheduler: Option<Scheduler> =
+            schedule.map(|text| text.parse::<Schedule>().expect("a schedule").into());
+        let options = Options { scheduler: scheduler.clone(), draft, ..options() };
         let serving = serve_model(nested(), options, tokenizer(None));
         let address = serving.address;
         let body = |i: usize, prompt: &str| json!({ "prompt": prompt, "max_tokens": 40, "seed": i, "temperature": 0.7 });
@@ -300,7 +301,7 @@ fn precision_falls_text_by_text_and_drafts_change_nothing() {
             // Where a request does not say, the server's own.
             let sampling =
                 SampleConfig { temperature: 0.7, top_p: 0.95, seed: i as u64, ..SampleConfig::default() };
-            write_by(nested(), schedule.clone(), &tokens, sampling, 40)
+            write_by(nested(), scheduler.clone(), &tokens, sampling, 40)
         };
         // Texts at different places of their schedules, in one step together.
         let prompts = prompts();

@@ -102,13 +102,14 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 66] = [
+    const GOOD: [&str; 67] = [
         "serve M --cache-memory 2GB --kv 4",
         "bench serve M --requests 8 --prompt 99 --generate 9 --sequences 1,8 --kv 16,4 --cache-memory 1GB --threads 1,2 --json",
         "run M -p x --precision 3 --draft nested:2,4",
         "chat M --precision s.json --draft nested",
         "serve M --precision prefill=4,decode=4..2@64 --draft nested:2",
         "schedule fit M --prompts p.txt --quality rouge-l --tolerance 0.1 --steps 9 --points 3 --chat -o s.json --force",
+        "schedule train M --text t.txt --samples 9 --quality match --points 3 --bits 4,2 --block 0,1 -o s.json",
         "simulate npu --shape llama-3-8b --schedule 3 --schedule prefill=3,decode=3..2@40 --macs 4096 --json",
         "simulate npu --model M --schedule 4 --clock 500 --bandwidth 16GB --prompt 9 --generate 9",
         "sensitivity M -o a.json --text t.txt --separator <s> --no-prefix-space --bos",

@@ -8,7 +8,7 @@ use crate::{
 use fracbit::Opened;
 use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sampler, State, Stop};
-use fracbit_schedule::Schedule;
+use fracbit_schedule::Scheduler;
 use std::{
     fmt,
     panic::resume_unwind,
@@ -41,8 +41,8 @@ impl Loading {
 /// What a nested model is asked for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nested {
-    /// What steps read.
-    pub(crate) schedule: Option<Schedule>,
+    /// What decides what steps read.
+    pub(crate) scheduler: Option<Scheduler>,
     /// How it drafts.
     pub(crate) draft: Option<Draft>,
 }
@@ -50,15 +50,15 @@ pub(crate) struct Nested {
 impl Nested {
     /// What the command line says, with the schedule's file read.
     pub(crate) fn read(args: &NestedArgs) -> Result<Self, Failure> {
-        let schedule = match &args.precision {
+        let scheduler = match &args.precision {
             None => None,
-            Some(Steps::Schedule(schedule)) => Some(schedule.clone()),
+            Some(Steps::Schedule(schedule)) => Some(schedule.clone().into()),
             Some(Steps::File(path)) => {
                 let bad = |e| Failure::input(format!("`{}`: {e}", path.display()));
                 Some(serde_json::from_str(&files::read_text(path)?).map_err(bad)?)
             }
         };
-        Ok(Self { schedule, draft: args.draft })
+        Ok(Self { scheduler, draft: args.draft })
     }
 }
 
@@ -102,12 +102,15 @@ impl Writer {
     pub(crate) fn asked(self, nested: Nested) -> Result<Self, Failure> {
         let option = match &nested {
             Nested { draft: Some(_), .. } => "--draft",
-            Nested { schedule: Some(_), .. } => "--precision",
+            Nested { scheduler: Some(_), .. } => "--precision",
             _ => return Ok(self),
         };
         if self.model.precisions().is_empty() {
             let rule = "should be left out: this model has one precision; quantize it with a nested scheme such as nest-tcq-2+2";
             return Err(fracbit::Error::Option { option, rule: rule.to_owned() }.into());
+        }
+        if let Some(scheduler) = &nested.scheduler {
+            self.model.check_scheduler(scheduler)?;
         }
         Ok(Self { nested, ..self })
     }
@@ -137,7 +140,7 @@ impl Writer {
             end_tokens: self.end_tokens.clone(),
             before: before.to_vec(),
             draft: self.nested.draft,
-            schedule: self.nested.schedule.clone(),
+            scheduler: self.nested.scheduler.clone(),
             ..GenerateOptions::default()
         };
         let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
@@ -166,7 +169,7 @@ impl Writer {
             steps: steps.saturating_sub(1),
             decode: total.saturating_sub(prefill),
             guessed: generation.guessed(),
-            bits: self.nested.schedule.as_ref().map(|schedule| {
+            bits: generation.schedule().map(|schedule| {
                 let read = |rate| self.model.bits_at(Precision::at_most(rate));
                 schedule.mean(steps.saturating_sub(1).max(1), read)
             }),

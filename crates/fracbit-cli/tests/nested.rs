@@ -76,6 +76,52 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     write(&["--precision", &schedule]);
     fracbit(&[&fit[..], &["-o", &schedule]].concat()).failed(FAILED, &["exists"]);
 
+    // A scheduler that reads prompts: one of its schedules, the same each time.
+    let scheduler = at("scheduler.json");
+    let stories = stories();
+    let train = ["schedule", "train", &model, "--text", text(&stories), "--samples", "12", "--steps", "12"];
+    let train = [&train[..], &["--points", "3", "--quality", "match", "--tolerance", "0.2"]].concat();
+    let found =
+        fracbit(&[&train[..], &["--block", "0,1", "-o", &scheduler, "--json"]].concat()).done().json();
+    assert_eq!(
+        found["schedules"],
+        json_schedules(&[&[[0.0, 2.0]], &[[0.0, 4.0], [6.0, 2.0]], &[[0.0, 4.0]]])
+    );
+    let labels: Vec<u64> = found["labels"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    assert_eq!(labels.iter().sum::<u64>(), 12);
+    let policies = found["policies"].as_array().unwrap();
+    let names: Vec<&str> = policies.iter().map(|policy| policy["name"].as_str().unwrap()).collect();
+    let known = ["uniform, 2 bits", "uniform, 4 bits", "static", "learned, block 0", "learned, block 1"];
+    assert_eq!(names, [&known[..], &["random", "labels"]].concat());
+    assert!(policies[1]["loss"].as_f64().unwrap().abs() < 1e-6 && policies[6]["within"] == 1.0, "{found}");
+    let chosen = write(&["--precision", &scheduler]);
+    assert_eq!(chosen["text"], write(&["--precision", &scheduler, "--draft", "nested:2,4"])["text"]);
+    let among = ["prefill=4,decode=2", "prefill=4,decode=4..2@6", "4"];
+    assert!(among.into_iter().any(|fixed| write(&["--precision", fixed])["text"] == chosen["text"]));
+    let table = fracbit(&train).done().out;
+    assert!(
+        table.contains("as labelled") && table.contains("prompts want prefill=4,decode=4..2@6"),
+        "{table}"
+    );
+    fracbit(&[&train[..], &["-o", &scheduler]].concat()).failed(FAILED, &["exists"]);
+    for (more, word) in [
+        (["--block", "99"], "`--block` should be at most"),
+        (["--bits", "4,3"], "should be two of 2, 4"),
+        (["--bits", "4"], "two numbers of bits"),
+        (["--samples", "5"], "at least 6 prompts"),
+    ] {
+        let train = if more[0] == "--samples" {
+            vec!["schedule", "train", &model, "--text", text(&stories)]
+        } else {
+            train.clone()
+        };
+        fracbit(&[&train[..], &more].concat()).failed(USAGE, &[word]);
+    }
+    let written = fs::read_to_string(&scheduler).unwrap();
+    fs::write(&scheduler, written.replace("\"head_dim\":", "\"head_dim\":1")).unwrap();
+    fracbit(&["run", &model, "-p", "x", "--precision", &scheduler])
+        .failed(BAD_INPUT, &["scheduler.json", "as many finite parameters"]);
+
     // What this model has not, or what is no schedule, is said.
     for option in [["--draft", "nested"], ["--precision", "2"]] {
         fracbit(&[&["run", &flat, "-p", "x", "-n", "1"], &option[..]].concat())
@@ -109,6 +155,14 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     ]);
     assert!(half.done().json()["bits_per_weight"].as_f64().unwrap() < 3.0);
     assert!(Path::new(&schedule).exists());
+}
+
+fn json_schedules(all: &[&[[f64; 2]]]) -> serde_json::Value {
+    let one = |steps: &&[[f64; 2]]| {
+        let steps: Vec<_> = steps.iter().map(|[at, bits]| serde_json::json!([*at as u64, bits])).collect();
+        serde_json::json!({"prefill": 4.0, "decode": steps})
+    };
+    all.iter().map(one).collect()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use fracbit_model::{Draft, Error, Guesses, KvPool, KvType, Model, Precision, State, StateOptions};
-use fracbit_schedule::{Phase, Schedule};
+use fracbit_schedule::{Phase, Scheduler};
 
 use crate::prefixes::Prefixes;
 use crate::sequence::{Finish, Output, Request, Sequence};
@@ -28,20 +28,20 @@ pub struct EngineOptions {
     pub kv: KvType,
     /// Most pages of the cache; `None`: as many as all sequences take at their full length.
     pub pages: Option<usize>,
-    /// What steps read of a nested model; `None`: all.
-    pub schedule: Option<Schedule>,
+    /// What decides what steps read of a nested model; `None`: all.
+    pub scheduler: Option<Scheduler>,
     /// How a nested model drafts for a sequence that is alone.
     pub draft: Option<Draft>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { sequences: 4, context: 4096, kv: KvType::I16, pages: None, schedule: None, draft: None }
+        Self { sequences: 4, context: 4096, kv: KvType::I16, pages: None, scheduler: None, draft: None }
     }
 }
 
 /// Options that make no engine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A sequence of the full context would never fit.
     #[error(
@@ -57,6 +57,9 @@ pub enum EngineError {
         /// Pages that were asked for.
         pages: usize,
     },
+    /// The scheduler is for another model.
+    #[error(transparent)]
+    Scheduler(#[from] Error),
 }
 
 /// Runs the sequences of a model; see the crate.
@@ -100,12 +103,15 @@ impl<'a, O: Output> Engine<'a, O> {
     /// An engine without sequences.
     ///
     /// # Errors
-    /// [`EngineError::Pages`].
+    /// [`EngineError::Pages`], [`EngineError::Scheduler`].
     pub fn new(model: &'a Model, options: EngineOptions) -> Result<Self, EngineError> {
         let (context, want) = (options.context, full_pages(options.context, 1));
         let pages = options.pages.unwrap_or_else(|| full_pages(context, options.sequences.max(1)));
         if pages < want {
             return Err(EngineError::Pages { want, positions: KvPool::POSITIONS, context, pages });
+        }
+        if let Some(scheduler) = &options.scheduler {
+            model.check_scheduler(scheduler)?;
         }
         Ok(Self {
             model,
@@ -149,6 +155,7 @@ impl<'a, O: Output> Engine<'a, O> {
             cached: None,
             guesses: Guesses::new(prompt.clone(), self.options.draft, &sampler),
             guessed: 0,
+            schedule: None,
             serial: self.serial,
             due: self.read + prompt.len() as u64,
             start: Instant::now(),
@@ -236,8 +243,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// The tokens of a sequence whose keys and values do not depend on its prompt's length: all, or
     /// where precision changes behind the prompt, those of the prompt.
     fn shareable(&self, sequence: &Sequence<O>) -> usize {
-        let falls = |s: &Schedule| s.switches().iter().any(|switch| switch.precision != s.prefill());
-        let prompt_only = self.options.schedule.as_ref().is_some_and(falls);
+        let prompt_only = self.options.scheduler.as_ref().is_some_and(Scheduler::changes);
         if prompt_only { sequence.prompt } else { sequence.tokens.len() }
     }
 
@@ -271,9 +277,8 @@ impl<'a, O: Output> Engine<'a, O> {
         let alone = self.writing.is_empty() && self.reading.is_empty();
         let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
         let held = state.len();
-        let (phase, alike) = sequence.phase(held, self.options.schedule.as_ref());
+        let alike = set_precision(self.options.scheduler.as_ref(), &mut sequence, &mut state).1;
         let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
-        set_precision(self.options.schedule.as_ref(), &mut state, phase);
         self.read += next.len() as u64;
         let width = self.model.config().hidden_size;
         let Work { hidden, logits, .. } = &mut self.work;
@@ -309,9 +314,8 @@ impl<'a, O: Output> Engine<'a, O> {
         let Work { run, hidden, logits } = &mut self.work;
         run.clear();
         run.extend(self.writing.iter().map(|s| s.tokens[s.tokens.len() - 1]));
-        let schedule = self.options.schedule.as_ref();
-        for (sequence, state) in self.writing.iter().zip(&mut self.states) {
-            set_precision(schedule, state, sequence.phase(state.len(), schedule).0);
+        for (sequence, state) in self.writing.iter_mut().zip(&mut self.states) {
+            set_precision(self.options.scheduler.as_ref(), sequence, state);
         }
         let done = self
             .model
@@ -367,10 +371,9 @@ impl<'a, O: Output> Engine<'a, O> {
     fn write_alone(&mut self) {
         let (Some(mut sequence), Some(mut state)) = (self.writing.pop(), self.states.pop()) else { return };
         let (held, vocab) = (state.len(), self.model.config().vocab_size);
-        let schedule = self.options.schedule.as_ref();
         // A step has one precision.
-        let (phase, alike) = sequence.phase(held, schedule);
-        if set_precision(schedule, &mut state, phase) {
+        let (other, alike) = set_precision(self.options.scheduler.as_ref(), &mut sequence, &mut state);
+        if other {
             sequence.guesses.forget_times();
         }
         let mut most = sequence.left(self.options.context).saturating_sub(1).min(alike - 1);
@@ -381,7 +384,7 @@ impl<'a, O: Output> Engine<'a, O> {
         }
         let Work { hidden, logits, .. } = &mut self.work;
         let Sequence { guesses, tokens, sampler, .. } = &mut sequence;
-        let run = guesses.make((self.model, &mut state, sampler), tokens, most, true);
+        let run = guesses.make((self.model, &mut state, sampler), tokens, most);
         let done = run.and_then(|run| self.model.forward(&mut state, run, hidden)).and_then(|()| {
             self.model.logits(&mut state, hidden, logits)?;
             sequence.guesses.ran();
@@ -453,13 +456,27 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     })
 }
 
-/// Sets what the next step reads; whether that is something else than before.
-fn set_precision(schedule: Option<&Schedule>, state: &mut State, phase: Phase) -> bool {
-    let Some(schedule) = schedule else { return false };
-    let precision = Precision::at_most(schedule.precision(phase));
+/// Sets what the next step of a sequence reads. Returns whether that is something else than before,
+/// and how many tokens from there on are run alike.
+fn set_precision<O>(
+    scheduler: Option<&Scheduler>,
+    sequence: &mut Sequence<O>,
+    state: &mut State,
+) -> (bool, usize) {
+    let (held, prompt) = (state.len(), sequence.prompt);
+    if let (Some(scheduler), None, true) = (scheduler, &sequence.schedule, held >= prompt) {
+        let cached = |layer| state.cached(layer, prompt).unwrap_or_default();
+        sequence.schedule = Some(scheduler.schedule(cached));
+    }
+    let (phase, alike) = sequence.phase(held);
+    let read = match (phase, &sequence.schedule) {
+        (Phase::Prefill, _) => scheduler.map(Scheduler::prefill),
+        (Phase::Decode(_), schedule) => schedule.as_ref().map(|s| s.precision(phase)),
+    };
+    let precision = read.map_or(state.precision(), Precision::at_most);
     let other = precision != state.precision();
     state.set_precision(precision);
-    other
+    (other, alike)
 }
 
 fn fail<O: Output>(sequence: Sequence<O>, error: &Error) {

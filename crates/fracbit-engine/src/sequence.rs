@@ -81,6 +81,8 @@ pub(crate) struct Sequence<O> {
     pub(crate) cached: Option<usize>,
     pub(crate) guesses: Guesses,
     pub(crate) guessed: usize,
+    /// Of its text, once its prompt has been run.
+    pub(crate) schedule: Option<Schedule>,
     /// Those that came later have larger ones.
     pub(crate) serial: u64,
     /// When its prompt should have been run: see `Engine::read`.
@@ -100,9 +102,9 @@ impl<O> Sequence<O> {
     }
 
     /// What step runs the token at this place, and how many tokens from there on are run alike.
-    pub(crate) fn phase(&self, at: usize, schedule: Option<&Schedule>) -> (Phase, usize) {
+    pub(crate) fn phase(&self, at: usize) -> (Phase, usize) {
         let Some(step) = at.checked_sub(self.prompt) else { return (Phase::Prefill, self.prompt - at) };
-        let alike = schedule.and_then(|schedule| schedule.steps_alike(step));
+        let alike = self.schedule.as_ref().and_then(|schedule| schedule.steps_alike(step));
         (Phase::Decode(step), alike.unwrap_or(usize::MAX))
     }
 

@@ -14,6 +14,9 @@ pub enum Error {
     /// A width that cannot be rotated.
     #[error(transparent)]
     Rotation(#[from] fracbit_rotation::RotationError),
+    /// A scheduler that was learned for another model.
+    #[error(transparent)]
+    Schedule(#[from] fracbit_schedule::ScheduleError),
     /// A buffer or matrix of the wrong size.
     #[error(transparent)]
     Shape(#[from] ShapeError),

@@ -10,11 +10,11 @@
 //!
 //! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with
 //! the token before it: the same tokens are yielded, sooner. Where it does not, a nested model can
-//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Schedule`] says what its steps
+//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Scheduler`] says what its steps
 //! read.
 
 use fracbit_kernels::Precision;
-use fracbit_schedule::{Phase, Schedule};
+use fracbit_schedule::{Phase, Schedule, Scheduler};
 
 use crate::draft::MOST;
 use crate::sample::Sampler;
@@ -23,7 +23,7 @@ use crate::state::State;
 use crate::{Error, Model};
 
 /// When to stop, and how far to guess ahead.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// Most tokens to yield; `None`: until the context is full.
     pub max_tokens: Option<usize>,
@@ -39,8 +39,8 @@ pub struct GenerateOptions {
     /// Whether a nested model guesses too, where the text does not repeat itself; part of
     /// `guesses`.
     pub draft: Option<Draft>,
-    /// What steps read of a nested model; `None`: what the state says.
-    pub schedule: Option<Schedule>,
+    /// What decides what steps read of a nested model; `None`: what the state says.
+    pub scheduler: Option<Scheduler>,
 }
 
 impl Default for GenerateOptions {
@@ -52,7 +52,7 @@ impl Default for GenerateOptions {
             before: Vec::new(),
             guesses: MOST,
             draft: None,
-            schedule: None,
+            scheduler: None,
         }
     }
 }
@@ -77,6 +77,7 @@ pub struct Generation<'a> {
     state: &'a mut State,
     sampler: &'a mut Sampler,
     options: GenerateOptions,
+    schedule: Option<Schedule>, // once the prompt has been run
     history: Vec<u32>,
     next: usize, // history from here on has not been run
     yielded: usize,
@@ -96,8 +97,9 @@ impl<'a> Generation<'a> {
     /// held before.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`]: there would be nothing to continue; [`Error::Memory`]. What the
-    /// model refuses shows at the first token.
+    /// [`Error::EmptyPrompt`]: there would be nothing to continue; [`Error::Schedule`]: the
+    /// scheduler was learned for another model; [`Error::Memory`]. What the model refuses shows at
+    /// the first token.
     pub fn new(
         model: &'a Model,
         state: &'a mut State,
@@ -107,6 +109,9 @@ impl<'a> Generation<'a> {
     ) -> Result<Self, Error> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
+        }
+        if let Some(scheduler) = &options.scheduler {
+            model.check_scheduler(scheduler)?;
         }
         sampler.use_kernels_of(model);
         let text = [&options.before[..], prompt].concat();
@@ -125,6 +130,7 @@ impl<'a> Generation<'a> {
             state,
             sampler,
             options,
+            schedule: None,
             history,
             next: 0,
             yielded: 0,
@@ -162,6 +168,12 @@ impl<'a> Generation<'a> {
         self.logits.get(self.row * vocab..(self.row + 1) * vocab).unwrap_or(&[])
     }
 
+    /// The schedule of the answer; `None` before its second token, or without a scheduler.
+    #[must_use]
+    pub fn schedule(&self) -> Option<&Schedule> {
+        self.schedule.as_ref()
+    }
+
     /// Tokens yielded that were guessed and so took no step of their own.
     #[must_use]
     pub fn guessed(&self) -> usize {
@@ -186,18 +198,25 @@ impl<'a> Generation<'a> {
 
     /// Runs what is pending, and with a single token guesses of what follows it.
     fn forward(&mut self, pending: usize) -> Result<(), Error> {
-        if let Some(schedule) = &self.options.schedule {
-            let phase = self.yielded.checked_sub(1).map_or(Phase::Prefill, Phase::Decode);
-            let precision = Precision::at_most(schedule.precision(phase));
+        if let Some(scheduler) = &self.options.scheduler {
+            let read = match self.yielded.checked_sub(1) {
+                None => scheduler.prefill(),
+                Some(step) => {
+                    let prompt = self.state.len() - step;
+                    let cached = |layer| self.state.cached(layer, prompt).unwrap_or_default();
+                    let choose = || scheduler.schedule(cached);
+                    self.schedule.get_or_insert_with(choose).precision(Phase::Decode(step))
+                }
+            };
+            let precision = Precision::at_most(read);
             if precision != self.state.precision() {
                 self.guesses.forget_times();
             }
             self.state.set_precision(precision);
         }
-        let most = if pending == 1 { self.most_guesses() } else { 0 };
-        let may = pending == 1 && self.yielded > 0;
+        let most = if self.yielded > 0 { self.most_guesses() } else { 0 };
         let with = (self.model, &mut *self.state, &*self.sampler);
-        let run = self.guesses.make(with, &mut self.history, most, may)?;
+        let run = self.guesses.make(with, &mut self.history, most)?;
         let guesses = run.len() - 1;
         let tokens = if pending == 1 { run } else { &self.history[self.next..] };
         self.model.forward(self.state, tokens, &mut self.hidden)?;
@@ -215,7 +234,7 @@ impl<'a> Generation<'a> {
         let room = self.state.room().saturating_sub(self.state.len() + 1);
         let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);
         // A step has one precision.
-        let alike = match (&self.options.schedule, self.yielded.checked_sub(1)) {
+        let alike = match (&self.schedule, self.yielded.checked_sub(1)) {
             (Some(schedule), Some(step)) => schedule.steps_alike(step).map_or(usize::MAX, |n| n - 1),
             _ => usize::MAX,
         };

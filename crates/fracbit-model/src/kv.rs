@@ -336,7 +336,6 @@ impl New<'_, '_> {
     }
 }
 
-#[cfg(test)]
 impl KvLayout {
     /// One number of a key.
     pub(crate) fn key(self, page: &[Line], layer: usize, head: usize, at: usize, i: usize) -> f32 {

@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use fracbit_base::{Rate, Scheme, ShapeError};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels::{Crew, Gate, Kernels, Precision, Vectors, with_crew};
+use fracbit_schedule::Scheduler;
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
@@ -186,6 +187,20 @@ impl Model {
         let layers = self.layers.iter().flat_map(|l| &l.linears);
         let schemes = layers.map(|l| &**l).chain([self.head_linear()]).flat_map(Linear::schemes);
         schemes.filter(|scheme| scheme.planes() > 1).flat_map(Scheme::precisions).collect()
+    }
+
+    /// Whether a scheduler may run on this model.
+    ///
+    /// # Errors
+    /// [`Error::Schedule`] when it was learned for another.
+    pub fn check_scheduler(&self, scheduler: &Scheduler) -> Result<(), Error> {
+        let ModelConfig { num_key_value_heads: heads, head_dim, .. } = self.config;
+        match scheduler {
+            Scheduler::Static(_) => Ok(()),
+            Scheduler::Learned(learned) => {
+                Ok(learned.check(self.config.num_hidden_layers(), heads, head_dim)?)
+            }
+        }
     }
 
     /// An empty state of this model.

@@ -64,7 +64,7 @@ impl Guesses {
     }
 
     /// The last token of `tokens`, which `state` does not hold yet, and at most `most` guesses of
-    /// what follows it; the model makes some itself where it `may`.
+    /// what follows it.
     ///
     /// # Errors
     /// As for [`Model::forward`] and [`Sampler::sample`].
@@ -73,13 +73,12 @@ impl Guesses {
         (model, state, sampler): (&Model, &mut State, &Sampler),
         tokens: &mut Vec<u32>,
         most: usize,
-        may: bool,
     ) -> Result<&[u32], Error> {
         let vocab = model.config().vocab_size;
         self.run.clear();
         self.run.extend(tokens.last());
         self.run.extend(self.repeated.draft(most).take_while(|&token| (token as usize) < vocab));
-        self.drafted = may && self.run.len() == 1;
+        self.drafted = self.run.len() == 1;
         if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
             own.draft((model, state, sampler), tokens, most, &mut self.run)?;
         }

@@ -3,6 +3,7 @@
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Crew, Numbers, Precision, Vectors};
 use fracbit_rotation::Rotation;
+use fracbit_schedule::Features;
 
 use crate::Error;
 use crate::attention::work_len;
@@ -378,6 +379,32 @@ impl Scratch {
         buffer.clear();
         buffer.extend_from_slice(source);
         buffer
+    }
+}
+
+impl State {
+    /// What a layer's cache holds of the first `tokens` of those so far, as (positions, kv heads,
+    /// head_dim): keys behind RoPE, without the large biases that some caches keep apart, and
+    /// values; both with the errors of the cache's type. `None` where the model has no such layer.
+    #[must_use]
+    pub fn cached(&self, layer: usize, tokens: usize) -> Option<Features> {
+        let layout = self.layout();
+        if layer >= layout.layers {
+            return None;
+        }
+        let (heads, width) = (layout.kv_heads, layout.head_dim);
+        let mut features = Features::default();
+        for position in 0..tokens.min(self.len) {
+            let (page, at) = (self.pages[position / PAGE].lines(), position % PAGE);
+            for head in 0..heads {
+                features.keys.extend((0..width).map(|i| layout.key(page, layer, head, at, i)));
+                features.values.extend((0..width).map(|i| layout.value(page, layer, head, at, i)));
+            }
+        }
+        if let Some(turn) = &self.turn {
+            turn.apply_rows_inverse(&mut features.keys);
+        }
+        Some(features)
     }
 }
 

@@ -59,6 +59,19 @@ pub enum ScheduleError {
         /// Bits behind.
         next: String,
     },
+    /// The network of a learned schedule is none.
+    #[error(
+        "schedule: the network should have sizes above 0, as many finite parameters as these take, and one class for each of `falls`"
+    )]
+    Network,
+    /// The network is for another model.
+    #[error("schedule: it was learned for {want}, this model has {got}")]
+    Model {
+        /// What the network reads.
+        want: String,
+        /// What there is.
+        got: String,
+    },
 }
 
 impl Schedule {
@@ -190,10 +203,16 @@ impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         use serde::de::Error;
         let Document { prefill, decode } = Document::deserialize(from)?;
-        let rate = |bits| Rate::from_bits(bits).map_err(D::Error::custom);
+        Self::of_bits(prefill, decode).map_err(D::Error::custom)
+    }
+}
+
+impl Schedule {
+    /// Of bits, and pairs of a step and the bits from there on.
+    pub(crate) fn of_bits(prefill: f64, decode: Vec<(usize, f64)>) -> Result<Self, ScheduleError> {
+        let rate = |bits: f64| Rate::from_bits(bits).map_err(|_| ScheduleError::Text(bits.to_string()));
         let switch = |(from, bits)| Ok(Switch { from, precision: rate(bits)? });
-        let decode = decode.into_iter().map(switch).collect::<Result<_, D::Error>>()?;
-        Self::new(rate(prefill)?, decode).map_err(D::Error::custom)
+        Self::new(rate(prefill)?, decode.into_iter().map(switch).collect::<Result<_, ScheduleError>>()?)
     }
 }
 

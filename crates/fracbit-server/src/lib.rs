@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fracbit_engine::{Engine, EngineError, EngineOptions};
 use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, KvType, Model, SampleConfig};
-use fracbit_schedule::Schedule;
+use fracbit_schedule::Scheduler;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -85,8 +85,8 @@ pub struct Options {
     /// Text of messages and of variables of the template may make control tokens. Otherwise it
     /// stays text.
     pub allow_special: bool,
-    /// What steps read of a nested model; `None`: all of it.
-    pub schedule: Option<Schedule>,
+    /// What decides what steps read of a nested model; `None`: all of it.
+    pub scheduler: Option<Scheduler>,
     /// How a nested model drafts for a text that is alone.
     pub draft: Option<Draft>,
 }
@@ -172,7 +172,7 @@ impl Server {
                 context: options.context,
                 kv: options.kv,
                 pages: options.pages,
-                schedule: options.schedule,
+                scheduler: options.scheduler,
                 draft: options.draft,
             },
         )?;

@@ -120,9 +120,10 @@ fn guesses_of_its_first_planes_change_no_token() {
     let drawn = SampleConfig { temperature: 0.8, repetition_penalty: 1.1, seed: 5, ..greedy };
     let schedules = [None, Some("prefill=4,decode=4..2@50"), Some("prefill=2,decode=4..3@70..2@90")];
     for (sampling, schedule) in [greedy, drawn].into_iter().flat_map(|s| schedules.map(|to| (s, to))) {
-        let schedule = schedule.map(|text| text.parse().expect("a schedule"));
+        let parse = |text: &str| text.parse::<fracbit_schedule::Schedule>().expect("a schedule");
+        let scheduler = schedule.map(|text| parse(text).into());
         let plain =
-            GenerateOptions { max_tokens: Some(100), guesses: 0, schedule, ..GenerateOptions::default() };
+            GenerateOptions { max_tokens: Some(100), guesses: 0, scheduler, ..GenerateOptions::default() };
         let (want, none) = write(&model, sampling, &plain);
         assert_eq!(none, 0);
         for (length, guesses) in [(Some(1), 7), (Some(4), 7), (Some(7), 3), (None, 7)] {
@@ -137,7 +138,7 @@ fn guesses_of_its_first_planes_change_no_token() {
     // A schedule of one precision is that precision.
     let at = |precision| GenerateOptions {
         max_tokens: Some(60),
-        schedule: Some(fracbit_schedule::Schedule::uniform(precision)),
+        scheduler: Some(fracbit_schedule::Schedule::uniform(precision).into()),
         ..GenerateOptions::default()
     };
     let two = load(&two_bits().dir).expect("written");

@@ -1,16 +1,49 @@
 //! `fracbit schedule`.
 
 use crate::{
-    args, commands::run::conversation, context::Context, failure::Failure, files, generate::Loading,
+    args,
+    commands::run::conversation,
+    context::Context,
+    failure::Failure,
+    files,
+    generate::{Loading, Writer},
     table::Table,
 };
 use clap::{Args, Subcommand, ValueEnum};
-use fracbit::schedule::{Fit, FitOptions, Judged, Quality, fit};
-use fracbit_io::{EncodeOptions, Message};
+use fracbit::schedule::{
+    Fit, FitOptions, Judged, Policy, Quality, TrainOptions, Trained, beginnings, fit, train,
+};
+use fracbit_base::Rate;
+use fracbit_io::{Bos, EncodeOptions, Message};
+use serde::Serialize;
 use serde_json::json;
-use std::{io::Write, path::PathBuf, sync::Arc};
+use std::{
+    io::Write,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Tokens of a piece of a text.
+const LENGTHS: RangeInclusive<usize> = 32..=128;
 
 const AFTER: &str = "\
+Examples:
+  fracbit schedule fit small --prompts prompts.txt -o schedule.json
+  fracbit schedule train small --text book.txt -o scheduler.json
+  fracbit run small -p 'Once upon a time' --precision scheduler.json";
+
+const AFTER_TRAIN: &str = "\
+Prompts are pieces of 32 to 128 tokens of FILE, or the lines of --prompts. The model at full precision answers each, and every \
+place at which precision may fall is tried; the label of a prompt is the first that keeps the tolerance. Two of three prompts train; \
+the table is of the others, beside one precision everywhere, the best place for all prompts (static), places at random, and the labels themselves. \
+With --json one object is printed: quality, tolerance, steps, schedules, labels, policies (each with name, mean_bits, loss, within and right), block and overhead.
+
+Examples:
+  fracbit schedule train small --text book.txt -o scheduler.json
+  fracbit schedule train small --prompts prompts.txt --chat --block 0,14,29 --steps 128 -o scheduler.json";
+
+const AFTER_FIT: &str = "\
 FILE has one prompt a line, empty lines aside. The first half of the prompts chooses, the other half says what the choice is worth. \
 With --json one object is printed: quality, tolerance, steps, uniform (a list), pair, best and asked; each of these has \
 schedule, mean_bits, loss and held_out.
@@ -34,6 +67,7 @@ pub(crate) struct ScheduleArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     Fit(FitArgs),
+    Train(TrainArgs),
 }
 
 /// Fit a schedule on prompts.
@@ -43,7 +77,7 @@ enum What {
 /// found. Printed beside it are the same precision everywhere, and the lowest pair of one precision
 /// for the prompt and one for the answer.
 #[derive(Debug, Args)]
-#[command(after_help = AFTER)]
+#[command(after_help = AFTER_FIT)]
 struct FitArgs {
     /// The model, of a nested scheme.
     model: PathBuf,
@@ -76,6 +110,67 @@ struct FitArgs {
     json: bool,
 }
 
+/// Train a scheduler that reads each prompt and says when precision may fall.
+///
+/// A network of some thousand parameters looks at what the cache of one block holds of a prompt.
+/// It is trained on the model's own answers to pieces of any text and works with prompts of other
+/// kinds.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_TRAIN)]
+struct TrainArgs {
+    /// The model, of a nested scheme.
+    model: PathBuf,
+    /// Text whose pieces are prompts; `-` reads standard input.
+    #[arg(long, value_name = "FILE", required_unless_present = "prompts", conflicts_with = "prompts")]
+    text: Option<PathBuf>,
+    /// Prompts, one a line, in place of a text.
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Pieces of the text.
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = args::count, conflicts_with = "prompts")]
+    samples: usize,
+    /// What answers are judged by, against those of full precision.
+    #[arg(long, value_enum, default_value_t)]
+    quality: QualityName,
+    /// The largest loss of an answer: nats per token with kl, otherwise a share from 0 to 1.
+    #[arg(long, value_name = "E", default_value_t = 0.02, value_parser = tolerance)]
+    tolerance: f64,
+    /// Tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = args::count)]
+    steps: usize,
+    /// Places at which precision may fall, from the first token to never: at least 2.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = args::count)]
+    points: usize,
+    /// Bits of the prompt and of the beginning, and those to which they fall; by default the most
+    /// and the least that the model has.
+    #[arg(long, value_name = "HIGH,LOW", value_parser = two_rates)]
+    bits: Option<[Rate; 2]>,
+    /// Blocks whose caches are tried, from 0 on; by default the last.
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    block: Vec<usize>,
+    /// Ask as a user of the model's chat template.
+    #[arg(long, requires = "prompts")]
+    chat: bool,
+    /// Of the random numbers.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// File to write the scheduler to, for `--precision`.
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replace FILE.
+    #[arg(long, requires = "out")]
+    force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+fn two_rates(text: &str) -> Result<[Rate; 2], String> {
+    let rate = |text: &str| text.trim().parse().ok().and_then(|bits| Rate::from_bits(bits).ok());
+    let both = text.split_once(',').and_then(|(high, low)| Some([rate(high)?, rate(low)?]));
+    both.ok_or_else(|| format!("expected two numbers of bits such as 4,2, got `{text}`"))
+}
+
 /// A quality by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum QualityName {
@@ -104,22 +199,105 @@ fn tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &ScheduleArgs, context: &mut Context) -> Result<(), Failure> {
-    let What::Fit(args) = &args.what;
-    if let Some(out) = &args.out {
-        files::refuse_existing(out, args.force)?;
+    match &args.what {
+        What::Fit(args) => run_fit(args, context),
+        What::Train(args) => run_train(args, context),
     }
-    let text = files::read_text(&args.prompts)?;
-    let opened = Arc::new(files::open(&args.model, context)?);
-    let loading = Loading::begin(&opened);
-    let writer = loading.finish(opened.tokenizer()?)?;
+}
+
+/// A line is a prompt.
+fn prompts_of(text: &str, writer: &Writer, chat: bool) -> Result<Vec<Vec<u32>>, Failure> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let prompts = lines.map(|line| {
-        if args.chat {
+        if chat {
             return conversation(&writer.tokenizer, &[Message::new("user", line)], false);
         }
         Ok(writer.tokenizer.encode(line, EncodeOptions::default())?)
     });
-    let prompts = prompts.collect::<Result<Vec<_>, Failure>>()?;
+    prompts.collect()
+}
+
+fn load(model: &Path, context: &Context) -> Result<Writer, Failure> {
+    let opened = Arc::new(files::open(model, context)?);
+    Loading::begin(&opened).finish(opened.tokenizer()?)
+}
+
+fn write_out(out: &Path, document: &impl Serialize) -> Result<(), Failure> {
+    let document = json!(document).to_string() + "\n";
+    fracbit_io::write_atomic(out, document.as_bytes()).map_err(|e| Failure::writing(out, e))
+}
+
+fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
+    if let Some(out) = &args.out {
+        files::refuse_existing(out, args.force)?;
+    }
+    let path = args.text.as_ref().or(args.prompts.as_ref()).expect("clap wants one of both");
+    let text = files::read_text(path)?;
+    let writer = load(&args.model, context)?;
+    let prompts = if args.prompts.is_some() {
+        prompts_of(&text, &writer, args.chat)?
+    } else {
+        let before = writer.tokenizer.encode("", EncodeOptions::default())?;
+        let plain = EncodeOptions { bos: Bos::Never, ..EncodeOptions::default() };
+        beginnings(&writer.tokenizer.encode(&text, plain)?, &before, args.samples, LENGTHS, args.seed)
+    };
+    if prompts.is_empty() {
+        return Err(Failure::input(format!(
+            "`{}` should have at least {} tokens, or lines with `--prompts`",
+            path.display(),
+            LENGTHS.start()
+        )));
+    }
+    let fit = FitOptions {
+        quality: args.quality.into(),
+        tolerance: args.tolerance,
+        steps: args.steps,
+        points: args.points,
+    };
+    let options = TrainOptions { fit, rates: args.bits, blocks: args.block.clone(), seed: args.seed };
+    let trained = train(&writer.model, &prompts, &options, &context.progress)?;
+    context.progress.finish();
+    if let Some(out) = &args.out {
+        write_out(out, &trained.scheduler)?;
+    }
+    if args.json {
+        return context.out.json(&trained);
+    }
+    write!(context.out, "{}", policies(&trained))?;
+    for (schedule, count) in trained.schedules.iter().zip(&trained.labels) {
+        writeln!(context.out, "{count} of {} prompts want {schedule}", prompts.len())?;
+    }
+    let Trained { block, overhead, .. } = trained;
+    writeln!(context.out, "taken: block {block}; it costs {:.2} % of running the prompt", 100.0 * overhead)?;
+    Ok(())
+}
+
+fn policies(trained: &Trained) -> Table {
+    let loss = loss_name(trained.quality);
+    let mut table = Table::new(["", "bits a token", loss, "within", "as labelled"], &[0]);
+    for Policy { name, mean_bits, loss, within, right } in &trained.policies {
+        let share = |share: &f64| format!("{:.0} %", 100.0 * share);
+        let [bits, loss] = [format!("{mean_bits:.3}"), format!("{loss:.4}")];
+        table.row([name.clone(), bits, loss, share(within), share(right)]);
+    }
+    table
+}
+
+fn loss_name(quality: Quality) -> &'static str {
+    match quality {
+        Quality::Kl => "KL",
+        Quality::Match => "other tokens",
+        Quality::RougeL => "1 - ROUGE-L",
+    }
+}
+
+fn run_fit(args: &FitArgs, context: &mut Context) -> Result<(), Failure> {
+    if let Some(out) = &args.out {
+        files::refuse_existing(out, args.force)?;
+    }
+    let text = files::read_text(&args.prompts)?;
+    let writer = load(&args.model, context)?;
+    let prompts = prompts_of(&text, &writer, args.chat)?;
     let options = FitOptions {
         quality: args.quality.into(),
         tolerance: args.tolerance,
@@ -129,8 +307,7 @@ pub(crate) fn run(args: &ScheduleArgs, context: &mut Context) -> Result<(), Fail
     let found = fit(&writer.model, &prompts, &options, &context.progress)?;
     context.progress.finish();
     if let Some(out) = &args.out {
-        let document = json!(found.best.schedule).to_string() + "\n";
-        fracbit_io::write_atomic(out, document.as_bytes()).map_err(|e| Failure::writing(out, e))?;
+        write_out(out, &found.best.schedule)?;
     }
     if args.json {
         return context.out.json(&found);
@@ -140,11 +317,7 @@ pub(crate) fn run(args: &ScheduleArgs, context: &mut Context) -> Result<(), Fail
 }
 
 fn shown(found: &Fit) -> Table {
-    let loss = match found.quality {
-        Quality::Kl => "KL",
-        Quality::Match => "other tokens",
-        Quality::RougeL => "1 - ROUGE-L",
-    };
+    let loss = loss_name(found.quality);
     let mut table = Table::new(["", "schedule", "bits a token", loss, "held out"], &[0, 1]);
     let mut row = |what: &str, one: &Judged| {
         let held = one.held_out.map_or_else(|| "-".to_owned(), |held| format!("{held:.4}"));

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let tokenizer = files::tokenizer(&opened, context)?;
     let writer = loading.finish(tokenizer)?.asked(nested)?;
     let Writer { model, tokenizer, end_tokens, nested } = writer;
-    let Nested { schedule, draft } = nested;
+    let Nested { scheduler, draft } = nested;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
     let page = KvPool::page_bytes(model.config(), kv);
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         key,
         end_tokens,
         allow_special: args.allow_special,
-        schedule,
+        scheduler,
         draft,
     };
     server.run(&model, tokenizer, options, interrupt()).map_err(failure)

@@ -13,6 +13,13 @@ use fracbit_model::{
 use fracbit_schedule::{Phase, Schedule, cheapest};
 use serde::Serialize;
 
+mod train;
+
+pub use train::{Policy, TrainOptions, Trained, beginnings, train};
+
+const ONE_PRECISION: &str =
+    "should be a nested model, such as one of nest-tcq-2+2: this one has one precision";
+
 /// What a schedule is judged by; each is a loss, 0 at full precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -99,8 +106,7 @@ pub fn fit(
     let mut rates: Vec<Rate> = model.precisions().into_iter().collect();
     rates.reverse();
     let Some(&top) = rates.first() else {
-        let rule = "should be a nested model, such as one of nest-tcq-2+2: this one has one precision";
-        return Err(Error::Option { option: "MODEL", rule: rule.to_owned() });
+        return Err(Error::Option { option: "MODEL", rule: ONE_PRECISION.to_owned() });
     };
     if prompts.is_empty() {
         return Err(Error::Option {
@@ -181,20 +187,20 @@ fn mean_loss(
 ) -> Result<f64, Error> {
     let mut sum = 0.0;
     for one in answered {
-        sum += match options.quality {
-            Quality::Kl => divergence(model, one, schedule)?,
-            Quality::Match => {
-                let own = free(model, &one.prompt, one.answer.len(), Some(schedule.clone()))?;
-                1.0 - share_alike(&own, &one.answer)
-            }
-            Quality::RougeL => {
-                let own = free(model, &one.prompt, one.answer.len(), Some(schedule.clone()))?;
-                1.0 - rouge_l(&own, &one.answer)
-            }
-        };
+        sum += loss_of(model, one, schedule, options.quality)?;
     }
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     Ok(sum / answered.len().max(1) as f64)
+}
+
+/// Loss of a schedule on a prompt.
+fn loss_of(model: &Model, one: &Answered, schedule: &Schedule, quality: Quality) -> Result<f64, Error> {
+    let own = || free(model, &one.prompt, one.answer.len(), Some(schedule.clone()));
+    Ok(match quality {
+        Quality::Kl => divergence(model, one, schedule)?,
+        Quality::Match => 1.0 - share_alike(&own()?, &one.answer),
+        Quality::RougeL => 1.0 - rouge_l(&own()?, &one.answer),
+    })
 }
 
 fn state(model: &Model, tokens: usize) -> State {
@@ -206,7 +212,8 @@ fn state(model: &Model, tokens: usize) -> State {
 fn free(model: &Model, prompt: &[u32], steps: usize, schedule: Option<Schedule>) -> Result<Vec<u32>, Error> {
     let mut state = state(model, prompt.len() + steps);
     let mut sampler = Sampler::new(SampleConfig::default())?;
-    let options = GenerateOptions { max_tokens: Some(steps), schedule, ..GenerateOptions::default() };
+    let scheduler = schedule.map(Into::into);
+    let options = GenerateOptions { max_tokens: Some(steps), scheduler, ..GenerateOptions::default() };
     let tokens = Generation::new(model, &mut state, &mut sampler, prompt, options)?;
     Ok(tokens.collect::<Result<_, _>>()?)
 }
