@@ -39,7 +39,7 @@ Usage: cargo xtask COMMAND
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
-  quality            measure docs/quality.md anew (needs ../shared; takes a while)
+  quality            measure docs/lab/tables.md anew (needs ../shared; takes a while)
 ";
 
 fn main() -> ExitCode {

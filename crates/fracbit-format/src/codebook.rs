@@ -77,8 +77,9 @@ pub enum CodebookError {
 /// fast, is free.
 ///
 /// Processors that look up in 16 entries at a time then need three, four or six lookups instead of
-/// four, eight or sixteen. Trained tables lose nothing to speak of by it (`docs/quality.md`): how
-/// magnitudes are spread matters to a trellis, not where each of them lies.
+/// four, eight or sixteen. Trained tables lose nothing to speak of by it
+/// (`docs/lab/2026-11-codes.md`): how magnitudes are spread matters to a trellis, not where each of
+/// them lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// One for each sixteenth of the table; those of the last quarter are zero.
@@ -120,7 +121,8 @@ impl Layers {
 /// quarter, where magnitudes grow fast, is free.
 ///
 /// Processors that look up in 16 entries at a time then need one lookup instead of four. In grid
-/// units a trained table has the same course but for noise (`docs/quality.md` has what it costs).
+/// units a trained table has the same course but for noise (`docs/lab/2026-11-codes.md` has what it
+/// costs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ramp {
     /// The bits of an index that count: 63, or 62 where neighbours are equal.
@@ -295,7 +297,7 @@ impl Codebook {
     /// So the top bit of a code is the sign of the first number, and the next one says whether the
     /// two numbers have changed places; their exclusive or is the sign of the second. Processors
     /// that look up in few entries at a time then need a quarter of the lookups, and a codebook for
-    /// a circular source loses nothing by it (`docs/quality.md`).
+    /// a circular source loses nothing by it (`docs/lab/2026-11-codes.md`).
     #[must_use]
     pub fn quarter(&self) -> Option<&[i16]> {
         if !Self::may_be_turned(self.scheme) {

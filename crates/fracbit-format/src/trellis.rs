@@ -108,7 +108,7 @@ pub const fn hash_fine(x: u16) -> u16 {
 }
 
 /// Rates of the `fast` code in quarters of a bit and their factors, found by search
-/// (`docs/quality.md`).
+/// (`docs/lab/2026-11-codes.md`).
 ///
 /// Their lowest byte is one: the bits of a product from bit 8 on are then `x (c >> 8) + (x >> 8)`,
 /// which lanes as wide as the hash can hold. The lowest byte of the product is no part of the hash

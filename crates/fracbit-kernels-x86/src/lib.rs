@@ -64,7 +64,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
 
 /// Makes matrices of additive codebooks build and read Psumbooks for few tokens, in place of
 /// expanding codes; false where the processor lacks AVX2. [`install`] leaves it out, because
-/// expanding is faster (`docs/perf.md`); results have the same bits.
+/// expanding is faster (`docs/lab/2026-11-speed.md`); results have the same bits.
 pub fn install_psumbook(kernels: &mut Kernels) -> bool {
     #[cfg(target_arch = "x86_64")]
     if avx2::Avx2::detect().is_some() {

@@ -1,5 +1,5 @@
 //! How memory is read ahead of the products, by the kind of processor: what one gains by, another
-//! loses by (`docs/perf.md`).
+//! loses by (`docs/lab/2026-11-speed-zen5.md`).
 
 use std::{
     arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},

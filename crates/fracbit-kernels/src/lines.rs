@@ -25,7 +25,7 @@ const HUGE: usize = 2 << 20;
 ///
 /// From 2 MiB on they lie on huge pages (2 MiB) as far as the system grants them: one thread then
 /// reads its stream at the full bandwidth, where with 4 KiB pages the hardware prefetcher stops at
-/// the end of each (see `docs/perf.md`).
+/// the end of each (see `docs/lab/2026-11-speed.md`).
 pub struct Buffer(Home);
 
 enum Home {

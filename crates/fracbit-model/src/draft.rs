@@ -20,8 +20,8 @@ pub const MOST: usize = 7;
 /// Matches at least this long count alike.
 const LONG: usize = 8;
 /// What the last token of a draft should be worth, in steps of one token. With AVX-512 and AMX a
-/// token more costs .04 to .31 of a step (eight sequences in `docs/perf.md`), and in prefill up to
-/// .45 where weights are expanded in no time (`nuq-4` with AVX2).
+/// token more costs .04 to .31 of a step (eight sequences in `docs/lab/2026-11-speed-intel.md`),
+/// and in prefill up to .45 where weights are expanded in no time (`nuq-4` with AVX2).
 const COST: f32 = 0.35;
 /// Share of the news in the rates.
 const NEWS: f32 = 1.0 / 16.0;

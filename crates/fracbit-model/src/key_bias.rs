@@ -19,7 +19,7 @@
 //!
 //! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees
 //! constants). Nor for the mean of what weights give to all keys, which would be as exact: it takes
-//! a vector that files do not have, and won little (`docs/quality.md`).
+//! a vector that files do not have, and won little (`docs/lab/2026-11-quality.md`).
 
 use std::collections::TryReserveError;
 use std::ops::Range;

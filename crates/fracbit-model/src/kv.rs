@@ -41,7 +41,7 @@ pub enum KvType {
     /// 8-bit integers and a scale for every key and value of a head.
     I8,
     /// Keys as in [`KvType::I8`] and values as in [`KvType::I4`]: errors of keys do more harm, by
-    /// an order of magnitude (`docs/quality.md`).
+    /// an order of magnitude (`docs/lab/2026-11-quality.md`).
     I6,
     /// 4 bits, places in a table of sixteen integers, and a scale for every key and value of a
     /// head.

@@ -24,8 +24,8 @@
 //! rotates keys and queries and rounds a key with one scale, so its noise and the best factors are
 //! of the same form: `f_i^2 = rms(k_i) / rms(q_i)`. The paper, which does not rotate here, takes
 //! `max(|k_i|)^.5`, whatever queries are: with a rotation that can be worse than none
-//! (`docs/quality.md`). Both channels of a plane that RoPE turns have one factor, with which
-//! turning commutes; that holds for every order in which checkpoints store planes, since
+//! (`docs/lab/2026-11-quality.md`). Both channels of a plane that RoPE turns have one factor, with
+//! which turning commutes; that holds for every order in which checkpoints store planes, since
 //! [`crate::WeightSource`] has put them in one order before. Planes that stand still could have
 //! two: not done. The factors are in
 //!

@@ -22,7 +22,7 @@ use std::{ops::Range, sync::OnceLock};
 pub const DAMPING: f64 = 0.01;
 /// Damping for each channel that one input stands for: what few inputs say of the correlations of
 /// many channels is noise, and feedback would move errors to where these few happened not to see
-/// them. Chosen on calibration text (`docs/quality.md`).
+/// them. Chosen on calibration text (`docs/lab/2026-11-calibration.md`).
 const SPARSE: f64 = 2.0;
 /// Damping above which a matrix counts as broken rather than deficient.
 const MAX_DAMPING: f64 = 1e4;

@@ -300,7 +300,7 @@ fn plane(
 ///
 /// Feedback turns errors to where inputs are small, and makes them larger; the next plane has to
 /// code them as they are. All of it serves the base at the cost of all planes together, none of it
-/// the other way round (`docs/quality.md`).
+/// the other way round (`docs/lab/2026-11-codes.md`).
 const SHARE: f32 = 0.75;
 
 /// Quantizes plane after plane, each what those before leave. Without moments the base is what its

@@ -1,5 +1,5 @@
-//! Measures the tables of `docs/quality.md` on calibration anew: `cargo xtask quality` runs it last
-//! (from the workspace root).
+//! Measures the tables of `docs/lab/tables.md` on calibration anew: `cargo xtask quality` runs it
+//! last (from the workspace root).
 //!
 //! Needs the models and texts of `../shared` beside the workspace. Arguments, in any order: names
 //! of models (default: all), an effort of the search (default: exact), rates (default: all; the

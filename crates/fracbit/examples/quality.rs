@@ -1,5 +1,5 @@
-//! Measures the tables and plots of `docs/quality.md` anew: `cargo xtask quality` (from the
-//! workspace root).
+//! Measures the tables of `docs/lab/tables.md` and the plots of `docs/quality.md` anew:
+//! `cargo xtask quality` (from the workspace root).
 //!
 //! Needs the evaluation text `../shared/text/tinystories-eval.txt` beside the workspace; takes some
 //! ten minutes on two cores.

@@ -31,8 +31,8 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Standard deviation of `ln(measured / forecast)` beside the fit's own: the text is not what the
 /// model writes, and real rounding errors are not Gaussian noise. It is the root mean square over
 /// ten plans of TinyStories-656K, each on texts of four kinds; on stories as that model was trained
-/// on it is 0.10, on fairy tales 0.46 (example `forecast_bar`, `docs/quality.md`). The check is the
-/// test of forecasts: other plans of another model on another text.
+/// on it is 0.10, on fairy tales 0.46 (example `forecast_bar`, `docs/lab/tables.md`). The check is
+/// the test of forecasts: other plans of another model on another text.
 pub const TEXT: f64 = 0.28;
 
 /// What a plan will measure.

@@ -1,7 +1,7 @@
 //! What a text can teach before a model is quantized, in one call: the moments of every input, and
 //! what each matrix costs in a model of about the planned size that is rounded for them.
 //!
-//! The chain is that of the tables in `docs/quality.md`: [`calibrate()`],
+//! The chain is that of the tables in `docs/lab/2026-11-calibration.md`: [`calibrate()`],
 //! [`losses::measure_along`], a plan, then a quantization in the order of the data. Everything lies
 //! in a directory of the caller, where a run that was killed finds it again.
 
@@ -19,7 +19,7 @@ use fracbit_model::WeightSource;
 use std::{fs, path::Path, sync::Arc};
 
 /// Tokens to calibrate on, unless another number is asked for: those of the tables in
-/// `docs/quality.md`.
+/// `docs/lab/2026-11-calibration.md`.
 pub const TOKENS: usize = 32_768;
 /// Tokens that `quantize` calibrates on by default.
 pub const QUICK_TOKENS: usize = 8192;

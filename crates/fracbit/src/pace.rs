@@ -36,8 +36,8 @@ pub struct Work {
 }
 
 /// What the steps take in passes of a text through the blocks, fitted to SmolLM2 on two cores with
-/// AVX2 (`docs/quality.md`): with moments on the way; of the original and the quantized block, in
-/// parts; back and forth for the curvature, and eight noisy models.
+/// AVX2 (`docs/lab/2026-11-quality.md`): with moments on the way; of the original and the quantized
+/// block, in parts; back and forth for the curvature, and eight noisy models.
 const CALIBRATING: f64 = 2.0;
 const SEQUENTIAL: f64 = 4.0;
 const MEASURING: f64 = 14.0;

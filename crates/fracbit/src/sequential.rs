@@ -261,7 +261,7 @@ pub(crate) fn experts_memory(pieces: usize, shape: Shape) -> u64 {
 }
 
 /// Inputs per channel at which half of a correction is believed: chosen on calibration text
-/// (`docs/quality.md`).
+/// (`docs/lab/2026-11-calibration.md`).
 const DOUBT: f32 = 10.0;
 
 /// The share of a correction fitted to `rows` inputs of `n` channels that is applied. Each row of

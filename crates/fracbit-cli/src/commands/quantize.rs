@@ -320,7 +320,7 @@ impl QuantizeArgs {
     }
 
     /// How thoroughly to search; the default is the best of the three by divergence won per minute
-    /// (`docs/quality.md`).
+    /// (`docs/lab/2026-11-search.md`).
     fn effort(&self) -> Effort {
         let default = if self.device == DeviceName::Cuda { Effort::Exact } else { Effort::Balanced };
         self.effort.unwrap_or(default)

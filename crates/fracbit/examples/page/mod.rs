@@ -1,8 +1,8 @@
-//! The page that the measuring examples write to: `docs/quality.md`, from the workspace root.
+//! The page that the measuring examples write to: `docs/lab/tables.md`, from the workspace root.
 
 use std::fs;
 
-const PAGE: &str = "docs/quality.md";
+const PAGE: &str = "docs/lab/tables.md";
 
 /// Where the text between the markers of a section of the page stands.
 fn section(page: &str, name: &str) -> Result<std::ops::Range<usize>, Box<dyn std::error::Error>> {

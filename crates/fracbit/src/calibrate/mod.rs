@@ -41,7 +41,7 @@ pub const CALIBRATION_VERSION: u32 = 1;
 /// The document within a calibration directory.
 pub const CALIBRATION_FILE: &str = "calibration.json";
 /// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on
-/// TinyStories-656K (`docs/quality.md`).
+/// TinyStories-656K (`docs/lab/2026-11-calibration.md`).
 const TIED_DAMPING: f64 = 6.0;
 /// Text to calibrate on where none is given: fairy tales, descriptions, dialogue, several languages
 /// and code.
