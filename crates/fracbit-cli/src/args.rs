@@ -40,8 +40,15 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "latency")]
     pub(crate) tokens_per_second: Option<f64>,
     /// One scheme for every matrix, such as tcq-3, tcq-2.25, vq-2.5 or nuq-4.
-    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "palette", "code"])]
+    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "palette", "code"])]
     pub(crate) scheme: Option<Scheme>,
+    /// Most memory of weights and cache together, such as 6GB: how many bits each gets is decided
+    /// by what both lose.
+    #[arg(long, value_name = "SIZE", group = "where", conflicts_with_all = ["bits", "size"])]
+    pub(crate) memory: Option<Bytes>,
+    /// With --memory: sequences that the cache is for, each of --context tokens.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "memory", value_parser = count)]
+    pub(crate) sequences: usize,
 }
 
 impl TargetArgs {
@@ -81,6 +88,7 @@ impl TargetArgs {
         all.extend(self.latency.map(|us| format!("--latency {us}us")));
         all.extend(self.tokens_per_second.map(|n| format!("--tokens-per-second {n}")));
         all.extend(self.scheme.map(|s| format!("--scheme {s}")));
+        all.extend(self.memory.map(|b| format!("--memory {} --sequences {}", b.0, self.sequences)));
         all.join(" ")
     }
 }
@@ -91,11 +99,12 @@ impl TargetArgs {
 pub(crate) struct SpeedArgs {
     /// What this machine makes of this model, measured by `fracbit profile`; with it and without a
     /// time, the speed is predicted.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "where")]
     pub(crate) profile: Option<PathBuf>,
-    /// Tokens in the cache of each sequence that the time is meant for.
-    #[arg(long, value_name = "N", default_value_t = 128, requires = "profile", value_parser = count)]
-    pub(crate) context: usize,
+    /// Tokens in the cache of each sequence that a time or a memory is meant for [default: of a
+    /// time 128, of a memory 4096, or the model's context if that is less].
+    #[arg(long, value_name = "N", requires = "where", value_parser = count)]
+    pub(crate) context: Option<usize>,
     /// Sequences decoded together, 1 to 8: a step makes a token of each.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "profile", value_parser = batch)]
     pub(crate) batch: usize,
@@ -108,10 +117,17 @@ pub(crate) struct SpeedArgs {
 }
 
 impl SpeedArgs {
+    /// Tokens in the cache at the time that is meant.
+    pub(crate) fn context(&self) -> usize {
+        self.context.unwrap_or(128)
+    }
+
     /// As typed, for the record, with the path as `show` writes it.
     pub(crate) fn recorded(&self, show: ShowPath) -> String {
-        let Some(path) = &self.profile else { return String::new() };
-        let Self { context, batch, no_fusion, .. } = self;
+        let Some(path) = &self.profile else {
+            return self.context.map_or_else(String::new, |context| format!(" --context {context}"));
+        };
+        let (Self { batch, no_fusion, .. }, context) = (self, self.context());
         let fusion = if *no_fusion { " --no-fusion" } else { "" };
         format!(" --profile {} --context {context} --batch {batch}{fusion}", show(path))
     }

@@ -10,6 +10,7 @@ use crate::{
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
     Sensitivities, Speed, Target, bands, directory,
+    memory::MemoryBudget,
     plan::{Inventory, OperatingPoint},
     sensitivity::{self, Text},
 };
@@ -160,7 +161,11 @@ pub(crate) fn options(
             Bytes(beside)
         ));
     }
-    let size = target.target(source.opened.params(), beside);
+    let memory = memory(source, target, speed);
+    let size = match memory {
+        Some(budget) => Some(Target::Size(left_for_weights(source, budget))),
+        None => target.target(source.opened.params(), beside),
+    };
     let size = size.ok_or_else(|| Failure::new(Exit::Usage, anyhow::Error::msg("a budget is needed")))?;
     if limit_us.is_some() && speed.profile.is_none() {
         let rule = "a time is one of this machine, which has to be measured first: --profile FILE is missing";
@@ -172,6 +177,18 @@ pub(crate) fn options(
     Ok(shape.options(size, speed))
 }
 
+/// The memory of weights and cache, if it has a limit.
+pub(crate) fn memory(source: &Source, target: &TargetArgs, speed: &SpeedArgs) -> Option<MemoryBudget> {
+    let context = speed.context.unwrap_or(4096.min(source.opened.config.max_position_embeddings));
+    target.memory.map(|bytes| MemoryBudget { bytes, context, sequences: target.sequences })
+}
+
+/// Most bytes that weights may take: what the least cache leaves.
+fn left_for_weights(source: &Source, budget: MemoryBudget) -> Bytes {
+    let cache = fracbit::memory::least_cache(&source.opened.config, budget);
+    Bytes(budget.bytes.0.saturating_sub(cache.0))
+}
+
 /// The machine, without a limit.
 pub(crate) fn speed(source: &Source, args: &SpeedArgs) -> Result<Option<Speed>, Failure> {
     let Some(path) = &args.profile else { return Ok(None) };
@@ -180,7 +197,7 @@ pub(crate) fn speed(source: &Source, args: &SpeedArgs) -> Result<Option<Speed>, 
     profile.require_current(&origin, &fracbit::kernels()?, rayon::current_num_threads())?;
     profile.require_shape(&origin, &source.opened.config)?;
     Ok(Some(Speed {
-        context: args.context,
+        context: args.context(),
         batch: args.batch,
         fuse: !args.no_fusion,
         patience: Duration::from_secs(args.patience as u64),
@@ -264,13 +281,31 @@ pub(crate) struct Aids<'a> {
     pub(crate) kept: Option<&'a Path>,
     /// Sensitivities that were measured already, in place of those that were asked for.
     pub(crate) learned: Option<&'a Sensitivities>,
+    /// Memory that weights and cache share.
+    pub(crate) memory: Option<MemoryBudget>,
 }
 
 /// Refuses a budget that is out of reach, before anything is measured: what it reaches does not
 /// depend on sensitivities.
-pub(crate) fn reachable(source: &Source, options: &PlanOptions) -> Result<(), Failure> {
+pub(crate) fn reachable(
+    source: &Source,
+    options: &PlanOptions,
+    memory: Option<MemoryBudget>,
+) -> Result<(), Failure> {
     let inventory = source.inventory(options.rotation);
-    solve(&inventory, &Sensitivities::prior(&inventory, options.rotation), options).map(drop)
+    let solved = solve(&inventory, &Sensitivities::prior(&inventory, options.rotation), options);
+    solved.map(drop).map_err(|failure| short_of_cache(failure, source, memory))
+}
+
+/// What a budget of memory is short of, beside the error of the weights alone.
+fn short_of_cache(failure: Failure, source: &Source, budget: Option<MemoryBudget>) -> Failure {
+    let out_of_reach = matches!(&failure, Failure::Because(reason) if reason.exit == Exit::OutOfReach);
+    let Some(budget) = budget.filter(|_| out_of_reach) else { return failure };
+    let least = fracbit::memory::least_cache(&source.opened.config, budget);
+    let MemoryBudget { bytes, context, sequences } = budget;
+    failure.hint(format!(
+        "of {bytes} the cache takes at least {least}, at 4 bits for {sequences} x {context} tokens: fewer (`--sequences`, `--context`) leave more for the weights"
+    ))
 }
 
 fn solve(
@@ -305,7 +340,10 @@ pub(crate) fn make(
     if let (Some(calibration), false) = (aids.calibration, settled) {
         sensitivities = calibration.sensitivities(&sensitivities, weights, &context.progress)?;
     }
-    let plan = solve(&inventory, &sensitivities, options)?;
+    let plan = match aids.memory {
+        None => solve(&inventory, &sensitivities, options)?,
+        Some(budget) => divided(source, &inventory, &sensitivities, options, weights, budget, context)?,
+    };
     tracing::info!(
         bits = plan.bits_per_weight,
         loss = plan.predicted_loss,
@@ -313,6 +351,37 @@ pub(crate) fn make(
         "planned"
     );
     Ok((inventory, sensitivities, plan))
+}
+
+/// The plan of the best division of a memory between weights and cache; says on standard error what
+/// each would be.
+fn divided(
+    source: &Source,
+    inventory: &Inventory,
+    sensitivities: &Sensitivities,
+    options: &PlanOptions,
+    weights: &WeightSource,
+    budget: MemoryBudget,
+    context: &Context,
+) -> Result<Plan, Failure> {
+    let caches = fracbit::memory::caches(&source.opened, weights, budget, &context.progress)?;
+    context.progress.finish();
+    let divisions = fracbit::memory::divide(inventory, sensitivities, options, budget, &caches)?;
+    for division in &divisions {
+        let (cache, bytes) = (&division.cache, Bytes(division.cache.bytes));
+        let line =
+            format!("memory: a cache of {} bits takes {bytes} and loses {:.4}", cache.bits(), cache.loss);
+        let weights = match (&division.plan, division.loss()) {
+            (Some(plan), Some(loss)) => {
+                let (bits, own) = (plan.bits_per_weight, loss - cache.loss);
+                format!("; weights of {bits:.3} bits lose {own:.4}, together {loss:.4} nats per token")
+            }
+            _ => "; too little is left for the weights".to_owned(),
+        };
+        context.progress.note(&(line + &weights));
+    }
+    let best = fracbit::memory::best(&divisions).and_then(|division| division.plan.clone());
+    Ok(best.expect("one has a plan, or there was an error"))
 }
 
 /// A plan of a file, checked against the model.
@@ -386,6 +455,19 @@ impl fmt::Display for Shown<'_> {
                 100.0 * (perplexity_ratio - 1.0)
             )?;
         }
+        if let Some(cache) = &plan.cache {
+            writeln!(
+                f,
+                "cache            {} bits (`--kv {}`), {} for {} x {} tokens, loss {:.6}; with the weights {}",
+                cache.bits(),
+                cache.bits(),
+                Bytes(cache.bytes),
+                cache.sequences,
+                cache.context,
+                cache.loss,
+                Bytes(cache.bytes + plan.bytes)
+            )?;
+        }
         if let Some(speed) = &plan.speed {
             writeln!(
                 f,
@@ -447,6 +529,7 @@ mod tests {
             layers: vec![layer],
             fused: Vec::new(),
             bands: None,
+            cache: None,
             prices: fracbit::Prices::default(),
             objective_kind: fracbit::Objective::DataFree,
             forecast: None,

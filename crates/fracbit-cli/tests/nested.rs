@@ -78,8 +78,8 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
 
     // A scheduler that reads prompts: one of its schedules, the same each time.
     let scheduler = at("scheduler.json");
-    let stories = stories();
-    let train = ["schedule", "train", &model, "--text", text(&stories), "--samples", "12", "--steps", "12"];
+    let book = stories();
+    let train = ["schedule", "train", &model, "--text", text(&book), "--samples", "12", "--steps", "12"];
     let train = [&train[..], &["--points", "3", "--quality", "match", "--tolerance", "0.2"]].concat();
     let found =
         fracbit(&[&train[..], &["--block", "0,1", "-o", &scheduler, "--json"]].concat()).done().json();
@@ -111,7 +111,7 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
         (["--samples", "5"], "at least 6 prompts"),
     ] {
         let train = if more[0] == "--samples" {
-            vec!["schedule", "train", &model, "--text", text(&stories)]
+            vec!["schedule", "train", &model, "--text", text(&book)]
         } else {
             train.clone()
         };

@@ -10,8 +10,8 @@
 //!
 //! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with
 //! the token before it: the same tokens are yielded, sooner. Where it does not, a nested model can
-//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Scheduler`] says what its steps
-//! read.
+//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Scheduler`] says what its
+//! steps read.
 
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Phase, Schedule, Scheduler};

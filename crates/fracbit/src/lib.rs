@@ -22,6 +22,7 @@ pub mod learn;
 pub mod load;
 pub mod losses;
 pub mod machine;
+pub mod memory;
 pub mod pace;
 pub mod plan;
 mod progress;

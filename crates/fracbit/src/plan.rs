@@ -12,6 +12,7 @@ use crate::{
     forecast::Forecast,
     fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
+    memory::PlannedCache,
     sensitivity::{Objective, Sensitivities},
     steer::{self, Exclude, Pin},
 };
@@ -240,6 +241,9 @@ pub struct Plan {
     /// input and have one scheme.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fused: Vec<Vec<String>>,
+    /// The cache that it shares a budget of memory with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<PlannedCache>,
     /// Which band of rows of embedding and head each token is in, where each band has a scheme of
     /// its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -448,6 +452,7 @@ fn allocate(
         objective_kind: sensitivities.objective(),
         forecast: None,
         speed: None,
+        cache: None,
         fused: Vec::new(),
         bands: inventory.bands.clone(),
     };

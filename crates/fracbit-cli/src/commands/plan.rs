@@ -17,7 +17,8 @@ use std::{
 
 const AFTER: &str = "\
 Budgets combine: --latency 20ms --size 900MB keeps both. A time needs a profile of the machine, which `fracbit profile` \
-measures; with a profile and without a time, the speed is predicted. With --json the document that --save writes \
+measures; with a profile and without a time, the speed is predicted. --memory is for weights and cache together: caches of 16, 8, 6 and 4 bits are \
+tried, what each loses is measured on the unquantized model, and what it leaves for the weights is planned. With --json the document that --save writes \
 is printed: bits_per_weight, bytes, predicted_loss, speed, fused, and for each of layers name, scheme, bits, rows, \
 cols, bytes, sensitivity and predicted_loss.
 
@@ -25,6 +26,7 @@ Examples:
   fracbit plan Llama-3.2-1B --bits 3.25
   fracbit plan Llama-3.2-1B --size 600MB --sensitivity a.json --save plan.json
   fracbit plan Llama-3.2-1B --latency 20ms --profile machine.json --pin 'layers.0.*=tcq-4'
+  fracbit plan Llama-3.2-1B --memory 2GB --context 8192 --sequences 4
   fracbit plan Llama-3.2-1B --plan edited.json --profile machine.json";
 
 /// Show what each matrix would get within a budget of bits, bytes or time.
@@ -40,7 +42,7 @@ pub(crate) struct PlanArgs {
     model: PathBuf,
     /// Check a plan that was edited by hand and show its totals.
     #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
-        conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
+        conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
             "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     /// Write the plan to this file.
@@ -80,11 +82,13 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
         None => {
             let mut options = planning::options(&source, &args.target, &args.shape, &args.speed, context)?;
             let losses = Losses::new(&args.losses, &options)?;
-            planning::reachable(&source, &options)?;
+            let memory = planning::memory(&source, &args.target, &args.speed);
+            planning::reachable(&source, &options, memory)?;
             let fixed = losses.rotation(args.shape.rotation, &mut options)?;
             let weights = source.weights(fixed, &mut options, None, context)?;
+            let aids = Aids { memory, ..Aids::default() };
             let (inventory, sensitivities, plan) =
-                planning::make(&source, &losses, &options, &weights, &Aids::default(), context)?;
+                planning::make(&source, &losses, &options, &weights, &aids, context)?;
             let report = (args.explain || args.html.is_some()).then(|| {
                 let names = (args.model.display().to_string(), args.recorded());
                 Report::new(names, &inventory, &sensitivities, &options, plan.clone())

@@ -435,8 +435,9 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     }
     let text = if given.is_some() { None } else { args.learning.text(&source)? };
     let measuring = args.measuring(&recipe, &source)?;
+    let memory = planning::memory(&source, &args.target, &args.speed);
     if let Recipe::Make(options, _) = &recipe {
-        planning::reachable(&source, options)?;
+        planning::reachable(&source, options, memory)?;
     }
     if !args.dry_run {
         source.check(context)?;
@@ -509,18 +510,23 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         _ => None,
     };
-    let aids = Aids { calibration: calibration.as_deref(), kept: kept.as_deref(), learned: learned.as_ref() };
+    let aids = Aids {
+        calibration: calibration.as_deref(),
+        kept: kept.as_deref(),
+        learned: learned.as_ref(),
+        memory,
+    };
     let (inventory, plan) = resolve(recipe, &source, &weights, &aids, context)?;
     context.progress.finish();
     let threads = rayon::current_num_threads();
-    let memory = Memory {
+    let estimate = Memory {
         estimate: MemoryEstimate::new(&plan, &inventory, threads, calibration.is_some(), sequential),
         measuring,
     };
     let Some(dir) = dir else {
-        return show(args, &plan, &memory, context);
+        return show(args, &plan, &estimate, context);
     };
-    context.progress.note(&memory.quantizing());
+    context.progress.note(&estimate.quantizing());
     if let Some(forecast) = &plan.forecast {
         context.progress.note(&foretold(forecast));
     }
@@ -553,10 +559,13 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         return context.out.json(&report);
     }
     let (model, typed) = (files::typed(&args.model), files::typed(&report.path));
+    let cache = plan
+        .cache
+        .map_or_else(String::new, |cache| format!(" --kv {} --ctx {}", cache.bits(), cache.context));
     writeln!(
         context.out,
         "{}: {} of tensors, {:.4} bits per weight, everything counted; predicted loss {:.4} nats per token\n\n\
-         Try next:\n  fracbit eval {typed} --text FILE --baseline {model}\n  fracbit run {typed} -p \"Once upon a time\"",
+         Try next:\n  fracbit eval {typed} --text FILE --baseline {model}\n  fracbit run {typed} -p \"Once upon a time\"{cache}",
         report.path.display(),
         Bytes(report.bytes),
         report.bits_per_weight,

@@ -1,5 +1,5 @@
-//! A scheduler that reads prompts, trained on what precision the model's own answers to some of them
-//! want (PMPD, arXiv 2410.13461, appendix A.1).
+//! A scheduler that reads prompts, trained on what precision the model's own answers to some of
+//! them want (PMPD, arXiv 2410.13461, appendix A.1).
 
 use super::{Answered, FitOptions, Quality, answer, loss_of, state};
 use crate::{Error, Progress};

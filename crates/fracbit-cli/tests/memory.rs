@@ -1,0 +1,50 @@
+//! One budget of memory for weights and cache.
+
+mod common;
+
+use common::{OUT_OF_REACH, USAGE, demo, fracbit, text};
+
+#[test]
+fn a_memory_is_divided_between_weights_and_cache() {
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let saved = place.path().join("plan.json");
+    let plan = |memory: &str, more: &[&str]| {
+        let asked = ["plan", text(&demo), "--memory", memory, "--sensitivity", "prior", "--context", "512"];
+        fracbit(&[&asked[..], more].concat())
+    };
+    let chosen = |memory: u64, sequences: &str| {
+        let done = plan(&memory.to_string(), &["--sequences", sequences, "--json"]).done();
+        let (cache, bytes) = (done.json()["cache"].clone(), done.json()["bytes"].as_u64().expect("a number"));
+        assert_eq!((&cache["context"], cache["sequences"].to_string()), (&512.into(), sequences.to_owned()));
+        assert!(bytes + cache["bytes"].as_u64().expect("a number") <= memory, "{}", done.out);
+        // Of all that were tried the one that loses least.
+        let lines = done.err.lines().filter(|line| line.starts_with("memory: a cache of "));
+        let losses: Vec<(f64, &str)> = lines
+            .map(|line| {
+                let together = line.split("together ").nth(1).and_then(|rest| rest.split(' ').next());
+                let bits = line.split(' ').nth(4).expect("bits");
+                (together.map_or(f64::INFINITY, |loss| loss.parse().expect("a number")), bits)
+            })
+            .collect();
+        assert_eq!(losses.iter().map(|(_, bits)| *bits).collect::<Vec<_>>(), ["16", "8", "6", "4"]);
+        let least = losses.iter().map(|(loss, _)| *loss).fold(f64::INFINITY, f64::min);
+        let kv = cache["kv"].as_str().expect("a type")[1..].to_owned();
+        let own = losses.iter().find(|(_, bits)| *bits == kv).expect("one of them").0;
+        assert!(own <= least + 1e-4, "{kv} of {losses:?}");
+        kv.parse::<u32>().expect("bits")
+    };
+    // Much memory: nothing is lost in the cache. Little, and many sequences: fewer bits.
+    assert_eq!(chosen(40_000_000, "1"), 16);
+    let tight = chosen(6_000_000, "8");
+    assert!(tight < 16, "{tight}");
+    let shown = plan("6MB", &["--sequences", "8", "--save", text(&saved)]).done();
+    assert!(shown.out.contains(&format!("`--kv {tight}`")), "{}", shown.out);
+    // A saved plan keeps it.
+    let again = fracbit(&["plan", text(&demo), "--plan", text(&saved), "--json"]).done().json();
+    assert_eq!(again["cache"]["context"], 512);
+    plan("100kB", &["--sequences", "8"]).failed(OUT_OF_REACH, &["the cache takes at least"]);
+    plan("6MB", &["--bits", "4"]).failed(USAGE, &["--bits"]);
+    fracbit(&["plan", text(&demo), "--bits", "4", "--context", "9"]).failed(USAGE, &["--profile"]);
+    fracbit(&["plan", text(&demo), "--bits", "4", "--sequences", "9"]).failed(USAGE, &["--memory"]);
+}
