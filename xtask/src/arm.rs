@@ -138,7 +138,7 @@ const GREEDY: [&str; 5] = ["--prompt", "Once upon a time", "--greedy", "--max-to
 pub(crate) fn demo() -> Outcome {
     let toolchain = Toolchain::prepare(&[])?;
     // Without the C++ solver on both: it would want a C++ compiler for aarch64.
-    let package = ["--profile", "test", "--package", "fracbit-cli", "--no-default-features"];
+    let package = ["--profile", "test", "--package", "fracbit-cli"];
     crate::run("cargo", &[&["build"], &package[..]].concat(), &[])?;
     let mut build = toolchain.cargo("qemu-aarch64");
     println!("$ cargo build --target {TARGET} {}", package.join(" "));

@@ -25,9 +25,9 @@ type Outcome = Result<(), Failure>;
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
-  demo               set up, build, and run the whole story on the embedded model
+  demo               build, and run the whole story on the embedded model
   test               set up, then everything that CI checks
-  setup              install what the build needs (as root or with CI=true), or print the command
+  setup              install what the tests need (as root or with CI=true), or print the command
   codegen [--check]  write the generated files from kernels/families.toml, or check that they are current
   parity --target aarch64 [--require]
                      compile the kernels for aarch64 and compare every body with the scalar reference under qemu
@@ -98,7 +98,7 @@ fn run(program: &str, args: &[&str], env: &[(&str, &str)]) -> Outcome {
 }
 
 fn demo(extra: &[&str]) -> Outcome {
-    setup::run()?;
+    setup::compiler()?;
     run("cargo", &["build", "--release", "--package", "fracbit-cli"], &[])?;
     let args = [&["run", "--release", "--quiet", "--package", "fracbit-cli", "--", "demo"], extra].concat();
     run("cargo", &args, &[])
@@ -129,7 +129,7 @@ fn test() -> Outcome {
 
 /// Builds the program and has every checkpoint of a folder go through it.
 fn zoo(args: &[&str]) -> Outcome {
-    setup::run()?;
+    setup::compiler()?;
     let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
     run("cargo", &["build", "--release", "--package", "fracbit-cli"], &[])?;
     // The example runs in the root of the workspace, the paths are of where this was called.
@@ -141,7 +141,7 @@ fn zoo(args: &[&str]) -> Outcome {
 }
 
 fn quality() -> Outcome {
-    setup::run()?;
+    setup::compiler()?;
     run("cargo", &["run", "--release", "--package", "fracbit", "--example", "quality"], &[])?;
     run("cargo", &["run", "--release", "--package", "fracbit", "--example", "calibrated"], &[])
 }

@@ -1,4 +1,4 @@
-//! What the build needs beside Rust and a C/C++ compiler, and how to get it on Debian.
+//! What builds and tests need beside Rust, and how to get it on Debian.
 
 use crate::{Failure, Outcome, root};
 use std::{path::Path, process::Command};
@@ -14,13 +14,13 @@ const NEEDS: [Need; 2] = [
     Need {
         packages: &["cmake"],
         present: || starts("cmake"),
-        why: "builds HiGHS, the integer-programming solver of the bit allocation",
+        why: "builds HiGHS, the integer-programming solver that bit allocation is compared with",
     },
     Need { packages: &["libclang-dev"], present: has_libclang, why: "lets bindgen read the HiGHS header" },
 ];
 
-/// Installs what is missing when that is allowed, otherwise says the exact command.
-pub(crate) fn run() -> Outcome {
+/// Whether there is what the program needs to be built.
+pub(crate) fn compiler() -> Outcome {
     for compiler in ["c++", "cc"] {
         if !starts(compiler) {
             return Err(format!(
@@ -28,6 +28,12 @@ pub(crate) fn run() -> Outcome {
             ));
         }
     }
+    Ok(())
+}
+
+/// Installs what is missing for the tests when that is allowed, otherwise says the exact command.
+pub(crate) fn run() -> Outcome {
+    compiler()?;
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.present)()).collect();
     if missing.is_empty() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Draws what fusion buys on the published Llama-3.1-8B instance of Q-Palette, from 100 to 300
 //! tokens per second: `docs/fusion.svg`.
 //!
-//! `cargo run --release -p fracbit-alloc --no-default-features --example pareto`
+//! `cargo run --release -p fracbit-alloc --example pareto`
 
 #![expect(clippy::print_stdout, reason = "an example that prints a table")]
 

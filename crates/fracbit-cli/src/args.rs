@@ -46,9 +46,9 @@ pub(crate) struct TargetArgs {
     /// by what both lose.
     #[arg(long, value_name = "SIZE", group = "where", conflicts_with_all = ["bits", "size"])]
     pub(crate) memory: Option<Bytes>,
-    /// With --memory: sequences that the cache is for, each of --context tokens.
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "memory", value_parser = count)]
-    pub(crate) sequences: usize,
+    /// With --memory: sequences that the cache is for, each of --context tokens [default: 1].
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) sequences: Option<usize>,
 }
 
 impl TargetArgs {
@@ -88,7 +88,9 @@ impl TargetArgs {
         all.extend(self.latency.map(|us| format!("--latency {us}us")));
         all.extend(self.tokens_per_second.map(|n| format!("--tokens-per-second {n}")));
         all.extend(self.scheme.map(|s| format!("--scheme {s}")));
-        all.extend(self.memory.map(|b| format!("--memory {} --sequences {}", b.0, self.sequences)));
+        all.extend(
+            self.memory.map(|b| format!("--memory {} --sequences {}", b.0, self.sequences.unwrap_or(1))),
+        );
         all.join(" ")
     }
 }

@@ -161,6 +161,11 @@ pub(crate) fn options(
             Bytes(beside)
         ));
     }
+    // Clap asks for no option that conflicts with another one that is there.
+    if target.sequences.is_some() && target.memory.is_none() {
+        let rule = "`--sequences` should come with `--memory`, whose cache it is about";
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+    }
     let memory = memory(source, target, speed);
     let size = match memory {
         Some(budget) => Some(Target::Size(left_for_weights(source, budget))),
@@ -180,7 +185,7 @@ pub(crate) fn options(
 /// The memory of weights and cache, if it has a limit.
 pub(crate) fn memory(source: &Source, target: &TargetArgs, speed: &SpeedArgs) -> Option<MemoryBudget> {
     let context = speed.context.unwrap_or(4096.min(source.opened.config.max_position_embeddings));
-    target.memory.map(|bytes| MemoryBudget { bytes, context, sequences: target.sequences })
+    target.memory.map(|bytes| MemoryBudget { bytes, context, sequences: target.sequences.unwrap_or(1) })
 }
 
 /// Most bytes that weights may take: what the least cache leaves.

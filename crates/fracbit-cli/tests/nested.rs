@@ -105,7 +105,7 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
     );
     fracbit(&[&train[..], &["-o", &scheduler]].concat()).failed(FAILED, &["exists"]);
     for (more, word) in [
-        (["--block", "99"], "`--block` should be at most"),
+        (["--block", "99"], "should be at most 5"),
         (["--bits", "4,3"], "should be two of 2, 4"),
         (["--bits", "4"], "two numbers of bits"),
         (["--samples", "5"], "at least 6 prompts"),

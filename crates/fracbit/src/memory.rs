@@ -79,9 +79,8 @@ impl Division {
 
 /// Caches to choose from.
 const KINDS: [KvType; 4] = [KvType::I16, KvType::I8, KvType::I6, KvType::I4];
-/// Tokens that losses of caches are measured on, and those of a window.
-const TOKENS: usize = 1024;
-const WINDOW: usize = 512;
+/// Tokens that losses of caches are measured on.
+const TOKENS: usize = 512;
 
 /// The caches of a budget, with what they lose: divergence from the model with a cache of 16 bits,
 /// on the first tokens of the built-in text.
@@ -95,12 +94,12 @@ pub fn caches(
     progress: &dyn Progress,
 ) -> Result<Vec<PlannedCache>, Error> {
     let options = EvalOptions {
-        ctx: Some(WINDOW.min(opened.config.max_position_embeddings)),
+        ctx: Some(TOKENS.min(opened.config.max_position_embeddings)),
+        windows: Some(1),
         ..EvalOptions::default()
     };
     let origin = Path::new("the built-in text");
     let windows = evaluate::windows(opened, calibrate::GENERAL, origin, &options)?;
-    let windows = &windows[..windows.len().min(TOKENS.div_ceil(WINDOW))];
     let model = Model::from_source(weights)?;
     progress.stage("measuring what caches of fewer bits lose", 3 * TOKENS as u64);
     let mut losses = [0.0; KINDS.len()];
@@ -112,7 +111,7 @@ pub fn caches(
             done = total;
         };
         let options = eval::EvalOptions { state, ..eval::EvalOptions::default() };
-        *loss = eval::compare(&model, &model, windows, &options, &mut advance)?.kl();
+        *loss = eval::compare(&model, &model, &windows, &options, &mut advance)?.kl();
     }
     let config = &opened.config;
     let cache = |(kv, loss): (KvType, f64)| PlannedCache {

@@ -2,6 +2,7 @@
 //! bits for 32 columns, then of 32 bits.
 
 use super::Avx2;
+use crate::reads::Reads;
 use fracbit_kernels::{
     Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
     ProgressiveFactors,
@@ -24,6 +25,7 @@ pub(crate) fn body(_: Avx2) -> ProgressiveBody {
 #[target_feature(enable = "avx2")]
 fn strips(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
     args.debug_check();
+    let reads = Reads::of_machine();
     let codes = args.codes.as_chunks::<PROGRESSIVE_BYTES>().0;
     for strip in 0..args.strips() {
         let one = Strip {
@@ -35,10 +37,10 @@ fn strips(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
         while token < args.tokens {
             let out = &mut out[token * args.out_stride + 16 * strip..];
             match args.tokens - token {
-                1 => one.multiply::<1>(args, token, out),
-                2 => one.multiply::<2>(args, token, out),
-                3 => one.multiply::<3>(args, token, out),
-                _ => one.multiply::<TOKENS>(args, token, out),
+                1 => one.multiply::<1>(args, token, reads, out),
+                2 => one.multiply::<2>(args, token, reads, out),
+                3 => one.multiply::<3>(args, token, reads, out),
+                _ => one.multiply::<TOKENS>(args, token, reads, out),
             }
             token += TOKENS;
         }
@@ -57,7 +59,13 @@ impl Strip<'_> {
     /// the first.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn multiply<const T: usize>(&self, args: &ProgressiveArgs<'_>, token: usize, out: &mut [f32]) {
+    fn multiply<const T: usize>(
+        &self,
+        args: &ProgressiveArgs<'_>,
+        token: usize,
+        reads: Reads,
+        out: &mut [f32],
+    ) {
         let columns = self.codes.len() * PROGRESSIVE_COLUMNS;
         let mut x = [args.x.as_ptr(); T];
         for (t, x) in x.iter_mut().enumerate() {
@@ -69,7 +77,7 @@ impl Strip<'_> {
         for (g, (codes, factors)) in self.codes.chunks(PIECES).zip(self.factors).enumerate() {
             // SAFETY: every token has as many activations as the strip has columns, of which these
             // codes are some from group `g` on; `columns` is a multiple of 16.
-            let sums = unsafe { group(codes, &x, g * PROGRESSIVE_GROUP) };
+            let sums = unsafe { group(codes, &x, g * PROGRESSIVE_GROUP, reads) };
             let (scales, zeros) = (floats(&factors.scales), floats(&factors.zeros));
             let closes = g % 2 == 1 || g + 1 == self.factors.len();
             for t in 0..T {
@@ -120,11 +128,13 @@ unsafe fn group<const T: usize>(
     codes: &[[u8; PROGRESSIVE_BYTES]],
     x: &[*const i8; T],
     first: usize,
+    reads: Reads,
 ) -> [[__m256i; 2]; T] {
     let mut sums = [[_mm256_setzero_si256(); 2]; T];
     let (chunks, rest) = codes.as_chunks::<CHUNK>();
     let mut at = first;
     for chunk in chunks {
+        reads.ask(chunk.as_ptr().cast(), CHUNK * PROGRESSIVE_BYTES);
         // SAFETY: promised by the caller, as below.
         unsafe { add(chunk, x, at, &mut sums) };
         at += CHUNK * PROGRESSIVE_COLUMNS;
