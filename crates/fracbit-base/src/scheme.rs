@@ -266,6 +266,22 @@ pub enum SchemeError {
         /// The rate asked for.
         bits: String,
     },
+    /// The family does not come in this kind.
+    #[error("scheme: {family} should be followed by one of {kinds}, got {got}")]
+    Kind {
+        /// Family name.
+        family: String,
+        /// The kinds that exist.
+        kinds: &'static str,
+        /// The one asked for.
+        got: String,
+    },
+}
+
+impl SchemeError {
+    fn kind(family: Family, kinds: &'static str, got: &str) -> Self {
+        Self::Kind { family: family.to_string(), kinds, got: got.to_owned() }
+    }
 }
 
 impl Scheme {
@@ -459,8 +475,7 @@ impl FromStr for Scheme {
         let family = Family::all().find(|f| f.to_string() == short).ok_or_else(bad)?;
         if let Family::Additive(_) = family {
             let Some(books) = Books::ALL.into_iter().find(|books| books.to_string() == rate) else {
-                let (family, bits) = (family.to_string(), rate.to_owned());
-                return Err(SchemeError::Rate { family, range: Books::NAMES, bits });
+                return Err(SchemeError::kind(family, Books::NAMES, rate));
             };
             return Self::new(Family::Additive(books), Rate::quarter_bits(books.quarters()));
         }
@@ -468,15 +483,13 @@ impl FromStr for Scheme {
             let named = |f: &Family| matches!(f, Family::NestTcq(_, nest) if nest.to_string() == rate);
             let found = Family::all().filter(|f| f.to_string() == short).find(named);
             let Some(Family::NestTcq(code, nest)) = found else {
-                let (family, bits) = (family.to_string(), rate.to_owned());
-                return Err(SchemeError::Rate { family, range: Nest::NAMES, bits });
+                return Err(SchemeError::kind(family, Nest::NAMES, rate));
             };
             return Self::new(Family::NestTcq(code, nest), Rate::quarter_bits(4 * nest.bits()));
         }
         if matches!(family, Family::Qoq(_)) {
             let Some(found) = Granularity::ALL.into_iter().find(|g| g.name() == rate) else {
-                let (family, bits) = (family.to_string(), rate.to_owned());
-                return Err(SchemeError::Rate { family, range: Granularity::NAMES, bits });
+                return Err(SchemeError::kind(family, Granularity::NAMES, rate));
             };
             return Self::new(Family::Qoq(found), Rate::quarter_bits(16));
         }
@@ -607,6 +620,8 @@ mod tests {
         assert!(text.contains("1, 1.25, ... 5"), "{text}");
         let text = "tcq-hyb-2.25".parse::<Scheme>().unwrap_err().to_string();
         assert!(text.contains("tcq-hyb comes at 1, 1.5, ... 5"), "{text}");
+        let text = "qoq-g64".parse::<Scheme>().unwrap_err().to_string();
+        assert_eq!(text, "scheme: qoq should be followed by one of g128, channel, got g64");
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Division {
 /// Caches to choose from.
 const KINDS: [KvType; 4] = [KvType::I16, KvType::I8, KvType::I6, KvType::I4];
 /// Tokens that losses of caches are measured on.
-const TOKENS: usize = 512;
+const TOKENS: usize = 256;
 
 /// The caches of a budget, with what they lose: divergence from the model with a cache of 16 bits,
 /// on the first tokens of the built-in text.
