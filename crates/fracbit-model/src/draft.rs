@@ -108,17 +108,25 @@ pub(crate) struct Pace {
     right: f64,
     /// Steps since the last draft.
     idle: usize,
+    /// Steps without a draft, and steps with one since the last of those.
+    plain: usize,
+    busy: usize,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { step: None, draft: None, row: None, right: 0.8, idle: 0 }
+        Self { step: None, draft: None, row: None, right: 0.8, idle: 0, plain: 0, busy: 0 }
     }
 }
 
 impl Pace {
     /// Steps without a draft after which one is tried again.
     const AGAIN: usize = 64;
+    /// Steps without a draft before one is tried: the first does not count, since memory was cold.
+    const FIRST: usize = 4;
+    /// Steps with drafts behind which one goes without, to see what that takes by now: an estimate
+    /// that is too long would make all drafts seem to pay.
+    const BETWEEN: usize = 16;
 
     /// Times belong to a precision.
     pub(crate) fn forget_times(&mut self) {
@@ -144,12 +152,14 @@ impl Pace {
     pub(crate) fn ran(&mut self, guesses: usize, time: Duration) {
         self.idle += 1;
         let time = time.as_secs_f64();
+        (self.plain, self.busy) =
+            if guesses == 0 { (self.plain + 1, 0) } else { (self.plain, self.busy + 1) };
         match self.step {
             Some(step) if guesses > 0 => {
                 #[expect(clippy::cast_precision_loss, reason = "at most seven")]
                 Self::learn(&mut self.row, (time - step).max(0.0) / guesses as f64);
             }
-            _ if guesses == 0 => Self::learn(&mut self.step, time),
+            _ if guesses == 0 && self.plain > 1 => Self::learn(&mut self.step, time),
             _ => {}
         }
     }
@@ -157,6 +167,9 @@ impl Pace {
     /// Tokens of the next draft: those with which most tokens a second are expected.
     pub(crate) fn length(&self) -> usize {
         let Some(step) = self.step else { return 0 };
+        if self.plain < Self::FIRST || self.busy >= Self::BETWEEN {
+            return 0;
+        }
         let (Some(draft), Some(row)) = (self.draft, self.row) else { return 1 };
         let (mut best, mut rate) = (0, 1.0 / step);
         let (mut tokens, mut time, mut right) = (1.0, step, 1.0);
@@ -227,8 +240,11 @@ mod tests {
         let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         let paced = |draft: f64, row: f64, right: usize| {
             let mut pace = Pace::default();
-            assert_eq!(pace.length(), 0, "a step is measured first");
-            pace.ran(0, ms(10.0));
+            pace.ran(0, ms(50.0)); // memory was cold
+            for _ in 1..Pace::FIRST {
+                assert_eq!(pace.length(), 0, "steps are measured first");
+                pace.ran(0, ms(10.0));
+            }
             assert_eq!(pace.length(), 1, "then a draft is tried");
             pace.drafted(ms(draft));
             pace.ran(1, ms(10.0 + row));
@@ -244,5 +260,14 @@ mod tests {
         assert_eq!(dear.length(), 1, "tried again");
         dear.forget_times();
         assert_eq!(dear.length(), 0);
+        // What a step takes is looked at again and again: here it has become shorter.
+        let (mut slow, mut late) = (paced(3.0, 1.0, 8), 0);
+        for round in 0..1000 {
+            let guesses = slow.length();
+            (0..guesses).for_each(|_| slow.drafted(ms(3.0)));
+            slow.ran(guesses, ms(4.0 + guesses as f64));
+            late += usize::from(round >= 800 && guesses > 0);
+        }
+        assert!(late < 10, "{late} drafts of 3 ms for steps of 4 ms");
     }
 }
