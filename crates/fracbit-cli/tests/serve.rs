@@ -1,5 +1,6 @@
 //! `fracbit serve` as a user meets it.
 #![cfg(unix)]
+#![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
 
 mod common;
 
@@ -9,6 +10,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -16,7 +18,7 @@ use std::{
 fn what_run_writes_is_what_serve_answers() {
     let demo = demo();
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
-    fs::write(&key, "a-key\n").expect("a temporary file");
+    fs::write(&key, "another\n\n a-key\n").expect("a temporary file");
     let args = [
         "serve",
         text(&demo),
@@ -24,7 +26,9 @@ fn what_run_writes_is_what_serve_answers() {
         "0",
         "--name",
         "mine",
-        "--key-file",
+        "--alias",
+        "yours",
+        "--api-keys",
         text(key.path()),
         "--temp",
         "0.5",
@@ -42,7 +46,7 @@ fn what_run_writes_is_what_serve_answers() {
     let address = address.unwrap_or_else(|| panic!("an address: {line}"));
 
     let body =
-        json!({ "model": "mine", "prompt": "Once upon a time", "max_tokens": 20, "seed": 4 }).to_string();
+        json!({ "model": "yours", "prompt": "Once upon a time", "max_tokens": 20, "seed": 4 }).to_string();
     let mut stream = TcpStream::connect(address).expect("a listener");
     write!(
         stream,
@@ -76,17 +80,46 @@ fn what_cannot_be_served_is_said_at_once() {
     let demo = text(&demo);
     let few = ["serve", demo, "--cache-memory", "100kB"];
     fracbit(&few).failed(USAGE, &["--cache-memory", "at least", "100.0 kB", "--ctx"]);
-    fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--key-file"]);
+    fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--api-keys"]);
     fracbit(&["serve", demo, "--ctx", "9999"]).failed(USAGE, &["--ctx", "1 to 512", "9999"]);
     fracbit(&["serve", "no-such-model"]).failed(BAD_INPUT, &["no-such-model"]);
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
-    for bad in ["", " \n", "two words", "schlüssel"] {
+    for bad in ["", " \n", "two words", "good\nschlüssel"] {
         fs::write(&key, bad).expect("a temporary file");
         let args = ["serve", demo, "--key-file", text(key.path())];
-        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one key"]);
+        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one on each line"]);
     }
     fracbit(&["serve", demo, "--key-file", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = taken.local_addr().expect("a bound socket").port().to_string();
     fracbit(&["serve", demo, "--port", &port]).failed(FAILED, &[&port, "hint: `--port N`"]);
+}
+
+/// OpenAI's own client, and the requests of an evaluation harness; skipped where there is no such
+/// package (`cargo xtask test` installs it).
+#[test]
+fn published_clients_understand_the_answers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let own = root.join(".venv/bin/python");
+    let has = |python: &&str| {
+        Command::new(python).args(["-c", "import openai"]).output().is_ok_and(|out| out.status.success())
+    };
+    let Some(python) = [text(&own), "python3"].into_iter().find(has) else {
+        eprintln!("skipped: OpenAI's client is not installed");
+        return;
+    };
+    // The demo model, which is one for conversations here.
+    let model = tempfile::tempdir().expect("a temporary directory");
+    for file in fs::read_dir(demo()).expect("the embedded model") {
+        let file = file.expect("the embedded model");
+        fs::copy(file.path(), model.path().join(file.file_name())).expect("room for the model");
+    }
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    fs::write(model.path().join("chat_template.jinja"), template).expect("a temporary file");
+    let script = root.join("tests/reference/clients.py");
+    let done = Command::new(python)
+        .args([text(&script), env!("CARGO_BIN_EXE_fracbit"), text(model.path())])
+        .output()
+        .expect("a Python that starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
