@@ -125,7 +125,7 @@ fn nothing_brings_it_down() {
     });
     let sent = next.load(Ordering::Relaxed).min(REQUESTS);
     println!("{sent} requests in {:?}", start.elapsed());
-    assert!(sent > 500, "{sent}");
+    assert!(sent > 200, "{sent}");
     // Everybody has gone, and nothing is left of them.
     until(address, "fracbit_texts_running", 0.0);
     until(address, "fracbit_texts_waiting", 0.0);

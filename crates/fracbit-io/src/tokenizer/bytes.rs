@@ -162,7 +162,10 @@ mod tests {
         let level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true });
         let mut made = json!({
             "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
-            "added_tokens": [{ "id": 260, "content": "<end>", "special": true }],
+            "added_tokens": [{
+                "id": 260, "content": "<end>", "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }],
             "model": {
                 "type": "BPE", "vocab": vocab,
                 "merges": [["a", "b"], ["Ġ", "ab"], ["c", "d"], ["ab", "cd"], ["Ã", "©"]],
