@@ -32,6 +32,6 @@ pub use gguf::{BlockType, Gguf};
 pub use header::{Header, HeaderError, TensorInfo};
 pub use manifest::Manifest;
 pub use output::{Leftover, OutputDir, Overwrite, Resumable, leftovers};
-pub use tokenizer::{Bos, EncodeOptions, PrefixSpace, TokenStream, Tokenizer};
+pub use tokenizer::{Bos, EncodeOptions, PrefixSpace, Rendered, TokenStream, Tokenizer};
 pub use verify::{Report, verify};
 pub use writer::{MAX_SHARD, ShardWriter, TensorSpec};

@@ -11,7 +11,9 @@
 //! otherwise. [`PrefixSpace::Drop`] tokenizes as if the file did not ask for the prefix.
 
 mod bpe;
+mod bytes;
 mod control;
+mod conversation;
 mod other;
 mod precheck;
 mod settings;
@@ -25,9 +27,10 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+pub use conversation::Rendered;
 pub use stream::TokenStream;
 
-use crate::chat::{ChatTemplate, Message, RenderOptions};
+use crate::chat::ChatTemplate;
 use crate::error::Error;
 use settings::{Settings, Template};
 
@@ -96,6 +99,8 @@ pub struct Tokenizer {
     special_ids: Vec<u32>,
     /// The same with other names for control tokens, made when first asked for.
     guarded: OnceLock<Result<control::Guarded, String>>,
+    /// What its tokens say of bytes, made when first asked for.
+    spelling: OnceLock<bytes::Spelling>,
     settings: Settings,
     templates: Vec<Template>,
     notes: Vec<String>,
@@ -130,6 +135,7 @@ impl Tokenizer {
             unprefixed: OnceLock::new(),
             special_ids: Vec::new(),
             guarded: OnceLock::new(),
+            spelling: OnceLock::new(),
             settings: Settings::default(),
             templates: Vec::new(),
             notes: Vec::new(),
@@ -273,38 +279,6 @@ impl Tokenizer {
     /// a default.
     pub fn chat_template(&self) -> Result<Option<&ChatTemplate>, Error> {
         self.template_for("default")
-    }
-
-    /// Tokens of a conversation in the chat template, up to where the answer begins; `None` without
-    /// a template. `variables` are further ones for it, such as `enable_thinking`. Text of messages
-    /// and variables makes no control tokens, unless `allow_special`.
-    ///
-    /// # Errors
-    /// [`Error::Template`] when the template refuses the messages, [`Error::Config`] when it does
-    /// not compile, otherwise as [`Tokenizer::encode`].
-    pub fn conversation(
-        &self,
-        messages: &[Message],
-        variables: &BTreeMap<String, Value>,
-        allow_special: bool,
-    ) -> Result<Option<Vec<u32>>, Error> {
-        let tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
-        let named = self.templates.iter().any(|t| t.name == "tool_use");
-        let name = if tools && named { "tool_use" } else { "default" };
-        let Some(template) = self.template_for(name)? else { return Ok(None) };
-        let options = RenderOptions {
-            add_generation_prompt: true,
-            special_tokens: self.special_tokens(),
-            extra: variables.clone(),
-            ..RenderOptions::default()
-        };
-        if !allow_special {
-            let prompt = template.render_marked(messages, &options)?;
-            return self.encode_guarded(&prompt, template.source()).map(Some);
-        }
-        let text = template.render(messages, &options)?;
-        // The template writes its special tokens itself.
-        self.encode(&text, EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep }).map(Some)
     }
 
     /// The text of the chat template, as it stands in its file.

@@ -231,7 +231,7 @@ fn tekken(v: &Map<String, Value>) -> Result<Value, String> {
 
 /// The byte alphabet of GPT-2: printable bytes stand for themselves, the others are moved up from
 /// U+0100.
-fn alphabet() -> [char; 256] {
+pub(super) fn alphabet() -> [char; 256] {
     let mut moved = 0;
     std::array::from_fn(|b| {
         let b = b as u32;
