@@ -3,7 +3,8 @@
 //! The steps, in the order of Hugging Face transformers: repetition penalty (Keskar et al. 2019,
 //! arXiv 1909.05858, section 4.1) → temperature → top-k → top-p (Holtzman et al. 2019, arXiv
 //! 1904.09751) → min-p (Nguyen et al. 2024, arXiv 2407.01082) → draw. Temperature 0 means greedy,
-//! and then the filters have no say (the most likely token passes all of them).
+//! and then the filters have no say (the most likely token passes all of them). [`Adjustments`]
+//! come behind the repetition penalty.
 //!
 //! Fixed rules, so that one seed gives one text everywhere: equal logits are ordered by token
 //! number, the lower first; NaN counts as minus infinity; sums run in f64 in that order; the draw
@@ -23,6 +24,10 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Model};
+
+mod adjust;
+
+pub use adjust::Adjustments;
 
 /// How to pick a token. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,6 +77,7 @@ impl SampleConfig {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SampleConfig,
+    adjustments: Adjustments,
     rng: ChaCha8Rng,
     vectors: Vectors,
     candidates: Vec<Candidate>,
@@ -126,6 +132,7 @@ impl Sampler {
         config.check()?;
         Ok(Self {
             config,
+            adjustments: Adjustments::default(),
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             vectors: Vectors::scalar(),
             candidates: Vec::new(),
@@ -134,6 +141,12 @@ impl Sampler {
             order: Vec::new(),
             sums: Vec::new(),
         })
+    }
+
+    /// The same, which changes logits before it picks.
+    #[must_use]
+    pub fn adjusted(self, adjustments: Adjustments) -> Self {
+        Self { adjustments, ..self }
     }
 
     /// Takes sums with the kernels that `model` runs with, as every
@@ -153,8 +166,8 @@ impl Sampler {
         self.rng = ChaCha8Rng::seed_from_u64(self.config.seed);
     }
 
-    /// Picks the next token from one row of logits; `history` is what the repetition penalty looks
-    /// at.
+    /// Picks the next token from one row of logits; `history` is the text so far, which penalties
+    /// look at.
     ///
     /// # Errors
     /// [`Error::NoLogit`] when every logit is NaN or minus infinity, or there are none.
@@ -182,10 +195,10 @@ impl Sampler {
         })
     }
 
-    /// Runs `f` with penalized logits, copied only where there is a penalty.
+    /// Runs `f` with penalized and adjusted logits, copied only where something changes.
     fn penalize<T>(&mut self, logits: &[f32], history: &[u32], f: impl FnOnce(&mut Self, &[f32]) -> T) -> T {
         let penalty = self.config.repetition_penalty;
-        if penalty == 1.0 {
+        if penalty == 1.0 && !self.adjustments.any() {
             return f(self, logits);
         }
         let mut penalized = std::mem::take(&mut self.penalized);
@@ -197,6 +210,7 @@ impl Sampler {
                 penalized[token as usize] = if logit > 0.0 { logit / penalty } else { logit * penalty };
             }
         }
+        self.adjustments.apply(&mut penalized, history);
         let out = f(self, &penalized);
         self.penalized = penalized;
         out
