@@ -106,7 +106,14 @@ impl Output for Listener {
 
 fn request(said: &Said, id: usize, prompt: &[u32], max_tokens: usize) -> Request<Listener> {
     let output = Listener { id, said: Rc::clone(said), patience: usize::MAX };
-    Request { prompt: prompt.to_vec(), max_tokens, end_tokens: Vec::new(), sampler: sampler(id), output }
+    Request {
+        prompt: prompt.to_vec(),
+        score_prompt: false,
+        max_tokens,
+        end_tokens: Vec::new(),
+        sampler: sampler(id),
+        output,
+    }
 }
 
 /// Requests that come one after the other, a step or more apart.
@@ -362,4 +369,85 @@ fn states_share_pages_until_one_writes() {
     let mut other = state();
     assert!(other.share(first.pages(), 1).is_err() && other.share(first.pages(), 1000).is_err());
     assert!(other.is_empty());
+}
+
+/// Remembers the logit of each token that is scored.
+struct Scorer(usize, Rc<RefCell<BTreeMap<usize, Scored>>>);
+
+type Scored = (Vec<(u32, f32)>, Option<Done>);
+
+impl Output for Scorer {
+    fn token(&mut self, _: u32) -> Result<ControlFlow<()>, Error> {
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn scored(&mut self, token: u32, logits: &[f32]) {
+        self.1.borrow_mut().entry(self.0).or_default().0.push((token, logits[token as usize]));
+    }
+
+    fn done(self, done: Done) {
+        self.1.borrow_mut().entry(self.0).or_default().1 = Some(done);
+    }
+
+    fn failed(self, error: &Error) {
+        panic!("sequence {}: {error}", self.0);
+    }
+}
+
+#[test]
+fn every_token_is_scored_once_whatever_else_runs() {
+    let prompts = prompts(6);
+    let one = full_pages(CONTEXT, 1);
+    for (pages, preempts) in [(None, false), (Some(one), true)] {
+        let options = EngineOptions { context: CONTEXT, pages, sequences: 6, ..EngineOptions::default() };
+        let mut engine = Engine::new(model(), options).expect("good options");
+        let all = Rc::new(RefCell::new(BTreeMap::new()));
+        // The first one's pages are there for the others, which still are run from the beginning.
+        for (id, prompt) in prompts.iter().chain(&prompts[..2]).enumerate() {
+            let request = Request {
+                prompt: prompt.clone(),
+                score_prompt: id % 3 < 2,
+                max_tokens: if id == 1 { 0 } else { 40 },
+                end_tokens: Vec::new(),
+                sampler: sampler(id),
+                output: Scorer(id, Rc::clone(&all)),
+            };
+            engine.add(request).expect("a good prompt");
+            if id == 0 {
+                while engine.step() {}
+            }
+        }
+        while engine.step() {}
+        assert_eq!(engine.preempted() > 0, preempts);
+        for (id, prompt) in prompts.iter().chain(&prompts[..2]).enumerate() {
+            let (scored, done) = &all.borrow()[&id];
+            let first = if id % 3 < 2 { 1 } else { prompt.len() };
+            let done = done.expect("it ended");
+            assert_eq!(
+                (scored.len(), done.tokens),
+                (prompt.len() - first + done.tokens, [40, 0][usize::from(id == 1)])
+            );
+            // Again, all at once.
+            let mut tokens = prompt[..first].to_vec();
+            tokens.extend(scored.iter().map(|(token, _)| token));
+            assert!(tokens.starts_with(prompt));
+            let mut state =
+                model().state(&StateOptions { context: Some(CONTEXT), ..StateOptions::default() });
+            let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+            model().forward(&mut state, &tokens, &mut hidden).expect("a good model");
+            model().logits(&mut state, &hidden, &mut logits).expect("a good model");
+            let rows = logits.chunks(model().config().vocab_size).skip(first - 1);
+            for (at, ((token, logit), row)) in scored.iter().zip(rows).enumerate() {
+                assert_eq!(*logit, row[*token as usize], "sequence {id}, token {at}");
+            }
+        }
+    }
+    // A prompt that fills the context leaves no room for a token, and none was asked for.
+    let options = EngineOptions { context: CONTEXT, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(), options).expect("good options");
+    let said = Said::default();
+    engine.add(request(&said, 0, &[5; CONTEXT], 0)).expect("a good prompt");
+    while engine.step() {}
+    let done = said.borrow()[&0].1.expect("it ended");
+    assert_eq!((done.prompt, done.tokens, done.finish), (CONTEXT, 0, Finish::Length));
 }

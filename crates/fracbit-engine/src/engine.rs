@@ -16,6 +16,8 @@ use crate::sequence::{Finish, Output, Request, Sequence};
 /// Tokens of a prompt that are run between two steps of sequences that wait for theirs: some tenths
 /// of a second on a laptop.
 const BETWEEN: usize = 128;
+/// Tokens of a prompt whose logits are held at a time.
+const SCORED: usize = 16;
 
 /// How an engine runs.
 #[derive(Clone, Debug)]
@@ -129,7 +131,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// [`Error::EmptyPrompt`], [`Error::Token`], [`Error::ContextFull`] when the prompt leaves no
     /// room for a token.
     pub fn add(&mut self, request: Request<O>) -> Result<(), Error> {
-        let Request { prompt, max_tokens, end_tokens, mut sampler, output } = request;
+        let Request { prompt, score_prompt, max_tokens, end_tokens, mut sampler, output } = request;
         let (vocab, capacity) = (self.model.config().vocab_size, self.options.context);
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -137,14 +139,16 @@ impl<'a, O: Output> Engine<'a, O> {
         if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
             return Err(Error::Token { token, vocab });
         }
-        if prompt.len() >= capacity {
-            return Err(Error::ContextFull { capacity, len: 0, got: prompt.len() + 1 });
+        let got = prompt.len() + max_tokens.min(1);
+        if got > capacity {
+            return Err(Error::ContextFull { capacity, len: 0, got });
         }
         sampler.use_kernels_of(self.model);
         self.serial += 1;
         self.waiting.push_back(Sequence {
             prompt: prompt.len(),
-            max_tokens: max_tokens.max(1),
+            scored: if score_prompt { 0 } else { prompt.len() - 1 },
+            max_tokens,
             end_tokens,
             cached: None,
             guesses: Guesses::new(prompt.clone(), self.options.draft, &sampler),
@@ -214,8 +218,7 @@ impl<'a, O: Output> Engine<'a, O> {
                 ..StateOptions::default()
             };
             let mut state = self.model.state_in(&self.pool, &options);
-            // The last token must be run for its logits.
-            let known = self.shareable(first).min(first.tokens.len() - 1);
+            let known = self.shareable(first).min(first.skippable());
             let (pages, len) = self.prefixes.find(&first.tokens[..known]);
             state.share(&pages, len).expect("pages of this pool that hold so many tokens");
             drop(pages);
@@ -278,8 +281,12 @@ impl<'a, O: Output> Engine<'a, O> {
         let width = self.model.config().hidden_size;
         let Work { hidden, logits, .. } = &mut self.work;
         let done = self.model.forward(&mut state, next, hidden).and_then(|()| {
+            score(self.model, &mut state, &mut sequence, hidden, logits)?;
             if state.len() < sequence.tokens.len() {
                 return Ok(None);
+            }
+            if sequence.left(self.options.context) == 0 {
+                return Ok(Some(Next::Ends(Some(Finish::Length))));
             }
             self.model.logits(&mut state, &hidden[hidden.len() - width..], logits)?;
             next_token(&mut sequence, logits, self.options.context).map(Some)
@@ -436,6 +443,7 @@ enum Next {
 /// Picks a token from its logits and gives it to the output.
 fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: usize) -> Result<Next, Error> {
     let token = sequence.sampler.sample(logits, &sequence.tokens)?;
+    sequence.output.scored(token, logits);
     sequence.tokens.push(token);
     sequence.guesses.push(token);
     if sequence.end_tokens.contains(&token) {
@@ -451,6 +459,33 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     } else {
         Next::Goes
     })
+}
+
+/// Tells the output the logits of those tokens of the prompt that follow the rows of `hidden`, the
+/// last that `state` holds.
+fn score<O: Output>(
+    model: &Model,
+    state: &mut State,
+    sequence: &mut Sequence<O>,
+    hidden: &[f32],
+    logits: &mut Vec<f32>,
+) -> Result<(), Error> {
+    let (width, vocab) = (model.config().hidden_size, model.config().vocab_size);
+    let mut at = state.len() - hidden.len() / width;
+    for rows in hidden.chunks(SCORED * width) {
+        let end = at + rows.len() / width;
+        if at.max(sequence.scored) + 1 < sequence.prompt && end > sequence.scored {
+            model.logits(state, rows, logits)?;
+            for (row, logits) in (at..).zip(logits.chunks(vocab)) {
+                if row == sequence.scored && row + 1 < sequence.prompt {
+                    sequence.output.scored(sequence.tokens[row + 1], logits);
+                    sequence.scored += 1;
+                }
+            }
+        }
+        at = end;
+    }
+    Ok(())
 }
 
 /// Sets what the next step reads; whether that is something else than before.

@@ -14,6 +14,12 @@ pub trait Output {
     /// Whatever makes it useless to go on; [`failed`](Self::failed) is called with it.
     fn token(&mut self, token: u32) -> Result<ControlFlow<()>, Error>;
 
+    /// The logits that `token` is picked from, before that, end tokens too; where the request says
+    /// so, also those that each token of its prompt but the first stands behind, in their order.
+    fn scored(&mut self, token: u32, logits: &[f32]) {
+        let _ = (token, logits);
+    }
+
     /// Whether anybody still wants the text; asked between steps.
     fn wanted(&self) -> bool {
         true
@@ -29,9 +35,12 @@ pub trait Output {
 /// A text to be continued.
 #[derive(Clone, Debug)]
 pub struct Request<O> {
-    /// At least one token, and fewer than the context holds.
+    /// At least one token, and fewer than the context holds, or as many where no token should come.
     pub prompt: Vec<u32>,
-    /// Most tokens to come, with the one that ends the text.
+    /// Whether the output wants to know the logits of the prompt's tokens. All of it is then run,
+    /// whatever others left of its beginning.
+    pub score_prompt: bool,
+    /// Most tokens to come, with the one that ends the text; 0 only runs the prompt.
     pub max_tokens: usize,
     /// Tokens that end the text.
     pub end_tokens: Vec<u32>,
@@ -73,6 +82,8 @@ pub(crate) struct Sequence<O> {
     /// Prompt and text. While it is decoded, its state holds all but the last token.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt: usize,
+    /// Tokens of the prompt, but the first, whose logits the output does not want or knows.
+    pub(crate) scored: usize,
     pub(crate) max_tokens: usize,
     pub(crate) end_tokens: Vec<u32>,
     pub(crate) sampler: Sampler,
@@ -92,6 +103,13 @@ impl<O> Sequence<O> {
     /// Tokens of the text so far.
     pub(crate) fn written(&self) -> usize {
         self.tokens.len() - self.prompt
+    }
+
+    /// How many tokens from the beginning need not be run where others left them: the last one must
+    /// be for its logits.
+    pub(crate) fn skippable(&self) -> usize {
+        let unscored = self.scored + 1 < self.prompt;
+        (self.tokens.len() - 1).min(if unscored { self.scored } else { usize::MAX })
     }
 
     /// Most tokens still to come.

@@ -168,6 +168,7 @@ fn run(
         let output = Clock { start, first: None, all: Rc::clone(&all), failed: Rc::clone(&failed) };
         engine.add(Request {
             prompt: (0..prompt).map(token).collect(),
+            score_prompt: false,
             max_tokens: generate,
             end_tokens: Vec::new(),
             sampler,
