@@ -16,7 +16,7 @@ use std::{
 fn what_run_writes_is_what_serve_answers() {
     let demo = demo();
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
-    fs::write(&key, "a-key\n").expect("a temporary file");
+    fs::write(&key, "another\n\n a-key\n").expect("a temporary file");
     let args = [
         "serve",
         text(&demo),
@@ -24,7 +24,9 @@ fn what_run_writes_is_what_serve_answers() {
         "0",
         "--name",
         "mine",
-        "--key-file",
+        "--alias",
+        "yours",
+        "--api-keys",
         text(key.path()),
         "--temp",
         "0.5",
@@ -42,7 +44,7 @@ fn what_run_writes_is_what_serve_answers() {
     let address = address.unwrap_or_else(|| panic!("an address: {line}"));
 
     let body =
-        json!({ "model": "mine", "prompt": "Once upon a time", "max_tokens": 20, "seed": 4 }).to_string();
+        json!({ "model": "yours", "prompt": "Once upon a time", "max_tokens": 20, "seed": 4 }).to_string();
     let mut stream = TcpStream::connect(address).expect("a listener");
     write!(
         stream,
@@ -76,14 +78,14 @@ fn what_cannot_be_served_is_said_at_once() {
     let demo = text(&demo);
     let few = ["serve", demo, "--cache-memory", "100kB"];
     fracbit(&few).failed(USAGE, &["--cache-memory", "at least", "100.0 kB", "--ctx"]);
-    fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--key-file"]);
+    fracbit(&["serve", demo, "--host", "0.0.0.0"]).failed(USAGE, &["0.0.0.0", "--api-keys"]);
     fracbit(&["serve", demo, "--ctx", "9999"]).failed(USAGE, &["--ctx", "1 to 512", "9999"]);
     fracbit(&["serve", "no-such-model"]).failed(BAD_INPUT, &["no-such-model"]);
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
-    for bad in ["", " \n", "two words", "schlüssel"] {
+    for bad in ["", " \n", "two words", "good\nschlüssel"] {
         fs::write(&key, bad).expect("a temporary file");
         let args = ["serve", demo, "--key-file", text(key.path())];
-        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one key"]);
+        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one on each line"]);
     }
     fracbit(&["serve", demo, "--key-file", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");

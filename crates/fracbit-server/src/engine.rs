@@ -1,39 +1,102 @@
 //! The one thread that runs the model: requests come in and texts go out, a
 //! [`fracbit_engine::Engine`] does the rest.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use fracbit_engine::{Done, Engine, Finish, Output, Request};
 use fracbit_io::{TokenStream, Tokenizer};
 use fracbit_model::{Error, Sampler};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::desk::Ticket;
+use crate::metrics::{Metrics, Outcome};
+use crate::scores::{Score, Scores};
 use crate::stops::Stops;
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Continue a text.
+    Write(Box<Job>),
+    /// Give up what still waits, and whatever comes; what runs may end.
+    Drain,
+    /// Give up all.
+    Stop,
+}
 
 /// A text to be continued.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// At least one token and fewer than the context holds.
-    pub(crate) prompt: Vec<u32>,
-    /// At least 1.
+    /// At least one token, within the context.
+    pub(crate) prompt: Arc<[u32]>,
     pub(crate) max_tokens: usize,
     pub(crate) sampler: Sampler,
+    /// Tokens that end the text.
+    pub(crate) end_tokens: Vec<u32>,
     pub(crate) stops: Vec<String>,
-    /// Tokens that end this text, beside those of all.
-    pub(crate) stop_tokens: Vec<u32>,
+    /// Tokens before stop texts count.
+    pub(crate) min_tokens: usize,
     /// Special tokens are left out of the text; stop texts are looked for with them.
     pub(crate) skip_special: bool,
-    /// Where the text goes; dropped at the other end: nobody wants it any more.
-    pub(crate) events: UnboundedSender<Event>,
+    /// The text begins with its prompt.
+    pub(crate) echo: bool,
+    /// Scores of its tokens, and of so many likeliest ones beside each.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) line: Line,
 }
 
-/// What becomes of a [`Job`]: texts, then one of the others.
+/// What becomes of a [`Job`]: pieces, then one of the others.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Event {
-    Text(String),
+    Piece(String, Vec<Score>),
     Done(Done),
     Failed(String),
+    /// The server ends, or somebody else could not be served.
+    GivenUp,
+}
+
+/// One text's way to its client. Dropped at the other end: nobody wants the text any more. Dropped
+/// here before the end: it is given up, which the client is told.
+#[derive(Debug)]
+pub(crate) struct Line {
+    /// Which of the request's texts it is.
+    pub(crate) choice: usize,
+    pub(crate) events: UnboundedSender<(usize, Event)>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// The request's, until all of its texts are there.
+    pub(crate) _ticket: Arc<Ticket>,
+    pub(crate) arrived: Instant,
+    pub(crate) over: bool,
+}
+
+impl Line {
+    fn wanted(&self) -> bool {
+        !self.events.is_closed()
+    }
+
+    fn say(&self, event: Event) {
+        // Nobody there: nothing to tell, and `wanted` says so.
+        let _ = self.events.send((self.choice, event));
+    }
+
+    fn end(mut self, outcome: Outcome, event: Event) {
+        self.over = true;
+        self.metrics.ended(outcome);
+        self.say(event);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if !self.over {
+            self.metrics.ended(if self.wanted() { Outcome::GivenUp } else { Outcome::Unwanted });
+            self.say(Event::GivenUp);
+        }
+    }
 }
 
 /// Makes text of the tokens of a job.
@@ -44,62 +107,138 @@ pub(crate) struct Text<'a> {
     stops: Stops,
     /// A stop text was met.
     stopped: bool,
+    min_tokens: usize,
     skip_special: bool,
-    events: UnboundedSender<Event>,
+    scores: Option<Scores>,
+    /// Characters of the text so far, and how many of them were said.
+    chars: usize,
+    said: usize,
+    /// Tokens so far, and when the last one came.
+    written: usize,
+    last: Instant,
+    line: Line,
 }
 
-/// Serves until all senders of jobs are gone and their texts are done.
+/// Serves until it is told to stop, or all senders are gone and their texts are done.
 pub(crate) fn run<'a>(
     mut engine: Engine<'_, Text<'a>>,
     tokenizer: &'a Tokenizer,
-    end_tokens: &[u32],
-    jobs: &Receiver<Job>,
+    orders: &Receiver<Order>,
+    metrics: &Metrics,
 ) {
+    let (mut waiting, mut open) = (VecDeque::<Box<Job>>::new(), true);
     loop {
-        while engine.has_place() {
-            let job = if engine.sequences() == 0 {
-                let Ok(job) = jobs.recv() else { return };
-                job
-            } else {
-                match jobs.try_recv() {
-                    Ok(job) => job,
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+        metrics.engine(&engine, waiting.len());
+        let idle = engine.sequences() == 0 && waiting.is_empty();
+        let first = if idle {
+            let Ok(order) = orders.recv() else { return };
+            Some(order)
+        } else {
+            None
+        };
+        for order in first.into_iter().chain(orders.try_iter()) {
+            match order {
+                Order::Write(job) if open => waiting.push_back(job),
+                Order::Write(_) => {}
+                Order::Drain => {
+                    open = false;
+                    waiting.clear();
                 }
-            };
-            let Job { prompt, max_tokens, sampler, stops, stop_tokens, skip_special, events } = job;
-            let output = Text {
-                tokenizer,
-                stream: tokenizer.stream(skip_special),
-                stops: Stops::new(stops),
-                stopped: false,
-                skip_special,
-                events: events.clone(),
-            };
-            let end_tokens = [end_tokens, &stop_tokens].concat();
-            if let Err(error) = engine.add(Request { prompt, max_tokens, end_tokens, sampler, output }) {
-                // Nobody there: nothing to tell.
-                let _ = events.send(Event::Failed(error.to_string()));
+                Order::Stop => return,
             }
+        }
+        waiting.retain(|job| job.line.wanted());
+        while engine.has_place()
+            && let Some(job) = waiting.pop_front()
+        {
+            start(*job, &mut engine, tokenizer);
         }
         engine.step();
     }
 }
 
+/// Gives a job to the engine.
+fn start<'a>(job: Job, engine: &mut Engine<'_, Text<'a>>, tokenizer: &'a Tokenizer) {
+    let Job { prompt, max_tokens, sampler, end_tokens, echo, logprobs, .. } = job;
+    let mut output = Text {
+        tokenizer,
+        stream: tokenizer.stream(job.skip_special),
+        stops: Stops::new(job.stops),
+        stopped: false,
+        min_tokens: job.min_tokens,
+        skip_special: job.skip_special,
+        scores: None,
+        chars: 0,
+        said: 0,
+        written: 0,
+        last: job.line.arrived,
+        line: job.line,
+    };
+    let offsets = if echo { output.echo(&prompt) } else { Ok(VecDeque::new()) };
+    let offsets = match offsets {
+        Ok(offsets) => offsets,
+        Err(error) => return output.failed(&error.into()),
+    };
+    output.scores = logprobs.map(|top| Scores::new(top, &prompt, offsets));
+    let score_prompt = echo && logprobs.is_some();
+    let prompt = prompt.to_vec();
+    // The desk has looked at all that can be wrong; the client is told that it was given up.
+    if let Err(error) = engine.add(Request { prompt, score_prompt, max_tokens, end_tokens, sampler, output })
+    {
+        tracing::error!(%error, "a request that should be refused came through");
+    }
+}
+
 impl Text<'_> {
-    /// Nobody there: nothing to tell, and [`Output::wanted`] says so.
-    fn say(&self, text: String) {
-        if !text.is_empty() {
-            let _ = self.events.send(Event::Text(text));
+    /// Says the prompt; where each of its tokens begins.
+    fn echo(&mut self, prompt: &[u32]) -> Result<VecDeque<usize>, fracbit_io::Error> {
+        let (mut text, mut offsets) = (String::new(), VecDeque::new());
+        for &token in prompt {
+            offsets.push_back(self.chars);
+            let piece = self.stream.push(token)?;
+            self.chars += piece.chars().count();
+            text += &piece;
+        }
+        self.say(text);
+        Ok(offsets)
+    }
+
+    /// Says a piece, and the scores of its tokens.
+    fn say(&mut self, text: String) {
+        self.said += text.chars().count();
+        self.say_scored(text, self.said);
+    }
+
+    /// Says a piece, and the scores of tokens that begin within so many characters.
+    fn say_scored(&mut self, text: String, known: usize) {
+        let scores = self.scores.as_mut().map(|scores| scores.take(known)).unwrap_or_default();
+        if !text.is_empty() || !scores.is_empty() {
+            self.line.say(Event::Piece(text, scores));
+        }
+    }
+
+    /// Looks for stop texts in a piece, unless the text may not end yet.
+    fn pass(&mut self, piece: String, hidden: bool) -> (String, bool) {
+        match (self.written < self.min_tokens, hidden) {
+            (true, true) => (String::new(), false),
+            (true, false) => (piece, false),
+            (false, true) => self.stops.push_hidden(&piece),
+            (false, false) => self.stops.push(&piece),
         }
     }
 }
 
 impl Output for Text<'_> {
     fn token(&mut self, token: u32) -> Result<ControlFlow<()>, Error> {
-        let (mut text, mut stopped) = self.stops.push(&self.stream.push(token)?);
+        self.written += 1;
+        let first = self.written == 1;
+        self.line.metrics.token(std::mem::replace(&mut self.last, Instant::now()).elapsed(), first);
+        let piece = self.stream.push(token)?;
+        self.chars += piece.chars().count();
+        let (mut text, mut stopped) = self.pass(piece, false);
         let special = self.tokenizer.special_text(token).filter(|_| self.skip_special && !stopped);
         if let Some(special) = special {
-            let (more, ended) = self.stops.push_hidden(&special);
+            let (more, ended) = self.pass(special, true);
             text += &more;
             stopped = ended;
         }
@@ -108,35 +247,40 @@ impl Output for Text<'_> {
         Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
+    fn scored(&mut self, token: u32, logits: &[f32]) {
+        if let Some(scores) = &mut self.scores {
+            scores.push(token, logits, self.chars);
+        }
+    }
+
     fn wanted(&self) -> bool {
-        !self.events.is_closed()
+        self.line.wanted()
     }
 
     fn done(mut self, mut done: Done) {
         if !self.stopped {
-            let rest = match self.stream.finish() {
+            let rest = match std::mem::replace(&mut self.stream, self.tokenizer.stream(true)).finish() {
                 Ok(rest) => rest,
-                Err(error) => {
-                    let _ = self.events.send(Event::Failed(error.to_string()));
-                    return;
-                }
+                Err(error) => return self.failed(&error.into()),
             };
             let (mut text, stopped) = self.stops.push(&rest);
             if stopped {
                 done.finish = Finish::Stop;
+                self.say(text);
             } else {
                 text += &self.stops.finish();
-            }
-            if !text.is_empty() {
-                let _ = self.events.send(Event::Text(text));
+                // An end token has no text.
+                self.say_scored(text, usize::MAX);
             }
         }
         let Done { finish, prompt, cached, tokens, seconds, .. } = done;
-        let _ = self.events.send(Event::Done(done));
         tracing::info!(?finish, prompt, cached, tokens, seconds, "text done");
+        self.line.metrics.counted(&done);
+        let outcome = if finish == Finish::Stop { Outcome::Stop } else { Outcome::Length };
+        self.line.end(outcome, Event::Done(done));
     }
 
     fn failed(self, error: &Error) {
-        let _ = self.events.send(Event::Failed(error.to_string()));
+        self.line.end(Outcome::Failed, Event::Failed(error.to_string()));
     }
 }

@@ -1,8 +1,15 @@
 #![doc = include_str!("../README.md")]
 
-mod api;
+mod access;
+mod answer;
+mod connections;
+mod desk;
 mod engine;
+mod fields;
 mod http;
+mod metrics;
+mod request;
+mod scores;
 mod stops;
 
 use std::collections::hash_map::RandomState;
@@ -12,7 +19,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,21 +27,9 @@ use fracbit_engine::{Engine, EngineError, EngineOptions};
 use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, KvType, Model, SampleConfig};
 use fracbit_schedule::Schedule;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::sync::Semaphore;
 
-use crate::http::Desk;
-
-/// Connections at a time.
-const CONNECTIONS: usize = 512;
-/// How long a connection may take for the head of a request.
-const HEAD: Duration = Duration::from_secs(10);
-/// Most bytes of that head.
-const HEAD_BYTES: usize = 64 << 10;
-/// How long texts may still take when the server should end.
-const GRACE: Duration = Duration::from_secs(10);
+use crate::desk::{Desk, Limits};
+use crate::metrics::Metrics;
 
 /// Waits for the user (Ctrl-C) or the system (SIGTERM) to end the program.
 pub async fn interrupt() {
@@ -63,6 +58,8 @@ pub async fn interrupt() {
 pub struct Options {
     /// The name that requests call it by.
     pub id: String,
+    /// Other names of it.
+    pub aliases: Vec<String>,
     /// Texts at a time, at least 1; further requests wait.
     pub slots: usize,
     /// Requests that may wait; further ones are turned away.
@@ -77,9 +74,14 @@ pub struct Options {
     /// How tokens are picked where a request does not say; its seed is not used, every such request
     /// has another.
     pub sampling: SampleConfig,
-    /// What requests must present as `Authorization: Bearer KEY`. Without one only requests that
-    /// ask for an address, not a name, are served.
-    pub key: Option<String>,
+    /// What requests must present, one of them, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+    /// Without any only requests that ask for an address, not a name, are served.
+    pub keys: Vec<String>,
+    /// Connections at a time from one address, or from one network of the sixth version, at least
+    /// 1; further ones are turned away.
+    pub peer_connections: usize,
+    /// How long texts may still take when the server should end.
+    pub grace: Duration,
     /// Tokens that end a text, beside those of the tokenizer.
     pub end_tokens: Vec<u32>,
     /// Text of messages and of variables of the template may make control tokens. Otherwise it
@@ -136,7 +138,8 @@ impl Server {
         self.0.local_addr().map_err(Error::Start)
     }
 
-    /// Serves until `stop` is there; texts that are being written then have some seconds to end.
+    /// Serves until `stop` is there. Requests that wait are then refused, and texts that are being
+    /// written have [`Options::grace`] to end.
     ///
     /// # Errors
     /// [`Error::Engine`], [`Error::Start`], [`Error::Thread`].
@@ -152,18 +155,24 @@ impl Server {
         let tokenizer = Arc::new(tokenizer);
         let mut end_tokens = options.end_tokens;
         end_tokens.extend(tokenizer.eos_ids());
-        let (jobs, queue) = sync_channel(options.queue);
+        let (orders, received) = channel();
+        let metrics = Arc::new(Metrics::default());
+        let mut names = options.aliases;
+        names.insert(0, options.id);
         let desk = Desk {
-            jobs,
+            orders: orders.clone(),
             tokenizer: Arc::clone(&tokenizer),
-            id: options.id,
+            names,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             context: options.context,
             vocab: model.config().vocab_size,
             allow_special: options.allow_special,
             sampling: options.sampling,
-            key: options.key,
+            end_tokens,
+            keys: options.keys,
             next: AtomicU64::new(RandomState::new().hash_one(())),
+            metrics: Arc::clone(&metrics),
+            limits: Limits::new(options.slots.saturating_add(options.queue)),
         };
         let engine = Engine::new(
             model,
@@ -176,73 +185,25 @@ impl Server {
                 draft: options.draft,
             },
         )?;
-        let (words, ends) = (&*tokenizer, &end_tokens[..]);
+        let words = &*tokenizer;
         thread::scope(|scope| {
             let (ended, end) = tokio::sync::oneshot::channel::<()>();
             let engine = thread::Builder::new().name("model".to_owned()).spawn_scoped(scope, move || {
                 // Dropped at the end of the thread, whatever ends it.
                 let _ended = ended;
-                engine::run(engine, words, ends, &queue);
+                engine::run(engine, words, &received, &metrics);
             });
             let engine = engine.map_err(Error::Start)?;
-            let served = runtime.block_on(self.serve(desk, stop, end));
-            // Whatever still waits for the model is dropped, and with it the last sender of jobs:
+            let limits = (options.peer_connections, options.grace);
+            let served = runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
+                connections::serve(listener, http::router(desk), orders, limits, stop, end).await
+            });
+            // Whatever still waits for the model is dropped, and with it the last sender of orders:
             // the thread ends.
             runtime.shutdown_timeout(Duration::from_secs(1));
             engine.join().map_err(|_| Error::Thread)?;
             served
         })
-    }
-
-    /// The loop of connections. Not axum's own: that one sets no timer, so that clients may take
-    /// for ever to say what they want.
-    async fn serve(
-        self,
-        desk: Desk,
-        stop: impl Future<Output = ()>,
-        engine_end: tokio::sync::oneshot::Receiver<()>,
-    ) -> Result<(), Error> {
-        let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
-        let router = http::router(desk);
-        let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(HEAD_BYTES);
-        let (graceful, places) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS)));
-        let mut stop = std::pin::pin!(stop);
-        let mut engine_end = std::pin::pin!(engine_end);
-        loop {
-            let accept = async {
-                let place = Arc::clone(&places).acquire_owned().await.expect("never closed");
-                (listener.accept().await, place)
-            };
-            tokio::select! {
-                () = &mut stop => break,
-                _ = &mut engine_end => return Err(Error::Thread),
-                (accepted, place) = accept => match accepted {
-                    Ok((stream, _)) => {
-                        // Pieces of text are small and should not wait for each other.
-                        let _ = stream.set_nodelay(true);
-                        let service = TowerToHyperService::new(router.clone());
-                        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-                        tokio::spawn(async move {
-                            if let Err(error) = connection.await {
-                                tracing::debug!(%error, "a connection ended");
-                            }
-                            drop(place);
-                        });
-                    }
-                    Err(error) => {
-                        // Too many open files, for one: those of others may close.
-                        tracing::warn!(%error, "accepting a connection failed");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
-                },
-            }
-        }
-        drop((listener, router));
-        tokio::select! {
-            () = graceful.shutdown() => {}
-            () = tokio::time::sleep(GRACE) => tracing::warn!("texts were cut off: the server ends"),
-        }
-        Ok(())
     }
 }

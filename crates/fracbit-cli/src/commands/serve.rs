@@ -18,24 +18,33 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 /// Requests that may wait for a place.
 const QUEUE: usize = 64;
 
+/// How long texts may still take when the server should end.
+const GRACE: Duration = Duration::from_secs(10);
+
 const AFTER: &str = "\
-Addresses: /v1/chat/completions, /v1/completions, /v1/models and /health, as in OpenAI's API, also streaming. Beside its fields requests \
-may have top_k, min_p, repetition_penalty, stop_token_ids, skip_special_tokens and chat_template_kwargs. A field that the server does not know or cannot serve is refused by name.
+Addresses, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/models. Beside them /tokenize, /detokenize, \
+/tokenizer_info, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
+min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. A field that the server does not know or cannot serve is refused by name. \
+Probabilities (logprobs) are the model's own, before penalties, temperature and filters.
 
 The options under Sampling hold where a request says nothing; without a seed every request has another.
 
-The line with the address is printed when requests are served. Ctrl-C or SIGTERM end the server; texts then have 10 s to end.
+The line with the address is printed when requests are served. Ctrl-C or SIGTERM end the server: requests that wait are refused, texts that are being written have 10 s to end.
 
 Examples:
   fracbit serve small
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
-  fracbit serve small --host 0.0.0.0 --key-file key.txt --slots 8";
+  fracbit serve small --host 0.0.0.0 --api-keys keys.txt --slots 8
+  fracbit serve small --alias gpt-4o-mini                       # for programs that ask for a name of their own
+  lm_eval --model local-completions --tasks piqa --model_args \\
+    model=small,base_url=http://127.0.0.1:8080/v1/completions";
 
 /// Answer other programs, over HTTP.
 ///
@@ -54,15 +63,22 @@ pub(crate) struct ServeArgs {
     /// Port to listen at; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// File that holds the key which requests must then present (`Authorization: Bearer KEY`).
-    #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    /// File of keys, one on each line, of which requests must then present one (`Authorization:
+    /// Bearer KEY` or `X-Api-Key: KEY`).
+    #[arg(long, visible_alias = "key-file", value_name = "FILE")]
+    api_keys: Option<PathBuf>,
     /// Name of the model in requests [default: that of its directory].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Another name of the model in requests; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    alias: Vec<String>,
     /// Texts at a time; further requests wait.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = args::count)]
     slots: usize,
+    /// Connections at a time from one address; a proxy in front of the server may want more.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
+    peer_connections: usize,
     /// Tokens of a text with its prompt, no more than the model's context; beyond the original one
     /// of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that
     /// context when it is shorter].
@@ -87,10 +103,10 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure> {
-    let key = args.key_file.as_deref().map(read_key).transpose()?;
-    if key.is_none() && !args.host.is_loopback() {
+    let keys = args.api_keys.as_deref().map_or(Ok(Vec::new()), read_keys)?;
+    if keys.is_empty() && !args.host.is_loopback() {
         let rule =
-            format!("`--host {}` lets other machines in: it wants `--key-file FILE` with it", args.host);
+            format!("`--host {}` lets other machines in: it wants `--api-keys FILE` with it", args.host);
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
     }
     let nested = Nested::read(&args.nested)?;
@@ -131,13 +147,16 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let sampling = args.picking.config(0);
     let options = Options {
         id,
+        aliases: args.alias.clone(),
         slots: args.slots,
         queue: QUEUE,
         context: ctx,
         kv,
         pages: Some(pages),
         sampling,
-        key,
+        keys,
+        peer_connections: args.peer_connections,
+        grace: GRACE,
         end_tokens,
         allow_special: args.allow_special,
         schedule,
@@ -146,15 +165,16 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     server.run(&model, tokenizer, options, interrupt()).map_err(failure)
 }
 
-/// The key in a file: its text without spaces around it.
-fn read_key(path: &Path) -> Result<String, Failure> {
+/// The keys in a file: its lines without spaces around them, but empty ones.
+fn read_keys(path: &Path) -> Result<Vec<String>, Failure> {
     let text = files::read_text(path)?;
-    let key = text.trim();
-    if key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()) {
-        let rule = "should hold one key, of visible ASCII characters";
+    let keys: Vec<String> =
+        text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() || !keys.iter().all(|key| key.bytes().all(|b| b.is_ascii_graphic())) {
+        let rule = "should hold keys of visible ASCII characters, one on each line";
         return Err(Failure::input(format!("`{}` {rule}", path.display())));
     }
-    Ok(key.to_owned())
+    Ok(keys)
 }
 
 /// The name of a directory, also of `.`.

@@ -1,236 +1,29 @@
 //! The server as its clients meet it: bytes over a socket, a real model behind.
 
+mod client;
+mod fields;
+mod limits;
+mod soak;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use fracbit_base::Rate;
-use fracbit_io::{Bos, EncodeOptions, Message, ModelConfig, PrefixSpace, Tokenizer};
-use fracbit_model::{
-    Draft, GenerateOptions, Generation, KvType, Model, Precision, RotationMode, SampleConfig, Sampler,
-    StateOptions,
-};
+use fracbit_io::{Bos, EncodeOptions, Message, PrefixSpace};
+use fracbit_model::{Draft, Model, Precision, RotationMode, SampleConfig};
 use fracbit_schedule::Schedule;
-use fracbit_server::{Options, Server};
-use fracbit_tests::{demo_model, stories, uniform_demo};
+use fracbit_server::Options;
+use fracbit_tests::{demo_model, uniform_demo};
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A template such as chat models have: special tokens stand around what is said.
-const TEMPLATE: &str = "{% for m in messages %}{{ bos_token }}{{ m.role }}{{ bos_token }}{{ m.content }}{% endfor %}\
-    {% if add_generation_prompt %}{{ bos_token }}{{ name | default('assistant') }}{{ bos_token }}{% endif %}";
-
-/// The demo model in a scalar scheme, which takes a second. Made once.
-fn model() -> &'static Model {
-    static MODEL: OnceLock<Model> = OnceLock::new();
-    MODEL.get_or_init(|| {
-        uniform_demo(
-            &Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-nuq-4"),
-            "nuq-4",
-            RotationMode::Fold,
-        )
-    })
-}
-
-fn tokenizer(template: Option<&str>) -> Tokenizer {
-    let config = ModelConfig::from_dir(demo_model()).expect("the embedded model");
-    let mut tokenizer = Tokenizer::from_dir(demo_model(), Some(&config)).expect("the embedded model");
-    if let Some(template) = template {
-        let path = demo_model().join("tokenizer_config.json");
-        let settings = fs::read(&path).expect("the embedded model");
-        tokenizer.apply_settings(&settings, &path, Some(template.as_bytes())).expect("a good template");
-    }
-    tokenizer
-}
-
-fn options() -> Options {
-    Options {
-        id: "demo".to_owned(),
-        slots: 4,
-        queue: 64,
-        context: 384,
-        kv: KvType::I16,
-        pages: None,
-        sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
-        key: None,
-        end_tokens: Vec::new(),
-        allow_special: false,
-        schedule: None,
-        draft: None,
-    }
-}
-
-/// A server that ends with this value.
-struct Serving {
-    address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<Result<(), fracbit_server::Error>>>,
-}
-
-fn serve(options: Options, tokenizer: Tokenizer) -> Serving {
-    serve_model(model(), options, tokenizer)
-}
-
-fn serve_model(model: &'static Model, options: Options, tokenizer: Tokenizer) -> Serving {
-    let server = Server::bind(([127, 0, 0, 1], 0).into()).expect("a free port");
-    let address = server.address().expect("a bound socket");
-    let (stop, stopped) = oneshot::channel();
-    let thread = thread::spawn(move || {
-        let stop = async { _ = stopped.await };
-        server.run(model, tokenizer, options, stop)
-    });
-    Serving { address, stop: Some(stop), thread: Some(thread) }
-}
-
-impl Serving {
-    fn end(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("no panic").expect("an orderly end");
-        }
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        if !thread::panicking() {
-            self.end();
-        }
-    }
-}
-
-/// An answer.
-#[derive(Debug)]
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-
-    /// The events of a stream, which ends as it should.
-    fn events(&self) -> Vec<Value> {
-        let mut events: Vec<&str> =
-            self.body.split("\n\n").filter(|e| !e.is_empty() && !e.starts_with(':')).collect();
-        assert_eq!(events.pop(), Some("data: [DONE]"), "{self:?}");
-        let read = |e: &str| serde_json::from_str(e.strip_prefix("data: ").expect("an event")).expect("JSON");
-        events.into_iter().map(read).collect()
-    }
-}
-
-fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).expect("a listener");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    stream
-}
-
-/// Sends a request, with `head` beside what every request has.
-fn send(address: SocketAddr, line: &str, head: &str, body: &str) -> TcpStream {
-    let mut stream = connect(address);
-    let host = if head.contains("Host:") { String::new() } else { format!("Host: {address}\r\n") };
-    let kind = if body.is_empty() || head.contains("Content-Type:") {
-        ""
-    } else {
-        "Content-Type: application/json\r\n"
-    };
-    let length = body.len();
-    write!(
-        stream,
-        "{line} HTTP/1.1\r\n{host}{kind}{head}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
-    .expect("a listener that reads");
-    stream
-}
-
-/// The beginning of an answer: its status and all of its head.
-fn receive_head(reader: &mut impl BufRead) -> (u16, String) {
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        assert!(reader.read_line(&mut head).expect("an answer in time") > 0, "a whole head: {head}");
-    }
-    let head = head.to_ascii_lowercase();
-    (head.split(' ').nth(1).and_then(|s| s.parse().ok()).expect("a status"), head)
-}
-
-fn receive(stream: TcpStream) -> Answer {
-    let mut reader = BufReader::new(stream);
-    let (status, head) = receive_head(&mut reader);
-    let mut body = Vec::new();
-    if head.contains("transfer-encoding: chunked") {
-        loop {
-            let mut size = String::new();
-            reader.read_line(&mut size).expect("a chunk in time");
-            let size = usize::from_str_radix(size.trim(), 16).expect("a size");
-            let mut chunk = vec![0; size + 2];
-            reader.read_exact(&mut chunk).expect("a chunk");
-            body.extend_from_slice(&chunk[..size]);
-            if size == 0 {
-                break;
-            }
-        }
-    } else {
-        reader.read_to_end(&mut body).expect("a body in time");
-    }
-    Answer { status, head, body: String::from_utf8(body).expect("UTF-8") }
-}
-
-fn ask(address: SocketAddr, line: &str, head: &str, body: &Value) -> Answer {
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    receive(send(address, line, head, &body))
-}
-
-const COMPLETIONS: &str = "POST /v1/completions";
-const CHAT: &str = "POST /v1/chat/completions";
-
-/// The text of a completion.
-fn complete(address: SocketAddr, body: &Value) -> String {
-    let answer = ask(address, COMPLETIONS, "", body);
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.json()["choices"][0]["text"].as_str().expect("a text").to_owned()
-}
-
-/// What the library writes.
-fn write(tokens: &[u32], sampling: SampleConfig, most: usize) -> String {
-    write_by(model(), None, tokens, sampling, most)
-}
-
-fn write_by(
-    model: &Model,
-    schedule: Option<Schedule>,
-    tokens: &[u32],
-    sampling: SampleConfig,
-    most: usize,
-) -> String {
-    let mut state = model.state(&StateOptions { context: Some(384), ..StateOptions::default() });
-    let mut sampler = Sampler::new(sampling).expect("good settings");
-    let tokenizer = tokenizer(None);
-    let end_tokens = tokenizer.eos_ids().to_vec();
-    let options =
-        GenerateOptions { max_tokens: Some(most), end_tokens, schedule, ..GenerateOptions::default() };
-    let written: Vec<u32> = Generation::new(model, &mut state, &mut sampler, tokens, options)
-        .expect("a prompt")
-        .map(|token| token.expect("a good model"))
-        .collect();
-    tokenizer.decode(&written, true).expect("tokens of the model")
-}
-
-/// Beginnings of the held-out stories.
-fn prompts() -> Vec<String> {
-    let (text, _) = stories();
-    let words: Vec<&str> = text.split_whitespace().collect();
-    (0..8).map(|i| words[i * 80..i * 80 + 10 + 30 * (i % 4)].join(" ")).collect()
-}
+use client::{
+    CHAT, COMPLETIONS, TEMPLATE, ask, complete, connect, model, options, prompts, receive, serve,
+    serve_model, tokenizer, write, write_by,
+};
 
 #[test]
 fn texts_are_those_of_the_library_whatever_else_is_served() {
@@ -542,12 +335,16 @@ fn requests_that_cannot_be_served_are_told_why() {
 
 #[test]
 fn keys_are_wanted_where_there_is_one() {
-    let serving = serve(Options { key: Some("secret".to_owned()), ..options() }, tokenizer(None));
+    let serving =
+        serve(Options { keys: vec!["secret".to_owned(), "second".to_owned()], ..options() }, tokenizer(None));
     let body = json!({ "prompt": "a", "max_tokens": 1 });
     for (head, status) in [
         ("", 401),
         ("Authorization: Bearer wrong\r\n", 401),
         ("Authorization: Bearer secret\r\n", 200),
+        ("Authorization: bearer second\r\n", 200),
+        ("X-Api-Key: second\r\n", 200),
+        ("X-Api-Key: wrong\r\n", 401),
         ("Host: my.example\r\nAuthorization: Bearer secret\r\n", 200),
     ] {
         let answer = ask(serving.address, COMPLETIONS, head, &body);
@@ -556,58 +353,4 @@ fn keys_are_wanted_where_there_is_one() {
         assert_eq!(ask(serving.address, "GET /v1/models", head, &json!(null)).status, status, "{head}");
     }
     assert_eq!(ask(serving.address, "GET /health", "", &json!(null)).status, 200);
-}
-
-#[test]
-fn who_goes_away_leaves_the_place_to_others_and_who_comes_too_late_is_told() {
-    // No token ends a text, and the context is not filled in a minute.
-    let path = demo_model().join("tokenizer.json");
-    let endless =
-        Tokenizer::parse(&fs::read(&path).expect("the embedded model"), &path).expect("a tokenizer");
-    let serving = serve(Options { slots: 1, queue: 1, context: 1 << 20, ..options() }, endless);
-    let address = serving.address;
-    // A text, and two requests behind it: one waits, whichever the server hears first, and the
-    // other is turned away.
-    let endless = json!({ "prompt": "Once", "max_tokens": 1 << 20, "stream": true }).to_string();
-    let begin = || BufReader::new(send(address, COMPLETIONS, "", &endless));
-    let mut first = begin();
-    let mut line = String::new();
-    while !line.starts_with("data: ") {
-        line.clear();
-        assert!(first.read_line(&mut line).expect("a first piece in time") > 0);
-    }
-    let mut behind = [begin(), begin()];
-    let mut answers = behind.each_mut().map(receive_head);
-    answers.sort_by_key(|(status, _)| *status);
-    let [(200, _), (503, refused)] = &answers else { panic!("{answers:?}") };
-    assert!(refused.contains("retry-after:"), "{refused}");
-    drop((first, behind));
-    let start = Instant::now();
-    while ask(address, COMPLETIONS, "", &json!({ "prompt": "a", "max_tokens": 1 })).status != 200 {
-        assert!(start.elapsed() < PATIENCE, "the place is never free");
-    }
-}
-
-#[test]
-fn who_says_nothing_is_not_waited_for() {
-    let serving = serve(options(), tokenizer(None));
-    let mut slow = connect(serving.address);
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: loc").expect("a listener that reads");
-    let start = Instant::now();
-    let mut rest = Vec::new();
-    slow.read_to_end(&mut rest).expect("closed by the server");
-    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-}
-
-#[test]
-fn texts_end_before_the_server_does() {
-    let mut serving = serve(options(), tokenizer(None));
-    let body =
-        json!({ "prompt": "Once upon a time", "max_tokens": 120, "stream": true, "seed": 5 }).to_string();
-    let stream = send(serving.address, COMPLETIONS, "", &body);
-    let mut first = [0; 1];
-    stream.peek(&mut first).expect("an answer that begins");
-    serving.end();
-    receive(stream).events();
-    assert!(TcpStream::connect(serving.address).is_err(), "nobody listens");
 }

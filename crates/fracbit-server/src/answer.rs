@@ -1,0 +1,256 @@
+//! What answers look like, in one piece and as streams of events.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fracbit_engine::{Done, Finish};
+use fracbit_io::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::engine::Event;
+use crate::fields::Refusal;
+use crate::request::{Prompt, Request};
+use crate::scores::Score;
+
+/// The answers to one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Answers {
+    chat: bool,
+    usage: bool,
+    /// Texts for each prompt.
+    n: usize,
+    /// Likeliest tokens beside each, where probabilities are asked for.
+    logprobs: Option<usize>,
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    /// Texts still to be done, and the tokens of those that are.
+    left: usize,
+    total: Usage,
+}
+
+/// Tokens of a request's texts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usage {
+    prompt: usize,
+    cached: usize,
+    tokens: usize,
+    guessed: usize,
+}
+
+/// One text as far as it is there.
+#[derive(Clone, Debug, Default)]
+struct Choice {
+    text: String,
+    scores: Vec<Score>,
+    finish: Option<Finish>,
+}
+
+impl Answers {
+    /// Answers to a request with so many texts.
+    pub(crate) fn new(
+        request: &Request,
+        texts: usize,
+        id: u64,
+        model: String,
+        tokenizer: Arc<Tokenizer>,
+    ) -> Self {
+        let chat = matches!(request.prompts[..], [Prompt::Chat { .. }]);
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let id = format!("{}-{id:016x}", if chat { "chatcmpl" } else { "cmpl" });
+        let Request { usage, n, logprobs, .. } = *request;
+        Self { chat, usage, n, logprobs, id, created, model, tokenizer, left: texts, total: Usage::default() }
+    }
+
+    /// The answer in one piece, from all that comes.
+    pub(crate) async fn whole(
+        mut self,
+        events: &mut tokio::sync::mpsc::UnboundedReceiver<(usize, Event)>,
+    ) -> Result<Value, Refusal> {
+        let mut choices = vec![Choice::default(); self.left];
+        while self.left > 0 {
+            match events.recv().await {
+                Some((at, Event::Piece(text, scores))) => {
+                    choices[at].text += &text;
+                    choices[at].scores.extend(scores);
+                }
+                Some((at, Event::Done(done))) => {
+                    choices[at].finish = Some(done.finish);
+                    self.count(at, done);
+                }
+                Some((_, Event::Failed(message))) => return Err(Refusal::new(500, message)),
+                Some((_, Event::GivenUp)) | None => return Err(Refusal::ending()),
+            }
+        }
+        let choices: Value = (0..).zip(choices).map(|(at, choice)| self.choice(at, choice)).collect();
+        let mut answer = self.object(if self.chat { "chat.completion" } else { "text_completion" }, choices);
+        answer["usage"] = self.counted();
+        Ok(answer)
+    }
+
+    /// What a stream begins with.
+    pub(crate) fn first(&self) -> String {
+        let role = json!({ "role": "assistant", "content": "" });
+        let all = (0..self.left).filter(|_| self.chat);
+        all.map(|at| self.piece(at, role.clone(), "", Vec::new(), None)).collect()
+    }
+
+    /// What a stream says of an event; `None` behind its end.
+    pub(crate) fn event(&mut self, at: usize, event: Event) -> Option<String> {
+        if self.left == 0 {
+            return None;
+        }
+        let refusal = match event {
+            Event::Piece(text, scores) => {
+                return Some(self.piece(at, json!({ "content": text }), &text, scores, None));
+            }
+            Event::Done(done) => {
+                self.count(at, done);
+                let last = self.piece(at, json!({}), "", Vec::new(), Some(done.finish));
+                return Some(last + &if self.left == 0 { self.last() } else { String::new() });
+            }
+            Event::Failed(message) => Refusal::new(500, message),
+            Event::GivenUp => Refusal::ending(),
+        };
+        self.left = 0;
+        Some(line(&refusal.json()) + DONE)
+    }
+
+    /// What follows the last text of a stream.
+    fn last(&self) -> String {
+        if !self.usage {
+            return DONE.to_owned();
+        }
+        let mut chunk = self.object(self.chunk(), json!([]));
+        chunk["usage"] = self.counted();
+        line(&chunk) + DONE
+    }
+
+    fn object(&self, kind: &str, choices: Value) -> Value {
+        let Self { id, created, model, .. } = self;
+        json!({ "id": id, "object": kind, "created": created, "model": model, "choices": choices })
+    }
+
+    fn chunk(&self) -> &'static str {
+        if self.chat { "chat.completion.chunk" } else { "text_completion" }
+    }
+
+    fn choice(&self, at: usize, Choice { text, scores, finish }: Choice) -> Value {
+        let mut choice = json!({ "index": at });
+        if self.chat {
+            choice["message"] = json!({ "role": "assistant", "content": text });
+        } else {
+            choice["text"] = text.into();
+        }
+        choice["logprobs"] = self.scores(&scores);
+        choice["finish_reason"] = finish.map(reason).into();
+        choice
+    }
+
+    fn piece(
+        &self,
+        at: usize,
+        delta: Value,
+        text: &str,
+        scores: Vec<Score>,
+        finish: Option<Finish>,
+    ) -> String {
+        let mut choice = json!({ "index": at });
+        if self.chat {
+            choice["delta"] = delta;
+        } else {
+            choice["text"] = text.into();
+        }
+        choice["logprobs"] = if scores.is_empty() { Value::Null } else { self.scores(&scores) };
+        choice["finish_reason"] = finish.map(reason).into();
+        let mut chunk = self.object(self.chunk(), json!([choice]));
+        if self.usage {
+            chunk["usage"] = Value::Null;
+        }
+        line(&chunk)
+    }
+
+    /// A text is done. Tokens of a prompt count once, however many texts follow it.
+    fn count(&mut self, at: usize, done: Done) {
+        self.left -= 1;
+        if at.is_multiple_of(self.n) {
+            self.total.prompt += done.prompt;
+            self.total.cached += done.cached;
+        }
+        self.total.tokens += done.tokens;
+        self.total.guessed += done.guessed;
+    }
+
+    fn counted(&self) -> Value {
+        let Usage { prompt, cached, tokens, guessed } = self.total;
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+            "prompt_tokens_details": { "cached_tokens": cached },
+            "completion_tokens_details": { "accepted_prediction_tokens": guessed },
+        })
+    }
+
+    /// The bytes of a token, and its text. What is no text by itself is spelled in hexadecimal
+    /// digits, as OpenAI does.
+    fn spelled(&self, token: u32) -> (Vec<u8>, String) {
+        let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
+        let text = String::from_utf8(bytes.clone())
+            .unwrap_or_else(|_| bytes.iter().fold("bytes:".to_owned(), |all, b| format!("{all}\\x{b:02x}")));
+        (bytes, text)
+    }
+
+    /// Scores in the form of the request's kind.
+    fn scores(&self, scores: &[Score]) -> Value {
+        let Some(top) = self.logprobs else { return Value::Null };
+        if self.chat {
+            let one = |token: u32, logprob: Option<f64>| {
+                let (bytes, text) = self.spelled(token);
+                json!({ "token": text, "logprob": logprob, "bytes": bytes })
+            };
+            let all: Value = scores
+                .iter()
+                .map(|score| {
+                    let mut entry = one(score.token, score.logprob);
+                    entry["top_logprobs"] = score.top.iter().map(|&(t, p)| one(t, Some(p))).collect();
+                    entry
+                })
+                .collect();
+            return json!({ "content": all, "refusal": null });
+        }
+        let mut columns = [const { Vec::new() }; 4];
+        for score in scores {
+            let (_, text) = self.spelled(score.token);
+            let others = score.logprob.filter(|_| top > 0).map(|logprob| {
+                // Texts are names here: of several tokens with one text the likeliest counts.
+                let mut others = Map::new();
+                for (token, logprob) in score.top.iter().copied().chain([(score.token, logprob)]) {
+                    others.entry(self.spelled(token).1).or_insert(logprob.into());
+                }
+                others
+            });
+            let row = [text.into(), score.logprob.into(), others.into(), score.offset.into()];
+            columns.iter_mut().zip(row).for_each(|(column, value): (&mut Vec<Value>, _)| column.push(value));
+        }
+        let [tokens, logprobs, others, offsets] = columns;
+        json!({
+            "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": others, "text_offset": offsets,
+        })
+    }
+}
+
+const DONE: &str = "data: [DONE]\n\n";
+
+/// An event of a stream.
+fn line(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+fn reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    }
+}

@@ -1,0 +1,248 @@
+//! From a request to the texts that the model is asked for, within limits of memory and number.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use fracbit_io::{Bos, EncodeOptions, Tokenizer};
+use fracbit_model::{Adjustments, SampleConfig, Sampler};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::engine::{Event, Job, Line, Order};
+use crate::fields::Refusal;
+use crate::metrics::Metrics;
+use crate::request::{Prompt, Request};
+
+/// Most bytes of a request's body.
+pub(crate) const BODY: usize = 4 << 20;
+/// Most bytes of all bodies that are there at a time, in units of [`UNIT`]: what is made of them
+/// takes some times as much.
+const BODIES: usize = 64 << 10;
+const UNIT: usize = 1 << 10;
+/// Bodies that are read and tokenized at a time: 4 MB of text take half a gigabyte meanwhile.
+const READERS: usize = 2;
+
+/// What requests are served from.
+pub(crate) struct Desk {
+    pub(crate) orders: Sender<Order>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// The model's names.
+    pub(crate) names: Vec<String>,
+    pub(crate) created: u64,
+    /// Most tokens of a text with its prompt.
+    pub(crate) context: usize,
+    /// Rows of the embedding.
+    pub(crate) vocab: usize,
+    /// Text of messages may make control tokens.
+    pub(crate) allow_special: bool,
+    pub(crate) sampling: SampleConfig,
+    /// Tokens that end every text.
+    pub(crate) end_tokens: Vec<u32>,
+    /// What a request must present, one of them.
+    pub(crate) keys: Vec<String>,
+    /// Numbers of answers and, with a random start, seeds.
+    pub(crate) next: AtomicU64,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) limits: Limits,
+}
+
+/// What all requests share.
+pub(crate) struct Limits {
+    /// Requests that run or wait.
+    places: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
+    readers: Arc<Semaphore>,
+}
+
+impl Limits {
+    /// Limits for so many requests at a time.
+    pub(crate) fn new(requests: usize) -> Self {
+        let [places, bodies, readers] = [requests.min(Semaphore::MAX_PERMITS), BODIES, READERS]
+            .map(|permits| Arc::new(Semaphore::new(permits)));
+        Self { places, bodies, readers }
+    }
+
+    /// A place among those that run or wait.
+    pub(crate) fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        place.map_err(|_| Refusal::new(503, "too many requests are waiting: try again later"))
+    }
+
+    /// The memory of so many bytes more of a body.
+    pub(crate) fn memory(&self, there: usize, more: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+        let units = (there + more).div_ceil(UNIT) - there.div_ceil(UNIT);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let memory = Arc::clone(&self.bodies).try_acquire_many_owned(units);
+        memory.map_err(|_| Refusal::new(503, "the requests that are waiting are too large: try again later"))
+    }
+
+    /// The right to read a body, as soon as others have.
+    pub(crate) async fn reader(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.readers).acquire_owned().await.expect("never closed")
+    }
+}
+
+/// A request's place and memory. They are given back when its texts are there or when nobody waits
+/// for them any more, whichever comes first: each side has one of two tickets.
+#[derive(Debug)]
+pub(crate) struct Ticket(Arc<Mutex<Option<[OwnedSemaphorePermit; 2]>>>);
+
+impl Ticket {
+    pub(crate) fn pair(permits: [OwnedSemaphorePermit; 2]) -> [Self; 2] {
+        let held = Arc::new(Mutex::new(Some(permits)));
+        [Self(Arc::clone(&held)), Self(held)]
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// The texts of a request, as they come.
+pub(crate) struct Coming {
+    pub(crate) events: UnboundedReceiver<(usize, Event)>,
+    /// How many there are.
+    pub(crate) texts: usize,
+    pub(crate) ticket: Ticket,
+}
+
+impl Desk {
+    /// What is said of the model under one of its names.
+    pub(crate) fn card(&self, name: &str) -> Value {
+        let Self { created, context, .. } = self;
+        json!({
+            "id": name, "object": "model", "created": created, "owned_by": "fracbit",
+            "context_length": context, "max_model_len": context,
+        })
+    }
+
+    /// Which of its names a request calls the model by.
+    pub(crate) fn name(&self, asked: Option<&str>) -> Result<&str, Refusal> {
+        let Some(asked) = asked else { return Ok(&self.names[0]) };
+        self.names.iter().map(String::as_str).find(|name| *name == asked).ok_or_else(|| {
+            let names = self.names.join("` or `");
+            let rule = format!("should be `{names}`, the model of this server, got `{asked}`");
+            Refusal { status: 404, ..Refusal::field("model", rule).coded("model_not_found") }
+        })
+    }
+
+    /// The tokens of a prompt, at least one and at most so many; `bos` is for a text.
+    pub(crate) fn tokens(&self, prompt: &Prompt, bos: Bos, most: usize) -> Result<Arc<[u32]>, Refusal> {
+        let broken = |e: fracbit_io::Error| match e {
+            fracbit_io::Error::Template(_) => {
+                Refusal::field("messages", format_args!("do not suit the model: {e}"))
+            }
+            e => Refusal::new(500, e.to_string()),
+        };
+        // Told without making tokens of all of it.
+        let surely = |text: &str, field: &str| match self.tokenizer.fewest_tokens(text) {
+            fewest if fewest > most => Err(self.too_long(field, most, format_args!("at least {fewest}"))),
+            _ => Ok(()),
+        };
+        let (tokens, field) = match prompt {
+            Prompt::Tokens(tokens) => (tokens.clone(), "prompt"),
+            Prompt::Text(text) => {
+                surely(text, "prompt")?;
+                let options = EncodeOptions { bos, ..EncodeOptions::default() };
+                (self.tokenizer.encode(text, options).map_err(broken)?, "prompt")
+            }
+            Prompt::Chat { messages, variables } => {
+                let rendered = self.tokenizer.render_conversation(messages, variables, self.allow_special);
+                let none = "cannot be read: this model has no chat template, it was not trained for conversations; /v1/completions continues a text";
+                let rendered = rendered.map_err(broken)?.ok_or_else(|| Refusal::field("messages", none))?;
+                surely(rendered.text(), "messages")?;
+                (self.tokenizer.encode_conversation(&rendered).map_err(broken)?, "messages")
+            }
+        };
+        if tokens.is_empty() {
+            return Err(Refusal::field(field, "should have at least one token"));
+        }
+        // A tokenizer may know more tokens than the weights have rows for.
+        self.within_vocabulary(field, tokens.iter().copied())?;
+        if tokens.len() > most {
+            return Err(self.too_long(field, most, tokens.len()));
+        }
+        Ok(tokens.into())
+    }
+
+    fn too_long(&self, field: &str, most: usize, has: impl std::fmt::Display) -> Refusal {
+        let rule =
+            format!("should have at most {most} tokens, for the context of {}, has {has}", self.context);
+        Refusal::field(field, rule).coded("context_length_exceeded")
+    }
+
+    /// Whether the model has all of these tokens.
+    pub(crate) fn within_vocabulary(
+        &self,
+        field: &str,
+        mut tokens: impl Iterator<Item = u32>,
+    ) -> Result<(), Refusal> {
+        match tokens.find(|&token| token as usize >= self.vocab) {
+            None => Ok(()),
+            Some(token) => {
+                let rule =
+                    format!("should have tokens below {}, the model's vocabulary, has {token}", self.vocab);
+                Err(Refusal::field(field, rule))
+            }
+        }
+    }
+
+    /// Hands the texts of a request to the model.
+    pub(crate) fn submit(
+        &self,
+        request: &Request,
+        permits: [OwnedSemaphorePermit; 2],
+    ) -> Result<Coming, Refusal> {
+        let arrived = Instant::now();
+        self.within_vocabulary("stop_token_ids", request.stop_tokens.iter().copied())?;
+        self.within_vocabulary("logit_bias", request.adjustments.bias.keys().copied())?;
+        let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
+        let most = self.context - max_tokens.min(1);
+        let prompts = request.prompts.iter().map(|prompt| self.tokens(prompt, Bos::AsConfigured, most));
+        let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+        let own: &[u32] = if request.ignore_eos { &[] } else { &self.end_tokens };
+        let end_tokens = [own, &request.stop_tokens].concat();
+        let [ticket, twin] = Ticket::pair(permits);
+        let twin = Arc::new(twin);
+        let (events, answer) = unbounded_channel();
+        let mut texts = 0;
+        for prompt in &prompts {
+            for offset in 0..request.n as u64 {
+                let seed = request.sampling.seed.wrapping_add(offset);
+                let sampler = Sampler::new(SampleConfig { seed, ..request.sampling });
+                let adjustments = Adjustments {
+                    prompt: prompt.len(),
+                    ends: end_tokens.clone(),
+                    ..request.adjustments.clone()
+                };
+                let job = Job {
+                    prompt: Arc::clone(prompt),
+                    max_tokens,
+                    sampler: sampler.map_err(|e| Refusal::new(400, e.to_string()))?.adjusted(adjustments),
+                    end_tokens: end_tokens.clone(),
+                    stops: request.stops.clone(),
+                    min_tokens: request.adjustments.min_tokens,
+                    skip_special: request.skip_special,
+                    echo: request.echo,
+                    logprobs: request.logprobs,
+                    line: Line {
+                        choice: texts,
+                        events: events.clone(),
+                        metrics: Arc::clone(&self.metrics),
+                        _ticket: Arc::clone(&twin),
+                        arrived,
+                        over: false,
+                    },
+                };
+                self.orders.send(Order::Write(Box::new(job))).map_err(|_| Refusal::ending())?;
+                texts += 1;
+            }
+        }
+        Ok(Coming { events: answer, texts, ticket })
+    }
+}

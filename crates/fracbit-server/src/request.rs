@@ -1,0 +1,316 @@
+//! What requests say: the part of OpenAI's API that a model alone can serve, and what other servers
+//! have beside it.
+//!
+//! Nothing is ignored that would change the text: a field that is unknown, or not served here with
+//! the value it has, is refused by name.
+
+use std::collections::BTreeMap;
+
+use fracbit_io::Message;
+use fracbit_model::{Adjustments, Error, SampleConfig, Sampler};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::fields::{Fields, Refusal, shown};
+
+/// Most texts of a request: prompts times `n`.
+pub(crate) const CHOICES: usize = 128;
+/// Most stop texts of a request.
+const STOPS: usize = 16;
+/// Most bytes of one.
+const STOP_BYTES: usize = 1024;
+/// Most tokens that a request may name as ends, or give a bias.
+const TOKENS: usize = 1024;
+/// Most tokens that a request may have beside each token of its text.
+const TOP: usize = 20;
+/// Tokens of a completion that says nothing of it, as in OpenAI's API.
+const COMPLETION_TOKENS: usize = 16;
+
+/// What is to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Chat {
+        messages: Vec<Message>,
+        /// Variables of the template.
+        variables: BTreeMap<String, Value>,
+    },
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Request {
+    pub(crate) model: Option<String>,
+    /// At least one.
+    pub(crate) prompts: Vec<Prompt>,
+    /// Texts for each of them, with seeds that follow each other.
+    pub(crate) n: usize,
+    /// `None`: as many as there is room for.
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) sampling: SampleConfig,
+    /// Without the prompt and the ends of the text, which only the server knows.
+    pub(crate) adjustments: Adjustments,
+    pub(crate) stops: Vec<String>,
+    /// Tokens that end the text, beside the model's.
+    pub(crate) stop_tokens: Vec<u32>,
+    /// The model's own end tokens end nothing.
+    pub(crate) ignore_eos: bool,
+    /// Special tokens are left out of the text.
+    pub(crate) skip_special: bool,
+    /// The text begins with its prompt.
+    pub(crate) echo: bool,
+    /// Logarithms of probabilities, of each token and of so many likeliest ones beside it.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) stream: bool,
+    /// Count tokens at the end of a stream.
+    pub(crate) usage: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+    #[serde(default, rename = "include_obfuscation")]
+    _padding: bool,
+}
+
+/// One message; what it says may come in parts.
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    content: Content,
+    /// Clients send an answer back as they got it, with all that it does not have.
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl Turn {
+    fn message(self) -> Result<Message, Refusal> {
+        let empty = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
+        if let Some((field, _)) = self.rest.iter().find(|(_, v)| !empty(v)) {
+            let rule = format!("should have nothing but role and content, found `{field}`");
+            return Err(Refusal::field("messages", rule));
+        }
+        let content = match self.content {
+            Content::Text(text) => text,
+            Content::Parts(parts) => parts.into_iter().map(|Part::Text { text }| text).collect(),
+        };
+        Ok(Message::new(self.role, content))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Part {
+    Text { text: String },
+}
+
+/// A list of tokens.
+pub(crate) fn tokens(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(|token| token.as_u64().and_then(|token| token.try_into().ok())).collect()
+}
+
+/// One prompt, or a list of them.
+fn prompts(value: Value) -> Option<Vec<Prompt>> {
+    match value {
+        Value::String(text) => Some(vec![Prompt::Text(text)]),
+        Value::Array(all) if matches!(all.first(), Some(Value::String(_))) => {
+            let text = |one| if let Value::String(text) = one { Some(Prompt::Text(text)) } else { None };
+            all.into_iter().map(text).collect()
+        }
+        Value::Array(all) if matches!(all.first(), Some(Value::Array(_))) => {
+            all.iter().map(|one| tokens(one).map(Prompt::Tokens)).collect()
+        }
+        all => Some(vec![Prompt::Tokens(tokens(&all)?)]),
+    }
+}
+
+impl Request {
+    /// Reads the body of `/v1/completions`; what it leaves out is as in `defaults`, with a seed of
+    /// its own.
+    pub(crate) fn completion(body: &[u8], defaults: SampleConfig) -> Result<Self, Refusal> {
+        let mut fields = Fields::parse(body)?;
+        let want = |got: &str| {
+            Refusal::field(
+                "prompt",
+                format_args!("should be a text, a list of tokens, or a list of either{got}"),
+            )
+        };
+        let prompt = fields.value("prompt").ok_or_else(|| want(""))?;
+        let got =
+            format!(", got {}", if prompt.is_array() { "another list".to_owned() } else { shown(&prompt) });
+        let prompts = prompts(prompt).ok_or_else(|| want(&got))?;
+        let echo = fields.take("echo", "true or false")?.unwrap_or(false);
+        let least = usize::from(!echo);
+        let want = if echo { "a number of tokens" } else { "at least 1 without `echo`" };
+        let max_tokens = fields.within("max_tokens", want, |n: &usize| *n >= least)?;
+        let logprobs = fields.within("logprobs", &format!("0 to {TOP}"), |n: &usize| *n <= TOP)?;
+        fields.only("suffix", |v| v == &json!(""))?;
+        let max_tokens = Some(max_tokens.unwrap_or(COMPLETION_TOKENS));
+        Self::rest(fields, prompts, max_tokens, (echo, logprobs), defaults)
+    }
+
+    /// Reads the body of `/v1/chat/completions`; otherwise as [`Request::completion`].
+    pub(crate) fn chat(body: &[u8], defaults: SampleConfig) -> Result<Self, Refusal> {
+        let mut fields = Fields::parse(body)?;
+        let prompt = chat_prompt(&mut fields)?.ok_or_else(no_messages)?;
+        let [new, old] = ["max_completion_tokens", "max_tokens"]
+            .map(|field| fields.within(field, "at least 1", |n: &usize| *n >= 1));
+        let max_tokens = new?.or(old?);
+        let logprobs = fields.take("logprobs", "true or false")?.unwrap_or(false);
+        let top = fields.within("top_logprobs", &format!("0 to {TOP}"), |n: &usize| *n <= TOP)?;
+        if top.is_some_and(|top| top > 0) && !logprobs {
+            return Err(Refusal::field("top_logprobs", "should be there with `\"logprobs\": true` only"));
+        }
+        let none = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
+        fields.only("tools", none)?;
+        fields.only("functions", none)?;
+        fields.only("tool_choice", |v| v == "none" || v == "auto")?;
+        fields.only("function_call", |v| v == "none" || v == "auto")?;
+        fields.only("response_format", |v| v == &json!({ "type": "text" }))?;
+        fields.only("modalities", |v| v == &json!(["text"]))?;
+        let logprobs = logprobs.then_some(top.unwrap_or(0));
+        Self::rest(fields, vec![prompt], max_tokens, (false, logprobs), defaults)
+    }
+
+    fn rest(
+        mut fields: Fields,
+        prompts: Vec<Prompt>,
+        max_tokens: Option<usize>,
+        (echo, logprobs): (bool, Option<usize>),
+        defaults: SampleConfig,
+    ) -> Result<Self, Refusal> {
+        let n = fields.within("n", &format!("1 to {CHOICES}"), |n| (1..=CHOICES).contains(n))?.unwrap_or(1);
+        if !matches!(prompts[..], [Prompt::Chat { .. }]) {
+            fields.only("best_of", |v| v == &json!(n))?;
+        }
+        if prompts.len() * n > CHOICES {
+            let rule = format!("should be at most {CHOICES}, times `n`, got {} with `n` {n}", prompts.len());
+            return Err(Refusal::field("prompt", rule));
+        }
+        let want = format!("a text or a list of at most {STOPS}, each of at most {STOP_BYTES} bytes");
+        let stops = match fields.take("stop", &want)? {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop],
+            Some(Stop::Many(stops)) => stops,
+        };
+        if stops.len() > STOPS || stops.iter().any(|stop| stop.len() > STOP_BYTES) {
+            return Err(Refusal::field("stop", format_args!("should be {want}")));
+        }
+        let want = format!("a list of at most {TOKENS} tokens");
+        let stop_tokens = fields.within("stop_token_ids", &want, |all: &Vec<u32>| all.len() <= TOKENS)?;
+        let sampling = sampling(&mut fields, defaults)?;
+        let adjustments = adjustments(&mut fields)?;
+        if max_tokens.is_some_and(|most| adjustments.min_tokens > most) {
+            let rule = format!("should be at most `max_tokens`, got {}", adjustments.min_tokens);
+            return Err(Refusal::field("min_tokens", rule));
+        }
+        let flag = "true or false";
+        let stream = fields.take("stream", flag)?.unwrap_or(false);
+        let options =
+            fields.take::<StreamOptions>("stream_options", "an object with no more than `include_usage`")?;
+        if options.is_some() && !stream {
+            return Err(Refusal::field("stream_options", "should be there with `\"stream\": true` only"));
+        }
+        let request = Self {
+            model: fields.take("model", "a text")?,
+            prompts,
+            n,
+            max_tokens,
+            sampling,
+            adjustments,
+            stops,
+            stop_tokens: stop_tokens.unwrap_or_default(),
+            ignore_eos: fields.take("ignore_eos", flag)?.unwrap_or(false),
+            skip_special: fields.take("skip_special_tokens", flag)?.unwrap_or(true),
+            echo,
+            logprobs,
+            stream,
+            usage: options.is_some_and(|o| o.include_usage),
+        };
+        fields.end()?;
+        Ok(request)
+    }
+}
+
+fn no_messages() -> Refusal {
+    Refusal::field("messages", "should be a list of at least one message")
+}
+
+/// The conversation of a request; `None` where there is none.
+pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<Prompt>, Refusal> {
+    let want = "a list of messages, each with a role and a content of text";
+    let Some(turns) = fields.take::<Vec<Turn>>("messages", want)? else { return Ok(None) };
+    if turns.is_empty() {
+        return Err(no_messages());
+    }
+    let messages = turns.into_iter().map(Turn::message).collect::<Result<_, _>>()?;
+    let variables = fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
+    Ok(Some(Prompt::Chat { messages, variables }))
+}
+
+/// How tokens are picked.
+fn sampling(fields: &mut Fields, defaults: SampleConfig) -> Result<SampleConfig, Refusal> {
+    let number = "a number";
+    let penalty = fields.take("repetition_penalty", number)?;
+    let same = fields.take("repeat_penalty", number)?;
+    if penalty.is_some() && same.is_some() {
+        return Err(Refusal::field("repeat_penalty", "is `repetition_penalty`: one of both should be there"));
+    }
+    // Other servers say -1 for all.
+    let top_k = fields.within("top_k", "at least 1, or 0 or -1 for all", |k: &i64| *k >= -1)?;
+    let seed = fields.take::<i64>("seed", "a whole number of 64 bits")?;
+    let sampling = SampleConfig {
+        temperature: fields.take("temperature", number)?.unwrap_or(defaults.temperature),
+        top_k: top_k.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
+        top_p: fields.take("top_p", number)?.unwrap_or(defaults.top_p),
+        min_p: fields.take("min_p", number)?.unwrap_or(defaults.min_p),
+        repetition_penalty: penalty.or(same).unwrap_or(defaults.repetition_penalty),
+        seed: seed.map_or(defaults.seed, i64::cast_unsigned),
+    };
+    match Sampler::new(sampling) {
+        Ok(_) => Ok(sampling),
+        Err(Error::Sampling { field, want, got }) => {
+            let field =
+                if same.is_some() && field == "repetition_penalty" { "repeat_penalty" } else { field };
+            Err(Refusal::field(field, format_args!("should be {want}, got {got}")))
+        }
+        Err(error) => Err(Refusal::new(400, error.to_string())),
+    }
+}
+
+/// What is changed of logits before.
+fn adjustments(fields: &mut Fields) -> Result<Adjustments, Refusal> {
+    let [presence_penalty, frequency_penalty] = ["presence_penalty", "frequency_penalty"]
+        .map(|field| fields.within(field, "a number from -2 to 2", |x: &f32| (-2.0..=2.0).contains(x)));
+    let want = format!("an object of at most {TOKENS} tokens with numbers from -100 to 100");
+    let fits = |bias: &BTreeMap<u32, f32>| {
+        bias.len() <= TOKENS && bias.values().all(|by| (-100.0..=100.0).contains(by))
+    };
+    Ok(Adjustments {
+        presence_penalty: presence_penalty?.unwrap_or(0.0),
+        frequency_penalty: frequency_penalty?.unwrap_or(0.0),
+        bias: fields.within("logit_bias", &want, fits)?.unwrap_or_default(),
+        min_tokens: fields.take("min_tokens", "a number of tokens")?.unwrap_or(0),
+        ..Adjustments::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;
