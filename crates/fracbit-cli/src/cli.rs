@@ -68,6 +68,7 @@ pub(crate) enum Command {
     Synth(commands::synth::SynthArgs),
     Bench(commands::bench::BenchArgs),
     Demo(commands::demo::DemoArgs),
+    Completions(commands::completions::CompletionsArgs),
 }
 
 #[cfg(test)]
@@ -98,11 +99,11 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 19);
+        assert_eq!(commands, 20);
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 66] = [
+    const GOOD: [&str; 67] = [
         "serve M --cache-memory 2GB --kv 4",
         "bench serve M --requests 8 --prompt 99 --generate 9 --sequences 1,8 --kv 16,4 --cache-memory 1GB --threads 1,2 --json",
         "run M -p x --precision 3 --draft nested:2,4",
@@ -148,7 +149,7 @@ mod tests {
         "chat M",
         "chat M --system S --ctx 512 --temp 0",
         "serve M",
-        "serve M --host ::1 --port 0 --key-file k --name n --slots 8 --ctx 512 --greedy",
+        "serve M --host ::1 --port 0 --api-keys k --name n --alias a --alias b --slots 8 --peer-connections 9 --ctx 512 --greedy",
         "export M -o m.gguf --type q4_K",
         "export m.gguf -o n.gguf --type Q4_0 --calibration C --force --json",
         "inspect M",
@@ -167,12 +168,13 @@ mod tests {
         "bench model --shape llama-3.2-1b --bits 2 --vocab 32000 --layers 2 --threads 1,2",
         "demo",
         "demo --keep D",
+        "completions fish",
         "--threads 1 demo",
         "-q demo",
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 55] = [
+    const BAD: [(&str, &str); 56] = [
         ("", "Usage"),
         ("quantise M", "quantise"),
         ("quantize M -o O", "--bits"),
@@ -227,6 +229,7 @@ mod tests {
         ("bench model M --vocab 300", "cannot be used with"),
         ("bench model --shape tiny --bits 2 --scheme tcq-2", "cannot be used with"),
         ("demo --threads 0", "at least 1"),
+        ("completions powershell", "bash, zsh, fish"),
         ("run M -p a -n 0", "at least 1"),
     ];
 

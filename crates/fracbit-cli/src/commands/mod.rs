@@ -4,6 +4,7 @@ pub(crate) mod bench;
 mod bench_serve;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod distortion;
 pub(crate) mod eval;
@@ -49,6 +50,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Synth(args) => synth::run(args, context)?,
         Command::Bench(args) => bench::run(args, context)?,
         Command::Demo(args) => demo::run(args, context)?,
+        Command::Completions(args) => completions::run(args, context)?,
     }
     Ok(Exit::Done)
 }
