@@ -117,6 +117,7 @@ fn test() -> Outcome {
     run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &[])?;
     let warnings = [("RUSTDOCFLAGS", "--deny warnings")];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
+    setup::python_clients();
     run("cargo", &["test", "--workspace"], &[])?;
     arm::parity(false)?;
     setup::python_checks()?;

@@ -72,7 +72,7 @@ pub(crate) fn installed(package: &str) -> bool {
 /// numpy).
 pub(crate) fn python_checks() -> Outcome {
     let scripts = ["make_checkpoints.py", "reference.py"].map(|name| format!("tests/reference/{name}"));
-    let Some(python) = python_with_numpy()? else {
+    let Some(python) = python_with("numpy", "numpy==2.2.6")? else {
         println!(
             "skipped: the reference scripts need numpy (python3 -m venv .venv && .venv/bin/pip install numpy==2.2.6)"
         );
@@ -85,27 +85,39 @@ fn run_check(python: &str, script: &str) -> Outcome {
     crate::run(python, &[script, "--check"], &[])
 }
 
-/// A Python that has numpy: the system's, or a virtual environment made here when installing is
-/// allowed.
-fn python_with_numpy() -> Result<Option<String>, Failure> {
-    let has_numpy = |python: &str| {
-        Command::new(python).args(["-c", "import numpy"]).output().is_ok_and(|out| out.status.success())
+/// Installs what the server is asked with, for a test of the command line that looks for it.
+pub(crate) fn python_clients() {
+    const OPENAI: &str = "openai==3.57.0";
+    // Without a network nothing is installed.
+    if !matches!(python_with("openai", OPENAI), Ok(Some(_))) {
+        println!(
+            "skipped: OpenAI's client against `serve` (python3 -m venv .venv && .venv/bin/pip install {OPENAI})"
+        );
+    }
+}
+
+/// A Python that has a module: the system's, or a virtual environment that gets the package here
+/// when installing is allowed.
+fn python_with(module: &str, package: &str) -> Result<Option<String>, Failure> {
+    let import = format!("import {module}");
+    let has = |python: &str| {
+        Command::new(python).args(["-c", &import]).output().is_ok_and(|out| out.status.success())
     };
     let own = root().join(".venv/bin/python").display().to_string();
     for python in [own.as_str(), "python3"] {
-        if has_numpy(python) {
+        if has(python) {
             return Ok(Some(python.to_owned()));
         }
     }
     if !may_install() || !starts("python3") {
         return Ok(None);
     }
-    if crate::run("python3", &["-m", "venv", ".venv"], &[]).is_err() {
+    if !starts(&own) && crate::run("python3", &["-m", "venv", ".venv"], &[]).is_err() {
         println!("skipped: python3 cannot make a virtual environment here (apt-get install python3-venv)");
         return Ok(None);
     }
-    crate::run(&own, &["-m", "pip", "install", "-q", "numpy==2.2.6"], &[])?;
-    Ok(has_numpy(&own).then_some(own))
+    crate::run(&own, &["-m", "pip", "install", "-q", package], &[])?;
+    Ok(has(&own).then_some(own))
 }
 
 /// Root may install, and so may a CI machine, which says CI=true.

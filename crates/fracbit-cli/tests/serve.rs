@@ -1,5 +1,6 @@
 //! `fracbit serve` as a user meets it.
 #![cfg(unix)]
+#![expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
 
 mod common;
 
@@ -9,6 +10,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -91,4 +93,33 @@ fn what_cannot_be_served_is_said_at_once() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = taken.local_addr().expect("a bound socket").port().to_string();
     fracbit(&["serve", demo, "--port", &port]).failed(FAILED, &[&port, "hint: `--port N`"]);
+}
+
+/// OpenAI's own client, and the requests of an evaluation harness; skipped where there is no such
+/// package (`cargo xtask test` installs it).
+#[test]
+fn published_clients_understand_the_answers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let own = root.join(".venv/bin/python");
+    let has = |python: &&str| {
+        Command::new(python).args(["-c", "import openai"]).output().is_ok_and(|out| out.status.success())
+    };
+    let Some(python) = [text(&own), "python3"].into_iter().find(has) else {
+        eprintln!("skipped: OpenAI's client is not installed");
+        return;
+    };
+    // The demo model, which is one for conversations here.
+    let model = tempfile::tempdir().expect("a temporary directory");
+    for file in fs::read_dir(demo()).expect("the embedded model") {
+        let file = file.expect("the embedded model");
+        fs::copy(file.path(), model.path().join(file.file_name())).expect("room for the model");
+    }
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    fs::write(model.path().join("chat_template.jinja"), template).expect("a temporary file");
+    let script = root.join("tests/reference/clients.py");
+    let done = Command::new(python)
+        .args([text(&script), env!("CARGO_BIN_EXE_fracbit"), text(model.path())])
+        .output()
+        .expect("a Python that starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
