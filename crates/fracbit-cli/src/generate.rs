@@ -186,7 +186,7 @@ impl Writer {
 }
 
 /// Context unless asked for more; the cache of a whole long context takes gigabytes.
-const CONTEXT: usize = 4096;
+pub(crate) const CONTEXT: usize = 4096;
 
 /// Tokens to keep of a conversation: those asked for with `--ctx`, or what is reasonable, of a
 /// model that was trained for `most`.

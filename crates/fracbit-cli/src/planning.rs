@@ -5,6 +5,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
+    generate::CONTEXT,
     table::Table,
 };
 use fracbit::{
@@ -184,7 +185,7 @@ pub(crate) fn options(
 
 /// The memory of weights and cache, if it has a limit.
 pub(crate) fn memory(source: &Source, target: &TargetArgs, speed: &SpeedArgs) -> Option<MemoryBudget> {
-    let context = speed.context.unwrap_or(4096.min(source.opened.config.max_position_embeddings));
+    let context = speed.context.unwrap_or(CONTEXT.min(source.opened.config.max_position_embeddings));
     target.memory.map(|bytes| MemoryBudget { bytes, context, sequences: target.sequences.unwrap_or(1) })
 }
 
@@ -375,7 +376,7 @@ fn divided(
     for division in &divisions {
         let (cache, bytes) = (&division.cache, Bytes(division.cache.bytes));
         let line =
-            format!("memory: a cache of {} bits takes {bytes} and loses {:.4}", cache.bits(), cache.loss);
+            format!("memory: a cache of {} bits takes {bytes} and loses {:.4}", cache.kv.bits(), cache.loss);
         let weights = match (&division.plan, division.loss()) {
             (Some(plan), Some(loss)) => {
                 let (bits, own) = (plan.bits_per_weight, loss - cache.loss);
@@ -464,8 +465,8 @@ impl fmt::Display for Shown<'_> {
             writeln!(
                 f,
                 "cache            {} bits (`--kv {}`), {} for {} x {} tokens, loss {:.6}; with the weights {}",
-                cache.bits(),
-                cache.bits(),
+                cache.kv.bits(),
+                cache.kv.bits(),
                 Bytes(cache.bytes),
                 cache.sequences,
                 cache.context,

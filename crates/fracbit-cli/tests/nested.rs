@@ -108,9 +108,10 @@ fn one_file_of_several_precisions_from_quantize_to_chat() {
         (["--block", "99"], "should be at most 5"),
         (["--bits", "4,3"], "should be two of 2, 4"),
         (["--bits", "4"], "two numbers of bits"),
+        (["--points", "1"], "at least 2"),
         (["--samples", "5"], "at least 6 prompts"),
     ] {
-        let train = if more[0] == "--samples" {
+        let train = if ["--samples", "--points"].contains(&more[0]) {
             vec!["schedule", "train", &model, "--text", text(&book)]
         } else {
             train.clone()

@@ -51,6 +51,18 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// Its name in options: bits of a number, in the mean of keys and values.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::F32 => 32,
+            Self::I16 => 16,
+            Self::I8 => 8,
+            Self::I6 => 6,
+            Self::I4 => 4,
+        }
+    }
+
     /// Bytes of a key and a value of a head.
     #[must_use]
     pub const fn pair_bytes(self, head_dim: usize) -> usize {

@@ -1,7 +1,7 @@
 //! A schedule for each prompt: a small network reads the cache that the prompt has left and says
 //! when precision may fall (PMPD, arXiv 2410.13461, section 4.3 and appendix A.1).
 
-use crate::{Schedule, ScheduleError, Switch};
+use crate::{Schedule, ScheduleError};
 use fracbit_base::Rate;
 use serde::{Deserialize, Serialize};
 
@@ -298,13 +298,14 @@ impl Learned {
 
     /// The schedules to choose from.
     pub fn schedules(&self) -> impl Iterator<Item = Schedule> {
-        self.falls.iter().map(|&from| falling(self.prefill, [self.high, self.low], from))
+        self.falls.iter().map(|&from| Schedule::falling(self.prefill, [self.high, self.low], from))
     }
 
     /// The schedule of a prompt whose cache has these features.
     #[must_use]
     pub fn schedule(&self, features: &Features) -> Schedule {
-        falling(self.prefill, [self.high, self.low], self.falls[self.network.class(features)])
+        let from = self.falls[self.network.class(features)];
+        Schedule::falling(self.prefill, [self.high, self.low], from)
     }
 
     /// Whether it is for a model of so many blocks, with so many heads of keys of this width.
@@ -321,17 +322,6 @@ impl Learned {
             got: format!("{blocks} blocks with {heads} heads of {head_dim}"),
         })
     }
-}
-
-/// `high` bits until step `from`, then `low`.
-pub(crate) fn falling(prefill: Rate, [high, low]: [Rate; 2], from: Option<usize>) -> Schedule {
-    let at = |from, precision| Switch { from, precision };
-    let switches = match from {
-        Some(0) => vec![at(0, low)],
-        Some(from) if low < high => vec![at(0, high), at(from, low)],
-        _ => vec![at(0, high)],
-    };
-    Schedule::new(prefill, switches).expect("one fall, behind the first step")
 }
 
 /// As it is written: bits, places and parameters.
@@ -357,11 +347,10 @@ impl Learned {
         }
     }
 
-    pub(crate) fn of_document(prefill: Rate, document: Document) -> Result<Self, String> {
+    pub(crate) fn of_document(prefill: Rate, document: Document) -> Result<Self, ScheduleError> {
         let Document { bits: [high, low], falls, block, shape, params } = document;
-        let rate = |bits| Rate::from_bits(bits).map_err(|e| e.to_string());
-        let text = |e: ScheduleError| e.to_string();
-        let network = Network::new(shape, params.into_iter().map(f64::from).collect()).map_err(text)?;
-        Self::new(prefill, [rate(high)?, rate(low)?], falls, block, network).map_err(text)
+        let rates = [Rate::from_bits(high)?, Rate::from_bits(low)?];
+        let network = Network::new(shape, params.into_iter().map(f64::from).collect())?;
+        Self::new(prefill, rates, falls, block, network)
     }
 }

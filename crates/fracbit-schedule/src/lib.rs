@@ -10,4 +10,4 @@ pub use learned::{Features, Learned, Network, Shape};
 pub use schedule::{Phase, Schedule, ScheduleError, Switch};
 pub use scheduler::Scheduler;
 pub use search::{Found, cheapest};
-pub use train::{Sample, TrainOptions, falling, train};
+pub use train::{AdamOptions, Sample, train};

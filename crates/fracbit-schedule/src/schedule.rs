@@ -1,6 +1,6 @@
 //! What a step reads.
 
-use fracbit_base::Rate;
+use fracbit_base::{Rate, RateError};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -35,11 +35,14 @@ pub struct Schedule {
 }
 
 /// A schedule that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
     /// The text is no schedule.
     #[error("schedule: expected bits such as 3, or a text such as prefill=4,decode=4..2@64, got `{0}`")]
     Text(String),
+    /// Bits are no precision.
+    #[error(transparent)]
+    Rate(#[from] RateError),
     /// The first precision of an answer has to hold from its first step on.
     #[error("schedule: the first precision of `decode` should hold from step 0 on, got {0}")]
     Start(usize),
@@ -95,6 +98,19 @@ impl Schedule {
             }
         }
         Ok(Self { prefill, decode })
+    }
+
+    /// `high` bits in an answer until step `from`, then `low`, which should not be more; `None`:
+    /// never.
+    #[must_use]
+    pub fn falling(prefill: Rate, [high, low]: [Rate; 2], from: Option<usize>) -> Self {
+        let at = |from, precision| Switch { from, precision };
+        let decode = match from {
+            Some(0) => vec![at(0, low)],
+            Some(from) if low < high => vec![at(0, high), at(from, low)],
+            _ => vec![at(0, high)],
+        };
+        Self { prefill, decode }
     }
 
     /// The same precision everywhere.
@@ -177,9 +193,10 @@ impl FromStr for Schedule {
         let first = Switch { from: 0, precision: rate(parts.next().unwrap_or_default())? };
         let rest = parts.map(|part| {
             let (bits, from) = part.split_once('@').ok_or_else(bad)?;
-            Ok(Switch { from: from.trim().parse().map_err(|_| bad())?, precision: rate(bits)? })
+            let from = from.trim().parse().map_err(|_| bad())?;
+            Ok::<_, ScheduleError>(Switch { from, precision: rate(bits)? })
         });
-        Self::new(prefill, [Ok(first)].into_iter().chain(rest).collect::<Result<_, _>>()?)
+        Self::new(prefill, [Ok(first)].into_iter().chain(rest).collect::<Result<_, ScheduleError>>()?)
     }
 }
 
@@ -210,9 +227,11 @@ impl<'de> Deserialize<'de> for Schedule {
 impl Schedule {
     /// Of bits, and pairs of a step and the bits from there on.
     pub(crate) fn of_bits(prefill: f64, decode: Vec<(usize, f64)>) -> Result<Self, ScheduleError> {
-        let rate = |bits: f64| Rate::from_bits(bits).map_err(|_| ScheduleError::Text(bits.to_string()));
-        let switch = |(from, bits)| Ok(Switch { from, precision: rate(bits)? });
-        Self::new(rate(prefill)?, decode.into_iter().map(switch).collect::<Result<_, ScheduleError>>()?)
+        let switch = |(from, bits)| Ok(Switch { from, precision: Rate::from_bits(bits)? });
+        Self::new(
+            Rate::from_bits(prefill)?,
+            decode.into_iter().map(switch).collect::<Result<_, ScheduleError>>()?,
+        )
     }
 }
 

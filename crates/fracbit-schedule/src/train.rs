@@ -1,8 +1,7 @@
 //! Training of the network that reads prompts: cross-entropy, by Adam with decoupled weight decay
 //! (Loshchilov and Hutter 2019).
 
-use crate::{Features, Network, Schedule, ScheduleError, Shape, learned, learned::Tape};
-use fracbit_base::Rate;
+use crate::{Features, Network, ScheduleError, Shape, learned::Tape};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -16,9 +15,9 @@ pub struct Sample {
     pub class: usize,
 }
 
-/// How to train.
+/// How to train: Adam's settings, how long, and from which random numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct TrainOptions {
+pub struct AdamOptions {
     /// Most passes over the samples.
     pub epochs: usize,
     /// Samples of a step.
@@ -31,16 +30,10 @@ pub struct TrainOptions {
     pub seed: u64,
 }
 
-impl Default for TrainOptions {
+impl Default for AdamOptions {
     fn default() -> Self {
         Self { epochs: 60, batch: 8, rate: 2e-3, decay: 0.05, seed: 0 }
     }
-}
-
-/// `high` bits in an answer until step `from`, then `low`; `None`: never.
-#[must_use]
-pub fn falling(prefill: Rate, [high, low]: [Rate; 2], from: Option<usize>) -> Schedule {
-    learned::falling(prefill, [high, low], from)
 }
 
 /// Trains a network on three of four samples; of all epochs the one that the fourth one likes best
@@ -54,7 +47,7 @@ pub fn falling(prefill: Rate, [high, low]: [Rate; 2], from: Option<usize>) -> Sc
 pub fn train(
     shape: Shape,
     samples: &[Sample],
-    options: TrainOptions,
+    options: AdamOptions,
 ) -> Result<(Network, f64), ScheduleError> {
     if samples.is_empty() {
         return Err(ScheduleError::Network);
@@ -127,7 +120,7 @@ impl Adam {
         Self { steps: 0, mean: vec![0.0; len], square: vec![0.0; len] }
     }
 
-    fn step(&mut self, params: &mut [f64], gradient: &[f64], options: TrainOptions) {
+    fn step(&mut self, params: &mut [f64], gradient: &[f64], options: AdamOptions) {
         const BETA: [f64; 2] = [0.9, 0.999];
         self.steps += 1;
         let [first, second] = BETA.map(|b| 1.0 - b.powi(self.steps));
@@ -144,7 +137,8 @@ impl Adam {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Learned, Scheduler};
+    use crate::{Learned, Schedule, Scheduler};
+    use fracbit_base::Rate;
     use proptest::prelude::{any, proptest};
     use rand::Rng;
 
@@ -194,12 +188,12 @@ mod tests {
             (0..count).map(one).collect()
         };
         let (samples, held) = (made(240), made(60));
-        let (network, judged) = train(SHAPE, &samples, TrainOptions::default()).unwrap();
+        let (network, judged) = train(SHAPE, &samples, AdamOptions::default()).unwrap();
         let right = held.iter().filter(|s| network.class(&s.features) == s.class).count();
         assert!(right >= 50 && judged < 0.6, "{right} of 60, {judged}");
-        let again = train(SHAPE, &samples, TrainOptions::default()).unwrap();
+        let again = train(SHAPE, &samples, AdamOptions::default()).unwrap();
         assert_eq!((network, judged), again);
-        assert_eq!(train(SHAPE, &[], TrainOptions::default()), Err(ScheduleError::Network));
+        assert_eq!(train(SHAPE, &[], AdamOptions::default()), Err(ScheduleError::Network));
     }
 
     fn learned() -> Learned {

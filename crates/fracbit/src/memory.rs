@@ -44,20 +44,6 @@ pub struct PlannedCache {
     pub loss: f64,
 }
 
-impl PlannedCache {
-    /// Bits of a number of it, as the option `--kv` has them.
-    #[must_use]
-    pub const fn bits(&self) -> u32 {
-        match self.kv {
-            KvType::F32 => 32,
-            KvType::I16 => 16,
-            KvType::I8 => 8,
-            KvType::I6 => 6,
-            KvType::I4 => 4,
-        }
-    }
-}
-
 /// A way to divide the budget.
 #[derive(Clone, Debug)]
 pub struct Division {

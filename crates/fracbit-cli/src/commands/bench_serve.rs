@@ -18,7 +18,6 @@ use fracbit::{
     synth::PRESETS,
 };
 use fracbit_base::{Bytes, Scheme};
-use fracbit_model::KvType;
 use std::path::PathBuf;
 
 const AFTER: &str = "\
@@ -99,17 +98,6 @@ impl ServeArgs {
     }
 }
 
-/// As `--kv` has it.
-const fn bits(kv: KvType) -> &'static str {
-    match kv {
-        KvType::I16 => "16",
-        KvType::I8 => "8",
-        KvType::I6 => "6",
-        KvType::I4 => "4",
-        KvType::F32 => "32",
-    }
-}
-
 fn table(rows: &[ServeSpeed]) -> Table {
     let head = [
         "model",
@@ -133,7 +121,7 @@ fn table(rows: &[ServeSpeed]) -> Table {
             row.model.clone(),
             format!("{:.2}", row.bits),
             row.threads.to_string(),
-            bits(row.kv).to_owned(),
+            row.kv.bits().to_string(),
             row.sequences.to_string(),
             row.requests.to_string(),
             row.prompt.to_string(),

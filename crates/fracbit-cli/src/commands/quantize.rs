@@ -561,7 +561,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let (model, typed) = (files::typed(&args.model), files::typed(&report.path));
     let cache = plan
         .cache
-        .map_or_else(String::new, |cache| format!(" --kv {} --ctx {}", cache.bits(), cache.context));
+        .map_or_else(String::new, |cache| format!(" --kv {} --ctx {}", cache.kv.bits(), cache.context));
     writeln!(
         context.out,
         "{}: {} of tensors, {:.4} bits per weight, everything counted; predicted loss {:.4} nats per token\n\n\

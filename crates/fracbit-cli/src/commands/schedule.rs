@@ -84,30 +84,11 @@ struct FitArgs {
     /// Prompts, one a line; `-` reads standard input.
     #[arg(long, value_name = "FILE")]
     prompts: PathBuf,
-    /// What schedules are judged by, against the answers of full precision.
-    #[arg(long, value_enum, default_value_t)]
-    quality: QualityName,
-    /// The largest loss: nats per token with kl, otherwise a share from 0 to 1.
-    #[arg(long, value_name = "E", default_value_t = 0.02, value_parser = tolerance)]
-    tolerance: f64,
-    /// Tokens of an answer.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = args::count)]
-    steps: usize,
     /// Places of an answer at which precision may fall.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = args::count)]
     points: usize,
-    /// Ask as a user of the model's chat template.
-    #[arg(long)]
-    chat: bool,
-    /// File to write the schedule to, for `--precision`.
-    #[arg(short, long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// Replace FILE.
-    #[arg(long, requires = "out")]
-    force: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 /// Train a scheduler that reads each prompt and says when precision may fall.
@@ -129,15 +110,6 @@ struct TrainArgs {
     /// Pieces of the text.
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = args::count, conflicts_with = "prompts")]
     samples: usize,
-    /// What answers are judged by, against those of full precision.
-    #[arg(long, value_enum, default_value_t)]
-    quality: QualityName,
-    /// The largest loss of an answer: nats per token with kl, otherwise a share from 0 to 1.
-    #[arg(long, value_name = "E", default_value_t = 0.02, value_parser = tolerance)]
-    tolerance: f64,
-    /// Tokens of an answer.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = args::count)]
-    steps: usize,
     /// Places at which precision may fall, from the first token to never: at least 2.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = args::count)]
     points: usize,
@@ -148,13 +120,29 @@ struct TrainArgs {
     /// Blocks whose caches are tried, from 0 on; by default the last.
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     block: Vec<usize>,
-    /// Ask as a user of the model's chat template.
-    #[arg(long, requires = "prompts")]
-    chat: bool,
     /// Of the random numbers.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// File to write the scheduler to, for `--precision`.
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+/// How answers are judged, and where goes what is found.
+#[derive(Debug, Args)]
+struct CommonArgs {
+    /// What answers are judged by, against those of full precision.
+    #[arg(long, value_enum, default_value_t)]
+    quality: QualityName,
+    /// The largest loss: nats per token with kl, otherwise a share from 0 to 1.
+    #[arg(long, value_name = "E", default_value_t = 0.02, value_parser = tolerance)]
+    tolerance: f64,
+    /// Tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = args::count)]
+    steps: usize,
+    /// Ask as a user of the model's chat template.
+    #[arg(long, requires = "prompts")]
+    chat: bool,
+    /// File to write what is found to, for `--precision`.
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Replace FILE.
@@ -163,6 +151,23 @@ struct TrainArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+impl CommonArgs {
+    fn refuse_existing(&self) -> Result<(), Failure> {
+        self.out.as_ref().map_or(Ok(()), |out| files::refuse_existing(out, self.force))
+    }
+
+    fn options(&self, points: usize) -> FitOptions {
+        FitOptions { quality: self.quality.into(), tolerance: self.tolerance, steps: self.steps, points }
+    }
+
+    /// Writes what was found, where it should go to a file.
+    fn write(&self, found: &impl Serialize) -> Result<(), Failure> {
+        let Some(out) = &self.out else { return Ok(()) };
+        let document = json!(found).to_string() + "\n";
+        fracbit_io::write_atomic(out, document.as_bytes()).map_err(|e| Failure::writing(out, e))
+    }
 }
 
 fn two_rates(text: &str) -> Result<[Rate; 2], String> {
@@ -222,20 +227,13 @@ fn load(model: &Path, context: &Context) -> Result<Writer, Failure> {
     Loading::begin(&opened).finish(opened.tokenizer()?)
 }
 
-fn write_out(out: &Path, document: &impl Serialize) -> Result<(), Failure> {
-    let document = json!(document).to_string() + "\n";
-    fracbit_io::write_atomic(out, document.as_bytes()).map_err(|e| Failure::writing(out, e))
-}
-
 fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
-    if let Some(out) = &args.out {
-        files::refuse_existing(out, args.force)?;
-    }
+    args.common.refuse_existing()?;
     let path = args.text.as_ref().or(args.prompts.as_ref()).expect("clap wants one of both");
     let text = files::read_text(path)?;
     let writer = load(&args.model, context)?;
     let prompts = if args.prompts.is_some() {
-        prompts_of(&text, &writer, args.chat)?
+        prompts_of(&text, &writer, args.common.chat)?
     } else {
         let before = writer.tokenizer.encode("", EncodeOptions::default())?;
         let plain = EncodeOptions { bos: Bos::Never, ..EncodeOptions::default() };
@@ -248,19 +246,12 @@ fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
             LENGTHS.start()
         )));
     }
-    let fit = FitOptions {
-        quality: args.quality.into(),
-        tolerance: args.tolerance,
-        steps: args.steps,
-        points: args.points,
-    };
+    let fit = args.common.options(args.points);
     let options = TrainOptions { fit, rates: args.bits, blocks: args.block.clone(), seed: args.seed };
     let trained = train(&writer.model, &prompts, &options, &context.progress)?;
     context.progress.finish();
-    if let Some(out) = &args.out {
-        write_out(out, &trained.scheduler)?;
-    }
-    if args.json {
+    args.common.write(&trained.scheduler)?;
+    if args.common.json {
         return context.out.json(&trained);
     }
     write!(context.out, "{}", policies(&trained))?;
@@ -292,24 +283,15 @@ fn loss_name(quality: Quality) -> &'static str {
 }
 
 fn run_fit(args: &FitArgs, context: &mut Context) -> Result<(), Failure> {
-    if let Some(out) = &args.out {
-        files::refuse_existing(out, args.force)?;
-    }
+    args.common.refuse_existing()?;
     let text = files::read_text(&args.prompts)?;
     let writer = load(&args.model, context)?;
-    let prompts = prompts_of(&text, &writer, args.chat)?;
-    let options = FitOptions {
-        quality: args.quality.into(),
-        tolerance: args.tolerance,
-        steps: args.steps,
-        points: args.points,
-    };
+    let prompts = prompts_of(&text, &writer, args.common.chat)?;
+    let options = args.common.options(args.points);
     let found = fit(&writer.model, &prompts, &options, &context.progress)?;
     context.progress.finish();
-    if let Some(out) = &args.out {
-        write_out(out, &found.best.schedule)?;
-    }
-    if args.json {
+    args.common.write(&found.best.schedule)?;
+    if args.common.json {
         return context.out.json(&found);
     }
     write!(context.out, "{}", shown(&found))?;

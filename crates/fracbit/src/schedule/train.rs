@@ -6,8 +6,7 @@ use crate::{Error, Progress};
 use fracbit_base::Rate;
 use fracbit_model::{Model, Precision};
 use fracbit_schedule::{
-    Features, Learned, Network, Sample, Schedule, Scheduler, Shape, TrainOptions as Steps, falling,
-    train as fit,
+    AdamOptions, Features, Learned, Network, Sample, Schedule, Scheduler, Shape, train as fit,
 };
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -142,11 +141,14 @@ pub fn train(
     if prompts.len() < 6 {
         return refuse("--samples", format!("should leave at least 6 prompts, there are {}", prompts.len()));
     }
-    let FitOptions { quality, tolerance, steps, points } = options.fit;
-    let classes = points.max(2);
+    let FitOptions { quality, tolerance, steps, points: classes } = options.fit;
+    if classes < 2 {
+        return refuse("--points", format!("should be at least 2, got {classes}"));
+    }
     let falls: Vec<Option<usize>> =
         (0..classes).map(|i| (i + 1 < classes).then(|| i * steps / (classes - 1))).collect();
-    let schedules: Vec<Schedule> = falls.iter().map(|&from| falling(rates[0], rates, from)).collect();
+    let schedules: Vec<Schedule> =
+        falls.iter().map(|&from| Schedule::falling(rates[0], rates, from)).collect();
 
     progress.stage("answering prompts at every precision", prompts.len() as u64);
     let (mut running, mut reading) = (Duration::ZERO, Duration::ZERO);
@@ -171,7 +173,7 @@ pub fn train(
     let networks = (0..blocks.len()).map(|i| {
         let sample = |one: &Labelled| Sample { features: one.features[i].clone(), class: one.label };
         let samples: Vec<Sample> = training.iter().map(sample).collect();
-        let made = fit(shape, &samples, Steps { seed: options.seed, ..Steps::default() });
+        let made = fit(shape, &samples, AdamOptions { seed: options.seed, ..AdamOptions::default() });
         progress.advance(1);
         made.map_err(|e| fracbit_model::Error::from(e).into())
     });
