@@ -9,23 +9,23 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::desk::Desk;
+use crate::app::AppState;
 use crate::fields::Refusal;
 
 /// Lets a request in that has a key. Without keys, one that asks for this machine by its address: a
 /// page that a browser got from elsewhere can reach a server here under a name of its own (DNS
 /// rebinding), but then that name is what it asks for.
-pub(crate) async fn admit(State(desk): State<Arc<Desk>>, request: Request, next: Next) -> Response {
-    let allowed = if desk.keys.is_empty() {
+pub(crate) async fn admit(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let allowed = if app.keys.is_empty() {
         asks_by_address(request.headers(), request.uri())
     } else {
-        has_key(request.headers(), &desk.keys)
+        has_key(request.headers(), &app.keys)
     };
     let response = match allowed {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     };
-    desk.metrics.answered(response.status().as_u16());
+    app.metrics.answered(response.status().as_u16());
     response
 }
 

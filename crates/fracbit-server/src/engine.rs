@@ -12,7 +12,7 @@ use fracbit_io::{TokenStream, Tokenizer};
 use fracbit_model::{Error, Sampler};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::desk::Ticket;
+use crate::app::Ticket;
 use crate::metrics::{Metrics, Outcome};
 use crate::scores::{Score, Scores};
 use crate::stops::Stops;
@@ -182,7 +182,7 @@ fn start<'a>(job: Job, engine: &mut Engine<'_, Text<'a>>, tokenizer: &'a Tokeniz
     output.scores = logprobs.map(|top| Scores::new(top, &prompt, offsets));
     let score_prompt = echo && logprobs.is_some();
     let prompt = prompt.to_vec();
-    // The desk has looked at all that can be wrong; the client is told that it was given up.
+    // What can be wrong was looked at before; the client is told that it was given up.
     if let Err(error) = engine.add(Request { prompt, score_prompt, max_tokens, end_tokens, sampler, output })
     {
         tracing::error!(%error, "a request that should be refused came through");

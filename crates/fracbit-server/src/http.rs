@@ -22,7 +22,7 @@ use tokio_stream::{StreamExt, once};
 
 use crate::access::admit;
 use crate::answer::Answers;
-use crate::desk::{BODY, Coming, Desk};
+use crate::app::{AppState, BODY, Coming};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
 use crate::request::{self, Prompt, Request};
@@ -33,12 +33,12 @@ const ARRIVAL: Duration = Duration::from_secs(10);
 /// ones.
 const SILENCE: Duration = Duration::from_secs(10);
 
-type Shared = Arc<Desk>;
+type Shared = Arc<AppState>;
 
-pub(crate) fn router(desk: Desk) -> Router {
-    let desk = Arc::new(desk);
-    let tokenize = async |desk, request| simply(desk, request, tokenize).await;
-    let detokenize = async |desk, request| simply(desk, request, detokenize).await;
+pub(crate) fn router(app: AppState) -> Router {
+    let app = Arc::new(app);
+    let tokenize = async |app, request| simply(app, request, tokenize).await;
+    let detokenize = async |app, request| simply(app, request, detokenize).await;
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -49,14 +49,14 @@ pub(crate) fn router(desk: Desk) -> Router {
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/metrics", get(metrics))
         .route("/version", get(async || axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&desk), admit))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), admit))
         // Says nothing but that the server is there.
         .route("/health", get(async || axum::Json(json!({ "status": "ok" }))))
         .fallback(async |uri: Uri| {
             Refusal::new(404, format!("there is no `{}` here: the API is below /v1", uri.path()))
         })
         .method_not_allowed_fallback(async || Refusal::new(405, "this address is for another method"))
-        .with_state(desk)
+        .with_state(app)
 }
 
 impl IntoResponse for Refusal {
@@ -73,28 +73,28 @@ impl IntoResponse for Refusal {
     }
 }
 
-async fn models(State(desk): State<Shared>) -> Response {
-    let cards: Vec<Value> = desk.names.iter().map(|name| desk.card(name)).collect();
+async fn models(State(app): State<Shared>) -> Response {
+    let cards: Vec<Value> = app.names.iter().map(|name| app.card(name)).collect();
     axum::Json(json!({ "object": "list", "data": cards })).into_response()
 }
 
-async fn model(State(desk): State<Shared>, Path(id): Path<String>) -> Response {
-    match desk.name(Some(&id)) {
-        Ok(name) => axum::Json(desk.card(name)).into_response(),
+async fn model(State(app): State<Shared>, Path(id): Path<String>) -> Response {
+    match app.name(Some(&id)) {
+        Ok(name) => axum::Json(app.card(name)).into_response(),
         Err(refusal) => refusal.into_response(),
     }
 }
 
-async fn metrics(State(desk): State<Shared>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], desk.metrics.text()).into_response()
+async fn metrics(State(app): State<Shared>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text()).into_response()
 }
 
-async fn completions(State(desk): State<Shared>, request: HttpRequest) -> Response {
-    answer(desk, request, Request::completion).await.unwrap_or_else(IntoResponse::into_response)
+async fn completions(State(app): State<Shared>, request: HttpRequest) -> Response {
+    answer(app, request, Request::completion).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn chat(State(desk): State<Shared>, request: HttpRequest) -> Response {
-    answer(desk, request, Request::chat).await.unwrap_or_else(IntoResponse::into_response)
+async fn chat(State(app): State<Shared>, request: HttpRequest) -> Response {
+    answer(app, request, Request::chat).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 fn too_large() -> Refusal {
@@ -114,18 +114,18 @@ fn announced(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// The body of a request, with the memory that it takes.
-async fn body(desk: &Desk, request: HttpRequest) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
+async fn body(app: &AppState, request: HttpRequest) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
     announced(request.headers())?;
     let mut pieces = request.into_body().into_data_stream();
     let arriving = async {
-        let (mut body, mut memory) = (Vec::new(), desk.limits.memory(0, 0)?);
+        let (mut body, mut memory) = (Vec::new(), app.limits.memory(0, 0)?);
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|_| Refusal::new(400, "the body should arrive whole"))?;
             if body.len() + piece.len() > BODY {
                 return Err(too_large());
             }
             // What has arrived counts, not what was announced: who only announces takes nothing.
-            memory.merge(desk.limits.memory(body.len(), piece.len())?);
+            memory.merge(app.limits.memory(body.len(), piece.len())?);
             body.extend_from_slice(&piece);
         }
         Ok((body, memory))
@@ -136,10 +136,10 @@ async fn body(desk: &Desk, request: HttpRequest) -> Result<(Vec<u8>, OwnedSemaph
 
 /// Does what takes long beside what others wait for, a few at a time.
 async fn read<T: Send + 'static>(
-    desk: &Desk,
+    app: &AppState,
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let reader = desk.limits.reader().await;
+    let reader = app.limits.reader().await;
     let done = tokio::task::spawn_blocking(move || {
         let _reader = reader;
         work()
@@ -148,25 +148,25 @@ async fn read<T: Send + 'static>(
 }
 
 async fn answer(
-    desk: Shared,
+    app: Shared,
     request: HttpRequest,
     parse: fn(&[u8], SampleConfig) -> Result<Request, Refusal>,
 ) -> Result<Response, Refusal> {
-    let (body, memory) = body(&desk, request).await?;
-    let place = desk.limits.place()?;
-    let id = desk.next.fetch_add(1, Ordering::Relaxed);
-    let defaults = SampleConfig { seed: id, ..desk.sampling };
+    let (body, memory) = body(&app, request).await?;
+    let place = app.limits.place()?;
+    let id = app.next.fetch_add(1, Ordering::Relaxed);
+    let defaults = SampleConfig { seed: id, ..app.sampling };
     let work = {
-        let desk = Arc::clone(&desk);
+        let app = Arc::clone(&app);
         move || {
             let request = parse(&body, defaults)?;
-            let model = desk.name(request.model.as_deref())?.to_owned();
-            let coming = desk.submit(&request, [place, memory])?;
-            let answers = Answers::new(&request, coming.texts, id, model, Arc::clone(&desk.tokenizer));
+            let model = app.name(request.model.as_deref())?.to_owned();
+            let coming = app.submit(&request, [place, memory])?;
+            let answers = Answers::new(&request, coming.texts, id, model, Arc::clone(&app.tokenizer));
             Ok((answers, request.stream, coming))
         }
     };
-    let (answers, stream, mut coming) = read(&desk, work).await?;
+    let (answers, stream, mut coming) = read(&app, work).await?;
     if !stream {
         return answers.whole(&mut coming.events).await.map(|answer| axum::Json(answer).into_response());
     }
@@ -201,14 +201,14 @@ async fn streamed(mut answers: Answers, coming: Coming) -> Result<Response, Refu
 
 /// Answers a request that the model is not needed for.
 async fn simply(
-    State(desk): State<Shared>,
+    State(app): State<Shared>,
     request: HttpRequest,
-    respond: fn(&Desk, Fields) -> Result<Value, Refusal>,
+    respond: fn(&AppState, Fields) -> Result<Value, Refusal>,
 ) -> Response {
     let done = async {
-        let (body, memory) = body(&desk, request).await?;
-        let shared = Arc::clone(&desk);
-        read(&desk, move || {
+        let (body, memory) = body(&app, request).await?;
+        let shared = Arc::clone(&app);
+        read(&app, move || {
             let _memory = memory;
             respond(&shared, Fields::parse(&body)?)
         })
@@ -218,8 +218,8 @@ async fn simply(
 }
 
 /// The tokens of a prompt or of a conversation.
-fn tokenize(desk: &Desk, mut fields: Fields) -> Result<Value, Refusal> {
-    desk.name(fields.take::<String>("model", "a text")?.as_deref())?;
+fn tokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
+    app.name(fields.take::<String>("model", "a text")?.as_deref())?;
     let text = fields.take("prompt", "a text")?.map(Prompt::Text);
     let chat = request::chat_prompt(&mut fields)?;
     // The template writes its special tokens itself.
@@ -232,13 +232,13 @@ fn tokenize(desk: &Desk, mut fields: Fields) -> Result<Value, Refusal> {
         return Err(Refusal::field("prompt", "should be there, or else `messages`"));
     };
     fields.end()?;
-    let tokens = desk.tokens(&prompt, bos, desk.context)?;
-    Ok(json!({ "tokens": *tokens, "count": tokens.len(), "max_model_len": desk.context }))
+    let tokens = app.tokens(&prompt, bos, app.context)?;
+    Ok(json!({ "tokens": *tokens, "count": tokens.len(), "max_model_len": app.context }))
 }
 
 /// What a program needs beside the two to work as with a tokenizer of its own.
-async fn tokenizer_info(State(desk): State<Shared>) -> Response {
-    let tokenizer = &desk.tokenizer;
+async fn tokenizer_info(State(app): State<Shared>) -> Response {
+    let tokenizer = &app.tokenizer;
     axum::Json(json!({
         "bos_token": tokenizer.bos_token(), "eos_token": tokenizer.eos_token(),
         "chat_template": tokenizer.chat_template_source(),
@@ -247,14 +247,14 @@ async fn tokenizer_info(State(desk): State<Shared>) -> Response {
 }
 
 /// The text of tokens, control tokens too.
-fn detokenize(desk: &Desk, mut fields: Fields) -> Result<Value, Refusal> {
-    desk.name(fields.take::<String>("model", "a text")?.as_deref())?;
-    let want = format!("a list of at most {} tokens", desk.context);
-    let fits = |tokens: &Vec<u32>| tokens.len() <= desk.context;
+fn detokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
+    app.name(fields.take::<String>("model", "a text")?.as_deref())?;
+    let want = format!("a list of at most {} tokens", app.context);
+    let fits = |tokens: &Vec<u32>| tokens.len() <= app.context;
     let tokens = fields.within("tokens", &want, fits)?;
     let tokens = tokens.ok_or_else(|| Refusal::field("tokens", format_args!("should be {want}")))?;
     fields.end()?;
-    desk.within_vocabulary("tokens", tokens.iter().copied())?;
-    let text = desk.tokenizer.decode(&tokens, false);
+    app.within_vocabulary("tokens", tokens.iter().copied())?;
+    let text = app.tokenizer.decode(&tokens, false);
     Ok(json!({ "prompt": text.map_err(|e| Refusal::new(500, e.to_string()))? }))
 }

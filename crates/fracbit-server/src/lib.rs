@@ -2,8 +2,8 @@
 
 mod access;
 mod answer;
+mod app;
 mod connections;
-mod desk;
 mod engine;
 mod fields;
 mod http;
@@ -28,7 +28,7 @@ use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, KvType, Model, SampleConfig};
 use fracbit_schedule::Scheduler;
 
-use crate::desk::{Desk, Limits};
+use crate::app::{AppState, Limits};
 use crate::metrics::Metrics;
 
 /// Waits for the user (Ctrl-C) or the system (SIGTERM) to end the program.
@@ -159,7 +159,7 @@ impl Server {
         let metrics = Arc::new(Metrics::default());
         let mut names = options.aliases;
         names.insert(0, options.id);
-        let desk = Desk {
+        let app = AppState {
             orders: orders.clone(),
             tokenizer: Arc::clone(&tokenizer),
             names,
@@ -197,7 +197,7 @@ impl Server {
             let limits = (options.peer_connections, options.grace);
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
-                connections::serve(listener, http::router(desk), orders, limits, stop, end).await
+                connections::serve(listener, http::router(app), orders, limits, stop, end).await
             });
             // Whatever still waits for the model is dropped, and with it the last sender of orders:
             // the thread ends.

@@ -26,7 +26,7 @@ const UNIT: usize = 1 << 10;
 const READERS: usize = 2;
 
 /// What requests are served from.
-pub(crate) struct Desk {
+pub(crate) struct AppState {
     pub(crate) orders: Sender<Order>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     /// The model's names.
@@ -111,7 +111,7 @@ pub(crate) struct Coming {
     pub(crate) ticket: Ticket,
 }
 
-impl Desk {
+impl AppState {
     /// What is said of the model under one of its names.
     pub(crate) fn card(&self, name: &str) -> Value {
         let Self { created, context, .. } = self;
