@@ -226,7 +226,7 @@ FB_DEVICE void spread(const Book& book) {
     for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
         Words4 v;
         FB_UNROLL
-        for (uint32_t j = 0; j < 4; j++) v.w[j] = ldg(book.rows + ((4 * i + j) >> book.log_copies));
+        for (uint32_t j = 0; j < 4; j++) v.w[j] = ldc(book.rows + ((4 * i + j) >> book.log_copies));
         const uint32_t row = 4 * i >> book.log_copies, copy = 4 * i & ((1u << book.log_copies) - 1);
         sts(row << book.log_stride | copy << 2, v);
     }

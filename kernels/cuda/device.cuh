@@ -55,6 +55,22 @@ template <class T> FB_DEVICE void stg(T* p, T v) { *p = v; }
 /// Global memory that another block wrote in this launch.
 FB_DEVICE float ld_fresh(const float* p) { return __ldcg(p); }
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return atomicAdd(p, 1u); }
+/// Global memory that no kernel of a step writes, and that may therefore be read before `grid_wait`.
+template <class T> FB_DEVICE T ldc(const T* p) { return __ldg(p); }
+
+/// Programmatic dependent launch: on sm_90 the host lets a kernel start while the one before it still runs. `grid_wait` returns when all
+/// that was launched before is done and visible: nothing that other kernels write is read before it, nothing at all is written.
+/// `grid_release` lets the next kernel start as soon as there is room for its blocks.
+FB_DEVICE void grid_wait() {
+#if __CUDA_ARCH__ == 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+FB_DEVICE void grid_release() {
+#if __CUDA_ARCH__ == 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 /// Keeps the compiler from rewriting a pointer that steps through a loop as several.
 FB_DEVICE void pin(const unsigned char*& p) { asm("" : "+l"(p)); }

@@ -7,8 +7,8 @@
 use crate::{Address, Device, DeviceError, Grid, Limits};
 use cudarc::driver::sys;
 use std::{
-    collections::HashMap,
-    ffi::{CStr, CString, c_void},
+    collections::{HashMap, HashSet},
+    ffi::{CStr, c_void},
     fmt, ptr,
     sync::{
         Mutex, PoisonError,
@@ -27,7 +27,13 @@ pub struct Gpu {
     context: sys::CUcontext,
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
-    functions: Mutex<HashMap<String, usize>>, // CUfunction
+    functions: HashMap<String, usize>, // CUfunction
+    /// Functions whose code is on the device, with all shared memory allowed.
+    ready: Mutex<HashSet<usize>>,
+    /// Whether the kernels wait themselves for what they depend on.
+    programmatic: bool,
+    /// Whether a kernel may start while the one before it runs (`grid_wait` of `device.cuh`).
+    overlap: AtomicBool,
     /// Launches only look their functions up: the driver may not load code while it records.
     resolving: AtomicBool,
     limits: Limits,
@@ -142,7 +148,11 @@ impl Gpu {
             context,
             stream,
             modules: Vec::new(),
-            functions: Mutex::default(),
+            functions: HashMap::new(),
+            ready: Mutex::default(),
+            // As only the code of this very architecture does.
+            programmatic: (major, minor) == (9, 0),
+            overlap: AtomicBool::new(true),
             resolving: AtomicBool::new(false),
             limits,
         };
@@ -158,8 +168,36 @@ impl Gpu {
                 sys::cuModuleLoadData(&raw mut module, image)
             })?;
             gpu.modules.push(module);
+            gpu.enumerate(module)?;
         }
         Ok(gpu)
+    }
+
+    /// Notes the functions of a module by name.
+    fn enumerate(&mut self, module: sys::CUmodule) -> Result<(), DeviceError> {
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&raw mut count, module) })?;
+        let mut functions = vec![ptr::null_mut(); count as usize];
+        // SAFETY: the array has as many places as are given.
+        check("cuModuleEnumerateFunctions", unsafe {
+            sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module)
+        })?;
+        for function in functions {
+            let mut name = ptr::null();
+            // SAFETY: a function of a loaded module.
+            check("cuFuncGetName", unsafe { sys::cuFuncGetName(&raw mut name, function) })?;
+            // SAFETY: the driver's names end with a zero and live as long as the module.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            self.functions.insert(name, function as usize);
+        }
+        Ok(())
+    }
+
+    /// Lets kernels overlap the one before them, or not, to measure what it gives; without effect where
+    /// the device cannot.
+    pub fn set_overlap(&self, overlap: bool) {
+        self.overlap.store(overlap, Ordering::Relaxed);
     }
 
     /// The device's name.
@@ -226,26 +264,18 @@ impl Gpu {
     }
 
     fn function(&self, kernel: &str) -> Result<sys::CUfunction, DeviceError> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&known) = functions.get(kernel) {
-            return Ok(known as sys::CUfunction);
+        let known = self.functions.get(kernel);
+        let &known = known.ok_or_else(|| DeviceError::NoKernels(format!("no kernel `{kernel}`")))?;
+        let function = known as sys::CUfunction;
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.insert(known) {
+            let most = i32::try_from(self.limits.shared).unwrap_or(i32::MAX);
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a loaded module.
+            check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) })?;
+            // SAFETY: as above.
+            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, most) })?;
         }
-        let name = CString::new(kernel)
-            .map_err(|e| DeviceError::Call { call: kernel.to_owned(), message: e.to_string() })?;
-        let mut function = ptr::null_mut();
-        let found = self.modules.iter().any(|&module| {
-            // SAFETY: a loaded module and a text that ends with a zero.
-            let result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
-            result == sys::CUresult::CUDA_SUCCESS
-        });
-        if !found {
-            return Err(DeviceError::NoKernels(format!("no kernel `{kernel}`")));
-        }
-        let most = i32::try_from(self.limits.shared).unwrap_or(i32::MAX);
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a function of a loaded module.
-        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, most) })?;
-        functions.insert(kernel.to_owned(), function as usize);
         Ok(function)
     }
 }
@@ -326,23 +356,26 @@ impl Device for Gpu {
         let mut copy = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut copy)[..args.len()].copy_from_slice(args);
         let mut params = [copy.as_mut_ptr().cast::<c_void>()];
-        let ((x, y), stream) = (grid.blocks, self.stream);
+        // SAFETY: an attribute is plain numbers, zeros among them.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks.0,
+            gridDimY: grid.blocks.1,
+            gridDimZ: 1,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: self.stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.programmatic && self.overlap.load(Ordering::Relaxed)),
+        };
         // SAFETY: every kernel takes one structure, which the driver copies; this crate built it
         // for this kernel.
         let result = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                x,
-                y,
-                1,
-                grid.threads,
-                1,
-                1,
-                grid.shared,
-                stream,
-                params.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            sys::cuLaunchKernelEx(&raw const config, function, params.as_mut_ptr(), ptr::null_mut())
         };
         check(kernel, result)
     }

@@ -89,7 +89,7 @@ struct Copy { uint32_t at; unsigned char bytes[16]; };
 struct Fibre {
     Context context;
     std::unique_ptr<char[]> stack;
-    bool done = false;
+    bool done = false, waited = false;
     uint64_t warp_turn = 0, block_turn = 0;
     std::vector<std::vector<Copy>> groups;  // cp.async, oldest first; the last is open
 };
@@ -154,7 +154,7 @@ inline void launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t sh
             b.arrived = 0;
             for (uint32_t i = 0; i < threads; i++) {
                 Fibre& f = b.fibres[i];
-                f.done = false;
+                f.done = f.waited = false;
                 f.groups.assign(1, {});
                 f.context.start(f.stack.get() + stack, stack, entry);
             }
@@ -183,6 +183,11 @@ inline unsigned char* shared_at(uint32_t at, size_t size) {
 
 template <class T> inline T* checked(T* p) {
     if ((uintptr_t)p % alignof(T) != 0) die("global memory: misaligned access", (long)(uintptr_t)p, (long)alignof(T));
+    return p;
+}
+
+template <class T> inline T* waited(T* p) {
+    if (!me().waited) die("global memory: access before grid_wait, when the kernel before may still write", (long)(uintptr_t)p);
     return p;
 }
 
@@ -253,10 +258,13 @@ template <class T> FB_DEVICE T lds(uint32_t at) {
 template <class T> FB_DEVICE void sts(uint32_t at, T v) { memcpy(shim::shared_at(at, sizeof(T)), &v, sizeof(T)); }
 FB_DEVICE uint32_t lookup(uint32_t at) { return lds<uint32_t>(at); }
 FB_DEVICE void check_base() {}
-template <class T> FB_DEVICE T ldg(const T* p) { return *shim::checked(p); }
-template <class T> FB_DEVICE void stg(T* p, T v) { *shim::checked(p) = v; }
-FB_DEVICE float ld_fresh(const float* p) { return *shim::checked(p); }
-FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return (*shim::checked(p))++; }
+template <class T> FB_DEVICE T ldc(const T* p) { return *shim::checked(p); }
+template <class T> FB_DEVICE T ldg(const T* p) { return *shim::waited(shim::checked(p)); }
+template <class T> FB_DEVICE void stg(T* p, T v) { *shim::waited(shim::checked(p)) = v; }
+FB_DEVICE float ld_fresh(const float* p) { return *shim::waited(shim::checked(p)); }
+FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return (*shim::waited(shim::checked(p)))++; }
+FB_DEVICE void grid_wait() { shim::me().waited = true; }
+FB_DEVICE void grid_release() {}
 
 FB_DEVICE void pin(const unsigned char*&) {}
 FB_DEVICE void cp_async16(uint32_t at, const void* from) {

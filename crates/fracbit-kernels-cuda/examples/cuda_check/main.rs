@@ -9,14 +9,13 @@
 //! measured on the same machine.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
-#[path = "../tests/common/mod.rs"]
+mod encode;
+#[path = "../../tests/common/mod.rs"]
 mod parity;
 
 use fracbit_base::{Family, Scheme, Shape};
-use fracbit_codebook::Rounder as _;
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, TrellisEncoder, Workspace};
-use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, MatrixPlan, Workspace};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
@@ -58,7 +57,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("{}: {:?}, kernels loaded in {:.1} s", gpu.name(), gpu.limits(), start.elapsed().as_secs_f64());
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["parity", schemes @ ..] => check(&gpu, schemes),
-        ["encode"] => encode(&gpu)?,
+        ["encode"] => encode::run(&gpu)?,
         ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
         _ => return Err(
             "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check speed DENSE.json [SCHEME]"
@@ -82,36 +81,6 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
         found.cases,
         found.worst
     );
-}
-
-fn encode(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
-    let mut schemes = 0;
-    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
-        let exact = || rounder(scheme, Effort::Exact).ok_or("a trellis scheme");
-        let tiles = gaussian_tiles(7, 4);
-        let mut want = vec![0; tiles.len() * exact()?.codebook().tile_bytes()];
-        exact()?.encode(&tiles, &mut want);
-        let got = match TrellisEncoder::new(gpu, exact()?, 0) {
-            Ok(encoder) => encoder.encode_tiles(&tiles)?,
-            Err(e) => {
-                println!("{scheme}: {e}");
-                continue;
-            }
-        };
-        assert_eq!(got, want, "{scheme}: codes on the GPU and on the processor");
-        schemes += 1;
-    }
-    println!("encoder: bytes of the processor for {schemes} schemes");
-    for name in ["tcq-2", "tcq-fast-2", "tcq-hyb-2", "tcq-3", "tcq-4"] {
-        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?, 0)?;
-        let tiles = gaussian_tiles(7, 1 << 13);
-        encoder.encode_tiles(&tiles)?;
-        let start = Instant::now();
-        encoder.encode_tiles(&tiles)?;
-        let weights = 256.0 * tiles.len() as f64;
-        println!("{name}: {:.1} Mweights/s", weights / start.elapsed().as_secs_f64() / 1e6);
-    }
-    Ok(())
 }
 
 /// Microseconds by "ROWSxCOLS bBATCH".
