@@ -16,6 +16,12 @@
 #pragma once
 #include "device.cuh"
 
+/// A codebook as the host prepared it: the words of the rows, and how they are spread in shared memory.
+struct Book {
+    const uint32_t* rows;
+    uint32_t log_rows, log_stride, log_copies;
+};
+
 /// Where a lane finds its copy of table row 0, and which bits of a shifted index select the row.
 struct Table { uint32_t lane, mask; };
 
@@ -115,7 +121,7 @@ template <int BITS, int LOG_STRIDE, int N> FB_DEVICE uint32_t row_address(const 
 /// One weight per state: row = sign and index, the top bits of x (x + c).
 template <int Q_> struct Fine {
     static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
-    static constexpr bool TRELLIS = true, AROUND = false;
+    static constexpr bool TRELLIS = true, GROUPED = false;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
@@ -150,7 +156,7 @@ FB_DEVICE constexpr uint32_t fast_factor(int quarters) {
 /// of the signed state.
 template <int Q_> struct Fast {
     static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
-    static constexpr bool TRELLIS = true, AROUND = true;
+    static constexpr bool TRELLIS = true, GROUPED = false;
     static constexpr uint32_t FACTOR = fast_factor(Q);
     static_assert(FACTOR != 0, "a rate of the code");
     FB_DEVICE static void pair(uint32_t x, Table t, uint32_t& first, uint32_t& second) {
@@ -176,7 +182,7 @@ template <int Q_> struct Fast {
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.
 template <int Q_> struct Hyb {
     static constexpr int Q = Q_, WORDS = 2;
-    static constexpr bool TRELLIS = true, AROUND = false;
+    static constexpr bool TRELLIS = true, GROUPED = false;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
@@ -190,7 +196,7 @@ template <int Q_> struct Hyb {
 /// A vector code, or two scalar codes side by side: 2R bits select a row of two weights.
 template <int Q_> struct Pair {
     static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
-    static constexpr bool TRELLIS = false, AROUND = false;
+    static constexpr bool TRELLIS = false, GROUPED = false;
     static constexpr int LOG_ROWS = BITS, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS, LOG_COPIES = LOG_STRIDE - 2;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
@@ -203,7 +209,7 @@ template <int Q_> struct Pair {
 /// A scalar code of 8 bits: too wide for pairs.
 template <int Q_> struct Single {
     static constexpr int Q = Q_, WORDS = 4, BITS = Q / 4;
-    static constexpr bool TRELLIS = false, AROUND = true;
+    static constexpr bool TRELLIS = false, GROUPED = false;
     static constexpr int LOG_ROWS = BITS, LOG_STRIDE = 8, LOG_COPIES = 5;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
@@ -213,22 +219,63 @@ template <int Q_> struct Single {
     }
 };
 
-/// A codebook as the host prepared it: the words of the rows, and how they are spread in shared memory.
-struct Book {
-    const uint32_t* rows;
-    uint32_t log_rows, log_stride, log_copies;
+// Group-wise schemes: words that the scale of their group has yet to multiply.
+
+/// Two neighbouring integers by one table for all groups.
+template <int Q_> struct Ints : Pair<Q_> {
+    static constexpr bool GROUPED = true;
+    FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }
+};
+
+/// Two neighbouring indices into one of several codebooks, whose number is the lowest bits of the scale: rows are (codebook, indices).
+template <int Q_> struct Books {
+    static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
+    static constexpr bool TRELLIS = false, GROUPED = true;
+    static constexpr int LOG_STRIDE = BITS <= 6 ? 7 : 6;
+    FB_DEVICE static Table table(Table t, const Book& book, uint32_t scale) {
+        const uint32_t books = ((1u << book.log_rows) - 1) >> BITS;
+        return Table{t.lane | (scale & books) << (BITS + LOG_STRIDE), t.mask};
+    }
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        FB_UNROLL
+        for (int j = 0; j < 2; j++) {
+            out[j] = lookup(row_address<BITS, LOG_STRIDE>(codes.w, q * codes.UNIT + (2 * i + j) * BITS, t));
+        }
+    }
+};
+
+/// Integers of 8 bits, which need no table. Repacking has made -128 what it means, -127.
+template <int Q_> struct Bytes {
+    static constexpr int Q = Q_, WORDS = 2;
+    static constexpr bool TRELLIS = false, GROUPED = true;
+    FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }
+    FB_DEVICE static void quad(const Codes<Q>& codes, Table, int q, int i, uint32_t (&out)[WORDS]) {
+        // A byte below 0x64 is the half 1024 + byte; with the sign bit turned, the byte is 128 more than it stands for.
+        const uint32_t w = codes.w[q * 8 + i] ^ 0x80808080;
+        out[0] = sub_halves(prmt(w, 0x64646464, 0x4140), 0x64806480);
+        out[1] = sub_halves(prmt(w, 0x64646464, 0x4342), 0x64806480);
+    }
 };
 
 /// Spreads a codebook over the banks; the caller synchronizes the block afterwards.
 FB_DEVICE void spread(const Book& book) {
     check_base();
     const uint32_t quads = 1u << (book.log_rows + book.log_copies) >> 2;
+    if (book.log_copies < 2) {
+        FB_UNROLL_4
+        for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
+            Words4 v;
+            FB_UNROLL
+            for (uint32_t j = 0; j < 4; j++) v.w[j] = ldc(book.rows + ((4 * i + j) >> book.log_copies));
+            sts(16 * i, v);  // rows follow each other
+        }
+        return;
+    }
+    FB_UNROLL_4
     for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
-        Words4 v;
-        FB_UNROLL
-        for (uint32_t j = 0; j < 4; j++) v.w[j] = ldc(book.rows + ((4 * i + j) >> book.log_copies));
         const uint32_t row = 4 * i >> book.log_copies, copy = 4 * i & ((1u << book.log_copies) - 1);
-        sts(row << book.log_stride | copy << 2, v);
+        const uint32_t word = ldc(book.rows + row);
+        sts(row << book.log_stride | copy << 2, Words4{{word, word, word, word}});
     }
 }
 FB_DEVICE Table table_of(const Book& book, uint32_t lane) {

@@ -12,6 +12,7 @@
 #define FB_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define FB_UNROLL _Pragma("unroll")
 #define FB_UNROLL_1 _Pragma("unroll 1")
+#define FB_UNROLL_4 _Pragma("unroll 4")
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
@@ -92,11 +93,17 @@ FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 /// The 32 bits at bit `shift` (below 32) of `hi:lo`.
 FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) { return __funnelshift_r(lo, hi, shift); }
 
-/// c + the dot product of four signed bytes.
-FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int)a, (int)b, c); }
-/// c + the dot product of the two signed halves of `a` and the lower (upper) two signed bytes of `b`.
-FB_DEVICE int32_t dot2_low(uint32_t a, uint32_t b, int32_t c) { return __dp2a_lo((int)a, (int)b, c); }
-FB_DEVICE int32_t dot2_high(uint32_t a, uint32_t b, int32_t c) { return __dp2a_hi((int)a, (int)b, c); }
+/// Products and differences of two halves each.
+FB_DEVICE uint32_t mul_halves(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+FB_DEVICE uint32_t sub_halves(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
 
 /// d += a b for a 16 x 16 half matrix a and a 16 x 8 half matrix b, f32 sums (mma.m16n8k16).
 FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -129,6 +136,7 @@ FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 
 struct alignas(16) Words4 { uint32_t w[4]; };
 struct alignas(8) Words2 { uint32_t w[2]; };
+struct alignas(16) Floats4 { float v[4]; };
 
 FB_DEVICE float sum_lanes(float v) {
     FB_UNROLL

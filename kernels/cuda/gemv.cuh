@@ -1,51 +1,57 @@
 // y = W x for packed W and up to 8 tokens, on the tensor cores.
 //
-// A warp walks one pair of strips (32 rows) over a range of octets, two octets a turn; weights are read once, straight from global memory
-// into a ring of its own in shared memory (cp.async, no block barrier in the loop), expanded in registers into the left operand
-// of mma.m16n8k16 and multiplied by activations that the block staged once. Ranges are even but for the last, whose missing octet meets
-// zeros. The eight columns of the right operand are the tokens; with
-// fewer, the spare columns repeat the last token and are not stored, so one instance serves every batch.
+// Work is dealt in *units* of one octet of one pair of strips (128 columns of 32 rows), in the order of the codes: pair by pair, the octets of
+// a panel (a range of columns whose activations fit into shared memory) within a pair. Every block takes a run of units of one panel, every
+// warp a run of its block's: all multiprocessors end together whatever the shape, and a warp reads memory front to back, through a
+// ring of its own in shared memory (cp.async, no block barrier in the loop). Codes are expanded in registers into the left operand of mma.m16n8k16
+// and multiplied by activations that the block staged once. The eight columns of the right operand are the tokens; with fewer, the spare
+// columns repeat the last token and are not stored, so one instance serves every batch.
 //
 // Words of one weight: the left operand holds it twice, the right one the activation's upper and lower half, so that no instruction joins
-// weights and activations keep some 21 bits. Words of two weights: activations are rounded to half (11 bits).
+// weights and activations keep some 21 bits. Words of two weights: activations are rounded to half (11 bits). Group-wise schemes multiply
+// their words by the scale of the group, rounding to half.
 //
-// Ranges of octets are dealt over blockIdx.y. Partial sums go to a workspace; the last block of a row of blocks adds them in the order
-// of the ranges, so the result depends on the launch shape alone, never on timing.
+// Sums of a pair that several warps share are added in the order of the warps; those of several blocks go to a workspace, and the last
+// block to come there adds them in the order of the columns: the result depends on the launch shape alone, never on timing.
 #pragma once
 #include "codes.cuh"
 
 /// A run of tile columns in one scheme.
 struct Segment {
-    const unsigned char* codes;  // (pair, octet, 128 Q bytes)
+    const unsigned char* codes;  // (pair, octet, 128 Q bytes; of group-wise schemes with the scales behind them)
     Book book;
     uint32_t octets, first_col, end_col;
-    uint32_t splits, per_split;  // ranges, and octets of a range
-    float factor;                // step
+    uint32_t panels, width;   // of the columns, and octets of a panel (the last may have fewer)
+    uint32_t blocks;          // of a panel
+    uint32_t whole;           // 1: blocks take whole pairs
+    uint32_t slots;           // blocks that may share a pair of a panel
+    uint32_t scales;          // of an octet's row, of group-wise schemes: 1, 2 or 4
+    float factor;             // step
 };
 
 /// A packed matrix.
 struct Matrix {
     Segment segments[2];
-    const float* scales;     // (rows, groups), gain included; of group-wise schemes the canonical halves
+    const float* scales;     // (rows, groups), gain included; not of group-wise schemes
     const float* bias;       // (rows) or null
     uint32_t rows, cols, group, groups, pairs;
-    float gain;              // of scales that are canonical halves
+    float gain;              // of group-wise scales
 };
 
 struct GemvArgs {
     Matrix w;
     const float* x;      // (batch, x_stride)
     float* y;            // (batch, y_stride)
-    float* partial;      // (splits, 32 pairs, 8)
-    uint32_t* counters;  // one per block row, zero before and after
+    float* partial;      // (slots, pairs, 8, 32)
+    uint32_t* counters;  // one per pair, zero before and after
     uint32_t batch, x_stride, y_stride, accumulate;
 };
 
 // The host makes these structures (fracbit-kernels-cuda, `args`).
-static_assert(sizeof(Book) == 24 && sizeof(Segment) == 56 && sizeof(Matrix) == 152 && sizeof(GemvArgs) == 200, "layout of arguments");
+static_assert(sizeof(Book) == 24 && sizeof(Segment) == 72 && sizeof(Matrix) == 184 && sizeof(GemvArgs) == 232, "layout of arguments");
 
-/// Octets of a turn.
-constexpr uint32_t TURN = 2;
+/// Most warps of a block.
+constexpr int GEMV_WARPS = 24;
 
 /// Half of `v`, saturated.
 FB_DEVICE uint16_t half_of(float v) {
@@ -53,225 +59,365 @@ FB_DEVICE uint16_t half_of(float v) {
     return to_half(v < -65504.f ? -65504.f : v);
 }
 
-/// Words of one token's staged activations.
-template <class E> FB_DEVICE uint32_t staged_stride(uint32_t octets) {
-    // Sixteen words of padding put neighbouring tokens into different banks.
-    return octets * (E::WORDS == 4 ? 128 : 64) + 16;
+/// Bytes of an octet of staged activations of one token.
+template <class E> constexpr uint32_t X_OCTET = E::WORDS == 4 ? 512 : 256;
+/// Bytes of one token's staged activations: padding puts neighbouring tokens into different banks.
+template <class E> FB_DEVICE uint32_t staged_stride(uint32_t octets) { return octets * X_OCTET<E> + 64; }
+/// Bytes of an octet of a pair.
+template <class E> FB_DEVICE uint32_t octet_bytes(const Segment& s) {
+    if constexpr (E::GROUPED) return 128 * E::Q + 64 * s.scales;
+    return 128 * E::Q;
 }
 
-/// Puts activations of `octets` octets from column `col` on into shared memory, in fragment order.
-template <class E>
-FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_col, uint32_t octets) {
-    const uint32_t stride = staged_stride<E>(octets), width = octets * 128;
-    for (uint32_t n = 0; n < a.batch; n++) {
-        for (uint32_t i = thread_x(); i < width; i += threads_x()) {
-            const float v = col + i < end_col ? ldg(a.x + (size_t)n * a.x_stride + col + i) : 0.f;
-            const uint32_t tile = i / 16 % 8, q = tile / 4, c = tile % 4, m = i % 16 / 4, j = i % 4;
-            if constexpr (E::WORDS == 4) {
-                const uint16_t high = half_of(v), low = half_of(v - from_half(high));
-                const uint32_t word = i / 128 * 128 + q * 64 + m * 16 + c * 4 + j;
-                sts<uint32_t>(at + 4 * (n * stride + word), low_high(high, low));
-            } else {
-                const uint32_t word = i / 128 * 64 + q * 32 + m / 2 * 16 + c * 4 + m % 2 * 2 + j / 2;
-                sts<uint16_t>(at + 4 * (n * stride + word) + j % 2 * 2, half_of(v));
-            }
-        }
-    }
-}
-
-/// A warp's ring of turns in shared memory. Codes are followed by an octet of padding, so that an odd range reads no other memory.
-template <class E> struct Ring {
-    // Slots, each a turn (`stages` of the host's plan): more where a turn is few bytes and few instructions.
-    static constexpr uint32_t STAGES = !E::TRELLIS && E::Q <= 10 ? 4 : 2, BYTES = TURN * 128 * E::Q;
-    // Copies reach 2048 bytes to either side of a register.
-    static constexpr uint32_t BIAS = BYTES >= 4096 ? 2048 : 0;
-    uint32_t slot, first, left;
-    const unsigned char* source;
-    bool lower;  // of the lanes, which copy the last 256 bytes of a turn with odd Q
-
-    /// Begins to copy all stages but one of `turns` turns.
-    FB_DEVICE void start(uint32_t at, const unsigned char* from, uint32_t turns, uint32_t lane) {
-        slot = first = at + lane * 16, source = from + lane * 16 + BIAS - BYTES, left = turns, lower = lane < 16;
+/// Four neighbouring activations of one token into shared memory, in fragment order: `i` is their column in the panel.
+template <class E> FB_DEVICE void stage_four(uint32_t at, uint32_t i, const float (&v)[4]) {
+    const uint32_t tile = i / 16 % 8, q = tile / 4, c = tile % 4, m = i % 16 / 4;
+    uint16_t high[4];
+    FB_UNROLL
+    for (int j = 0; j < 4; j++) high[j] = half_of(v[j]);
+    if constexpr (E::WORDS == 4) {
+        Words4 words;
         FB_UNROLL
-        for (uint32_t i = 0; i < STAGES - 1; i++) next(first + i * BYTES, i < turns);
+        for (int j = 0; j < 4; j++) words.w[j] = low_high(high[j], half_of(v[j] - from_half(high[j])));
+        sts(at + i / 128 * 512 + q * 256 + m * 64 + c * 16, words);
+    } else {
+        const Words2 words{{low_high(high[0], high[1]), low_high(high[2], high[3])}};
+        sts(at + i / 128 * 256 + q * 128 + m / 2 * 64 + c * 16 + m % 2 * 8, words);
     }
-    FB_DEVICE void next(uint32_t to, bool more) {
-        source += BYTES;
-        pin(source);
-        if (more) {
+}
+
+/// Puts activations of `octets` octets from column `col` on into shared memory.
+template <class E> FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_col, uint32_t octets) {
+    const uint32_t stride = staged_stride<E>(octets), width = octets * 32;
+    // Loads of four stay inside a row and aligned.
+    const bool fours = a.x_stride % 4 == 0 && end_col % 4 == 0;
+    for (uint32_t n = 0; n < a.batch; n++) {
+        const float* x = a.x + (size_t)n * a.x_stride + col;
+        FB_UNROLL_4
+        for (uint32_t k = thread_x(); k < width; k += threads_x()) {
+            const uint32_t i = 4 * k;
+            float v[4] = {};
+            if (fours) {
+                if (col + i < end_col) {
+                    const Floats4 f = ldg((const Floats4*)(x + i));
+                    FB_UNROLL
+                    for (int j = 0; j < 4; j++) v[j] = f.v[j];
+                }
+            } else {
+                FB_UNROLL
+                for (uint32_t j = 0; j < 4; j++) v[j] = col + i + j < end_col ? ldg(x + i + j) : 0.f;
+            }
+            stage_four<E>(at + n * stride, i, v);
+        }
+    }
+}
+
+/// Copies `bytes` contiguous bytes, a multiple of 16, to shared memory.
+template <class E> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, const Segment& s, uint32_t lane) {
+    constexpr uint32_t Q = E::Q, rest = Q % 4 * 8;  // lanes that the last bytes take
+    at += lane * 16, from += lane * 16;
+    FB_UNROLL
+    for (uint32_t i = 0; i < Q / 4; i++) cp_async16(at + i * 512, from + i * 512);
+    if constexpr (rest != 0) {
+        if (lane < rest) cp_async16(at + Q / 4 * 512, from + Q / 4 * 512);
+    }
+    if constexpr (E::GROUPED) {
+        if (lane < 4 * s.scales) cp_async16(at + 128 * Q, from + 128 * Q);
+    }
+}
+
+/// Slots of a warp's ring of units (`stages` of the host's plan): more where a unit is few bytes.
+template <class E> constexpr uint32_t STAGES = E::Q <= 5 ? 4 : E::Q <= 8 ? 3 : 2;
+
+/// Multiplies four tiles (`q`: the first or the last of an octet) of one strip.
+template <class E>
+FB_DEVICE void multiply_half(float (&acc)[4], const Codes<E::Q>& codes, const Words4* b, uint32_t scales_at, int q, const Segment& s,
+                             uint32_t lane, Table t) {
+    // Of group-wise schemes: tables and scales of both rows.
+    Table own[2] = {t, t};
+    uint32_t scale[2] = {};
+    if constexpr (E::GROUPED) {
+        const uint32_t group = ((uint32_t)q * 4 + lane % 4) * s.scales / 8;
+        FB_UNROLL
+        for (uint32_t r = 0; r < 2; r++) {
+            const uint32_t half = lds<uint16_t>(scales_at + ((lane / 4 * 2 + r) * s.scales + group) * 2);
+            own[r] = E::table(t, s.book, half);
+            scale[r] = prmt(half, 0, 0x1010);
+        }
+    }
+    FB_UNROLL
+    for (int m = 0; m < 4; m++) {
+        uint32_t even[E::WORDS], odd[E::WORDS];
+        E::quad(codes, own[0], q, m, even);
+        E::quad(codes, own[1], q, 4 + m, odd);
+        if constexpr (E::GROUPED) {
             FB_UNROLL
-            for (uint32_t i = 0; i < E::Q / 2; i++) cp_async16(to + i * 512, source + (int)(i * 512 - BIAS));
-            if constexpr (E::Q % 2 == 1) {
-                if (lower) cp_async16(to + E::Q / 2 * 512, source + (int)(E::Q / 2 * 512 - BIAS));
+            for (int j = 0; j < E::WORDS; j++) even[j] = mul_halves(even[j], scale[0]), odd[j] = mul_halves(odd[j], scale[1]);
+        }
+        if constexpr (E::WORDS == 4) {
+            mma(acc, even[0], odd[0], even[1], odd[1], b[m].w[0], b[m].w[1]);
+            mma(acc, even[2], odd[2], even[3], odd[3], b[m].w[2], b[m].w[3]);
+        } else {
+            mma(acc, even[0], odd[0], even[1], odd[1], b[m / 2].w[m % 2 * 2], b[m / 2].w[m % 2 * 2 + 1]);
+        }
+    }
+}
+
+/// Multiplies one octet of both strips. `at` is its place in shared memory, `x_at` that of its activations.
+template <class E>
+FB_DEVICE void multiply(float (&acc)[2][4], uint32_t at, uint32_t x_at, const Segment& s, uint32_t lane, Table t) {
+    constexpr int HALF = E::WORDS == 4 ? 4 : 2;  // vectors of activations of four tiles
+    const auto scales_at = [&](uint32_t strip) { return at + 128 * E::Q + strip * 32 * s.scales; };
+    const auto load = [&](Codes<E::Q>& codes, uint32_t strip) {
+        codes.load(at + strip * 64 * E::Q + lane * 16, lane);
+        if constexpr (E::TRELLIS) codes.link(lane);
+    };
+    // What is kept in registers while the other changes: the codes of both strips, or the activations of the octet.
+    if constexpr (E::WORDS == 4 && E::Q <= 16) {
+        Codes<E::Q> codes[2];
+        load(codes[0], 0), load(codes[1], 1);
+        FB_UNROLL
+        for (int q = 0; q < 2; q++) {
+            Words4 b[HALF];
+            FB_UNROLL
+            for (int i = 0; i < HALF; i++) b[i] = lds<Words4>(x_at + (uint32_t)(q * HALF + i) * 64);
+            FB_UNROLL
+            for (uint32_t strip = 0; strip < 2; strip++) multiply_half<E>(acc[strip], codes[strip], b, scales_at(strip), q, s, lane, t);
+        }
+    } else if constexpr (E::WORDS == 4 && E::Q > 20) {
+        // Neither finds room.
+        FB_UNROLL
+        for (uint32_t strip = 0; strip < 2; strip++) {
+            Codes<E::Q> codes;
+            load(codes, strip);
+            FB_UNROLL
+            for (int q = 0; q < 2; q++) {
+                Words4 b[HALF];
+                FB_UNROLL
+                for (int i = 0; i < HALF; i++) b[i] = lds<Words4>(x_at + (uint32_t)(q * HALF + i) * 64);
+                multiply_half<E>(acc[strip], codes, b, scales_at(strip), q, s, lane, t);
             }
         }
-        cp_commit();
+    } else {
+        Words4 b[2 * HALF];
+        FB_UNROLL
+        for (int i = 0; i < 2 * HALF; i++) b[i] = lds<Words4>(x_at + (uint32_t)i * 64);
+        FB_UNROLL
+        for (uint32_t strip = 0; strip < 2; strip++) {
+            Codes<E::Q> codes;
+            load(codes, strip);
+            FB_UNROLL
+            for (int q = 0; q < 2; q++) multiply_half<E>(acc[strip], codes, b + q * HALF, scales_at(strip), q, s, lane, t);
+        }
     }
-    /// Where the codes of a turn lie, with this lane's 16 bytes of each 512 at the front; begins the copy that is furthest ahead.
-    FB_DEVICE uint32_t turn() {
-        cp_wait<(int)STAGES - 2>();
-        sync_warp();
-        left--;
-        const uint32_t at = slot;
-        // Into the slot before this one, free since the last turn.
-        next(at == first ? at + (STAGES - 1) * BYTES : at - BYTES, left >= STAGES - 1);
-        slot = at == first + (STAGES - 1) * BYTES ? first : at + BYTES;
-        return at;
+}
+
+/// The units of one panel and how its blocks share them.
+struct Panel {
+    uint32_t pairs, blocks, octets, grains, grain;
+    FB_DEVICE Panel(const Matrix& w, const Segment& s, uint32_t panel) {
+        const uint32_t rest = s.octets - panel * s.width;
+        pairs = w.pairs, blocks = s.blocks, octets = rest < s.width ? rest : s.width;
+        grain = s.whole ? octets : 1, grains = s.whole ? pairs : pairs * octets;
     }
-    /// The same in a loop that goes around the ring and knows the slot's number.
-    FB_DEVICE uint32_t turn(uint32_t number) {
-        cp_wait<(int)STAGES - 2>();
-        sync_warp();
-        left--;
-        next(first + (number == 0 ? STAGES - 1 : number - 1) * BYTES, left >= STAGES - 1);
-        return first + number * BYTES;
-    }
+    /// First unit of a block.
+    FB_DEVICE uint32_t start(uint32_t block) const { return block * grains / blocks * grain; }
+    /// The block of a unit.
+    FB_DEVICE uint32_t block_of(uint32_t unit) const { return ((unit / grain + 1) * blocks - 1) / grains; }
+    /// Blocks that share a pair.
+    FB_DEVICE uint32_t parts(uint32_t pair) const { return block_of((pair + 1) * octets - 1) - block_of(pair * octets) + 1; }
 };
 
-/// Multiplies one strip's octet by the staged activations.
-template <class E>
-FB_DEVICE void multiply(float (&acc)[4], const Codes<E::Q>& codes, Table t, const Words4 (&b)[E::WORDS == 4 ? 8 : 4]) {
-    FB_UNROLL
-    for (int q = 0; q < 2; q++) {
-        FB_UNROLL
-        for (int m = 0; m < 4; m++) {
-            uint32_t even[E::WORDS], odd[E::WORDS];
-            E::quad(codes, t, q, m, even);
-            E::quad(codes, t, q, 4 + m, odd);
-            if constexpr (E::WORDS == 4) {
-                const Words4& x = b[4 * q + m];
-                mma(acc, even[0], odd[0], even[1], odd[1], x.w[0], x.w[1]);
-                mma(acc, even[2], odd[2], even[3], odd[3], x.w[2], x.w[3]);
-            } else {
-                const Words4& x = b[2 * q + m / 2];
-                mma(acc, even[0], odd[0], even[1], odd[1], x.w[m % 2 * 2], x.w[m % 2 * 2 + 1]);
-            }
-        }
+/// Blocks that share a pair, over all panels.
+FB_DEVICE uint32_t parts_of(const Matrix& w, uint32_t pair) {
+    uint32_t parts = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        for (uint32_t p = 0; p < w.segments[i].panels; p++) parts += Panel(w, w.segments[i], p).parts(pair);
     }
-}
-
-/// One octet of both strips: `at` is this lane's place in it, `x_at` that of its activations.
-template <class E> FB_DEVICE void octet(float (&acc)[2][4], uint32_t at, uint32_t x_at, uint32_t lane, Table t) {
-    Codes<E::Q> codes[2];
-    Words4 b[E::WORDS == 4 ? 8 : 4];
-    FB_UNROLL
-    for (uint32_t strip = 0; strip < 2; strip++) {
-        codes[strip].load(at + strip * 64 * E::Q, lane);
-        if constexpr (E::TRELLIS) codes[strip].link(lane);
-    }
-    FB_UNROLL
-    for (uint32_t i = 0; i < (E::WORDS == 4 ? 8 : 4); i++) b[i] = lds<Words4>(x_at + i * 64);
-    FB_UNROLL
-    for (int strip = 0; strip < 2; strip++) multiply<E>(acc[strip], codes[strip], t, b);
-}
-
-/// One range of one segment; leaves scaled sums in `total`: (strip, row 2g token 2c, 2c + 1, row 2g + 1 alike).
-template <class E> FB_DEVICE void walk(const GemvArgs& a, const Segment& s, uint32_t range, float (&total)[2][4]) {
-    constexpr uint32_t OCTET = 128 * E::Q, X_OCTET = E::WORDS == 4 ? 512 : 256;
-    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
-    const uint32_t pair = block_x() * warps + warp, g = lane / 4, c = lane % 4;
-    const uint32_t first = range * s.per_split;
-    const uint32_t count = first >= s.octets ? 0 : (s.octets - first < s.per_split ? s.octets - first : s.per_split);
-    const uint32_t turns = (count + 1) / TURN;
-    const uint32_t staged = table_bytes(s.book);
-    const uint32_t stride = staged_stride<E>(turns * TURN);
-    const uint32_t rings = staged + (4 * a.batch * staged_stride<E>(s.per_split) + 15) / 16 * 16;
-    // Warps past the last pair repeat it, and keep the loops free of divergence.
-    const uint32_t mine = pair < a.w.pairs ? pair : a.w.pairs - 1;
-    Ring<E> ring;
-    ring.start(rings + warp * ring.STAGES * ring.BYTES, s.codes + ((size_t)mine * s.octets + first) * OCTET, turns, lane);
-    spread(s.book);
-    stage<E>(staged, a, s.first_col + first * 128, s.end_col, turns * TURN);
-    sync_block();
-
-    const Table t = table_of(s.book, lane);
-    const uint32_t token = g < a.batch ? g : a.batch - 1;
-    uint32_t x_at = staged + 4 * token * stride + c * 16;
-    float acc[2][4] = {};
-    const uint32_t row = pair * 32 + 2 * g;
-    const auto flush = [&](uint32_t group) {
-        FB_UNROLL
-        for (uint32_t i = 0; i < 8; i++) {
-            const uint32_t strip = i / 4, r = row + strip * 16 + i % 4 / 2;
-            const float scale = r < a.w.rows ? ldg(a.w.scales + (size_t)r * a.w.groups + group) : 0.f;
-            total[strip][i % 4] += acc[strip][i % 4] * (scale * s.factor);
-            acc[strip][i % 4] = 0.f;
-        }
-    };
-    if (a.w.groups == 1) {
-        // One scale a row: the usual case.
-        const auto turn = [&](uint32_t at) {
-            FB_UNROLL
-            for (uint32_t i = 0; i < TURN; i++) octet<E>(acc, at + i * OCTET, x_at + i * X_OCTET, lane, t);
-            x_at += TURN * X_OCTET;
-        };
-        FB_UNROLL_1
-        while (ring.left != 0) {
-            if constexpr (E::AROUND) {
-                turn(ring.turn(0));
-                if (ring.left == 0) break;
-                turn(ring.turn(1));
-            } else {
-                turn(ring.turn());
-            }
-        }
-        flush(0);
-    } else {
-        // One per `group` columns, a multiple of an octet.
-        uint32_t group = (s.first_col + first * 128) / a.w.group;
-        uint32_t stop = ((group + 1) * a.w.group - s.first_col) / 128 - first;
-        FB_UNROLL_1
-        for (uint32_t o = 0; o < count;) {
-            const uint32_t at = ring.turn();
-            FB_UNROLL_1
-            for (uint32_t i = 0; i < TURN && o < count; i++, o++) {
-                octet<E>(acc, at + i * OCTET, x_at, lane, t);
-                x_at += X_OCTET;
-                if (o + 1 == stop || o + 1 == count) {
-                    flush(group++);
-                    stop += a.w.group / 128;
-                }
-            }
-        }
-    }
+    return parts;
 }
 
 FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
-    if (a.w.bias) v += ldg(a.w.bias + row);
+    if (row >= a.w.rows) return;
+    if (a.w.groups == 1) v *= ldc(a.w.scales + row);
+    if (a.w.bias) v += ldc(a.w.bias + row);
     float* y = a.y + (size_t)token * a.y_stride + row;
     stg(y, a.accumulate ? ldg(y) + v : v);
 }
 
-/// A row's sum over one range: the result where there is one range, else a partial sum.
-FB_DEVICE void put(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
-    if (token >= a.batch || row >= a.w.rows) return;
-    if (blocks_y() == 1) {
-        emit(a, row, token, v);
-    } else {
-        stg(a.partial + ((size_t)block_y() * a.w.pairs * 32 + row) * 8 + token, v);
+/// Adds the sums of all blocks that share a pair, in the order of the columns; a lane takes a row.
+FB_DEVICE void join(const GemvArgs& a, uint32_t pair, uint32_t lane) {
+    const Segment* s = a.w.segments;
+    const uint32_t low = s[0].panels * s[0].slots, all = low + s[1].panels * s[1].slots;
+    float sums[8] = {};
+    FB_UNROLL_1
+    for (uint32_t first = 0; first < all; first += 4) {
+        float v[4][8];
+        FB_UNROLL
+        for (uint32_t k = 0; k < 4; k++) {
+            const uint32_t slot = first + k, of = slot < low ? 0 : 1, at = slot - of * low;
+            const bool there = slot < all && at % s[of].slots < Panel(a.w, s[of], at / s[of].slots).parts(pair);
+            FB_UNROLL
+            for (uint32_t n = 0; n < 8; n++) {
+                v[k][n] = there && n < a.batch ? ld_fresh(a.partial + (((size_t)slot * a.w.pairs + pair) * 8 + n) * 32 + lane) : 0.f;
+            }
+        }
+        FB_UNROLL
+        for (uint32_t k = 0; k < 4; k++) {
+            FB_UNROLL
+            for (uint32_t n = 0; n < 8; n++) sums[n] += v[k][n];
+        }
+    }
+    FB_UNROLL
+    for (uint32_t n = 0; n < 8; n++) {
+        if (n < a.batch) emit(a, pair * 32 + lane, n, sums[n]);
     }
 }
 
-/// Adds the partial sums of all ranges, in the last block of a row of blocks to come here.
-FB_DEVICE void finish(const GemvArgs& a) {
-    if (blocks_y() == 1) return;
-    fence();
-    sync_block();  // nobody reads the tables in shared memory any more
-    if (thread_x() == 0) sts<uint32_t>(0, atomic_inc(a.counters + block_x()));
-    sync_block();
-    if (lds<uint32_t>(0) != blocks_y() - 1) return;
-    fence();
-    const uint32_t rows = threads_x(), first = block_x() * rows;  // 32 of each warp
-    for (uint32_t i = thread_x(); i < rows * a.batch; i += threads_x()) {
-        const uint32_t row = first + i / a.batch, token = i % a.batch;
-        if (row >= a.w.rows) break;
-        float v = 0.f;
-        for (uint32_t r = 0; r < blocks_y(); r++) {
-            v += ld_fresh(a.partial + ((size_t)r * a.w.pairs * 32 + row) * 8 + token);
+/// The product with one segment: `block` of its blocks, whose slots in the workspace begin at `slots`.
+template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, uint32_t block, uint32_t slots) {
+    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, g = lane / 4, c = lane % 4;
+    const uint32_t number = block / s.blocks, first = number * s.width, bytes = octet_bytes<E>(s);
+    block -= number * s.blocks, slots += number * s.slots;
+    const Panel panel(a.w, s, number);
+    const uint32_t octets = panel.octets, from = panel.start(block), units = panel.start(block + 1) - from;
+    const uint32_t warps = threads_x() / 32 < units ? threads_x() / 32 : units;  // that have work
+    const auto start = [&](uint32_t w) { return w * units / warps; };
+    const auto warp_of = [&](uint32_t unit) { return ((unit + 1) * warps - 1) / units; };
+    // Shared memory: table, activations (later the last sums of warps), rings, first sums of warps.
+    const uint32_t sum_bytes = 128 * a.batch, stride = staged_stride<E>(octets);
+    const uint32_t staged = table_bytes(s.book), lasts = staged;
+    const uint32_t x_bytes = a.batch * staged_stride<E>(s.width), last_bytes = threads_x() / 32 * sum_bytes;
+    const uint32_t rings = staged + (x_bytes > last_bytes ? x_bytes : last_bytes);
+    const uint32_t firsts = rings + threads_x() / 32 * STAGES<E> * bytes;
+
+    uint32_t at = warp < warps ? start(warp) : units, left = warp < warps ? start(warp + 1) - at : 0;
+    uint32_t pair = (from + at) / octets, octet = from + at - pair * octets;
+    const unsigned char* source = s.codes + ((size_t)pair * s.octets + first + octet) * bytes;
+    const uint32_t ring = rings + warp * STAGES<E> * bytes, ring_end = ring + STAGES<E> * bytes;
+    uint32_t to = ring, slot = ring, ahead = left, octet_ahead = octet;
+    const auto next = [&]() {
+        if (ahead > 0) {
+            fetch<E>(to, source, s, lane);
+            ahead--, octet_ahead++, source += bytes;
+            if (octet_ahead == octets) octet_ahead = 0, source += (size_t)(s.octets - octets) * bytes;
+            to = to + bytes == ring_end ? ring : to + bytes;
         }
-        emit(a, row, token, v);
+        cp_commit();
+    };
+    FB_UNROLL
+    for (uint32_t i = 0; i + 1 < STAGES<E>; i++) next();
+    grid_release();
+    spread(s.book);
+    grid_wait();
+    stage<E>(staged, a, s.first_col + first * 128, s.end_col, octets);
+    sync_block();
+
+    const Table t = table_of(s.book, lane);
+    const uint32_t token = g < a.batch ? g : a.batch - 1, x_first = staged + token * stride + c * 16;
+    uint32_t x_at = x_first + octet * X_OCTET<E>;
+    const bool grouped = !E::GROUPED && a.w.groups > 1;
+    const uint32_t group = a.w.group / 128;
+    float acc[2][4] = {}, total[2][4] = {};
+    const auto flush = [&](float factor0, float factor1, uint32_t strip) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < 4; i++) {
+            total[strip][i] += acc[strip][i] * (i < 2 ? factor0 : factor1);
+            acc[strip][i] = 0.f;
+        }
+    };
+    // Whether the matrix falls into one panel: sums of a pair that one block has are then the result.
+    const bool alone = a.w.segments[0].panels + a.w.segments[1].panels == 1;
+    const auto put = [&](bool result, uint32_t of, uint32_t row, uint32_t n, float v) {
+        if (n >= a.batch) return;
+        if (result) {
+            emit(a, of * 32 + row, n, v);
+        } else {
+            const uint32_t own = slots + block - panel.block_of(of * octets);
+            stg(a.partial + (((size_t)own * a.w.pairs + of) * 8 + n) * 32 + row, v);
+        }
+    };
+    const auto keep = [&](uint32_t place) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t n = 2 * c + i % 2, row = i / 4 * 16 + 2 * g + i % 4 / 2;
+            if (n < a.batch) sts<float>(place + n * 128 + row * 4, total[i / 4][i % 4]);
+        }
+    };
+    bool open = false;  // the last pair's sums are still in registers
+    FB_UNROLL_1
+    while (left > 0) {
+        cp_wait<(int)STAGES<E> - 2>();
+        sync_warp();
+        next();
+        multiply<E>(acc, slot, x_at, s, lane, t);
+        slot = slot + bytes == ring_end ? ring : slot + bytes;
+        left--, at++, octet++, x_at += X_OCTET<E>;
+        const bool end = octet == octets, over = end || left == 0;
+        if (grouped && (over || (first + octet + s.first_col / 128) % group == 0)) {
+            const uint32_t which = ((first + octet - 1) * 128 + s.first_col) / a.w.group;
+            FB_UNROLL
+            for (uint32_t strip = 0; strip < 2; strip++) {
+                const uint32_t row = pair * 32 + strip * 16 + 2 * g;
+                const auto scale = [&](uint32_t r) { return r < a.w.rows ? ldc(a.w.scales + (size_t)r * a.w.groups + which) : 0.f; };
+                flush(scale(row) * s.factor, scale(row + 1) * s.factor, strip);
+            }
+        } else if (over) {
+            const float factor = E::GROUPED ? s.factor * a.w.gain : s.factor;
+            flush(factor, factor, 0);
+            flush(factor, factor, 1);
+        }
+        if (!over) continue;
+        // A pair of this warp alone, or the end of one that warps before it began.
+        const uint32_t begin = pair * octets < from ? 0 : pair * octets - from;
+        const bool own = warp_of(begin) == warp && (end || at == units);
+        if (own) {
+            const bool result = alone && end && pair * octets >= from;
+            FB_UNROLL
+            for (uint32_t i = 0; i < 8; i++) put(result, pair, i / 4 * 16 + 2 * g + i % 4 / 2, 2 * c + i % 2, total[i / 4][i % 4]);
+        } else if (left > 0) {
+            keep(firsts + warp * sum_bytes);
+        } else {
+            open = true;
+        }
+        if (left > 0) {
+            FB_UNROLL
+            for (uint32_t i = 0; i < 8; i++) total[i / 4][i % 4] = 0.f;
+            pair++, octet = 0, x_at = x_first;
+        }
     }
-    if (thread_x() == 0) stg(a.counters + block_x(), 0u);
+    sync_block();
+    if (open) keep(lasts + warp * sum_bytes);
+    sync_block();
+    // Pair by pair: sums of the warps that share it, then of the blocks.
+    const uint32_t pair_first = from / octets, pairs = units == 0 ? 0 : (from + units - 1) / octets - pair_first + 1;
+    for (uint32_t i = warp; i < pairs; i += threads_x() / 32) {
+        const uint32_t of = pair_first + i, begin = of * octets < from ? 0 : of * octets - from;
+        const uint32_t whole_end = (of + 1) * octets - from, end = whole_end < units ? whole_end : units;
+        const uint32_t low = warp_of(begin), high = warp_of(end - 1);
+        const bool result = alone && end - begin == octets;
+        if (low != high) {
+            FB_UNROLL_1
+            for (uint32_t n = 0; n < a.batch; n++) {
+                float v = 0.f;
+                for (uint32_t w = low; w <= high; w++) {
+                    // The last of them may have gone on with the next pair.
+                    const uint32_t place = w < high || start(high + 1) == end ? lasts : firsts;
+                    v += lds<float>(place + w * sum_bytes + n * 128 + lane * 4);
+                }
+                put(result, of, lane, n, v);
+            }
+        }
+        if (result) continue;
+        sync_warp();
+        fence();
+        uint32_t before = 0;
+        if (lane == 0) before = atomic_inc(a.counters + of);
+        if (shfl(before, 0) + 1 != parts_of(a.w, of)) continue;
+        fence();
+        join(a, of, lane);
+        if (lane == 0) stg(a.counters + of, 0u);
+    }
 }
 
 template <class A, class B> struct Same { static constexpr bool yes = false; };
@@ -279,20 +425,11 @@ template <class A> struct Same<A, A> { static constexpr bool yes = true; };
 
 /// The whole product: `Lo` for the first segment, `Hi` for the second (half-TCQ), otherwise the same.
 template <class Lo, class Hi> FB_DEVICE void gemv(const GemvArgs& a) {
-    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
-    const uint32_t g = lane / 4, c = lane % 4, pair = block_x() * warps + warp;
-    float total[2][4] = {};
-    const uint32_t range = block_y(), low = a.w.segments[0].splits;
-    if (Same<Lo, Hi>::yes || range < low) {
-        walk<Lo>(a, a.w.segments[0], range, total);
+    const Segment* s = a.w.segments;
+    const uint32_t low = s[0].panels * s[0].blocks;
+    if (Same<Lo, Hi>::yes || block_x() < low) {
+        product<Lo>(a, s[0], block_x(), 0);
     } else if constexpr (!Same<Lo, Hi>::yes) {
-        walk<Hi>(a, a.w.segments[1], range - low, total);
+        product<Hi>(a, s[1], block_x() - low, s[0].panels * s[0].slots);
     }
-    if (pair < a.w.pairs) {
-        FB_UNROLL
-        for (uint32_t i = 0; i < 8; i++) {
-            put(a, pair * 32 + i / 4 * 16 + 2 * g + i % 4 / 2, 2 * c + i % 2, total[i / 4][i % 4]);
-        }
-    }
-    finish(a);
 }

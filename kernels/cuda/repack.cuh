@@ -11,11 +11,16 @@ struct RepackArgs {
     uint32_t strips, tiles;     // rows of tiles; tile columns of the segment
     uint32_t pairs, octets;
     uint32_t integers;          // bytes are integers, of which -128 means -127
+    uint32_t scales_row;        // of group-wise schemes: scales of a row of an octet, behind its codes; else 0
+    uint32_t rows, group, groups;
+    const uint16_t* scales;     // (rows, groups)
 };
+static_assert(sizeof(RepackArgs) == 72, "arguments");
 
 /// One thread moves two bytes of a lane at a time, which odd rates may have from two tiles.
 FB_DEVICE void repack(const RepackArgs& a) {
     const uint32_t unit = a.quarters, words = unit / 2, strip_bytes = 64 * unit, tile_bytes = 8 * unit;
+    const uint32_t octet_bytes = 2 * strip_bytes + 64 * a.scales_row;
     const uint64_t total = (uint64_t)a.pairs * a.octets * 2 * strip_bytes / 2;
     for (uint64_t i = (uint64_t)block_x() * threads_x() + thread_x(); i < total; i += (uint64_t)blocks_x() * threads_x()) {
         const uint32_t at = (uint32_t)(i % (strip_bytes / 2)) * 2;
@@ -44,6 +49,17 @@ FB_DEVICE void repack(const RepackArgs& a) {
                 v |= (a.integers && b == 0x80 ? 0x81 : b) << (8 * k);
             }
         }
-        stg((uint16_t*)a.to + i, (uint16_t)v);
+        stg((uint16_t*)(a.to + rest / 2 * octet_bytes + strip_in_pair * strip_bytes + at), (uint16_t)v);
+    }
+    // A scale for every 128 / scales_row columns of each row.
+    const uint64_t scales = (uint64_t)a.pairs * a.octets * 32 * a.scales_row;
+    for (uint64_t i = (uint64_t)block_x() * threads_x() + thread_x(); i < scales; i += (uint64_t)blocks_x() * threads_x()) {
+        const uint32_t in_octet = (uint32_t)(i % (32 * a.scales_row));
+        const uint64_t item = i / (32 * a.scales_row);
+        const uint32_t row = (uint32_t)(item / a.octets) * 32 + in_octet / a.scales_row;
+        const uint32_t col = (uint32_t)(item % a.octets) * 128 + in_octet % a.scales_row * (128 / a.scales_row);
+        const uint32_t group = a.groups == 1 ? 0 : col / a.group;
+        const uint16_t v = row < a.rows && group < a.groups ? ldg(a.scales + (size_t)row * a.groups + group) : (uint16_t)0;
+        stg((uint16_t*)(a.to + item * octet_bytes + 2 * strip_bytes) + in_octet, v);
     }
 }

@@ -2,12 +2,10 @@
 // the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 12] = [
+pub(crate) const UNITS: [(&str, &str); 10] = [
     ("model", "model.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
-    ("core", "gen/core.inc"),
-    ("core_wide", "gen/core_wide.inc"),
     ("grouped", "gen/grouped.inc"),
     ("fine", "gen/fine.inc"),
     ("fast", "gen/fast.inc"),
@@ -18,12 +16,9 @@ pub(crate) const UNITS: [(&str, &str); 12] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 3] = [
     ("model", &["gemm.cuh", "model.cuh", "repack.cuh"]),
     ("encode", &["encode.cuh"]),
-    ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
-    ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),
-    ("grouped", &["codes.cuh", "gemv.cuh", "core.cuh", "expand.cuh", "grouped.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];
 

@@ -49,31 +49,10 @@ pub(crate) fn run(check: bool) -> Outcome {
     Ok(())
 }
 
-/// The units of CUDA instances: one for pairs and scalars, two for their products without tensor
-/// cores, one for group-wise schemes, one for each trellis code, one for each half-trellis code.
-pub(crate) const CUDA_UNITS: [&str; 10] =
-    ["pair", "core", "core_wide", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
-
-/// Instances of one form of `core.cuh`.
-struct Core {
-    unit: &'static str,
-    name: &'static str,
-    form: &'static str,
-    /// Rates in quarters of a bit per weight.
-    rates: &'static [u32],
-    /// Most tokens of an instance; the next larger one takes the batches between.
-    batches: &'static [u32],
-}
-
-/// Products without tensor cores. Built-in tables are on the int8 grid up to 4 bits and at `nuq-5`;
-/// `wide` forms are for the 16-bit grid. Forms that the tensor cores beat at every batch have no
-/// instances between 1 and 8.
-const CORES: [Core; 4] = [
-    Core { unit: "core", name: "quads", form: "Quads", rates: &[6, 8, 10], batches: &[1, 2, 4, 8] },
-    Core { unit: "core", name: "pairs", form: "Pairs", rates: &[12, 14, 16, 20], batches: &[1, 8] },
-    Core { unit: "core_wide", name: "wide", form: "WidePairs", rates: &[18, 20, 22, 24], batches: &[1, 8] },
-    Core { unit: "core_wide", name: "ones", form: "Ones", rates: &[28, 32], batches: &[1, 8] },
-];
+/// The units of CUDA instances: one for pairs and scalars, one for group-wise schemes, one for each
+/// trellis code, one for each half-trellis code.
+pub(crate) const CUDA_UNITS: [&str; 8] =
+    ["pair", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
 
 /// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is
 /// numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
@@ -85,23 +64,17 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
         for rate in if family.codes.is_empty() { family.rates.as_slice() } else { &[] } {
             let q = quarters(rate)?;
-            if ["int", "gnuq"].contains(&family.name.as_str()) {
-                let (name, body) = if q == 32 { ("bytes", "Bytes") } else { ("books", "Books") };
-                add("grouped", q, format!("FB_DEQUANT_GROUPED(dequant_{name}_{q}, {body}<{q}>)"));
-                for tokens in [1, 8] {
-                    add("grouped", q, format!("FB_GROUPED(core_{name}_{q}_{tokens}, {body}<{q}>, {tokens})"));
-                }
-                continue;
-            }
             // Two scalar codes side by side are a vector code whose table is the product of theirs.
-            let (name, body) = if q <= 28 { ("pair", "Pair") } else { ("single", "Single") };
-            add("pair", q, format!("FB_GEMV(gemv_{name}_{q}, {body}<{q}>, {body}<{q}>)"));
-            add("pair", q, format!("FB_DEQUANT(dequant_{name}_{q}, {body}<{q}>)"));
-            for Core { unit, name, form, batches, .. } in CORES.iter().filter(|c| c.rates.contains(&q)) {
-                for tokens in *batches {
-                    add(unit, q, format!("FB_CORE(core_{name}_{q}_{tokens}, {form}<{q}>, {tokens})"));
-                }
-            }
+            let (unit, body) = match family.name.as_str() {
+                "int" | "gnuq" if q == 32 => ("grouped", "Bytes"),
+                "int" => ("grouped", "Ints"),
+                "gnuq" => ("grouped", "Books"),
+                _ if q <= 28 => ("pair", "Pair"),
+                _ => ("pair", "Single"),
+            };
+            let name = body.to_lowercase();
+            add(unit, q, format!("FB_GEMV(gemv_{name}_{q}, {body}<{q}>, {body}<{q}>)"));
+            add(unit, q, format!("FB_DEQUANT(dequant_{name}_{q}, {body}<{q}>)"));
         }
         for code in &family.codes {
             let body = code[..1].to_uppercase() + &code[1..];
@@ -121,24 +94,14 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     if !bodies.keys().map(String::as_str).eq(BTreeSet::from(CUDA_UNITS)) {
         return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
     }
-    let header = |unit: &str| {
-        let include = match unit {
-            "core" | "core_wide" => "core",
-            "grouped" => "grouped",
-            _ if unit.starts_with("half_") => "gemv",
-            _ => "expand",
-        };
-        format!(
-            "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"{include}.cuh\"\n"
-        )
-    };
+    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"expand.cuh\"\n";
     let text = |lines: &BTreeSet<(u32, String)>| {
         lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     };
     Ok(bodies
         .iter()
         .map(|(unit, lines)| {
-            (format!("kernels/cuda/gen/{unit}.inc"), format!("{}{}\n", header(unit), text(lines)))
+            (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines)))
         })
         .collect())
 }

@@ -33,8 +33,12 @@ pub(crate) struct SegmentArgs {
     pub(crate) octets: u32,
     pub(crate) first_col: u32,
     pub(crate) end_col: u32,
-    pub(crate) splits: u32,
-    pub(crate) per_split: u32,
+    pub(crate) panels: u32,
+    pub(crate) width: u32,
+    pub(crate) blocks: u32,
+    pub(crate) whole: u32,
+    pub(crate) slots: u32,
+    pub(crate) scales: u32,
     pub(crate) factor: f32,
 }
 
@@ -50,7 +54,7 @@ pub(crate) struct MatrixArgs {
     pub(crate) group: u32,
     pub(crate) groups: u32,
     pub(crate) pairs: u32,
-    /// Of scales that are canonical halves.
+    /// Of group-wise scales.
     pub(crate) gain: f32,
 }
 
@@ -93,6 +97,14 @@ pub(crate) struct RepackArgs {
     pub(crate) pairs: u32,
     pub(crate) octets: u32,
     pub(crate) integers: u32,
+    pub(crate) scales_row: u32,
+    pub(crate) rows: u32,
+    pub(crate) group: u32,
+    pub(crate) groups: u32,
+    pub(crate) scales: Address,
 }
 
-const _: () = assert!(size_of::<GemvArgs>() == 200 && size_of::<MatrixArgs>() == 152, "as gemv.cuh asserts");
+const _: () = assert!(
+    size_of::<GemvArgs>() == 232 && size_of::<MatrixArgs>() == 184 && size_of::<RepackArgs>() == 72,
+    "as gemv.cuh and repack.cuh assert"
+);

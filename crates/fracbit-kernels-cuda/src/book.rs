@@ -1,7 +1,7 @@
 //! Codebooks as the kernels' tables.
 
 use fracbit_base::{Code, Family};
-use fracbit_format::{Codebook, Grid};
+use fracbit_format::Codebook;
 use half::f16;
 
 /// The words of a table, one per row, and how a block spreads them over shared memory: row `r`
@@ -14,81 +14,6 @@ pub struct Book {
     pub log_stride: u32,
     /// Copies of a row.
     pub log_copies: u32,
-}
-
-/// A form of the products without tensor cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Core {
-    /// Four 8-bit weights a word, 8-bit activations.
-    Quads,
-    /// Two 16-bit weights a word, 8-bit activations.
-    Pairs,
-    /// Two 16-bit weights a word, 11-bit activations.
-    Wide,
-    /// One weight a word, 11-bit activations.
-    Ones,
-    /// Two 16-bit weights a word, 8-bit activations, a codebook for each scale.
-    Books,
-    /// Integers of 8 bits without a table, 8-bit activations.
-    Bytes,
-}
-
-impl Core {
-    /// The form for a codebook; `xtask codegen` lists the same instances.
-    fn of(family: Family, quarters: u32, grid: Grid) -> Option<Self> {
-        match (family, grid, quarters) {
-            (Family::Nuq | Family::Vq, Grid::I8, 6..=10) => Some(Self::Quads),
-            (Family::Nuq | Family::Vq, Grid::I8, 12..=16 | 20) => Some(Self::Pairs),
-            (Family::Nuq | Family::Vq, _, 18..=24) => Some(Self::Wide),
-            (Family::Nuq, _, 28 | 32) => Some(Self::Ones),
-            (Family::Int, _, 32) => Some(Self::Bytes),
-            (Family::Int | Family::Gnuq, _, _) => Some(Self::Books),
-            _ => None,
-        }
-    }
-
-    /// Bits of the merged index, without the number of a codebook.
-    fn index_bits(self, quarters: u32) -> u32 {
-        match self {
-            Self::Quads => quarters,
-            Self::Pairs | Self::Wide | Self::Books => quarters / 2,
-            Self::Ones => quarters / 4,
-            Self::Bytes => 0,
-        }
-    }
-
-    /// Whether scales stand beside the sums of a few columns, not of a row.
-    #[must_use]
-    pub fn grouped(self) -> bool {
-        matches!(self, Self::Books | Self::Bytes)
-    }
-
-    /// Name in kernels.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Quads => "quads",
-            Self::Pairs => "pairs",
-            Self::Wide => "wide",
-            Self::Ones => "ones",
-            Self::Books => "books",
-            Self::Bytes => "bytes",
-        }
-    }
-
-    /// Bytes of a staged activation.
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Self::Quads | Self::Pairs | Self::Books | Self::Bytes => 1,
-            Self::Wide => 2,
-            Self::Ones => 4,
-        }
-    }
-
-    /// Largest magnitude of a rounded activation.
-    #[must_use]
-    pub fn most(self) -> u16 {
-        if matches!(self, Self::Wide | Self::Ones) { 1023 } else { 127 }
-    }
 }
 
 /// Shared memory that tables of the widest codes may take.
@@ -117,6 +42,21 @@ impl Book {
             (Family::Vq, _) => {
                 Self::widest(entries.as_chunks::<2>().0.iter().map(|&[a, b]| pair(a, b)).collect())
             }
+            // Integers of 8 bits are their own table.
+            (Family::Int | Family::Gnuq, _) if scheme.quarters() == 32 => {
+                Self { rows: vec![0], log_stride: 4, log_copies: 2 }
+            }
+            (Family::Int | Family::Gnuq, _) => {
+                // Two neighbouring indices, the first in the low bits, and above them the number of
+                // the codebook.
+                let (books, size) = (codebook.books(), entries.len() / codebook.books());
+                let bits = size.trailing_zeros();
+                let one = |row: usize, i: u32| entries[size * (row >> (2 * bits)) + (row >> (i * bits) & (size - 1))];
+                let rows: Vec<u32> = (0..books << (2 * bits)).map(|r| pair(one(r, 0), one(r, 1))).collect();
+                // `LOG_STRIDE` of `Ints` and `Books`.
+                let log_stride = if scheme.family() == Family::Gnuq && bits > 3 { 6 } else { 7 };
+                Self { rows, log_stride, log_copies: log_stride - 2 }
+            }
             (_, Some(Code::Fast)) => {
                 let row = |byte: usize| twice(signed(entries[byte % entries.len()], byte >= 128));
                 Self { rows: (0..256).map(row).collect(), log_stride: 8, log_copies: 5 }
@@ -136,44 +76,6 @@ impl Book {
                 Self { rows: (0..512).map(row).collect(), log_stride: 7, log_copies: 5 }
             }
         }
-    }
-
-    /// The table of a product without tensor cores (`kernels/cuda/core.cuh`): the form and its
-    /// words, or `None` where no form takes the codebook.
-    #[must_use]
-    pub fn core(codebook: &Codebook) -> Option<(Core, Self)> {
-        let (entries, scheme) = (codebook.entries(), codebook.scheme());
-        let quarters = u32::from(scheme.quarters());
-        let core = Core::of(scheme.family(), quarters, codebook.grid())?;
-        // The weights that merged indices stand for, the first in the low bits; above them the
-        // number of the codebook, if there are several.
-        let bits = core.index_bits(quarters);
-        let weight = |row: usize, i: usize| match scheme.family() {
-            Family::Vq => {
-                entries[2 * (row >> (i as u32 / 2 * (quarters / 2)) & (entries.len() / 2 - 1)) + i % 2]
-            }
-            _ => {
-                let size = entries.len() / codebook.books();
-                entries[size * (row >> bits) + (row >> (i as u32 * quarters / 4) & (size - 1))]
-            }
-        };
-        let word = |row: usize| match core {
-            Core::Quads => (0..4).map(|i| (weight(row, i) as u32 & 0xFF) << (8 * i)).sum(),
-            Core::Pairs | Core::Wide | Core::Books => {
-                weight(row, 0) as u32 & 0xFFFF | (weight(row, 1) as u32) << 16
-            }
-            Core::Ones => i32::from(weight(row, 0)).cast_unsigned(),
-            Core::Bytes => 0,
-        };
-        let rows: Vec<u32> = (0..codebook.books() << bits).map(word).collect();
-        let book = match core {
-            Core::Ones if quarters == 32 => Self { rows, log_stride: 8, log_copies: 5 },
-            // At most four codebooks of 4 bits.
-            Core::Books if quarters == 16 => Self { rows, log_stride: 6, log_copies: 4 },
-            Core::Bytes => Self { rows, log_stride: 4, log_copies: 2 },
-            _ => Self::widest(rows),
-        };
-        Some((core, book))
     }
 
     /// Rows of pairs, copied over as many banks as a bounded table allows.

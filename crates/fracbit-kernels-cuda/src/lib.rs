@@ -12,10 +12,10 @@ mod plan;
 pub mod shim;
 
 pub use args::Address;
-pub use book::{Book, Core};
+pub use book::Book;
 pub use device::{Buffer, Device, DeviceError, Grid};
 pub use encode::TrellisEncoder;
 #[cfg(feature = "cuda")]
 pub use gpu::{Gpu, Graph};
 pub use matrix::{DeviceMatrix, LoadError, Workspace};
-pub use plan::{CorePlan, Engine, Launch, Limits, MatrixPlan, OCTET, SegmentPlan, Unsupported};
+pub use plan::{Deal, Launch, Limits, MatrixPlan, OCTET, SegmentPlan, Unsupported};

@@ -2,11 +2,12 @@
 
 use crate::ops::{GemmArgs, gemm};
 use crate::{
-    Address, Buffer, Device, DeviceError, Engine, Grid, MatrixPlan, Unsupported,
+    Address, Buffer, Device, DeviceError, Grid, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
 use fracbit_base::{Family, Shape};
 use fracbit_format::{PackedView, Planes};
+use half::f16;
 
 /// A matrix that cannot be brought to the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,10 +26,6 @@ pub struct DeviceMatrix<'d, D: Device> {
     device: &'d D,
     plan: MatrixPlan,
     args: MatrixArgs,
-    /// The table of the product without tensor cores.
-    core: BookArgs,
-    /// Multiplies whatever the batch, where set.
-    engine: Option<Engine>,
     /// Codes and tables of the segments, scales, bias: owned by `args`' addresses.
     held: Vec<Buffer<'d, D>>,
 }
@@ -54,25 +51,38 @@ impl<'d, D: Device> Workspace<'d, D> {
         'd: 'm,
     {
         let limits = device.limits();
-        let (mut partial, mut blocks) = (0, 1);
+        let (mut partial, mut pairs) = (0, 1);
         for matrix in matrices {
             for batch in 1..=8 {
-                for engine in matrix.engines() {
-                    let launch = matrix.plan.launch(engine, batch, &limits);
-                    partial = partial.max(launch.partial);
-                    blocks = blocks.max(launch.blocks);
-                }
+                partial = partial.max(matrix.plan.launch(batch, &limits).partial);
             }
+            pairs = pairs.max(matrix.plan.pairs);
         }
         Ok(Self {
             partial: Buffer::zeroed(device, 4 * partial, "sums of products")?,
-            counters: Buffer::zeroed(device, 4 * blocks, "counters of products")?,
+            counters: Buffer::zeroed(device, 4 * pairs, "counters of products")?,
         })
     }
 }
 
 fn u32_of(n: usize) -> u32 {
     u32::try_from(n).expect("sizes of matrices fit 32 bits")
+}
+
+/// Group-wise scales as the kernels take them: brought by a power of two to where a scale times the
+/// largest integer of a code, 128, just stays a half, and the gain divided by it. The lowest bits,
+/// which number codebooks, stay where they are.
+fn scaled(halves: &[f16], gain: f32) -> (Vec<u16>, f32) {
+    let most = halves.iter().fold(0f32, |most, h| most.max(h.to_f32().abs()));
+    // 2^by * most lies in 256..512.
+    let by = if most > 0.0 { 8 - most.log2().floor() as i32 } else { 0 };
+    let factor = 2f32.powi(by);
+    let moved = |h: &f16| {
+        let to = f16::from_f32(h.to_f32() * factor);
+        // Exact but for subnormals, a 2^-32 of the largest, which would lose the codebook.
+        if h.is_normal() && to.is_normal() { to.to_bits() } else { to.to_bits() & !3 | h.to_bits() & 3 }
+    };
+    (halves.iter().map(moved).collect(), gain / factor)
 }
 
 impl<'d, D: Device> DeviceMatrix<'d, D> {
@@ -137,14 +147,19 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             rows: u32_of(plan.shape.rows),
             cols: u32_of(plan.shape.cols),
             group: u32_of(plan.group),
-            groups: u32_of(plan.groups),
+            // Group-wise scales are beside the codes.
+            groups: if scheme.group().is_some() { 0 } else { u32_of(plan.groups) },
             pairs: u32_of(plan.pairs),
-            gain: first.gain(),
             ..MatrixArgs::default()
         };
+        let mut canonical_scales = None;
+        if scheme.group().is_some() {
+            let (bits, gain) = scaled(&halves, first.gain());
+            args.gain = gain;
+            canonical_scales = Some(Buffer::of(device, &bits, "scales")?);
+        }
         for (segment, slot) in plan.segments.iter().zip(&mut args.segments) {
-            let padding = segment.octet_bytes();
-            let codes = Buffer::zeroed(device, plan.code_bytes(segment) + padding, "codes")?;
+            let codes = Buffer::zeroed(device, plan.code_bytes(segment), "codes")?;
             let rows = Buffer::of(device, &segment.book.rows, "table")?;
             let repack = RepackArgs {
                 from: canonical.at(),
@@ -157,6 +172,11 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 pairs: args.pairs,
                 octets: u32_of(segment.octets),
                 integers: u32::from(scheme.family() == Family::Int && segment.quarters == 32),
+                scales_row: u32_of(segment.scales),
+                rows: args.rows,
+                group: args.group,
+                groups: u32_of(plan.groups),
+                scales: canonical_scales.as_ref().map_or(0, Buffer::at),
             };
             let blocks = u32_of(plan.code_bytes(segment).div_ceil(16 << 10).clamp(1, 4096));
             device.launch(
@@ -170,33 +190,25 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 octets: u32_of(segment.octets),
                 first_col: u32_of(segment.first_col),
                 end_col: u32_of(segment.end_col),
-                splits: 0,
-                per_split: 0,
+                scales: u32_of(segment.scales),
                 factor: segment.factor,
+                // The launch says how it is dealt.
+                ..SegmentArgs::default()
             };
             held.extend([codes, rows]);
         }
-        let mut core = BookArgs::default();
-        if let Some(plan) = &plan.core {
-            let rows = Buffer::of(device, &plan.book.rows, "table")?;
-            core = BookArgs::new(&plan.book, rows.at());
-            held.push(rows);
+        if scheme.group().is_none() {
+            let scales = Buffer::of(device, &scales, "scales")?;
+            args.scales = scales.at();
+            held.push(scales);
         }
-        let scales = if scheme.group().is_some() {
-            let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
-            Buffer::of(device, &bits, "scales")?
-        } else {
-            Buffer::of(device, &scales, "scales")?
-        };
-        args.scales = scales.at();
-        held.push(scales);
         if let Some(bias) = bias {
             assert_eq!(bias.len(), plan.shape.rows, "a bias for every row");
             let bias = Buffer::of(device, bias, "bias")?;
             args.bias = bias.at();
             held.push(bias);
         }
-        Ok(Self { device, plan, args, core, engine: None, held })
+        Ok(Self { device, plan, args, held })
     }
 
     /// A second copy in memory of its own, for measurements that must not hit a cache.
@@ -217,25 +229,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         }
         moved(&mut args.scales);
         moved(&mut args.bias);
-        let mut core = self.core;
-        moved(&mut core.rows);
-        Ok(Self { device: self.device, plan: self.plan.clone(), args, core, engine: self.engine, held })
-    }
-
-    /// What can multiply by it.
-    pub fn engines(&self) -> impl Iterator<Item = Engine> + use<D> {
-        let tensor = self.plan.gemv.is_some().then_some(Engine::Tensor);
-        tensor.into_iter().chain(self.plan.core.is_some().then_some(Engine::Core))
-    }
-
-    /// Lets `engine` multiply whatever the batch; `None` leaves the choice to
-    /// [`MatrixPlan::engine`].
-    ///
-    /// # Panics
-    /// When the matrix has no such product.
-    pub fn prefer(&mut self, engine: Option<Engine>) {
-        assert!(engine.is_none_or(|e| self.engines().any(|other| other == e)), "{engine:?}: no such product");
-        self.engine = engine;
+        Ok(Self { device: self.device, plan: self.plan.clone(), args, held })
     }
 
     /// The plan.
@@ -295,8 +289,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         let floats = (batch - 1) * stride + offset + rows;
         assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
-        let engine = self.engine.unwrap_or_else(|| self.plan.engine(batch));
-        let launch = self.plan.launch(engine, batch, &self.device.limits());
+        let launch = self.plan.launch(batch, &self.device.limits());
         let mut args = GemvArgs {
             w: self.args,
             x: x.at(),
@@ -309,19 +302,17 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             accumulate: u32::from(accumulate),
         };
         assert!(4 * launch.partial <= work.partial.bytes(), "workspace made for this matrix");
-        assert!(4 * launch.blocks <= work.counters.bytes(), "workspace made for this matrix");
-        for (slot, (per_split, splits)) in args.w.segments.iter_mut().zip(&launch.ranges) {
-            (slot.per_split, slot.splits) = (u32_of(*per_split), u32_of(*splits));
-        }
-        if engine == Engine::Core {
-            args.w.segments[0].book = self.core;
+        assert!(4 * self.plan.pairs <= work.counters.bytes(), "workspace made for this matrix");
+        for (slot, deal) in args.w.segments.iter_mut().zip(&launch.deals) {
+            (slot.panels, slot.width, slot.blocks) = (u32_of(deal.panels), u32_of(deal.width), u32_of(deal.blocks));
+            (slot.whole, slot.slots) = (u32::from(deal.whole), u32_of(deal.slots));
         }
         let grid = Grid {
-            blocks: (u32_of(launch.blocks), u32_of(launch.splits())),
+            blocks: (u32_of(launch.blocks), 1),
             threads: u32_of(32 * launch.warps),
             shared: u32_of(launch.shared),
         };
-        self.device.launch(&self.plan.kernel(engine, batch), grid, bytemuck::bytes_of(&args))
+        self.device.launch(&self.plan.gemv, grid, bytemuck::bytes_of(&args))
     }
 
     /// As [`apply_at`](Self::apply_at), for any number of tokens whose inputs are f16 (tokens,

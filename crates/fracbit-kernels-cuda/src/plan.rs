@@ -1,6 +1,6 @@
 //! How a packed matrix is laid out on a device and how its kernels are launched.
 
-use crate::{Book, Core};
+use crate::Book;
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
 
@@ -10,10 +10,9 @@ pub const OCTET: usize = 8;
 const OCTET_COLS: usize = OCTET * TILE_COLS;
 /// Columns that share a staged scale (`SCALE_COLS` of `grouped.cuh`).
 const SCALE_COLS: usize = 32;
-/// Octets of a turn (`TURN` of `gemv.cuh`): ranges are multiples of it.
-const TURN: usize = 2;
-/// Most warps of a block (`FB_KERNEL` of `instances.cu`).
-const MAX_WARPS: usize = 8;
+/// Warps of a block, the most first (`GEMV_WARPS` of `gemv.cuh`); fewer where tables and
+/// activations leave no room.
+const WARPS: [usize; 6] = [24, 16, 8, 4, 2, 1];
 /// Most tokens of a launch.
 const MAX_BATCH: usize = 8;
 
@@ -50,6 +49,8 @@ pub struct SegmentPlan {
     pub dequant: String,
     /// Rate in quarters of a bit per weight: a lane's bytes of a tile.
     pub quarters: usize,
+    /// Scales of an octet's row, of group-wise schemes (1, 2 or 4); else 0.
+    pub scales: usize,
     /// Byte offset of the segment in a canonical row of tiles.
     pub offset: usize,
     /// Tile columns.
@@ -66,31 +67,11 @@ pub struct SegmentPlan {
     pub book: Book,
 }
 
-/// What multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// Tensor cores: every scheme, 1 to 8 tokens by one kernel.
-    Tensor,
-    /// Integer dot products: scalar and vector codes, activations rounded as on the processor.
-    Core,
-}
-
-/// The product without tensor cores.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CorePlan {
-    /// The form.
-    pub form: Core,
-    /// Its table.
-    pub book: Book,
-}
-
 /// What the device needs to know of a packed matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixPlan {
-    /// The kernel that multiplies by it on the tensor cores; group-wise schemes have none.
-    pub gemv: Option<String>,
-    /// The product without tensor cores, where there is one.
-    pub core: Option<CorePlan>,
+    /// The kernel that multiplies by it.
+    pub gemv: String,
     /// Shape without padding.
     pub shape: Shape,
     /// Columns that share a scale.
@@ -114,15 +95,31 @@ pub struct Limits {
     pub shared: usize,
 }
 
+/// How the blocks of a launch share one segment (`Segment` of `gemv.cuh`). A unit of work is an
+/// octet of a pair of strips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deal {
+    /// Ranges of columns whose activations fit into shared memory.
+    pub panels: usize,
+    /// Octets of a panel; the last may have fewer.
+    pub width: usize,
+    /// Blocks of a panel.
+    pub blocks: usize,
+    /// Whether blocks take whole pairs of a panel.
+    pub whole: bool,
+    /// Most blocks that share a pair of a panel.
+    pub slots: usize,
+}
+
 /// The shape of one launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Warps of a block; each takes a pair of strips.
+    /// Warps of a block.
     pub warps: usize,
-    /// Blocks along the rows.
+    /// Blocks.
     pub blocks: usize,
-    /// Octets of a range, and ranges, of each segment.
-    pub ranges: Vec<(usize, usize)>,
+    /// How they share each segment.
+    pub deals: Vec<Deal>,
     /// Bytes of shared memory.
     pub shared: usize,
     /// Floats of workspace.
@@ -130,10 +127,10 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Ranges of octets over all segments: blocks along the columns.
+    /// Most sums of blocks that make an output.
     #[must_use]
-    pub fn splits(&self) -> usize {
-        self.ranges.iter().map(|(_, splits)| splits).sum()
+    pub fn parts(&self) -> usize {
+        self.deals.iter().map(|d| d.panels * d.slots).sum()
     }
 }
 
@@ -144,7 +141,8 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
         (Family::Nuq, _) if quarters > 28 => "single",
         (Family::Nuq | Family::Vq, _) => "pair",
         (Family::Int, _) if quarters == 32 => "bytes",
-        (Family::Int | Family::Gnuq, _) => "books",
+        (Family::Int, _) => "ints",
+        (Family::Gnuq, _) => "books",
         (_, code) => code.unwrap_or(Code::Fine).name(),
     };
     (name, quarters)
@@ -189,22 +187,26 @@ impl MatrixPlan {
             segments.push(SegmentPlan {
                 dequant: format!("dequant_{name}_{quarters}"),
                 quarters,
+                scales: match view.group() {
+                    _ if !grouped => 0,
+                    _ if groups == 1 => 1,
+                    group if group.is_multiple_of(OCTET_COLS) => 1,
+                    group if group.is_multiple_of(OCTET_COLS / 2) => 2,
+                    _ => OCTET_COLS / SCALE_COLS,
+                },
                 offset: segment.offset,
                 tiles: segment.end - segment.start,
                 octets: (segment.end - segment.start).div_ceil(OCTET),
                 first_col,
                 end_col: shape.cols.min(segment.end * TILE_COLS),
                 factor: codebook.step(),
-                book: if grouped { Book::core(codebook).map(|c| c.1) } else { None }
-                    .unwrap_or_else(|| Book::new(codebook)),
+                book: Book::new(codebook),
             });
         }
         let (name, quarters) = layout.segments().first().map_or(("pair", 6), |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
-        let core = if segments.len() == 1 { Book::core(view.codebooks()[0]) } else { None };
         Ok(Self {
-            gemv: (!grouped).then(|| format!("gemv_{half}{name}_{quarters}")),
-            core: core.map(|(form, book)| CorePlan { form, book }),
+            gemv: format!("gemv_{half}{name}_{quarters}"),
             shape,
             group: view.group(),
             groups,
@@ -214,135 +216,105 @@ impl MatrixPlan {
         })
     }
 
-    /// Bytes of one segment's codes on the device; products also read an octet of padding behind
-    /// them.
+    /// Bytes of one segment's codes on the device.
     #[must_use]
     pub fn code_bytes(&self, segment: &SegmentPlan) -> usize {
         self.pairs * segment.octets * segment.octet_bytes()
     }
 
-    /// What multiplies by `batch` tokens unless told otherwise: the fewer instructions per weight
-    /// (docs/cuda-kernels.md). Four weights a lookup beat the tensor cores' two up to two tokens;
-    /// everything else is theirs.
-    #[must_use]
-    pub fn engine(&self, batch: usize) -> Engine {
-        match &self.core {
-            Some(CorePlan { form: Core::Quads, .. }) if batch <= 2 => Engine::Core,
-            _ if self.gemv.is_none() => Engine::Core,
-            _ => Engine::Tensor,
-        }
-    }
-
-    /// The kernel of a product with `batch` tokens.
-    ///
-    /// # Panics
-    /// When there is none for the engine.
-    #[must_use]
-    pub fn kernel(&self, engine: Engine, batch: usize) -> String {
-        match engine {
-            Engine::Tensor => self.gemv.clone().expect("a product on the tensor cores"),
-            Engine::Core => {
-                let core = self.core.as_ref().expect("a form without tensor cores");
-                // The instances that `xtask codegen` lists.
-                let tokens = match core.form {
-                    Core::Quads => batch.next_power_of_two(),
-                    _ if batch == 1 => 1,
-                    _ => MAX_BATCH,
-                };
-                format!("core_{}_{}_{tokens}", core.form.name(), self.segments[0].quarters)
-            }
-        }
-    }
-
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
-    /// Octets are dealt into ranges so that two blocks fall on each multiprocessor; then ranges and
-    /// blocks shrink until tables, activations and rings fit into shared memory, and blocks until
-    /// every multiprocessor has one.
+    /// One block falls on each multiprocessor, with as many warps as shared memory allows, and every
+    /// block gets the same number of octets. Whole pairs of strips save the sums over blocks, and are
+    /// dealt where that is worth an uneven end.
     ///
     /// # Panics
-    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB);
-    /// for an engine that the matrix lacks.
+    /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB).
     #[must_use]
-    pub fn launch(&self, engine: Engine, batch: usize, limits: &Limits) -> Launch {
+    pub fn launch(&self, batch: usize, limits: &Limits) -> Launch {
         assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
-        let octets: usize = self.segments.iter().map(|s| s.octets).sum();
-        let mut warps = MAX_WARPS;
-        loop {
-            let blocks = self.pairs.div_ceil(warps);
-            let splits = (2 * limits.multiprocessors).div_ceil(blocks.max(1)).max(1);
-            let mut per_split = octets.div_ceil(splits).next_multiple_of(TURN).max(TURN);
-            let shared = |per: usize| match engine {
-                Engine::Tensor => {
-                    self.segments.iter().map(|s| s.shared(batch, per, warps)).max().unwrap_or_default()
-                }
-                Engine::Core => {
-                    let core = self.core.as_ref().expect("a form without tensor cores");
-                    // Activations with 16 bytes of padding, a scale for each 256 columns.
-                    let token = per * OCTET_COLS * core.form.bytes() + 16 + 4 * (per / TURN);
-                    // A half for each 32 columns of every row of the block, and two of padding.
-                    let scales = 32 * warps * 2 * (per * (OCTET_COLS / SCALE_COLS) + 2);
-                    let scales = if core.form.grouped() { scales } else { 0 };
-                    let fixed = core.book.bytes() + (batch * token).next_multiple_of(16);
-                    fixed + scales + warps * self.segments[0].ring()
-                }
-            };
-            while per_split > TURN && shared(per_split) > limits.shared {
-                per_split = per_split.div_ceil(2).next_multiple_of(TURN);
+        let found = WARPS.iter().find_map(|&warps| self.deal(batch, warps, limits));
+        found.unwrap_or_else(|| panic!("{} does not fit into {} bytes of shared memory", self.gemv, limits.shared))
+    }
+
+    /// The launch with `warps` warps a block, where it fits.
+    fn deal(&self, batch: usize, warps: usize, limits: &Limits) -> Option<Launch> {
+        // Microseconds that sums over blocks take at the end of a launch.
+        const JOIN: f64 = 2.0;
+        let costs: Vec<f64> = self.segments.iter().map(|s| s.octets as f64 * s.microseconds()).collect();
+        let all: f64 = costs.iter().sum();
+        let (mut deals, mut shared) = (Vec::new(), 0);
+        for (segment, cost) in self.segments.iter().zip(&costs) {
+            let share = (limits.multiprocessors as f64 * cost / all).round() as usize;
+            let sums = warps * size_of::<f32>() * 2 * TILE_ROWS * batch;
+            let fixed = segment.book.bytes() + warps * segment.ring() + sums;
+            let room = limits.shared.checked_sub(fixed)?;
+            let fit = (room / batch).checked_sub(64)? / segment.staged_octet();
+            if fit == 0 || room < sums {
+                return None;
             }
-            let shared = shared(per_split);
-            if shared > limits.shared {
-                assert!(
-                    warps > 1,
-                    "{} needs {shared} bytes of shared memory, a block has {}",
-                    self.kernel(engine, batch),
-                    limits.shared
-                );
-                warps /= 2;
-                continue;
-            }
-            let ranges: Vec<_> =
-                self.segments.iter().map(|s| (per_split, s.octets.div_ceil(per_split))).collect();
-            let mut launch = Launch { warps, blocks, ranges, shared, partial: 0 };
-            // A small matrix keeps more multiprocessors busy in smaller blocks.
-            if launch.blocks * launch.splits() < limits.multiprocessors && warps > 1 {
-                warps /= 2;
-                continue;
-            }
-            if launch.splits() > 1 {
-                launch.partial = launch.splits() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
-            }
-            return launch;
+            let panels = segment.octets.div_ceil(fit);
+            let width = segment.octets.div_ceil(panels);
+            let panels = segment.octets.div_ceil(width);
+            let most = (share.max(1) / panels).max(1);
+            // Blocks of equal work: as few as do it in the time of the most.
+            let (units, pairs) = (self.pairs * width, self.pairs);
+            let even = units.div_ceil(most.min(units));
+            let row = pairs.div_ceil(most.min(pairs));
+            let alone = self.segments.len() * panels == 1;
+            let gain = if alone { JOIN / segment.microseconds() } else { 0.03 * even as f64 };
+            let whole = (row * width) as f64 <= even as f64 + gain;
+            // The last panel has the fewest units, and each of them a block.
+            let last = segment.octets - (panels - 1) * width;
+            let blocks = if whole { pairs.div_ceil(row) } else { units.div_ceil(even).min(pairs * last) };
+            let slots = |octets: usize| ((octets - 1) / (pairs * octets / blocks) + 2).min(blocks);
+            let slots = if whole { 1 } else { slots(width).max(slots(last)) };
+            let staged = batch * (width * segment.staged_octet() + 64);
+            shared = shared.max(fixed + staged.max(sums));
+            deals.push(Deal { panels, width, blocks, whole, slots });
         }
+        let mut launch =
+            Launch { warps, blocks: deals.iter().map(|d| d.panels * d.blocks).sum(), deals, shared, partial: 0 };
+        if launch.parts() > 1 {
+            launch.partial = launch.parts() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
+        }
+        Some(launch)
     }
 }
 
 impl SegmentPlan {
-    /// Bytes of an octet of a pair of strips.
+    /// Bytes of an octet of a pair of strips: codes, and the scales of group-wise schemes.
     #[must_use]
     pub fn octet_bytes(&self) -> usize {
-        2 * TILE_ROWS * OCTET_COLS * self.quarters / 32
+        2 * TILE_ROWS * (OCTET_COLS * self.quarters / 32 + size_of::<u16>() * self.scales)
     }
 
-    /// Bytes of shared memory of a product: table, staged activations, rings.
-    fn shared(&self, batch: usize, per_split: usize, warps: usize) -> usize {
-        // One word per column where a table word holds one weight, half a word where it holds two;
-        // 16 words of padding.
-        let words = if self.single() { OCTET_COLS } else { OCTET_COLS / 2 };
-        let staged = (4 * batch * (per_split * words + 16)).next_multiple_of(16);
-        self.book.bytes() + staged + warps * self.ring()
+    /// Bytes of an octet of one token's staged activations (`X_OCTET` of `gemv.cuh`): one word per
+    /// column where a table word holds one weight, half a word where it holds two.
+    fn staged_octet(&self) -> usize {
+        OCTET_COLS * if self.single() { 4 } else { 2 }
     }
 
-    /// Bytes of a warp's ring (`Ring` of `gemv.cuh`).
+    /// Bytes of a warp's ring (`STAGES` of `gemv.cuh`).
     fn ring(&self) -> usize {
-        let trellis = ["fine", "fast", "hyb"].iter().any(|code| self.dequant.contains(code));
-        let stages = if !trellis && self.quarters <= 10 { 4 } else { 2 };
-        stages * TURN * self.octet_bytes()
+        let stages = match self.quarters {
+            ..=5 => 4,
+            6..=8 => 3,
+            _ => 2,
+        };
+        stages * self.octet_bytes()
+    }
+
+    /// What a multiprocessor takes for an octet of a pair, in microseconds (an H200): lookups, one
+    /// for each word of 32 lanes, or the bytes.
+    fn microseconds(&self) -> f64 {
+        let lookups = if self.single() { 0.085 } else { 0.05 };
+        f64::max(lookups, self.octet_bytes() as f64 / 31_000.0)
     }
 
     /// Whether a word of the table holds one weight.
     fn single(&self) -> bool {
-        !self.dequant.contains("pair") && !self.dequant.contains("hyb")
+        ["fine", "fast", "single"].iter().any(|name| self.dequant.contains(name))
     }
 
     /// Bytes of shared memory of an expansion with `warps` warps.

@@ -10,7 +10,7 @@ mod parity;
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{
-    Engine, Limits, MatrixPlan,
+    Limits, MatrixPlan,
     shim::{self, Shim},
 };
 use std::{fs, path::Path};
@@ -50,11 +50,12 @@ fn launches_fill_the_device() {
             Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, 100), cols, 1);
         let plan = MatrixPlan::new(&packed.view().expect("parts that fit")).expect("a plan");
         for batch in 1..=8 {
-            let launch = plan.launch(Engine::Tensor, batch, &limits);
-            let blocks = launch.blocks * launch.splits();
-            assert!((120..=400).contains(&blocks), "{rows}x{cols}, {batch} tokens: {launch:?}");
-            assert!(batch > 4 || 2 * launch.shared <= 227 << 10, "two blocks a multiprocessor: {launch:?}");
-            assert!(launch.ranges.iter().all(|(octets, _)| octets % 2 == 0), "whole turns: {launch:?}");
+            let launch = plan.launch(batch, &limits);
+            assert!((96..=132).contains(&launch.blocks), "{rows}x{cols}, {batch} tokens: {launch:?}");
+            assert_eq!(launch.warps, 24, "{rows}x{cols}, {batch} tokens: {launch:?}");
+            // Whole pairs of strips where that costs nothing: no sums over blocks.
+            let alone = rows > 1024 && batch <= if cols > 4096 { 1 } else { 4 };
+            assert_eq!(launch.partial == 0, alone, "{rows}x{cols}, {batch} tokens: {launch:?}");
         }
     }
 }

@@ -25,6 +25,7 @@
 #define FB_KERNEL(name, threads, blocks) static void name
 #define FB_UNROLL
 #define FB_UNROLL_1
+#define FB_UNROLL_4
 
 namespace shim {
 
@@ -298,16 +299,6 @@ FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) {
     return (uint32_t)(((uint64_t)hi << 32 | lo) >> (shift & 31));
 }
 
-FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
-    for (int i = 0; i < 4; i++) c += (int32_t)(int8_t)(a >> (8 * i)) * (int32_t)(int8_t)(b >> (8 * i));
-    return c;
-}
-FB_DEVICE int32_t dot2_low(uint32_t a, uint32_t b, int32_t c) {
-    for (int i = 0; i < 2; i++) c += (int32_t)(int16_t)(a >> (16 * i)) * (int32_t)(int8_t)(b >> (8 * i));
-    return c;
-}
-FB_DEVICE int32_t dot2_high(uint32_t a, uint32_t b, int32_t c) { return dot2_low(a, b >> 16, c); }
-
 FB_DEVICE uint32_t bits_of(float v) { uint32_t b; memcpy(&b, &v, 4); return b; }
 FB_DEVICE float float_of(uint32_t b) { float v; memcpy(&v, &b, 4); return v; }
 FB_DEVICE float from_half(uint16_t h) {
@@ -326,6 +317,14 @@ FB_DEVICE uint16_t to_half(float v) {
         return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3F000000));
     }
     return (uint16_t)(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
+}
+FB_DEVICE uint32_t mul_halves(uint32_t a, uint32_t b) {
+    const auto one = [&](int s) { return (uint32_t)to_half(from_half((uint16_t)(a >> s)) * from_half((uint16_t)(b >> s))) << s; };
+    return one(0) | one(16);
+}
+FB_DEVICE uint32_t sub_halves(uint32_t a, uint32_t b) {
+    const auto one = [&](int s) { return (uint32_t)to_half(from_half((uint16_t)(a >> s)) - from_half((uint16_t)(b >> s))) << s; };
+    return one(0) | one(16);
 }
 FB_DEVICE float fast_exp(float v) { return expf(v); }
 FB_DEVICE float root(float v) { return sqrtf(v); }

@@ -515,13 +515,11 @@ fn device_models(args: &ModelArgs, context: &Context) -> Result<Vec<DeviceModelS
 }
 
 fn device_kernels_table(rows: &[DeviceKernelSpeed]) -> Table {
-    let header = ["scheme", "engine", "default", "batch", "us", "Gweights/s", "least-most", "GB/s"];
-    let mut table = Table::new(header, &[1, 2]);
+    let header = ["scheme", "batch", "us", "Gweights/s", "least-most", "GB/s"];
+    let mut table = Table::new(header, &[1]);
     for row in rows {
         table.row([
             name(&row.scheme, row.code.as_deref(), row.bits),
-            row.engine.to_owned(),
-            if row.default { "yes" } else { "no" }.to_owned(),
             row.batch.to_string(),
             format!("{:.2}", row.us),
             format!("{:.1}", row.gweights_per_s),

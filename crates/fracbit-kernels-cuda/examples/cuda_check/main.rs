@@ -2,7 +2,7 @@
 //!
 //! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against
 //! the scalar reference. `cuda_check encode` compares the searched codes of every trellis scheme
-//! with the processor's and times the search at 2 bits. `cuda_check speed DENSE.json [ONLY]` times
+//! with the processor's and times the search at 2 bits. `cuda_check speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]` times
 //! the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph
 //! that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense
 //! half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
@@ -15,7 +15,7 @@ mod parity;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Engine, Gpu, MatrixPlan, Workspace};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Gpu, MatrixPlan, Workspace};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
@@ -51,16 +51,16 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let start = Instant::now();
     let gpu = Gpu::open()?;
     println!("{}: {:?}, kernels loaded in {:.1} s", gpu.name(), gpu.limits(), start.elapsed().as_secs_f64());
-    match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["parity", schemes @ ..] => check(&gpu, schemes),
         ["encode"] => encode::run(&gpu)?,
-        ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
+        ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest)?,
         _ => return Err(
-            "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check speed DENSE.json [SCHEME]"
+            "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]"
                 .into(),
         ),
     }
@@ -98,53 +98,71 @@ fn copy_rate(dense: &BTreeMap<String, f64>) -> f64 {
     dense.get("copy GB/s").copied().unwrap_or(f64::NAN) * 1e9
 }
 
-fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, only: Option<&str>) -> Result<(), Box<dyn Error>> {
-    println!("| scheme | engine | shape | batch | µs | TB/s packed | share of copy | dense µs | speed-up |");
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    for shape in SHAPES {
+/// A list of the command line, split at commas.
+fn words<T: std::str::FromStr>(list: &str) -> Result<Vec<T>, Box<dyn Error>>
+where
+    T::Err: Error + 'static,
+{
+    Ok(list.split(',').map(str::parse).collect::<Result<_, _>>()?)
+}
+
+/// Times the shapes and schemes above, or those of `rest`: schemes, then shapes, then batches, each a list with commas.
+fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, rest: &[&str]) -> Result<(), Box<dyn Error>> {
+    let schemes: Option<Vec<Scheme>> = rest.first().map(|list| words(list)).transpose()?;
+    let shapes: Option<Vec<String>> = rest.get(1).map(|list| words(list)).transpose()?;
+    let batches: Vec<usize> = rest.get(2).map_or(Ok(vec![1, 8]), |list| words(list))?;
+    println!("| scheme | shape | batch | µs | TB/s packed | share of copy | dense µs | speed-up |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (rows, cols) in SHAPES {
+        if shapes.as_ref().is_some_and(|shapes| !shapes.contains(&format!("{rows}x{cols}"))) {
+            continue;
+        }
         for scheme in Scheme::all().filter(|&s| MatrixPlan::supports(s)) {
             let name = scheme.to_string();
-            let wanted = match only {
-                Some(only) => name == only,
-                None => SCHEMES.contains(&name.as_str()) || shape == TARGET,
+            let wanted = match &schemes {
+                Some(schemes) => schemes.contains(&scheme),
+                None => SCHEMES.contains(&name.as_str()) || (rows, cols) == TARGET,
             };
-            if !wanted {
-                continue;
-            }
-            let (rows, cols) = shape;
-            let most = if scheme.family() == Family::Nuq { 100 } else { 90 };
-            let group = scheme.group().unwrap_or(cols);
-            let packed =
-                Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, most), group, 1);
-            let view = packed.view()?;
-            let bytes = view.codes().len() + 2 * view.scales().len();
-            let copies = (COLD.div_ceil(bytes)).max(2);
-            let first = DeviceMatrix::new(gpu, &view, None)?;
-            let mut matrices = vec![first];
-            while matrices.len() < copies {
-                matrices.push(matrices[0].copy()?);
-            }
-            let work = Workspace::new(gpu, [&matrices[0]])?;
-            let engines: Vec<Engine> = matrices[0].engines().collect();
-            let batches: &[usize] =
-                if only.is_some() || SCHEMES.contains(&name.as_str()) { &[1, 2, 4, 8] } else { &[1, 8] };
-            for (engine, &batch) in engines.into_iter().flat_map(|e| batches.iter().map(move |b| (e, b))) {
-                matrices.iter_mut().for_each(|m| m.prefer(Some(engine)));
-                let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
-                let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
-                let graph = gpu
-                    .record(&mut || matrices.iter().try_for_each(|m| m.apply(&x, &y, batch, false, &work)))?;
-                gpu.replay(&graph)?;
-                gpu.wait()?;
-                let mut times = Vec::new();
-                for _ in 0..5 {
-                    times.push(gpu.time(|| gpu.replay(&graph))?);
-                }
-                times.sort_by(f32::total_cmp);
-                let us = f64::from(times[2]) * 1e3 / matrices.len() as f64;
-                report(dense, &format!("{name} | {engine:?}"), shape, batch, us, bytes);
+            if wanted {
+                time_products(gpu, dense, scheme, (rows, cols), &batches)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Times products of one shape, each a recorded run over copies that no cache holds.
+fn time_products(
+    gpu: &Gpu,
+    dense: &BTreeMap<String, f64>,
+    scheme: Scheme,
+    (rows, cols): (usize, usize),
+    batches: &[usize],
+) -> Result<(), Box<dyn Error>> {
+    let most = if scheme.family() == Family::Nuq { 100 } else { 90 };
+    let group = scheme.group().unwrap_or(cols);
+    let packed = Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, most), group, 1);
+    let view = packed.view()?;
+    let bytes = view.codes().len() + 2 * view.scales().len();
+    let mut matrices = vec![DeviceMatrix::new(gpu, &view, None)?];
+    while matrices.len() < COLD.div_ceil(bytes).max(2) {
+        matrices.push(matrices[0].copy()?);
+    }
+    let work = Workspace::new(gpu, [&matrices[0]])?;
+    for &batch in batches {
+        let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
+        let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
+        let graph =
+            gpu.record(&mut || matrices.iter().try_for_each(|m| m.apply(&x, &y, batch, false, &work)))?;
+        gpu.replay(&graph)?;
+        gpu.wait()?;
+        let mut times = Vec::new();
+        for _ in 0..5 {
+            times.push(gpu.time(|| gpu.replay(&graph))?);
+        }
+        times.sort_by(f32::total_cmp);
+        let us = f64::from(times[2]) * 1e3 / matrices.len() as f64;
+        report(dense, &scheme.to_string(), (rows, cols), batch, us, bytes);
     }
     Ok(())
 }

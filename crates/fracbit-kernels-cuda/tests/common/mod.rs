@@ -5,7 +5,7 @@ use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{Grid, PackedView};
 use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{
-    Buffer, Device, DeviceError, DeviceMatrix, Engine, Limits, LoadError, MatrixPlan, Workspace,
+    Buffer, Device, DeviceError, DeviceMatrix, Limits, LoadError, MatrixPlan, Workspace,
 };
 use half::f16;
 use std::collections::BTreeSet;
@@ -57,8 +57,7 @@ const CASES: [Case; 4] = [
 struct Answer {
     raw: Vec<f32>,
     weights: Vec<f32>,
-    /// Of every engine.
-    products: Vec<(Engine, Vec<f32>)>,
+    product: Vec<f32>,
 }
 
 struct Prepared {
@@ -84,7 +83,7 @@ fn prepare(scheme: Scheme, number: usize, case: &Case) -> Prepared {
 }
 
 fn run<D: Device>(device: &D, case: &Case, p: &Prepared) -> Result<(Answer, MatrixPlan), LoadError> {
-    let mut matrix = DeviceMatrix::new(device, &p.packed.view().expect("parts that fit"), p.bias.as_deref())?;
+    let matrix = DeviceMatrix::new(device, &p.packed.view().expect("parts that fit"), p.bias.as_deref())?;
     let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
     let expanded = Buffer::zeroed(device, 2 * case.rows * case.cols, "weights")?;
     let read = || -> Result<Vec<f32>, DeviceError> {
@@ -96,20 +95,15 @@ fn run<D: Device>(device: &D, case: &Case, p: &Prepared) -> Result<(Answer, Matr
     matrix.expand(&expanded, false)?;
     let weights = read()?;
     let work = Workspace::new(device, [&matrix])?;
-    let mut products = Vec::new();
-    for engine in matrix.engines() {
-        matrix.prefer(Some(engine));
-        // Twice, since the first run must leave the counters as it found them.
-        let run = || -> Result<Vec<f32>, DeviceError> {
-            y.write(&p.start)?;
-            matrix.apply(&x, &y, case.batch, case.bias, &work)?;
-            y.read(case.batch * case.rows)
-        };
-        let once = run()?;
-        assert_eq!(once, run()?, "a launch repeats itself");
-        products.push((engine, once));
-    }
-    Ok((Answer { raw, weights, products }, matrix.plan().clone()))
+    // Twice, since the first run must leave the counters as it found them.
+    let product = || -> Result<Vec<f32>, DeviceError> {
+        y.write(&p.start)?;
+        matrix.apply(&x, &y, case.batch, case.bias, &work)?;
+        y.read(case.batch * case.rows)
+    };
+    let once = product()?;
+    assert_eq!(once, product()?, "a launch repeats itself");
+    Ok((Answer { raw, weights, product: once }, matrix.plan().clone()))
 }
 
 /// The integers of the codes.
@@ -131,26 +125,12 @@ fn device_integers(view: &PackedView<'_>) -> Vec<f32> {
     out
 }
 
-/// Activations as a product sees them, (batch, cols), and the relative error of those that are
-/// merely rounded to halves.
-fn seen(case: &Case, p: &Prepared, plan: &MatrixPlan, engine: Engine) -> (Vec<f64>, f64) {
+/// The relative error of rounding activations, and weights where their scale multiplies them first.
+fn rounding(scheme: Scheme, plan: &MatrixPlan) -> f64 {
     // One half (2^-11), or two (2^-21), where a table word holds one weight.
-    let single = !plan.segments[0].dequant.contains("pair") && !plan.segments[0].dequant.contains("hyb");
-    let relative = if single { 2f64.powi(-21) } else { 2f64.powi(-11) };
-    match (engine, &plan.core) {
-        (Engine::Core, Some(core)) => (rounded(&p.x, case.cols, f32::from(core.form.most())), 0.0),
-        _ => (p.x.iter().map(|&x| f64::from(x)).collect(), relative),
-    }
-}
-
-/// Integers times scales of 256 columns each, as on the processor.
-fn rounded(x: &[f32], cols: usize, most: f32) -> Vec<f64> {
-    let group = |x: &[f32]| -> Vec<f64> {
-        let top = x.iter().fold(0f32, |top, x| top.max(x.abs()));
-        let value = |x: &f32| f64::from((x * (most / top)).round_ties_even()) * f64::from(top / most);
-        x.iter().map(value).collect()
-    };
-    x.chunks(cols).flat_map(|token| token.chunks(256).flat_map(group)).collect()
+    let single = ["fine", "fast", "single"].iter().any(|name| plan.segments[0].dequant.contains(name));
+    let input = if single { 2f64.powi(-21) } else { 2f64.powi(-11) };
+    input + if scheme.group().is_some() { 2f64.powi(-11) } else { 0.0 }
 }
 
 fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan, limits: &Limits) -> f64 {
@@ -161,7 +141,7 @@ fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan,
         let segment = plan.segments.iter().find(|s| c < s.end_col).expect("a column of the matrix");
         scale * segment.factor
     };
-    let Answer { raw, weights, products } = got;
+    let Answer { raw, weights, product } = got;
     for r in 0..case.rows {
         for c in 0..case.cols {
             let i = r * case.cols + c;
@@ -172,38 +152,32 @@ fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan,
         }
     }
     let mut worst = 0f64;
-    for (engine, y) in products {
-        let (x, input) = seen(case, p, plan, *engine);
-        let splits = plan.launch(*engine, case.batch, limits).splits();
-        // f32 sums: 2^-24 of the sum of magnitudes for each addition, two terms a column, then
-        // scale and ranges.
-        let additions = (2 * case.cols + 4 * splits + 8) as f64;
-        for n in 0..case.batch {
-            for r in 0..case.rows {
-                let (mut want, mut bound) = (f64::from(p.start[n * case.rows + r]), 1e-6);
-                if case.bias {
-                    want += f64::from(p.bias.as_ref().expect("a bias")[r]);
-                } else {
-                    want = 0.0;
-                }
-                for c in 0..case.cols {
-                    // The tensor cores' tables hold halves, the others the integers.
-                    let integer = integers[r * case.cols + c];
-                    let integer =
-                        if *engine == Engine::Core { integer } else { f16::from_f32(integer).to_f32() };
-                    let w = f64::from(integer) * f64::from(factor(r, c));
-                    let x = x[n * case.cols + c];
-                    want += w * x;
-                    // Halves of small activations are subnormal: 2^-25.
-                    bound += (w * x).abs() * (input + additions * 2f64.powi(-24)) + w.abs() * 2f64.powi(-25);
-                }
-                let got = f64::from(y[n * case.rows + r]);
-                assert!(
-                    (got - want).abs() <= bound,
-                    "{what}, {engine:?}: output {r} of token {n}: {got}, want {want} within {bound:e}"
-                );
-                worst = worst.max((got - want).abs() / bound);
+    let input = rounding(view.layout().scheme(), plan);
+    // f32 sums: 2^-24 of the sum of magnitudes for each addition, two terms a column, then scale
+    // and the sums of warps and blocks.
+    let additions = (2 * case.cols + 4 * plan.launch(case.batch, limits).parts() + 32) as f64;
+    for n in 0..case.batch {
+        for r in 0..case.rows {
+            let (mut want, mut bound) = (f64::from(p.start[n * case.rows + r]), 1e-6);
+            if case.bias {
+                want += f64::from(p.bias.as_ref().expect("a bias")[r]);
+            } else {
+                want = 0.0;
             }
+            for c in 0..case.cols {
+                let integer = f16::from_f32(integers[r * case.cols + c]).to_f32();
+                let w = f64::from(integer) * f64::from(factor(r, c));
+                let x = f64::from(p.x[n * case.cols + c]);
+                want += w * x;
+                // Halves of small activations are subnormal: 2^-25.
+                bound += (w * x).abs() * (input + additions * 2f64.powi(-24)) + w.abs() * 2f64.powi(-25);
+            }
+            let got = f64::from(product[n * case.rows + r]);
+            assert!(
+                (got - want).abs() <= bound,
+                "{what}: output {r} of token {n}: {got}, want {want} within {bound:e}"
+            );
+            worst = worst.max((got - want).abs() / bound);
         }
     }
     worst
@@ -234,7 +208,7 @@ pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) ->
             let what = format!("{scheme} {rows}x{cols} batch {batch}: {why}");
             found.worst = found.worst.max(check(&what, case, &p, &got, &plan, &limits));
             found.names.extend(plan.segments.iter().map(|s| s.dequant.clone()));
-            found.names.extend(got.products.iter().map(|&(engine, _)| plan.kernel(engine, batch)));
+            found.names.insert(plan.gemv.clone());
             found.cases += 1;
         }
     }

@@ -10,7 +10,7 @@ use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
-use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, Engine, LoadError, Workspace};
+use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, LoadError, Workspace};
 use fracbit_model::{FloatId, LinearId, RotationMode, SampleConfig, Sites};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
 use half::f16;
@@ -20,7 +20,7 @@ use std::{path::Path, time::Instant};
 /// Replays between two waits.
 const REPLAYS: usize = 8;
 
-/// One scheme on one engine with some tokens.
+/// One scheme with some tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceKernelSpeed {
     /// Scheme family, such as `tcq`.
@@ -29,10 +29,6 @@ pub struct DeviceKernelSpeed {
     pub code: Option<String>,
     /// Bits of codes per weight.
     pub bits: f64,
-    /// `tensor`, or `core` for the products without tensor cores.
-    pub engine: &'static str,
-    /// Whether models take this engine for so many tokens.
-    pub default: bool,
     /// Tokens.
     pub batch: usize,
     /// Microseconds of one product.
@@ -69,14 +65,11 @@ pub fn device_kernels<D: Device>(
     progress.stage("measuring kernels", options.schemes.len() as u64);
     let mut all = Vec::new();
     for &scheme in &options.schemes {
-        let mut matrices = matrices(device, scheme, options)?;
+        let matrices = matrices(device, scheme, options)?;
         let work = Workspace::new(device, &matrices[..1])?;
-        for engine in matrices[0].engines().collect::<Vec<_>>() {
-            matrices.iter_mut().for_each(|m| m.prefer(Some(engine)));
-            for &batch in &options.batch {
-                let spread = stream(device, &matrices, &work, batch, options.rounds)?;
-                all.push(DeviceKernelSpeed::new(scheme, options.shape, &matrices[0], engine, batch, spread));
-            }
+        for &batch in &options.batch {
+            let spread = stream(device, &matrices, &work, batch, options.rounds)?;
+            all.push(DeviceKernelSpeed::new(scheme, options.shape, batch, spread));
         }
         progress.advance(1);
     }
@@ -84,22 +77,13 @@ pub fn device_kernels<D: Device>(
 }
 
 impl DeviceKernelSpeed {
-    fn new<D: Device>(
-        scheme: Scheme,
-        shape: Shape,
-        matrix: &DeviceMatrix<'_, D>,
-        engine: Engine,
-        batch: usize,
-        spread: Spread,
-    ) -> Self {
+    fn new(scheme: Scheme, shape: Shape, batch: usize, spread: Spread) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "ratios")]
         let (weights, bytes) = (shape.len() as f64, Layout::new(scheme, shape).len() as f64);
         Self {
             scheme: scheme.label(),
             code: scheme.code().map(|c| c.name().to_owned()),
             bits: scheme.rate().bits(),
-            engine: if engine == Engine::Tensor { "tensor" } else { "core" },
-            default: matrix.plan().engine(batch) == engine,
             batch,
             us: weights / spread.median / 1e3,
             gweights_per_s: spread.median,
@@ -117,17 +101,14 @@ fn matrices<'d, D: Device>(
 ) -> Result<Vec<DeviceMatrix<'d, D>>, Error> {
     let shape = options.shape;
     let packed = RandomPacked::new(scheme, shape, false, 0);
-    let mut first = DeviceMatrix::new(device, &packed.view(shape.rows)?, None).map_err(|e| match e {
+    let first = DeviceMatrix::new(device, &packed.view(shape.rows)?, None).map_err(|e| match e {
         LoadError::Device(e) => Error::from(e),
         LoadError::Unsupported(e) => Error::Option { option: "--scheme", rule: e.to_string() },
     })?;
     let work = Workspace::new(device, [&first])?;
     let rows = shape.rows.min(2 * TILE_ROWS);
     let weights = packed.view(rows)?.dequantize();
-    for engine in first.engines().collect::<Vec<_>>() {
-        first.prefer(Some(engine));
-        check(device, &first, &work, &weights, scheme)?;
-    }
+    check(device, &first, &work, &weights, scheme)?;
     let each = Layout::new(scheme, shape).len() as u64;
     let count = usize::try_from(options.bytes.div_ceil(each)).unwrap_or(usize::MAX).max(1);
     let mut all = vec![first];
@@ -138,8 +119,9 @@ fn matrices<'d, D: Device>(
     Ok(all)
 }
 
-/// The first rows of a product beside those of the dequantized weights: activations are off by half
-/// a step of `absmax / 127` in 256 columns at most; a hundredth more is allowed for sums.
+/// The first rows of a product beside those of the dequantized weights: activations, entries of wide
+/// tables and weights of group-wise schemes are rounded to halves, 2^-11 each; as much is allowed for
+/// sums.
 fn check<D: Device>(
     device: &D,
     matrix: &DeviceMatrix<'_, D>,
@@ -155,10 +137,10 @@ fn check<D: Device>(
     let got: Vec<f32> = y.read(rows)?;
     for (got, row) in got.iter().zip(weights.chunks_exact(cols)) {
         let (mut want, mut bound) = (0.0, 1e-6);
-        for (x, w) in x.chunks(256).zip(row.chunks(256)) {
-            let most = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-            want += x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
-            bound += 1.01 * f64::from(most) / 254.0 * w.iter().map(|w| f64::from(w.abs())).sum::<f64>();
+        for (x, w) in x.iter().zip(row) {
+            let product = f64::from(*x) * f64::from(*w);
+            want += product;
+            bound += 2f64.powi(-9) * product.abs();
         }
         assert!((f64::from(*got) - want).abs() <= bound, "{scheme}: {got} should be {want} within {bound}");
     }
