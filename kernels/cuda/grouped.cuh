@@ -5,6 +5,7 @@
 // integer sum is turned to a float there, and only there.
 #pragma once
 #include "core.cuh"
+#include "expand.cuh"
 
 /// Columns that share a staged scale. Groups are a power of two from here on, or the row.
 constexpr uint32_t SCALE_COLS = 32;
@@ -42,12 +43,6 @@ template <int Q_> struct Bytes {
         return to_half((float)(int8_t)(word(codes, t, q, i / 4) >> (i % 4 * 8)));
     }
 };
-
-/// The canonical scale of a row at a column; 0 outside.
-FB_DEVICE uint16_t scale_of(const Matrix& w, uint32_t row, uint32_t col) {
-    const uint32_t group = w.groups == 1 ? 0 : col / w.group;
-    return row < w.rows && group < w.groups ? ldg((const uint16_t*)w.scales + (size_t)row * w.groups + group) : (uint16_t)0;
-}
 
 /// Halves from one row's staged scales to the next; the odd number of words puts rows into different banks.
 FB_DEVICE uint32_t scales_stride(uint32_t octets) { return octets * (128 / SCALE_COLS) + 2; }
@@ -135,44 +130,4 @@ template <class E, int N> FB_DEVICE void grouped(const GemvArgs& a) {
         }
     }
     finish(a);
-}
-
-/// Expands the matrix to half precision, as `dequant`.
-template <class E> FB_DEVICE void dequant_grouped(const DequantArgs& a) {
-    constexpr uint32_t SLOT = 128 * E::Q;
-    const Segment& s = a.w.segments[0];
-    const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
-    const uint32_t g = lane / 4, c = lane % 4, slot = table_bytes(s.book) + warp * SLOT;
-    spread(s.book);
-    sync_block();
-    const Table t = table_of(s.book, lane);
-    const uint32_t items = a.w.pairs * s.octets;
-    for (uint32_t item = block_x() * warps + warp; item < items; item += blocks_x() * warps) {
-        const uint32_t pair = item / s.octets, octet = item % s.octets;
-        fetch<E::Q>(slot, s.codes + (size_t)item * SLOT, lane);
-        cp_commit();
-        cp_wait<0>();
-        sync_warp();
-        FB_UNROLL_1
-        for (uint32_t strip = 0; strip < 2; strip++) {
-            Codes<E::Q> codes;
-            codes.load(slot + strip * (SLOT / 2) + lane * 16, lane);
-            FB_UNROLL
-            for (int i = 0; i < 4; i++) {  // tile, row
-                const uint32_t row = pair * 32 + strip * 16 + 2 * g + (uint32_t)(i % 2);
-                const uint32_t first = (octet * 8 + (uint32_t)(i / 2) * 4 + c) * 16;
-                const uint16_t half = scale_of(a.w, row, first);
-                const Table own = E::table(t, s.book, half);
-                const float factor = mul_rn(mul_rn(from_half(half), a.w.gain), s.factor);
-                FB_UNROLL
-                for (int j = 0; j < 16; j++) {
-                    const uint16_t h = E::half(codes, own, i / 2, i % 2 * 16 + j);
-                    if (row < a.w.rows && first + (uint32_t)j < a.w.cols) {
-                        stg(a.out + (size_t)row * a.w.cols + first + j, a.raw ? h : to_half(mul_rn(from_half(h), factor)));
-                    }
-                }
-            }
-        }
-        sync_warp();
-    }
 }

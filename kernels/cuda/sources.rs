@@ -23,8 +23,8 @@ pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
     ("encode", &["encode.cuh"]),
     ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
     ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),
-    ("grouped", &["codes.cuh", "gemv.cuh", "core.cuh", "grouped.cuh"]),
-    ("gen", &["codes.cuh", "gemv.cuh"]),
+    ("grouped", &["codes.cuh", "gemv.cuh", "core.cuh", "expand.cuh", "grouped.cuh"]),
+    ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];
 
 /// FNV-1a of names and contents of what a unit is made of: artefacts carry it, and do not fit other

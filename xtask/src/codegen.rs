@@ -125,7 +125,8 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
         let include = match unit {
             "core" | "core_wide" => "core",
             "grouped" => "grouped",
-            _ => "gemv",
+            _ if unit.starts_with("half_") => "gemv",
+            _ => "expand",
         };
         format!(
             "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"{include}.cuh\"\n"

@@ -69,7 +69,7 @@ pub(crate) struct GemvArgs {
     pub(crate) accumulate: u32,
 }
 
-/// `DequantArgs` of `gemv.cuh`.
+/// `DequantArgs` of `expand.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub(crate) struct DequantArgs {
