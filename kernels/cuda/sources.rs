@@ -2,8 +2,9 @@
 // the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 12] = [
+pub(crate) const UNITS: [(&str, &str); 13] = [
     ("model", "model.inc"),
+    ("gemm", "gemm.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
     ("core", "gen/core.inc"),
@@ -18,8 +19,9 @@ pub(crate) const UNITS: [(&str, &str); 12] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
-    ("model", &["gemm.cuh", "model.cuh", "repack.cuh"]),
+pub(crate) const HEADERS: [(&str, &[&str]); 7] = [
+    ("model", &["model.cuh", "repack.cuh"]),
+    ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("encode", &["encode.cuh"]),
     ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
     ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),

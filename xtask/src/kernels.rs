@@ -8,7 +8,7 @@
 
 use crate::{Failure, Outcome, root};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -97,7 +97,7 @@ pub(crate) fn run() -> Outcome {
         let text = match known {
             Some(text) => text,
             None => {
-                let text = hash + &compile(&compiler, &source, instances, arch, &target)?;
+                let text = hash + &compile(&compiler, &source, (unit, instances), arch, &target)?;
                 fs::write(&log, &text).map_err(|e| format!("{}: {e}", log.display()))?;
                 text
             }
@@ -117,7 +117,11 @@ pub(crate) fn run() -> Outcome {
     let table = report(&facts, hash_of_all(&source)?);
     fs::write(&page, &table).map_err(|e| format!("{}: {e}", page.display()))?;
     table.lines().filter(|line| line.starts_with('|')).for_each(|line| println!("{line}"));
-    println!("kernels: {} on {} architectures, docs/cuda-kernels.md", facts.len() / 4, ARCHITECTURES.len());
+    println!(
+        "kernels: {} on {} architectures, docs/cuda-kernels.md",
+        names(&facts).len(),
+        ARCHITECTURES.len()
+    );
     gates(&facts)?;
     let mut total = 0;
     for (unit, instances) in UNITS {
@@ -190,17 +194,27 @@ fn output(command: &mut Command) -> Result<String, Failure> {
     if out.status.success() { Ok(text) } else { Err(format!("{command:?}:\n{text}")) }
 }
 
+/// The name of an architecture as a unit is compiled for it: `gemm` uses what sm_90 alone has.
+fn arch_name(unit: &str, arch: u32) -> String {
+    format!("{arch}{}", if unit == "gemm" && arch == 90 { "a" } else { "" })
+}
+
 fn compile(
     tools: &Path,
     source: &Path,
-    instances: &str,
+    (unit, instances): (&str, &str),
     arch: Option<u32>,
     target: &Path,
 ) -> Result<String, Failure> {
     let mut command = Command::new(tools.join("nvcc"));
     command.args(["-std=c++17", "-O3", "-I."]).arg(format!("-DFB_UNIT=\"{instances}\"")).current_dir(source);
     match arch {
-        Some(arch) => command.args(["-cubin", "-Xptxas", "-v"]).arg(format!("-arch=sm_{arch}")),
+        Some(arch) => {
+            let name = arch_name(unit, arch);
+            command
+                .args(["-cubin", "-Xptxas", "-v"])
+                .arg(format!("-gencode=arch=compute_{name},code=sm_{name}"))
+        }
         None => command.args(["-ptx", "-arch=compute_80"]),
     };
     output(command.arg("instances.cu").arg("-o").arg(target))
@@ -314,6 +328,10 @@ fn hash_of_all(source: &Path) -> Result<u64, Failure> {
         .try_fold(0u64, |all, (unit, instances)| Ok(all.rotate_left(7) ^ hash_of(source, unit, instances)?))
 }
 
+fn names(facts: &BTreeMap<(String, u32), Facts>) -> BTreeSet<&str> {
+    facts.keys().map(|(name, _)| name.as_str()).collect()
+}
+
 /// The page docs/cuda-kernels.md.
 fn report(facts: &BTreeMap<(String, u32), Facts>, hash: u64) -> String {
     let mut out = format!(
@@ -323,8 +341,7 @@ fn report(facts: &BTreeMap<(String, u32), Facts>, hash: u64) -> String {
          architectures. The gates are in `xtask/src/kernels.rs`; a spill or any use of local memory fails.\n\n\
          | kernel | registers sm_80, 86, 89, 90 | spills | shared | instructions (sm_90) | per weight |\n| --- | --- | --- | --- | --- | --- |\n",
     );
-    let names: std::collections::BTreeSet<&str> = facts.keys().map(|(name, _)| name.as_str()).collect();
-    for name in names {
+    for name in names(facts) {
         let all: Vec<&Facts> =
             ARCHITECTURES.iter().filter_map(|&a| facts.get(&(name.to_owned(), a))).collect();
         let registers: Vec<String> = all.iter().map(|f| f.registers.to_string()).collect();
@@ -368,7 +385,7 @@ fn pack(tools: &Path, out: &Path, unit: &str) -> Result<u64, Failure> {
     command.args(["-64", "--compress-all"]).arg(format!("--create={}", target.display()));
     for arch in ARCHITECTURES {
         let cubin = out.join(format!("{unit}.sm_{arch}.cubin"));
-        command.arg(format!("--image3=kind=elf,sm={arch},file={}", cubin.display()));
+        command.arg(format!("--image3=kind=elf,sm={},file={}", arch_name(unit, arch), cubin.display()));
     }
     command.arg(format!("--image3=kind=ptx,sm=80,file={}", out.join(format!("{unit}.ptx")).display()));
     output(&mut command)?;
