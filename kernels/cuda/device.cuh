@@ -13,6 +13,9 @@
 #define FB_UNROLL _Pragma("unroll")
 #define FB_UNROLL_1 _Pragma("unroll 1")
 #define FB_UNROLL_4 _Pragma("unroll 4")
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define FB_WARPGROUPS  // the operations of warpgroup.cuh exist
+#endif
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
@@ -81,6 +84,11 @@ FB_DEVICE void cp_async16(uint32_t at, const void* from) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(fb_shared + at);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+/// The same, or 16 zeros where the source is not `real` (and not read).
+FB_DEVICE void cp_async16(uint32_t at, const void* from, bool real) {
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(fb_shared + at);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16u : 0u) : "memory");
+}
 FB_DEVICE void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> FB_DEVICE void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
@@ -137,6 +145,7 @@ FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 struct alignas(16) Words4 { uint32_t w[4]; };
 struct alignas(8) Words2 { uint32_t w[2]; };
 struct alignas(16) Floats4 { float v[4]; };
+struct alignas(8) Floats2 { float v[2]; };
 
 FB_DEVICE float sum_lanes(float v) {
     FB_UNROLL

@@ -1,7 +1,7 @@
 // Y = X W^T for many tokens: half-precision weights and activations, f32 sums, on the tensor cores.
 //
-// What long prompts run on, after packed weights were expanded. A block makes 128 outputs of 64 tokens; tiles of 32 columns of both
-// operands go through a ring in shared memory (cp.async), whose rows are padded to 80 bytes so that ldmatrix meets every bank once.
+// What long prompts run on, after packed weights were expanded. This file holds what every architecture runs: a block makes 128 tokens by 128
+// outputs; tiles of 32 columns of both operands go through a ring in shared memory. sm_90 has a faster way: gemm_warpgroup.cuh.
 #pragma once
 #include "device.cuh"
 
@@ -15,74 +15,96 @@ struct GemmArgs {
 };
 static_assert(sizeof(GemmArgs) == 56, "arguments");
 
-constexpr uint32_t GEMM_ROWS = 128, GEMM_TOKENS = 64, GEMM_COLS = 32, GEMM_STAGES = 3;
-constexpr uint32_t GEMM_STRIDE = 2 * GEMM_COLS + 16, GEMM_SLOT = (GEMM_ROWS + GEMM_TOKENS) * GEMM_STRIDE;
-
-/// Copies a tile of either operand; what lies outside is zero.
-FB_DEVICE void gemm_fetch(const GemmArgs& a, uint32_t slot, uint32_t col) {
-    const uint32_t row = block_x() * GEMM_ROWS, token = block_y() * GEMM_TOKENS;
-    for (uint32_t i = thread_x(); i < (GEMM_ROWS + GEMM_TOKENS) * 4; i += threads_x()) {
-        const uint32_t line = i / 4, c = col + i % 4 * 8, at = slot + line * GEMM_STRIDE + i % 4 * 16;
-        const bool weight = line < GEMM_ROWS;
-        const uint32_t r = weight ? row + line : token + line - GEMM_ROWS;
-        if (r < (weight ? a.rows : a.tokens) && c < a.cols) {
-            cp_async16(at, (weight ? a.w : a.x) + (size_t)r * a.cols + c);
-        } else {
-            sts(at, Words4{{0, 0, 0, 0}});
+/// Pairs of outputs r, r + 1, then r + 8, r + 9 and so on of one token, where they exist.
+template <int P> FB_DEVICE void gemm_put(const GemmArgs& a, uint32_t token, uint32_t r, const float (&v)[P][2]) {
+    if (token >= a.tokens) return;
+    float* y = a.y + (size_t)token * a.y_stride + r;
+    if (r + 8 * P - 6 <= a.rows && (uintptr_t)y % 8 == 0) {
+        // All loads before all stores.
+        Floats2 sum[P];
+        FB_UNROLL
+        for (int i = 0; i < P; i++) sum[i] = a.accumulate ? ldg((const Floats2*)(y + 8 * i)) : Floats2{{0.f, 0.f}};
+        FB_UNROLL
+        for (int i = 0; i < P; i++) {
+            const float bias[2] = {a.bias ? ldg(a.bias + r + 8 * i) : 0.f, a.bias ? ldg(a.bias + r + 8 * i + 1) : 0.f};
+            stg((Floats2*)(y + 8 * i), Floats2{{sum[i].v[0] + (v[i][0] + bias[0]), sum[i].v[1] + (v[i][1] + bias[1])}});
+        }
+    } else {
+        FB_UNROLL
+        for (int i = 0; i < 2 * P; i++) {
+            const uint32_t at = (uint32_t)(i / 2 * 8 + i % 2);
+            if (r + at >= a.rows) continue;
+            const float sum = v[i / 2][i % 2] + (a.bias ? ldg(a.bias + r + at) : 0.f);
+            stg(y + at, a.accumulate ? ldg(y + at) + sum : sum);
         }
     }
 }
 
-/// 256 threads: warps of 32 outputs by 32 tokens, four by two.
-FB_DEVICE void gemm(const GemmArgs& a) {
+constexpr uint32_t GEMM_SIDE = 128, GEMM_COLS = 32, GEMM_STAGES = 3, GEMM_SLOT = 2 * GEMM_SIDE * 2 * GEMM_COLS;
+
+/// Where piece p (8 columns) of a row lies: two rows fill the banks once, and four pairs of rows permute their pieces, so that ldmatrix meets
+/// every bank once.
+FB_DEVICE uint32_t gemm_at(uint32_t row, uint32_t piece) { return row * 2 * GEMM_COLS + (piece ^ row / 2 % 4) * 16; }
+
+/// 256 threads: warps of 64 tokens by 32 outputs, two by four.
+FB_DEVICE void gemm_mma(const GemmArgs& a) {
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32;
-    const uint32_t row = warp % 4 * 32, token = warp / 4 * 32;
+    const uint32_t token = warp % 2 * 64, row = warp / 2 * 32;
     const uint32_t tiles = (a.cols + GEMM_COLS - 1) / GEMM_COLS;
-    FB_UNROLL
-    for (uint32_t i = 0; i < GEMM_STAGES - 1; i++) {
-        if (i < tiles) gemm_fetch(a, i * GEMM_SLOT, i * GEMM_COLS);
+    // This thread's copies: one piece of rows 64 apart, first of the inputs, then of the weights.
+    const uint32_t line = thread_x() / 4, piece = thread_x() % 4, to = gemm_at(line, piece);
+    const uint32_t copy_token = block_x() * GEMM_SIDE + line, copy_row = block_y() * GEMM_SIDE + line;
+    const uint16_t* x = a.x + (size_t)copy_token * a.cols + piece * 8;
+    const uint16_t* w = a.w + (size_t)copy_row * a.cols + piece * 8;
+    const bool real[4] = {copy_token < a.tokens, copy_token + 64 < a.tokens, copy_row < a.rows, copy_row + 64 < a.rows};
+    const auto fetch = [&](uint32_t tile) {
+        if (tile < tiles) {
+            const uint32_t at = tile % GEMM_STAGES * GEMM_SLOT + to, col = tile * GEMM_COLS;
+            const bool inside = col + piece * 8 < a.cols;
+            FB_UNROLL
+            for (uint32_t i = 0; i < 4; i++) {
+                cp_async16(at + i * 128 * GEMM_COLS, (i < 2 ? x : w) + (size_t)(i % 2 * 64) * a.cols + col, real[i] && inside);
+            }
+        }
         cp_commit();
-    }
-    // Rows of the four 8 x 8 matrices that this lane names: outputs by columns, and tokens by columns.
-    const uint32_t w_at = (row + lane % 16) * GEMM_STRIDE + lane / 16 * 16;
-    const uint32_t x_at = (GEMM_ROWS + token + lane / 16 * 8 + lane % 8) * GEMM_STRIDE + lane / 8 % 2 * 16;
-    float acc[2][4][4] = {};
-    uint32_t slot = 0, ahead = (GEMM_STAGES - 1) * GEMM_SLOT;
+    };
+    FB_UNROLL
+    for (uint32_t i = 0; i < GEMM_STAGES - 1; i++) fetch(i);
+    // Rows of the four 8 x 8 matrices that this lane names: tokens by columns, and outputs by columns.
+    const uint32_t x_row = token + lane % 16, x_piece = lane / 16;
+    const uint32_t w_row = GEMM_SIDE + row + lane / 16 * 8 + lane % 8, w_piece = lane / 8 % 2;
+    float acc[4][4][4] = {};
     FB_UNROLL_1
     for (uint32_t t = 0; t < tiles; t++) {
         cp_wait<GEMM_STAGES - 2>();
         sync_block();
-        if (t + GEMM_STAGES - 1 < tiles) gemm_fetch(a, ahead, (t + GEMM_STAGES - 1) * GEMM_COLS);
-        cp_commit();
+        fetch(t + GEMM_STAGES - 1);
+        const uint32_t slot = t % GEMM_STAGES * GEMM_SLOT;
         FB_UNROLL
         for (uint32_t k = 0; k < GEMM_COLS / 16; k++) {
-            uint32_t w[2][4], x[2][4];
+            uint32_t x_words[4][4], w_words[2][4];
             FB_UNROLL
-            for (uint32_t i = 0; i < 2; i++) {
-                ldmatrix4(w[i], slot + w_at + i * 16 * GEMM_STRIDE + k * 32);
-                ldmatrix4(x[i], slot + x_at + i * 16 * GEMM_STRIDE + k * 32);
-            }
+            for (uint32_t i = 0; i < 4; i++) ldmatrix4(x_words[i], slot + gemm_at(x_row + 16 * i, 2 * k + x_piece));
             FB_UNROLL
-            for (uint32_t i = 0; i < 2; i++) {
+            for (uint32_t i = 0; i < 2; i++) ldmatrix4(w_words[i], slot + gemm_at(w_row + 16 * i, 2 * k + w_piece));
+            FB_UNROLL
+            for (uint32_t i = 0; i < 4; i++) {
                 FB_UNROLL
                 for (uint32_t j = 0; j < 4; j++) {
-                    mma(acc[i][j], w[i][0], w[i][1], w[i][2], w[i][3], x[j / 2][j % 2 * 2], x[j / 2][j % 2 * 2 + 1]);
+                    const uint32_t* v = w_words[j / 2] + j % 2 * 2;
+                    mma(acc[i][j], x_words[i][0], x_words[i][1], x_words[i][2], x_words[i][3], v[0], v[1]);
                 }
             }
         }
-        ahead = slot;
-        slot = slot + GEMM_SLOT == GEMM_STAGES * GEMM_SLOT ? 0 : slot + GEMM_SLOT;
     }
     FB_UNROLL
-    for (uint32_t i = 0; i < 32; i++) {
-        const uint32_t part = i / 16, column = i / 4 % 4, e = i % 4;
-        const uint32_t r = block_x() * GEMM_ROWS + row + part * 16 + lane / 4 + e / 2 * 8;
-        const uint32_t n = block_y() * GEMM_TOKENS + token + column * 8 + lane % 4 * 2 + e % 2;
-        if (r >= a.rows || n >= a.tokens) continue;
-        float v = acc[part][column][e];
-        if (a.bias) v += ldg(a.bias + r);
-        float* y = a.y + (size_t)n * a.y_stride + r;
-        stg(y, a.accumulate ? ldg(y) + v : v);
+    for (uint32_t i = 0; i < 8; i++) {
+        const uint32_t part = i / 2, half = i % 2;
+        float v[4][2];
+        FB_UNROLL
+        for (uint32_t j = 0; j < 8; j++) v[j / 2][j % 2] = acc[part][j / 2][2 * half + j % 2];
+        const uint32_t n = block_x() * GEMM_SIDE + token + part * 16 + half * 8 + lane / 4;
+        gemm_put(a, n, block_y() * GEMM_SIDE + row + lane % 4 * 2, v);
     }
 }
 

@@ -317,7 +317,6 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
     const uint32_t token = g < a.batch ? g : a.batch - 1, x_first = staged + token * stride + c * 16;
     uint32_t x_at = x_first + octet * X_OCTET<E>;
     const bool grouped = !E::GROUPED && a.w.groups > 1;
-    const uint32_t group = a.w.group / 128;
     float acc[2][4] = {}, total[2][4] = {};
     const auto flush = [&](float factor0, float factor1, uint32_t strip) {
         FB_UNROLL
@@ -347,27 +346,37 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
     bool open = false;  // the last pair's sums are still in registers
     FB_UNROLL_1
     while (left > 0) {
-        cp_wait<(int)STAGES<E> - 2>();
-        sync_warp();
-        next();
-        multiply<E>(acc, slot, x_at, s, lane, t);
-        slot = slot + bytes == ring_end ? ring : slot + bytes;
-        left--, at++, octet++, x_at += X_OCTET<E>;
-        const bool end = octet == octets, over = end || left == 0;
-        if (grouped && (over || (first + octet + s.first_col / 128) % group == 0)) {
-            const uint32_t which = ((first + octet - 1) * 128 + s.first_col) / a.w.group;
+        // Octets of one pair and, where several columns share a scale, of one group.
+        uint32_t stretch = octets - octet < left ? octets - octet : left;
+        const uint32_t which = grouped ? ((first + octet) * 128 + s.first_col) / a.w.group : 0;
+        if (grouped) {
+            const uint32_t rest = ((which + 1) * a.w.group - s.first_col) / 128 - first - octet;
+            stretch = rest < stretch ? rest : stretch;
+        }
+        left -= stretch, at += stretch, octet += stretch;
+        FB_UNROLL_1
+        do {
+            cp_wait<(int)STAGES<E> - 2>();
+            sync_warp();
+            next();
+            multiply<E>(acc, slot, x_at, s, lane, t);
+            slot = slot + bytes == ring_end ? ring : slot + bytes;
+            x_at += X_OCTET<E>;
+        } while (--stretch > 0);
+        const bool end = octet == octets;
+        if (grouped) {
             FB_UNROLL
             for (uint32_t strip = 0; strip < 2; strip++) {
                 const uint32_t row = pair * 32 + strip * 16 + 2 * g;
                 const auto scale = [&](uint32_t r) { return r < a.w.rows ? ldc(a.w.scales + (size_t)r * a.w.groups + which) : 0.f; };
                 flush(scale(row) * s.factor, scale(row + 1) * s.factor, strip);
             }
-        } else if (over) {
+        } else {
             const float factor = E::GROUPED ? s.factor * a.w.gain : s.factor;
             flush(factor, factor, 0);
             flush(factor, factor, 1);
         }
-        if (!over) continue;
+        if (!end && left > 0) continue;
         // A pair of this warp alone, or the end of one that warps before it began.
         const uint32_t begin = pair * octets < from ? 0 : pair * octets - from;
         const bool own = warp_of(begin) == warp && (end || at == units);

@@ -2,8 +2,9 @@
 // the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 10] = [
+pub(crate) const UNITS: [(&str, &str); 11] = [
     ("model", "model.inc"),
+    ("gemm", "gemm.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
     ("grouped", "gen/grouped.inc"),
@@ -16,8 +17,9 @@ pub(crate) const UNITS: [(&str, &str); 10] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 3] = [
-    ("model", &["gemm.cuh", "model.cuh", "repack.cuh"]),
+pub(crate) const HEADERS: [(&str, &[&str]); 4] = [
+    ("model", &["model.cuh", "repack.cuh"]),
+    ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("encode", &["encode.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];

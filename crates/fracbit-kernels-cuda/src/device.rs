@@ -117,6 +117,8 @@ pub trait Device {
     type Graph: fmt::Debug;
     /// What a block may use.
     fn limits(&self) -> Limits;
+    /// Whether it has the kernels with products of warpgroups (`warpgroup.cuh`).
+    fn warpgroups(&self) -> bool;
     /// Reserves `bytes`; `what` names them in a message.
     ///
     /// # Errors

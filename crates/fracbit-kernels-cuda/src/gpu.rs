@@ -30,8 +30,9 @@ pub struct Gpu {
     functions: HashMap<String, usize>, // CUfunction
     /// Functions whose code is on the device, with all shared memory allowed.
     ready: Mutex<HashSet<usize>>,
-    /// Whether the kernels wait themselves for what they depend on.
-    programmatic: bool,
+    /// Whether it has the features of compute capability 9.0: kernels that wait themselves for what they
+    /// depend on, and products of warpgroups.
+    hopper: bool,
     /// Whether a kernel may start while the one before it runs (`grid_wait` of `device.cuh`).
     overlap: AtomicBool,
     /// Launches only look their functions up: the driver may not load code while it records.
@@ -150,8 +151,7 @@ impl Gpu {
             modules: Vec::new(),
             functions: HashMap::new(),
             ready: Mutex::default(),
-            // As only the code of this very architecture does.
-            programmatic: (major, minor) == (9, 0),
+            hopper: (major, minor) == (9, 0),
             overlap: AtomicBool::new(true),
             resolving: AtomicBool::new(false),
             limits,
@@ -302,6 +302,10 @@ impl Device for Gpu {
         self.limits
     }
 
+    fn warpgroups(&self) -> bool {
+        self.hopper
+    }
+
     fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
         self.enter()?;
         let mut at = 0;
@@ -370,7 +374,7 @@ impl Device for Gpu {
             sharedMemBytes: grid.shared,
             hStream: self.stream,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.programmatic && self.overlap.load(Ordering::Relaxed)),
+            numAttrs: u32::from(self.hopper && self.overlap.load(Ordering::Relaxed)),
         };
         // SAFETY: every kernel takes one structure, which the driver copies; this crate built it
         // for this kernel.

@@ -4,6 +4,7 @@ mod args;
 mod book;
 mod device;
 mod encode;
+mod gemm;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod matrix;

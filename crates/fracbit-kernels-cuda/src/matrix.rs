@@ -1,6 +1,6 @@
 //! A packed matrix on a device.
 
-use crate::ops::{GemmArgs, gemm};
+use crate::gemm::{Gemm, GemmArgs};
 use crate::{
     Address, Buffer, Device, DeviceError, Grid, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
@@ -350,7 +350,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             accumulate: u32::from(accumulate),
             pad: 0,
         };
-        gemm(self.device, &args)
+        Gemm::choose(self.device, rows, tokens).launch(self.device, &args)
     }
 
     /// Expands to f16 (rows, cols): weights, or with `raw` the integers of the codes.

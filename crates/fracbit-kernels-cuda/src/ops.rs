@@ -3,7 +3,8 @@
 //! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on
 //! the device of its buffers.
 
-use crate::{Address, Buffer, Device, DeviceError, Grid};
+pub use crate::gemm::{Gemm, halve};
+use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs};
 use bytemuck::{Pod, Zeroable};
 
 /// Most tokens that run together.
@@ -126,29 +127,6 @@ struct DenseArgs {
     y_stride: u32,
     accumulate: u32,
     pad: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
-pub(crate) struct GemmArgs {
-    pub(crate) w: Address,
-    pub(crate) x: Address,
-    pub(crate) bias: Address,
-    pub(crate) y: Address,
-    pub(crate) rows: u32,
-    pub(crate) cols: u32,
-    pub(crate) tokens: u32,
-    pub(crate) y_stride: u32,
-    pub(crate) accumulate: u32,
-    pub(crate) pad: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
-struct HalveArgs {
-    x: Address,
-    out: Address,
-    count: u64,
 }
 
 #[repr(C)]
@@ -601,6 +579,28 @@ impl<D: Device> DenseMatrix<'_, D> {
         device: &D,
         halves: &Buffer<'_, D>,
         y: &Buffer<'_, D>,
+        place: (usize, usize),
+        tokens: usize,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let gemm = Gemm::choose(device, self.rows, tokens);
+        self.apply_many_by(gemm, device, halves, y, place, tokens, accumulate)
+    }
+
+    /// As [`apply_many`](Self::apply_many), by a kernel that the device must have.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    ///
+    /// # Panics
+    /// When a buffer is too short or the columns are no multiple of 8.
+    #[expect(clippy::too_many_arguments, reason = "as `apply_many`, and the kernel")]
+    pub fn apply_many_by(
+        &self,
+        gemm: Gemm,
+        device: &D,
+        halves: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
         (offset, stride): (usize, usize),
         tokens: usize,
         accumulate: bool,
@@ -619,36 +619,8 @@ impl<D: Device> DenseMatrix<'_, D> {
             accumulate: u32::from(accumulate),
             pad: 0,
         };
-        gemm(device, &args)
+        gemm.launch(device, &args)
     }
-}
-
-/// Launches `gemm` of `gemm.cuh`.
-pub(crate) fn gemm<D: Device>(device: &D, args: &GemmArgs) -> Result<(), DeviceError> {
-    const SHARED: u32 = 3 * (128 + 64) * 80; // stages, outputs and tokens of a block, bytes of a padded row
-    assert!(args.cols.is_multiple_of(8), "dense products of many tokens take multiples of 8 columns");
-    let blocks = (args.rows.div_ceil(128), args.tokens.div_ceil(64));
-    device.launch("fb_gemm", Grid { blocks, threads: 256, shared: SHARED }, bytemuck::bytes_of(args))
-}
-
-/// Rounds `count` floats to half precision, saturated.
-///
-/// # Errors
-/// When the launch is refused.
-///
-/// # Panics
-/// When a buffer is too short.
-pub fn halve<D: Device>(
-    device: &D,
-    x: &Buffer<'_, D>,
-    out: &Buffer<'_, D>,
-    count: usize,
-) -> Result<(), DeviceError> {
-    holds(x, count, "halve");
-    assert!(out.bytes() >= 2 * count, "halve: {count} halves in a buffer of {} bytes", out.bytes());
-    let args = HalveArgs { x: x.at(), out: out.at(), count: count as u64 };
-    let grid = Grid { blocks: (u32_of(count.div_ceil(1024).clamp(1, 4096)), 1), threads: 256, shared: 0 };
-    device.launch("fb_halve", grid, bytemuck::bytes_of(&args))
 }
 
 /// How a token is drawn; see `sample` in `model.cuh`.
@@ -709,7 +681,6 @@ pub fn sample<D: Device>(
 const _: () = assert!(
     size_of::<Step>() == 1032
         && size_of::<RotateArgs>() == 72
-        && size_of::<GemmArgs>() == 56
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64
         && size_of::<DenseArgs>() == 56

@@ -97,6 +97,10 @@ impl Device for Shim {
         self.limits
     }
 
+    fn warpgroups(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
         self.talk(what, |p| {
             p.words(1, &[bytes as u64])?;
@@ -167,7 +171,8 @@ fn build(folder: &Path) -> Result<PathBuf, String> {
     let text = |e: std::io::Error| e.to_string();
     let source = sources();
     let host = hash_of(
-        ["shim.hpp", "registry.hpp", "instances.cpp", "server.cpp"].map(|f| source.join("host").join(f)),
+        ["shim.hpp", "warpgroup.hpp", "registry.hpp", "instances.cpp", "server.cpp"]
+            .map(|f| source.join("host").join(f)),
     )?;
     let mut jobs = vec![("host/server.cpp", "server", "", host ^ hash_of([source.join("device.cuh")])?)];
     for (unit, instances) in units::UNITS {

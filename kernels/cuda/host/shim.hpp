@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #define FB_UNROLL
 #define FB_UNROLL_1
 #define FB_UNROLL_4
+#define FB_WARPGROUPS  // both products run here
 
 namespace shim {
 
@@ -87,21 +89,38 @@ struct Context {
 
 struct Copy { uint32_t at; unsigned char bytes[16]; };
 
+/// A product of a warpgroup (warpgroup.hpp): its operands as they were when it began.
+struct Operands {
+    uint64_t a_at, b_at;
+    uint32_t n;
+    std::vector<uint16_t> a_bits, b_bits;
+    std::vector<float> a, b;
+};
+struct Product { float* d; std::shared_ptr<Operands> operands; };
+
 struct Fibre {
     Context context;
     std::unique_ptr<char[]> stack;
     bool done = false, waited = false;
     uint64_t warp_turn = 0, block_turn = 0;
     std::vector<std::vector<Copy>> groups;  // cp.async, oldest first; the last is open
+    // Of warpgroups: finished copies that products do not see yet, products by group, and sums under way with the number of their products.
+    std::vector<Copy> landed;
+    std::vector<std::vector<Product>> products;
+    std::map<float*, std::vector<float>> sums;
+    std::map<float*, int> running;
+    bool fenced = false;
 };
 
 struct Warp { int arrived = 0; uint64_t turn = 0; uint32_t slot[32][8]; };
+struct Warpgroup { int arrived = 0; uint64_t turn = 0; std::shared_ptr<Operands> operands; };
 
 struct Block {
     uint32_t x, y, grid_x, grid_y, threads;
-    std::vector<unsigned char> shared;
+    std::vector<unsigned char> shared, shown;  // `shown`: to products of warpgroups
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
+    std::vector<Warpgroup> warpgroups;
     uint32_t arrived = 0, current = 0;
     uint64_t turn = 0, progress = 0;
     Context scheduler;
@@ -151,12 +170,16 @@ inline void launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t sh
     for (b.y = 0; b.y < grid_y; b.y++) {
         for (b.x = 0; b.x < grid_x; b.x++) {
             b.shared.assign(shared, 0xCD);
+            b.shown.clear();
             b.warps.assign(threads / 32, Warp{});
+            b.warpgroups.assign(threads / 128, Warpgroup{});
             b.arrived = 0;
             for (uint32_t i = 0; i < threads; i++) {
                 Fibre& f = b.fibres[i];
-                f.done = f.waited = false;
+                f.done = f.waited = f.fenced = false;
                 f.groups.assign(1, {});
+                f.products.assign(1, {});
+                f.landed.clear(), f.sums.clear(), f.running.clear();
                 f.context.start(f.stack.get() + stack, stack, entry);
             }
             for (uint32_t left = threads; left > 0;) {
@@ -268,11 +291,11 @@ FB_DEVICE void grid_wait() { shim::me().waited = true; }
 FB_DEVICE void grid_release() {}
 
 FB_DEVICE void pin(const unsigned char*&) {}
-FB_DEVICE void cp_async16(uint32_t at, const void* from) {
+FB_DEVICE void cp_async16(uint32_t at, const void* from, bool real = true) {
     shim::Copy c;
     c.at = at;
     if ((uintptr_t)from % 16 != 0) shim::die("cp.async: misaligned source", (long)(uintptr_t)from);
-    memcpy(c.bytes, from, 16);
+    if (real) memcpy(c.bytes, from, 16); else memset(c.bytes, 0, 16);
     memset(shim::shared_at(at, 16), 0xEE, 16);
     shim::me().groups.back().push_back(c);
 }
@@ -280,7 +303,7 @@ FB_DEVICE void cp_commit() { shim::me().groups.emplace_back(); }
 template <int N> FB_DEVICE void cp_wait() {
     auto& groups = shim::me().groups;
     while (groups.size() > (size_t)N + 1) {
-        for (const shim::Copy& c : groups.front()) memcpy(shim::shared_at(c.at, 16), c.bytes, 16);
+        for (const shim::Copy& c : groups.front()) memcpy(shim::shared_at(c.at, 16), c.bytes, 16), shim::me().landed.push_back(c);
         groups.erase(groups.begin());
     }
 }

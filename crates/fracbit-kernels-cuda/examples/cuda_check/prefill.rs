@@ -1,0 +1,110 @@
+//! What long prompts run on: products with many tokens and expansion, timed and compared with sums
+//! on the processor.
+
+use fracbit_base::{Scheme, Shape};
+use fracbit_kernels::cases::{self, Packed, Random};
+use fracbit_kernels_cuda::{
+    Buffer, Device as _, DeviceError, DeviceMatrix, Gpu,
+    ops::{DenseMatrix, Gemm},
+};
+use half::f16;
+use std::error::Error;
+
+/// Prints a table of rates; fails where a sample of the results is wrong.
+pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
+    println!("| product | tokens | kernel | µs | TFLOP/s |\n| --- | --- | --- | --- | --- |");
+    for (rows, cols, counts) in [
+        (4096, 4096, &[4096, 1024, 512, 64][..]),
+        (6144, 4096, &[1024]),
+        (14336, 4096, &[1024, 512]),
+        (4096, 14336, &[1024, 512, 64]),
+    ] {
+        let weights = DenseMatrix::new(gpu, (rows, cols), &halves(rows * cols, 1), None)?;
+        for &tokens in counts {
+            product(gpu, &weights, tokens)?;
+        }
+    }
+    println!("\n| expansion of 4096x14336 | µs | TB/s written |\n| --- | --- | --- |");
+    for name in ["tcq-fast-2", "tcq-2", "tcq-4", "tcq-hyb-2", "nuq-4", "nuq-8", "int-4"] {
+        expansion(gpu, name)?;
+    }
+    Ok(())
+}
+
+/// Halves in -1..1: a long run of numbers again and again, of a length that divides no row.
+fn halves(n: usize, seed: u64) -> Vec<u16> {
+    let mut random = Random::new(seed);
+    let run: Vec<u16> = (0..1_000_003).map(|_| f16::from_f32(2.0 * random.unit() - 1.0).to_bits()).collect();
+    (0..n).map(|i| run[i % run.len()]).collect()
+}
+
+fn value(bits: u16) -> f64 {
+    f64::from(f16::from_bits(bits))
+}
+
+/// Microseconds of a launch: of five graphs of eight, the middle one.
+fn time(gpu: &Gpu, mut body: impl FnMut() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
+    const LAUNCHES: usize = 8;
+    let graph = gpu.record(&mut || (0..LAUNCHES).try_for_each(|_| body()))?;
+    gpu.replay(&graph)?;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(gpu.time(|| gpu.replay(&graph))?);
+    }
+    times.sort_by(f32::total_cmp);
+    Ok(f64::from(times[2]) * 1e3 / LAUNCHES as f64)
+}
+
+fn product(gpu: &Gpu, weights: &DenseMatrix<'_, Gpu>, tokens: usize) -> Result<(), Box<dyn Error>> {
+    let (rows, cols) = (weights.rows(), weights.cols());
+    let x = halves(tokens * cols, 2);
+    let input = Buffer::of(gpu, &x, "inputs")?;
+    let y = Buffer::zeroed(gpu, 4 * tokens * rows, "outputs")?;
+    let mut kernels = vec![Gemm::MMA];
+    if gpu.warpgroups() {
+        kernels.extend(Gemm::WARPGROUP);
+    }
+    let chosen = Gemm::choose(gpu, rows, tokens);
+    let w: Vec<u16> = weights.weights().read(rows * cols)?;
+    for gemm in kernels {
+        let run = || weights.apply_many_by(gemm, gpu, &input, &y, (0, rows), tokens, false);
+        run()?;
+        let got: Vec<f32> = y.read(tokens * rows)?;
+        for i in 0..2000 {
+            // Steps that meet every row and token of a tile.
+            let (n, r) = (i * 37 % tokens, i * 1009 % rows);
+            let pairs = w[r * cols..][..cols].iter().zip(&x[n * cols..][..cols]);
+            let (want, size) = pairs.fold((0.0, 0.0), |(sum, size), (&w, &x)| {
+                let product = value(w) * value(x);
+                (sum + product, size + product.abs())
+            });
+            let error = (f64::from(got[n * rows + r]) - want).abs();
+            if error > size * 1e-5 {
+                return Err(format!("{gemm:?}, output {r} of token {n}: {error} beside {want}").into());
+            }
+        }
+        let us = time(gpu, run)?;
+        let mark = if gemm == chosen { " (chosen)" } else { "" };
+        let rate = 2e-6 * (rows * cols * tokens) as f64 / us;
+        println!("| {rows}x{cols} | {tokens} | {}{mark} | {us:.1} | {rate:.0} |", gemm.kernel());
+    }
+    Ok(())
+}
+
+fn expansion(gpu: &Gpu, name: &str) -> Result<(), Box<dyn Error>> {
+    let (scheme, shape): (Scheme, _) = (name.parse()?, Shape::new(4096, 14336));
+    let group = scheme.group().unwrap_or(shape.cols);
+    let packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 90), group, 1);
+    let matrix = DeviceMatrix::new(gpu, &packed.view()?, None)?;
+    let out = Buffer::room(gpu, 2 * shape.len(), "weights")?;
+    matrix.expand(&out, false)?;
+    let got: Vec<u16> = out.read(shape.len())?;
+    for (i, (&h, want)) in got.iter().zip(packed.view()?.dequantize()).enumerate() {
+        if (value(h) - f64::from(want)).abs() > 2f64.powi(-10) * f64::from(want).abs() + 1e-6 {
+            return Err(format!("{name}, weight {i}: {} for {want}", value(h)).into());
+        }
+    }
+    let us = time(gpu, || matrix.expand(&out, false))?;
+    println!("| {name} | {us:.1} | {:.2} |", 2e-6 * shape.len() as f64 / us);
+    Ok(())
+}
