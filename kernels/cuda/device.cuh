@@ -5,6 +5,9 @@
 #pragma once
 #include <stdint.h>
 
+struct alignas(16) Words4 { uint32_t w[4]; };
+struct alignas(8) Words2 { uint32_t w[2]; };
+
 #ifdef __CUDACC__
 
 #include <cuda_fp16.h>
@@ -12,6 +15,7 @@
 #define FB_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define FB_UNROLL _Pragma("unroll")
 #define FB_UNROLL_1 _Pragma("unroll 1")
+#define FB_UNROLL_8 _Pragma("unroll 8")
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
@@ -57,6 +61,10 @@ FB_DEVICE float ld_fresh(const float* p) { return __ldcg(p); }
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return atomicAdd(p, 1u); }
 /// Global memory that no kernel of a step writes, and that may therefore be read before `grid_wait`.
 template <class T> FB_DEVICE T ldc(const T* p) { return __ldg(p); }
+FB_DEVICE Words4 ldc(const Words4* p) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+    return Words4{{v.x, v.y, v.z, v.w}};
+}
 
 /// Programmatic dependent launch: on sm_90 the host lets a kernel start while the one before it still runs. `grid_wait` returns when all
 /// that was launched before is done and visible: nothing that other kernels write is read before it, nothing at all is written.
@@ -126,9 +134,6 @@ FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 #else
 #include "host/shim.hpp"
 #endif
-
-struct alignas(16) Words4 { uint32_t w[4]; };
-struct alignas(8) Words2 { uint32_t w[2]; };
 
 FB_DEVICE float sum_lanes(float v) {
     FB_UNROLL

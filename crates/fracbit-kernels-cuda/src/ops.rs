@@ -6,6 +6,9 @@
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
 
+mod attend_few;
+pub use attend_few::{AttentionWork, FEW, attend_few};
+
 /// Most tokens that run together.
 pub const PROMPT: usize = 256;
 

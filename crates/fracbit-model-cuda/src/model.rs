@@ -4,7 +4,10 @@ use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
-    ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, PROMPT, RotationTables, Step},
+    ops::{
+        self, AttentionShape, AttentionWork, Cache, DenseMatrix, FEW, HeadOptions, PROMPT, RotationTables,
+        Step,
+    },
 };
 use fracbit_model::{FloatId, LayerLinear, LinearId, Sites, sites::HeadSite};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
@@ -128,6 +131,7 @@ pub struct DeviceState<'d, D: Device> {
     /// Tokens that may run together.
     rows: usize,
     caches: Vec<Cache<'d, D>>,
+    attention: AttentionWork<'d, D>,
     turns: Buffer<'d, D>,
     shape: AttentionShape,
     pub(crate) len: usize,
@@ -505,6 +509,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
             rows: together,
             caches,
+            attention: AttentionWork::new(device, &shape)?,
             turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
             shape,
             len: 0,
@@ -605,7 +610,11 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 eps: self.eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
             };
-            ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
+            if rows <= FEW && s.shape.d.is_multiple_of(8) {
+                ops::attend_few(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options, &s.attention)?;
+            } else {
+                ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
+            }
             let input = if turn(&layer.output_in)? { &s.turned } else { &s.n };
             layer.output.apply(self, input, &s.x, rows, true, many)?;
 

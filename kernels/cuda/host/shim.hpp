@@ -25,6 +25,7 @@
 #define FB_KERNEL(name, threads, blocks) static void name
 #define FB_UNROLL
 #define FB_UNROLL_1
+#define FB_UNROLL_8
 
 namespace shim {
 
