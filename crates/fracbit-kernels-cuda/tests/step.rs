@@ -1,11 +1,14 @@
-//! Attention of a decoding step on the host shim against sums in f64.
+//! Attention, norms and rotations of a decoding step on the host shim against sums in f64.
 
 #[path = "common/step.rs"]
 mod step;
+#[path = "common/turn.rs"]
+mod turn;
 
 use fracbit_kernels_cuda::{Limits, shim::Shim};
 use std::path::Path;
 use step::Attention;
+use turn::Turn;
 
 fn device(multiprocessors: usize) -> Shim {
     let limits = Limits { multiprocessors, shared: 99 << 10 };
@@ -57,6 +60,42 @@ fn attention_of_few_tokens() {
         for &(before, rows) in lengths {
             let worst = bench.check(before, rows).expect("a launch");
             assert!(worst < 1.0, "{attention:?}, {rows} tokens after {before}: {worst} of the bound");
+        }
+    }
+}
+
+/// Walsh matrices, one and two dense factors, and widths that many blocks a row do not take.
+const TURNS: [Turn; 19] = [
+    Turn(&[], 16),
+    Turn(&[], 64),
+    Turn(&[], 128),
+    Turn(&[], 2048),
+    Turn(&[], 4096),
+    Turn(&[], 8192),
+    Turn(&[], 16384),
+    Turn(&[3], 4),
+    Turn(&[7], 8),
+    Turn(&[12], 8),
+    Turn(&[20], 4),
+    Turn(&[28], 512),
+    Turn(&[172], 64),
+    Turn(&[44], 128),
+    Turn(&[4, 12], 32),
+    Turn(&[12, 20], 2),
+    Turn(&[5], 1),
+    Turn(&[7], 2),
+    Turn(&[3], 2048),
+];
+
+#[test]
+fn norms_and_rotations_of_few_rows() {
+    for (number, turn) in TURNS.into_iter().enumerate() {
+        // One, two and four rows of the first factor a block.
+        let device = device([1, 20, 200][number % 3]);
+        let rows = if turn.width() > 4096 { 1 } else { [1, 8, 3, 9][number % 4] };
+        for inverse in [false, true] {
+            let worst = turn.check(&device, rows, inverse).expect("a launch");
+            assert!(worst < 1.0, "{turn:?}, {rows} rows, inverse {inverse}: {worst} of the bound");
         }
     }
 }
