@@ -5,6 +5,9 @@
 #pragma once
 #include <stdint.h>
 
+struct alignas(16) Words4 { uint32_t w[4]; };
+struct alignas(8) Words2 { uint32_t w[2]; };
+
 #ifdef __CUDACC__
 
 #include <cuda_fp16.h>
@@ -16,6 +19,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define FB_WARPGROUPS  // the operations of warpgroup.cuh exist
 #endif
+#define FB_UNROLL_8 _Pragma("unroll 8")
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
@@ -61,6 +65,10 @@ FB_DEVICE float ld_fresh(const float* p) { return __ldcg(p); }
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return atomicAdd(p, 1u); }
 /// Global memory that no kernel of a step writes, and that may therefore be read before `grid_wait`.
 template <class T> FB_DEVICE T ldc(const T* p) { return __ldg(p); }
+FB_DEVICE Words4 ldc(const Words4* p) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+    return Words4{{v.x, v.y, v.z, v.w}};
+}
 
 /// Programmatic dependent launch: on sm_90 the host lets a kernel start while the one before it still runs. `grid_wait` returns when all
 /// that was launched before is done and visible: nothing that other kernels write is read before it, nothing at all is written.
@@ -141,11 +149,6 @@ FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 #else
 #include "host/shim.hpp"
 #endif
-
-struct alignas(16) Words4 { uint32_t w[4]; };
-struct alignas(8) Words2 { uint32_t w[2]; };
-struct alignas(16) Floats4 { float v[4]; };
-struct alignas(8) Floats2 { float v[2]; };
 
 FB_DEVICE float sum_lanes(float v) {
     FB_UNROLL

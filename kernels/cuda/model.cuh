@@ -47,14 +47,39 @@ struct NormArgs {
     float eps;
 };
 FB_DEVICE void norm(const NormArgs& a) {
+    constexpr uint32_t MOST = 4;  // four neighbours each of a thread that keeps its part of the row
+    grid_release();
     const float* x = a.x + (size_t)block_x() * a.width;
-    float v = 0.f;
-    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) v += ldg(x + i) * ldg(x + i);
-    const float scale = 1.f / root(sum_block(v, 0) / (float)a.width + a.eps);
-    for (uint32_t i = thread_x(); i < a.width; i += threads_x()) {
-        const float w = a.gain ? ldg(a.gain + i) : 1.f;
-        stg(a.out + (size_t)block_x() * a.width + i, ldg(x + i) * scale * w);
+    float* out = a.out + (size_t)block_x() * a.width;
+    float square = 0.f;
+    if (a.width % 4 != 0 || a.width > 4 * MOST * threads_x()) {
+        grid_wait();
+        for (uint32_t i = thread_x(); i < a.width; i += threads_x()) square += ldg(x + i) * ldg(x + i);
+        const float scale = 1.f / root(sum_block(square, 0) / (float)a.width + a.eps);
+        for (uint32_t i = thread_x(); i < a.width; i += threads_x()) stg(out + i, ldg(x + i) * scale * (a.gain ? ldc(a.gain + i) : 1.f));
+        return;
     }
+    Words4 gain[MOST], v[MOST];
+    const auto each = [&](const auto& f) {
+        FB_UNROLL
+        for (uint32_t t = 0; t < MOST; t++) {
+            const uint32_t i = 4 * (thread_x() + t * threads_x());
+            if (i < a.width) f(t, i);
+        }
+    };
+    if (a.gain) each([&](uint32_t t, uint32_t i) { gain[t] = ldc((const Words4*)(a.gain + i)); });
+    grid_wait();
+    each([&](uint32_t t, uint32_t i) { v[t] = ldg((const Words4*)(x + i)); });
+    each([&](uint32_t t, uint32_t) {
+        FB_UNROLL
+        for (uint32_t e = 0; e < 4; e++) square += float_of(v[t].w[e]) * float_of(v[t].w[e]);
+    });
+    const float scale = 1.f / root(sum_block(square, 0) / (float)a.width + a.eps);
+    each([&](uint32_t t, uint32_t i) {
+        FB_UNROLL
+        for (uint32_t e = 0; e < 4; e++) v[t].w[e] = bits_of(float_of(v[t].w[e]) * scale * (a.gain ? float_of(gain[t].w[e]) : 1.f));
+        stg((Words4*)(out + i), v[t]);
+    });
 }
 
 struct GainArgs {

@@ -18,7 +18,7 @@ pub(crate) const UNITS: [(&str, &str); 11] = [
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
 pub(crate) const HEADERS: [(&str, &[&str]); 4] = [
-    ("model", &["model.cuh", "repack.cuh"]),
+    ("model", &["attend_few.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("encode", &["encode.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),

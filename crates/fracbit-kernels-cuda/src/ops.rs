@@ -7,6 +7,11 @@ pub use crate::gemm::{Gemm, halve};
 use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs};
 use bytemuck::{Pod, Zeroable};
 
+mod attend_few;
+mod rotate_few;
+pub use attend_few::{AttentionWork, FEW, attend_few};
+pub use rotate_few::Before;
+
 /// Most tokens that run together.
 pub const PROMPT: usize = 256;
 
@@ -208,7 +213,7 @@ pub fn norm<D: Device>(
         width: u32_of(width),
         eps,
     };
-    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width, 512), shared: 132 };
+    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width / 4, 1024), shared: 132 };
     device.launch("fb_norm", grid, bytemuck::bytes_of(&args))
 }
 
@@ -258,6 +263,8 @@ pub struct RotationTables<'d, D: Device> {
     n: usize,
     walsh: usize,
     orders: [usize; 2],
+    /// Without a dense factor: order of the part of the Walsh matrix that stands in its place.
+    split: usize,
     signs: Buffer<'d, D>,
     forward: Vec<Buffer<'d, D>>,
     backward: Vec<Buffer<'d, D>>,
@@ -283,12 +290,20 @@ impl<'d, D: Device> RotationTables<'d, D> {
                 (0..matrix.len()).map(|i| matrix[i % order * order + i / order]).collect();
             backward.push(Buffer::of(device, &transposed, "rotation")?);
         }
+        let mut split = 0;
+        if factors.is_empty() {
+            let (order, matrix) = rotate_few::walsh_factor(signs.len());
+            split = order;
+            forward.push(Buffer::of(device, &matrix, "rotation")?);
+            backward.push(Buffer::of(device, &matrix, "rotation")?);
+        }
         let walsh = signs.len() / orders.iter().map(|&o| o.max(1)).product::<usize>();
         assert!(walsh.is_power_of_two(), "a Walsh matrix of order {walsh}");
         Ok(Self {
             n: signs.len(),
             walsh,
             orders,
+            split,
             signs: Buffer::of(device, signs, "signs")?,
             forward,
             backward,
@@ -313,6 +328,16 @@ impl<'d, D: Device> RotationTables<'d, D> {
         inverse: bool,
         gated: bool,
     ) -> Result<(), DeviceError> {
+        if self.takes_few(device, rows) {
+            return self.rotate_few(
+                device,
+                x,
+                out,
+                (0, rows),
+                inverse,
+                &Before { gated, ..Before::default() },
+            );
+        }
         holds(x, rows * self.n * (1 + usize::from(gated)), "rotate");
         holds(out, rows * self.n, "rotate");
         assert_ne!(x.at(), out.at(), "a rotation does not run in place");
@@ -335,7 +360,8 @@ impl<'d, D: Device> RotationTables<'d, D> {
             room: u32_of(room),
             ..RotateArgs::default()
         };
-        args.factors.iter_mut().zip(matrices).for_each(|(slot, m)| *slot = m.at());
+        let given = self.orders.iter().filter(|&&order| order > 0).count();
+        args.factors.iter_mut().zip(&matrices[..given]).for_each(|(slot, m)| *slot = m.at());
         let grid = Grid {
             blocks: (u32_of(rows), 1),
             threads: threads_for(self.n / 2, 1024),

@@ -4,7 +4,10 @@ use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
-    ops::{self, AttentionShape, Cache, DenseMatrix, HeadOptions, PROMPT, RotationTables, Step},
+    ops::{
+        self, AttentionShape, AttentionWork, Before, Cache, DenseMatrix, FEW, HeadOptions, PROMPT,
+        RotationTables, Step,
+    },
 };
 use fracbit_model::{FloatId, LayerLinear, LinearId, Sites, sites::HeadSite};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
@@ -128,6 +131,7 @@ pub struct DeviceState<'d, D: Device> {
     /// Tokens that may run together.
     rows: usize,
     caches: Vec<Cache<'d, D>>,
+    attention: AttentionWork<'d, D>,
     turns: Buffer<'d, D>,
     shape: AttentionShape,
     pub(crate) len: usize,
@@ -505,6 +509,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
             rows: together,
             caches,
+            attention: AttentionWork::new(device, &shape)?,
             turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
             shape,
             len: 0,
@@ -582,11 +587,6 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
         let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
-        let turn = |tables: &Option<RotationTables<'d, D>>| -> Result<bool, DeviceError> {
-            let Some(tables) = tables else { return Ok(false) };
-            tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
-            Ok(true)
-        };
         match &self.embed_out {
             None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
             Some(tables) => {
@@ -595,8 +595,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
         }
         for ((i, layer), cache) in self.layers.iter().enumerate().zip(&s.caches) {
-            ops::norm(device, &s.x, Some(&layer.attention_norm), &s.n, (0, rows, width), self.eps)?;
-            let input = if turn(&layer.attention_in)? { &s.turned } else { &s.n };
+            let gain = Some(&layer.attention_norm);
+            let input = self.normed(s, gain, layer.attention_in.as_ref(), (0, rows), false)?;
             layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
             let options = HeadOptions {
                 query_norm: layer.query_norm.as_ref(),
@@ -605,12 +605,20 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 eps: self.eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
             };
-            ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
-            let input = if turn(&layer.output_in)? { &s.turned } else { &s.n };
+            if rows <= FEW && s.shape.d.is_multiple_of(8) {
+                ops::attend_few(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options, &s.attention)?;
+            } else {
+                ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
+            }
+            let mut input = &s.n;
+            if let Some(tables) = &layer.output_in {
+                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
+                input = &s.turned;
+            }
             layer.output.apply(self, input, &s.x, rows, true, many)?;
 
-            ops::norm(device, &s.x, Some(&layer.mlp_norm), &s.n, (0, rows, width), self.eps)?;
-            let input = if turn(&layer.mlp_in)? { &s.turned } else { &s.n };
+            let gain = Some(&layer.mlp_norm);
+            let input = self.normed(s, gain, layer.mlp_in.as_ref(), (0, rows), false)?;
             layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
@@ -621,26 +629,44 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
+    /// Norm, and rotation where there is one, of `rows` rows of the residual stream from row `first`
+    /// on; returns where they are.
+    fn normed<'s>(
+        &self,
+        s: &'s DeviceState<'d, D>,
+        gain: Option<&Buffer<'d, D>>,
+        turn: Option<&RotationTables<'d, D>>,
+        (first, rows): (usize, usize),
+        inverse: bool,
+    ) -> Result<&'s Buffer<'d, D>, DeviceError> {
+        let (device, width) = (self.device, self.config.hidden_size);
+        if let Some(tables) = turn.filter(|t| t.takes_few(device, rows)) {
+            let before = Before { norm: Some(self.eps), gain, gated: false };
+            tables.rotate_few(device, &s.x, &s.turned, (first, rows), inverse, &before)?;
+            return Ok(&s.turned);
+        }
+        ops::norm(device, &s.x, gain, &s.n, (first, rows, width), self.eps)?;
+        let Some(tables) = turn else { return Ok(&s.n) };
+        tables.rotate(device, &s.n, &s.turned, rows, inverse, false)?;
+        Ok(&s.turned)
+    }
+
     /// Launches final norm and head for `rows` (at most eight) rows of the residual stream from row
     /// `first` on.
     pub(crate) fn head(&self, s: &DeviceState<'d, D>, first: usize, rows: usize) -> Result<(), DeviceError> {
-        let (device, size) = (self.device, (rows, self.config.hidden_size));
-        let these = (first, rows, self.config.hidden_size);
+        let (device, these) = (self.device, (first, rows));
         let input = match &self.head_turn {
-            HeadTurn::Plain => {
-                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, these, self.eps)?;
-                &s.n
-            }
-            HeadTurn::Rotate(tables) => {
-                ops::norm(device, &s.x, Some(&self.final_norm), &s.n, these, self.eps)?;
-                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
-                &s.turned
-            }
+            HeadTurn::Plain => self.normed(s, Some(&self.final_norm), None, these, false)?,
+            HeadTurn::Rotate(tables) => self.normed(s, Some(&self.final_norm), Some(tables), these, false)?,
             HeadTurn::Regain(tables) => {
-                ops::norm(device, &s.x, None, &s.n, these, self.eps)?;
-                tables.rotate(device, &s.n, &s.turned, rows, true, false)?;
-                ops::gain(device, &s.turned, &self.final_norm, size)?;
-                tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
+                self.normed(s, None, Some(tables), these, true)?;
+                if tables.takes_few(device, rows) {
+                    let before = Before { gain: Some(&self.final_norm), ..Before::default() };
+                    tables.rotate_few(device, &s.turned, &s.n, (0, rows), false, &before)?;
+                } else {
+                    ops::gain(device, &s.turned, &self.final_norm, (rows, self.config.hidden_size))?;
+                    tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
+                }
                 &s.n
             }
         };

@@ -28,6 +28,7 @@
 #define FB_UNROLL_1
 #define FB_UNROLL_4
 #define FB_WARPGROUPS  // both products run here
+#define FB_UNROLL_8
 
 namespace shim {
 

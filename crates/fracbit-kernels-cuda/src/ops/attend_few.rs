@@ -1,0 +1,170 @@
+//! Attention of the few tokens of a decoding step: one launch of `attend_few.cuh`.
+
+use super::{AttentionShape, Cache, HeadOptions, at, holds, u32_of};
+use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
+use bytemuck::{Pod, Zeroable};
+
+/// Most tokens that [`attend_few`] takes.
+pub const FEW: usize = 8;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct AttendFewArgs {
+    step: Address,
+    qkv: Address,
+    query_norm: Address,
+    key_norm: Address,
+    turns: Address,
+    keys: Address,
+    values: Address,
+    out: Address,
+    partial: Address,
+    counters: Address,
+    heads: u32,
+    kv_heads: u32,
+    d: u32,
+    capacity: u32,
+    window: u32,
+    rows: u32,
+    tiles: u32,
+    eps: f32,
+    scale: f32,
+    pad: u32,
+}
+
+/// How one launch is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    /// Dimensions of the kernel, at least those of a head.
+    dims: usize,
+    /// Queries (tokens times query heads of a key-value head) of a block.
+    queries: usize,
+    /// Blocks that share a key-value head.
+    tiles: usize,
+    /// Shares of the cache: blocks along y.
+    shares: usize,
+}
+
+impl Plan {
+    fn new(shape: &AttentionShape, rows: usize, limits: &Limits) -> Self {
+        let all = rows * shape.heads / shape.kv_heads;
+        let dims = [64, 128, 256].into_iter().find(|&n| n >= shape.d).unwrap_or(256);
+        let queries = if all > 8 && dims < 256 { 16 } else { 8 };
+        let tiles = all.div_ceil(queries);
+        // Two blocks a multiprocessor, or one where a block takes more than half its registers. A
+        // block has eight warps of 16 positions; more blocks than the capacity needs have none.
+        let together = if dims * queries > 1024 { 1 } else { 2 };
+        let shares = (together * limits.multiprocessors) / (shape.kv_heads * tiles);
+        Self { dims, queries, tiles, shares: shares.clamp(1, shape.capacity.div_ceil(128)) }
+    }
+
+    fn blocks(&self, shape: &AttentionShape) -> usize {
+        shape.kv_heads * self.tiles
+    }
+
+    /// Floats of the workspace: sums, most and weight of every query and share.
+    fn partial(&self, shape: &AttentionShape) -> usize {
+        self.blocks(shape) * self.shares * self.queries * (self.dims + 2)
+    }
+
+    /// Bytes of a block, as `FewRoom` counts them.
+    fn shared(&self) -> usize {
+        let (queries, dims) = (self.queries, self.dims);
+        queries * (4 * dims + 16) + 2 * 16 * (2 * dims + 64) + 8 * queries * (2 * 4 + 4 * dims)
+    }
+}
+
+/// Workspace of [`attend_few`], for all layers of one sequence.
+#[derive(Debug)]
+pub struct AttentionWork<'d, D: Device> {
+    partial: Buffer<'d, D>,
+    counters: Buffer<'d, D>,
+}
+
+impl<'d, D: Device> AttentionWork<'d, D> {
+    /// Room for attention of up to [`FEW`] tokens.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn new(device: &'d D, shape: &AttentionShape) -> Result<Self, DeviceError> {
+        let plans = || (1..=FEW).map(|rows| Plan::new(shape, rows, &device.limits()));
+        let partial = plans().map(|p| p.partial(shape)).max().unwrap_or_default();
+        let blocks = plans().map(|p| p.blocks(shape)).max().unwrap_or_default();
+        Ok(Self {
+            partial: Buffer::zeroed(device, 4 * partial, "sums of attention")?,
+            counters: Buffer::zeroed(device, 4 * blocks, "counters of attention")?,
+        })
+    }
+}
+
+/// Norms, rotary embedding, cache and attention of up to [`FEW`] tokens: `qkv` is (rows, heads + 2
+/// kv_heads, d), `out` (rows, heads, d); `qkv` stays as it is. Heads are of a multiple of 8
+/// dimensions.
+///
+/// The launch reads the position while kernels launched before it may still run: none of them that
+/// belongs to the same recording, or that the host did not wait for, may change `step`.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short or the shape is not one that the kernel takes.
+pub fn attend_few<D: Device>(
+    step: &Buffer<'_, D>,
+    qkv: &Buffer<'_, D>,
+    cache: &Cache<'_, D>,
+    out: &Buffer<'_, D>,
+    rows: usize,
+    shape: &AttentionShape,
+    options: &HeadOptions<'_, '_, D>,
+    work: &AttentionWork<'_, D>,
+) -> Result<(), DeviceError> {
+    let device = step.device();
+    let AttentionShape { heads, kv_heads, d, capacity } = *shape;
+    assert!((1..=FEW).contains(&rows), "attention of {rows} tokens in one step");
+    assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} dimensions");
+    assert!(heads.is_multiple_of(kv_heads), "{heads} heads in {kv_heads} groups");
+    assert!(kv_heads * capacity * d <= 1 << 31, "a cache of less than 2^31 values");
+    holds(qkv, rows * shape.row(), "attention");
+    holds(out, rows * heads * d, "attention");
+    let bytes = 2 * kv_heads * capacity * d;
+    assert!(cache.keys.bytes() >= bytes && cache.values.bytes() >= bytes, "a cache of this shape");
+    if let Some(turns) = options.turns {
+        holds(turns, capacity * d, "attention");
+    }
+    let plan = Plan::new(shape, rows, &device.limits());
+    holds(&work.partial, plan.partial(shape), "attention");
+    holds(&work.counters, plan.blocks(shape), "attention");
+    #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+    let args = AttendFewArgs {
+        step: step.at(),
+        qkv: qkv.at(),
+        query_norm: at(options.query_norm),
+        key_norm: at(options.key_norm),
+        turns: at(options.turns),
+        keys: cache.keys.at(),
+        values: cache.values.at(),
+        out: out.at(),
+        partial: work.partial.at(),
+        counters: work.counters.at(),
+        heads: u32_of(heads),
+        kv_heads: u32_of(kv_heads),
+        d: u32_of(d),
+        capacity: u32_of(capacity),
+        window: u32_of(options.window),
+        rows: u32_of(rows),
+        tiles: u32_of(plan.tiles),
+        eps: options.eps,
+        scale: 1.0 / (d as f32).sqrt(),
+        pad: 0,
+    };
+    let kernel = format!("fb_attend_{}_{}", plan.dims, plan.queries);
+    let grid = Grid {
+        blocks: (u32_of(plan.blocks(shape)), u32_of(plan.shares)),
+        threads: 256,
+        shared: u32_of(plan.shared()),
+    };
+    device.launch(&kernel, grid, bytemuck::bytes_of(&args))
+}
+
+const _: () = assert!(size_of::<AttendFewArgs>() == 120, "as attend_few.cuh asserts");

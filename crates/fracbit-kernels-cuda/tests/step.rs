@@ -1,0 +1,101 @@
+//! Attention, norms and rotations of a decoding step on the host shim against sums in f64.
+
+#[path = "common/step.rs"]
+mod step;
+#[path = "common/turn.rs"]
+mod turn;
+
+use fracbit_kernels_cuda::{Limits, shim::Shim};
+use std::path::Path;
+use step::Attention;
+use turn::Turn;
+
+fn device(multiprocessors: usize) -> Shim {
+    let limits = Limits { multiprocessors, shared: 99 << 10 };
+    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
+}
+
+/// (heads, key-value heads, d), multiprocessors, norms, rotation, window, tokens before and now.
+type Case = ((usize, usize, usize), usize, bool, bool, usize, &'static [(usize, usize)]);
+
+const LENGTHS: &[(usize, usize)] = &[
+    (0, 1),
+    (1, 1),
+    (15, 1),
+    (16, 1),
+    (17, 1),
+    (31, 1),
+    (127, 1),
+    (128, 1),
+    (129, 1),
+    (200, 1),
+    (383, 1),
+    (384, 1),
+    (520, 1),
+];
+
+const CASES: [Case; 12] = [
+    ((4, 1, 128), 3, false, true, 0, LENGTHS),
+    ((1, 1, 64), 1, true, true, 0, &[(0, 1), (31, 1), (127, 2), (300, 8)]),
+    ((8, 2, 64), 4, false, true, 0, &[(0, 8), (33, 3), (140, 5), (392, 8)]),
+    ((4, 2, 80), 2, true, true, 0, &[(0, 1), (32, 1), (77, 8)]),
+    ((3, 3, 96), 3, false, false, 0, &[(5, 1), (290, 2)]),
+    ((16, 1, 128), 2, false, true, 0, &[(0, 1), (130, 1), (150, 8)]),
+    ((12, 2, 128), 5, true, true, 0, &[(130, 1), (260, 2)]),
+    ((2, 1, 256), 2, true, true, 0, &[(0, 1), (40, 1), (140, 8)]),
+    ((6, 2, 128), 6, false, true, 20, &[(0, 1), (3, 8), (19, 1), (20, 8), (21, 1), (300, 1), (301, 8)]),
+    ((2, 1, 64), 4, false, true, 150, &[(148, 8), (400, 1), (500, 8)]),
+    ((4, 2, 8), 2, false, true, 0, &[(0, 1), (140, 3)]),
+    ((4, 4, 200), 2, false, true, 3, &[(0, 4), (1, 1), (30, 8)]),
+];
+
+#[test]
+fn attention_of_few_tokens() {
+    for (number, &((heads, kv_heads, d), multiprocessors, norms, rotation, window, lengths)) in
+        CASES.iter().enumerate()
+    {
+        let device = device(multiprocessors);
+        let attention = Attention { heads, kv_heads, d, capacity: 530, norms, rotation, window };
+        let mut bench = attention.on(&device, number as u64).expect("memory");
+        for &(before, rows) in lengths {
+            let worst = bench.check(before, rows).expect("a launch");
+            assert!(worst < 1.0, "{attention:?}, {rows} tokens after {before}: {worst} of the bound");
+        }
+    }
+}
+
+/// Walsh matrices, one and two dense factors, and widths that many blocks a row do not take.
+const TURNS: [Turn; 19] = [
+    Turn(&[], 16),
+    Turn(&[], 64),
+    Turn(&[], 128),
+    Turn(&[], 2048),
+    Turn(&[], 4096),
+    Turn(&[], 8192),
+    Turn(&[], 16384),
+    Turn(&[3], 4),
+    Turn(&[7], 8),
+    Turn(&[12], 8),
+    Turn(&[20], 4),
+    Turn(&[28], 512),
+    Turn(&[172], 64),
+    Turn(&[44], 128),
+    Turn(&[4, 12], 32),
+    Turn(&[12, 20], 2),
+    Turn(&[5], 1),
+    Turn(&[7], 2),
+    Turn(&[3], 2048),
+];
+
+#[test]
+fn norms_and_rotations_of_few_rows() {
+    for (number, turn) in TURNS.into_iter().enumerate() {
+        // One, two and four rows of the first factor a block.
+        let device = device([1, 20, 200][number % 3]);
+        let rows = if turn.width() > 4096 { 1 } else { [1, 8, 3, 9][number % 4] };
+        for inverse in [false, true] {
+            let worst = turn.check(&device, rows, inverse).expect("a launch");
+            assert!(worst < 1.0, "{turn:?}, {rows} rows, inverse {inverse}: {worst} of the bound");
+        }
+    }
+}
