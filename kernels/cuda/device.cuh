@@ -12,6 +12,7 @@
 #define FB_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define FB_UNROLL _Pragma("unroll")
 #define FB_UNROLL_1 _Pragma("unroll 1")
+#define FB_UNROLL_8 _Pragma("unroll 8")
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
@@ -122,6 +123,24 @@ FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 FB_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+
+/// Pairs of unsigned 16-bit halves: the lesser ones; the lesser of a + b, which should not overflow, and c.
+FB_DEVICE uint32_t min2(uint32_t a, uint32_t b) { return __vminu2(a, b); }
+FB_DEVICE uint32_t add_min2(uint32_t a, uint32_t b, uint32_t c) {
+#if __CUDA_ARCH__ >= 900
+    return __viaddmin_u16x2(a, b, c);
+#else
+    return __vminu2(a + b, c);
+#endif
+}
+/// Keeps the compiler from computing ahead of a loop what follows from `v`, in registers that are not there.
+FB_DEVICE uint32_t hidden(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+/// The least of a warp.
+FB_DEVICE uint32_t least_of_warp(uint32_t v) { return __reduce_min_sync(~0u, v); }
+FB_DEVICE void shared_min(uint32_t at, uint32_t v) { atomicMin(reinterpret_cast<uint32_t*>(fb_shared + at), v); }
 
 #else
 #include "host/shim.hpp"

@@ -17,7 +17,7 @@ fn bytes_are_those_of_the_processor() {
         let tiles = gaussian_tiles(7, 1);
         let mut want = vec![0; tiles.len() * make().codebook().tile_bytes()];
         make().encode(&tiles, &mut want);
-        let encoder = TrellisEncoder::new(&device, make(), 64).expect("memory");
+        let encoder = TrellisEncoder::new(&device, make()).expect("memory");
         let mut got = vec![0; want.len()];
         encoder.encode(&tiles, &mut got);
         assert_eq!(encoder.failure(), None, "{name}");
@@ -32,6 +32,6 @@ fn small_devices_refuse_what_does_not_fit_and_the_processor_steps_in() {
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
     let make =
         |name: &str| rounder(name.parse().expect("a scheme"), Effort::Exact).expect("a trellis scheme");
-    let refused = TrellisEncoder::new(&device, make("tcq-1"), 0);
+    let refused = TrellisEncoder::new(&device, make("tcq-1"));
     assert!(matches!(refused, Err(DeviceError::Memory { .. })), "costs of 1-bit steps take 128 KiB");
 }

@@ -14,7 +14,7 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
         let tiles = gaussian_tiles(7, 4);
         let mut want = vec![0; tiles.len() * exact()?.codebook().tile_bytes()];
         exact()?.encode(&tiles, &mut want);
-        let got = match TrellisEncoder::new(gpu, exact()?, 0) {
+        let got = match TrellisEncoder::new(gpu, exact()?) {
             Ok(encoder) => encoder.encode_tiles(&tiles)?,
             Err(e) => {
                 println!("{scheme}: {e}");
@@ -26,7 +26,7 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     }
     println!("encoder: bytes of the processor for {schemes} schemes");
     for name in ["tcq-2", "tcq-fast-2", "tcq-hyb-2", "tcq-3", "tcq-4"] {
-        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?, 0)?;
+        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?)?;
         let tiles = gaussian_tiles(7, 1 << 13);
         encoder.encode_tiles(&tiles)?;
         let start = Instant::now();
