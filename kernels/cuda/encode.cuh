@@ -17,9 +17,11 @@ struct EncodeArgs {
     uint32_t* costs;          // (blocks, bounds, overlaps) workspace
     unsigned char* codes;     // (tiles, tile_bytes)
     uint32_t tile_count, doublings;
-    uint32_t bounds, pad;     // cost arrays of a block
+    uint32_t bounds;          // cost arrays of a block
+    int32_t least, most;      // of the values
+    uint32_t pad;
 };
-static_assert(sizeof(EncodeArgs) == 56, "arguments");
+static_assert(sizeof(EncodeArgs) == 64, "arguments");
 
 /// Threads of a block.
 constexpr uint32_t encode_threads = 1024;
@@ -32,8 +34,10 @@ FB_DEVICE uint32_t branch_cost(int32_t v, int32_t x, uint32_t doublings) {
     const int32_t d = clamp16(clamp16(v - x) << doublings);
     return (uint32_t)(d * d + (1 << 14)) >> 15;
 }
-/// a + b in both halves, at most 65535.
-FB_DEVICE uint32_t add_limited2(uint32_t a, uint32_t b) { return min2(a, ~b) + b; }
+/// a + b in both halves, at most 65535; with `room` it is known to be at most that.
+template <bool room = false> FB_DEVICE uint32_t add_limited2(uint32_t a, uint32_t b) { return room ? a + b : min2(a, ~b) + b; }
+/// Byte `i` of `v` as an offset into a table of words.
+FB_DEVICE uint32_t byte_offset(uint32_t v, uint32_t i) { return prmt(v, 0, 0x4440 | i) * 4; }
 
 /// Codes that look up the upper `bits` of x (x + add) mod 2^16.
 template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
@@ -59,13 +63,24 @@ template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
         return weights == 1 ? (uint16_t)ldg(from + i) : ldg(reinterpret_cast<const uint32_t*>(from) + i);
     }
 
+    struct Start {
+        uint32_t hash, odd;
+        FB_DEVICE explicit Start(uint32_t u) : hash(u * (u + add)), odd(2 * u + add) {}
+    };
     /// The states that extend `u` by K bits `n` at the top. `low` is as much of `u` as is known when this is compiled.
     template <uint32_t K> struct Fan {
         uint32_t at, turn;
-        FB_DEVICE explicit Fan(uint32_t u) : at((u * (u + add)) >> (14 - bits) & mask), turn((2 * u + add) << (bits - K + 2)) {}
-        template <bool known> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t low) const {
-            if (known && copies == 2) return lds<uint32_t>(table + at + ((n * (2 * low + add) & ((1u << K) - 1)) << (bits - K + 2)));
-            return lds<uint32_t>(table + ((at + n * turn) & mask));
+        /// The one for `start | more`, where they have no bits in common.
+        Fan() = default;
+        FB_DEVICE Fan(Start start, uint32_t more) {
+            const uint32_t hash = start.hash + more * (start.odd + more);
+            at = hash >> (14 - bits) & mask;
+            turn = (start.odd + 2 * more) << (bits - K + 2);
+        }
+        FB_DEVICE void hold() { at = hidden(at); }
+        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t low) const {
+            if (known && copies == 2) return fetch(table + at + ((n * (2 * low + add) & ((1u << K) - 1)) << (bits - K + 2)));
+            return fetch(table + ((at + n * turn) & mask));
         }
     };
 };
@@ -90,27 +105,29 @@ template <uint32_t quarters> struct Bytes {
     }
     static FB_DEVICE uint32_t own(const int16_t* from, uint32_t i) { return (uint16_t)ldg(from + i); }
 
+    /// What bits of a state add to its hash, before the lowest byte of the product is dropped if there are two.
+    static FB_DEVICE uint32_t part(uint32_t x) {
+        if (weights == 2) return x * factor;
+        return x * 0x10001 * (factor >> 8) + (x * 0x10001 >> 8);
+    }
+    struct Start {
+        uint32_t hash;
+        FB_DEVICE explicit Start(uint32_t u) : hash(part(u)) {}
+    };
     template <uint32_t K> struct Fan {
-        uint32_t hash, turn;  // new bits add to the product, and to the hash of four bytes, without carries from below
-        FB_DEVICE explicit Fan(uint32_t u) {
-            if (weights == 2) {
-                hash = u * factor;
-                turn = factor << (16 - K);
-            } else {
-                const uint32_t twice = u * 0x10001, more = 0x10001u << (16 - K);
-                hash = twice * (factor >> 8) + (twice >> 8);
-                turn = more * (factor >> 8) + (more >> 8);
-            }
-        }
-        template <bool known> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t) const {
+        uint32_t hash, turn;
+        Fan() = default;
+        FB_DEVICE Fan(Start start, uint32_t more) : hash(start.hash + part(more)), turn(part(1u << (16 - K))) {}
+        FB_DEVICE void hold() { hash = hidden(hash); }
+        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t) const {
             if (weights == 2) {
                 // The state is signed.
                 const uint32_t p = hash + (n - (n >> (K - 1) << K)) * turn;
-                return add_limited2(lds<uint32_t>(table + (p >> 6 & 1020)), lds<uint32_t>(table + 1024 + (p >> 14 & 1020)));
+                return add_limited2<room>(fetch(table + byte_offset(p, 1)), fetch(table + 1024 + byte_offset(p, 2)));
             }
             const uint32_t p = hash + n * turn;
-            const uint32_t a = add_limited2(lds<uint32_t>(table + (p << 2 & 1020)), lds<uint32_t>(table + 1024 + (p >> 6 & 1020)));
-            const uint32_t b = add_limited2(lds<uint32_t>(table + 2048 + (p >> 14 & 1020)), lds<uint32_t>(table + 3072 + (p >> 22 & 1020)));
+            const uint32_t a = add_limited2<room>(fetch(table + byte_offset(p, 0)), fetch(table + 1024 + byte_offset(p, 1)));
+            const uint32_t b = add_limited2<room>(fetch(table + 2048 + byte_offset(p, 2)), fetch(table + 3072 + byte_offset(p, 3)));
             return add_limited2(a, b);
         }
     };
@@ -120,9 +137,24 @@ template <uint32_t quarters> using EncodeFine = Hashed<1, 9, 0x79B5>;
 template <uint32_t quarters> using EncodeHyb = Hashed<2, quarters <= 16 ? 10 : quarters <= 18 ? 11 : 12, 1>;
 template <uint32_t quarters> using EncodeFast = Bytes<quarters>;
 
-/// Where the costs of overlap `v` lie: five neighbouring bits of `v`, whichever they are, lead to 32 banks. Of bits apart, the places
-/// combine by exclusive or.
-FB_DEVICE uint32_t place(uint32_t v) { return 4 * (v ^ (v >> 5 & 31) ^ v >> 10); }
+/// Where the costs of overlap `v` lie: five neighbouring bits of the lower twelve of `v`, whichever they are, lead to 32 banks. Of bits
+/// apart, the places combine by exclusive or.
+FB_DEVICE constexpr uint32_t place(uint32_t v) { return 4 * (v ^ (v >> 5 & 31) ^ (v >> 10 & 3)); }
+/// `at` and another place, known when this is compiled: an offset where no bank changes.
+FB_DEVICE uint32_t beside(uint32_t at, uint32_t other) { return other % 128 == 0 ? at + other : at ^ other; }
+
+/// How the threads share the overlaps of a step with K <= 5 new bits and a shift by S after it. Lanes are a stride of the code apart; a
+/// thread takes `near` overlaps that differ in their lowest bits, hence all go on to the same entries, of each of its items.
+template <uint32_t K, uint32_t S, uint32_t stride> struct Share {
+    static constexpr uint32_t near = encode_share >> K < 1u << S ? encode_share >> K : 1u << S, items = encode_share / (near << K);
+    static constexpr uint32_t spread = 16 - K > stride ? 16 - K - stride < 5 ? 16 - K - stride : 5 : 0;
+    static constexpr uint32_t rest = (1u << stride) / near, lanes = 1u << spread;
+    static FB_DEVICE constexpr uint32_t overlap(uint32_t id) {
+        return (id % lanes) << stride | id / lanes % rest * near | (id / lanes / rest) << (stride + spread);
+    }
+    /// Of overlap `i` of a thread, what no thread's first one has.
+    static FB_DEVICE constexpr uint32_t more(uint32_t i) { return overlap(i / near * encode_threads) | i % near; }
+};
 
 template <class Code, uint32_t quarters> struct Viterbi {
     static constexpr uint32_t weights = Code::weights, steps = 256 / weights, reach = 128 / weights;
@@ -137,6 +169,8 @@ template <class Code, uint32_t quarters> struct Viterbi {
     static constexpr uint32_t minima = states + 2 * 2 * 256;                  // two pairs in turn
     static constexpr uint32_t seams = minima + 16;                            // overlaps at the seam
     static constexpr uint32_t firsts = seams + 8;                             // keys of the first least cost
+    static constexpr uint32_t limits = firsts + 8;  // of the costs after each step: with more a sum may exceed 16 bits
+    static constexpr bool sums_limited = weights == 4;
     static constexpr uint32_t own_entries = Code::entries > encode_threads ? Code::entries / encode_threads : 1;
 
     const EncodeArgs& a;
@@ -144,12 +178,22 @@ template <class Code, uint32_t quarters> struct Viterbi {
     bool both;  // a second tile
     uint32_t turn;
     uint32_t own[own_entries];  // values of the entries that the thread tabulates
+    /// Where all steps are alike, what a thread's overlaps look up stays in registers.
+    using Whole = Share<low <= 5 ? low : 5, low, Code::stride>;
+    static constexpr uint32_t held = low == high && (low == 2 || low == 3) ? Whole::near * Whole::items : 1;
+    typename Code::template Fan<low> fans[held];
 
     FB_DEVICE explicit Viterbi(const EncodeArgs& args) : a(args), turn(0) {
         FB_UNROLL
         for (uint32_t i = 0; i < own_entries; i++) {
             const uint32_t entry = thread_x() + i * encode_threads;
             own[i] = entry < Code::entries ? Code::own(a.entries, entry) : 0;
+        }
+        const uint32_t u = Whole::overlap(thread_x());
+        FB_UNROLL
+        for (uint32_t i = 0; held > 1 && i < held; i++) {
+            fans[i] = typename Code::template Fan<low>(typename Code::Start(u), Whole::more(i));
+            fans[i].hold();
         }
         if (thread_x() < 4) sts<uint32_t>(minima + 4 * thread_x(), ~0u);
     }
@@ -190,65 +234,92 @@ template <class Code, uint32_t quarters> struct Viterbi {
         }
     }
 
+    /// What a thread has in a step with K <= 5, from the costs `after` it: see `step`.
+    template <uint32_t K, uint32_t S, bool room>
+    FB_DEVICE void overlaps_of(uint32_t u, const uint32_t* after, uint32_t base, uint32_t* keep, uint32_t& lowest) {
+        using Mine = Share<K, S, Code::stride>;
+        constexpr uint32_t near = Mine::near, count = near * Mine::items;
+        constexpr bool known = 1u << (K - 1) <= near;
+        const uint32_t at = place(u);
+        const typename Code::Start start(u);
+        uint32_t* const to = keep + in_slot(u, K);
+        uint32_t one = 0;
+        FB_UNROLL
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t more = Mine::more(i);
+            typename Code::template Fan<K> fan;
+            if constexpr (held == count) fan = fans[i];
+            else fan = typename Code::template Fan<K>(start, more);
+            uint32_t best = ~0u;
+            FB_UNROLL
+            for (uint32_t n = 0; n < 1u << K; n++) {
+                const uint32_t next = after[i / near << K | n], cost = fan.template cost<known, room>(table, n, i % near);
+                best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+            }
+            best -= base;
+            if (i % 2 == 1) lowest = min3_2(lowest, one, best);
+            one = best;
+            put(beside(beside(at, place(i % near)), place(more - i % near)), best);
+            if (keep) stg(to + in_slot(more, K), best);
+        }
+    }
+    /// The least of what a thread has of one overlap in a step with K > 5.
+    template <uint32_t S, bool room> FB_DEVICE uint32_t part_of(const typename Code::template Fan<6>& fan, uint32_t at) const {
+        uint32_t best = ~0u;
+        FB_UNROLL_8
+        for (uint32_t i = 0; i < encode_share; i++) {
+            const uint32_t next = fetch(at ^ place(i << 10 >> S)), cost = fan.template cost<false, room>(table, i, 0);
+            best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+        }
+        return best;
+    }
+
     /// The costs before step `t`, with K new bits and a shift by S after it, from those after it, less `base`: the least of these. `keep` is
     /// where they also go, or null. Returns their least.
     template <uint32_t K, uint32_t S> FB_DEVICE uint32_t step(uint32_t t, uint32_t base, uint32_t* keep) {
         const uint32_t thread = hidden(thread_x());
         uint32_t lowest = ~0u;
+        // Where no sum of a step exceeds 16 bits, none is limited. Four weights mostly do: then only sums of two are known not to.
+        const uint32_t limit = lds<uint32_t>(limits + 4 * (t % steps));
+        const bool tight = sums_limited && limit != 0;
         if constexpr (K <= 5) {
-            // A thread takes overlaps that differ in their lowest bits: all go on to the same entries.
-            constexpr uint32_t near = encode_share >> K < 1u << S ? encode_share >> K : 1u << S;
-            constexpr uint32_t items = encode_share / (near << K);
-            constexpr uint32_t spread = 16 - K > Code::stride ? 16 - K - Code::stride : 0;
-            constexpr bool known = 1u << (K - 1) <= near;
-            const auto first = [=](uint32_t item) {
-                const uint32_t id = item * encode_threads + thread;
-                return (id >> spread) * near | (id & ((1u << spread) - 1)) << Code::stride;
-            };
+            using Mine = Share<K, S, Code::stride>;
+            constexpr uint32_t near = Mine::near, items = Mine::items;
+            uint32_t u = Mine::overlap(thread), at = place(u >> S);
             uint32_t after[items << K];
             FB_UNROLL
-            for (uint32_t item = 0; item < items; item++) {
-                const uint32_t at = place(first(item) >> S);
-                FB_UNROLL
-                for (uint32_t n = 0; n < 1u << K; n++) after[item << K | n] = lds<uint32_t>(at ^ place(n << (16 - K - S)));
+            for (uint32_t i = 0; i < items << K; i++) {
+                const uint32_t n = i % (1u << K);
+                after[i] = fetch(beside(beside(at, place(Mine::more((i >> K) * near) >> S)), place(n << (16 - K - S))));
             }
             tabulate(t);
-            sync_block();
-            FB_UNROLL
-            for (uint32_t item = 0; item < items; item++) {
-                const uint32_t u = first(item), at = place(u);
+            bool full = tight;
+            if constexpr (!sums_limited) {
+                uint32_t most = 0;
                 FB_UNROLL
-                for (uint32_t e = 0; e < near; e++) {
-                    const typename Code::template Fan<K> fan(u | e);
-                    uint32_t best = ~0u;
-                    FB_UNROLL
-                    for (uint32_t n = 0; n < 1u << K; n++) {
-                        const uint32_t next = after[item << K | n];
-                        best = add_min2(next, min2(fan.template cost<known>(table, n, e), ~next), best);
-                    }
-                    best -= base;
-                    lowest = min2(lowest, best);
-                    sts<uint32_t>(at ^ 4 * e, best);
-                    if (keep) stg(keep + in_slot(u | e, K), best);
-                }
+                for (uint32_t i = 0; i < items << K; i += 2) most = max3_2(most, after[i], after[i + 1]);
+                full = max2(most, limit) != limit;
             }
+            full = sync_block_or(full);
+            u = hidden(u);
+            if (full) overlaps_of<K, S, false>(u, after, base, keep, lowest);
+            else overlaps_of<K, S, true>(u, after, base, keep, lowest);
         } else {
             // A thread takes every `divide`-th continuation of one overlap: those that extend the first of them by six bits.
             constexpr uint32_t divide = 1u << (K - 6), fans = 65536u >> K;
             constexpr uint32_t spread = 16 - K > Code::stride ? 16 - K - Code::stride : 0;
-            const uint32_t id = thread >> spread, part = id % divide;
-            const uint32_t u = id / divide | (thread & ((1u << spread) - 1)) << Code::stride;
             tabulate(t);
-            sync_block();
-            const uint32_t start = part << (16 - K) | u, at = place(start >> S);
-            const typename Code::template Fan<6> fan(start);
-            uint32_t best = ~0u;
-            FB_UNROLL_8
-            for (uint32_t i = 0; i < encode_share; i++) {
-                const uint32_t next = lds<uint32_t>(at ^ place(i << 10 >> S));
-                best = add_min2(next, min2(fan.template cost<false>(table, i, 0), ~next), best);
+            bool full = tight;
+            if constexpr (!sums_limited) {
+                if (thread < 65536u >> S) full = max2(fetch(place(thread)), limit) != limit;
             }
-            sts<uint32_t>(parts + 4 * (part * fans + u), best);
+            full = sync_block_or(full);
+            const uint32_t me = hidden(thread), id = me >> spread, part = id % divide;
+            const uint32_t u = id / divide | (me & ((1u << spread) - 1)) << Code::stride;
+            const uint32_t first = part << (16 - K) | u, at = place(first >> S);
+            const typename Code::template Fan<6> fan(typename Code::Start(first), 0);
+            uint32_t best = full ? part_of<S, false>(fan, at) : part_of<S, true>(fan, at);
+            put(parts + 4 * (part * fans + u), best);
             sync_block();
             if (thread < fans) {
                 best = ~0u;
@@ -256,7 +327,7 @@ template <class Code, uint32_t quarters> struct Viterbi {
                 for (uint32_t i = 0; i < divide; i++) best = min2(best, lds<uint32_t>(parts + 4 * (i * fans + thread)));
                 best -= base;
                 lowest = best;
-                sts<uint32_t>(place(thread), best);
+                put(place(thread), best);
                 if (keep) stg(keep + thread, best);
             }
         }
@@ -398,6 +469,24 @@ template <class Code, uint32_t quarters> struct Viterbi {
         }
     }
 
+    /// What costs after step `t` may be at most so that no sum exceeds 16 bits, in both halves; with four weights whether a sum of two may.
+    FB_DEVICE uint32_t limit_of(uint32_t t) const {
+        uint32_t all = 0, exceeds = 0;
+        FB_UNROLL
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t sum = 0, two = 0;
+            for (uint32_t w = 0; w < weights; w++) {
+                const int16_t x = (int16_t)(lds<uint32_t>(xs + 4 * (t * weights + w)) >> (16 * half));
+                const uint32_t l = branch_cost(a.least, x, a.doublings), h = branch_cost(a.most, x, a.doublings), more = l > h ? l : h;
+                two = w % 2 == 0 ? more : two + more;
+                exceeds |= two > 65535;
+                sum += more;
+            }
+            all |= (sum > 65535 ? 0 : 65535 - sum) << (16 * half);
+        }
+        return sums_limited ? exceeds : all;
+    }
+
     /// Tiles `which` and the one after it, if there is one.
     FB_DEVICE void run(uint32_t which) {
         tile = which;
@@ -406,21 +495,23 @@ template <class Code, uint32_t quarters> struct Viterbi {
             const int16_t* x = a.tiles + (size_t)tile * 256 + i;
             sts<uint32_t>(xs + 4 * i, low_high((uint16_t)ldg(x), (uint16_t)ldg(both ? x + 256 : x)));
         }
-        // Free pass around the seam at step 0, on the circle unrolled.
-        uint32_t count = groups(steps - reach, steps);
-        backward(steps - reach, steps + reach, count, false);
-        first_least(steps - reach);
-        trace(count);
-        // Closed pass: both ends share that overlap.
-        count = groups(0, steps);
-        backward(0, steps, count, true);
-        trace(count);
+        sync_block();
+        if (thread_x() < steps) sts<uint32_t>(limits + 4 * thread_x(), limit_of(thread_x()));
+        // A free pass around the seam at step 0, on the circle unrolled; then a closed one, whose ends share that overlap.
+        FB_UNROLL_1
+        for (uint32_t closed = 0; closed < 2; closed++) {
+            const uint32_t from = closed ? 0 : steps - reach, to = closed ? steps : steps + reach, count = groups(from, steps);
+            backward(from, to, count, closed);
+            if (!closed) first_least(from);
+            trace(count);
+        }
         write();
         sync_block();
     }
 };
 
 template <class Code, uint32_t quarters> FB_DEVICE void encode(const EncodeArgs& a) {
+    check_base();
     Viterbi<Code, quarters> search(a);
     for (uint32_t pair = block_x(); 2 * pair < a.tile_count; pair += blocks_x()) search.run(2 * pair);
 }

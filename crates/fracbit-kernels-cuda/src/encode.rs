@@ -28,6 +28,8 @@ struct EncodeArgs {
     tile_count: u32,
     doublings: u32,
     bounds: u32,
+    least: i32,
+    most: i32,
     pad: u32,
 }
 
@@ -92,6 +94,8 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
             costs: costs.at(),
             doublings: parts.doublings,
             bounds: u32_of(bounds),
+            least: i32::from(parts.values.iter().copied().min().expect("values")),
+            most: i32::from(parts.values.iter().copied().max().expect("values")),
             ..EncodeArgs::default()
         };
         let _held = [values, entries, costs];
@@ -144,9 +148,9 @@ impl<D: Device + Sync> Rounder for TrellisEncoder<'_, D> {
 }
 
 /// Shared memory of a block (`Viterbi` of `encode.cuh`): costs, a table of `words`, weights, parts,
-/// bounds and states.
+/// bounds, states and limits.
 fn shared(overlaps: usize, words: usize) -> usize {
-    4 * overlaps + 4 * words + 1024 + 4096 + 2 * 264 + 1024 + 32
+    4 * overlaps + 4 * words + 1024 + 4096 + 2 * 264 + 1024 + 32 + 1024
 }
 
 /// What the kernel of a code looks up for a state.
