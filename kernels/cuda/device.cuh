@@ -7,6 +7,8 @@
 
 struct alignas(16) Words4 { uint32_t w[4]; };
 struct alignas(8) Words2 { uint32_t w[2]; };
+struct alignas(16) Floats4 { float v[4]; };
+struct alignas(8) Floats2 { float v[2]; };
 
 #ifdef __CUDACC__
 
@@ -145,6 +147,39 @@ FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 FB_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 FB_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+
+/// Pairs of unsigned 16-bit halves: the lesser ones; the lesser of a + b, which should not overflow, and c.
+FB_DEVICE uint32_t min2(uint32_t a, uint32_t b) { return __vminu2(a, b); }
+FB_DEVICE uint32_t max2(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+FB_DEVICE uint32_t min3_2(uint32_t a, uint32_t b, uint32_t c) { return __vimin3_u16x2(a, b, c); }
+FB_DEVICE uint32_t max3_2(uint32_t a, uint32_t b, uint32_t c) { return __vimax3_u16x2(a, b, c); }
+FB_DEVICE uint32_t add_min2(uint32_t a, uint32_t b, uint32_t c) { return __viaddmin_u16x2(a, b, c); }
+/// As `lookup`, for words that threads write: stays between the barriers around it.
+FB_DEVICE uint32_t fetch(uint32_t at) {
+#if __CUDA_ARCH__ == 900
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1+1024];" : "=r"(v) : "r"(at));
+    return v;
+#else
+    return lds<uint32_t>(at);
+#endif
+}
+FB_DEVICE void put(uint32_t at, uint32_t v) {
+#if __CUDA_ARCH__ == 900
+    asm volatile("st.shared.u32 [%0+1024], %1;" ::"r"(at), "r"(v) : "memory");
+#else
+    sts<uint32_t>(at, v);
+#endif
+}
+/// Keeps the compiler from computing ahead of a loop what follows from `v`, in registers that are not there.
+FB_DEVICE uint32_t hidden(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+FB_DEVICE bool sync_block_or(bool v) { return __syncthreads_or(v) != 0; }
+/// The least of a warp.
+FB_DEVICE uint32_t least_of_warp(uint32_t v) { return __reduce_min_sync(~0u, v); }
+FB_DEVICE void shared_min(uint32_t at, uint32_t v) { atomicMin(reinterpret_cast<uint32_t*>(fb_shared + at), v); }
 
 #else
 #include "host/shim.hpp"

@@ -1,74 +1,351 @@
-// The exact tail-biting Viterbi search of fracbit-trellis (`search.rs`), one block per tile: the same integers, hence the same bytes.
+// The exact tail-biting Viterbi search of fracbit-trellis (`search.rs`): the same integers, hence the same bytes.
 //
-// Costs are 16-bit with saturation, renormalized each step. The arrays of a step lie in shared memory; those between groups of at
-// most six new bits (or of one step) also go to global memory, and the trace decides a group at a time from them: a warp enumerates the
-// group's continuations, the least total and of equal ones the first path wins, exactly as on the processor.
+// A block of 1024 threads searches two tiles at once: every cost is a pair of 16-bit halves, one of each tile, so that hashes, addresses
+// and lookups are shared. The branch costs of a step are tabulated first, by what the code looks up (bits of its hash or bytes of it).
+// The costs of all overlaps are one array in shared memory. Steps with few new bits hold the entries that a thread needs in registers and
+// write the results over them; those with many divide the continuations of an overlap among threads.
+//
+// Arrays between groups of at most six new bits (or of one step) also go to global memory, and the trace decides a group at a time
+// from them: a warp enumerates the group's continuations, the least total and of equal ones the first path wins, as on the processor.
 #pragma once
 #include "device.cuh"
 
 struct EncodeArgs {
     const int16_t* tiles;     // (tiles, 256) on the grid
     const int16_t* values;    // (weights, 65536) on the grid
-    uint16_t* costs;          // (blocks, bounds, overlaps) workspace
+    const int16_t* entries;   // values by what is looked up: (index, weights) for hashes, (weight, byte) for bytes
+    uint32_t* costs;          // (blocks, bounds, overlaps) workspace
     unsigned char* codes;     // (tiles, tile_bytes)
-    uint32_t tile_count, weights, quarters, doublings;
-    uint32_t reach;           // steps on either side of the seam that the free pass looks at
-    uint32_t overlaps;        // entries of a cost array: 2^(16 - least shift)
-    uint32_t bounds, pad;     // cost arrays of a block
+    uint32_t tile_count, doublings;
+    uint32_t bounds;          // cost arrays of a block
+    int32_t least, most;      // of the values
+    uint32_t pad;
 };
 static_assert(sizeof(EncodeArgs) == 64, "arguments");
 
-struct Viterbi {
-    const EncodeArgs& a;
-    uint32_t steps, current, next, list, states, sums, tile;  // counts, and byte offsets in shared memory
+/// Threads of a block.
+constexpr uint32_t encode_threads = 1024;
+/// States that a thread looks at in a step.
+constexpr uint32_t encode_share = 65536 / encode_threads;
 
-    FB_DEVICE explicit Viterbi(const EncodeArgs& args) : a(args) {
-        steps = 256 / a.weights;
-        current = 0;
-        next = 2 * a.overlaps;
-        list = 4 * a.overlaps;          // bounds of groups, u16
-        states = list + 2 * 264;        // u16 for every step
-        sums = states + 2 * 264;        // a word for every warp, and results
-        tile = 0;
-    }
-    FB_DEVICE uint32_t position(uint32_t t) const { return t * a.weights * a.quarters / 4; }
-    FB_DEVICE uint32_t shift(uint32_t t) const { return position(t % steps + 1) - position(t % steps); }
-    /// New bits in the state of step `t`: the shift before it.
-    FB_DEVICE uint32_t fresh(uint32_t t) const { return shift(t + steps - 1); }
-    FB_DEVICE uint32_t cost(int32_t v, int32_t x) const {
-        int32_t d = v - x;
-        d = d > 32767 ? 32767 : d < -32768 ? -32768 : d;
-        for (uint32_t i = 0; i < a.doublings; i++) {
-            d += d;
-            d = d > 32767 ? 32767 : d < -32768 ? -32768 : d;
-        }
-        return (uint32_t)(d * d + (1 << 14)) >> 15;
-    }
-    FB_DEVICE uint32_t costs_of(uint32_t t, uint32_t state, uint32_t total, bool saturate) const {
-        for (uint32_t i = 0; i < a.weights; i++) {
-            const int32_t x = ldg(a.tiles + (size_t)tile * 256 + t % steps * a.weights + i);
-            total += cost(ldg(a.values + (size_t)i * 65536 + state), x);
-            if (saturate && total > 65535) total = 65535;
-        }
-        return total;
-    }
-    FB_DEVICE uint16_t* slot(uint32_t i) const { return a.costs + ((size_t)block_x() * a.bounds + i) * a.overlaps; }
+FB_DEVICE int32_t clamp16(int32_t d) { return d > 32767 ? 32767 : d < -32768 ? -32768 : d; }
+/// Cost of coding `x` as `v`.
+FB_DEVICE uint32_t branch_cost(int32_t v, int32_t x, uint32_t doublings) {
+    const int32_t d = clamp16(clamp16(v - x) << doublings);
+    return (uint32_t)(d * d + (1 << 14)) >> 15;
+}
+/// a + b in both halves, at most 65535; with `room` it is known to be at most that.
+template <bool room = false> FB_DEVICE uint32_t add_limited2(uint32_t a, uint32_t b) { return room ? a + b : min2(a, ~b) + b; }
+/// Byte `i` of `v` as an offset into a table of words.
+FB_DEVICE uint32_t byte_offset(uint32_t v, uint32_t i) { return prmt(v, 0, 0x4440 | i) * 4; }
 
-    /// Least `key` of the block, for every thread.
-    FB_DEVICE uint32_t least(uint32_t key) const {
+/// Codes that look up the upper `bits` of x (x + add) mod 2^16.
+template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
+    static constexpr uint32_t weights = values;
+    /// Entries of the table. A second copy behind it saves the wrap around where all offsets are known.
+    static constexpr uint32_t entries = 1u << bits, copies = bits <= 10 ? 2 : 1, mask = 4 * (entries - 1);
+    /// Overlaps this far apart look up different banks of shared memory, as powers of two.
+    static constexpr uint32_t stride = 16 - bits;
+
+    /// Branch costs of entry `i` for both tiles; `x` are the weights of the step.
+    static FB_DEVICE uint32_t entry(uint32_t, uint32_t own, uint32_t x, uint32_t doublings) {
+        uint32_t sum = 0;
         FB_UNROLL
-        for (uint32_t m = 16; m > 0; m /= 2) {
-            const uint32_t other = shfl_xor(key, m);
-            key = other < key ? other : key;
+        for (uint32_t w = 0; w < weights; w++) {
+            const int32_t v = (int16_t)(own >> (16 * w));
+            const uint32_t word = lds<uint32_t>(x + 4 * w);
+            const uint32_t low = branch_cost(v, (int16_t)word, doublings), high = branch_cost(v, (int16_t)(word >> 16), doublings);
+            sum = add_limited2(sum, high << 16 | low);
         }
-        sync_block();
-        if (thread_x() % 32 == 0) sts<uint32_t>(sums + thread_x() / 32 * 4, key);
-        sync_block();
-        for (uint32_t w = 0; w < threads_x() / 32; w++) {
-            const uint32_t other = lds<uint32_t>(sums + 4 * w);
-            key = other < key ? other : key;
+        return sum;
+    }
+    static FB_DEVICE uint32_t own(const int16_t* from, uint32_t i) {
+        return weights == 1 ? (uint16_t)ldg(from + i) : ldg(reinterpret_cast<const uint32_t*>(from) + i);
+    }
+
+    struct Start {
+        uint32_t hash, odd;
+        FB_DEVICE explicit Start(uint32_t u) : hash(u * (u + add)), odd(2 * u + add) {}
+    };
+    /// The states that extend `u` by K bits `n` at the top. `low` is as much of `u` as is known when this is compiled.
+    template <uint32_t K> struct Fan {
+        uint32_t at, turn;
+        /// The one for `start | more`, where they have no bits in common.
+        Fan() = default;
+        FB_DEVICE Fan(Start start, uint32_t more) {
+            const uint32_t hash = start.hash + more * (start.odd + more);
+            at = hash >> (14 - bits) & mask;
+            turn = (start.odd + 2 * more) << (bits - K + 2);
         }
-        return key;
+        FB_DEVICE void hold() { at = hidden(at); }
+        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t low) const {
+            if (known && copies == 2) return fetch(table + at + ((n * (2 * low + add) & ((1u << K) - 1)) << (bits - K + 2)));
+            return fetch(table + ((at + n * turn) & mask));
+        }
+    };
+};
+
+constexpr uint32_t fast_factors[11][2] = {{4, 0xE84B7101}, {5, 0x89A3E601}, {6, 0x62F08201}, {7, 0x5D613201}, {8, 0x28B86601}, {10, 0x57CE01},
+                                          {12, 0x176601}, {14, 0xB68F01}, {16, 0xD6C401}, {18, 0xE99401}, {20, 0xB05201}};
+constexpr uint32_t encode_factor(uint32_t quarters) {
+    uint32_t i = 0;
+    while (fast_factors[i][0] != quarters) i++;
+    return fast_factors[i][1];
+}
+
+/// The `fast` code: a byte of its hash for every weight.
+template <uint32_t quarters> struct Bytes {
+    static constexpr uint32_t weights = quarters <= 8 ? 4 : 2, entries = 256 * weights, copies = 1, stride = 8;
+    static constexpr uint32_t factor = encode_factor(quarters);
+
+    static FB_DEVICE uint32_t entry(uint32_t i, uint32_t own, uint32_t x, uint32_t doublings) {
+        const uint32_t word = lds<uint32_t>(x + 4 * (i / 256));
+        const int32_t v = (int16_t)own;
+        return branch_cost(v, (int16_t)(word >> 16), doublings) << 16 | branch_cost(v, (int16_t)word, doublings);
+    }
+    static FB_DEVICE uint32_t own(const int16_t* from, uint32_t i) { return (uint16_t)ldg(from + i); }
+
+    /// What bits of a state add to its hash, before the lowest byte of the product is dropped if there are two.
+    static FB_DEVICE uint32_t part(uint32_t x) {
+        if (weights == 2) return x * factor;
+        return x * 0x10001 * (factor >> 8) + (x * 0x10001 >> 8);
+    }
+    struct Start {
+        uint32_t hash;
+        FB_DEVICE explicit Start(uint32_t u) : hash(part(u)) {}
+    };
+    template <uint32_t K> struct Fan {
+        uint32_t hash, turn;
+        Fan() = default;
+        FB_DEVICE Fan(Start start, uint32_t more) : hash(start.hash + part(more)), turn(part(1u << (16 - K))) {}
+        FB_DEVICE void hold() { hash = hidden(hash); }
+        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t) const {
+            if (weights == 2) {
+                // The state is signed.
+                const uint32_t p = hash + (n - (n >> (K - 1) << K)) * turn;
+                return add_limited2<room>(fetch(table + byte_offset(p, 1)), fetch(table + 1024 + byte_offset(p, 2)));
+            }
+            const uint32_t p = hash + n * turn;
+            const uint32_t a = add_limited2<room>(fetch(table + byte_offset(p, 0)), fetch(table + 1024 + byte_offset(p, 1)));
+            const uint32_t b = add_limited2<room>(fetch(table + 2048 + byte_offset(p, 2)), fetch(table + 3072 + byte_offset(p, 3)));
+            return add_limited2(a, b);
+        }
+    };
+};
+
+template <uint32_t quarters> using EncodeFine = Hashed<1, 9, 0x79B5>;
+template <uint32_t quarters> using EncodeHyb = Hashed<2, quarters <= 16 ? 10 : quarters <= 18 ? 11 : 12, 1>;
+template <uint32_t quarters> using EncodeFast = Bytes<quarters>;
+
+/// Where the costs of overlap `v` lie: five neighbouring bits of the lower twelve of `v`, whichever they are, lead to 32 banks. Of bits
+/// apart, the places combine by exclusive or.
+FB_DEVICE constexpr uint32_t place(uint32_t v) { return 4 * (v ^ (v >> 5 & 31) ^ (v >> 10 & 3)); }
+/// `at` and another place, known when this is compiled: an offset where no bank changes.
+FB_DEVICE uint32_t beside(uint32_t at, uint32_t other) { return other % 128 == 0 ? at + other : at ^ other; }
+
+/// How the threads share the overlaps of a step with K <= 5 new bits and a shift by S after it. Lanes are a stride of the code apart; a
+/// thread takes `near` overlaps that differ in their lowest bits, hence all go on to the same entries, of each of its items.
+template <uint32_t K, uint32_t S, uint32_t stride> struct Share {
+    static constexpr uint32_t near = encode_share >> K < 1u << S ? encode_share >> K : 1u << S, items = encode_share / (near << K);
+    static constexpr uint32_t spread = 16 - K > stride ? 16 - K - stride < 5 ? 16 - K - stride : 5 : 0;
+    static constexpr uint32_t rest = (1u << stride) / near, lanes = 1u << spread;
+    static FB_DEVICE constexpr uint32_t overlap(uint32_t id) {
+        return (id % lanes) << stride | id / lanes % rest * near | (id / lanes / rest) << (stride + spread);
+    }
+    /// Of overlap `i` of a thread, what no thread's first one has.
+    static FB_DEVICE constexpr uint32_t more(uint32_t i) { return overlap(i / near * encode_threads) | i % near; }
+};
+
+template <class Code, uint32_t quarters> struct Viterbi {
+    static constexpr uint32_t weights = Code::weights, steps = 256 / weights, reach = 128 / weights;
+    static constexpr uint32_t low = weights * quarters / 4, high = (weights * quarters + 3) / 4;  // new bits of a step
+    static constexpr uint32_t overlaps = 65536 >> low;
+    // Byte offsets in shared memory, after the costs.
+    static constexpr uint32_t table = 4 * overlaps;
+    static constexpr uint32_t xs = table + 4 * Code::entries * Code::copies;  // pairs of weights
+    static constexpr uint32_t parts = xs + 1024;                              // minima of parts of the continuations
+    static constexpr uint32_t list = parts + 4 * encode_threads;              // bounds of groups, u16
+    static constexpr uint32_t states = list + 2 * 264;                        // u16 for every step, of both tiles
+    static constexpr uint32_t minima = states + 2 * 2 * 256;                  // two pairs in turn
+    static constexpr uint32_t seams = minima + 16;                            // overlaps at the seam
+    static constexpr uint32_t firsts = seams + 8;                             // keys of the first least cost
+    static constexpr uint32_t limits = firsts + 8;  // of the costs after each step: with more a sum may exceed 16 bits
+    static constexpr bool sums_limited = weights == 4;
+    static constexpr uint32_t own_entries = Code::entries > encode_threads ? Code::entries / encode_threads : 1;
+
+    const EncodeArgs& a;
+    uint32_t tile;
+    bool both;  // a second tile
+    uint32_t turn;
+    uint32_t own[own_entries];  // values of the entries that the thread tabulates
+    /// Where all steps are alike, what a thread's overlaps look up stays in registers.
+    using Whole = Share<low <= 5 ? low : 5, low, Code::stride>;
+    static constexpr uint32_t held = low == high && (low == 2 || low == 3) ? Whole::near * Whole::items : 1;
+    typename Code::template Fan<low> fans[held];
+
+    FB_DEVICE explicit Viterbi(const EncodeArgs& args) : a(args), turn(0) {
+        FB_UNROLL
+        for (uint32_t i = 0; i < own_entries; i++) {
+            const uint32_t entry = thread_x() + i * encode_threads;
+            own[i] = entry < Code::entries ? Code::own(a.entries, entry) : 0;
+        }
+        const uint32_t u = Whole::overlap(thread_x());
+        FB_UNROLL
+        for (uint32_t i = 0; held > 1 && i < held; i++) {
+            fans[i] = typename Code::template Fan<low>(typename Code::Start(u), Whole::more(i));
+            fans[i].hold();
+        }
+        if (thread_x() < 4) sts<uint32_t>(minima + 4 * thread_x(), ~0u);
+    }
+    static FB_DEVICE uint32_t position(uint32_t t) { return t * weights * quarters / 4; }
+    static FB_DEVICE uint32_t shift(uint32_t t) { return position(t % steps + 1) - position(t % steps); }
+    /// New bits in the state of step `t`: the shift before it.
+    static FB_DEVICE uint32_t fresh(uint32_t t) { return shift(t + steps - 1); }
+    FB_DEVICE uint32_t* slot(uint32_t i) const { return a.costs + ((size_t)block_x() * a.bounds + i) * overlaps; }
+    /// Where overlap `u` after `k` new bits is in a slot: as the threads come to it.
+    static FB_DEVICE uint32_t in_slot(uint32_t u, uint32_t k) {
+        if (k > 5 || 16 - k <= Code::stride) return u;
+        return (u & ((1u << Code::stride) - 1)) << (16 - k - Code::stride) | u >> Code::stride;
+    }
+
+    /// Least of each half over the block. Between two calls there is another barrier.
+    FB_DEVICE uint32_t least(uint32_t pair) {
+        const uint32_t l = least_of_warp(pair & 65535), h = least_of_warp(pair >> 16), cell = minima + 8 * turn;
+        turn ^= 1;
+        if (thread_x() % 32 == 0) {
+            shared_min(cell, l);
+            shared_min(cell + 4, h);
+        }
+        if (thread_x() < 2) sts<uint32_t>(minima + 8 * turn + 4 * thread_x(), ~0u);
+        sync_block();
+        return lds<uint32_t>(cell) | lds<uint32_t>(cell + 4) << 16;
+    }
+
+    /// Branch costs of all entries at step `t`.
+    FB_DEVICE void tabulate(uint32_t t) const {
+        FB_UNROLL
+        for (uint32_t i = 0; i < own_entries; i++) {
+            const uint32_t entry = thread_x() + i * encode_threads;
+            if (entry < Code::entries) {
+                const uint32_t cost = Code::entry(entry, own[i], xs + 4 * weights * (t % steps), a.doublings);
+                sts<uint32_t>(table + 4 * entry, cost);
+                if (Code::copies == 2) sts<uint32_t>(table + 4 * (Code::entries + entry), cost);
+            }
+        }
+    }
+
+    /// What a thread has in a step with K <= 5, from the costs `after` it: see `step`.
+    template <uint32_t K, uint32_t S, bool room>
+    FB_DEVICE void overlaps_of(uint32_t u, const uint32_t* after, uint32_t base, uint32_t* keep, uint32_t& lowest) {
+        using Mine = Share<K, S, Code::stride>;
+        constexpr uint32_t near = Mine::near, count = near * Mine::items;
+        constexpr bool known = 1u << (K - 1) <= near;
+        const uint32_t at = place(u);
+        const typename Code::Start start(u);
+        uint32_t* const to = keep + in_slot(u, K);
+        uint32_t one = 0;
+        FB_UNROLL
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t more = Mine::more(i);
+            typename Code::template Fan<K> fan;
+            if constexpr (held == count) fan = fans[i];
+            else fan = typename Code::template Fan<K>(start, more);
+            uint32_t best = ~0u;
+            FB_UNROLL
+            for (uint32_t n = 0; n < 1u << K; n++) {
+                const uint32_t next = after[i / near << K | n], cost = fan.template cost<known, room>(table, n, i % near);
+                best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+            }
+            best -= base;
+            if (i % 2 == 1) lowest = min3_2(lowest, one, best);
+            one = best;
+            put(beside(beside(at, place(i % near)), place(more - i % near)), best);
+            if (keep) stg(to + in_slot(more, K), best);
+        }
+    }
+    /// The least of what a thread has of one overlap in a step with K > 5.
+    template <uint32_t S, bool room> FB_DEVICE uint32_t part_of(const typename Code::template Fan<6>& fan, uint32_t at) const {
+        uint32_t best = ~0u;
+        FB_UNROLL_8
+        for (uint32_t i = 0; i < encode_share; i++) {
+            const uint32_t next = fetch(at ^ place(i << 10 >> S)), cost = fan.template cost<false, room>(table, i, 0);
+            best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+        }
+        return best;
+    }
+
+    /// The costs before step `t`, with K new bits and a shift by S after it, from those after it, less `base`: the least of these. `keep` is
+    /// where they also go, or null. Returns their least.
+    template <uint32_t K, uint32_t S> FB_DEVICE uint32_t step(uint32_t t, uint32_t base, uint32_t* keep) {
+        const uint32_t thread = hidden(thread_x());
+        uint32_t lowest = ~0u;
+        // Where no sum of a step exceeds 16 bits, none is limited. Four weights mostly do: then only sums of two are known not to.
+        const uint32_t limit = lds<uint32_t>(limits + 4 * (t % steps));
+        const bool tight = sums_limited && limit != 0;
+        if constexpr (K <= 5) {
+            using Mine = Share<K, S, Code::stride>;
+            constexpr uint32_t near = Mine::near, items = Mine::items;
+            uint32_t u = Mine::overlap(thread), at = place(u >> S);
+            uint32_t after[items << K];
+            FB_UNROLL
+            for (uint32_t i = 0; i < items << K; i++) {
+                const uint32_t n = i % (1u << K);
+                after[i] = fetch(beside(beside(at, place(Mine::more((i >> K) * near) >> S)), place(n << (16 - K - S))));
+            }
+            tabulate(t);
+            bool full = tight;
+            if constexpr (!sums_limited) {
+                uint32_t most = 0;
+                FB_UNROLL
+                for (uint32_t i = 0; i < items << K; i += 2) most = max3_2(most, after[i], after[i + 1]);
+                full = max2(most, limit) != limit;
+            }
+            full = sync_block_or(full);
+            u = hidden(u);
+            if (full) overlaps_of<K, S, false>(u, after, base, keep, lowest);
+            else overlaps_of<K, S, true>(u, after, base, keep, lowest);
+        } else {
+            // A thread takes every `divide`-th continuation of one overlap: those that extend the first of them by six bits.
+            constexpr uint32_t divide = 1u << (K - 6), fans = 65536u >> K;
+            constexpr uint32_t spread = 16 - K > Code::stride ? 16 - K - Code::stride : 0;
+            tabulate(t);
+            bool full = tight;
+            if constexpr (!sums_limited) {
+                if (thread < 65536u >> S) full = max2(fetch(place(thread)), limit) != limit;
+            }
+            full = sync_block_or(full);
+            const uint32_t me = hidden(thread), id = me >> spread, part = id % divide;
+            const uint32_t u = id / divide | (me & ((1u << spread) - 1)) << Code::stride;
+            const uint32_t first = part << (16 - K) | u, at = place(first >> S);
+            const typename Code::template Fan<6> fan(typename Code::Start(first), 0);
+            uint32_t best = full ? part_of<S, false>(fan, at) : part_of<S, true>(fan, at);
+            put(parts + 4 * (part * fans + u), best);
+            sync_block();
+            if (thread < fans) {
+                best = ~0u;
+                FB_UNROLL
+                for (uint32_t i = 0; i < divide; i++) best = min2(best, lds<uint32_t>(parts + 4 * (i * fans + thread)));
+                best -= base;
+                lowest = best;
+                put(place(thread), best);
+                if (keep) stg(keep + thread, best);
+            }
+        }
+        return least(lowest);
+    }
+
+    FB_DEVICE uint32_t any_step(uint32_t t, uint32_t base, uint32_t* keep) {
+        if constexpr (low == high) {
+            return step<low, low>(t, base, keep);
+        } else {
+            const bool rise = shift(t) == high;
+            if (fresh(t) == high) {
+                if (weights * quarters % 4 == 3 && rise) return step<high, high>(t, base, keep);
+                return step<high, low>(t, base, keep);
+            }
+            if (weights * quarters % 4 == 1 && !rise) return step<low, low>(t, base, keep);
+            return step<low, high>(t, base, keep);
+        }
     }
 
     /// Cuts steps from..to into groups of at most six new bits; returns the number of bounds.
@@ -90,49 +367,39 @@ struct Viterbi {
         return count + 1;
     }
 
-    /// Costs-to-go from `to` down to `from`; those at the `count` bounds go to their slots. The costs at `to` are in `current`.
-    FB_DEVICE void backward(uint32_t from, uint32_t to, uint32_t count) {
-        uint32_t base = 0, bound = count;
-        const auto keep = [&](uint32_t t, uint32_t entries) {
-            while (bound > 0 && lds<uint16_t>(list + 2 * (bound - 1)) > t) bound--;
-            if (bound == 0 || lds<uint16_t>(list + 2 * (bound - 1)) != t) return;
-            for (uint32_t u = thread_x(); u < entries; u += threads_x()) {
-                stg(slot(bound - 1) + u, lds<uint16_t>(current + 2 * u));
-            }
-        };
-        keep(to, 1u << (16 - fresh(to)));
+    /// Costs-to-go from `to` down to `from`; those at the `count` bounds go to their slots. The costs at `to` are there: zero, or with
+    /// `closed` zero for the overlap at the seam and all else out of range.
+    FB_DEVICE void backward(uint32_t from, uint32_t to, uint32_t count, bool closed) {
+        const uint32_t low_seam = lds<uint32_t>(seams), high_seam = lds<uint32_t>(seams + 4), k = fresh(to);
+        uint32_t bound = count;
+        for (uint32_t u = thread_x(); u < 65536u >> k; u += encode_threads) {
+            const uint32_t start = closed ? (u == low_seam ? 0 : 65535) | (u == high_seam ? 0 : 65535u << 16) : 0;
+            sts<uint32_t>(place(u), start);
+            if (lds<uint16_t>(list + 2 * (bound - 1)) == to) stg(slot(bound - 1) + in_slot(u, k), start);
+        }
+        if (lds<uint16_t>(list + 2 * (bound - 1)) == to) bound--;
+        sync_block();
+        uint32_t base = 0;
+        FB_UNROLL_1
         for (uint32_t t = to; t-- > from;) {
-            const uint32_t k = fresh(t), s = shift(t), entries = 65536u >> k;
-            uint32_t lowest = 65535;
-            for (uint32_t u = thread_x(); u < entries; u += threads_x()) {
-                uint32_t best = 65535;
-                for (uint32_t n = 0; n < 1u << k; n++) {
-                    const uint32_t state = n << (16 - k) | u;
-                    const uint32_t total = costs_of(t, state, lds<uint16_t>(current + 2 * (state >> s)), true);
-                    best = total < best ? total : best;
-                }
-                best = best > base ? best - base : 0;
-                lowest = best < lowest ? best : lowest;
-                sts<uint16_t>(next + 2 * u, (uint16_t)best);
-            }
-            base = least(lowest);
-            const uint32_t other = current;
-            current = next;
-            next = other;
-            keep(t, entries);
+            const bool keep = bound > 0 && lds<uint16_t>(list + 2 * (bound - 1)) == t;
+            bound -= keep;
+            base = any_step(t, base, keep ? slot(bound) : nullptr);
         }
         fence();
         sync_block();
     }
 
-    /// Follows the best path over the groups from `overlap` on; leaves its states, returns the overlap at the end. The first warp works.
-    FB_DEVICE uint32_t trace(uint32_t overlap, uint32_t count) {
-        const uint32_t lane = thread_x() % 32;
-        if (thread_x() < 32) {
-            uint32_t done = 0;
+    /// Follows the best path of each tile over the groups from its overlap at `seams` on; leaves its states, and there the overlap at the
+    /// end. A warp works for each tile.
+    FB_DEVICE void trace(uint32_t count) const {
+        const uint32_t lane = thread_x() % 32, half = thread_x() / 32;
+        if (half < 2) {
+            const uint32_t mine = states + 512 * half;
+            uint32_t done = 0, overlap = lds<uint32_t>(seams + 4 * half);
             for (uint32_t i = 0; i + 1 < count; i++) {
-                const uint32_t from = lds<uint16_t>(list + 2 * i), to = lds<uint16_t>(list + 2 * (i + 1));
-                const uint16_t* end = slot(i + 1);
+                const uint32_t from = lds<uint16_t>(list + 2 * i), to = lds<uint16_t>(list + 2 * (i + 1)), k = fresh(to);
+                const uint32_t* end = slot(i + 1);
                 uint32_t bits = 0;
                 for (uint32_t t = from; t < to; t++) bits += fresh(t);
                 uint32_t best = ~0u;
@@ -141,77 +408,110 @@ struct Viterbi {
                     for (uint32_t t = from; t < to; t++) {
                         left -= fresh(t);
                         const uint32_t state = (path >> left & ((1u << fresh(t)) - 1)) << (16 - fresh(t)) | u;
-                        total = costs_of(t, state, total, false);
+                        FB_UNROLL
+                        for (uint32_t w = 0; w < weights; w++) {
+                            const uint32_t x = lds<uint32_t>(xs + 4 * (t % steps * weights + w)) >> (16 * half);
+                            total += branch_cost(ldg(a.values + w * 65536 + state), (int16_t)x, a.doublings);
+                        }
                         u = state >> shift(t);
                     }
-                    total = (total + ldg(end + u)) << 10 | path;
+                    total += ldg(end + in_slot(u, k)) >> (16 * half) & 65535;
+                    total = total << 10 | path;
                     best = total < best ? total : best;
                 }
-                FB_UNROLL
-                for (uint32_t m = 16; m > 0; m /= 2) {
-                    const uint32_t other = shfl_xor(best, m);
-                    best = other < best ? other : best;
-                }
-                const uint32_t path = best & 1023;
+                const uint32_t path = least_of_warp(best) & 1023;
                 for (uint32_t t = from; t < to; t++) {
                     bits -= fresh(t);
                     const uint32_t state = (path >> bits & ((1u << fresh(t)) - 1)) << (16 - fresh(t)) | overlap;
-                    if (lane == 0) sts<uint16_t>(states + 2 * done, (uint16_t)state);
+                    if (lane == 0) sts<uint16_t>(mine + 2 * done, (uint16_t)state);
                     done++;
                     overlap = state >> shift(t);
                 }
             }
-            if (lane == 0) sts<uint32_t>(sums + 128, overlap);
+            sync_warp();
+            if (lane == 0) sts<uint32_t>(seams + 4 * half, overlap);
         }
         sync_block();
-        return lds<uint32_t>(sums + 128);
     }
 
-    FB_DEVICE void fill(uint32_t entries, uint16_t v) {
+    /// Overlaps of the first least costs at step `t`, to `seams`.
+    FB_DEVICE void first_least(uint32_t t) const {
+        if (thread_x() < 2) sts<uint32_t>(firsts + 4 * thread_x(), ~0u);
         sync_block();
-        for (uint32_t u = thread_x(); u < entries; u += threads_x()) sts<uint16_t>(current + 2 * u, v);
+        uint32_t keys[2] = {~0u, ~0u};
+        for (uint32_t u = thread_x(); u < 65536u >> fresh(t); u += encode_threads) {
+            const uint32_t pair = lds<uint32_t>(place(u)), l = pair << 16 | u, h = (pair & 0xFFFF0000u) | u;
+            keys[0] = l < keys[0] ? l : keys[0];
+            keys[1] = h < keys[1] ? h : keys[1];
+        }
+        FB_UNROLL
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t key = least_of_warp(keys[i]);
+            if (thread_x() % 32 == 0) shared_min(firsts + 4 * i, key);
+        }
+        sync_block();
+        if (thread_x() < 2) sts<uint32_t>(seams + 4 * thread_x(), lds<uint32_t>(firsts + 4 * thread_x()) & 65535);
         sync_block();
     }
 
+    /// The tape of both tiles: step t holds bits position(t) on.
+    FB_DEVICE void write() const {
+        constexpr uint32_t bytes = 8 * quarters;
+        for (uint32_t i = thread_x(); i < 2 * bytes; i += encode_threads) {
+            const uint32_t half = i / bytes, first = i % bytes * 8;
+            if (half == 1 && !both) break;
+            uint32_t byte = 0, t = first * 4 / (weights * quarters);
+            for (uint32_t bit = first; bit < first + 8; bit++) {
+                while (position(t + 1) <= bit) t++;
+                byte |= (lds<uint16_t>(states + 512 * half + 2 * t) >> (bit - position(t)) & 1u) << (bit - first);
+            }
+            stg(a.codes + (size_t)(tile + half) * bytes + i % bytes, (unsigned char)byte);
+        }
+    }
+
+    /// What costs after step `t` may be at most so that no sum exceeds 16 bits, in both halves; with four weights whether a sum of two may.
+    FB_DEVICE uint32_t limit_of(uint32_t t) const {
+        uint32_t all = 0, exceeds = 0;
+        FB_UNROLL
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t sum = 0, two = 0;
+            for (uint32_t w = 0; w < weights; w++) {
+                const int16_t x = (int16_t)(lds<uint32_t>(xs + 4 * (t * weights + w)) >> (16 * half));
+                const uint32_t l = branch_cost(a.least, x, a.doublings), h = branch_cost(a.most, x, a.doublings), more = l > h ? l : h;
+                two = w % 2 == 0 ? more : two + more;
+                exceeds |= two > 65535;
+                sum += more;
+            }
+            all |= (sum > 65535 ? 0 : 65535 - sum) << (16 * half);
+        }
+        return sums_limited ? exceeds : all;
+    }
+
+    /// Tiles `which` and the one after it, if there is one.
     FB_DEVICE void run(uint32_t which) {
         tile = which;
-        // Free pass around the seam at step 0, on the circle unrolled.
-        const uint32_t from = steps - a.reach, to = steps + a.reach;
-        uint32_t count = groups(from, steps);
-        fill(65536u >> fresh(to), 0);
-        backward(from, to, count);
-        uint32_t key = ~0u;
-        for (uint32_t u = thread_x(); u < 65536u >> fresh(from); u += threads_x()) {
-            const uint32_t other = (uint32_t)ldg(slot(0) + u) << 16 | u;
-            key = other < key ? other : key;
+        both = which + 1 < a.tile_count;
+        for (uint32_t i = thread_x(); i < 256; i += encode_threads) {
+            const int16_t* x = a.tiles + (size_t)tile * 256 + i;
+            sts<uint32_t>(xs + 4 * i, low_high((uint16_t)ldg(x), (uint16_t)ldg(both ? x + 256 : x)));
         }
-        const uint32_t seam = trace(least(key) & 65535, count);
-        // Closed pass: both ends share that overlap.
-        count = groups(0, steps);
-        fill(65536u >> fresh(0), 65535);
-        if (thread_x() == 0) sts<uint16_t>(current + 2 * seam, (uint16_t)0);
         sync_block();
-        backward(0, steps, count);
-        trace(seam, count);
-        // The tape: step t holds bits position(t) on.
-        const uint32_t bytes = 8 * a.quarters;
-        for (uint32_t i = thread_x(); i < bytes; i += threads_x()) {
-            uint32_t byte = 0;
-            for (uint32_t bit = 8 * i; bit < 8 * i + 8; bit++) {
-                uint32_t t = bit * 4 / (a.weights * a.quarters);
-                while (position(t + 1) <= bit) t++;
-                while (position(t) > bit) t--;
-                byte |= (lds<uint16_t>(states + 2 * t) >> (bit - position(t)) & 1u) << (bit - 8 * i);
-            }
-            stg(a.codes + (size_t)which * bytes + i, (unsigned char)byte);
+        if (thread_x() < steps) sts<uint32_t>(limits + 4 * thread_x(), limit_of(thread_x()));
+        // A free pass around the seam at step 0, on the circle unrolled; then a closed one, whose ends share that overlap.
+        FB_UNROLL_1
+        for (uint32_t closed = 0; closed < 2; closed++) {
+            const uint32_t from = closed ? 0 : steps - reach, to = closed ? steps : steps + reach, count = groups(from, steps);
+            backward(from, to, count, closed);
+            if (!closed) first_least(from);
+            trace(count);
         }
+        write();
         sync_block();
     }
 };
 
-FB_DEVICE void encode(const EncodeArgs& a) {
-    for (uint32_t tile = block_x(); tile < a.tile_count; tile += blocks_x()) {
-        Viterbi search(a);
-        search.run(tile);
-    }
+template <class Code, uint32_t quarters> FB_DEVICE void encode(const EncodeArgs& a) {
+    check_base();
+    Viterbi<Code, quarters> search(a);
+    for (uint32_t pair = block_x(); 2 * pair < a.tile_count; pair += blocks_x()) search.run(2 * pair);
 }

@@ -3,34 +3,37 @@
 
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
+use fracbit_base::Code;
 use fracbit_codebook::Rounder;
-use fracbit_format::{Codebook, TILE, trellis::Steps};
-use fracbit_trellis::TrellisRounder;
+use fracbit_format::{
+    Codebook, TILE,
+    trellis::{STATE_BITS, STATES, Steps, hash_fast, hash_fine, hash16},
+};
+use fracbit_trellis::{SearchParts, TrellisRounder};
 use std::sync::{Mutex, PoisonError};
 
 /// New bits that the trace decides at once (`search.rs` of fracbit-trellis).
 const GROUP_BITS: u32 = 6;
 /// Threads of a block.
-const THREADS: usize = 1024;
+const THREADS: u32 = 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 struct EncodeArgs {
     tiles: Address,
     values: Address,
+    entries: Address,
     costs: Address,
     codes: Address,
     tile_count: u32,
-    weights: u32,
-    quarters: u32,
     doublings: u32,
-    reach: u32,
-    overlaps: u32,
     bounds: u32,
+    least: i32,
+    most: i32,
     pad: u32,
 }
 
-/// Codes tiles on a device, one block per tile.
+/// Codes tiles on a device, two in every block.
 ///
 /// As a [`Rounder`] it never fails: tiles that the device refuses are coded on the processor, with
 /// the same bytes, and [`failure`](Self::failure) says why.
@@ -39,9 +42,10 @@ pub struct TrellisEncoder<'d, D: Device> {
     device: &'d D,
     rounder: TrellisRounder,
     args: EncodeArgs,
+    kernel: String,
     blocks: usize,
-    threads: usize,
-    _held: [Buffer<'d, D>; 2],
+    shared: usize,
+    _held: [Buffer<'d, D>; 3],
     /// One launch at a time: blocks share the workspace. Holds the first failure.
     failure: Mutex<Option<DeviceError>>,
 }
@@ -51,43 +55,51 @@ fn u32_of(n: usize) -> u32 {
 }
 
 impl<'d, D: Device> TrellisEncoder<'d, D> {
-    /// The encoder that gives the bytes of `rounder`, which should be an exact one. `threads` of a
-    /// block is a choice of speed; 0: the most.
+    /// The encoder that gives the bytes of `rounder`, which should be an exact one.
     ///
     /// # Errors
     /// [`DeviceError::Memory`], also when a block's shared memory does not hold the costs of a step
-    /// (rates below 2 bits on small GPUs).
+    /// (rates below 2 bits on small GPUs); [`DeviceError::Call`] for tables of a size that no kernel
+    /// is made for.
     ///
     /// # Panics
     /// When the rounder is not of a trellis scheme.
-    pub fn new(device: &'d D, rounder: TrellisRounder, threads: usize) -> Result<Self, DeviceError> {
+    pub fn new(device: &'d D, rounder: TrellisRounder) -> Result<Self, DeviceError> {
         let scheme = rounder.codebook().scheme();
         let steps = Steps::of(scheme).expect("a trellis scheme");
+        let code = scheme.code().expect("a trellis scheme");
+        let kernel = format!("fb_encode_{}_{}", code.name(), scheme.quarters());
         let parts = rounder.parts();
         let shifts: Vec<u32> = (0..steps.count()).map(|t| steps.shift(t)).collect();
         let overlaps = 65536usize >> shifts.iter().min().expect("a trellis has steps");
         let bounds = bounds(&shifts, 0).max(bounds(&shifts, shifts.len() - parts.reach));
-        let blocks = 2 * device.limits().multiprocessors;
-        let args = EncodeArgs {
-            weights: u32_of(parts.weights),
-            quarters: u32::from(scheme.quarters()),
-            doublings: parts.doublings,
-            reach: u32_of(parts.reach),
-            overlaps: u32_of(overlaps),
-            bounds: u32_of(bounds),
-            ..EncodeArgs::default()
+        let lookup = Lookup::of(code, usize::from(scheme.quarters()), parts.weights);
+        let Some(entries) = lookup.entries(&parts) else {
+            let message = format!("no kernel for the table of this codebook of {scheme}");
+            return Err(DeviceError::Call { call: kernel, message });
         };
-        let shared = shared(overlaps);
+        let shared = shared(overlaps, lookup.words());
         if shared > device.limits().shared {
             let what = format!("encoding {scheme} in shared memory");
             let total = device.limits().shared;
             return Err(DeviceError::Memory { what, bytes: shared, free: total, total });
         }
+        let blocks = device.limits().multiprocessors;
         let values = Buffer::of(device, &parts.values, "values of states")?;
-        let costs = Buffer::zeroed(device, 2 * blocks * bounds * overlaps, "costs of the trellis search")?;
-        let args = EncodeArgs { values: values.at(), costs: costs.at(), ..args };
-        let threads = if threads == 0 { THREADS } else { threads };
-        Ok(Self { device, rounder, args, blocks, threads, _held: [values, costs], failure: Mutex::default() })
+        let entries = Buffer::of(device, &entries, "values of a code")?;
+        let costs = Buffer::room(device, 4 * blocks * bounds * overlaps, "costs of the trellis search")?;
+        let args = EncodeArgs {
+            values: values.at(),
+            entries: entries.at(),
+            costs: costs.at(),
+            doublings: parts.doublings,
+            bounds: u32_of(bounds),
+            least: i32::from(parts.values.iter().copied().min().expect("values")),
+            most: i32::from(parts.values.iter().copied().max().expect("values")),
+            ..EncodeArgs::default()
+        };
+        let _held = [values, entries, costs];
+        Ok(Self { device, rounder, args, kernel, blocks, shared, _held, failure: Mutex::default() })
     }
 
     /// Codes of `tiles`, one after the other.
@@ -98,15 +110,15 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
         let grid: Vec<i16> = tiles.iter().flat_map(|tile| self.rounder.grid(tile)).collect();
         let input = Buffer::of(self.device, &grid, "tiles")?;
         let bytes = tiles.len() * self.rounder.codebook().tile_bytes();
-        let codes = Buffer::zeroed(self.device, bytes, "codes")?;
+        let codes = Buffer::room(self.device, bytes, "codes")?;
         let args =
             EncodeArgs { tiles: input.at(), codes: codes.at(), tile_count: u32_of(tiles.len()), ..self.args };
         let grid = Grid {
-            blocks: (u32_of(self.blocks.min(tiles.len()).max(1)), 1),
-            threads: u32_of(self.threads),
-            shared: u32_of(shared(self.args.overlaps as usize)),
+            blocks: (u32_of(self.blocks.min(tiles.len().div_ceil(2)).max(1)), 1),
+            threads: THREADS,
+            shared: u32_of(self.shared),
         };
-        self.device.launch("fb_encode", grid, bytemuck::bytes_of(&args))?;
+        self.device.launch(&self.kernel, grid, bytemuck::bytes_of(&args))?;
         codes.read(bytes)
     }
 
@@ -135,9 +147,71 @@ impl<D: Device + Sync> Rounder for TrellisEncoder<'_, D> {
     }
 }
 
-/// Shared memory of a block (`Viterbi` of `encode.cuh`): two cost arrays, bounds, states, sums.
-fn shared(overlaps: usize) -> usize {
-    4 * overlaps + 4 * 264 + 192
+/// Shared memory of a block (`Viterbi` of `encode.cuh`): costs, a table of `words`, weights, parts,
+/// bounds, states and limits.
+fn shared(overlaps: usize, words: usize) -> usize {
+    4 * overlaps + 4 * words + 1024 + 4096 + 2 * 264 + 1024 + 32 + 1024
+}
+
+/// What the kernel of a code looks up for a state.
+#[derive(Clone, Copy, Debug)]
+enum Lookup {
+    /// The upper bits of a hash.
+    Hash { hash: fn(u16) -> u16, bits: u32 },
+    /// A byte for every weight.
+    Bytes { weights: usize, quarters: usize },
+}
+
+impl Lookup {
+    fn of(code: Code, quarters: usize, weights: usize) -> Self {
+        let pairs = match quarters {
+            ..=16 => 10,
+            17..=18 => 11,
+            _ => 12,
+        };
+        match code {
+            Code::Fine => Self::Hash { hash: hash_fine, bits: 9 },
+            Code::Hyb => Self::Hash { hash: hash16, bits: pairs },
+            Code::Fast => Self::Bytes { weights, quarters },
+        }
+    }
+
+    /// Words of a step's table of costs.
+    fn words(self) -> usize {
+        match self {
+            Self::Hash { bits: bits @ ..=10, .. } => 2 << bits,
+            Self::Hash { bits, .. } => 1 << bits,
+            Self::Bytes { weights, .. } => 256 * weights,
+        }
+    }
+
+    /// The values by what is looked up: (index, weight), or (weight, byte). `None` when states that
+    /// look up the same differ in their values.
+    fn entries(self, parts: &SearchParts) -> Option<Vec<i16>> {
+        let count = match self {
+            Self::Hash { bits, .. } => parts.weights << bits,
+            Self::Bytes { weights, .. } => 256 * weights,
+        };
+        let mut entries = vec![None; count];
+        for state in 0..=u16::MAX {
+            for weight in 0..parts.weights {
+                let at = match self {
+                    Self::Hash { hash, bits } => {
+                        usize::from(hash(state) >> (STATE_BITS - bits)) * parts.weights + weight
+                    }
+                    Self::Bytes { weights, quarters } => {
+                        256 * weight + usize::from(hash_fast(state, weights, quarters)[weight])
+                    }
+                };
+                let value = parts.values[weight * STATES + usize::from(state)];
+                if *entries[at].get_or_insert(value) != value {
+                    return None;
+                }
+            }
+        }
+        // What no state looks up is never read.
+        Some(entries.into_iter().map(Option::unwrap_or_default).collect())
+    }
 }
 
 /// Bounds of the groups of steps `from..`: the same cut as in `search.rs`.

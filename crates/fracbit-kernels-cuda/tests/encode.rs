@@ -1,4 +1,4 @@
-//! The encoder kernel on the host shim: the bytes of the processor's exact search.
+//! The encoder kernels on the host shim: the bytes of the processor's exact search.
 
 use fracbit_base::{Family, Scheme};
 use fracbit_codebook::Rounder as _;
@@ -6,32 +6,65 @@ use fracbit_kernels_cuda::{DeviceError, Limits, TrellisEncoder, shim::Shim};
 use fracbit_trellis::{Effort, rounder, train::gaussian_tiles};
 use std::path::Path;
 
+type Tile = [f32; 256];
+
+fn start(shared: usize) -> Shim {
+    let limits = Limits { multiprocessors: 1, shared };
+    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
+}
+
+fn check(device: &Shim, scheme: Scheme, tiles: &[Tile]) {
+    let make = || rounder(scheme, Effort::Exact).expect("a trellis scheme");
+    let bytes = make().codebook().tile_bytes();
+    let mut want = vec![0; tiles.len() * bytes];
+    make().encode(tiles, &mut want);
+    let encoder = TrellisEncoder::new(device, make()).expect("memory");
+    let mut got = vec![0; want.len()];
+    encoder.encode(tiles, &mut got);
+    assert_eq!(encoder.failure(), None, "{scheme}");
+    for (i, (got, want)) in got.chunks(bytes).zip(want.chunks(bytes)).enumerate() {
+        assert_eq!(got, want, "{scheme}, tile {i}");
+    }
+}
+
+/// Tiles on which costs saturate or paths tie.
+fn hard_tiles() -> [Tile; 6] {
+    let [wide, mixed] = *gaussian_tiles(9, 2) else { unreachable!("two tiles") };
+    [
+        [0.0; 256],
+        [1e9; 256],
+        [-1e9; 256],
+        std::array::from_fn(|i| if i % 2 == 0 { 1e9 } else { -1e9 }),
+        wide.map(|w| 4.0 * w),
+        std::array::from_fn(|i| if i / 8 % 2 == 0 { mixed[i] } else { mixed[i] * 100.0 }),
+    ]
+}
+
 #[test]
 fn bytes_are_those_of_the_processor() {
-    let limits = Limits { multiprocessors: 1, shared: 227 << 10 };
-    let device =
-        Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
-    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
-        let name = scheme.to_string();
-        let make = || rounder(scheme, Effort::Exact).expect("a trellis scheme");
-        let tiles = gaussian_tiles(7, 1);
-        let mut want = vec![0; tiles.len() * make().codebook().tile_bytes()];
-        make().encode(&tiles, &mut want);
-        let encoder = TrellisEncoder::new(&device, make(), 64).expect("memory");
-        let mut got = vec![0; want.len()];
-        encoder.encode(&tiles, &mut got);
-        assert_eq!(encoder.failure(), None, "{name}");
-        assert_eq!(got, want, "{name}");
+    let device = start(227 << 10);
+    let hard = hard_tiles();
+    // Two pairs for one block, the second one half empty.
+    for (i, scheme) in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))).enumerate() {
+        let [first, last] = *gaussian_tiles(7, 2) else { unreachable!("two tiles") };
+        check(&device, scheme, &[first, hard[i % hard.len()], last]);
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_processor_where_costs_saturate_or_tie() {
+    let device = start(227 << 10);
+    for name in ["tcq-1", "tcq-2", "tcq-4", "tcq-fast-2", "tcq-fast-4", "tcq-hyb-2"] {
+        check(&device, name.parse().expect("a scheme"), &hard_tiles());
     }
 }
 
 #[test]
 fn small_devices_refuse_what_does_not_fit_and_the_processor_steps_in() {
-    let limits = Limits { multiprocessors: 1, shared: 99 << 10 };
-    let device =
-        Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
+    let device = start(99 << 10);
     let make =
         |name: &str| rounder(name.parse().expect("a scheme"), Effort::Exact).expect("a trellis scheme");
-    let refused = TrellisEncoder::new(&device, make("tcq-1"), 0);
+    let refused = TrellisEncoder::new(&device, make("tcq-1"));
     assert!(matches!(refused, Err(DeviceError::Memory { .. })), "costs of 1-bit steps take 128 KiB");
+    assert!(TrellisEncoder::new(&device, make("tcq-2")).is_ok(), "costs of 2-bit steps take 64 KiB");
 }

@@ -167,7 +167,7 @@ pub fn score<D: Device>(
 pub fn rounders_on<D: Device + Send + Sync + 'static>(device: &'static D) -> Rounders {
     let provider = move |scheme| {
         let rounder = fracbit_trellis::rounder(scheme, Effort::Exact)?;
-        match TrellisEncoder::new(device, rounder, 0) {
+        match TrellisEncoder::new(device, rounder) {
             Ok(encoder) => Some(Box::new(encoder) as Box<dyn Rounder>),
             Err(_) => None,
         }

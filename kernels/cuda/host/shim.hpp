@@ -382,3 +382,37 @@ FB_DEVICE void ldmatrix4(uint32_t (&d)[4], uint32_t at) {
     }
     shim::meet_warp();
 }
+
+FB_DEVICE uint32_t min2(uint32_t a, uint32_t b) {
+    const uint32_t l = (a & 65535) < (b & 65535) ? a : b, h = a >> 16 < b >> 16 ? a : b;
+    return (l & 65535) | (h & 0xFFFF0000u);
+}
+FB_DEVICE uint32_t max2(uint32_t a, uint32_t b) { return ~min2(~a, ~b); }
+FB_DEVICE uint32_t min3_2(uint32_t a, uint32_t b, uint32_t c) { return min2(min2(a, b), c); }
+FB_DEVICE uint32_t max3_2(uint32_t a, uint32_t b, uint32_t c) { return max2(max2(a, b), c); }
+FB_DEVICE uint32_t add_min2(uint32_t a, uint32_t b, uint32_t c) {
+    if ((a & 65535) + (b & 65535) > 65535 || (a >> 16) + (b >> 16) > 65535) shim::die("sum of halves overflows", a, b);
+    return min2(a + b, c);
+}
+FB_DEVICE uint32_t least_of_warp(uint32_t v) {
+    for (uint32_t m = 16; m > 0; m /= 2) {
+        const uint32_t other = shfl_xor(v, m);
+        v = other < v ? other : v;
+    }
+    return v;
+}
+FB_DEVICE void shared_min(uint32_t at, uint32_t v) {
+    if (v < lds<uint32_t>(at)) sts<uint32_t>(at, v);
+}
+FB_DEVICE uint32_t hidden(uint32_t v) { return v; }
+FB_DEVICE uint32_t fetch(uint32_t at) { return lds<uint32_t>(at); }
+FB_DEVICE void put(uint32_t at, uint32_t v) { sts<uint32_t>(at, v); }
+FB_DEVICE bool sync_block_or(bool v) {
+    shim::Block& b = *shim::block();
+    static bool any[2];  // of this barrier and of the next one
+    any[b.turn % 2] |= v;
+    const uint64_t turn = b.turn;
+    if (b.arrived == 0) any[(turn + 1) % 2] = false;
+    shim::meet_block();
+    return any[turn % 2];
+}

@@ -11,10 +11,10 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     let mut schemes = 0;
     for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))) {
         let exact = || rounder(scheme, Effort::Exact).ok_or("a trellis scheme");
-        let tiles = gaussian_tiles(7, 4);
+        let tiles = gaussian_tiles(7, 3);
         let mut want = vec![0; tiles.len() * exact()?.codebook().tile_bytes()];
         exact()?.encode(&tiles, &mut want);
-        let got = match TrellisEncoder::new(gpu, exact()?, 0) {
+        let got = match TrellisEncoder::new(gpu, exact()?) {
             Ok(encoder) => encoder.encode_tiles(&tiles)?,
             Err(e) => {
                 println!("{scheme}: {e}");
@@ -25,9 +25,9 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
         schemes += 1;
     }
     println!("encoder: bytes of the processor for {schemes} schemes");
-    for name in ["tcq-2", "tcq-fast-2", "tcq-hyb-2", "tcq-3", "tcq-4"] {
-        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?, 0)?;
-        let tiles = gaussian_tiles(7, 1 << 13);
+    let tiles = gaussian_tiles(7, 1 << 14);
+    for name in ["tcq-2", "tcq-fast-2", "tcq-hyb-2", "tcq-3", "tcq-4", "tcq-1.5"] {
+        let encoder = TrellisEncoder::new(gpu, rounder(name.parse()?, Effort::Exact).ok_or("trellis")?)?;
         encoder.encode_tiles(&tiles)?;
         let start = Instant::now();
         encoder.encode_tiles(&tiles)?;
