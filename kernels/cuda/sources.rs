@@ -2,9 +2,10 @@
 // the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 13] = [
+pub(crate) const UNITS: [(&str, &str); 14] = [
     ("model", "model.inc"),
     ("gemm", "gemm.inc"),
+    ("prompt", "prompt.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
     ("core", "gen/core.inc"),
@@ -19,9 +20,10 @@ pub(crate) const UNITS: [(&str, &str); 13] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 7] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 8] = [
     ("model", &["model.cuh", "repack.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
+    ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),
     ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
     ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),
