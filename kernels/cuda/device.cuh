@@ -136,12 +136,31 @@ FB_DEVICE void ldmatrix4(uint32_t (&d)[4], uint32_t at) {
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(from) : "memory");
 }
+/// The same, each matrix turned: lane (g, c) gets rows 2c and 2c + 1 of column g.
+FB_DEVICE void ldmatrix4_turned(uint32_t (&d)[4], uint32_t at) {
+    const uint32_t from = (uint32_t)__cvta_generic_to_shared(fb_shared + at);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(from) : "memory");
+}
 
 FB_DEVICE uint16_t to_half(float v) { return __half_as_ushort(__float2half_rn(v)); }
 FB_DEVICE float from_half(uint16_t h) { return __half2float(__ushort_as_half(h)); }
 FB_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 FB_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
 FB_DEVICE float fast_exp(float v) { return __expf(v); }
+FB_DEVICE float power_of_two(float v) {
+    float d;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(v));
+    return d;
+}
+FB_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+/// Two halves in a word, `low` in its lower part.
+FB_DEVICE uint32_t two_halves(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
 FB_DEVICE float root(float v) { return sqrtf(v); }
 /// Arithmetic that the compiler may not contract.
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }

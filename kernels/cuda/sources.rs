@@ -2,9 +2,10 @@
 // the device code is made of.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 11] = [
+pub(crate) const UNITS: [(&str, &str); 12] = [
     ("model", "model.inc"),
     ("gemm", "gemm.inc"),
+    ("prompt", "prompt.inc"),
     ("encode", "encode.inc"),
     ("pair", "gen/pair.inc"),
     ("grouped", "gen/grouped.inc"),
@@ -17,9 +18,10 @@ pub(crate) const UNITS: [(&str, &str); 11] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 4] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 5] = [
     ("model", &["attend_few.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
+    ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];

@@ -10,6 +10,7 @@ mod gpu;
 mod matrix;
 pub mod ops;
 mod plan;
+mod prompt;
 pub mod shim;
 
 pub use args::Address;

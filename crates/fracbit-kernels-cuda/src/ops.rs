@@ -4,7 +4,7 @@
 //! the device of its buffers.
 
 pub use crate::gemm::{Gemm, halve};
-use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs};
+use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs, prompt};
 use bytemuck::{Pod, Zeroable};
 
 mod attend_few;
@@ -479,6 +479,9 @@ pub fn attention<D: Device>(
         shared: u32_of(256 + 4 * d),
     };
     device.launch("fb_heads", grid, bytemuck::bytes_of(&args))?;
+    if prompt::takes(rows, d) {
+        return prompt::attend(step, qkv, cache, out, rows, shape, options.window);
+    }
     let args = AttendArgs {
         step: step.at(),
         qkv: qkv.at(),

@@ -351,6 +351,9 @@ FB_DEVICE uint32_t sub_halves(uint32_t a, uint32_t b) {
     return one(0) | one(16);
 }
 FB_DEVICE float fast_exp(float v) { return expf(v); }
+FB_DEVICE float power_of_two(float v) { return exp2f(v); }
+FB_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+FB_DEVICE uint32_t two_halves(float low, float high) { return (uint32_t)to_half(low) | (uint32_t)to_half(high) << 16; }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return a * b; }
 FB_DEVICE float add_rn(float a, float b) { return a + b; }
@@ -415,4 +418,19 @@ FB_DEVICE bool sync_block_or(bool v) {
     if (b.arrived == 0) any[(turn + 1) % 2] = false;
     shim::meet_block();
     return any[turn % 2];
+}
+FB_DEVICE void ldmatrix4_turned(uint32_t (&d)[4], uint32_t at) {
+    const shim::Warp& w = publish(&at, 1);
+    const uint32_t column = thread_x() % 32 / 4, c = thread_x() % 4;
+    for (uint32_t m = 0; m < 4; m++) {
+        d[m] = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t from = w.slot[8 * m + 2 * c + i][0];
+            if (from % 16 != 0) shim::die("ldmatrix: misaligned row", from);
+            uint16_t half;
+            memcpy(&half, shim::shared_at(from + 2 * column, 2), 2);
+            d[m] |= (uint32_t)half << (16 * i);
+        }
+    }
+    shim::meet_warp();
 }
