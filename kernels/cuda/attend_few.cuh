@@ -94,7 +94,6 @@ template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_
     for (uint32_t j = 0; j < 2; j++) s[j][0] = d[j][0] + d[j][2], s[j][1] = d[j][1] + d[j][3];
 }
 
-FB_DEVICE float larger(float a, float b) { return a > b ? a : b; }
 
 /// Turns scores of positions first + 0..16 into weights, packed as the right operand of the values; only low <= position < high count.
 template <int N> FB_DEVICE void few_weights(Running<N>& q, float (&s)[2][2], uint32_t first, uint32_t low, uint32_t high, uint32_t (&b)[2]) {

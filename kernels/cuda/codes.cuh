@@ -120,7 +120,7 @@ template <int BITS, int LOG_STRIDE, int N> FB_DEVICE uint32_t row_address(const 
 
 /// One weight per state: row = sign and index, the top bits of x (x + c).
 template <int Q_> struct Fine {
-    static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 9, LOG_STRIDE = 7, LOG_COPIES = 5;
+    static constexpr int Q = Q_, WORDS = 4, LOG_STRIDE = 7, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, GROUPED = false;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
@@ -155,7 +155,7 @@ FB_DEVICE constexpr uint32_t fast_factor(int quarters) {
 /// Four are bits 8 to 39 of the product of the state, standing in both halves of a word, with the factor; two are bits 8 to 23 of the product
 /// of the signed state.
 template <int Q_> struct Fast {
-    static constexpr int Q = Q_, WORDS = 4, LOG_ROWS = 8, LOG_STRIDE = 8, LOG_COPIES = 5;
+    static constexpr int Q = Q_, WORDS = 4, LOG_STRIDE = 8, LOG_COPIES = 5;
     static constexpr bool TRELLIS = true, GROUPED = false;
     static constexpr uint32_t FACTOR = fast_factor(Q);
     static_assert(FACTOR != 0, "a rate of the code");
@@ -181,7 +181,7 @@ template <int Q_> struct Fast {
 
 /// Two weights per state: the papers' hash x (x + 1), its upper bits a row of pairs, its top bit the sign of the first.
 template <int Q_> struct Hyb {
-    static constexpr int Q = Q_, WORDS = 2;
+    static constexpr int Q = Q_, WORDS = 2, LOG_COPIES = 0;  // what the size of the table allows
     static constexpr bool TRELLIS = true, GROUPED = false;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
@@ -197,7 +197,7 @@ template <int Q_> struct Hyb {
 template <int Q_> struct Pair {
     static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
     static constexpr bool TRELLIS = false, GROUPED = false;
-    static constexpr int LOG_ROWS = BITS, LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS, LOG_COPIES = LOG_STRIDE - 2;
+    static constexpr int LOG_STRIDE = BITS <= 9 ? 7 : 16 - BITS, LOG_COPIES = LOG_STRIDE - 2;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 2; j++) {
@@ -210,7 +210,7 @@ template <int Q_> struct Pair {
 template <int Q_> struct Single {
     static constexpr int Q = Q_, WORDS = 4, BITS = Q / 4;
     static constexpr bool TRELLIS = false, GROUPED = false;
-    static constexpr int LOG_ROWS = BITS, LOG_STRIDE = 8, LOG_COPIES = 5;
+    static constexpr int LOG_STRIDE = 8, LOG_COPIES = 5;
     FB_DEVICE static void quad(const Codes<Q>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
         FB_UNROLL
         for (int j = 0; j < 4; j++) {
@@ -231,7 +231,7 @@ template <int Q_> struct Ints : Pair<Q_> {
 template <int Q_> struct Books {
     static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
     static constexpr bool TRELLIS = false, GROUPED = true;
-    static constexpr int LOG_STRIDE = BITS <= 6 ? 7 : 6;
+    static constexpr int LOG_STRIDE = BITS <= 6 ? 7 : 6, LOG_COPIES = LOG_STRIDE - 2;
     FB_DEVICE static Table table(Table t, const Book& book, uint32_t scale) {
         const uint32_t books = ((1u << book.log_rows) - 1) >> BITS;
         return Table{t.lane | (scale & books) << (BITS + LOG_STRIDE), t.mask};
@@ -246,7 +246,7 @@ template <int Q_> struct Books {
 
 /// Integers of 8 bits, which need no table. Repacking has made -128 what it means, -127.
 template <int Q_> struct Bytes {
-    static constexpr int Q = Q_, WORDS = 2;
+    static constexpr int Q = Q_, WORDS = 2, LOG_COPIES = 2;
     static constexpr bool TRELLIS = false, GROUPED = true;
     FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }
     FB_DEVICE static void quad(const Codes<Q>& codes, Table, int q, int i, uint32_t (&out)[WORDS]) {
@@ -278,8 +278,8 @@ FB_DEVICE void spread(const Book& book) {
         sts(row << book.log_stride | copy << 2, Words4{{word, word, word, word}});
     }
 }
-FB_DEVICE Table table_of(const Book& book, uint32_t lane) {
-    const uint32_t copies = 1u << book.log_copies;
+template <class E> FB_DEVICE Table table_of(const Book& book, uint32_t lane) {
+    const uint32_t copies = 1u << (E::LOG_COPIES > 0 ? (uint32_t)E::LOG_COPIES : book.log_copies);
     return Table{(lane & (copies - 1)) * 4, ((1u << book.log_rows) - 1) << book.log_stride};
 }
 FB_DEVICE uint32_t table_bytes(const Book& book) { return 1u << (book.log_rows + book.log_stride); }

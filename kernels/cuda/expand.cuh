@@ -17,11 +17,11 @@ template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
     const uint32_t g = lane / 4, c = lane % 4, slot = table_bytes(s.book) + warp * bytes;
     spread(s.book);
     sync_block();
-    const Table t = table_of(s.book, lane);
+    const Table t = table_of<E>(s.book, lane);
     const uint32_t items = a.w.pairs * s.octets;
     for (uint32_t item = block_x() * warps + warp; item < items; item += blocks_x() * warps) {
         const uint32_t pair = item / s.octets, octet = item % s.octets;
-        fetch<E>(slot, s.codes + (size_t)item * bytes, s, lane);
+        fetch<E>(slot + lane * 16, s.codes + (size_t)item * bytes + lane * 16, s, lane);
         cp_commit();
         cp_wait<0>();
         sync_warp();

@@ -86,36 +86,47 @@ template <class E> FB_DEVICE void stage_four(uint32_t at, uint32_t i, const floa
     }
 }
 
-/// Puts activations of `octets` octets from column `col` on into shared memory.
+/// Puts activations of `octets` octets from column `col` on into shared memory. Loads are issued several at a time: what they wait for is
+/// memory that the kernel before wrote.
 template <class E> FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_col, uint32_t octets) {
-    const uint32_t stride = staged_stride<E>(octets), width = octets * 32;
+    constexpr int AHEAD = 4;
+    const uint32_t stride = staged_stride<E>(octets), width = octets * 32, all = a.batch * width;
     // Loads of four stay inside a row and aligned.
     const bool fours = a.x_stride % 4 == 0 && end_col % 4 == 0;
-    for (uint32_t n = 0; n < a.batch; n++) {
-        const float* x = a.x + (size_t)n * a.x_stride + col;
-        FB_UNROLL_4
-        for (uint32_t k = thread_x(); k < width; k += threads_x()) {
-            const uint32_t i = 4 * k;
-            float v[4] = {};
-            if (fours) {
-                if (col + i < end_col) {
-                    const Floats4 f = ldg((const Floats4*)(x + i));
+    uint32_t n = 0, k = thread_x();  // token, and four columns of it
+    FB_UNROLL_1
+    for (uint32_t first = thread_x(); first < all; first += AHEAD * threads_x()) {
+        float v[AHEAD][4] = {};
+        uint32_t to[AHEAD], column[AHEAD];
+        FB_UNROLL
+        for (int j = 0; j < AHEAD; j++) {
+            while (k >= width) k -= width, n++;
+            to[j] = at + n * stride, column[j] = 4 * k;
+            const float* x = a.x + (size_t)n * a.x_stride + col + 4 * k;
+            if (n < a.batch) {
+                if (fours) {
+                    if (col + 4 * k < end_col) {
+                        const Floats4 f = ldg((const Floats4*)x);
+                        FB_UNROLL
+                        for (int i = 0; i < 4; i++) v[j][i] = f.v[i];
+                    }
+                } else {
                     FB_UNROLL
-                    for (int j = 0; j < 4; j++) v[j] = f.v[j];
+                    for (uint32_t i = 0; i < 4; i++) v[j][i] = col + 4 * k + i < end_col ? ldg(x + i) : 0.f;
                 }
-            } else {
-                FB_UNROLL
-                for (uint32_t j = 0; j < 4; j++) v[j] = col + i + j < end_col ? ldg(x + i + j) : 0.f;
             }
-            stage_four<E>(at + n * stride, i, v);
+            k += threads_x();
+        }
+        FB_UNROLL
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            if (first + j * threads_x() < all) stage_four<E>(to[j], column[j], v[j]);
         }
     }
 }
 
-/// Copies `bytes` contiguous bytes, a multiple of 16, to shared memory.
+/// Copies one octet of a pair to shared memory; `at` and `from` are this lane's places in it.
 template <class E> FB_DEVICE void fetch(uint32_t at, const unsigned char* from, const Segment& s, uint32_t lane) {
     constexpr uint32_t Q = E::Q, rest = Q % 4 * 8;  // lanes that the last bytes take
-    at += lane * 16, from += lane * 16;
     FB_UNROLL
     for (uint32_t i = 0; i < Q / 4; i++) cp_async16(at + i * 512, from + i * 512);
     if constexpr (rest != 0) {
@@ -163,13 +174,13 @@ FB_DEVICE void multiply_half(float (&acc)[4], const Codes<E::Q>& codes, const Wo
     }
 }
 
-/// Multiplies one octet of both strips. `at` is its place in shared memory, `x_at` that of its activations.
+/// Multiplies one octet of both strips. `at` is this lane's place in it in shared memory, `x_at` that in its activations.
 template <class E>
 FB_DEVICE void multiply(float (&acc)[2][4], uint32_t at, uint32_t x_at, const Segment& s, uint32_t lane, Table t) {
     constexpr int HALF = E::WORDS == 4 ? 4 : 2;  // vectors of activations of four tiles
-    const auto scales_at = [&](uint32_t strip) { return at + 128 * E::Q + strip * 32 * s.scales; };
+    const auto scales_at = [&](uint32_t strip) { return at - lane * 16 + 128 * E::Q + strip * 32 * s.scales; };
     const auto load = [&](Codes<E::Q>& codes, uint32_t strip) {
-        codes.load(at + strip * 64 * E::Q + lane * 16, lane);
+        codes.load(at + strip * 64 * E::Q, lane);
         if constexpr (E::TRELLIS) codes.link(lane);
     };
     // What is kept in registers while the other changes: the codes of both strips, or the activations of the octet.
@@ -293,27 +304,33 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
 
     uint32_t at = warp < warps ? start(warp) : units, left = warp < warps ? start(warp + 1) - at : 0;
     uint32_t pair = (from + at) / octets, octet = from + at - pair * octets;
-    const unsigned char* source = s.codes + ((size_t)pair * s.octets + first + octet) * bytes;
-    const uint32_t ring = rings + warp * STAGES<E> * bytes, ring_end = ring + STAGES<E> * bytes;
-    uint32_t to = ring, slot = ring, ahead = left, octet_ahead = octet;
+    const unsigned char* source = s.codes + ((size_t)pair * s.octets + first + octet) * bytes + lane * 16;
+    const uint32_t ring = rings + warp * STAGES<E> * bytes + lane * 16, ring_end = ring + STAGES<E> * bytes;
+    // The slot that is filled next is also, but for the one that is being filled, the oldest.
+    uint32_t slot = ring, ahead = left, rest_of_pair = octets - octet;
+    const size_t skip = (size_t)(s.octets - octets) * bytes;
     const auto next = [&]() {
         if (ahead > 0) {
-            fetch<E>(to, source, s, lane);
-            ahead--, octet_ahead++, source += bytes;
-            if (octet_ahead == octets) octet_ahead = 0, source += (size_t)(s.octets - octets) * bytes;
-            to = to + bytes == ring_end ? ring : to + bytes;
+            fetch<E>(slot, source, s, lane);
+            ahead--, source += bytes;
+            if (--rest_of_pair == 0) rest_of_pair = octets, source += skip;
         }
         cp_commit();
+        slot = slot + bytes == ring_end ? ring : slot + bytes;
     };
     FB_UNROLL
     for (uint32_t i = 0; i + 1 < STAGES<E>; i++) next();
     grid_release();
+    if (!E::GROUPED && a.w.groups == 1) {
+        const uint32_t row = (from / octets + thread_x()) * 32;
+        if (thread_x() * octets < units + octets && row < a.w.rows) prefetch(a.w.scales + row);
+    }
     spread(s.book);
     grid_wait();
     stage<E>(staged, a, s.first_col + first * 128, s.end_col, octets);
     sync_block();
 
-    const Table t = table_of(s.book, lane);
+    const Table t = table_of<E>(s.book, lane);
     const uint32_t token = g < a.batch ? g : a.batch - 1, x_first = staged + token * stride + c * 16;
     uint32_t x_at = x_first + octet * X_OCTET<E>;
     const bool grouped = !E::GROUPED && a.w.groups > 1;
@@ -360,7 +377,6 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
             sync_warp();
             next();
             multiply<E>(acc, slot, x_at, s, lane, t);
-            slot = slot + bytes == ring_end ? ring : slot + bytes;
             x_at += X_OCTET<E>;
         } while (--stretch > 0);
         const bool end = octet == octets;

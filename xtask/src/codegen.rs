@@ -100,9 +100,7 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     };
     Ok(bodies
         .iter()
-        .map(|(unit, lines)| {
-            (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines)))
-        })
+        .map(|(unit, lines)| (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines))))
         .collect())
 }
 

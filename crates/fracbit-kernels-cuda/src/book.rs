@@ -51,7 +51,9 @@ impl Book {
                 // the codebook.
                 let (books, size) = (codebook.books(), entries.len() / codebook.books());
                 let bits = size.trailing_zeros();
-                let one = |row: usize, i: u32| entries[size * (row >> (2 * bits)) + (row >> (i * bits) & (size - 1))];
+                let one = |row: usize, i: u32| {
+                    entries[size * (row >> (2 * bits)) + (row >> (i * bits) & (size - 1))]
+                };
                 let rows: Vec<u32> = (0..books << (2 * bits)).map(|r| pair(one(r, 0), one(r, 1))).collect();
                 // `LOG_STRIDE` of `Ints` and `Books`.
                 let log_stride = if scheme.family() == Family::Gnuq && bits > 3 { 6 } else { 7 };

@@ -304,7 +304,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         assert!(4 * launch.partial <= work.partial.bytes(), "workspace made for this matrix");
         assert!(4 * self.plan.pairs <= work.counters.bytes(), "workspace made for this matrix");
         for (slot, deal) in args.w.segments.iter_mut().zip(&launch.deals) {
-            (slot.panels, slot.width, slot.blocks) = (u32_of(deal.panels), u32_of(deal.width), u32_of(deal.blocks));
+            (slot.panels, slot.width, slot.blocks) =
+                (u32_of(deal.panels), u32_of(deal.width), u32_of(deal.blocks));
             (slot.whole, slot.slots) = (u32::from(deal.whole), u32_of(deal.slots));
         }
         let grid = Grid {

@@ -234,7 +234,9 @@ impl MatrixPlan {
     pub fn launch(&self, batch: usize, limits: &Limits) -> Launch {
         assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
         let found = WARPS.iter().find_map(|&warps| self.deal(batch, warps, limits));
-        found.unwrap_or_else(|| panic!("{} does not fit into {} bytes of shared memory", self.gemv, limits.shared))
+        found.unwrap_or_else(|| {
+            panic!("{} does not fit into {} bytes of shared memory", self.gemv, limits.shared)
+        })
     }
 
     /// The launch with `warps` warps a block, where it fits.
@@ -273,8 +275,13 @@ impl MatrixPlan {
             shared = shared.max(fixed + staged.max(sums));
             deals.push(Deal { panels, width, blocks, whole, slots });
         }
-        let mut launch =
-            Launch { warps, blocks: deals.iter().map(|d| d.panels * d.blocks).sum(), deals, shared, partial: 0 };
+        let mut launch = Launch {
+            warps,
+            blocks: deals.iter().map(|d| d.panels * d.blocks).sum(),
+            deals,
+            shared,
+            partial: 0,
+        };
         if launch.parts() > 1 {
             launch.partial = launch.parts() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
         }

@@ -19,10 +19,11 @@ use std::{fs, path::Path};
 fn every_instance_matches_the_reference() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let mut found = parity::Found::default();
-    for multiprocessors in [1, 2] {
+    for multiprocessors in [1, 2, 3, 5] {
         let limits = Limits { multiprocessors, shared: 99 << 10 };
         let device = Shim::start(folder, limits).expect("the shim builds and starts");
         parity::check_all(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
+        parity::check_deals(&device, |case| case.multiprocessors == multiprocessors, &mut found);
     }
     // All generated instances ran.
     for unit in fs::read_dir(shim::sources().join("gen")).expect("kernels/cuda/gen").flatten() {

@@ -290,6 +290,7 @@ FB_DEVICE float ld_fresh(const float* p) { return *shim::waited(shim::checked(p)
 FB_DEVICE uint32_t atomic_inc(uint32_t* p) { return (*shim::waited(shim::checked(p)))++; }
 FB_DEVICE void grid_wait() { shim::me().waited = true; }
 FB_DEVICE void grid_release() {}
+FB_DEVICE void prefetch(const void*) {}
 
 FB_DEVICE void pin(const unsigned char*&) {}
 FB_DEVICE void cp_async16(uint32_t at, const void* from, bool real = true) {

@@ -79,6 +79,9 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
     let chosen =
         |scheme, case: &parity::Case| schemes.is_empty() || (some(scheme) && case.multiprocessors > 1);
     parity::check_all(gpu, chosen, &mut found);
+    if schemes.is_empty() {
+        parity::check_deals(gpu, |_| true, &mut found);
+    }
     println!(
         "parity: {} instances, {} cases, worst error {:.3} of its bound",
         found.names.len(),
