@@ -19,7 +19,7 @@ pub(crate) const UNITS: [(&str, &str); 12] = [
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
 pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
-    ("model", &["attend_few.cuh", "gemm.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh"]),
+    ("model", &["attend_few.cuh", "gemm.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
     ("encode", &["encode.cuh"]),
     ("core", &["codes.cuh", "gemv.cuh", "core.cuh"]),
     ("core_wide", &["codes.cuh", "gemv.cuh", "core.cuh"]),

@@ -8,8 +8,10 @@ use bytemuck::{Pod, Zeroable};
 
 mod attend_few;
 mod rotate_few;
+mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
 pub use rotate_few::Before;
+pub use sample::{Draw, SampleWork, sample};
 
 /// Most tokens that run together.
 pub const PROMPT: usize = 256;
@@ -154,22 +156,6 @@ struct HalveArgs {
     x: Address,
     out: Address,
     count: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
-struct SampleArgs {
-    step: Address,
-    logits: Address,
-    out: Address,
-    uniforms: Address,
-    seen: Address,
-    vocabulary: u32,
-    top_k: u32,
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
-    penalty: f32,
 }
 
 fn u32_of(n: usize) -> u32 {
@@ -677,68 +663,12 @@ pub fn halve<D: Device>(
     device.launch("fb_halve", grid, bytemuck::bytes_of(&args))
 }
 
-/// How a token is drawn; see `sample` in `model.cuh`.
-#[derive(Clone, Copy, Debug)]
-pub struct Draw {
-    /// 0: the largest logit.
-    pub temperature: f32,
-    /// 0: all.
-    pub top_k: usize,
-    /// 1: all.
-    pub top_p: f32,
-    /// 0: all.
-    pub min_p: f32,
-    /// 1: none.
-    pub penalty: f32,
-}
-
-/// Draws a token from `logits` (vocabulary) into `out`, and advances `step`. `uniforms` holds a
-/// number in 0..1 for every draw, `seen` a byte for every token.
-///
-/// # Errors
-/// When the launch is refused.
-///
-/// # Panics
-/// When a buffer is too short.
-pub fn sample<D: Device>(
-    step: &Buffer<'_, D>,
-    logits: &Buffer<'_, D>,
-    out: &Buffer<'_, D>,
-    uniforms: &Buffer<'_, D>,
-    seen: &Buffer<'_, D>,
-    vocabulary: usize,
-    draw: &Draw,
-) -> Result<(), DeviceError> {
-    let device = step.device();
-    holds(logits, vocabulary, "sample");
-    assert!(
-        seen.bytes() >= vocabulary && uniforms.bytes() >= out.bytes(),
-        "sample: a byte a token, a number a draw"
-    );
-    let args = SampleArgs {
-        step: step.at(),
-        logits: logits.at(),
-        out: out.at(),
-        uniforms: uniforms.at(),
-        seen: if draw.penalty == 1.0 { 0 } else { seen.at() },
-        vocabulary: u32_of(vocabulary),
-        top_k: u32_of(draw.top_k.min(vocabulary)),
-        temperature: draw.temperature,
-        top_p: draw.top_p,
-        min_p: draw.min_p,
-        penalty: draw.penalty,
-    };
-    let grid = Grid { blocks: (1, 1), threads: threads_for(vocabulary / 4, 1024), shared: 1024 + 4096 };
-    device.launch("fb_sample", grid, bytemuck::bytes_of(&args))
-}
-
 const _: () = assert!(
     size_of::<Step>() == 1032
         && size_of::<RotateArgs>() == 72
         && size_of::<GemmArgs>() == 56
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64
-        && size_of::<DenseArgs>() == 56
-        && size_of::<SampleArgs>() == 64,
+        && size_of::<DenseArgs>() == 56,
     "as model.cuh asserts"
 );

@@ -2,7 +2,8 @@
 //!
 //! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against
 //! the scalar reference. `cuda_check encode` compares the searched codes of every trellis scheme
-//! with the processor's and times the search at 2 bits. `cuda_check speed DENSE.json [ONLY]` times
+//! with the processor's and times the search at 2 bits. `cuda_check parts` checks and times what a
+//! decoding step takes beside its products. `cuda_check speed DENSE.json [ONLY]` times
 //! the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph
 //! that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense
 //! half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
@@ -12,6 +13,13 @@
 mod encode;
 #[path = "../../tests/common/mod.rs"]
 mod parity;
+mod parts;
+#[path = "../../tests/common/sample.rs"]
+mod sample;
+#[path = "../../tests/common/step.rs"]
+mod step;
+#[path = "../../tests/common/turn.rs"]
+mod turn;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
@@ -58,9 +66,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["parity", schemes @ ..] => check(&gpu, schemes),
         ["encode"] => encode::run(&gpu)?,
+        ["parts"] => parts::run(&gpu)?,
         ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
         _ => return Err(
-            "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check speed DENSE.json [SCHEME]"
+            "usage: cuda_check parity [SCHEME]... | cuda_check encode | cuda_check parts | cuda_check speed DENSE.json [SCHEME]"
                 .into(),
         ),
     }
