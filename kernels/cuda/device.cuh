@@ -125,6 +125,7 @@ FB_DEVICE float from_half(uint16_t h) { return __half2float(__ushort_as_half(h))
 FB_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 FB_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
 FB_DEVICE float fast_exp(float v) { return __expf(v); }
+FB_DEVICE float fast_div(float a, float b) { return __fdividef(a, b); }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 /// Arithmetic that the compiler may not contract.
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }

@@ -98,7 +98,7 @@ struct SwigluArgs {
     float* out;            // (rows, width)
     uint32_t width, pad;
 };
-FB_DEVICE float swiglu_of(float gate, float up) { return gate / (1.f + fast_exp(-gate)) * up; }
+FB_DEVICE float swiglu_of(float gate, float up) { return fast_div(gate, 1.f + fast_exp(-gate)) * up; }
 FB_DEVICE void swiglu(const SwigluArgs& a) {
     const float* from = a.gate_up + (size_t)block_x() * 2 * a.width;
     for (uint32_t i = block_y() * threads_x() + thread_x(); i < a.width; i += blocks_y() * threads_x()) {

@@ -329,6 +329,7 @@ FB_DEVICE uint16_t to_half(float v) {
     return (uint16_t)(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
 }
 FB_DEVICE float fast_exp(float v) { return expf(v); }
+FB_DEVICE float fast_div(float a, float b) { return a / b; }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return a * b; }
 FB_DEVICE float add_rn(float a, float b) { return a + b; }

@@ -134,7 +134,7 @@ impl<D: Device> Bench<'_, D> {
                 let want = self.head(row, heads + which * kv_heads + kv, norm, position);
                 let at = (kv * capacity + before + row) * d;
                 for (slot, v) in cache[at..at + d].iter_mut().zip(want) {
-                    *slot = f16::from_f64(v).to_bits();
+                    *slot = f16::from_f32(v as f32).to_bits();
                 }
             }
             for (i, (&want, &got)) in cache.iter().zip(&written[which]).enumerate() {
