@@ -1,4 +1,4 @@
-//! Everything but packed products: the kernels of `kernels/cuda/model.cuh` with checked buffers.
+//! Everything but packed products: the kernels of the unit `model` with checked buffers.
 //!
 //! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on
 //! the device of its buffers.

@@ -108,8 +108,8 @@ fn norms_and_rotations_of_few_rows() {
 fn draws_follow_the_rules() {
     let device = device(2);
     let draw = |temperature, top_k, top_p, min_p, penalty| Draw { temperature, top_k, top_p, min_p, penalty };
-    // Peaked and flat, with many equal logits; one tile and several; lists that are ranked, bisected
-    // or too long.
+    // Peaked and flat, with many equal logits; one tile and several; lists that are ranked,
+    // bisected or too long.
     for (vocabulary, steps, all) in [
         (7, 1.0, true),
         (1024, 0.5, true),
