@@ -164,6 +164,7 @@ FB_DEVICE uint32_t two_halves(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
+FB_DEVICE float fast_div(float a, float b) { return __fdividef(a, b); }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 /// Arithmetic that the compiler may not contract.
 FB_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }

@@ -1,4 +1,4 @@
-// What a decoder does beside packed products: dense products, norms, rotations, rotary embedding, cache, attention, sampling.
+// What a decoder does beside packed products: dense products, norms, rotations, rotary embedding, cache, attention.
 //
 // A row is a token; up to PROMPT run together. Whatever changes from token to token (position, token, random numbers) is read from
 // device memory, so that a recorded step repeats without the host.
@@ -98,7 +98,7 @@ struct SwigluArgs {
     float* out;            // (rows, width)
     uint32_t width, pad;
 };
-FB_DEVICE float swiglu_of(float gate, float up) { return gate / (1.f + fast_exp(-gate)) * up; }
+FB_DEVICE float swiglu_of(float gate, float up) { return fast_div(gate, 1.f + fast_exp(-gate)) * up; }
 FB_DEVICE void swiglu(const SwigluArgs& a) {
     const float* from = a.gate_up + (size_t)block_x() * 2 * a.width;
     for (uint32_t i = block_y() * threads_x() + thread_x(); i < a.width; i += blocks_y() * threads_x()) {
@@ -397,114 +397,6 @@ FB_DEVICE void dense(const DenseArgs& a) {
     }
 }
 
-/// Draws a token from one row of logits, advances the sequence. One block.
-///
-/// Temperature 0 takes the largest logit, of equal ones the lowest token. Otherwise weights exp((l - max) / temperature) pass
-/// top-k, top-p and min-p as thresholds on the weight (found by bisection of its bits; equal weights stay together), and the draw runs
-/// over the survivors in the order of tokens.
-struct SampleArgs {
-    Step* step;
-    float* logits;          // (vocabulary)
-    uint32_t* out;          // tokens drawn so far
-    const float* uniforms;  // one for every draw
-    unsigned char* seen;    // (vocabulary), for the repetition penalty; null: none
-    uint32_t vocabulary, top_k;
-    float temperature, top_p, min_p, penalty;
-};
-FB_DEVICE void sample(const SampleArgs& a) {
-    const uint32_t n = a.vocabulary;
-    if (a.seen) {
-        for (uint32_t i = thread_x(); i < n; i += threads_x()) {
-            const float l = ldg(a.logits + i);
-            if (ldg(a.seen + i)) stg(a.logits + i, l > 0.f ? l / a.penalty : l * a.penalty);
-        }
-        fence();
-        sync_block();
-    }
-    // The largest logit and its first token: lanes, then warps.
-    float top = -INFINITY;
-    uint32_t token = 0;
-    for (uint32_t i = thread_x(); i < n; i += threads_x()) {
-        const float l = ldg(a.logits + i);
-        if (l > top) top = l, token = i;
-    }
-    const auto better = [&](float l, uint32_t t) {
-        if (l > top || (l == top && t < token)) top = l, token = t;
-    };
-    FB_UNROLL
-    for (uint32_t m = 16; m > 0; m /= 2) {
-        const float l = float_of(shfl_xor(bits_of(top), m));
-        better(l, shfl_xor(token, m));
-    }
-    const uint32_t warps = threads_x() / 32;
-    if (thread_x() % 32 == 0) {
-        sts<float>(256 + 8 * (thread_x() / 32), top);
-        sts<uint32_t>(260 + 8 * (thread_x() / 32), token);
-    }
-    sync_block();
-    for (uint32_t w = 0; w < warps; w++) better(lds<float>(256 + 8 * w), lds<uint32_t>(260 + 8 * w));
-    if (a.temperature > 0.f) {
-        const auto weight = [&](uint32_t i) { return fast_exp((ldg(a.logits + i) - top) / a.temperature); };
-        float least = a.min_p;
-        // The largest threshold whose survivors are still `want` in number, or in weight.
-        const auto bisect = [&](bool count, float want) {
-            uint32_t low = bits_of(least), high = bits_of(1.f);
-            while (low < high) {
-                const uint32_t middle = high - (high - low) / 2;
-                float v = 0.f;
-                for (uint32_t i = thread_x(); i < n; i += threads_x()) {
-                    const float w = weight(i);
-                    if (bits_of(w) >= middle) v += count ? 1.f : w;
-                }
-                if (sum_block(v, 0) >= want) {
-                    low = middle;
-                } else {
-                    high = middle - 1;
-                }
-            }
-            least = float_of(low);
-        };
-        if (a.top_k > 0 && a.top_k < n) bisect(true, (float)a.top_k);
-        float total = 0.f;
-        for (uint32_t i = thread_x(); i < n; i += threads_x()) total += weight(i) >= least ? weight(i) : 0.f;
-        total = sum_block(total, 0);
-        if (a.top_p < 1.f) {
-            bisect(false, a.top_p * total);
-            total = 0.f;
-            for (uint32_t i = thread_x(); i < n; i += threads_x()) total += weight(i) >= least ? weight(i) : 0.f;
-            total = sum_block(total, 0);
-        }
-        // The draw: each thread sums a run of tokens, one thread finds the run, then the token.
-        const uint32_t run = (n + threads_x() - 1) / threads_x();
-        float v = 0.f;
-        for (uint32_t i = thread_x() * run; i < n && i < (thread_x() + 1) * run; i++) v += weight(i) >= least ? weight(i) : 0.f;
-        sync_block();
-        sts<float>(1024 + 4 * thread_x(), v);
-        sync_block();
-        if (thread_x() == 0) {
-            float left = ldg(a.uniforms + ldg(&a.step->drawn)) * total;
-            uint32_t found = token, r = 0;
-            while (r + 1 < threads_x() && left >= lds<float>(1024 + 4 * r)) left -= lds<float>(1024 + 4 * r++);
-            for (uint32_t i = r * run; i < n && i < (r + 1) * run; i++) {
-                const float w = weight(i);
-                if (w < least) continue;
-                found = i;
-                if (left < w) break;
-                left -= w;
-            }
-            token = found;
-        }
-    }
-    if (thread_x() == 0) {
-        const uint32_t drawn = ldg(&a.step->drawn);
-        stg(a.out + drawn, token);
-        stg(&a.step->drawn, drawn + 1);
-        stg(&a.step->tokens[0], token);
-        stg(&a.step->position, ldg(&a.step->position) + 1);
-        if (a.seen) stg(a.seen + token, (unsigned char)1);
-    }
-}
-
 static_assert(sizeof(Step) == 1032 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
 static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 80, "arguments");
-static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56 && sizeof(SampleArgs) == 64, "arguments");
+static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56, "arguments");

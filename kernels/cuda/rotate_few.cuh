@@ -36,7 +36,7 @@ template <uint32_t R> FB_DEVICE void walsh_of(float (&v)[R]) {
 /// The stages from h to h R - 1 of Walsh matrices on `count` floats of shared memory; `put` gets every place and value.
 template <uint32_t R, class Put> FB_DEVICE void walsh_pass(uint32_t at, uint32_t count, uint32_t h, const Put& put) {
     for (uint32_t i = thread_x(); i < count / R; i += threads_x()) {
-        const uint32_t low = i % h, base = (i - low) * R + low;
+        const uint32_t low = i & (h - 1), base = (i - low) * R + low;
         float v[R];
         FB_UNROLL
         for (uint32_t k = 0; k < R; k++) v[k] = lds<float>(at + 4 * (base + k * h));
@@ -82,17 +82,18 @@ template <uint32_t R> FB_DEVICE void rotate_few(const RotateFewArgs& a) {
         const uint32_t end = (part + 1) * each < a.order ? (part + 1) * each : a.order;
         float sum[R][4] = {};
         for (uint32_t k = part * each; k < end; k += TURN) {
+            const bool again = i != thread_x() || k != part * each;
             Words4 v[TURN], up[TURN];
             FB_UNROLL
             for (uint32_t t = 0; t < TURN; t++) {
                 const uint32_t at = (k + t) * length + 4 * quad;
                 v[t] = k + t < end ? ldg((const Words4*)(x + at)) : Words4{};
                 up[t] = a.gated && k + t < end ? ldg((const Words4*)(x + a.n + at)) : Words4{};
+                if (again && k + t < end) factors(at, before[t]);
             }
             FB_UNROLL
             for (uint32_t t = 0; t < TURN; t++) {
                 if (k + t >= end) break;
-                if (i != thread_x() || k != part * each) factors((k + t) * length + 4 * quad, before[t]);
                 float m[R];
                 FB_UNROLL
                 for (uint32_t r = 0; r < R; r++) m[r] = lds<float>(matrix + 4 * (r * a.order + k + t));
@@ -147,7 +148,9 @@ template <uint32_t R> FB_DEVICE void rotate_few(const RotateFewArgs& a) {
         for (uint32_t i = thread_x(); i < count; i += threads_x()) {
             const uint32_t j = i / a.walsh % a.second_order, base = i - j * a.walsh;
             float v = 0.f;
-            for (uint32_t k = 0; k < a.second_order; k++) v += ldc(a.second + j * a.second_order + k) * lds<float>(sums + 4 * (base + k * a.walsh));
+            for (uint32_t k = 0; k < a.second_order; k++) {
+                v += ldc(a.second + j * a.second_order + k) * lds<float>(sums + 4 * (base + k * a.walsh));
+            }
             sts<float>(matrix + 4 * R * a.order + 4 * i, v);
         }
         sync_block();

@@ -1,4 +1,4 @@
-//! Everything but packed products: the kernels of `kernels/cuda/model.cuh` with checked buffers.
+//! Everything but packed products: the kernels of the unit `model` with checked buffers.
 //!
 //! Rows are tokens, at most [`PROMPT`]; widths are in floats. Every function launches one kernel on
 //! the device of its buffers.
@@ -9,8 +9,10 @@ use bytemuck::{Pod, Zeroable};
 
 mod attend_few;
 mod rotate_few;
+mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
 pub use rotate_few::Before;
+pub use sample::{Draw, SampleWork, sample};
 
 /// Most tokens that run together.
 pub const PROMPT: usize = 256;
@@ -132,22 +134,6 @@ struct DenseArgs {
     y_stride: u32,
     accumulate: u32,
     pad: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
-struct SampleArgs {
-    step: Address,
-    logits: Address,
-    out: Address,
-    uniforms: Address,
-    seen: Address,
-    vocabulary: u32,
-    top_k: u32,
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
-    penalty: f32,
 }
 
 fn u32_of(n: usize) -> u32 {
@@ -652,67 +638,11 @@ impl<D: Device> DenseMatrix<'_, D> {
     }
 }
 
-/// How a token is drawn; see `sample` in `model.cuh`.
-#[derive(Clone, Copy, Debug)]
-pub struct Draw {
-    /// 0: the largest logit.
-    pub temperature: f32,
-    /// 0: all.
-    pub top_k: usize,
-    /// 1: all.
-    pub top_p: f32,
-    /// 0: all.
-    pub min_p: f32,
-    /// 1: none.
-    pub penalty: f32,
-}
-
-/// Draws a token from `logits` (vocabulary) into `out`, and advances `step`. `uniforms` holds a
-/// number in 0..1 for every draw, `seen` a byte for every token.
-///
-/// # Errors
-/// When the launch is refused.
-///
-/// # Panics
-/// When a buffer is too short.
-pub fn sample<D: Device>(
-    step: &Buffer<'_, D>,
-    logits: &Buffer<'_, D>,
-    out: &Buffer<'_, D>,
-    uniforms: &Buffer<'_, D>,
-    seen: &Buffer<'_, D>,
-    vocabulary: usize,
-    draw: &Draw,
-) -> Result<(), DeviceError> {
-    let device = step.device();
-    holds(logits, vocabulary, "sample");
-    assert!(
-        seen.bytes() >= vocabulary && uniforms.bytes() >= out.bytes(),
-        "sample: a byte a token, a number a draw"
-    );
-    let args = SampleArgs {
-        step: step.at(),
-        logits: logits.at(),
-        out: out.at(),
-        uniforms: uniforms.at(),
-        seen: if draw.penalty == 1.0 { 0 } else { seen.at() },
-        vocabulary: u32_of(vocabulary),
-        top_k: u32_of(draw.top_k.min(vocabulary)),
-        temperature: draw.temperature,
-        top_p: draw.top_p,
-        min_p: draw.min_p,
-        penalty: draw.penalty,
-    };
-    let grid = Grid { blocks: (1, 1), threads: threads_for(vocabulary / 4, 1024), shared: 1024 + 4096 };
-    device.launch("fb_sample", grid, bytemuck::bytes_of(&args))
-}
-
 const _: () = assert!(
     size_of::<Step>() == 1032
         && size_of::<RotateArgs>() == 72
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64
-        && size_of::<DenseArgs>() == 56
-        && size_of::<SampleArgs>() == 64,
+        && size_of::<DenseArgs>() == 56,
     "as model.cuh asserts"
 );

@@ -1,11 +1,15 @@
-//! Attention, norms and rotations of a decoding step on the host shim against sums in f64.
+//! Attention, norms, rotations and draws of a decoding step on the host shim against sums in f64.
 
+#[path = "common/sample.rs"]
+mod sample;
 #[path = "common/step.rs"]
 mod step;
 #[path = "common/turn.rs"]
 mod turn;
 
+use fracbit_kernels_cuda::ops::Draw;
 use fracbit_kernels_cuda::{Limits, shim::Shim};
+use sample::{Logits, check};
 use std::path::Path;
 use step::Attention;
 use turn::Turn;
@@ -96,6 +100,44 @@ fn norms_and_rotations_of_few_rows() {
         for inverse in [false, true] {
             let worst = turn.check(&device, rows, inverse).expect("a launch");
             assert!(worst < 1.0, "{turn:?}, {rows} rows, inverse {inverse}: {worst} of the bound");
+        }
+    }
+}
+
+#[test]
+fn draws_follow_the_rules() {
+    let device = device(2);
+    let draw = |temperature, top_k, top_p, min_p, penalty| Draw { temperature, top_k, top_p, min_p, penalty };
+    // Peaked and flat, with many equal logits; one tile and several; lists that are ranked,
+    // bisected or too long.
+    for (vocabulary, steps, all) in [
+        (7, 1.0, true),
+        (1024, 0.5, true),
+        (3300, 1.5, true),
+        (20_001, 0.25, false),
+        (20_001, 0.001, false),
+        (20_001, 4.0, false),
+    ] {
+        let logits = Logits { vocabulary, steps };
+        let mut draws = vec![
+            draw(0.0, 0, 1.0, 0.0, 1.0),
+            draw(0.0, 3, 0.5, 0.0, 1.6),
+            draw(1.0, 0, 1.0, 0.0, 1.0),
+            draw(0.7, 40, 0.95, 0.0, 1.2),
+            draw(1.0, 0, 0.9, 0.0, 1.0),
+            draw(0.9, 0, 1.0, 0.06, 1.0),
+            draw(0.9, 200, 1.0, 0.3, 1.0),
+        ];
+        if all {
+            draws.extend([
+                draw(0.8, 1, 1.0, 0.0, 1.0),
+                draw(3.0, 0, 0.5, 0.01, 1.3),
+                draw(1.5, 5, 1.0, 0.9, 1.0),
+                draw(1.1, 600, 0.97, 0.0, 1.0),
+            ]);
+        }
+        for draw in draws {
+            check(&device, logits, draw, if all { 8 } else { 3 }).expect("a launch");
         }
     }
 }

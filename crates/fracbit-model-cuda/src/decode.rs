@@ -3,7 +3,7 @@
 use crate::{DeviceModel, DeviceState, Error};
 use fracbit_kernels_cuda::{
     Buffer, Device,
-    ops::{self, Draw, Step},
+    ops::{self, Draw, SampleWork, Step},
 };
 use fracbit_model::SampleConfig;
 
@@ -19,7 +19,7 @@ pub struct Decoder<'m, 'd, D: Device> {
     graph: D::Graph,
     out: Buffer<'d, D>,
     /// Held by the recorded step.
-    _draws: [Buffer<'d, D>; 2],
+    _draws: ([Buffer<'d, D>; 2], SampleWork<'d, D>),
     drawn: usize,
     most: usize,
 }
@@ -47,6 +47,7 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         let seen = Buffer::of(device, &seen, "tokens seen")?;
         let uniforms = Buffer::of(device, &uniforms(sampling.seed, most.max(1)), "random numbers")?;
         let out = Buffer::zeroed(device, 4 * most.max(1), "tokens")?;
+        let work = SampleWork::new(device, vocabulary)?;
         state.step.write(&[Step::new(state.len(), &[last])])?;
         let draw = Draw {
             temperature: sampling.temperature,
@@ -60,10 +61,10 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
             device.record(&mut || {
                 model.blocks(state, 1, None)?;
                 model.head(state, 0, 1)?;
-                ops::sample(&state.step, &state.logits, &out, &uniforms, &seen, vocabulary, &draw)
+                ops::sample(&state.step, &state.logits, &out, &uniforms, &seen, &work, &draw)
             })?
         };
-        Ok(Self { model, state, graph, out, _draws: [uniforms, seen], drawn: 0, most })
+        Ok(Self { model, state, graph, out, _draws: ([uniforms, seen], work), drawn: 0, most })
     }
 
     /// The next token, or `None` when all were drawn or the context is full.

@@ -606,7 +606,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 window: config.layers[i].sliding_window.unwrap_or(0),
             };
             if rows <= FEW && s.shape.d.is_multiple_of(8) {
-                ops::attend_few(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options, &s.attention)?;
+                ops::attend_few(&s.step, &s.wide, cache, &s.n, rows, &options, &s.attention)?;
             } else {
                 ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
             }

@@ -355,6 +355,7 @@ FB_DEVICE float fast_exp(float v) { return expf(v); }
 FB_DEVICE float power_of_two(float v) { return exp2f(v); }
 FB_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 FB_DEVICE uint32_t two_halves(float low, float high) { return (uint32_t)to_half(low) | (uint32_t)to_half(high) << 16; }
+FB_DEVICE float fast_div(float a, float b) { return a / b; }
 FB_DEVICE float root(float v) { return sqrtf(v); }
 FB_DEVICE float mul_rn(float a, float b) { return a * b; }
 FB_DEVICE float add_rn(float a, float b) { return a + b; }

@@ -2,9 +2,9 @@
 //!
 //! `cuda_check parity [SCHEME]...` runs every instance (or some schemes on small shapes) against
 //! the scalar reference. `cuda_check encode` compares the searched codes of every trellis scheme
-//! with the processor's and times the search at 2 bits. `cuda_check prefill` times products with
-//! many tokens, expansion and attention of prompts. `cuda_check speed DENSE.json [SCHEMES [SHAPES
-//! [BATCHES]]]` times
+//! with the processor's and times the search at 2 bits. `cuda_check parts` checks and times what a
+//! decoding step takes beside its products, `cuda_check prefill` products with many tokens,
+//! expansion and attention of prompts. `cuda_check speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]` times
 //! the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph
 //! that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense
 //! half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
@@ -14,7 +14,14 @@
 mod encode;
 #[path = "../../tests/common/mod.rs"]
 mod parity;
+mod parts;
 mod prefill;
+#[path = "../../tests/common/sample.rs"]
+mod sample;
+#[path = "../../tests/common/step.rs"]
+mod step;
+#[path = "../../tests/common/turn.rs"]
+mod turn;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
@@ -61,11 +68,14 @@ fn run() -> Result<(), Box<dyn Error>> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["parity", schemes @ ..] => check(&gpu, schemes),
         ["encode"] => encode::run(&gpu)?,
+        ["parts"] => parts::run(&gpu)?,
         ["prefill"] => prefill::run(&gpu)?,
         ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest)?,
         _ => {
             let rest = "speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]";
-            return Err(format!("usage: cuda_check parity [SCHEME]... | encode | prefill | {rest}").into());
+            return Err(
+                format!("usage: cuda_check parity [SCHEME]... | encode | parts | prefill | {rest}").into()
+            );
         }
     }
     println!("{:.0} s", start.elapsed().as_secs_f64());

@@ -79,6 +79,7 @@ impl Plan {
 pub struct AttentionWork<'d, D: Device> {
     partial: Buffer<'d, D>,
     counters: Buffer<'d, D>,
+    shape: AttentionShape,
 }
 
 impl<'d, D: Device> AttentionWork<'d, D> {
@@ -93,6 +94,7 @@ impl<'d, D: Device> AttentionWork<'d, D> {
         Ok(Self {
             partial: Buffer::zeroed(device, 4 * partial, "sums of attention")?,
             counters: Buffer::zeroed(device, 4 * blocks, "counters of attention")?,
+            shape: *shape,
         })
     }
 }
@@ -115,11 +117,11 @@ pub fn attend_few<D: Device>(
     cache: &Cache<'_, D>,
     out: &Buffer<'_, D>,
     rows: usize,
-    shape: &AttentionShape,
     options: &HeadOptions<'_, '_, D>,
     work: &AttentionWork<'_, D>,
 ) -> Result<(), DeviceError> {
     let device = step.device();
+    let shape = &work.shape;
     let AttentionShape { heads, kv_heads, d, capacity } = *shape;
     assert!((1..=FEW).contains(&rows), "attention of {rows} tokens in one step");
     assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} dimensions");

@@ -44,7 +44,7 @@ impl<D: Device> Default for Before<'_, '_, D> {
 /// none where rows are short.
 pub(super) fn walsh_factor(n: usize) -> (usize, Vec<f32>) {
     let order = if n >= 1 << 14 { 32 } else { 16.min(n / 4) };
-    let sign = |i: usize| if (i / order & i % order).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |i: usize| if ((i / order) & (i % order)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     (order, (0..order * order).map(sign).collect())
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Attention {
 #[derive(Debug)]
 pub(crate) struct Bench<'d, D: Device> {
     of: Attention,
-    shape: AttentionShape,
+    pub(crate) shape: AttentionShape,
     norms: [Vec<f32>; 2],
     turns: Vec<f32>,
     qkv: Vec<f32>,
@@ -64,6 +64,11 @@ impl Attention {
 }
 
 impl<D: Device> Bench<'_, D> {
+    /// Lets `rows` tokens be run after `before` others.
+    pub(crate) fn at(&self, before: usize, rows: usize) -> Result<(), DeviceError> {
+        self.on[0].write(&[Step::new(before, &vec![0; rows])])
+    }
+
     /// Launches attention of `rows` tokens at the position of `step`.
     pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: usize) -> Result<(), DeviceError> {
         let [step, query_norm, key_norm, turns, qkv, out] = &self.on;
@@ -74,7 +79,7 @@ impl<D: Device> Bench<'_, D> {
             eps: EPS,
             window: self.of.window,
         };
-        ops::attend_few(step, qkv, cache, out, rows, &self.shape, &options, &self.work)
+        ops::attend_few(step, qkv, cache, out, rows, &options, &self.work)
     }
 
     /// One head in f64: norm and rotation.
@@ -103,9 +108,9 @@ impl<D: Device> Bench<'_, D> {
     /// # Panics
     /// When two runs differ, or the cache does not hold the new tokens.
     pub(crate) fn check(&mut self, before: usize, rows: usize) -> Result<f64, DeviceError> {
-        let Attention { heads, kv_heads, d, capacity, window, .. } = self.of;
-        let [step, .., out] = &self.on;
-        step.write(&[Step::new(before, &vec![0; rows])])?;
+        let (AttentionShape { heads, kv_heads, d, capacity }, window) = (self.shape, self.of.window);
+        self.at(before, rows)?;
+        let [.., out] = &self.on;
         // No position that is not there may count: not even a value that is no number.
         let mut caches = self.stored.clone();
         for cache in &mut caches {
@@ -129,7 +134,7 @@ impl<D: Device> Bench<'_, D> {
                 let want = self.head(row, heads + which * kv_heads + kv, norm, position);
                 let at = (kv * capacity + before + row) * d;
                 for (slot, v) in cache[at..at + d].iter_mut().zip(want) {
-                    *slot = f16::from_f64(v).to_bits();
+                    *slot = f16::from_f32(v as f32).to_bits();
                 }
             }
             for (i, (&want, &got)) in cache.iter().zip(&written[which]).enumerate() {

@@ -10,7 +10,7 @@ use fracbit_kernels_cuda::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn(pub(crate) &'static [usize], pub(crate) usize);
 
-/// Multiplies the axis of `m.len() = order^2` values, `stride` apart, of `x` by `m`, or by its transpose.
+/// Multiplies an axis of `x`, of `order` values that are `stride` apart, by the matrix `m`.
 fn along(x: &mut [f64], m: &dyn Fn(usize, usize) -> f64, order: usize, stride: usize) {
     let old = x.to_vec();
     for (i, v) in x.iter_mut().enumerate() {
