@@ -12,7 +12,6 @@
 #define FB_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define FB_UNROLL _Pragma("unroll")
 #define FB_UNROLL_1 _Pragma("unroll 1")
-#define FB_UNROLL_8 _Pragma("unroll 8")
 
 extern __shared__ __align__(16) unsigned char fb_shared[];
 
