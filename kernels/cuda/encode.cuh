@@ -247,7 +247,7 @@ template <class Code, uint32_t quarters> struct Viterbi {
         }
     }
 
-    /// What a thread has in a step with K < 5, from the costs `after` it: see `step`.
+    /// What a thread has in a step with K < 4, from the costs `after` it: see `step`.
     template <uint32_t K, uint32_t S, bool room>
     FB_DEVICE void overlaps_of(uint32_t u, const uint32_t* after, uint32_t base, uint32_t* keep, uint32_t& lowest) {
         using Mine = Share<K, S, Code::stride>;
@@ -280,21 +280,22 @@ template <class Code, uint32_t quarters> struct Viterbi {
             if (keep) stg(to + in_slot(more, K), best);
         }
     }
-    /// The same for two overlaps with K = 5, where the costs after it would not fit in registers. Writes nothing yet.
-    template <uint32_t S, bool room> FB_DEVICE void two_of(uint32_t u, uint32_t (&best)[2]) const {
-        using Fan = typename Code::template Fan<5>;
-        constexpr uint32_t rounds = Fan::template rounds<2>;
+    /// The same with K of 4 or 5, where a thread has one item: the costs after it need no registers. Writes nothing yet.
+    template <uint32_t K, uint32_t S, uint32_t near, bool room> FB_DEVICE void item_of(uint32_t u, uint32_t (&best)[near]) const {
+        using Fan = typename Code::template Fan<K>;
+        constexpr uint32_t rounds = Fan::template rounds<near>;
         const uint32_t at = place(u >> S);
         const typename Code::Start start(u);
-        const Fan fan[2] = {Fan(start, 0), Fan(start, 1)};
         FB_UNROLL
         for (uint32_t r = 0; r < rounds; r++) {
-            const uint32_t begin[2] = {fan[0].begin(r), fan[1].begin(r)};
+            uint32_t begin[near];
             FB_UNROLL
-            for (uint32_t n = 0; n < 32; n += rounds) {
-                const uint32_t next = fetch(beside(at, place((n | r) << (11 - S))));
+            for (uint32_t e = 0; e < near; e++) begin[e] = Fan(start, e).begin(r);
+            FB_UNROLL
+            for (uint32_t n = 0; n < 1u << K; n += rounds) {
+                const uint32_t next = fetch(beside(at, place((n | r) << (16 - K - S))));
                 FB_UNROLL
-                for (uint32_t e = 0; e < 2; e++) {
+                for (uint32_t e = 0; e < near; e++) {
                     const uint32_t cost = Fan::template cost<room>(table, begin[e], n, e);
                     best[e] = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best[e]);
                 }
@@ -327,8 +328,9 @@ template <class Code, uint32_t quarters> struct Viterbi {
         // Where no sum of a step exceeds 16 bits, none is limited. Four weights mostly do: then only sums of two are known not to.
         const uint32_t limit = lds<uint32_t>(limits + 4 * (t % steps));
         const bool tight = sums_limited && limit != 0;
-        if constexpr (K == 5) {
+        if constexpr (K == 4 || K == 5) {
             using Mine = Share<K, S, Code::stride>;
+            static_assert(Mine::items == 1, "one item");
             tabulate(t);
             bool full = tight;
             FB_UNROLL
@@ -337,18 +339,20 @@ template <class Code, uint32_t quarters> struct Viterbi {
             }
             full = sync_block_or(full);
             const uint32_t u = hidden(Mine::overlap(thread)), at = place(u);
-            uint32_t best[2] = {~0u, ~0u};
-            if (full) two_of<S, false>(u, best);
-            else two_of<S, true>(u, best);
+            uint32_t best[Mine::near];
+            FB_UNROLL
+            for (uint32_t e = 0; e < Mine::near; e++) best[e] = ~0u;
+            if (full) item_of<K, S, Mine::near, false>(u, best);
+            else item_of<K, S, Mine::near, true>(u, best);
             sync_block();
             FB_UNROLL
-            for (uint32_t e = 0; e < 2; e++) {
+            for (uint32_t e = 0; e < Mine::near; e++) {
                 best[e] -= base;
+                lowest = min2(lowest, best[e]);
                 put(beside(at, place(e)), best[e]);
                 if (keep) stg(keep + in_slot(u | e, K), best[e]);
             }
-            lowest = min2(best[0], best[1]);
-        } else if constexpr (K < 5) {
+        } else if constexpr (K < 4) {
             using Mine = Share<K, S, Code::stride>;
             constexpr uint32_t near = Mine::near, items = Mine::items;
             uint32_t u = Mine::overlap(thread), at = place(u >> S);
