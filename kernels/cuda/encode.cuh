@@ -12,7 +12,6 @@
 
 struct EncodeArgs {
     const int16_t* tiles;     // (tiles, 256) on the grid
-    const int16_t* values;    // (weights, 65536) on the grid
     const int16_t* entries;   // values by what is looked up: (index, weights) for hashes, (weight, byte) for bytes
     uint32_t* costs;          // (blocks, bounds, overlaps) workspace
     unsigned char* codes;     // (tiles, tile_bytes)
@@ -21,7 +20,7 @@ struct EncodeArgs {
     int32_t least, most;      // of the values
     uint32_t pad;
 };
-static_assert(sizeof(EncodeArgs) == 64, "arguments");
+static_assert(sizeof(EncodeArgs) == 56, "arguments");
 
 /// Threads of a block.
 constexpr uint32_t encode_threads = 1024;
@@ -42,8 +41,8 @@ FB_DEVICE uint32_t byte_offset(uint32_t v, uint32_t i) { return prmt(v, 0, 0x444
 /// Codes that look up the upper `bits` of x (x + add) mod 2^16.
 template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
     static constexpr uint32_t weights = values;
-    /// Entries of the table. A second copy behind it saves the wrap around where all offsets are known.
-    static constexpr uint32_t entries = 1u << bits, copies = bits <= 10 ? 2 : 1, mask = 4 * (entries - 1);
+    /// Entries of the table. A second copy behind it saves the wrap around.
+    static constexpr uint32_t entries = 1u << bits, copies = 2, mask = 4 * (entries - 1);
     /// Overlaps this far apart look up different banks of shared memory, as powers of two.
     static constexpr uint32_t stride = 16 - bits;
 
@@ -63,6 +62,11 @@ template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
         return weights == 1 ? (uint16_t)ldg(from + i) : ldg(reinterpret_cast<const uint32_t*>(from) + i);
     }
 
+    /// Weight `w` of a state.
+    static FB_DEVICE int32_t value(const int16_t* from, uint32_t state, uint32_t w) {
+        return ldg(from + (state * (state + add) >> (16 - bits)) % entries * weights + w);
+    }
+
     struct Start {
         uint32_t hash, odd;
         FB_DEVICE explicit Start(uint32_t u) : hash(u * (u + add)), odd(2 * u + add) {}
@@ -78,15 +82,18 @@ template <uint32_t values, uint32_t bits, uint32_t add> struct Hashed {
             turn = (start.odd + 2 * more) << (bits - K + 2);
         }
         FB_DEVICE void hold() { at = hidden(at); }
-        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t low) const {
-            if (known && copies == 2) return fetch(table + at + ((n * (2 * low + add) & ((1u << K) - 1)) << (bits - K + 2)));
-            return fetch(table + ((at + n * turn) & mask));
+        /// Numbers `n` that differ by a multiple of `rounds` are known offsets apart in the table, of `u` being known what is below `near`.
+        template <uint32_t near> static constexpr uint32_t rounds = 2 * near < 1u << K ? (1u << (K - 1)) / near : 1;
+        FB_DEVICE uint32_t begin(uint32_t r) const { return r == 0 ? at : (at + r * turn) & mask; }
+        template <bool room> static FB_DEVICE uint32_t cost(uint32_t table, uint32_t begin, uint32_t n, uint32_t low) {
+            return fetch(table + begin + ((n * (2 * low + add) & ((1u << K) - 1)) << (bits - K + 2)));
         }
     };
 };
 
-constexpr uint32_t fast_factors[11][2] = {{4, 0xE84B7101}, {5, 0x89A3E601}, {6, 0x62F08201}, {7, 0x5D613201}, {8, 0x28B86601}, {10, 0x57CE01},
-                                          {12, 0x176601}, {14, 0xB68F01}, {16, 0xD6C401}, {18, 0xE99401}, {20, 0xB05201}};
+constexpr uint32_t fast_factors[11][2] = {{4, 0xE84B7101}, {5, 0x89A3E601}, {6, 0x62F08201}, {7, 0x5D613201}, {8, 0x28B86601},
+                                          {10, 0x57CE01},  {12, 0x176601},  {14, 0xB68F01},  {16, 0xD6C401},  {18, 0xE99401},
+                                          {20, 0xB05201}};
 constexpr uint32_t encode_factor(uint32_t quarters) {
     uint32_t i = 0;
     while (fast_factors[i][0] != quarters) i++;
@@ -110,22 +117,28 @@ template <uint32_t quarters> struct Bytes {
         if (weights == 2) return x * factor;
         return x * 0x10001 * (factor >> 8) + (x * 0x10001 >> 8);
     }
+    static FB_DEVICE int32_t value(const int16_t* from, uint32_t state, uint32_t w) {
+        const uint32_t hash = weights == 2 ? part(state - (state >> 15 << 16)) >> 8 : part(state);
+        return ldg(from + 256 * w + (hash >> (8 * w) & 255));
+    }
     struct Start {
         uint32_t hash;
         FB_DEVICE explicit Start(uint32_t u) : hash(part(u)) {}
     };
     template <uint32_t K> struct Fan {
-        uint32_t hash, turn;
+        uint32_t hash;
         Fan() = default;
-        FB_DEVICE Fan(Start start, uint32_t more) : hash(start.hash + part(more)), turn(part(1u << (16 - K))) {}
+        FB_DEVICE Fan(Start start, uint32_t more) : hash(start.hash + part(more)) {}
         FB_DEVICE void hold() { hash = hidden(hash); }
-        template <bool known, bool room> FB_DEVICE uint32_t cost(uint32_t table, uint32_t n, uint32_t) const {
-            if (weights == 2) {
-                // The state is signed.
-                const uint32_t p = hash + (n - (n >> (K - 1) << K)) * turn;
-                return add_limited2<room>(fetch(table + byte_offset(p, 1)), fetch(table + 1024 + byte_offset(p, 2)));
-            }
-            const uint32_t p = hash + n * turn;
+        template <uint32_t near> static constexpr uint32_t rounds = 1;
+        /// The state is signed where two bytes count.
+        static FB_DEVICE uint32_t turned(uint32_t hash, uint32_t n) {
+            return hash + (weights == 2 ? n - (n >> (K - 1) << K) : n) * part(1u << (16 - K));
+        }
+        FB_DEVICE uint32_t begin(uint32_t n) const { return turned(hash, n); }
+        template <bool room> static FB_DEVICE uint32_t cost(uint32_t table, uint32_t hash, uint32_t n, uint32_t) {
+            const uint32_t p = turned(hash, n);
+            if (weights == 2) return add_limited2<room>(fetch(table + byte_offset(p, 1)), fetch(table + 1024 + byte_offset(p, 2)));
             const uint32_t a = add_limited2<room>(fetch(table + byte_offset(p, 0)), fetch(table + 1024 + byte_offset(p, 1)));
             const uint32_t b = add_limited2<room>(fetch(table + 2048 + byte_offset(p, 2)), fetch(table + 3072 + byte_offset(p, 3)));
             return add_limited2(a, b);
@@ -234,12 +247,11 @@ template <class Code, uint32_t quarters> struct Viterbi {
         }
     }
 
-    /// What a thread has in a step with K <= 5, from the costs `after` it: see `step`.
+    /// What a thread has in a step with K < 4, from the costs `after` it: see `step`.
     template <uint32_t K, uint32_t S, bool room>
     FB_DEVICE void overlaps_of(uint32_t u, const uint32_t* after, uint32_t base, uint32_t* keep, uint32_t& lowest) {
         using Mine = Share<K, S, Code::stride>;
         constexpr uint32_t near = Mine::near, count = near * Mine::items;
-        constexpr bool known = 1u << (K - 1) <= near;
         const uint32_t at = place(u);
         const typename Code::Start start(u);
         uint32_t* const to = keep + in_slot(u, K);
@@ -251,10 +263,15 @@ template <class Code, uint32_t quarters> struct Viterbi {
             if constexpr (held == count) fan = fans[i];
             else fan = typename Code::template Fan<K>(start, more);
             uint32_t best = ~0u;
+            constexpr uint32_t rounds = Code::template Fan<K>::template rounds<near>;
             FB_UNROLL
-            for (uint32_t n = 0; n < 1u << K; n++) {
-                const uint32_t next = after[i / near << K | n], cost = fan.template cost<known, room>(table, n, i % near);
-                best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+            for (uint32_t r = 0; r < rounds; r++) {
+                const uint32_t begin = fan.begin(r);
+                FB_UNROLL
+                for (uint32_t n = 0; n < 1u << K; n += rounds) {
+                    const uint32_t next = after[i / near << K | n | r], cost = fan.template cost<room>(table, begin, n, i % near);
+                    best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+                }
             }
             best -= base;
             if (i % 2 == 1) lowest = min3_2(lowest, one, best);
@@ -263,26 +280,79 @@ template <class Code, uint32_t quarters> struct Viterbi {
             if (keep) stg(to + in_slot(more, K), best);
         }
     }
+    /// The same with K of 4 or 5, where a thread has one item: the costs after it need no registers. Writes nothing yet.
+    template <uint32_t K, uint32_t S, uint32_t near, bool room> FB_DEVICE void item_of(uint32_t u, uint32_t (&best)[near]) const {
+        using Fan = typename Code::template Fan<K>;
+        constexpr uint32_t rounds = Fan::template rounds<near>;
+        const uint32_t at = place(u >> S);
+        const typename Code::Start start(u);
+        FB_UNROLL
+        for (uint32_t r = 0; r < rounds; r++) {
+            uint32_t begin[near];
+            FB_UNROLL
+            for (uint32_t e = 0; e < near; e++) begin[e] = Fan(start, e).begin(r);
+            FB_UNROLL
+            for (uint32_t n = 0; n < 1u << K; n += rounds) {
+                const uint32_t next = fetch(beside(at, place((n | r) << (16 - K - S))));
+                FB_UNROLL
+                for (uint32_t e = 0; e < near; e++) {
+                    const uint32_t cost = Fan::template cost<room>(table, begin[e], n, e);
+                    best[e] = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best[e]);
+                }
+            }
+        }
+    }
     /// The least of what a thread has of one overlap in a step with K > 5.
     template <uint32_t S, bool room> FB_DEVICE uint32_t part_of(const typename Code::template Fan<6>& fan, uint32_t at) const {
         uint32_t best = ~0u;
-        FB_UNROLL_8
-        for (uint32_t i = 0; i < encode_share; i++) {
-            const uint32_t next = fetch(at ^ place(i << 10 >> S)), cost = fan.template cost<false, room>(table, i, 0);
-            best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+        constexpr uint32_t rounds = Code::template Fan<6>::template rounds<1>;
+        FB_UNROLL_1
+        for (uint32_t eight = 0; eight < 8; eight++) {
+            const uint32_t high = rounds > 1 ? 4 * eight : 8 * eight, to = at ^ place(high << 10 >> S);
+            FB_UNROLL
+            for (uint32_t i = 0; i < 8; i++) {
+                const uint32_t r = rounds > 1 ? i / 2 : 0, n = rounds > 1 ? i % 2 * rounds : i;
+                const uint32_t next = fetch(to ^ place((r + n) << 10 >> S));
+                const uint32_t cost = fan.template cost<room>(table, fan.begin(high + r), n, 0);
+                best = add_min2(next, room && !sums_limited ? cost : min2(cost, ~next), best);
+            }
         }
         return best;
     }
 
-    /// The costs before step `t`, with K new bits and a shift by S after it, from those after it, less `base`: the least of these. `keep` is
-    /// where they also go, or null. Returns their least.
+    /// The costs before step `t`, with K new bits and a shift by S after it, from those after it, less `base`: the least of these.
+    /// `keep` is where they also go, or null. Returns their least.
     template <uint32_t K, uint32_t S> FB_DEVICE uint32_t step(uint32_t t, uint32_t base, uint32_t* keep) {
         const uint32_t thread = hidden(thread_x());
         uint32_t lowest = ~0u;
         // Where no sum of a step exceeds 16 bits, none is limited. Four weights mostly do: then only sums of two are known not to.
         const uint32_t limit = lds<uint32_t>(limits + 4 * (t % steps));
         const bool tight = sums_limited && limit != 0;
-        if constexpr (K <= 5) {
+        if constexpr (K == 4 || K == 5) {
+            using Mine = Share<K, S, Code::stride>;
+            static_assert(Mine::items == 1, "one item");
+            tabulate(t);
+            bool full = tight;
+            FB_UNROLL
+            for (uint32_t i = 0; !sums_limited && i < (65536 >> S) / encode_threads; i++) {
+                full |= max2(fetch(place(i * encode_threads + thread)), limit) != limit;
+            }
+            full = sync_block_or(full);
+            const uint32_t u = hidden(Mine::overlap(thread)), at = place(u);
+            uint32_t best[Mine::near];
+            FB_UNROLL
+            for (uint32_t e = 0; e < Mine::near; e++) best[e] = ~0u;
+            if (full) item_of<K, S, Mine::near, false>(u, best);
+            else item_of<K, S, Mine::near, true>(u, best);
+            sync_block();
+            FB_UNROLL
+            for (uint32_t e = 0; e < Mine::near; e++) {
+                best[e] -= base;
+                lowest = min2(lowest, best[e]);
+                put(beside(at, place(e)), best[e]);
+                if (keep) stg(keep + in_slot(u | e, K), best[e]);
+            }
+        } else if constexpr (K < 4) {
             using Mine = Share<K, S, Code::stride>;
             constexpr uint32_t near = Mine::near, items = Mine::items;
             uint32_t u = Mine::overlap(thread), at = place(u >> S);
@@ -403,21 +473,41 @@ template <class Code, uint32_t quarters> struct Viterbi {
                 uint32_t bits = 0;
                 for (uint32_t t = from; t < to; t++) bits += fresh(t);
                 uint32_t best = ~0u;
-                for (uint32_t path = lane; path < 1u << bits; path += 32) {
-                    uint32_t u = overlap, total = 0, left = bits;
+                // Two paths at a time, whose last costs are asked for before the others are computed.
+                for (uint32_t path = lane; path < 1u << bits; path += 64) {
+                    uint32_t total[2], u[2] = {overlap, overlap}, left = bits;
+                    const auto state = [&](uint32_t t, uint32_t j) {
+                        return ((path + 32 * j) >> left & ((1u << fresh(t)) - 1)) << (16 - fresh(t)) | u[j];
+                    };
                     for (uint32_t t = from; t < to; t++) {
                         left -= fresh(t);
-                        const uint32_t state = (path >> left & ((1u << fresh(t)) - 1)) << (16 - fresh(t)) | u;
                         FB_UNROLL
-                        for (uint32_t w = 0; w < weights; w++) {
-                            const uint32_t x = lds<uint32_t>(xs + 4 * (t % steps * weights + w)) >> (16 * half);
-                            total += branch_cost(ldg(a.values + w * 65536 + state), (int16_t)x, a.doublings);
-                        }
-                        u = state >> shift(t);
+                        for (uint32_t j = 0; j < 2; j++) u[j] = state(t, j) >> shift(t);
                     }
-                    total += ldg(end + in_slot(u, k)) >> (16 * half) & 65535;
-                    total = total << 10 | path;
-                    best = total < best ? total : best;
+                    FB_UNROLL
+                    for (uint32_t j = 0; j < 2; j++) {
+                        total[j] = ldg(end + in_slot(u[j], k)) >> (16 * half) & 65535;
+                        u[j] = overlap;
+                    }
+                    left = bits;
+                    for (uint32_t t = from; t < to; t++) {
+                        left -= fresh(t);
+                        FB_UNROLL
+                        for (uint32_t j = 0; j < 2; j++) {
+                            const uint32_t s = state(t, j);
+                            FB_UNROLL
+                            for (uint32_t w = 0; w < weights; w++) {
+                                const uint32_t x = lds<uint32_t>(xs + 4 * (t % steps * weights + w)) >> (16 * half);
+                                total[j] += branch_cost(Code::value(a.entries, s, w), (int16_t)x, a.doublings);
+                            }
+                            u[j] = s >> shift(t);
+                        }
+                    }
+                    FB_UNROLL
+                    for (uint32_t j = 0; j < 2; j++) {
+                        const uint32_t key = total[j] << 10 | (path + 32 * j);
+                        if (path + 32 * j < 1u << bits) best = key < best ? key : best;
+                    }
                 }
                 const uint32_t path = least_of_warp(best) & 1023;
                 for (uint32_t t = from; t < to; t++) {

@@ -21,7 +21,6 @@ const THREADS: u32 = 1024;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 struct EncodeArgs {
     tiles: Address,
-    values: Address,
     entries: Address,
     costs: Address,
     codes: Address,
@@ -45,7 +44,7 @@ pub struct TrellisEncoder<'d, D: Device> {
     kernel: String,
     blocks: usize,
     shared: usize,
-    _held: [Buffer<'d, D>; 3],
+    _held: [Buffer<'d, D>; 2],
     /// One launch at a time: blocks share the workspace. Holds the first failure.
     failure: Mutex<Option<DeviceError>>,
 }
@@ -85,11 +84,9 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
             return Err(DeviceError::Memory { what, bytes: shared, free: total, total });
         }
         let blocks = device.limits().multiprocessors;
-        let values = Buffer::of(device, &parts.values, "values of states")?;
         let entries = Buffer::of(device, &entries, "values of a code")?;
         let costs = Buffer::room(device, 4 * blocks * bounds * overlaps, "costs of the trellis search")?;
         let args = EncodeArgs {
-            values: values.at(),
             entries: entries.at(),
             costs: costs.at(),
             doublings: parts.doublings,
@@ -98,7 +95,7 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
             most: i32::from(parts.values.iter().copied().max().expect("values")),
             ..EncodeArgs::default()
         };
-        let _held = [values, entries, costs];
+        let _held = [entries, costs];
         Ok(Self { device, rounder, args, kernel, blocks, shared, _held, failure: Mutex::default() })
     }
 
@@ -107,7 +104,8 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
     /// # Errors
     /// When the device fails.
     pub fn encode_tiles(&self, tiles: &[[f32; TILE]]) -> Result<Vec<u8>, DeviceError> {
-        let grid: Vec<i16> = tiles.iter().flat_map(|tile| self.rounder.grid(tile)).collect();
+        let mut grid = Vec::with_capacity(tiles.len() * TILE);
+        tiles.iter().for_each(|tile| grid.extend_from_slice(&self.rounder.grid(tile)));
         let input = Buffer::of(self.device, &grid, "tiles")?;
         let bytes = tiles.len() * self.rounder.codebook().tile_bytes();
         let codes = Buffer::room(self.device, bytes, "codes")?;
@@ -179,8 +177,7 @@ impl Lookup {
     /// Words of a step's table of costs.
     fn words(self) -> usize {
         match self {
-            Self::Hash { bits: bits @ ..=10, .. } => 2 << bits,
-            Self::Hash { bits, .. } => 1 << bits,
+            Self::Hash { bits, .. } => 2 << bits,
             Self::Bytes { weights, .. } => 256 * weights,
         }
     }

@@ -44,17 +44,18 @@ fn hard_tiles() -> [Tile; 6] {
 fn bytes_are_those_of_the_processor() {
     let device = start(227 << 10);
     let hard = hard_tiles();
-    // Two pairs for one block, the second one half empty.
+    let [first, last] = *gaussian_tiles(7, 2) else { unreachable!("two tiles") };
     for (i, scheme) in Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_))).enumerate() {
-        let [first, last] = *gaussian_tiles(7, 2) else { unreachable!("two tiles") };
-        check(&device, scheme, &[first, hard[i % hard.len()], last]);
+        // Some have two pairs for one block, the second one half empty.
+        let tiles = [first, hard[i % hard.len()], last];
+        check(&device, scheme, if i % 8 == 0 { &tiles } else { &tiles[..2] });
     }
 }
 
 #[test]
 fn bytes_are_those_of_the_processor_where_costs_saturate_or_tie() {
     let device = start(227 << 10);
-    for name in ["tcq-1", "tcq-2", "tcq-4", "tcq-fast-2", "tcq-fast-4", "tcq-hyb-2"] {
+    for name in ["tcq-2", "tcq-4", "tcq-fast-2", "tcq-hyb-3"] {
         check(&device, name.parse().expect("a scheme"), &hard_tiles());
     }
 }

@@ -413,13 +413,11 @@ FB_DEVICE uint32_t hidden(uint32_t v) { return v; }
 FB_DEVICE uint32_t fetch(uint32_t at) { return lds<uint32_t>(at); }
 FB_DEVICE void put(uint32_t at, uint32_t v) { sts<uint32_t>(at, v); }
 FB_DEVICE bool sync_block_or(bool v) {
-    shim::Block& b = *shim::block();
-    static bool any[2];  // of this barrier and of the next one
-    any[b.turn % 2] |= v;
-    const uint64_t turn = b.turn;
-    if (b.arrived == 0) any[(turn + 1) % 2] = false;
+    static uint64_t last[2];  // barrier that a thread came to with true, plus one
+    const uint64_t turn = shim::block()->turn;
+    if (v) last[turn % 2] = turn + 1;
     shim::meet_block();
-    return any[turn % 2];
+    return last[turn % 2] == turn + 1;
 }
 FB_DEVICE void ldmatrix4_turned(uint32_t (&d)[4], uint32_t at) {
     const shim::Warp& w = publish(&at, 1);
