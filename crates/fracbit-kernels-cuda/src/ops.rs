@@ -8,7 +8,7 @@ use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs, prompt};
 use bytemuck::{Pod, Zeroable};
 
 /// Most tokens that run together.
-pub const PROMPT: usize = 256;
+pub const PROMPT: usize = 1024;
 
 /// `Step` of `model.cuh`: what changes from token to token.
 #[repr(C)]
@@ -682,7 +682,7 @@ pub fn sample<D: Device>(
 }
 
 const _: () = assert!(
-    size_of::<Step>() == 1032
+    size_of::<Step>() == 4104
         && size_of::<RotateArgs>() == 72
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64

@@ -348,6 +348,12 @@ impl SegmentPlan {
     /// Bytes of shared memory of an expansion with `warps` warps.
     #[must_use]
     pub fn dequant_shared(&self, warps: usize) -> usize {
-        self.book.bytes() + warps * self.octet_bytes()
+        self.book.bytes() + warps * 2 * self.octet_bytes()
+    }
+
+    /// Warps of an expansion that `shared` bytes have room for.
+    #[must_use]
+    pub fn dequant_warps(&self, shared: usize) -> usize {
+        shared.saturating_sub(self.book.bytes()) / (2 * self.octet_bytes())
     }
 }

@@ -24,14 +24,8 @@ fn rows_of_a_prompt_see_their_positions() {
     let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
     let device =
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
-    let case = |heads, kv_heads, d, position, rows, window| Case {
-        heads,
-        kv_heads,
-        d,
-        position,
-        rows,
-        window,
-    };
+    let case =
+        |heads, kv_heads, d, position, rows, window| Case { heads, kv_heads, d, position, rows, window };
     // Widths with and without columns to spare; blocks of rows and tiles of positions that are whole,
     // begin or are just over; windows that end inside a tile, skip tiles, or hold one position.
     for case in [
@@ -88,7 +82,9 @@ fn check(device: &Shim, case: &Case) {
             let first = if window > 0 { (last + 1).saturating_sub(window) } else { 0 };
             let q = &qkv[row * shape.row() + head * d..][..d];
             let scores: Vec<f64> = (first..=last)
-                .map(|p| (0..d).map(|i| f64::from(q[i]) * cached(0, kv, p, i)).sum::<f64>() / (d as f64).sqrt())
+                .map(|p| {
+                    (0..d).map(|i| f64::from(q[i]) * cached(0, kv, p, i)).sum::<f64>() / (d as f64).sqrt()
+                })
                 .collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();

@@ -64,7 +64,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         ["speed", dense, rest @ ..] => speed(&gpu, &dense_times(dense)?, rest.first().copied())?,
         _ => {
             return Err(
-                "usage: cuda_check parity [SCHEME]... | encode | prefill | speed DENSE.json [SCHEME]".into()
+                "usage: cuda_check parity [SCHEME]... | encode | prefill | speed DENSE.json [SCHEME]".into(),
             );
         }
     }

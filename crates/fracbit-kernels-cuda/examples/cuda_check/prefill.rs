@@ -1,11 +1,11 @@
-//! What long prompts run on: products with many tokens and expansion, timed and compared with sums
-//! on the processor.
+//! What long prompts run on: products with many tokens, expansion and attention, timed and compared
+//! with sums on the processor.
 
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed, Random};
 use fracbit_kernels_cuda::{
     Buffer, Device as _, DeviceError, DeviceMatrix, Gpu,
-    ops::{DenseMatrix, Gemm},
+    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, Step},
 };
 use half::f16;
 use std::error::Error;
@@ -27,6 +27,12 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     println!("\n| expansion of 4096x14336 | µs | TB/s written |\n| --- | --- | --- |");
     for name in ["tcq-fast-2", "tcq-2", "tcq-4", "tcq-hyb-2", "nuq-4", "nuq-8", "int-4"] {
         expansion(gpu, name)?;
+    }
+    println!(
+        "\n| attention of 1024 rows, 32 heads, 8 kv, d 128 | µs, `heads` included | TFLOP/s |\n| --- | --- | --- |"
+    );
+    for position in [0, 4096] {
+        attention(gpu, position)?;
     }
     Ok(())
 }
@@ -106,5 +112,57 @@ fn expansion(gpu: &Gpu, name: &str) -> Result<(), Box<dyn Error>> {
     }
     let us = time(gpu, || matrix.expand(&out, false))?;
     println!("| {name} | {us:.1} | {:.2} |", 2e-6 * shape.len() as f64 / us);
+    Ok(())
+}
+
+/// Attention of Llama-3-8B for 1024 rows after `position` others.
+fn attention(gpu: &Gpu, position: usize) -> Result<(), Box<dyn Error>> {
+    const ROWS: usize = 1024;
+    let held = position + ROWS;
+    let shape = AttentionShape { heads: 32, kv_heads: 8, d: 128, capacity: held };
+    let (d, width) = (shape.d, shape.row());
+    let cache = Cache::new(gpu, &shape)?;
+    let (keys, values) = (halves(8 * held * d, 3), halves(8 * held * d, 4));
+    cache.keys.write(&keys)?;
+    cache.values.write(&values)?;
+    let qkv = cases::activations(ROWS * width, 5);
+    let step = Buffer::of(gpu, &[Step::new(position, &[])], "step")?;
+    let input = Buffer::of(gpu, &qkv, "qkv")?;
+    let out = Buffer::zeroed(gpu, 4 * ROWS * shape.heads * d, "out")?;
+    let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window: 0 };
+    let run = || ops::attention(&step, &input, &cache, &out, ROWS, &shape, &options);
+    run()?;
+    let got: Vec<f32> = out.read(ROWS * shape.heads * d)?;
+    let of_row = |p: usize, head: usize| &qkv[(p - position) * width + head * d..][..d];
+    let rounded = |v: f32| f64::from(f16::from_f32(v));
+    for (row, head) in [(0, 0), (1, 31), (63, 8), (64, 9), (500, 17), (1000, 30), (1023, 3)] {
+        let (q, kv) = (of_row(position + row, head), head / 4);
+        let cached = |part: usize, p: usize| -> Vec<f64> {
+            if p < position {
+                return [&keys, &values][part][(kv * held + p) * d..][..d]
+                    .iter()
+                    .map(|&h| value(h))
+                    .collect();
+            }
+            of_row(p, 32 + 8 * part + kv).iter().map(|&v| rounded(v)).collect()
+        };
+        let (mut total, mut sums) = (0.0, vec![0.0; d]);
+        for p in 0..=position + row {
+            let score: f64 = q.iter().zip(cached(0, p)).map(|(&q, k)| f64::from(q) * k).sum();
+            let weight = (score / (d as f64).sqrt()).exp();
+            total += weight;
+            sums.iter_mut().zip(cached(1, p)).for_each(|(sum, v)| *sum += weight * v);
+        }
+        for (i, (sum, &got)) in sums.iter().zip(&got[(row * 32 + head) * d..][..d]).enumerate() {
+            let error = (f64::from(got) - sum / total).abs();
+            if error > 4e-3 {
+                return Err(format!("attention, row {row}, head {head}, column {i}: {error}").into());
+            }
+        }
+    }
+    // Queries were scaled in place: what follows is the same work on other numbers.
+    let us = time(gpu, run)?;
+    let seen = ROWS * position + ROWS * (ROWS + 1) / 2;
+    println!("| after {position} | {us:.1} | {:.0} |", 4e-6 * (seen * d * shape.heads) as f64 / us);
     Ok(())
 }
