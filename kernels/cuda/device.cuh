@@ -1,4 +1,4 @@
-// Device operations: the only file that knows whether it is compiled for a GPU or for the host.
+// Device operations: with warpgroup.cuh the only file that knows whether it is compiled for a GPU or for the host.
 //
 // Under nvcc every function is one or two instructions. Elsewhere the same names are emulated by host/shim.hpp
 // (a thread is a fibre, shared and global memory are checked), so that the kernels themselves hold no `#if`.

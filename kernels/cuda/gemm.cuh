@@ -108,15 +108,27 @@ FB_DEVICE void gemm_mma(const GemmArgs& a) {
     }
 }
 
-/// Rounds to half precision, saturated.
+/// Rounds to half precision, saturated. Both buffers start at multiples of 16 bytes.
 struct HalveArgs {
     const float* x;
     uint16_t* out;
     uint64_t count;
 };
+static_assert(sizeof(HalveArgs) == 24, "arguments");
+FB_DEVICE float within_halves(float v) { return v > 65504.f ? 65504.f : v < -65504.f ? -65504.f : v; }
 FB_DEVICE void halve(const HalveArgs& a) {
-    for (uint64_t i = (uint64_t)block_x() * threads_x() + thread_x(); i < a.count; i += (uint64_t)blocks_x() * threads_x()) {
-        const float v = ldg(a.x + i);
-        stg(a.out + i, to_half(v > 65504.f ? 65504.f : v < -65504.f ? -65504.f : v));
+    const uint64_t thread = (uint64_t)block_x() * threads_x() + thread_x(), threads = (uint64_t)blocks_x() * threads_x();
+    for (uint64_t i = thread; i < a.count / 8; i += threads) {
+        Words4 out;
+        FB_UNROLL
+        for (uint32_t j = 0; j < 2; j++) {
+            const Words4 v = ldg((const Words4*)(a.x + 8 * i) + j);
+            FB_UNROLL
+            for (uint32_t k = 0; k < 2; k++) {
+                out.w[2 * j + k] = two_halves(within_halves(float_of(v.w[2 * k])), within_halves(float_of(v.w[2 * k + 1])));
+            }
+        }
+        stg((Words4*)a.out + i, out);
     }
+    for (uint64_t i = a.count / 8 * 8 + thread; i < a.count; i += threads) stg(a.out + i, to_half(within_halves(ldg(a.x + i))));
 }

@@ -5,7 +5,7 @@
 #pragma once
 #include "device.cuh"
 
-constexpr int PROMPT = 256;
+constexpr int PROMPT = 1024;
 
 /// State of a sequence: read and advanced by the kernels of a step.
 struct Step {
@@ -397,6 +397,6 @@ FB_DEVICE void dense(const DenseArgs& a) {
     }
 }
 
-static_assert(sizeof(Step) == 1032 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
+static_assert(sizeof(Step) == 4104 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
 static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 80, "arguments");
 static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56, "arguments");

@@ -1,7 +1,5 @@
 // Products of warpgroups (128 threads) on the tensor cores of sm_90a: both operands come from shared memory, and the product runs on while
 // the threads do other things.
-//
-// The second file, beside device.cuh, that knows whether it is compiled for a GPU or for the host.
 #pragma once
 #include "device.cuh"
 

@@ -95,7 +95,7 @@ pub fn halve<D: Device>(
     assert!(x.bytes() >= 4 * count, "halve: {count} floats in a buffer of {} bytes", x.bytes());
     assert!(out.bytes() >= 2 * count, "halve: {count} halves in a buffer of {} bytes", out.bytes());
     let args = HalveArgs { x: x.at(), out: out.at(), count: count as u64 };
-    let blocks = u32::try_from(count.div_ceil(1024).clamp(1, 4096)).expect("clamped");
+    let blocks = u32::try_from(count.div_ceil(8 * 256).clamp(1, 4096)).expect("clamped");
     let grid = Grid { blocks: (blocks, 1), threads: 256, shared: 0 };
     device.launch("fb_halve", grid, bytemuck::bytes_of(&args))
 }

@@ -362,16 +362,21 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     /// # Panics
     /// When `out` is too short.
     pub fn expand(&self, out: &Buffer<'_, D>, raw: bool) -> Result<(), DeviceError> {
-        const WARPS: usize = 4;
+        const MOST_WARPS: usize = 16;
+        let limits = self.device.limits();
         assert!(out.bytes() >= 2 * self.plan.shape.len(), "{} bytes for {}", out.bytes(), self.plan.shape);
         for (i, segment) in self.plan.segments.iter().enumerate() {
             let args = DequantArgs { w: self.args, out: out.at(), segment: u32_of(i), raw: u32::from(raw) };
             let items = self.plan.pairs * segment.octets;
-            let blocks = items.div_ceil(WARPS).min(4 * self.device.limits().multiprocessors);
+            let most = segment.dequant_warps(limits.shared).clamp(1, MOST_WARPS);
+            let warps = most.min(items);
+            let shared = segment.dequant_shared(warps);
+            // As many blocks as run together: two where a multiprocessor's memory holds both.
+            let together = limits.multiprocessors * if 2 * (shared + 1024) <= limits.shared { 2 } else { 1 };
             let grid = Grid {
-                blocks: (u32_of(blocks.max(1)), 1),
-                threads: 32 * WARPS as u32,
-                shared: u32_of(segment.dequant_shared(WARPS)),
+                blocks: (u32_of(items.div_ceil(warps).min(together)), 1),
+                threads: u32_of(32 * warps),
+                shared: u32_of(shared),
             };
             self.device.launch(&segment.dequant, grid, bytemuck::bytes_of(&args))?;
         }

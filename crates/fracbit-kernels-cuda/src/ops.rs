@@ -15,7 +15,7 @@ pub use rotate_few::Before;
 pub use sample::{Draw, SampleWork, sample};
 
 /// Most tokens that run together.
-pub const PROMPT: usize = 256;
+pub const PROMPT: usize = 1024;
 
 /// `Step` of `model.cuh`: what changes from token to token.
 #[repr(C)]
@@ -639,7 +639,7 @@ impl<D: Device> DenseMatrix<'_, D> {
 }
 
 const _: () = assert!(
-    size_of::<Step>() == 1032
+    size_of::<Step>() == 4104
         && size_of::<RotateArgs>() == 72
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64

@@ -12,7 +12,7 @@ const OCTET_COLS: usize = OCTET * TILE_COLS;
 const SCALE_COLS: usize = 32;
 /// Warps of a block, the most first (`GEMV_WARPS` of `gemv.cuh`); fewer where tables and
 /// activations leave no room.
-const WARPS: [usize; 6] = [24, 16, 8, 4, 2, 1];
+const WARPS: [usize; 7] = [24, 16, 12, 8, 4, 2, 1];
 /// Most tokens of a launch.
 const MAX_BATCH: usize = 8;
 
@@ -327,6 +327,12 @@ impl SegmentPlan {
     /// Bytes of shared memory of an expansion with `warps` warps.
     #[must_use]
     pub fn dequant_shared(&self, warps: usize) -> usize {
-        self.book.bytes() + warps * self.octet_bytes()
+        self.book.bytes() + warps * 2 * self.octet_bytes()
+    }
+
+    /// Warps of an expansion that `shared` bytes have room for.
+    #[must_use]
+    pub fn dequant_warps(&self, shared: usize) -> usize {
+        shared.saturating_sub(self.book.bytes()) / (2 * self.octet_bytes())
     }
 }

@@ -47,8 +47,8 @@ pub(crate) fn attend<D: Device>(
     let u32_of = |n: usize| u32::try_from(n).expect("sizes of models fit 32 bits");
     let (kernel, columns, positions) = match shape.d {
         ..=64 => ("fb_prompt_64", 64, 64),
-        ..=96 => ("fb_prompt_96", 96, 64),
-        ..=128 => ("fb_prompt_128", 128, 64),
+        65..=96 => ("fb_prompt_96", 96, 64),
+        97..=128 => ("fb_prompt_128", 128, 64),
         _ => ("fb_prompt_256", 256, 32),
     };
     let args = PromptArgs {

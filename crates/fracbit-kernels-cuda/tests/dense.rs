@@ -120,3 +120,19 @@ fn blocks_fit_the_device() {
     assert_eq!(choice(28672, 1024), "fb_gemm_256");
     assert_eq!(choice(4096, 64), "fb_gemm_64");
 }
+
+/// Numbers of any count, those too large for halves among them.
+#[test]
+fn inputs_are_rounded_to_halves() {
+    let device = start(2);
+    for count in [1, 8, 13, 5000] {
+        let x: Vec<f32> =
+            (0..count).map(|i| (i as f32 - 3.3) * if i % 7 == 0 { 1e5 } else { 1e-3 }).collect();
+        let (input, out) = (Buffer::of(&device, &x, "x"), Buffer::room(&device, 2 * count, "halves"));
+        let (input, out) = (input.expect("memory"), out.expect("memory"));
+        ops::halve(&device, &input, &out, count).expect("a launch");
+        for (x, got) in x.iter().zip(out.read::<u16>(count).expect("a copy")) {
+            assert_eq!(f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits(), got, "the nearest half of {x}");
+        }
+    }
+}
