@@ -191,9 +191,9 @@ template <class Code, uint32_t quarters> struct Viterbi {
     bool both;  // a second tile
     uint32_t turn;
     uint32_t own[own_entries];  // values of the entries that the thread tabulates
-    /// Where all steps are alike, what a thread's overlaps look up stays in registers.
+    /// Where all steps are alike, what a thread's overlaps look up stays in registers, if there are enough.
     using Whole = Share<low <= 5 ? low : 5, low, Code::stride>;
-    static constexpr uint32_t held = low == high && (low == 2 || low == 3) ? Whole::near * Whole::items : 1;
+    static constexpr uint32_t held = low == high && (low == 3 || (low == 2 && weights == 1)) ? Whole::near * Whole::items : 1;
     typename Code::template Fan<low> fans[held];
 
     FB_DEVICE explicit Viterbi(const EncodeArgs& args) : a(args), turn(0) {
