@@ -327,7 +327,7 @@ template <class Code, uint32_t quarters> struct Viterbi {
         uint32_t lowest = ~0u;
         // Where no sum of a step exceeds 16 bits, none is limited. Four weights mostly do: then only sums of two are known not to.
         const uint32_t limit = lds<uint32_t>(limits + 4 * (t % steps));
-        const bool tight = sums_limited && limit != 0;
+        const bool tight = sums_limited ? limit != 0 : (limit & 65535) == 0 || limit >> 16 == 0;
         if constexpr (K == 4 || K == 5) {
             using Mine = Share<K, S, Code::stride>;
             static_assert(Mine::items == 1, "one item");
@@ -368,7 +368,7 @@ template <class Code, uint32_t quarters> struct Viterbi {
                 uint32_t most = 0;
                 FB_UNROLL
                 for (uint32_t i = 0; i < items << K; i += 2) most = max3_2(most, after[i], after[i + 1]);
-                full = max2(most, limit) != limit;
+                full |= max2(most, limit) != limit;
             }
             full = sync_block_or(full);
             u = hidden(u);
@@ -381,7 +381,7 @@ template <class Code, uint32_t quarters> struct Viterbi {
             tabulate(t);
             bool full = tight;
             if constexpr (!sums_limited) {
-                if (thread < 65536u >> S) full = max2(fetch(place(thread)), limit) != limit;
+                if (thread < 65536u >> S) full |= max2(fetch(place(thread)), limit) != limit;
             }
             full = sync_block_or(full);
             const uint32_t me = hidden(thread), id = me >> spread, part = id % divide;
@@ -559,7 +559,8 @@ template <class Code, uint32_t quarters> struct Viterbi {
         }
     }
 
-    /// What costs after step `t` may be at most so that no sum exceeds 16 bits, in both halves; with four weights whether a sum of two may.
+    /// What costs after step `t` may be at most so that no sum exceeds 16 bits, in both halves, 0 if one may whatever they are; with four
+    /// weights whether a sum of two may.
     FB_DEVICE uint32_t limit_of(uint32_t t) const {
         uint32_t all = 0, exceeds = 0;
         FB_UNROLL

@@ -69,3 +69,17 @@ fn small_devices_refuse_what_does_not_fit_and_the_processor_steps_in() {
     assert!(matches!(refused, Err(DeviceError::Memory { .. })), "costs of 1-bit steps take 128 KiB");
     assert!(TrellisEncoder::new(&device, make("tcq-2")).is_ok(), "costs of 2-bit steps take 64 KiB");
 }
+
+/// An outlier where a pass begins, at whose step all costs are still 0: one tile that was found, and
+/// one that is made so.
+#[test]
+fn bytes_are_those_of_the_processor_where_the_first_step_alone_exceeds_16_bits() {
+    let device = start(227 << 10);
+    let found = gaussian_tiles(7, 3)[2];
+    let mut made = found;
+    let most = made.iter().fold(0f32, |most, x| most.max(x.abs()));
+    made[120..136].iter_mut().step_by(3).for_each(|x| *x = 8.0 * most);
+    for name in ["tcq-fast-2.5", "tcq-fast-3.5", "tcq-fast-4.5", "tcq-fast-5", "tcq-hyb-3"] {
+        check(&device, name.parse().expect("a scheme"), &[found, made, found]);
+    }
+}
