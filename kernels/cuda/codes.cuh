@@ -257,27 +257,44 @@ template <int Q_> struct Bytes {
     }
 };
 
-/// Spreads a codebook over the banks; the caller synchronizes the block afterwards.
-FB_DEVICE void spread(const Book& book) {
-    check_base();
-    const uint32_t quads = 1u << (book.log_rows + book.log_copies) >> 2;
-    if (book.log_copies < 2) {
-        FB_UNROLL_4
-        for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
-            Words4 v;
-            FB_UNROLL
-            for (uint32_t j = 0; j < 4; j++) v.w[j] = ldc(book.rows + ((4 * i + j) >> book.log_copies));
-            sts(16 * i, v);  // rows follow each other
+/// Spreads a codebook over the banks, in two parts: words are asked for first, so that other work fills the time until they come. The
+/// caller synchronizes the block afterwards.
+struct Spread {
+    static constexpr uint32_t AHEAD = 8;
+    uint32_t quads, words[AHEAD];
+    FB_DEVICE explicit Spread(const Book& book) : quads(1u << (book.log_rows + book.log_copies) >> 2) {
+        check_base();
+        FB_UNROLL
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            const uint32_t i = thread_x() + j * threads_x();
+            words[j] = i < quads && book.log_copies >= 2 ? ldc(book.rows + (4 * i >> book.log_copies)) : 0;
         }
-        return;
     }
-    FB_UNROLL_4
-    for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
-        const uint32_t row = 4 * i >> book.log_copies, copy = 4 * i & ((1u << book.log_copies) - 1);
-        const uint32_t word = ldc(book.rows + row);
-        sts(row << book.log_stride | copy << 2, Words4{{word, word, word, word}});
+    FB_DEVICE void store(const Book& book) const {
+        const auto put = [&](uint32_t i, uint32_t word) {
+            const uint32_t row = 4 * i >> book.log_copies, copy = 4 * i & ((1u << book.log_copies) - 1);
+            sts(row << book.log_stride | copy << 2, Words4{{word, word, word, word}});
+        };
+        if (book.log_copies >= 2) {
+            FB_UNROLL
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                const uint32_t i = thread_x() + j * threads_x();
+                if (i < quads) put(i, words[j]);
+            }
+            for (uint32_t i = thread_x() + AHEAD * threads_x(); i < quads; i += threads_x()) {
+                put(i, ldc(book.rows + (4 * i >> book.log_copies)));
+            }
+        } else {  // rows follow each other
+            FB_UNROLL_4
+            for (uint32_t i = thread_x(); i < quads; i += threads_x()) {
+                Words4 v;
+                FB_UNROLL
+                for (uint32_t j = 0; j < 4; j++) v.w[j] = ldc(book.rows + ((4 * i + j) >> book.log_copies));
+                sts(16 * i, v);
+            }
+        }
     }
-}
+};
 template <class E> FB_DEVICE Table table_of(const Book& book, uint32_t lane) {
     const uint32_t copies = 1u << (E::LOG_COPIES > 0 ? (uint32_t)E::LOG_COPIES : book.log_copies);
     return Table{(lane & (copies - 1)) * 4, ((1u << book.log_rows) - 1) << book.log_stride};

