@@ -253,6 +253,7 @@ impl MatrixPlan {
         const PARTS: f64 = 0.5 / 8.0;
         const LOAD: f64 = 0.009;
         const SUM: f64 = 0.12;
+        const LATENCY: f64 = 0.85;
         let costs: Vec<f64> = self.segments.iter().map(|s| s.octets as f64 * s.microseconds()).collect();
         let all: f64 = costs.iter().sum();
         let (mut deals, mut shared, mut time) = (Vec::new(), 0, 0f64);
@@ -286,8 +287,10 @@ impl MatrixPlan {
             // More blocks than multiprocessors run one after the other.
             let turns = panels.div_ceil(share.max(1).min(panels)) as f64;
             let busy = if whole { row * width } else { even } as f64 * segment.microseconds();
-            // Few warps wait for memory and for each other's results.
-            let slow = 1.0 + 0.5 / warps as f64;
+            // Few warps wait for memory and for their own results.
+            let ahead = (segment.stages() - 1) as f64;
+            let slow =
+                f64::max(1.0 + 1.0 / warps as f64, LATENCY / (segment.microseconds() * warps as f64 * ahead));
             let join = if alone && whole { 0.0 } else { JOIN + (panels * slots) as f64 * PARTS };
             let sums_of_warps = (pairs.div_ceil(blocks) * batch).div_ceil(warps) as f64 * SUM;
             let load = (width * batch) as f64 * LOAD;
@@ -324,20 +327,24 @@ impl SegmentPlan {
         OCTET_COLS * if self.single() { 4 } else { 2 }
     }
 
-    /// Bytes of a warp's ring (`STAGES` of `gemv.cuh`).
-    fn ring(&self) -> usize {
-        let stages = match self.quarters {
+    /// Octets of a warp's ring (`STAGES` of `gemv.cuh`).
+    fn stages(&self) -> usize {
+        match self.quarters {
             ..=5 => 4,
             6..=8 => 3,
             _ => 2,
-        };
-        stages * self.octet_bytes()
+        }
+    }
+
+    /// Bytes of a warp's ring.
+    fn ring(&self) -> usize {
+        self.stages() * self.octet_bytes()
     }
 
     /// What a multiprocessor takes for an octet of a pair, in microseconds (an H200): lookups, one
     /// for each word of 32 lanes, or the bytes.
     fn microseconds(&self) -> f64 {
-        let lookups = if self.single() { 0.085 } else { 0.05 };
+        let lookups = if self.single() { 0.095 } else { 0.06 };
         f64::max(lookups, self.octet_bytes() as f64 / 31_000.0)
     }
 
