@@ -263,39 +263,48 @@ FB_DEVICE void emit(const GemvArgs& a, uint32_t row, uint32_t token, float v, fl
     stg(y, a.accumulate ? ldg(y) + v : v);
 }
 
-/// Adds one token's sums of all blocks that share a pair, in the order of the columns; a lane takes a row.
-FB_DEVICE void join(const GemvArgs& a, uint32_t pair, uint32_t n, uint32_t lane) {
-    constexpr uint32_t AHEAD = 8;
-    const float scale = scale_of(a, pair * 32 + lane);
+/// Adds sums of all blocks that share a pair, in the order of the columns, of N tokens from `first` on; a lane takes a row.
+template <uint32_t N> FB_DEVICE void join(const GemvArgs& a, uint32_t pair, uint32_t first, uint32_t lane) {
+    constexpr uint32_t AHEAD = 32 / N < 8 ? 32 / N : 8;  // loads that are on their way together
     const Segment* s = a.w.segments;
-    float sum = 0.f;
+    const float scale = scale_of(a, pair * 32 + lane);
+    const auto part = [&](uint32_t slot, uint32_t n) {
+        return first + n < a.batch ? ld_fresh(a.partial + (((size_t)slot * a.w.pairs + pair) * 8 + first + n) * 32 + lane) : 0.f;
+    };
+    float sums[N] = {};
     FB_UNROLL_1
     for (uint32_t i = 0, slots = 0; i < 2; slots += s[i].panels * s[i].slots, i++) {
         FB_UNROLL_1
         for (uint32_t p = 0; p < s[i].panels; p += AHEAD) {
-            // Panels of one block each are the usual case.
-            const uint32_t panels = s[i].panels - p < AHEAD ? s[i].panels - p : AHEAD;
+            // Panels whose pairs have one block each are the usual case.
             uint32_t parts[AHEAD];
-            float v[AHEAD];
+            float v[AHEAD][N];
             FB_UNROLL
             for (uint32_t k = 0; k < AHEAD; k++) {
-                parts[k] = k < panels ? (s[i].whole ? 1 : Panel(a.w, s[i], p + k).parts(pair)) : 0;
-                const uint32_t slot = slots + (p + k) * s[i].slots;
-                v[k] = parts[k] > 0 ? ld_fresh(a.partial + (((size_t)slot * a.w.pairs + pair) * 8 + n) * 32 + lane) : 0.f;
+                parts[k] = p + k >= s[i].panels ? 0 : s[i].whole ? 1 : Panel(a.w, s[i], p + k).parts(pair);
+                FB_UNROLL
+                for (uint32_t n = 0; n < N; n++) v[k][n] = parts[k] > 0 ? part(slots + (p + k) * s[i].slots, n) : 0.f;
             }
             FB_UNROLL
             for (uint32_t k = 0; k < AHEAD; k++) {
-                sum += v[k];
-                const uint32_t slot = slots + (p + k) * s[i].slots;
-                FB_UNROLL_4
+                FB_UNROLL
+                for (uint32_t n = 0; n < N; n++) sums[n] += v[k][n];
+                FB_UNROLL_1
                 for (uint32_t j = 1; j < parts[k]; j++) {
-                    sum += ld_fresh(a.partial + (((size_t)(slot + j) * a.w.pairs + pair) * 8 + n) * 32 + lane);
+                    FB_UNROLL
+                    for (uint32_t n = 0; n < N; n++) sums[n] += part(slots + (p + k) * s[i].slots + j, n);
                 }
             }
         }
     }
-    emit(a, pair * 32 + lane, n, sum, scale);
+    FB_UNROLL
+    for (uint32_t n = 0; n < N; n++) {
+        if (first + n < a.batch) emit(a, pair * 32 + lane, first + n, sums[n], scale);
+    }
 }
+
+/// A number known when this is compiled.
+template <uint32_t N> struct Count { static constexpr uint32_t count = N; };
 
 /// The product with one segment: `block` of its blocks, whose slots in the workspace begin at `slots`.
 template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, uint32_t block, uint32_t slots) {
@@ -430,22 +439,38 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
     sync_block();
     if (open) keep(lasts + warp * sum_bytes);
     sync_block();
-    // By pair and token: sums of the warps that share it.
+    // Pair by pair: sums of the warps that share it. A warp takes a token where there are few pairs, else all of them at a time.
     const uint32_t pair_first = from / octets, pairs = units == 0 ? 0 : (from + units - 1) / octets - pair_first + 1;
-    for (uint32_t i = warp; i < pairs * a.batch; i += threads_x() / 32) {
-        const uint32_t of = pair_first + i / a.batch, n = i % a.batch, begin = of * octets < from ? 0 : of * octets - from;
+    const bool few = pairs * a.batch <= 2 * (threads_x() / 32);
+    const uint32_t shares = few ? a.batch : 1;
+    const auto sum = [&](auto tokens, uint32_t of, uint32_t n0) {
+        constexpr uint32_t N = decltype(tokens)::count;
+        const uint32_t begin = of * octets < from ? 0 : of * octets - from;
         const uint32_t whole_end = (of + 1) * octets - from, end = whole_end < units ? whole_end : units;
         const uint32_t low = warp_of(begin), high = warp_of(end - 1);
-        if (low == high) continue;
+        if (low == high) return;
         const bool result = alone && end - begin == octets;
         const float scale = result ? scale_of(a, of * 32 + lane) : 1.f;
-        const uint32_t place = n * 128 + lane * 4;
-        float v = 0.f;
-        FB_UNROLL_8
-        for (uint32_t w = low; w < high; w++) v += lds<float>(lasts + w * sum_bytes + place);
+        const auto at = [&](uint32_t place, uint32_t w, uint32_t n) {
+            return n0 + n < a.batch ? lds<float>(place + w * sum_bytes + (n0 + n) * 128 + lane * 4) : 0.f;
+        };
+        float v[N] = {};
+        FB_UNROLL_4
+        for (uint32_t w = low; w < high; w++) {
+            FB_UNROLL
+            for (uint32_t n = 0; n < N; n++) v[n] += at(lasts, w, n);
+        }
         // The last of them may have gone on with the next pair.
-        v += lds<float>((start(high + 1) == end ? lasts : firsts) + high * sum_bytes + place);
-        put(result, of, lane, n, v, scale);
+        const uint32_t place = start(high + 1) == end ? lasts : firsts;
+        FB_UNROLL
+        for (uint32_t n = 0; n < N; n++) put(result, of, lane, n0 + n, v[n] + at(place, high, n), scale);
+    };
+    for (uint32_t i = warp; i < pairs * shares; i += threads_x() / 32) {
+        if (few) {
+            sum(Count<1>{}, pair_first + i / shares, i % shares);
+        } else {
+            sum(Count<8>{}, pair_first + i, 0);
+        }
     }
     if (alone && s.whole) return;
     // Then of the blocks, by the last one of each pair.
@@ -461,11 +486,15 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
         }
         sync_block();
         const uint32_t here = pairs - base < threads_x() ? pairs - base : threads_x();
-        for (uint32_t k = warp; k < here * a.batch; k += threads_x() / 32) {
-            const uint32_t pair = k / a.batch;
-            if (lds<uint32_t>(lasts + 4 * pair) == 0) continue;
+        for (uint32_t k = warp; k < here * shares; k += threads_x() / 32) {
+            const uint32_t in = k / shares;
+            if (lds<uint32_t>(lasts + 4 * in) == 0) continue;
             fence();
-            join(a, pair_first + base + pair, k % a.batch, lane);
+            if (few) {
+                join<1>(a, pair_first + base + in, k % shares, lane);
+            } else {
+                join<8>(a, pair_first + base + in, 0, lane);
+            }
         }
     }
 }

@@ -248,11 +248,11 @@ impl MatrixPlan {
     /// predicted microseconds, where it fits.
     fn deal(&self, (warps, panels): (usize, usize), batch: usize, limits: &Limits) -> Option<(f64, Launch)> {
         // Microseconds (an H200): sums over blocks, and more for every eight of them; loading an octet
-        // of one token's activations; the sums of a warp.
-        const JOIN: f64 = 2.5;
-        const PARTS: f64 = 0.5 / 8.0;
+        // of one token's activations; the sums of a warp, and of a pair over blocks.
+        const JOIN: f64 = 2.0;
+        const PARTS: f64 = 0.1;
         const LOAD: f64 = 0.009;
-        const SUM: f64 = 0.12;
+        const SUM: f64 = 0.4;
         const LATENCY: f64 = 0.85;
         let costs: Vec<f64> = self.segments.iter().map(|s| s.octets as f64 * s.microseconds()).collect();
         let all: f64 = costs.iter().sum();
@@ -291,8 +291,10 @@ impl MatrixPlan {
             let ahead = (segment.stages() - 1) as f64;
             let slow =
                 f64::max(1.0 + 1.0 / warps as f64, LATENCY / (segment.microseconds() * warps as f64 * ahead));
-            let join = if alone && whole { 0.0 } else { JOIN + (panels * slots) as f64 * PARTS };
-            let sums_of_warps = (pairs.div_ceil(blocks) * batch).div_ceil(warps) as f64 * SUM;
+            let rounds = pairs.div_ceil(blocks).div_ceil(warps) as f64;
+            let join =
+                if alone && whole { 0.0 } else { JOIN + rounds * (1.0 + (panels * slots) as f64 * PARTS) };
+            let sums_of_warps = pairs.div_ceil(blocks).div_ceil(warps) as f64 * SUM;
             let load = (width * batch) as f64 * LOAD;
             time = time.max(turns * (busy * slow + load + sums_of_warps) + join);
             shared = shared.max(fixed + staged.max(sums));

@@ -56,8 +56,9 @@ fn launches_fill_the_device() {
             assert!(launch.warps >= 12, "{rows}x{cols}, {batch} tokens: {launch:?}");
             assert!(2 * launch.shared > limits.shared, "one block a multiprocessor: {launch:?}");
         }
-        // Whole pairs of strips where that costs nothing: no sums over blocks.
-        assert_eq!(plan.launch(1, &limits).partial, 0, "{rows}x{cols}");
+        // No sums over blocks where whole pairs of strips come out even.
+        let split = plan.launch(1, &limits).partial > 0;
+        assert_eq!(split, rows == 1024, "{rows}x{cols}");
     }
 }
 
