@@ -349,54 +349,6 @@ FB_DEVICE void attend(const AttendArgs& a) {
     }
 }
 
-/// y = W x + b for dense half-precision W and up to 8 rows of x: a warp takes a row of W at a time.
-struct DenseArgs {
-    const uint16_t* w;  // f16 (rows, cols)
-    const float* bias;  // (rows) or null
-    const float* x;     // (batch, cols)
-    float* y;           // (batch, y_stride)
-    uint32_t rows, cols, batch, y_stride, accumulate, pad;
-};
-FB_DEVICE void dense(const DenseArgs& a) {
-    const uint32_t lane = thread_x() % 32, warps = threads_x() / 32;
-    for (uint32_t row = block_x() * warps + thread_x() / 32; row < a.rows; row += blocks_x() * warps) {
-        const uint16_t* w = a.w + (size_t)row * a.cols;
-        float sum[8] = {};
-        if (a.cols % 8 == 0) {
-            for (uint32_t i = lane * 8; i < a.cols; i += 256) {
-                const Words4 words = ldg((const Words4*)(w + i));
-                FB_UNROLL
-                for (uint32_t n = 0; n < 8; n++) {
-                    if (n >= a.batch) break;
-                    const float* x = a.x + (size_t)n * a.cols + i;
-                    FB_UNROLL
-                    for (uint32_t j = 0; j < 8; j++) {
-                        sum[n] += from_half((uint16_t)(words.w[j / 2] >> (16 * (j % 2)))) * ldg(x + j);
-                    }
-                }
-            }
-        } else {
-            for (uint32_t i = lane; i < a.cols; i += 32) {
-                const float v = from_half(ldg(w + i));
-                FB_UNROLL
-                for (uint32_t n = 0; n < 8; n++) {
-                    if (n < a.batch) sum[n] += v * ldg(a.x + (size_t)n * a.cols + i);
-                }
-            }
-        }
-        FB_UNROLL
-        for (uint32_t n = 0; n < 8; n++) {
-            if (n >= a.batch) break;
-            float v = sum_lanes(sum[n]);
-            if (lane == 0) {
-                if (a.bias) v += ldg(a.bias + row);
-                float* y = a.y + (size_t)n * a.y_stride + row;
-                stg(y, a.accumulate ? ldg(y) + v : v);
-            }
-        }
-    }
-}
-
 static_assert(sizeof(Step) == 4104 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
 static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 80, "arguments");
-static_assert(sizeof(AttendArgs) == 64 && sizeof(DenseArgs) == 56, "arguments");
+static_assert(sizeof(AttendArgs) == 64, "arguments");

@@ -19,7 +19,7 @@ pub(crate) const UNITS: [(&str, &str); 12] = [
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
 pub(crate) const HEADERS: [(&str, &[&str]); 5] = [
-    ("model", &["attend_few.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
+    ("model", &["attend_few.cuh", "dense.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),

@@ -133,7 +133,7 @@ struct DenseArgs {
     batch: u32,
     y_stride: u32,
     accumulate: u32,
-    pad: u32,
+    width: u32,
 }
 
 fn u32_of(n: usize) -> u32 {
@@ -143,6 +143,9 @@ fn u32_of(n: usize) -> u32 {
 fn holds<D: Device>(buffer: &Buffer<'_, D>, floats: usize, what: &str) {
     assert!(buffer.bytes() >= 4 * floats, "{what}: {floats} floats in a buffer of {} bytes", buffer.bytes());
 }
+
+/// Columns that the warps of a dense product take together (`dense.cuh`).
+const DENSE_GROUP: usize = 512;
 
 /// A block no larger than its work: whole warps.
 fn threads_for(work: usize, most: u32) -> u32 {
@@ -572,10 +575,25 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
             batch: u32_of(batch),
             y_stride: u32_of(stride),
             accumulate: u32::from(accumulate),
-            pad: 0,
+            width: 0,
         };
-        let blocks = self.rows.div_ceil(8).min(32 * device.limits().multiprocessors);
-        let grid = Grid { blocks: (u32_of(blocks), 1), threads: 256, shared: 0 };
+        let multiprocessors = device.limits().multiprocessors;
+        if !self.cols.is_multiple_of(8) {
+            let blocks = self.rows.div_ceil(8).min(32 * multiprocessors);
+            let grid = Grid { blocks: (u32_of(blocks), 1), threads: 256, shared: 0 };
+            return device.launch("fb_dense_any", grid, bytemuck::bytes_of(&args));
+        }
+        // Two blocks a multiprocessor share its memory; all columns together where they fit.
+        let sums = 8 * 16 * 8 * size_of::<f32>();
+        let room = (device.limits().shared / 2).saturating_sub(1024 + sums) / batch;
+        let most = room.saturating_sub(128) / 4 / DENSE_GROUP * DENSE_GROUP;
+        let width = self.cols.next_multiple_of(DENSE_GROUP).min(most.max(DENSE_GROUP));
+        let args = DenseArgs { width: u32_of(width), ..args };
+        let grid = Grid {
+            blocks: (u32_of(self.rows.div_ceil(16).min(2 * multiprocessors)), 1),
+            threads: 256,
+            shared: u32_of(batch * (4 * width + 128) + sums),
+        };
         device.launch("fb_dense", grid, bytemuck::bytes_of(&args))
     }
 }
@@ -644,5 +662,5 @@ const _: () = assert!(
         && size_of::<HeadsArgs>() == 80
         && size_of::<AttendArgs>() == 64
         && size_of::<DenseArgs>() == 56,
-    "as model.cuh asserts"
+    "as model.cuh and dense.cuh assert"
 );

@@ -26,6 +26,7 @@ fn products_of_any_number_of_tokens() {
         (37, 200, 130, 5),
         (300, 136, 70, 2),
         (256, 712, 3, 0),
+        (35, 3000, 8, 1),
     ];
     for (rows, cols, tokens, offset) in cases {
         let halves = |seed: u64, n: usize| -> Vec<u16> {
@@ -91,6 +92,29 @@ fn products_of_any_number_of_tokens() {
                 }
             }
         }
+    }
+}
+
+/// A width that is no multiple of 8, which products of many tokens refuse.
+#[test]
+fn products_of_any_width() {
+    let device = start(1);
+    let (rows, cols, tokens) = (19, 45, 3);
+    let w: Vec<u16> =
+        cases::activations(rows * cols, 1).iter().map(|&v| f16::from_f32(v).to_bits()).collect();
+    let x = cases::activations(tokens * cols, 2);
+    let matrix = DenseMatrix::new(&device, (rows, cols), &w, None).expect("memory");
+    let input = Buffer::of(&device, &x, "x").expect("memory");
+    let y = Buffer::of(&device, &vec![7f32; tokens * rows], "y").expect("memory");
+    matrix.apply_at(&device, &input, &y, (0, rows), tokens, false).expect("a launch");
+    let got: Vec<f32> = y.read(tokens * rows).expect("a copy");
+    for (n, r) in (0..tokens).flat_map(|n| (0..rows).map(move |r| (n, r))) {
+        let pairs = w[r * cols..][..cols].iter().zip(&x[n * cols..]);
+        let want: f64 = pairs.map(|(&w, &x)| f64::from(f16::from_bits(w).to_f32()) * f64::from(x)).sum();
+        assert!(
+            (f64::from(got[n * rows + r]) - want).abs() < 1e-4 * (1.0 + want.abs()),
+            "row {r}, token {n}"
+        );
     }
 }
 
