@@ -31,9 +31,9 @@ const COMPILER: [&str; 6] = [
 const DISASSEMBLER: [&str; 2] = ["nvidia-cuda-cuobjdump==13.2.78", "nvidia-cuda-nvdisasm==13.2.78"];
 const ARCHITECTURES: [u32; 4] = [80, 86, 89, 90];
 
-/// Most instructions per weight of an inner loop, by kernel; the first match counts. The tensor cores
-/// take eight tokens for the price of one. Trellis codes are bound by their lookups, not by this
-/// (docs/cuda.md).
+/// Most instructions per weight of an inner loop, by kernel; the first match counts. The tensor
+/// cores take eight tokens for the price of one. Trellis codes are bound by their lookups, not by
+/// this (docs/cuda.md).
 const GATES: [(&str, f64); 12] = [
     ("gemv_fast_8", 3.3),
     ("gemv_fast_", 4.6),

@@ -82,6 +82,14 @@ mod built {
         Ok(Written { text, tokens, held: Vec::new(), stop: Some(stop), speed })
     }
 
+    /// What a GPU is.
+    pub(crate) type Facts = cuda::GpuFacts;
+
+    /// What the GPU of this machine is; or why none is used.
+    pub(crate) fn describe() -> Result<Facts, String> {
+        cuda::GpuFacts::measure().map_err(|e| e.to_string())
+    }
+
     /// What searches codes of trellis schemes on the GPU.
     pub(crate) fn rounders() -> Result<Rounders, Failure> {
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
@@ -162,6 +170,13 @@ mod built {
         Err(absent())
     }
 
+    /// Nothing is known of GPUs here.
+    pub(crate) type Facts = String;
+
+    pub(crate) fn describe() -> Result<Facts, String> {
+        Err("this program was built without GPU support".to_owned())
+    }
+
     pub(crate) fn rounders() -> Result<Rounders, Failure> {
         Err(absent())
     }
@@ -190,4 +205,4 @@ mod built {
     }
 }
 
-pub(crate) use built::{bench_kernels, bench_model, evaluate, rounders, write};
+pub(crate) use built::{Facts, bench_kernels, bench_model, describe, evaluate, rounders, write};

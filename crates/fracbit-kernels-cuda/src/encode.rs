@@ -58,8 +58,8 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
     ///
     /// # Errors
     /// [`DeviceError::Memory`], also when a block's shared memory does not hold the costs of a step
-    /// (rates below 2 bits on small GPUs); [`DeviceError::Call`] for tables of a size that no kernel
-    /// is made for.
+    /// (rates below 2 bits on small GPUs); [`DeviceError::Call`] for tables of a size that no
+    /// kernel is made for.
     ///
     /// # Panics
     /// When the rounder is not of a trellis scheme.

@@ -4,7 +4,7 @@
 //! driver's C interface is used, so that another crate could take its place in this file.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
-use crate::{Address, Device, DeviceError, Grid, Limits};
+use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
 use cudarc::driver::sys;
 use std::{
     collections::{HashMap, HashSet},
@@ -23,6 +23,7 @@ mod embedded {
 /// The first GPU of the machine.
 pub struct Gpu {
     name: String,
+    capability: (i32, i32),
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -30,11 +31,9 @@ pub struct Gpu {
     functions: HashMap<String, usize>, // CUfunction
     /// Functions whose code is on the device, with all shared memory allowed.
     ready: Mutex<HashSet<usize>>,
-    /// Whether it has the features of compute capability 9.0: kernels that wait themselves for what they
-    /// depend on, and products of warpgroups.
+    /// Whether it has the features of compute capability 9.0: kernels that wait themselves for what
+    /// they depend on, and products of warpgroups.
     hopper: bool,
-    /// Whether a kernel may start while the one before it runs (`grid_wait` of `device.cuh`).
-    overlap: AtomicBool,
     /// Launches only look their functions up: the driver may not load code while it records.
     resolving: AtomicBool,
     limits: Limits,
@@ -145,6 +144,7 @@ impl Gpu {
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, 1) })?;
         let mut gpu = Self {
             name,
+            capability: (major, minor),
             device,
             context,
             stream,
@@ -152,7 +152,6 @@ impl Gpu {
             functions: HashMap::new(),
             ready: Mutex::default(),
             hopper: (major, minor) == (9, 0),
-            overlap: AtomicBool::new(true),
             resolving: AtomicBool::new(false),
             limits,
         };
@@ -194,16 +193,33 @@ impl Gpu {
         Ok(())
     }
 
-    /// Lets kernels overlap the one before them, or not, to measure what it gives; without effect where
-    /// the device cannot.
-    pub fn set_overlap(&self, overlap: bool) {
-        self.overlap.store(overlap, Ordering::Relaxed);
-    }
-
     /// The device's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its compute capability, such as (9, 0).
+    #[must_use]
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Bytes a second of a copy inside its memory, read and written ones counted: the best of
+    /// several, which take well below a second.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`] where not even a small copy finds room.
+    pub fn copy_rate(&self) -> Result<f64, DeviceError> {
+        const BYTES: usize = 1 << 30;
+        let bytes = BYTES.min(self.memory().0 / 4) / 16 * 16;
+        let (from, to) = (Buffer::room(self, bytes, "a copy")?, Buffer::room(self, bytes, "a copy")?);
+        let mut best = 0f64;
+        for _ in 0..5 {
+            let ms = self.time(|| self.copy(from.at(), to.at(), bytes))?;
+            best = best.max(2.0 * bytes as f64 / (f64::from(ms) / 1e3));
+        }
+        Ok(best)
     }
 
     /// Free and total bytes of memory.
@@ -374,7 +390,8 @@ impl Device for Gpu {
             sharedMemBytes: grid.shared,
             hStream: self.stream,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.hopper && self.overlap.load(Ordering::Relaxed)),
+            // A kernel may start while the one before it runs (`grid_wait` of `device.cuh`).
+            numAttrs: u32::from(self.hopper),
         };
         // SAFETY: every kernel takes one structure, which the driver copies; this crate built it
         // for this kernel.

@@ -8,7 +8,7 @@ use fracbit_format::{Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
 pub const OCTET: usize = 8;
 /// Columns of an octet.
 const OCTET_COLS: usize = OCTET * TILE_COLS;
-/// Columns that share a staged scale (`SCALE_COLS` of `grouped.cuh`).
+/// Columns that share a staged scale (group-wise schemes).
 const SCALE_COLS: usize = 32;
 /// Warps of a block, the most first (`GEMV_WARPS` of `gemv.cuh`); fewer where tables and
 /// activations leave no room.
@@ -226,10 +226,10 @@ impl MatrixPlan {
 
     /// The launch of a product with `batch` (1 to 8) tokens.
     ///
-    /// One block falls on each multiprocessor, and every block gets the same number of octets. Of the
-    /// ways to cut the columns into panels and to share the pairs, the one with the least predicted
-    /// time is taken: fewer columns a block are fewer activations to load, sums over blocks cost time
-    /// at the end, and whole pairs of strips may come out uneven.
+    /// One block falls on each multiprocessor, and every block gets the same number of octets. Of
+    /// the ways to cut the columns into panels and to share the pairs, the one with the least
+    /// predicted time is taken: fewer columns a block are fewer activations to load, sums over
+    /// blocks cost time at the end, and whole pairs of strips may come out uneven.
     ///
     /// # Panics
     /// When `batch` is 0 or above 8, or when not even one warp with one octet fits (below 99 KiB).
@@ -247,8 +247,8 @@ impl MatrixPlan {
     /// The launch with `warps` warps a block and at least `panels` panels of each segment, with its
     /// predicted microseconds, where it fits.
     fn deal(&self, (warps, panels): (usize, usize), batch: usize, limits: &Limits) -> Option<(f64, Launch)> {
-        // Microseconds (an H200): sums over blocks, and more for every eight of them; loading an octet
-        // of one token's activations; the sums of a warp, and of a pair over blocks.
+        // Microseconds (an H200): sums over blocks, and more for every eight of them; loading an
+        // octet of one token's activations; the sums of a warp, and of a pair over blocks.
         const JOIN: f64 = 2.0;
         const PARTS: f64 = 0.1;
         const LOAD: f64 = 0.009;

@@ -17,8 +17,8 @@ fn start(multiprocessors: usize) -> Shim {
 #[test]
 fn products_of_any_number_of_tokens() {
     let device = start(2);
-    // One tile and parts of tiles of outputs, tokens and columns; several of each, and more tiles of
-    // columns than a ring has places; outputs whose pairs are and are not aligned.
+    // One tile and parts of tiles of outputs, tokens and columns; several of each, and more tiles
+    // of columns than a ring has places; outputs whose pairs are and are not aligned.
     let cases = [
         (16, 8, 1, 5),
         (128, 64, 64, 4),
@@ -136,7 +136,8 @@ fn products_replace_outputs() {
 
 #[test]
 fn blocks_fit_the_device() {
-    // Of Llama-3.1-8B on an H200: no multiprocessor idle at 512 tokens, large blocks where all are busy.
+    // Of Llama-3.1-8B on an H200: no multiprocessor idle at 512 tokens, large blocks where all are
+    // busy.
     let device = start(132);
     let choice = |rows, tokens| Gemm::choose(&device, rows, tokens).kernel();
     assert_eq!(choice(4096, 1024), "fb_gemm_256");

@@ -70,8 +70,8 @@ fn small_devices_refuse_what_does_not_fit_and_the_processor_steps_in() {
     assert!(TrellisEncoder::new(&device, make("tcq-2")).is_ok(), "costs of 2-bit steps take 64 KiB");
 }
 
-/// An outlier where a pass begins, at whose step all costs are still 0: one tile that was found, and
-/// one that is made so.
+/// An outlier where a pass begins, at whose step all costs are still 0: one tile that was found,
+/// and one that is made so.
 #[test]
 fn bytes_are_those_of_the_processor_where_the_first_step_alone_exceeds_16_bits() {
     let device = start(227 << 10);

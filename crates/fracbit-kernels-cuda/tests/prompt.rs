@@ -26,8 +26,9 @@ fn rows_of_a_prompt_see_their_positions() {
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
     let case =
         |heads, kv_heads, d, position, rows, window| Case { heads, kv_heads, d, position, rows, window };
-    // Widths with and without columns to spare; blocks of rows and tiles of positions that are whole,
-    // begin or are just over; windows that end inside a tile, skip tiles, or hold one position.
+    // Widths with and without columns to spare; blocks of rows and tiles of positions that are
+    // whole, begin or are just over; windows that end inside a tile, skip tiles, or hold one
+    // position.
     for case in [
         case(2, 1, 64, 0, 9, 0),
         case(1, 1, 64, 63, 65, 0),

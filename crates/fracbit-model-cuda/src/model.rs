@@ -629,8 +629,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
-    /// Norm, and rotation where there is one, of `rows` rows of the residual stream from row `first`
-    /// on; returns where they are.
+    /// Norm, and rotation where there is one, of `rows` rows of the residual stream from row
+    /// `first` on; returns where they are.
     fn normed<'s>(
         &self,
         s: &'s DeviceState<'d, D>,

@@ -20,6 +20,67 @@ pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_quant::{Effort, Rounders};
 use half::f16;
 
+/// What a GPU is and how fast its memory.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct GpuFacts {
+    /// Its name.
+    pub name: String,
+    /// Compute capability, such as `9.0`.
+    pub capability: String,
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of shared memory that a block may have.
+    pub shared_memory: usize,
+    /// Free and all bytes of memory: what is not free, other programs hold.
+    pub memory: (usize, usize),
+    /// 10^9 bytes a second of a copy, read and written ones counted.
+    pub copy_gb_per_s: f64,
+    /// Whether products of many tokens run on warpgroups and launches overlap (9.0 alone).
+    pub warpgroups: bool,
+}
+
+#[cfg(feature = "cuda")]
+impl GpuFacts {
+    /// Asks and measures the first GPU.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there is none that the kernels run on.
+    pub fn measure() -> Result<Self, Error> {
+        let gpu = Gpu::open()?;
+        let ((major, minor), memory) = (gpu.capability(), gpu.memory());
+        let limits = gpu.limits();
+        Ok(Self {
+            name: gpu.name().to_owned(),
+            capability: format!("{major}.{minor}"),
+            multiprocessors: limits.multiprocessors,
+            shared_memory: limits.shared,
+            memory,
+            copy_gb_per_s: gpu.copy_rate()? / 1e9,
+            warpgroups: gpu.warpgroups(),
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl std::fmt::Display for GpuFacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = |bytes: usize| bytes as f64 / f64::from(1u32 << 30);
+        let (free, total) = self.memory;
+        writeln!(f, "gpu              {} ({})", self.name, self.capability)?;
+        writeln!(
+            f,
+            "  multiprocessors  {}, {} KiB of shared memory",
+            self.multiprocessors,
+            self.shared_memory >> 10
+        )?;
+        writeln!(f, "  memory           {:.1} of {:.1} GiB free", gib(free), gib(total))?;
+        writeln!(f, "  copies           {:.0} GB/s, read and written", self.copy_gb_per_s)?;
+        let many = if self.warpgroups { "warpgroups, launches overlap" } else { "warps" };
+        writeln!(f, "  products         tensor cores; of many tokens by {many}")
+    }
+}
+
 impl Opened {
     /// Builds the model on a device. With `verify`, the checksum of every tensor of a quantized
     /// directory is checked first.

@@ -1,7 +1,8 @@
 //! `fracbit inspect`.
 
-use crate::{context::Context, failure::Failure, files};
+use crate::{context::Context, failure::Failure, files, gpu};
 use clap::Args;
+use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
 const AFTER: &str = "\
@@ -21,7 +22,8 @@ pub(crate) struct InspectArgs {
     /// The model, quantized or not.
     #[arg(required_unless_present = "machine", conflicts_with = "machine")]
     model: Option<PathBuf>,
-    /// Show instead what this machine's processor offers and which kernel body each scheme gets.
+    /// Show instead what this machine offers: its processor, which kernel body each scheme gets, and
+    /// its GPU.
     #[arg(long)]
     machine: bool,
     /// Print one JSON object, with the storage of every matrix.
@@ -29,13 +31,25 @@ pub(crate) struct InspectArgs {
     json: bool,
 }
 
+/// `--machine --json`.
+#[derive(Serialize)]
+struct MachineFacts<P> {
+    #[serde(flatten)]
+    processor: P,
+    gpu: Option<gpu::Facts>,
+}
+
 pub(crate) fn run(args: &InspectArgs, context: &mut Context) -> Result<(), Failure> {
     let Some(model) = &args.model else {
-        let found = fracbit::bodies()?;
+        let (processor, gpu) = (fracbit::bodies()?, gpu::describe());
         if args.json {
-            return context.out.json(&found);
+            return context.out.json(&MachineFacts { processor, gpu: gpu.ok() });
         }
-        write!(context.out, "{found}")?;
+        write!(context.out, "{processor}")?;
+        match gpu {
+            Ok(gpu) => write!(context.out, "{gpu}")?,
+            Err(why) => writeln!(context.out, "gpu              none: {why}")?,
+        }
         return Ok(());
     };
     files::require_dir(model)?;

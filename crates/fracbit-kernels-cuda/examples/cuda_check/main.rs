@@ -4,10 +4,10 @@
 //! the scalar reference. `cuda_check encode` compares the searched codes of every trellis scheme
 //! with the processor's and times the search at 2 bits. `cuda_check parts` checks and times what a
 //! decoding step takes beside its products, `cuda_check prefill` products with many tokens,
-//! expansion and attention of prompts. `cuda_check speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]` times
-//! the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one graph
-//! that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of dense
-//! half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
+//! expansion and attention of prompts. `cuda_check speed DENSE.json [SCHEMES [SHAPES [BATCHES]]]`
+//! times the layer shapes of Llama-3.1 8B and 70B with cold caches: launches are recorded as one
+//! graph that walks over enough copies of the matrix to fill 2 GB. `DENSE.json` holds the times of
+//! dense half-precision products of the same shapes, one `"ROWSxCOLS bBATCH": microseconds` a line,
 //! measured on the same machine.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
@@ -123,7 +123,8 @@ where
     Ok(list.split(',').map(str::parse).collect::<Result<_, _>>()?)
 }
 
-/// Times the shapes and schemes above, or those of `rest`: schemes, then shapes, then batches, each a list with commas.
+/// Times the shapes and schemes above, or those of `rest`: schemes, then shapes, then batches, each
+/// a list with commas.
 fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, rest: &[&str]) -> Result<(), Box<dyn Error>> {
     let schemes: Option<Vec<Scheme>> = rest.first().map(|list| words(list)).transpose()?;
     let shapes: Option<Vec<String>> = rest.get(1).map(|list| words(list)).transpose()?;

@@ -119,9 +119,9 @@ fn matrices<'d, D: Device>(
     Ok(all)
 }
 
-/// The first rows of a product beside those of the dequantized weights: activations, entries of wide
-/// tables and weights of group-wise schemes are rounded to halves, 2^-11 each; as much is allowed for
-/// sums.
+/// The first rows of a product beside those of the dequantized weights: activations, entries of
+/// wide tables and weights of group-wise schemes are rounded to halves, 2^-11 each; as much is
+/// allowed for sums.
 fn check<D: Device>(
     device: &D,
     matrix: &DeviceMatrix<'_, D>,
