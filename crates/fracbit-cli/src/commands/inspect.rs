@@ -22,8 +22,8 @@ pub(crate) struct InspectArgs {
     /// The model, quantized or not.
     #[arg(required_unless_present = "machine", conflicts_with = "machine")]
     model: Option<PathBuf>,
-    /// Show instead what this machine offers: its processor, which kernel body each scheme gets, and
-    /// its GPU.
+    /// Show instead what this machine offers: its processor, which kernel body each scheme gets,
+    /// and its GPU.
     #[arg(long)]
     machine: bool,
     /// Print one JSON object, with the storage of every matrix.
