@@ -247,12 +247,14 @@ impl MatrixPlan {
     /// The launch with `warps` warps a block and at least `panels` panels of each segment, with its
     /// predicted microseconds, where it fits.
     fn deal(&self, (warps, panels): (usize, usize), batch: usize, limits: &Limits) -> Option<(f64, Launch)> {
-        // Microseconds (an H200): sums over blocks, and more for every eight of them; loading an
-        // octet of one token's activations; the sums of a warp, and of a pair over blocks.
+        // Microseconds, of an H200. Sums over blocks, once, and for every part of an output.
         const JOIN: f64 = 2.0;
-        const PARTS: f64 = 0.1;
+        const PART: f64 = 0.1;
+        // Loading an octet of one token's activations.
         const LOAD: f64 = 0.009;
+        // Sums of a pair over the warps of a block.
         const SUM: f64 = 0.4;
+        // A warp's trip to memory.
         const LATENCY: f64 = 0.85;
         let costs: Vec<f64> = self.segments.iter().map(|s| s.octets as f64 * s.microseconds()).collect();
         let all: f64 = costs.iter().sum();
@@ -291,12 +293,12 @@ impl MatrixPlan {
             let ahead = (segment.stages() - 1) as f64;
             let slow =
                 f64::max(1.0 + 1.0 / warps as f64, LATENCY / (segment.microseconds() * warps as f64 * ahead));
+            // Pairs that a warp sums one after the other.
             let rounds = pairs.div_ceil(blocks).div_ceil(warps) as f64;
-            let join =
-                if alone && whole { 0.0 } else { JOIN + rounds * (1.0 + (panels * slots) as f64 * PARTS) };
-            let sums_of_warps = pairs.div_ceil(blocks).div_ceil(warps) as f64 * SUM;
+            let parts = (panels * slots) as f64;
+            let join = if alone && whole { 0.0 } else { JOIN + rounds * (1.0 + parts * PART) };
             let load = (width * batch) as f64 * LOAD;
-            time = time.max(turns * (busy * slow + load + sums_of_warps) + join);
+            time = time.max(turns * (busy * slow + load + rounds * SUM) + join);
             shared = shared.max(fixed + staged.max(sums));
             deals.push(Deal { panels, width, blocks, whole, slots });
         }

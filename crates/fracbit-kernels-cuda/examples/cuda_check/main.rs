@@ -25,7 +25,7 @@ mod turn;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Buffer, Device as _, DeviceMatrix, Gpu, MatrixPlan, Workspace};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceError, DeviceMatrix, Gpu, MatrixPlan, Workspace};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
@@ -149,6 +149,20 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, rest: &[&str]) -> Result<(), 
     Ok(())
 }
 
+/// Microseconds of each of `n` launches, recorded as one graph: the median of five replays.
+/// `launch` gets their numbers.
+fn time(gpu: &Gpu, n: usize, launch: impl Fn(usize) -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
+    let graph = gpu.record(&mut || (0..n).try_for_each(&launch))?;
+    gpu.replay(&graph)?;
+    gpu.wait()?;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(gpu.time(|| gpu.replay(&graph))?);
+    }
+    times.sort_by(f32::total_cmp);
+    Ok(f64::from(times[2]) * 1e3 / n as f64)
+}
+
 /// Times products of one shape, each a recorded run over copies that no cache holds.
 fn time_products(
     gpu: &Gpu,
@@ -170,16 +184,7 @@ fn time_products(
     for &batch in batches {
         let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
         let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
-        let graph =
-            gpu.record(&mut || matrices.iter().try_for_each(|m| m.apply(&x, &y, batch, false, &work)))?;
-        gpu.replay(&graph)?;
-        gpu.wait()?;
-        let mut times = Vec::new();
-        for _ in 0..5 {
-            times.push(gpu.time(|| gpu.replay(&graph))?);
-        }
-        times.sort_by(f32::total_cmp);
-        let us = f64::from(times[2]) * 1e3 / matrices.len() as f64;
+        let us = time(gpu, matrices.len(), |i| matrices[i].apply(&x, &y, batch, false, &work))?;
         report(dense, &scheme.to_string(), (rows, cols), batch, us, bytes);
     }
     Ok(())

@@ -3,11 +3,12 @@
 use crate::{
     sample::{Logits, check},
     step::{Attention, Bench},
+    time,
     turn::Turn,
 };
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
-    Buffer, Device as _, DeviceError, Gpu,
+    Buffer, DeviceError, Gpu,
     ops::{self, Before, Cache, Draw, SampleWork, Step},
 };
 use std::error::Error;
@@ -18,19 +19,6 @@ const LAUNCHES: usize = 200;
 const COLD: usize = 512 << 20;
 /// Bytes a second that an H200 copies.
 const COPY: f64 = 4.1e12;
-
-/// Median microseconds of each of `n` launches, recorded as one graph; `launch` gets their numbers.
-fn time(gpu: &Gpu, n: usize, launch: impl Fn(usize) -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
-    let graph = gpu.record(&mut || (0..n).try_for_each(&launch))?;
-    gpu.replay(&graph)?;
-    gpu.wait()?;
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        times.push(gpu.time(|| gpu.replay(&graph))?);
-    }
-    times.sort_by(f32::total_cmp);
-    Ok(f64::from(times[2]) * 1e3 / n as f64)
-}
 
 /// Checks and times everything, and prints a line for each.
 pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {

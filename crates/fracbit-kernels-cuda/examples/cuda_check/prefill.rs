@@ -1,10 +1,11 @@
 //! What long prompts run on: products with many tokens, expansion and attention, timed and compared
 //! with sums on the processor.
 
+use crate::time;
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed, Random};
 use fracbit_kernels_cuda::{
-    Buffer, Device as _, DeviceError, DeviceMatrix, Gpu,
+    Buffer, Device as _, DeviceMatrix, Gpu,
     ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, Step},
 };
 use half::f16;
@@ -49,18 +50,8 @@ fn value(bits: u16) -> f64 {
     f64::from(f16::from_bits(bits))
 }
 
-/// Microseconds of a launch: of five graphs of eight, the middle one.
-fn time(gpu: &Gpu, mut body: impl FnMut() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
-    const LAUNCHES: usize = 8;
-    let graph = gpu.record(&mut || (0..LAUNCHES).try_for_each(|_| body()))?;
-    gpu.replay(&graph)?;
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        times.push(gpu.time(|| gpu.replay(&graph))?);
-    }
-    times.sort_by(f32::total_cmp);
-    Ok(f64::from(times[2]) * 1e3 / LAUNCHES as f64)
-}
+/// Launches of a timed graph.
+const LAUNCHES: usize = 8;
 
 /// What is wrong, if anything.
 type Wrong = Result<Option<String>, Box<dyn Error>>;
@@ -95,7 +86,7 @@ fn product(gpu: &Gpu, weights: &DenseMatrix<'_, Gpu>, tokens: usize) -> Wrong {
                 wrong.get_or_insert(format!("{what}: {error} beside {want}"));
             }
         }
-        let us = time(gpu, run)?;
+        let us = time(gpu, LAUNCHES, |_| run())?;
         let mark = if gemm == chosen { " (chosen)" } else { "" };
         let rate = 2e-6 * (rows * cols * tokens) as f64 / us;
         println!("| {rows}x{cols} | {tokens} | {}{mark} | {us:.1} | {rate:.0} |", gemm.kernel());
@@ -118,7 +109,7 @@ fn expansion(gpu: &Gpu, name: &str) -> Wrong {
             wrong.get_or_insert_with(|| format!("{name}, weight {i}: {} for {want}", value(h)));
         }
     }
-    let us = time(gpu, || matrix.expand(&out, false))?;
+    let us = time(gpu, LAUNCHES, |_| matrix.expand(&out, false))?;
     println!("| {name} | {us:.1} | {:.2} |", 2e-6 * shape.len() as f64 / us);
     Ok(wrong)
 }
@@ -172,7 +163,7 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
         }
     }
     // Queries were scaled in place: what follows is the same work on other numbers.
-    let us = time(gpu, run)?;
+    let us = time(gpu, LAUNCHES, |_| run())?;
     let seen = ROWS * position + ROWS * (ROWS + 1) / 2;
     println!("| after {position} | {us:.1} | {:.0} |", 4e-6 * (seen * d * shape.heads) as f64 / us);
     Ok(wrong)
