@@ -7,7 +7,7 @@ use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Evaluation, Opened, PlanOptions, QuantizeOptions, Quiet,
     Target, calibrate, evaluate, quantize,
 };
-use fracbit_kernels::{Vectors, with_crew};
+use fracbit_kernels::{Vectors, with_team};
 use fracbit_model::{LinearId, Model, RotationMode};
 use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
 use fracbit_tests::{Parts, Source, Stored, backends, demo_model, files, relative, scheme, shared, stories};
@@ -155,10 +155,10 @@ fn moments_of_numbers_rounded_to_bf16_are_near() {
     let e: Vec<f32> = (0..rows * m).map(|i| value(i + 5)).collect();
     let of = |vectors: &Vectors| {
         let (mut moments, mut cross) = (Moments::new(n), CrossMoments::new(m, n));
-        with_crew(|crew| {
+        with_team(|team| {
             for (e, x) in e.chunks(m * 100).zip(x.chunks(n * 100)) {
-                moments.add_on(crew, vectors, x).expect("whole rows");
-                cross.add_on(crew, vectors, e, x).expect("whole rows");
+                moments.add_on(team, vectors, x).expect("whole rows");
+                cross.add_on(team, vectors, e, x).expect("whole rows");
             }
         });
         (moments.triangle(), cross.means())

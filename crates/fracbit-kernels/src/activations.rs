@@ -1,7 +1,7 @@
 //! Activations and their integer forms.
 
 use crate::{
-    Crew, Interleave, Panel,
+    Interleave, Panel, Team,
     args::{PANEL_TOKENS, ROW_OVERREAD, ROWS, panel_groups},
     lines::Numbers,
     vectors::{
@@ -104,8 +104,8 @@ impl Activations {
 
     /// Doubles the batch: behind the tokens `x` come, in their order, the values that rounding them
     /// to int8 loses.
-    pub(crate) fn append_losses(&mut self, x: &[f32], vectors: &Vectors, crew: &Crew<'_>) {
-        self.make_narrow(x, vectors, crew, None);
+    pub(crate) fn append_losses(&mut self, x: &[f32], vectors: &Vectors, team: &Team<'_>) {
+        self.make_narrow(x, vectors, team, None);
         let (cols, batch, groups, stride) = (self.cols, self.batch, self.groups(), self.stride());
         self.values.clear();
         self.values.extend_from_slice(x);
@@ -169,17 +169,17 @@ impl Activations {
         &mut self,
         values: &[f32],
         vectors: &Vectors,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         panel: Option<Interleave>,
     ) {
         let cols = self.cols;
         let token = |t: usize| &values[t * cols..][..cols];
         if panel == Some(Interleave::Pairs) {
-            return self.narrow.make_pairs(vectors, cols, self.batch, crew, token);
+            return self.narrow.make_pairs(vectors, cols, self.batch, team, token);
         }
-        self.narrow.make(cols, self.batch, crew, |t, to| vectors.narrow(token(t), to));
+        self.narrow.make(cols, self.batch, team, |t, to| vectors.narrow(token(t), to));
         match panel {
-            Some(Interleave::Eights) => self.narrow.pack(cols, self.batch, crew),
+            Some(Interleave::Eights) => self.narrow.pack(cols, self.batch, team),
             Some(Interleave::EvenOdd) => self.narrow.split(cols, self.batch),
             _ => {}
         }
@@ -189,7 +189,7 @@ impl Activations {
         &mut self,
         values: &[f32],
         vectors: &Vectors,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         panel: Option<Interleave>,
     ) {
         debug_assert!(
@@ -198,9 +198,9 @@ impl Activations {
         );
         let cols = self.cols;
         let token = |t: usize| &values[t * cols..][..cols];
-        self.wide.make(cols, self.batch, crew, |t, to| vectors.wide(token(t), to));
+        self.wide.make(cols, self.batch, team, |t, to| vectors.wide(token(t), to));
         if panel.is_some() {
-            self.wide.pack(cols, self.batch, crew);
+            self.wide.pack(cols, self.batch, team);
         }
     }
 
@@ -233,7 +233,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
         &mut self,
         cols: usize,
         batch: usize,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         round: impl Fn(usize, Rounded<'_, T>) + Sync,
     ) where
         T: Send,
@@ -255,17 +255,17 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
             behind.fill(T::default());
             Rounded { ints, scales, sums }
         });
-        if batch < PARALLEL || crew.threads() == 1 {
+        if batch < PARALLEL || team.threads() == 1 {
             tokens.enumerate().for_each(|(token, to)| round(token, to));
         } else {
             parts = tokens.map(Some).collect();
-            crew.chunks(&mut parts, 1, |token, to| round(token, to[0].take().expect("taken once")));
+            team.chunks(&mut parts, 1, |token, to| round(token, to[0].take().expect("taken once")));
         }
         self.ready = true;
     }
 
     /// Lays the integers out as a panel of eights.
-    fn pack(&mut self, cols: usize, batch: usize, crew: &Crew<'_>) {
+    fn pack(&mut self, cols: usize, batch: usize, team: &Team<'_>) {
         if self.packed == Some(Interleave::Eights) {
             return;
         }
@@ -274,7 +274,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
         self.panel.renew(batch * pieces);
         let ints = &self.ints;
         let row = |token: usize| bytemuck::cast_slice::<T, [u8; 4]>(&ints[token * stride..][..tiles]);
-        crew.chunks(&mut self.panel, PANEL_TOKENS * pieces, |group, panel| {
+        team.chunks(&mut self.panel, PANEL_TOKENS * pieces, |group, panel| {
             let first = group * PANEL_TOKENS;
             panel_groups(panel.len() / pieces, |from, size| {
                 let panel = &mut panel[from * pieces..][..size * pieces];
@@ -318,7 +318,7 @@ impl Form<i8> {
         vectors: &Vectors,
         cols: usize,
         batch: usize,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         token: impl Fn(usize) -> &'a [f32] + Sync,
     ) {
         if self.packed == Some(Interleave::Pairs) {
@@ -344,11 +344,11 @@ impl Form<i8> {
                 }
             }
         };
-        if batch < PARALLEL || crew.threads() == 1 {
+        if batch < PARALLEL || team.threads() == 1 {
             pairs.enumerate().for_each(|(pair, ((panel, scales), sums))| round(pair, panel, scales, sums));
         } else {
             let mut parts: Vec<_> = pairs.collect();
-            crew.chunks(&mut parts, 1, |pair, to| {
+            team.chunks(&mut parts, 1, |pair, to| {
                 let ((panel, scales), sums) = &mut to[0];
                 round(pair, panel, scales, sums);
             });
@@ -367,8 +367,8 @@ mod tests {
         let x: Vec<f32> = (0..2 * cols).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 0.37).collect();
         let mut a = Activations::new();
         a.set(&x, cols).unwrap();
-        a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
-        a.make_wide(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+        a.make_narrow(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Eights));
+        a.make_wide(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Eights));
         assert!(a.narrow.ints.len() >= 2 * 320, "padded");
         let mut extremes = 0;
         for token in 0..2 {
@@ -409,8 +409,8 @@ mod tests {
                 // What was there before does not show.
                 b.narrow.panel.renew(10_000);
                 b.narrow.panel.fill(77);
-                a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
-                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
+                a.make_narrow(&x, &Vectors::scalar(), &Team::alone(), None);
+                b.make_narrow(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Pairs));
                 assert_eq!(a.narrow.sums, b.narrow.sums, "sums");
                 assert!(
                     a.narrow.scales.iter().zip(&b.narrow.scales).all(|(a, b)| a.to_bits() == b.to_bits())
@@ -427,7 +427,7 @@ mod tests {
                 }
                 assert!(!b.narrow.ready, "no second copy");
                 b.forget();
-                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::EvenOdd));
+                b.make_narrow(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::EvenOdd));
                 let row = 2 * (room / 2).next_multiple_of(64);
                 let panel = bytemuck::cast_slice::<i32, i8>(&b.narrow.even_odd);
                 for token in 0..batch {
@@ -442,9 +442,9 @@ mod tests {
                 }
                 assert!(panel.len() >= batch * row + 64, "room behind the last piece");
                 b.forget();
-                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Pairs));
+                b.make_narrow(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Pairs));
                 assert!(!b.narrow.ready, "no second copy");
-                b.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), None);
+                b.make_narrow(&x, &Vectors::scalar(), &Team::alone(), None);
                 assert_eq!(*a.narrow.ints, *b.narrow.ints, "made when wanted");
             }
         }
@@ -463,8 +463,8 @@ mod tests {
             let mut x = [0.0; 16];
             x[3] = bad;
             a.set(&x, 16).unwrap();
-            a.make_narrow(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
-            a.make_wide(&x, &Vectors::scalar(), &Crew::alone(), Some(Interleave::Eights));
+            a.make_narrow(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Eights));
+            a.make_wide(&x, &Vectors::scalar(), &Team::alone(), Some(Interleave::Eights));
             assert!(
                 check(a.narrow.scales[0]) && check(a.wide.scales[0]),
                 "{bad}: scale {}",

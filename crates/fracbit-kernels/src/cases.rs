@@ -10,7 +10,7 @@ use crate::{
     Activations, Group, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_groups_with,
     matmul_rows_with,
     vectors::{Gate, Vectors},
-    with_crew,
+    with_team,
 };
 use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{
@@ -124,7 +124,7 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
     x.announce(&input, cols).expect("whole tokens");
     let mut product = |rows: &RowsOf<'_>| {
         let mut y = vec![f32::NAN; batch * rows.rows()];
-        with_crew(|crew| matmul_rows_with(crew, rows.clone(), &input, &mut x, &mut y))
+        with_team(|team| matmul_rows_with(team, rows.clone(), &input, &mut x, &mut y))
             .expect("lengths that fit");
         y
     };
@@ -138,7 +138,7 @@ pub fn check_gated(gate: &RowsOf<'_>, up: &RowsOf<'_>, batch: usize, what: &str)
         Vectors::scalar().gate_mul(kind, &mut want, &factor);
         let mut got = vec![f32::NAN; want.len()];
         let both = [gate.clone(), up.clone()];
-        with_crew(|crew| matmul_gated_with(crew, kind, both, &input, &mut x, &mut got))
+        with_team(|team| matmul_gated_with(team, kind, both, &input, &mut x, &mut got))
             .expect("lengths that fit");
         assert_same(&want, &got, &format!("{what}: {batch} tokens, {kind:?}, forms made anew: {anew}"));
     }
@@ -164,10 +164,10 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
     let mut gated = vec![f32::NAN; end * rows];
     let mut plain = gated.clone();
     x.announce(&input, cols).expect("whole tokens");
-    with_crew(|crew| {
+    with_team(|team| {
         let both = [gate.clone(), up.clone()];
-        matmul_groups_with(crew, (&both, Gate::Silu), &groups, &input, &mut x, &mut gated)?;
-        matmul_groups_with(crew, (&both[1..], Gate::Silu), &groups, &input, &mut x, &mut plain)
+        matmul_groups_with(team, (&both, Gate::Silu), &groups, &input, &mut x, &mut gated)?;
+        matmul_groups_with(team, (&both[1..], Gate::Silu), &groups, &input, &mut x, &mut plain)
     })
     .expect("groups that fit");
     for Group { piece, tokens } in &groups {
@@ -176,10 +176,10 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
         let mut want = vec![f32::NAN; tokens.len() * rows];
         alone.announce(input, cols).expect("whole tokens");
         let mine = tokens.start * rows..tokens.end * rows;
-        with_crew(|crew| matmul_rows_with(crew, both[1].clone(), input, &mut alone, &mut want))
+        with_team(|team| matmul_rows_with(team, both[1].clone(), input, &mut alone, &mut want))
             .expect("rows");
         assert_same(&want, &plain[mine.clone()], &format!("{what}: tokens {tokens:?} of piece {piece}"));
-        with_crew(|crew| matmul_gated_with(crew, Gate::Silu, both, input, &mut alone, &mut want))
+        with_team(|team| matmul_gated_with(team, Gate::Silu, both, input, &mut alone, &mut want))
             .expect("rows");
         assert_same(&want, &gated[mine], &format!("{what}: tokens {tokens:?} of gate {piece}"));
     }

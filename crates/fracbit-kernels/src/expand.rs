@@ -2,7 +2,7 @@
 //! every segment.
 
 use crate::{
-    Activations, Args, Crew, Ints, Isa, Kernels, Precision, Vectors,
+    Activations, Args, Ints, Isa, Kernels, Precision, Team, Vectors,
     activations::stride,
     args::{
         BLOCK_TILES, Block, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM,
@@ -215,10 +215,10 @@ impl LinearKernel for ExpandThenDot {
         if rows { ROOM / stride(self.shape().cols) } else { MAX_TOKENS }
     }
 
-    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>) {
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         for part in self.parts(input.precision) {
             let panels = part.body.interleave(input.together);
-            prepare(part, &self.vectors, (input.most, panels), input.values, to.0, crew);
+            prepare(part, &self.vectors, (input.most, panels), input.values, to.0, team);
         }
     }
 
@@ -280,11 +280,11 @@ fn prepare(
     (most, panels): (usize, Option<Interleave>),
     values: &[f32],
     x: &mut Activations,
-    crew: &Crew<'_>,
+    team: &Team<'_>,
 ) {
     match part.codebook.grid() {
-        Grid::I8 => x.make_narrow(values, vectors, crew, panels),
-        Grid::I16 => x.make_wide(values, vectors, crew, panels),
+        Grid::I8 => x.make_narrow(values, vectors, team, panels),
+        Grid::I16 => x.make_wide(values, vectors, team, panels),
     }
     let (batch, groups, tiles) = (x.batch(), x.groups(), x.tiles());
     let (scales, sums) = match part.codebook.grid() {

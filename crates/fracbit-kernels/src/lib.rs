@@ -3,7 +3,6 @@
 mod activations;
 mod args;
 pub mod cases;
-mod crew;
 mod expand;
 mod isa;
 mod kernels;
@@ -13,6 +12,7 @@ mod matmul;
 mod matrix;
 mod progressive;
 mod reference;
+mod team;
 pub mod vectors;
 
 pub use activations::Activations;
@@ -20,7 +20,6 @@ pub use args::{
     Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS,
     ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
-pub use crew::{Crew, with_crew};
 pub use expand::psumbook::{BuildFn, Centroids, PSUM_TOKENS, PsumBody, ReadFn, psumbook};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
@@ -35,4 +34,5 @@ pub use progressive::{
     PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
     ProgressiveFactors, ProgressiveFn,
 };
+pub use team::{Team, with_team};
 pub use vectors::{Gate, Vectors};

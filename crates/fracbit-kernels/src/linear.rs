@@ -1,6 +1,6 @@
 //! The contract of a kernel: how one matrix meets activations.
 
-use crate::{Activations, Crew, Isa};
+use crate::{Activations, Isa, Team};
 use fracbit_base::{Rate, Shape};
 use std::{fmt, ops::Range};
 
@@ -121,7 +121,7 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
 
     /// Makes of the activations what its rows want, once for all of them: integer forms, which
     /// matrices with one input share, and numbers of its own.
-    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>);
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>);
 
     /// Adds products to `out`: that of a token and row `16 s + i` of strip `call.strips.start + s`
     /// at `token * call.stride + 16 s + i`, tokens counted from the first of the call. Padded rows

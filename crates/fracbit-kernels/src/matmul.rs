@@ -1,10 +1,10 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Crew, Gate, PackedMatrix, Precision,
+    Activations, Gate, PackedMatrix, Precision, Team,
     args::{MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
-    crew::with_crew,
     linear::{Call, Input, Prepared},
+    team::with_team,
 };
 use fracbit_base::ShapeError;
 use fracbit_format::TILE_ROWS;
@@ -26,22 +26,22 @@ const GATHER: usize = 4 * MAX_STRIPS;
 /// # Errors
 /// When `x` has another width than `w`, or `y` another size than `batch x rows`.
 pub fn matmul(w: &PackedMatrix, x: &mut Activations, y: &mut [f32]) -> Result<(), ShapeError> {
-    with_crew(|crew| x.with_values(|values, x| matmul_with(crew, w, values, x, y)))
+    with_team(|team| x.with_values(|values, x| matmul_with(team, w, values, x, y)))
 }
 
-/// As [`matmul`], on the threads of a crew; `values` are those that `x` was [set](Activations::set)
+/// As [`matmul`], on the threads of a team; `values` are those that `x` was [set](Activations::set)
 /// to or that were [announced](Activations::announce).
 ///
 /// # Errors
 /// As there, and when `values` has another length than was announced.
 pub fn matmul_with(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     w: &PackedMatrix,
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, (&[RowsOf::all(w)], Gate::default()), &Group::whole(x), values, x, y)
+    product(team, (&[RowsOf::all(w)], Gate::default()), &Group::whole(x), values, x, y)
 }
 
 /// Some rows of a matrix, from the start of a strip on, at a precision.
@@ -104,13 +104,13 @@ impl<'a> RowsOf<'a> {
 /// # Errors
 /// As there.
 pub fn matmul_rows_with(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     rows: RowsOf<'_>,
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(crew, (&[rows], Gate::default()), &Group::whole(x), values, x, y)
+    product(team, (&[rows], Gate::default()), &Group::whole(x), values, x, y)
 }
 
 /// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate
@@ -119,7 +119,7 @@ pub fn matmul_rows_with(
 /// # Errors
 /// As [`matmul_with`], and when the numbers of rows differ.
 pub fn matmul_gated_with(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     kind: Gate,
     gate_and_up: [RowsOf<'_>; 2],
     values: &[f32],
@@ -128,7 +128,7 @@ pub fn matmul_gated_with(
 ) -> Result<(), ShapeError> {
     let [gate, up] = &gate_and_up;
     ShapeError::check_len("matmul", "rows of up", gate.rows.len(), up.rows.len())?;
-    product(crew, (&gate_and_up, kind), &Group::whole(x), values, x, y)
+    product(team, (&gate_and_up, kind), &Group::whole(x), values, x, y)
 }
 
 /// Some tokens and the piece of a matrix that they meet, counted in pieces of as many rows each: an
@@ -149,14 +149,14 @@ impl Group {
 }
 
 /// As [`matmul_rows_with`] for one matrix and [`matmul_gated_with`] for a gate and its factor, with
-/// other rows for each group of tokens, in one loop of the crew: `first` are those of the first
+/// other rows for each group of tokens, in one loop of the team: `first` are those of the first
 /// piece, the others lie behind. The bits are those of one product for each group.
 ///
 /// # Errors
 /// As there; when the groups are not all tokens in their order, at most [`RowsOf::group_tokens`] in
 /// each, or a piece is not in the matrix or does not end with a strip of 16.
 pub fn matmul_groups_with(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     (first, kind): (&[RowsOf<'_>], Gate),
     groups: &[Group],
     values: &[f32],
@@ -189,12 +189,12 @@ pub fn matmul_groups_with(
         }
     }
     ShapeError::check_len(OP, "tokens", x.batch(), end)?;
-    product(crew, (first, kind), groups, values, x, y)
+    product(team, (first, kind), groups, values, x, y)
 }
 
 /// One matrix, or a gate and its factor.
 fn product(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     (of, gate): (&[RowsOf<'_>], Gate),
     groups: &[Group],
     values: &[f32],
@@ -227,14 +227,14 @@ fn product(
     for (of, factors) in of.iter().zip(&mut factors) {
         *factors = x.block_scales.len();
         let input = Input { values, precision: of.precision, together, most };
-        of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), crew);
+        of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), team);
     }
     let job = Job { of, gate, factors, most, together, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
     let unit = if together >= PANEL_FROM { GATHER } else { MAX_STRIPS };
-    let each = task_strips(groups.len() * strips, crew.threads(), unit);
+    let each = task_strips(groups.len() * strips, team.threads(), unit);
     let tasks = strips.div_ceil(each);
-    crew.for_each(groups.len() * tasks, |task| {
+    team.for_each(groups.len() * tasks, |task| {
         let (group, task) = (&groups[task / tasks], task % tasks);
         job.run(group, task * each..strips.min((task + 1) * each));
     });
@@ -250,7 +250,7 @@ fn product(
 /// # Errors
 /// As [`matmul`].
 pub fn matmul_refined_with(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     w: RowsOf<'_>,
     values: &[f32],
     x: &mut Activations,
@@ -259,16 +259,16 @@ pub fn matmul_refined_with(
     // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds
     // takes the plain product.
     if x.cols() != w.matrix.shape().cols || !w.matrix.kernel().rounds_to_int8(w.precision) {
-        return matmul_rows_with(crew, w, values, x, y);
+        return matmul_rows_with(team, w, values, x, y);
     }
     ShapeError::check_len("matmul", "x", x.batch() * x.cols(), values.len())?;
     ShapeError::check_len("matmul", "y", x.batch() * w.rows(), y.len())?;
-    x.append_losses(values, w.matrix.vectors(), crew);
+    x.append_losses(values, w.matrix.vectors(), team);
     let mut both = std::mem::take(&mut x.refined);
     both.resize(2 * y.len(), 0.0);
-    let done = x.with_values(|values, x| matmul_rows_with(crew, w, values, x, &mut both));
+    let done = x.with_values(|values, x| matmul_rows_with(team, w, values, x, &mut both));
     let (main, rest) = both.split_at(y.len());
-    crew.chunks(y, SUMS, |i, y| {
+    team.chunks(y, SUMS, |i, y| {
         let from = i * SUMS;
         y.iter_mut()
             .zip(main[from..].iter().zip(&rest[from..]))

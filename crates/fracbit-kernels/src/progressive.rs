@@ -11,7 +11,7 @@
 //! 16 rows, those of the first eight rows in the low halves of bytes.
 
 use crate::{
-    Activations, Crew, Isa, Kernels, Precision, Vectors,
+    Activations, Isa, Kernels, Precision, Team, Vectors,
     args::{BLOCK_TILES, MAX_TOKENS, PANEL_FROM},
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
@@ -302,10 +302,10 @@ impl LinearKernel for Progressive {
         MAX_TOKENS
     }
 
-    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>) {
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         const TILES: usize = PROGRESSIVE_GROUP / TILE_COLS;
         let x = &mut *to.0;
-        x.make_narrow(input.values, &self.vectors, crew, None);
+        x.make_narrow(input.values, &self.vectors, team, None);
         let factor = self.gain * self.step;
         let (batch, blocks, tiles) = (x.batch(), x.groups(), x.tiles());
         let Activations { narrow, block_scales, block_starts, .. } = x;

@@ -4,10 +4,10 @@
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::PackedView;
 use fracbit_kernels::{
-    Activations, Call, Crew, Gate, Group, Input, Isa, Kernels, LinearKernel, PackedMatrix, Precision,
-    Prepared, RowsOf, Vectors,
+    Activations, Call, Gate, Group, Input, Isa, Kernels, LinearKernel, PackedMatrix, Precision, Prepared,
+    RowsOf, Team, Vectors,
     cases::{self, Packed},
-    matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, with_crew,
+    matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, with_team,
 };
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl LinearKernel for PartialSums {
         64
     }
 
-    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, _: &Crew<'_>) {
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, _: &Team<'_>) {
         let tables = to.numbers(input.values.len() / 4 * SUMS);
         for (table, x) in tables.chunks_exact_mut(SUMS).zip(input.values.chunks_exact(4)) {
             for (byte, sum) in table.iter_mut().enumerate() {
@@ -155,19 +155,19 @@ fn sums_that_are_looked_up_need_no_word_of_the_dispatcher() {
         x.announce(&input, 96).expect("whole tokens");
         let mut y = vec![f32::NAN; batch * 72];
         let all = RowsOf::all;
-        with_crew(|crew| matmul_rows_with(crew, all(&sums), &input, &mut x, &mut y))
+        with_team(|team| matmul_rows_with(team, all(&sums), &input, &mut x, &mut y))
             .expect("lengths that fit");
         // No activation is rounded.
         assert_near(&y, &product(&looked_up, &input), 1e-5, "looked up");
         let plain = y.clone();
-        with_crew(|crew| matmul_refined_with(crew, all(&sums), &input, &mut x, &mut y)).expect("lengths");
+        with_team(|team| matmul_refined_with(team, all(&sums), &input, &mut x, &mut y)).expect("lengths");
         assert_eq!(y, plain, "there is nothing to refine");
         // A token does not see its neighbours.
         let mut one = vec![f32::NAN; 72];
         let mut alone = Activations::new();
         alone.announce(&input[(batch - 1) * 96..], 96).expect("a token");
-        with_crew(|crew| {
-            matmul_rows_with(crew, all(&sums), &input[(batch - 1) * 96..], &mut alone, &mut one)
+        with_team(|team| {
+            matmul_rows_with(team, all(&sums), &input[(batch - 1) * 96..], &mut alone, &mut one)
         })
         .expect("lengths");
         assert_eq!(one, plain[(batch - 1) * 72..]);
@@ -175,14 +175,14 @@ fn sums_that_are_looked_up_need_no_word_of_the_dispatcher() {
         for both in [[&sums, &other], [&other, &sums]] {
             let [gate, up] = both.map(|matrix| {
                 let mut y = vec![f32::NAN; batch * 72];
-                with_crew(|crew| matmul_rows_with(crew, all(matrix), &input, &mut x, &mut y))
+                with_team(|team| matmul_rows_with(team, all(matrix), &input, &mut x, &mut y))
                     .expect("lengths");
                 y
             });
             let mut want = gate;
             Vectors::scalar().gate_mul(Gate::Silu, &mut want, &up);
             let rows = both.map(all);
-            with_crew(|crew| matmul_gated_with(crew, Gate::Silu, rows, &input, &mut x, &mut y))
+            with_team(|team| matmul_gated_with(team, Gate::Silu, rows, &input, &mut x, &mut y))
                 .expect("lengths");
             cases::assert_same(&want, &y, "gated");
         }
@@ -198,7 +198,7 @@ fn pieces_of_a_matrix_meet_their_own_tokens() {
     let input = cases::activations(10 * 64, 8);
     let (mut x, mut y) = (Activations::new(), vec![f32::NAN; 10 * 32]);
     x.announce(&input, 64).expect("whole tokens");
-    with_crew(|crew| matmul_groups_with(crew, (&[first], Gate::Silu), &groups, &input, &mut x, &mut y))
+    with_team(|team| matmul_groups_with(team, (&[first], Gate::Silu), &groups, &input, &mut x, &mut y))
         .expect("groups that fit");
     let all = product(&whole, &input);
     for Group { piece, tokens } in &groups {

@@ -7,7 +7,7 @@ use fracbit_kernels::{
     Activations, Gate, Group, Isa, Kernels, PackedMatrix, Precision, RowsOf,
     cases::{self, CASES, Packed},
     matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, matmul_with,
-    with_crew,
+    with_team,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the
@@ -66,13 +66,13 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
                 let mut announced = Activations::new();
                 announced.announce(&input, case.cols).unwrap();
                 let mut again = vec![f32::NAN; y.len()];
-                with_crew(|crew| matmul_with(crew, &w, &input, &mut announced, &mut again)).unwrap();
+                with_team(|team| matmul_with(team, &w, &input, &mut announced, &mut again)).unwrap();
                 assert_eq!(y, again, "{scheme} {}: values that come with the product", case.why);
                 assert!(matmul(&w, &mut announced, &mut again).is_err(), "it has no copy of them");
                 // What rounding loses is below half a step, and is rounded to 127 steps again.
                 let levels = if most > 127 { 1023.0 } else { 127.0 * 254.0 };
                 y.fill(f32::NAN);
-                with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
+                with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
                 for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
                     let error = (f64::from(got) - want).abs();
                     assert!(
@@ -102,7 +102,7 @@ fn a_matrix_of_both_grids_is_no_worse_refined() {
     let mut x = Activations::new();
     x.set(&input, 32).unwrap();
     let mut y = vec![f32::NAN; 64];
-    with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
+    with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
     for (&got, (want, bound)) in y.iter().zip(product(&view, &input, 1023.0)) {
         assert!((f64::from(got) - want).abs() <= bound, "{got}, want {want} +- {bound}");
     }
@@ -139,7 +139,7 @@ fn a_precision_reads_the_first_planes_and_nothing_else() {
             let product = |w: RowsOf<'_>| {
                 let (mut x, mut y) = (Activations::new(), vec![f32::NAN; batch * shape.rows]);
                 x.announce(&input, shape.cols).unwrap();
-                with_crew(|crew| matmul_rows_with(crew, w, &input, &mut x, &mut y)).unwrap();
+                with_team(|team| matmul_rows_with(team, w, &input, &mut x, &mut y)).unwrap();
                 y
             };
             let parts: Vec<Vec<f32>> = planes.iter().map(|plane| product(RowsOf::all(plane))).collect();
@@ -203,7 +203,7 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
     let (mut all, mut some) = (vec![0.0; 11 * 200], vec![0.0; 11 * 50]);
     matmul(&shared, &mut x, &mut all).unwrap();
     let rows = RowsOf::new(&shared, 32..82).unwrap();
-    with_crew(|crew| matmul_rows_with(crew, rows, &input, &mut x, &mut some)).unwrap();
+    with_team(|team| matmul_rows_with(team, rows, &input, &mut x, &mut some)).unwrap();
     for (all, some) in all.chunks(200).zip(some.chunks(50)) {
         assert_eq!(&all[32..82], some);
     }
@@ -211,7 +211,7 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
         assert!(RowsOf::new(&shared, rows.clone()).is_none(), "{rows:?} of 200 rows");
     }
     let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
-    let refused = with_crew(|crew| matmul_gated_with(crew, Gate::Silu, both, &input, &mut x, &mut []));
+    let refused = with_team(|team| matmul_gated_with(team, Gate::Silu, both, &input, &mut x, &mut []));
     assert!(refused.unwrap_err().to_string().contains("rows of up"));
 }
 
@@ -233,7 +233,7 @@ fn groups_of_tokens_meet_their_own_rows() {
         let mut x = Activations::new();
         x.announce(&input, 96).unwrap();
         let mut y = vec![0.0; 3 * 48];
-        with_crew(|crew| matmul_groups_with(crew, (of, Gate::Silu), &groups, &input, &mut x, &mut y))
+        with_team(|team| matmul_groups_with(team, (of, Gate::Silu), &groups, &input, &mut x, &mut y))
             .unwrap_err()
             .to_string()
     };
@@ -263,7 +263,7 @@ fn a_matrix_without_rows_has_an_empty_product() {
     let mut x = Activations::new();
     x.set(&[1.0; 128], 64).unwrap();
     assert_eq!(matmul(&w, &mut x, &mut []), Ok(()));
-    with_crew(|crew| matmul_refined_with(crew, RowsOf::all(&w), &[1.0; 128], &mut x, &mut [])).unwrap();
+    with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &[1.0; 128], &mut x, &mut [])).unwrap();
 }
 
 #[test]

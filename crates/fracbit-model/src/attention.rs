@@ -21,7 +21,7 @@
 use std::{cell::RefCell, ops::Range};
 
 use fracbit_kernels::vectors::{FloatScores, FloatWeigh, Scores, Unrounded, Vectors, Weigh, key_most};
-use fracbit_kernels::{Crew, vectors::plain::exp};
+use fracbit_kernels::{Team, vectors::plain::exp};
 
 use crate::key_bias::{self, BiasScores};
 use crate::kv::{KvType, PAGE, Rows};
@@ -120,7 +120,7 @@ impl<'a> Attention<'a> {
     /// group, head_dim); `work` has [`work_len`].
     pub(crate) fn run(
         self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         rows: usize,
         queries: &[f32],
         out: &mut [f32],
@@ -133,8 +133,8 @@ impl<'a> Attention<'a> {
             sees.start / CHUNK..sees.end.div_ceil(CHUNK)
         };
         let most = if rows > FEW { 1 } else { (0..rows).map(|row| chunks(row).len()).max().unwrap_or(1) };
-        if crew.threads() == 1 || most == 1 {
-            crew.blocks(out, per_head, QUERIES * d, |kv_head, at, out| {
+        if team.threads() == 1 || most == 1 {
+            team.blocks(out, per_head, QUERIES * d, |kv_head, at, out| {
                 let queries = &queries[kv_head * per_head + at..][..out.len()];
                 self.task(rows, kv_head, at / d, queries, out);
             });
@@ -144,7 +144,7 @@ impl<'a> Attention<'a> {
         let len = self.group * record(d);
         let pairs = queries.len() / (self.group * d);
         let work = &mut work[..pairs * most * len];
-        crew.chunks(work, len, |task, records| {
+        team.chunks(work, len, |task, records| {
             let (pair, nth) = (task / most, task % most);
             let (kv_head, row) = (pair / rows, pair % rows);
             let (state, sees) = self.row(rows, row);
@@ -171,7 +171,7 @@ impl<'a> Attention<'a> {
             });
         });
         let work = &*work;
-        crew.chunks(out, self.group * d, |pair, out| {
+        team.chunks(out, self.group * d, |pair, out| {
             for (q, out) in out.chunks_exact_mut(d).enumerate() {
                 let mut total = [f32::NEG_INFINITY, 0.0];
                 for (nth, records) in
@@ -387,7 +387,7 @@ mod tests {
         let mut state = State::new(&config, &StateOptions { kv: kind, ..StateOptions::default() }, pool);
         state.reserve(len + more).unwrap();
         let all = (len + more) * kv_heads * d;
-        state.write(0, (&Vectors::scalar(), &Crew::alone()), &noise(all, 1), &noise(all, 2));
+        state.write(0, (&Vectors::scalar(), &Team::alone()), &noise(all, 1), &noise(all, 2));
         state.advance(len);
         state
     }
@@ -455,7 +455,7 @@ mod tests {
                             vectors: &vectors,
                         };
                         poison();
-                        attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
+                        attention.run(&Team::alone(), rows, &queries, &mut out, &mut []);
                         for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
                             let (kv_head, index) = (n / (rows * group), n % (rows * group));
                             let i = first + index / group;
@@ -525,7 +525,7 @@ mod tests {
                 };
                 let mut out = vec![f32::NAN; queries.len()];
                 poison();
-                attention.run(&Crew::alone(), rows, &queries, &mut out, &mut []);
+                attention.run(&Team::alone(), rows, &queries, &mut out, &mut []);
                 for (n, (q, o)) in queries.chunks(d).zip(out.chunks(d)).enumerate() {
                     let (kv_head, index) = (n / (rows * group), n % (rows * group));
                     let i = first + index / group;
@@ -576,10 +576,10 @@ mod tests {
                 let attention =
                     Attention { states, layer: 0, group, window, cap: None, bias: of, vectors: &vectors };
                 if threads {
-                    let run = |crew: &Crew<'_>| attention.run(crew, rows, queries, &mut out, &mut work);
-                    pool.install(|| fracbit_kernels::with_crew(run));
+                    let run = |team: &Team<'_>| attention.run(team, rows, queries, &mut out, &mut work);
+                    pool.install(|| fracbit_kernels::with_team(run));
                 } else {
-                    attention.run(&Crew::alone(), rows, queries, &mut out, &mut work);
+                    attention.run(&Team::alone(), rows, queries, &mut out, &mut work);
                 }
                 out
             };

@@ -1,7 +1,7 @@
 //! Layers whose rows lie in several packed matrices.
 
 use fracbit_base::{Shape, ShapeError};
-use fracbit_kernels::{Crew, PackedMatrix, RowsOf};
+use fracbit_kernels::{PackedMatrix, RowsOf, Team};
 
 use crate::linear::{LinearScratch, PackedProduct};
 
@@ -46,7 +46,7 @@ impl Banded {
     /// rows).
     pub(crate) fn product(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         x: &[f32],
         packed: PackedProduct,
         scratch: &mut LinearScratch,
@@ -61,7 +61,7 @@ impl Banded {
             let len = x.len() / shape.cols * shape.rows;
             scratch.room(len);
             let whole = RowsOf::all(matrix).at(scratch.precision);
-            packed(crew, whole, x, &mut scratch.activations, &mut scratch.fused[..len])?;
+            packed(team, whole, x, &mut scratch.activations, &mut scratch.fused[..len])?;
             let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
             for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {
                 rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);

@@ -8,7 +8,7 @@
 //! where r may be divided by the sum of the chosen ones. The matrices of all experts lie one above
 //! the other in one [`Linear`]: they share a scheme, and an expert is a range of rows. Tokens are
 //! put in the order of their experts, one copy for each: a *pair*. Experts of few tokens are
-//! multiplied in one loop of the crew, so that a decode step does not wait for the threads k times.
+//! multiplied in one loop of the team, so that a decode step does not wait for the threads k times.
 //!
 //! A token's result is the sum over its experts in their order: it does not depend on the other
 //! tokens.
@@ -17,7 +17,7 @@ use fracbit_base::{Shape, ShapeError};
 use fracbit_io::Experts;
 use fracbit_kernels::vectors::plain::exp;
 use fracbit_kernels::{
-    Crew, Gate, Group, Numbers, Precision, RowsOf, Vectors, matmul_gated_with, matmul_groups_with,
+    Gate, Group, Numbers, Precision, RowsOf, Team, Vectors, matmul_gated_with, matmul_groups_with,
     matmul_rows_with,
 };
 
@@ -141,7 +141,7 @@ pub(crate) fn choose(logits: &[f32], renormalized: bool, choices: &mut [Choice])
 /// others.
 pub(crate) fn route(
     router: &Linear,
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     n: &[f32],
     scratch: &mut LinearScratch,
     logits: &mut [f32],
@@ -149,7 +149,7 @@ pub(crate) fn route(
     let shape = router.shape();
     let parts = n.chunks(FEW * shape.cols).zip(logits.chunks_mut(FEW * shape.rows));
     for (n, logits) in parts {
-        router.apply_with(crew, n, scratch, logits)?;
+        router.apply_with(team, n, scratch, logits)?;
     }
     Ok(())
 }
@@ -160,7 +160,7 @@ impl Linear {
     /// Layers have no biases. Groups are all tokens in their order; those of at most
     /// [`Linear::group_tokens`] should come first.
     pub(crate) fn apply_groups<const N: usize>(
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         (vectors, kind): (&Vectors, Gate),
         (layers, count): ([&Self; N], usize),
         groups: &[Group],
@@ -177,12 +177,12 @@ impl Linear {
         let packed = layers.map(|layer| layer.packed_piece(count, scratch.precision));
         if packed.iter().all(Option::is_some) {
             let first = packed.map(|rows| rows.expect("all are"));
-            return Self::packed_groups(crew, kind, &first, groups, x, scratch, out);
+            return Self::packed_groups(team, kind, &first, groups, x, scratch, out);
         }
         // Each by itself: one may be in full precision and the other not.
         for (layer, out) in layers.iter().zip([&mut *out, &mut *other]) {
             match layer.packed_piece(count, scratch.precision) {
-                Some(first) => Self::packed_groups(crew, kind, &[first], groups, x, scratch, out)?,
+                Some(first) => Self::packed_groups(team, kind, &[first], groups, x, scratch, out)?,
                 None if layer.is_quantized() => {
                     let want = "of whole strips of 16 rows for each expert";
                     return Err(ShapeError::new(OP, "packed weights", want, layer.shape()));
@@ -191,20 +191,20 @@ impl Linear {
                     for Group { piece, tokens } in groups {
                         let x = &x[tokens.start * cols..tokens.end * cols];
                         let out = &mut out[tokens.start * rows..tokens.end * rows];
-                        layer.dense_product(crew, scratch, piece * rows..(piece + 1) * rows, x, out);
+                        layer.dense_product(team, scratch, piece * rows..(piece + 1) * rows, x, out);
                     }
                 }
             }
         }
         if N > 1 {
-            crew.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
+            team.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
         }
         Ok(())
     }
 
-    /// [`Linear::apply_groups`] of packed rows: those of few tokens in one loop of the crew.
+    /// [`Linear::apply_groups`] of packed rows: those of few tokens in one loop of the team.
     fn packed_groups(
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         kind: Gate,
         first: &[RowsOf<'_>],
         groups: &[Group],
@@ -220,7 +220,7 @@ impl Linear {
             let (x, out) = (&x[..end * cols], &mut out[..end * first[0].rows()]);
             scratch.new_input();
             scratch.quantize(x, cols)?;
-            matmul_groups_with(crew, (first, kind), few, x, &mut scratch.activations, out)?;
+            matmul_groups_with(team, (first, kind), few, x, &mut scratch.activations, out)?;
         }
         for Group { piece, tokens } in many {
             let x = &x[tokens.start * cols..tokens.end * cols];
@@ -231,11 +231,11 @@ impl Linear {
             match first {
                 [gate, up] => {
                     let both = [gate.piece(*piece).ok_or_else(none)?, up.piece(*piece).ok_or_else(none)?];
-                    matmul_gated_with(crew, kind, both, x, &mut scratch.activations, out)?;
+                    matmul_gated_with(team, kind, both, x, &mut scratch.activations, out)?;
                 }
                 [one, ..] => {
                     let rows = one.piece(*piece).ok_or_else(none)?;
-                    matmul_rows_with(crew, rows, x, &mut scratch.activations, out)?;
+                    matmul_rows_with(team, rows, x, &mut scratch.activations, out)?;
                 }
                 [] => {}
             }
@@ -258,7 +258,7 @@ impl Pass<'_> {
         s: &mut Scratch,
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
-        let Self { model, crew, rows } = self;
+        let Self { model, team, rows } = self;
         let (layer, down_in) = (&model.layers[index], &model.sites.layers[index].down_in);
         let (width, inner, active) =
             (model.config.hidden_size, model.config.intermediate_size, experts.active);
@@ -268,7 +268,7 @@ impl Pass<'_> {
         let (work, pairs, n) = (&mut s.experts, rows * active, &mut s.n[..rows * width]);
 
         let logits = &mut work.logits[..rows * experts.count];
-        route(router, crew, n, &mut s.linear, logits)?;
+        route(router, team, n, &mut s.linear, logits)?;
         let choices = &mut work.choices[..pairs];
         for (logits, choices) in logits.chunks_exact(experts.count).zip(choices.chunks_exact_mut(active)) {
             choose(logits, experts.renormalized, choices);
@@ -278,21 +278,21 @@ impl Pass<'_> {
 
         let input = &mut work.input[..pairs * width];
         let row_of = &work.rows;
-        crew.chunks(input, width, |pair, to| {
+        team.chunks(input, width, |pair, to| {
             to.copy_from_slice(&n[row_of[pair] as usize * width..][..width]);
         });
         let (acts, other) = (&mut s.gate[..pairs * inner], &mut s.up[..pairs * inner]);
         let how = (&model.vectors, model.gate);
         let both = ([gate, up], experts.count);
-        Linear::apply_groups(crew, how, both, &work.groups, input, &mut s.linear, [&mut *acts, other])?;
+        Linear::apply_groups(team, how, both, &work.groups, input, &mut s.linear, [&mut *acts, other])?;
         if let Some(rotation) = down_in {
-            sites::apply(rotation, &model.vectors, crew, acts, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, acts, &mut s.rotation);
         }
         if down.is_observed() {
             let routed = work.routed(rows * active);
             for Group { piece, tokens } in &work.groups {
                 let x = &acts[tokens.start * inner..tokens.end * inner];
-                down.observe_read(crew, Read { x, piece: *piece, routed: &routed[tokens.clone()] });
+                down.observe_read(team, Read { x, piece: *piece, routed: &routed[tokens.clone()] });
             }
         }
         if until == Some(BlockInput::Down) {
@@ -300,7 +300,7 @@ impl Pass<'_> {
         }
         let output = &mut work.output[..pairs * width];
         let down = ([down], experts.count);
-        Linear::apply_groups(crew, how, down, &work.groups, acts, &mut s.linear, [&mut *output, &mut []])?;
+        Linear::apply_groups(team, how, down, &work.groups, acts, &mut s.linear, [&mut *output, &mut []])?;
         let choices = &work.choices;
         self.each_row(n, |row, out| {
             out.fill(0.0);

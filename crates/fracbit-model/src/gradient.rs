@@ -26,7 +26,7 @@ mod norms;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fracbit_kernels::{Gate, Vectors, vectors::plain::exp, with_crew};
+use fracbit_kernels::{Gate, Vectors, vectors::plain::exp, with_team};
 use fracbit_rotation::Rotation;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis};
@@ -233,8 +233,8 @@ pub(crate) fn product(
     let (inner, n) = m.dim();
     let mut out = Array2::zeros((x.len() / inner, n));
     if vectors.has_bf16() {
-        with_crew(|crew| {
-            coarse::product(crew, vectors, x, inner, out.view_mut(), |columns, _, panels| {
+        with_team(|team| {
+            coarse::product(team, vectors, x, inner, out.view_mut(), |columns, _, panels| {
                 if transposed {
                     panels.set_transposed(&values[columns.start * inner..columns.end * inner], inner);
                 } else {

@@ -1,7 +1,7 @@
 //! Queries and keys on their way to attention, and back.
 
 use fracbit_io::ModelConfig;
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 
 use crate::attention::MAX_HEAD_DIM;
 use crate::key_bias::KeyBias;
@@ -60,8 +60,8 @@ impl Pass<'_> {
         let each = rows / states.len();
         let position = |row: usize| states[row / each].len() + row % each;
         let part = q.len() / rows / kv_heads;
-        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
-        crew.chunks(grouped, rows * part, |head, grouped| {
+        let team = if rows < PARALLEL_ROWS { &Team::alone() } else { self.team };
+        team.chunks(grouped, rows * part, |head, grouped| {
             for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
                 let from = &q[(row * kv_heads + head) * part..][..part];
                 let scale = query_scale(config, position(row));
@@ -89,8 +89,8 @@ impl Pass<'_> {
         let each = rows / states.len();
         let part = q.len() / rows / kv_heads;
         let (of_head, of_row) = (factors.len() / kv_heads, factors.len() / kv_heads / rows);
-        let crew = if rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
-        crew.chunks(factors, of_head, |head, factors| {
+        let team = if rows < PARALLEL_ROWS { &Team::alone() } else { self.team };
+        team.chunks(factors, of_head, |head, factors| {
             for (row, out) in factors.chunks_exact_mut(of_row).enumerate() {
                 let scale = query_scale(config, states[row / each].len() + row % each);
                 let queries = q[(row * kv_heads + head) * part..][..part].chunks_exact(d);

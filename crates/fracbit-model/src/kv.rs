@@ -24,7 +24,7 @@ use bytemuck::Pod;
 use fracbit_kernels::vectors::{
     Ints, KEY_BLOCK, UNIT, VALUE_MOST, Vectors, WEIGHT_BLOCK, attend::nibble, key_most,
 };
-use fracbit_kernels::{Crew, Line};
+use fracbit_kernels::{Line, Team};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::MAX_HEAD_DIM;
@@ -212,7 +212,7 @@ impl KvLayout {
         self,
         page: &mut [Line],
         layer: usize,
-        (vectors, crew): (&Vectors, &Crew<'_>),
+        (vectors, team): (&Vectors, &Team<'_>),
         first: usize,
         [keys, values]: [&[f32]; 2],
     ) {
@@ -220,7 +220,7 @@ impl KvLayout {
         let page = bytemuck::cast_slice_mut::<Line, u8>(page);
         let new = |which, all| New {
             vectors,
-            crew,
+            team,
             rows: NewRows { first, all, heads, d },
             form: self.form(which),
             numbers: self.starts(layer, which)[0],
@@ -250,7 +250,7 @@ impl KvLayout {
 /// Positions to be written.
 struct New<'a, 'c> {
     vectors: &'a Vectors,
-    crew: &'a Crew<'c>,
+    team: &'a Team<'c>,
     rows: NewRows<'a>,
     form: Form,
     /// Where the numbers of all heads begin.
@@ -286,7 +286,7 @@ impl New<'_, '_> {
         int_place: impl Fn(usize, usize) -> usize + Sync,
         float_place: impl Fn(usize, usize) -> usize + Sync,
     ) {
-        let Self { vectors, crew, rows, form, numbers, sizes: [each, scale] } = *self;
+        let Self { vectors, team, rows, form, numbers, sizes: [each, scale] } = *self;
         let (to, scales) = page[numbers..].split_at_mut(rows.heads * each);
         let scales = bytemuck::cast_slice_mut(&mut scales[..rows.heads * scale]);
         match form {
@@ -312,7 +312,7 @@ impl New<'_, '_> {
             }
             Form::F32 => {
                 let to = bytemuck::cast_slice_mut::<u8, f32>(to);
-                crew.chunks(to, each / size_of::<f32>(), |head, to| {
+                team.chunks(to, each / size_of::<f32>(), |head, to| {
                     for (at, x) in rows.of(head) {
                         x.iter().enumerate().for_each(|(i, v)| to[float_place(at, i)] = *v);
                     }
@@ -330,15 +330,15 @@ impl New<'_, '_> {
         round: impl Fn(&[f32], &mut [i16]) -> f32 + Sync,
         put: impl Fn(&mut [T], usize, usize, i16) + Sync,
     ) {
-        let Self { crew, rows, .. } = *self;
+        let Self { team, rows, .. } = *self;
         let d = rows.d;
         // Rounded twice, for a task writes to one buffer.
-        crew.chunks(scales, PAGE, |head, scales| {
+        team.chunks(scales, PAGE, |head, scales| {
             let mut ints = [0; MAX_HEAD_DIM];
             rows.of(head).for_each(|(at, x)| scales[at] = round(x, &mut ints[..d]));
         });
         let each = to.len() / rows.heads;
-        crew.chunks(to, each, |head, to| {
+        team.chunks(to, each, |head, to| {
             let mut ints = [0; MAX_HEAD_DIM];
             for (at, x) in rows.of(head) {
                 let _scale = round(x, &mut ints[..d]);
@@ -385,7 +385,7 @@ mod tests {
         for kind in KINDS {
             let layout = KvLayout { kind, layers: 1, kv_heads: 1, head_dim: 4 };
             let mut page = vec![Line::ZERO; layout.bytes() / 64];
-            let with = (&Vectors::scalar(), &Crew::alone());
+            let with = (&Vectors::scalar(), &Team::alone());
             layout.write(&mut page, 0, with, 2, [&values, &values.map(|v| -v)]);
             let rounded = |most: f32| values.map(|v| (v * (most / 70_000.0)).round() * (70_000.0 / most));
             // Of small numbers the nearest level is -2.
@@ -417,7 +417,7 @@ mod tests {
                 let number = |n: usize| (1 + (n / head_dim * 7 + salt) % 61) as f32 * [1.0, -1.0][n % 2];
                 (0..PAGE * each).map(number).collect()
             };
-            let with = (&Vectors::scalar(), &Crew::alone());
+            let with = (&Vectors::scalar(), &Team::alone());
             let of = [[rows(0), rows(5)], [rows(11), rows(17)]];
             // Layer by layer, some positions before others.
             for (layer, [k, v]) in of.iter().enumerate() {

@@ -39,8 +39,8 @@ use fracbit_kernels::vectors::{
     plain::{LANES, add, dot, finish},
 };
 use fracbit_kernels::{
-    Activations, Crew, Gate, PANEL_FROM, PackedMatrix, Precision, RowsOf, Vectors, matmul_gated_with,
-    matmul_refined_with, matmul_rows_with, with_crew,
+    Activations, Gate, PANEL_FROM, PackedMatrix, Precision, RowsOf, Team, Vectors, matmul_gated_with,
+    matmul_refined_with, matmul_rows_with, with_team,
 };
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
@@ -101,7 +101,7 @@ pub struct Routed {
 
 /// Sees what goes into a layer, with the threads of the pass, which are the only ones that are free
 /// while it goes on.
-pub type Observer = dyn Fn(&Crew<'_>, Read<'_>) + Send + Sync;
+pub type Observer = dyn Fn(&Team<'_>, Read<'_>) + Send + Sync;
 
 /// An observer without a name to print.
 struct Tap(Arc<Observer>);
@@ -130,7 +130,7 @@ struct Fused {
 
 /// [`matmul_rows_with`] or [`matmul_refined_with`].
 pub(crate) type PackedProduct =
-    fn(&Crew<'_>, RowsOf<'_>, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
+    fn(&Team<'_>, RowsOf<'_>, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
 
 /// Work space of linear layers: the activations in integer form, shared by layers with one input.
 #[derive(Default)]
@@ -317,13 +317,13 @@ impl Linear {
     }
 
     /// Shows rows of inputs to the observer, if there is one.
-    pub(crate) fn observe(&self, crew: &Crew<'_>, x: &[f32]) {
-        self.observe_read(crew, Read { x, piece: 0, routed: &[] });
+    pub(crate) fn observe(&self, team: &Team<'_>, x: &[f32]) {
+        self.observe_read(team, Read { x, piece: 0, routed: &[] });
     }
 
-    pub(crate) fn observe_read(&self, crew: &Crew<'_>, read: Read<'_>) {
+    pub(crate) fn observe_read(&self, team: &Team<'_>, read: Read<'_>) {
         if let Some(Tap(observer)) = &self.tap {
-            observer(crew, read);
+            observer(team, read);
         }
     }
 
@@ -456,38 +456,38 @@ impl Linear {
     /// When a length does not fit.
     pub fn apply(&self, x: &[f32], scratch: &mut LinearScratch, out: &mut [f32]) -> Result<(), ShapeError> {
         scratch.new_input();
-        with_crew(|crew| self.apply_with(crew, x, scratch, out))
+        with_team(|team| self.apply_with(team, x, scratch, out))
     }
 
-    /// As [`Linear::apply`], on the threads of a crew, keeping the integer form of `x` since the
+    /// As [`Linear::apply`], on the threads of a team, keeping the integer form of `x` since the
     /// last [`LinearScratch::new_input`].
     pub(crate) fn apply_with(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         x: &[f32],
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
-        self.product(crew, x, scratch, out, matmul_rows_with)
+        self.product(team, x, scratch, out, matmul_rows_with)
     }
 
     /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed
     /// matrix multiplies what the rounding of its input loses too.
     pub(crate) fn apply_head(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         x: &[f32],
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
         scratch.new_input();
-        self.product(crew, x, scratch, out, matmul_refined_with)
+        self.product(team, x, scratch, out, matmul_refined_with)
     }
 
     /// The layer, with `packed` as the product of packed weights.
     fn product(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         x: &[f32],
         scratch: &mut LinearScratch,
         out: &mut [f32],
@@ -497,30 +497,30 @@ impl Linear {
         let batch = x.len() / shape.cols.max(1);
         ShapeError::check_len("linear layer", "x", batch * shape.cols, x.len())?;
         ShapeError::check_len("linear layer", "out", batch * shape.rows, out.len())?;
-        self.observe(crew, x);
+        self.observe(team, x);
         if out.is_empty() {
             return Ok(());
         }
         match &self.weights {
             Weights::Dense(..) | Weights::Stored(_) => {
-                self.dense_product(crew, scratch, 0..shape.rows, x, out);
+                self.dense_product(team, scratch, 0..shape.rows, x, out);
             }
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
                 let rows = RowsOf::all(matrix).at(scratch.precision);
-                packed(crew, rows, x, &mut scratch.activations, out)?;
+                packed(team, rows, x, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
                 if let Some(rows) = self.rows_of(batch) {
                     scratch.quantize(x, shape.cols)?;
                     let rows = rows.at(scratch.precision);
-                    matmul_rows_with(crew, rows, x, &mut scratch.activations, out)?;
+                    matmul_rows_with(team, rows, x, &mut scratch.activations, out)?;
                 } else {
-                    part.product(crew, x, scratch)?;
+                    part.product(team, x, scratch)?;
                     part.take(&scratch.fused, out);
                 }
             }
-            Weights::Banded(of) => of.product(crew, x, packed, scratch, out)?,
+            Weights::Banded(of) => of.product(team, x, packed, scratch, out)?,
         }
         self.add_bias(out);
         Ok(())
@@ -529,7 +529,7 @@ impl Linear {
     /// Some rows of unquantized weights times `x`.
     pub(crate) fn dense_product(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         scratch: &mut LinearScratch,
         rows: Range<usize>,
         x: &[f32],
@@ -540,19 +540,19 @@ impl Linear {
         match &self.weights {
             Weights::Dense(_, weights) if batch == 1 => {
                 let weights = &weights[rows.start * shape.cols..];
-                vector_product(crew, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
+                vector_product(team, shape, out, |row| dot(&weights[row * shape.cols..][..shape.cols], x));
             }
-            Weights::Stored(stored) if batch == 1 => stored.vector_product(crew, rows, x, out),
-            _ if batch <= FEW => self.few_product(crew, scratch, rows.start, x, out),
+            Weights::Stored(stored) if batch == 1 => stored.vector_product(team, rows, x, out),
+            _ if batch <= FEW => self.few_product(team, scratch, rows.start, x, out),
             _ if scratch.coarse && scratch.vectors.has_bf16() => {
                 let first = rows.start;
                 let out = ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked");
-                coarse::product(crew, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
+                coarse::product(team, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
                     let rows = first + rows.start..first + rows.end;
                     panels.set_transposed(self.weights.block(rows, buffer), shape.cols);
                 });
             }
-            _ => self.matrix_product(crew, rows.start, x, out),
+            _ => self.matrix_product(team, rows.start, x, out),
         }
     }
 
@@ -583,7 +583,7 @@ impl Linear {
     /// `out = f(gate x) ∘ (up x)` with the function of `kind`, in one product of many tokens where
     /// both are packed without a bias; `other` is work space.
     pub(crate) fn apply_gated(
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         (vectors, kind): (&Vectors, Gate),
         [gate, up]: [&Self; 2],
         x: &[f32],
@@ -593,14 +593,14 @@ impl Linear {
         let cols = gate.shape().cols;
         let rows = [gate, up].map(|l| l.rows_of(x.len() / cols.max(1)).filter(|_| l.bias.is_none()));
         if let [Some(gate_rows), Some(up_rows)] = rows {
-            gate.observe(crew, x);
-            up.observe(crew, x);
+            gate.observe(team, x);
+            up.observe(team, x);
             scratch.quantize(x, cols)?;
             let both = [gate_rows, up_rows].map(|rows| rows.at(scratch.precision));
-            return matmul_gated_with(crew, kind, both, x, &mut scratch.activations, out);
+            return matmul_gated_with(team, kind, both, x, &mut scratch.activations, out);
         }
-        Self::apply_together(crew, [gate, up], x, scratch, [&mut *out, &mut *other])?;
-        crew.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
+        Self::apply_together(team, [gate, up], x, scratch, [&mut *out, &mut *other])?;
+        team.chunks(out, TASK, |i, out| vectors.gate_mul(kind, out, &other[i * TASK..][..out.len()]));
         Ok(())
     }
 
@@ -613,7 +613,7 @@ impl Linear {
     /// [`Linear::apply_with`] of several layers with one input; those that share a matrix, in one
     /// product.
     pub(crate) fn apply_together<const N: usize>(
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         layers: [&Self; N],
         x: &[f32],
         scratch: &mut LinearScratch,
@@ -621,18 +621,18 @@ impl Linear {
     ) -> Result<(), ShapeError> {
         for i in 0..N {
             let Weights::Fused(part) = &layers[i].weights else {
-                layers[i].apply_with(crew, x, scratch, outs[i])?;
+                layers[i].apply_with(team, x, scratch, outs[i])?;
                 continue;
             };
             if layers[i].rows_of(x.len() / part.whole.shape().cols).is_some() {
-                layers[i].apply_with(crew, x, scratch, outs[i])?;
+                layers[i].apply_with(team, x, scratch, outs[i])?;
                 continue;
             }
             if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
                 continue;
             }
-            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(crew, x));
-            part.product(crew, x, scratch)?;
+            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(team, x));
+            part.product(team, x, scratch)?;
             for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
                 if let Weights::Fused(other) = &layer.weights
                     && Arc::ptr_eq(&other.whole, &part.whole)
@@ -652,7 +652,7 @@ impl Linear {
     /// are in the caches. Allocates nothing for weights in f32.
     fn few_product(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         scratch: &mut LinearScratch,
         start: usize,
         x: &[f32],
@@ -662,10 +662,10 @@ impl Linear {
         let tokens = x.len() / cols;
         let (rows, vectors) = (out.len() / tokens, scratch.vectors);
         let together = (CACHED / cols / 4 * 4).clamp(4, ROWS);
-        let each = rows.div_ceil(together).div_ceil(16 * crew.threads()) * together;
+        let each = rows.div_ceil(together).div_ceil(16 * team.threads()) * together;
         // (rows, tokens): what a task makes lies together.
         let turned = scratch.room(out.len());
-        crew.chunks(turned, each * tokens, |task, turned| {
+        team.chunks(turned, each * tokens, |task, turned| {
             let mut buffer = Vec::new();
             for (i, turned) in turned.chunks_mut(together * tokens).enumerate() {
                 let first = start + task * each + i * together;
@@ -674,13 +674,13 @@ impl Linear {
             }
         });
         let turned = &*turned;
-        crew.chunks(out, rows, |token, out| {
+        team.chunks(out, rows, |token, out| {
             out.iter_mut().zip(turned[token..].iter().step_by(tokens)).for_each(|(out, v)| *out = *v);
         });
     }
 
     /// `out = x W^T`, block by block of W's rows from `start` on.
-    fn matrix_product(&self, crew: &Crew<'_>, start: usize, x: &[f32], out: &mut [f32]) {
+    fn matrix_product(&self, team: &Team<'_>, start: usize, x: &[f32], out: &mut [f32]) {
         let cols = self.shape().cols;
         let batch = x.len() / cols;
         let x = ArrayView2::from_shape((batch, cols), x).expect("length checked by the caller");
@@ -688,8 +688,8 @@ impl Linear {
             ArrayViewMut2::from_shape((batch, out.len() / batch), out).expect("length checked by the caller");
         let mut parts: Vec<_> = out.axis_chunks_iter_mut(Axis(1), BLOCK).collect();
         // Several blocks a task: they share a buffer.
-        let each = parts.len().div_ceil(8 * crew.threads());
-        crew.chunks(&mut parts, each, |task, parts| {
+        let each = parts.len().div_ceil(8 * team.threads());
+        team.chunks(&mut parts, each, |task, parts| {
             let mut buffer = Vec::new();
             for (i, out) in parts.iter_mut().enumerate() {
                 let first = start + (task * each + i) * BLOCK;
@@ -749,13 +749,13 @@ fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], tokens: usize, o
 
 impl Fused {
     /// All rows of the shared matrix times `x`, into `scratch.fused`.
-    fn product(&self, crew: &Crew<'_>, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
+    fn product(&self, team: &Team<'_>, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
         let shape = self.whole.shape();
         scratch.quantize(x, shape.cols)?;
         let len = x.len() / shape.cols * shape.rows;
         scratch.room(len);
         let rows = RowsOf::all(&self.whole).at(scratch.precision);
-        matmul_rows_with(crew, rows, x, &mut scratch.activations, &mut scratch.fused[..len])
+        matmul_rows_with(team, rows, x, &mut scratch.activations, &mut scratch.fused[..len])
     }
 
     /// This layer's rows of a product, (batch, rows of the shared matrix).
@@ -769,13 +769,13 @@ impl Fused {
 
 /// `out[r] = product(r)`, rows shared among threads where there are enough.
 pub(crate) fn vector_product(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     shape: Shape,
     out: &mut [f32],
     product: impl Fn(usize) -> f32 + Sync,
 ) {
     let rows = (SERIAL / shape.cols).max(1);
-    crew.chunks(out, rows, |chunk, out| {
+    team.chunks(out, rows, |chunk, out| {
         for (i, out) in out.iter_mut().enumerate() {
             *out = product(chunk * rows + i);
         }

@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use fracbit_base::{Rate, Scheme, ShapeError};
 use fracbit_io::{ModelConfig, QkNorm};
-use fracbit_kernels::{Crew, Gate, Kernels, Precision, Vectors, with_crew};
+use fracbit_kernels::{Gate, Kernels, Precision, Team, Vectors, with_team};
 use fracbit_schedule::Scheduler;
 
 use crate::Error;
@@ -244,10 +244,10 @@ impl Model {
         state.reserve(tokens.len())?;
         hidden.resize(tokens.len() * width, 0.0);
         let chunk = state.chunk();
-        with_crew(|crew| {
+        with_team(|team| {
             let states = std::slice::from_mut(state);
             let mut parts = tokens.chunks(chunk).zip(hidden.chunks_mut(chunk * width));
-            parts.try_for_each(|(tokens, hidden)| self.forward_rows(crew, states, tokens, hidden))
+            parts.try_for_each(|(tokens, hidden)| self.forward_rows(team, states, tokens, hidden))
         })
     }
 
@@ -274,13 +274,13 @@ impl Model {
         states.iter_mut().try_for_each(|state| state.reserve(1))?;
         hidden.resize(tokens.len() * self.config.hidden_size, 0.0);
         let width = self.config.hidden_size;
-        with_crew(|crew| {
+        with_team(|team| {
             let (mut tokens, mut hidden) = (tokens, &mut hidden[..]);
             // Neighbours of one precision go together.
             for states in states.chunk_by_mut(|a, b| a.precision() == b.precision()) {
                 let (these, others) = tokens.split_at(states.len());
                 let (out, behind) = hidden.split_at_mut(states.len() * width);
-                self.forward_rows(crew, states, these, out)?;
+                self.forward_rows(team, states, these, out)?;
                 (tokens, hidden) = (others, behind);
             }
             Ok(())
@@ -309,10 +309,10 @@ impl Model {
         self.check(state, tokens)?;
         x.resize(tokens.len() * width, 0.0);
         let chunk = state.chunk();
-        with_crew(|crew| {
+        with_team(|team| {
             let states = std::slice::from_mut(state);
             tokens.chunks(chunk).zip(x.chunks_mut(chunk * width)).try_for_each(|(tokens, x)| {
-                self.pass(crew, states, tokens.len(), |pass, _, s| {
+                self.pass(team, states, tokens.len(), |pass, _, s| {
                     pass.embed(tokens, s);
                     x.copy_from_slice(&s.x[..x.len()]);
                     Ok(())
@@ -347,7 +347,7 @@ impl Model {
         self.forward_blocks(state, block..self.layers.len().max(block), x)?;
         let before = x.to_vec();
         let rows = x.len() / self.config.hidden_size;
-        with_crew(|crew| Pass { model: self, crew, rows }.final_norm(&before, x));
+        with_team(|team| Pass { model: self, team, rows }.final_norm(&before, x));
         Ok(())
     }
 
@@ -376,10 +376,10 @@ impl Model {
         }
         state.reserve(tokens)?;
         let chunk = state.chunk() * width;
-        with_crew(|crew| {
+        with_team(|team| {
             let states = std::slice::from_mut(state);
             x.chunks_mut(chunk).try_for_each(|x| {
-                self.pass(crew, states, x.len() / width, |pass, states, s| {
+                self.pass(team, states, x.len() / width, |pass, states, s| {
                     s.x[..x.len()].copy_from_slice(x);
                     pass.blocks(states, s, blocks.clone(), until)?;
                     x.copy_from_slice(&s.x[..x.len()]);
@@ -393,12 +393,12 @@ impl Model {
     /// norm.
     fn forward_rows(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         states: &mut [State],
         tokens: &[u32],
         hidden: &mut [f32],
     ) -> Result<(), Error> {
-        self.pass(crew, states, tokens.len(), |pass, states, s| {
+        self.pass(team, states, tokens.len(), |pass, states, s| {
             pass.embed(tokens, s);
             pass.blocks(states, s, 0..self.layers.len(), None)?;
             pass.final_norm(&s.x, hidden);
@@ -409,7 +409,7 @@ impl Model {
     /// Runs `f` in the first state's scratch, with room for `rows` rows.
     fn pass(
         &self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         states: &mut [State],
         rows: usize,
         f: impl FnOnce(Pass<'_>, &mut [State], &mut Scratch) -> Result<(), Error>,
@@ -419,7 +419,7 @@ impl Model {
         let room = states.iter().map(State::room).max().unwrap_or(0);
         scratch.ensure(&self.config, self.rotation_scratch, rows, room);
         scratch.linear.vectors = self.vectors;
-        let done = f(Pass { model: self, crew, rows }, states, &mut scratch);
+        let done = f(Pass { model: self, team, rows }, states, &mut scratch);
         states[0].scratch = scratch;
         done
     }
@@ -468,27 +468,27 @@ impl Model {
         let s = &mut state.scratch;
         s.ensure_rotation(self.rotation_scratch);
         s.linear.vectors = self.vectors;
-        with_crew(|crew| {
+        with_team(|team| {
             let input = match &self.sites.head {
                 HeadSite::Plain => hidden,
                 HeadSite::Rotate(rotation) => {
                     let n = Scratch::copy(&mut s.head, hidden);
-                    sites::apply(rotation, &self.vectors, crew, n, &mut s.rotation);
+                    sites::apply(rotation, &self.vectors, team, n, &mut s.rotation);
                     n
                 }
                 HeadSite::Regain(rotation) => {
                     let n = Scratch::copy(&mut s.head, hidden);
-                    sites::apply_inverse(rotation, crew, n, &mut s.rotation);
+                    sites::apply_inverse(rotation, team, n, &mut s.rotation);
                     for row in n.chunks_exact_mut(width) {
                         row.iter_mut().zip(&self.final_norm).for_each(|(n, g)| *n *= g);
                     }
-                    sites::apply(rotation, &self.vectors, crew, n, &mut s.rotation);
+                    sites::apply(rotation, &self.vectors, team, n, &mut s.rotation);
                     n
                 }
             };
-            self.head_linear().apply_head(crew, input, &mut s.linear, out)?;
+            self.head_linear().apply_head(team, input, &mut s.linear, out)?;
             if let Some(cap) = self.logit_cap {
-                crew.chunks(out, TASK, |_, part| self.vectors.cap(cap, part));
+                team.chunks(out, TASK, |_, part| self.vectors.cap(cap, part));
             }
             Ok(())
         })
@@ -504,21 +504,21 @@ pub(crate) const TASK: usize = 4096;
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: &'a Model,
-    pub(crate) crew: &'a Crew<'a>,
+    pub(crate) team: &'a Team<'a>,
     pub(crate) rows: usize,
 }
 
 impl<'a> Pass<'a> {
     /// Rows of the embedding into `s.x`.
     fn embed(self, tokens: &[u32], s: &mut Scratch) {
-        let Self { model, crew, rows } = self;
+        let Self { model, team, rows } = self;
         let width = model.config.hidden_size;
         let (x, precision) = (&mut s.x[..rows * width], s.linear.precision);
-        crew.chunks(x, width, |row, x| {
+        team.chunks(x, width, |row, x| {
             model.embed.row_at(tokens[row] as usize, precision, x).expect("tokens were checked");
         });
         if let Some(rotation) = &model.sites.embed_out {
-            sites::apply_inverse(rotation, crew, x, &mut s.rotation);
+            sites::apply_inverse(rotation, team, x, &mut s.rotation);
             model.sites.divide(x);
         }
     }
@@ -595,22 +595,22 @@ impl<'a> Pass<'a> {
         s: &mut Scratch,
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
-        let Self { model, crew, rows } = self;
+        let Self { model, team, rows } = self;
         let (config, layer, sites) = (&model.config, &model.layers[index], &model.sites.layers[index]);
         let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
         let n = &mut s.n[..rows * width];
         let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
         self.read(&s.x, layer.attention_norm.as_ref(), n);
         if let Some(rotation) = &sites.attention_in {
-            sites::apply(rotation, &model.vectors, crew, n, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
-            layer.linear(LayerLinear::Q).observe(crew, n);
+            layer.linear(LayerLinear::Q).observe(team, n);
             return Ok(());
         }
         s.linear.new_input();
         let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
-        Linear::apply_together(crew, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
+        Linear::apply_together(team, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
 
         let table = usize::from(config.turns_locally(index));
         let turns = &s.turns[table];
@@ -635,8 +635,8 @@ impl<'a> Pass<'a> {
         let each = rows / states.len();
         let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
         for (state, (k, v)) in states.iter_mut().zip(parts) {
-            let crew = if each < PARALLEL_ROWS { &Crew::alone() } else { crew };
-            state.write(index, (&model.vectors, crew), k, v);
+            let team = if each < PARALLEL_ROWS { &Team::alone() } else { team };
+            state.write(index, (&model.vectors, team), k, v);
         }
         self.prepare_heads(q, query_norm, turn);
         let bias = bias.filter(|bias| bias.most > 0).map(|bias| {
@@ -660,17 +660,17 @@ impl<'a> Pass<'a> {
             vectors: &model.vectors,
         };
         // The queries' buffer is free again: it takes the result, still in the order of groups.
-        attention.run(crew, rows, grouped, q, &mut s.work);
+        attention.run(team, rows, grouped, q, &mut s.work);
         self.ungroup(q, grouped);
         if let Some(rotation) = &sites.output_in {
-            sites::apply(rotation, &model.vectors, crew, grouped, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
-            layer.linear(LayerLinear::O).observe(crew, grouped);
+            layer.linear(LayerLinear::O).observe(team, grouped);
             return Ok(());
         }
         s.linear.new_input();
-        layer.linear(LayerLinear::O).apply_with(crew, grouped, &mut s.linear, n)?;
+        layer.linear(LayerLinear::O).apply_with(team, grouped, &mut s.linear, n)?;
         self.write(layer.out_norms.as_ref().map(|[norm, _]| norm), s);
         Ok(())
     }
@@ -685,31 +685,31 @@ impl<'a> Pass<'a> {
 
     /// x += n, or its norm.
     fn write(self, norm: Option<&Vec<f32>>, s: &mut Scratch) {
-        let Self { model, crew, rows } = self;
+        let Self { model, team, rows } = self;
         let len = rows * model.config.hidden_size;
         let (n, x) = (&s.n[..len], &mut s.x[..len]);
         let Some(gain) = norm else { return self.add(n, x) };
         let out = &mut s.branch[..len];
         self.norm(n, Some(gain), model.inner_eps, out);
         if let Some(rotation) = &model.sites.branch_out {
-            sites::apply(rotation, &model.vectors, crew, out, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, out, &mut s.rotation);
         }
         self.add(out, x);
     }
 
     /// x += Down(f(Gate n) ∘ Up n), or the sum over the experts of each token.
     fn mlp(self, index: usize, s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
-        let Self { model, crew, rows } = self;
+        let Self { model, team, rows } = self;
         let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
         let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
         let n = &mut s.n[..rows * width];
         let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
         self.read(&s.x, layer.mlp_norm.as_ref(), n);
         if let Some(rotation) = &sites.mlp_in {
-            sites::apply(rotation, &model.vectors, crew, n, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
-            layer.linear(LayerLinear::Gate).observe(crew, n);
+            layer.linear(LayerLinear::Gate).observe(team, n);
             return Ok(());
         }
         if let Some(experts) = model.config.experts {
@@ -721,30 +721,30 @@ impl<'a> Pass<'a> {
         }
         s.linear.new_input();
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
-        Linear::apply_gated(crew, (&model.vectors, model.gate), inputs, n, &mut s.linear, [&mut *gate, up])?;
+        Linear::apply_gated(team, (&model.vectors, model.gate), inputs, n, &mut s.linear, [&mut *gate, up])?;
         if let Some(rotation) = &sites.down_in {
-            sites::apply(rotation, &model.vectors, crew, gate, &mut s.rotation);
+            sites::apply(rotation, &model.vectors, team, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
-            layer.linear(LayerLinear::Down).observe(crew, gate);
+            layer.linear(LayerLinear::Down).observe(team, gate);
             return Ok(());
         }
         s.linear.new_input();
-        layer.linear(LayerLinear::Down).apply_with(crew, gate, &mut s.linear, n)?;
+        layer.linear(LayerLinear::Down).apply_with(team, gate, &mut s.linear, n)?;
         self.write(layer.out_norms.as_ref().map(|[_, norm]| norm), s);
         Ok(())
     }
 
     /// `f(place, piece)` for pieces of `x` of some thousand numbers: microseconds of work.
     fn each(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
-        self.crew.chunks(x, TASK, |i, x| f(i * TASK, x));
+        self.team.chunks(x, TASK, |i, x| f(i * TASK, x));
     }
 
     /// `f(row number, row)` for every row of `x`: in parallel when there are several.
     pub(crate) fn each_row(self, x: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = x.len() / self.rows;
-        let crew = if self.rows < PARALLEL_ROWS { &Crew::alone() } else { self.crew };
-        crew.chunks(x, width, f);
+        let team = if self.rows < PARALLEL_ROWS { &Team::alone() } else { self.team };
+        team.chunks(x, width, f);
     }
 
     /// The norm of every row of `x`.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use fracbit_base::ShapeError;
 use fracbit_io::ModelConfig;
-use fracbit_kernels::{Crew, Vectors};
+use fracbit_kernels::{Team, Vectors};
 use fracbit_rotation::Rotation;
 use serde::{Deserialize, Serialize};
 
@@ -256,7 +256,7 @@ impl Sites {
 pub(crate) fn apply(
     rotation: &Rotation,
     vectors: &Vectors,
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     rows: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -264,7 +264,7 @@ pub(crate) fn apply(
     if rows.len() <= ROWS * n {
         apply_rows(rotation, vectors, rows, &mut scratch[..need]);
     } else {
-        crew.chunks(rows, ROWS * n, |_, part| apply_rows(rotation, vectors, part, &mut vec![0.0; need]));
+        team.chunks(rows, ROWS * n, |_, part| apply_rows(rotation, vectors, part, &mut vec![0.0; need]));
     }
 }
 
@@ -274,13 +274,13 @@ pub(crate) fn apply_rows(rotation: &Rotation, vectors: &Vectors, rows: &mut [f32
 }
 
 /// As [`apply`], backwards.
-pub(crate) fn apply_inverse(rotation: &Rotation, crew: &Crew<'_>, rows: &mut [f32], scratch: &mut [f32]) {
+pub(crate) fn apply_inverse(rotation: &Rotation, team: &Team<'_>, rows: &mut [f32], scratch: &mut [f32]) {
     let n = rotation.width();
     if rows.len() <= ROWS * n {
         let scratch = &mut scratch[..rotation.scratch_len()];
         rows.chunks_exact_mut(n).for_each(|row| rotation.apply_inverse_with(row, scratch));
     } else {
-        crew.chunks(rows, ROWS * n, |_, part| rotation.apply_rows_inverse(part));
+        team.chunks(rows, ROWS * n, |_, part| rotation.apply_rows_inverse(part));
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one sequence needs beside the model: its cache and work space.
 
 use fracbit_io::ModelConfig;
-use fracbit_kernels::{Crew, Numbers, Precision, Vectors};
+use fracbit_kernels::{Numbers, Precision, Team, Vectors};
 use fracbit_rotation::Rotation;
 use fracbit_schedule::Features;
 
@@ -194,7 +194,7 @@ impl State {
 
     /// Writes keys and values of a layer, (rows, kv head, head_dim), behind the tokens that are
     /// held. There should be [room](Self::reserve).
-    pub(crate) fn write(&mut self, layer: usize, with: (&Vectors, &Crew<'_>), keys: &[f32], values: &[f32]) {
+    pub(crate) fn write(&mut self, layer: usize, with: (&Vectors, &Team<'_>), keys: &[f32], values: &[f32]) {
         let layout = self.layout();
         let width = layout.kv_heads * layout.head_dim;
         let (mut position, end) = (self.len, self.len + keys.len() / width);

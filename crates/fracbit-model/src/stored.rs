@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fracbit_base::Shape;
 use fracbit_io::{Checkpoint, Dtype, TensorView, to_f32_into};
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 use fracbit_kernels::vectors::plain::{LANES, accumulate, finish};
 use rayon::prelude::*;
 
@@ -121,24 +121,24 @@ impl Stored {
     }
 
     /// `out = W x` for some rows.
-    pub(crate) fn vector_product(&self, crew: &Crew<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+    pub(crate) fn vector_product(&self, team: &Team<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
         let mut rest = out;
         for (piece, rows) in self.pieces(rows) {
             let (out, behind) = rest.split_at_mut(rows.len());
             rest = behind;
-            self.piece_product(crew, piece, rows, x, out);
+            self.piece_product(team, piece, rows, x, out);
         }
     }
 
-    fn piece_product(&self, crew: &Crew<'_>, piece: usize, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+    fn piece_product(&self, team: &Team<'_>, piece: usize, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
         let view = self.view(piece);
         let shape = Shape::new(rows.len(), self.shape.cols);
         let stored = |row: usize| self.change.stored(rows.start + row);
         if view.dtype == Dtype::Bf16 && self.change.factor == 1.0 && view.row_bytes(0).is_some() {
             let row_bytes = |row: usize| view.row_bytes(stored(row)).unwrap_or_default();
-            return vector_product(crew, shape, out, |row| dot_bf16(row_bytes(row), x));
+            return vector_product(team, shape, out, |row| dot_bf16(row_bytes(row), x));
         }
-        vector_product(crew, shape, out, |row| {
+        vector_product(team, shape, out, |row| {
             let mut buffer = [0.0; CONVERT];
             let mut sums = [0.0; LANES];
             let mut rest = 0..0;

@@ -9,7 +9,7 @@
 mod common;
 
 use common::{F32, references, relative};
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 use fracbit_model::block::head_input;
 use fracbit_model::{Block, BlockInput, LayerLinear, LinearId, Read, RotationMode, Routed, WeightSource};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn stream(source: &WeightSource, tokens: &[u32]) -> (Sums, Vec<f32>) {
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
             let n = LinearId::Layer(index, input.reader()).shape(source.config()).cols;
-            Some(Arc::new(move |_: &Crew<'_>, Read { x: rows, .. }: Read<'_>| {
+            Some(Arc::new(move |_: &Team<'_>, Read { x: rows, .. }: Read<'_>| {
                 let mut seen = seen.lock().unwrap();
                 let sums = seen.entry((index, input)).or_insert_with(|| vec![0.0f32; n * n]);
                 for row in rows.chunks(n) {
@@ -115,7 +115,7 @@ fn rows_of_experts_come_with_their_tokens_and_shares() {
         let seen: Arc<Mutex<Vec<ExpertRows>>> = Arc::default();
         let block = Block::from_source(&source, 0, |input| {
             let seen = Arc::clone(&seen);
-            let observer = move |_: &Crew<'_>, Read { x, piece, routed }: Read<'_>| {
+            let observer = move |_: &Team<'_>, Read { x, piece, routed }: Read<'_>| {
                 seen.lock().unwrap().push((piece, routed.to_vec(), x.to_vec()));
             };
             (input == BlockInput::Down).then(|| Arc::new(observer) as Arc<_>)

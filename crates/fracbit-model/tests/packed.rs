@@ -11,7 +11,7 @@ mod common;
 use common::{F32, logits, references, relative};
 use fracbit_base::Shape;
 use fracbit_format::{Codebook, Grid, Layout, PackedView, Planes, TILE_COLS, TILE_ROWS};
-use fracbit_kernels::{Crew, Kernels, PackedMatrix};
+use fracbit_kernels::{Kernels, PackedMatrix, Team};
 use fracbit_model::{
     GenerateOptions, Generation, KvType, LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, Read,
     RotationMode, SampleConfig, Sampler, StateOptions, Stop,
@@ -172,7 +172,7 @@ fn observers_see_what_fused_layers_read() {
     let seen = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     for (at, (id, linear)) in ids.into_iter().zip(linears).enumerate() {
         let seen = Arc::clone(&seen);
-        let observer = move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
+        let observer = move |_: &Team<'_>, Read { x, .. }: Read<'_>| {
             seen[at].fetch_add(x.len() / shape.cols, Ordering::Relaxed);
         };
         model.replace(id, linear.observed(Arc::new(observer))).unwrap();

@@ -3,9 +3,9 @@
 use crate::hessian::multiply;
 use fracbit_base::ShapeError;
 use fracbit_kernels::{
-    Crew, Vectors,
+    Team, Vectors,
     vectors::bf16::{Panels, Rows, WIDTH},
-    with_crew,
+    with_team,
 };
 use rayon::prelude::*;
 use std::ops::Range;
@@ -51,21 +51,21 @@ impl Moments {
     /// # Errors
     /// When the length is not whole rows.
     pub fn add(&mut self, x: &[f32]) -> Result<(), ShapeError> {
-        with_crew(|crew| self.add_on(crew, &Vectors::scalar(), x))
+        with_team(|team| self.add_on(team, &Vectors::scalar(), x))
     }
 
-    /// [`Moments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors` has
+    /// [`Moments::add`] on the threads of a team; numbers are rounded to bf16 where `vectors` has
     /// such products.
     ///
     /// # Errors
     /// As for [`Moments::add`].
-    pub fn add_on(&mut self, crew: &Crew<'_>, vectors: &Vectors, x: &[f32]) -> Result<(), ShapeError> {
+    pub fn add_on(&mut self, team: &Team<'_>, vectors: &Vectors, x: &[f32]) -> Result<(), ShapeError> {
         let n = self.n;
         let rows = x.len() / n.max(1);
         ShapeError::check_len("moments", "rows", rows * n, x.len())?;
         for x in x.chunks(ROWS * n.max(1)) {
             let columns = |rows: &Range<usize>| rows.end;
-            add_products(crew, vectors, (x, n), (x, n), columns, &mut self.sums);
+            add_products(team, vectors, (x, n), (x, n), columns, &mut self.sums);
         }
         self.rows += rows as u64;
         Ok(())
@@ -114,17 +114,17 @@ impl CrossMoments {
     /// # Errors
     /// When a length is not whole rows, or they are not as many.
     pub fn add(&mut self, e: &[f32], x: &[f32]) -> Result<(), ShapeError> {
-        with_crew(|crew| self.add_on(crew, &Vectors::scalar(), e, x))
+        with_team(|team| self.add_on(team, &Vectors::scalar(), e, x))
     }
 
-    /// [`CrossMoments::add`] on the threads of a crew; numbers are rounded to bf16 where `vectors`
+    /// [`CrossMoments::add`] on the threads of a team; numbers are rounded to bf16 where `vectors`
     /// has such products.
     ///
     /// # Errors
     /// As for [`CrossMoments::add`].
     pub fn add_on(
         &mut self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         vectors: &Vectors,
         e: &[f32],
         x: &[f32],
@@ -134,7 +134,7 @@ impl CrossMoments {
         ShapeError::check_len("cross moments", "x", rows * n, x.len())?;
         ShapeError::check_len("cross moments", "e", rows * m, e.len())?;
         for (e, x) in e.chunks(ROWS * m.max(1)).zip(x.chunks(ROWS * n.max(1))) {
-            add_products(crew, vectors, (e, m), (x, n), |_| n, &mut self.sums);
+            add_products(team, vectors, (e, m), (x, n), |_| n, &mut self.sums);
         }
         self.rows += rows as u64;
         Ok(())
@@ -153,7 +153,7 @@ impl CrossMoments {
 /// `sums += e^T x` for `e`, (rows, m), and `x`, (rows, n); of some rows of the sums only the first
 /// columns, as many as `columns` says.
 fn add_products(
-    crew: &Crew<'_>,
+    team: &Team<'_>,
     vectors: &Vectors,
     (e, m): (&[f32], usize),
     (x, n): (&[f32], usize),
@@ -162,12 +162,12 @@ fn add_products(
 ) {
     let coarse = vectors.has_bf16().then(|| {
         let mut panels = vec![Panels::default(); n.div_ceil(WIDTH)];
-        crew.chunks(&mut panels, 1, |at, panel| {
+        team.chunks(&mut panels, 1, |at, panel| {
             panel.iter_mut().for_each(|panel| panel.set(x, n, at * WIDTH..n.min((at + 1) * WIDTH)));
         });
-        (Rows::of_transposed(crew, e, m), panels)
+        (Rows::of_transposed(team, e, m), panels)
     });
-    crew.chunks(sums, PANEL * n, |at, sums| {
+    team.chunks(sums, PANEL * n, |at, sums| {
         let rows = at * PANEL..at * PANEL + sums.len() / n;
         let columns = columns(&rows);
         if let Some((e, panels)) = &coarse {

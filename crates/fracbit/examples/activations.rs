@@ -15,7 +15,7 @@ use std::{
 };
 
 use fracbit::{EvalOptions, Opened, Quiet, evaluate, kernels};
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 use fracbit_model::{BlockInput, LayerLinear, Linear, LinearId, Model, Read, StateOptions};
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
@@ -106,7 +106,7 @@ fn losses(
         let (linear, found) = (&decoded[&id], Arc::clone(&found));
         let cols = linear.shape().cols;
         let watched = Linear::dense(linear.shape(), linear.to_dense()?, linear.bias().map(<[f32]>::to_vec))?
-            .observed(Arc::new(move |_: &Crew<'_>, read: Read<'_>| {
+            .observed(Arc::new(move |_: &Team<'_>, read: Read<'_>| {
                 let rows = read.x.chunks_exact(cols).enumerate().map(|(i, x)| (i == 0, lost(x)));
                 found.lock().expect("no panic holds it").extend(rows);
             }));

@@ -17,7 +17,7 @@ mod stories;
 use fracbit::{Calibration, Effort, Opened, Quiet, evaluate, kernels};
 use fracbit_base::Scheme;
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
-use fracbit_kernels::{Crew, PackedMatrix};
+use fracbit_kernels::{PackedMatrix, Team};
 use fracbit_model::{
     Block, BlockInput, FloatId, KvType, LayerLinear, Linear, LinearId, Model, ModelBuilder, Read,
     RotationMode, State, StateOptions, WeightSource,
@@ -457,7 +457,7 @@ impl Observed {
         let seen: Arc<Mutex<[Vec<f32>; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
+            Some(Arc::new(move |_: &Team<'_>, Read { x, .. }: Read<'_>| {
                 seen.lock().expect("one thread")[input as usize].extend_from_slice(x);
             }))
         })?;

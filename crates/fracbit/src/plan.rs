@@ -13,8 +13,8 @@ use crate::{
     fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
     memory::PlannedCache,
+    overrides::{self, Exclude, Pin},
     sensitivity::{Objective, Sensitivities},
-    steer::{self, Exclude, Pin},
 };
 pub use crate::{
     inventory::{Inventory, Matrix},
@@ -113,7 +113,7 @@ impl PlanOptions {
     fn allows_bands(&self, inventory: &Inventory) -> bool {
         let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer());
         let names: Vec<String> = ids.map(|id| id.to_string()).collect();
-        let named = |pattern: &steer::Pattern| names.iter().any(|name| pattern.matches_layer(name));
+        let named = |pattern: &overrides::Pattern| names.iter().any(|name| pattern.matches_layer(name));
         let whole = |e: &Exclude| e.schemes.is_none() && named(&e.layers);
         !(matches!(self.target, Target::Uniform(_))
             || self.keep_head
@@ -556,11 +556,11 @@ pub(crate) fn menus(
     let schemes = options.schemes_where(|scheme| sensitivities.covers(scheme));
     let palette: Vec<Storage> = schemes.into_iter().map(Storage::Packed).collect();
     let names: Vec<String> = inventory.matrices.iter().map(|m| m.id.to_string()).collect();
-    steer::require_matches(names.iter().map(String::as_str), &options.pins, &options.excludes)?;
+    overrides::require_matches(names.iter().map(String::as_str), &options.pins, &options.excludes)?;
     let menu = |matrix: &Matrix| {
         let kept = options.keep_head && inventory.is_head(matrix.id);
         let palette: &[Storage] = if kept { &[Storage::F16] } else { &palette };
-        let menu = steer::allowed(&matrix.id.to_string(), palette, &options.pins, &options.excludes)?;
+        let menu = overrides::allowed(&matrix.id.to_string(), palette, &options.pins, &options.excludes)?;
         menu.into_iter()
             .map(|storage| {
                 // The coefficient under which the scheme's error gives the loss; they differ where

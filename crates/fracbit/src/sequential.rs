@@ -32,7 +32,7 @@ use crate::{
     quantize::{LayerReport, Matrices},
 };
 use fracbit_base::{Shape, ShapeError};
-use fracbit_kernels::{Crew, Kernels, Vectors, with_crew};
+use fracbit_kernels::{Kernels, Team, Vectors, with_team};
 use fracbit_model::{
     Block, BlockInput, LayerLinear, Linear, LinearId, Read, Routed, State, WeightSource, block::head_input,
 };
@@ -195,21 +195,21 @@ impl Streams<'_> {
             let after = quantized.run(&mut other, y, input)?;
             behind.as_mut().map_or(Ok(()), |out| out.write(x))?;
             let off = if input == BlockInput::Down { difference(x, y) } else { entering };
-            let add = |crew: &Crew<'_>| {
+            let add = |team: &Team<'_>| {
                 if pieces > 1 {
                     return after.of_experts(n).try_for_each(|(piece, routed, x)| match held {
                         0 => Ok(()),
-                        _ => all.add_expert(crew, vectors, piece, routed, x, &off),
+                        _ => all.add_expert(team, vectors, piece, routed, x, &off),
                     });
                 }
-                all.inputs[0].add_on(crew, vectors, &after.rows)?;
+                all.inputs[0].add_on(team, vectors, &after.rows)?;
                 let lose = |m: &mut CrossMoments| {
-                    m.add_on(crew, vectors, &difference(&before.rows, &after.rows), &after.rows)
+                    m.add_on(team, vectors, &difference(&before.rows, &after.rows), &after.rows)
                 };
                 all.lost.as_mut().map_or(Ok(()), lose)?;
-                all.streams.first_mut().map_or(Ok(()), |m| m.add_on(crew, vectors, &off, &after.rows))
+                all.streams.first_mut().map_or(Ok(()), |m| m.add_on(team, vectors, &off, &after.rows))
             };
-            Ok(with_crew(add).map_err(fracbit_model::Error::from)?)
+            Ok(with_team(add).map_err(fracbit_model::Error::from)?)
         })?;
         behind.map_or(Ok(()), Writer::finish)?;
         Ok(all)
@@ -230,7 +230,7 @@ impl Collected {
     /// Rows that down of an expert reads, beside the errors `off` of all tokens of the sequence.
     fn add_expert(
         &mut self,
-        crew: &Crew<'_>,
+        team: &Team<'_>,
         vectors: &Vectors,
         piece: usize,
         routed: &[Routed],
@@ -241,12 +241,12 @@ impl Collected {
         for (row, Routed { share, .. }) in scaled.chunks_exact_mut(n).zip(routed) {
             row.iter_mut().for_each(|x| *x *= share);
         }
-        self.inputs[piece].add_on(crew, vectors, &scaled)?;
+        self.inputs[piece].add_on(team, vectors, &scaled)?;
         let Some(stream) = self.streams.get_mut(piece) else { return Ok(()) };
         let width = stream.outputs();
         let errors = routed.iter().flat_map(|r| &off[r.place * width..(r.place + 1) * width]);
         let errors: Vec<f32> = errors.copied().collect();
-        stream.add_on(crew, vectors, &errors, &scaled)
+        stream.add_on(team, vectors, &errors, &scaled)
     }
 }
 
@@ -348,7 +348,7 @@ impl Observed {
         let seen: Arc<Mutex<[Seen; 4]>> = Arc::default();
         let block = Block::from_source(source, index, |input| {
             let seen = Arc::clone(&seen);
-            Some(Arc::new(move |_: &Crew<'_>, Read { x, piece, routed }: Read<'_>| {
+            Some(Arc::new(move |_: &Team<'_>, Read { x, piece, routed }: Read<'_>| {
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 let seen = &mut seen[input as usize];
                 seen.rows.extend_from_slice(x);

@@ -18,7 +18,7 @@ use crate::{
 };
 use fracbit_base::Shape;
 use fracbit_io::{ModelConfig, QkNorm};
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 use fracbit_model::{
     Block, BlockInput, FloatId, LayerLinear, Linear, LinearId, LinearScratch, Matrix, Model, Place, Read,
     RotationMode, Smoothing, StateOptions, WeightSource, block::head_input,
@@ -174,7 +174,7 @@ impl Channels {
                 let (found, place) = (Arc::clone(&found), Place::Block(index, input));
                 let n = LinearId::Layer(index, input.reader()).shape(config).cols;
                 let kept = (input == BlockInput::Attention).then(|| Arc::clone(&attention));
-                Some(Arc::new(move |_: &Crew<'_>, Read { x, .. }: Read<'_>| {
+                Some(Arc::new(move |_: &Team<'_>, Read { x, .. }: Read<'_>| {
                     add_squares(&mut lock(&found), place, n, rows, x);
                     if let Some(kept) = &kept {
                         lock(kept).extend_from_slice(x);

@@ -13,7 +13,7 @@
 
 use super::{ExpandThenDot, Part};
 use crate::{
-    Activations, Call, Crew, Input, Isa, Kernels, LinearKernel, Precision, Prepared,
+    Activations, Call, Input, Isa, Kernels, LinearKernel, Precision, Prepared, Team,
     args::{Block, ONE_TOKEN_STRIPS},
 };
 use fracbit_base::Shape;
@@ -278,8 +278,8 @@ impl LinearKernel for Psumbook {
         self.expand.call_tokens(precision, together)
     }
 
-    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, crew: &Crew<'_>) {
-        self.expand.prepare(input, to, crew);
+    fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
+        self.expand.prepare(input, to, team);
     }
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {

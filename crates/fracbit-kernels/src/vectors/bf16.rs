@@ -11,7 +11,7 @@
 //! is zero.
 
 use super::Vectors;
-use crate::Crew;
+use crate::Team;
 use std::ops::Range;
 
 /// Rows of a tile of outputs.
@@ -100,12 +100,12 @@ impl Rows {
     /// # Panics
     /// When it is not whole rows.
     #[must_use]
-    pub fn of(crew: &Crew<'_>, x: &[f32], inner: usize) -> Self {
+    pub fn of(team: &Team<'_>, x: &[f32], inner: usize) -> Self {
         assert!(inner > 0 && x.len().is_multiple_of(inner), "rows of {inner}");
         let depth = inner.div_ceil(2);
         let mut pairs = vec![0; (x.len() / inner).next_multiple_of(ROWS) * depth];
         let mut rows: Vec<_> = pairs.chunks_exact_mut(depth).zip(x.chunks_exact(inner)).collect();
-        crew.chunks(&mut rows, ROWS, |_, rows| {
+        team.chunks(&mut rows, ROWS, |_, rows| {
             rows.iter_mut().for_each(|(to, x)| pack(x, to));
         });
         Self { count: x.len() / inner, depth, pairs }
@@ -116,11 +116,11 @@ impl Rows {
     /// # Panics
     /// When it is not whole rows.
     #[must_use]
-    pub fn of_transposed(crew: &Crew<'_>, x: &[f32], count: usize) -> Self {
+    pub fn of_transposed(team: &Team<'_>, x: &[f32], count: usize) -> Self {
         assert!(count > 0 && !x.is_empty() && x.len().is_multiple_of(count), "rows of {count}");
         let depth = (x.len() / count).div_ceil(2);
         let mut pairs = vec![0; count.next_multiple_of(ROWS) * depth];
-        crew.chunks(&mut pairs, PACKED * depth, |at, pairs| {
+        team.chunks(&mut pairs, PACKED * depth, |at, pairs| {
             let columns = at * PACKED..count.min((at + 1) * PACKED);
             for (at, rows) in x.chunks(2 * count).enumerate() {
                 let (first, second) = rows.split_at(count);
@@ -268,10 +268,10 @@ mod tests {
             panels.set(&wide, cols + 2, 1..cols + 1);
             other.set_transposed(&turned, inner);
             assert_eq!(panels.pairs, other.pairs, "{count} {inner} {cols}");
-            let rows = Rows::of(&Crew::alone(), &x, inner);
+            let rows = Rows::of(&Team::alone(), &x, inner);
             if count > 0 {
                 let turned: Vec<f32> = (0..x.len()).map(|i| x[i % count * inner + i / count]).collect();
-                let turned = Rows::of_transposed(&Crew::alone(), &turned, count);
+                let turned = Rows::of_transposed(&Team::alone(), &turned, count);
                 assert_eq!(rows.pairs, turned.pairs, "{count} {inner} {cols}");
             }
             let mut out = vec![0.0; count * WIDTH];

@@ -63,8 +63,8 @@ impl Matrices<'_, '_> {
         let [gate, up, down] = self.mlp;
         let count = n.len() / width;
         let mut shares = vec![0.0; count * how.count];
-        fracbit_kernels::with_crew(|crew| {
-            route(self.router, crew, n, &mut LinearScratch::new(), &mut shares)
+        fracbit_kernels::with_team(|team| {
+            route(self.router, team, n, &mut LinearScratch::new(), &mut shares)
         })?;
         let mut weights = vec![0.0; shares.len()];
         let mut choices = vec![Choice::default(); how.active];

@@ -4,7 +4,7 @@ use super::{RandomPacked, Spread, limits, pools, positive, rate, rounds};
 use crate::{Error, Progress};
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
-use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul, matmul_with, with_crew};
+use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul, matmul_with, with_team};
 use serde::Serialize;
 use std::hint::black_box;
 
@@ -206,7 +206,7 @@ fn stream(matrices: &[PackedMatrix], next: &mut usize, batch: usize, x: &mut Act
     let weights = rate(|| {
         // Without a copy of the activations, as in a model.
         x.announce(&input, shape.cols).expect("whole rows");
-        with_crew(|crew| matmul_with(crew, &matrices[*next], &input, x, &mut y)).expect("shapes that fit");
+        with_team(|team| matmul_with(team, &matrices[*next], &input, x, &mut y)).expect("shapes that fit");
         *next = (*next + 1) % matrices.len();
         black_box(&y);
         #[expect(clippy::cast_precision_loss, reason = "a count to divide")]

@@ -2,7 +2,7 @@
 
 use super::{Spread, pools, positive, rate, rounds};
 use crate::{Error, Progress};
-use fracbit_kernels::{Buffer, with_crew};
+use fracbit_kernels::{Buffer, with_team};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +52,7 @@ pub struct MachineLimits {
     /// of vectors.
     pub tile_gmac_per_s: Option<f64>,
     /// Start and end of a parallel loop in which every thread has one task, on the threads that
-    /// stand by for a forward pass ([`Crew`](fracbit_kernels::Crew)), microseconds.
+    /// stand by for a forward pass ([`Team`](fracbit_kernels::Team)), microseconds.
     pub loop_us: f64,
     /// Its least and most.
     pub loop_spread: Spread,
@@ -79,7 +79,7 @@ pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<Mac
         let value = pools[case / KINDS].install(|| match case % KINDS {
             0 => memory.read(),
             1 => int8_products(),
-            2 => crew_loop(),
+            2 => team_loop(),
             3 => products(|| tile_peak(PRODUCTS)),
             _ => rayon_loop(),
         });
@@ -92,7 +92,7 @@ pub fn limits(options: &LimitOptions, progress: &dyn Progress) -> Result<Vec<Mac
 
 impl MachineLimits {
     fn new(threads: usize, bytes: u64, of: &[Spread]) -> Self {
-        let (read, int8, crew, tiles, rayon) = (of[0], of[1], of[2], of[3], of[4]);
+        let (read, int8, team, tiles, rayon) = (of[0], of[1], of[2], of[3], of[4]);
         Self {
             threads,
             bytes,
@@ -101,8 +101,8 @@ impl MachineLimits {
             int8_gmac_per_s: int8.median,
             int8_spread: int8,
             tile_gmac_per_s: (tiles.median > 0.0).then_some(tiles.median),
-            loop_us: crew.median,
-            loop_spread: crew,
+            loop_us: team.median,
+            loop_spread: team,
             rayon_us: rayon.median,
             rayon_spread: rayon,
         }
@@ -196,13 +196,13 @@ fn meet(arrived: &AtomicUsize, all: usize) {
 }
 
 /// Microseconds of a loop on the threads of the current pool, standing by.
-fn crew_loop() -> f64 {
+fn team_loop() -> f64 {
     let threads = rayon::current_num_threads();
-    1e6 / with_crew(|crew| {
+    1e6 / with_team(|team| {
         rate(|| {
             for _ in 0..LOOPS {
                 let arrived = AtomicUsize::new(0);
-                crew.for_each(threads, |_| meet(&arrived, threads));
+                team.for_each(threads, |_| meet(&arrived, threads));
             }
             f64::from(LOOPS)
         })

@@ -19,7 +19,7 @@ use fracbit_base::{Scheme, Shape};
 use fracbit_format::TILE_ROWS;
 use fracbit_io::{Experts, ModelConfig};
 use fracbit_kernels::{
-    Activations, Gate, Group, Kernels, PackedMatrix, RowsOf, cases, matmul, matmul_groups_with, with_crew,
+    Activations, Gate, Group, Kernels, PackedMatrix, RowsOf, cases, matmul, matmul_groups_with, with_team,
 };
 use fracbit_model::LinearId;
 use rand::SeedableRng;
@@ -262,8 +262,8 @@ impl Set {
                     let routes = products.routes(product, part, batch, &mut rng);
                     let groups = divided(&routes, first.group_tokens());
                     let start = Instant::now();
-                    with_crew(|crew| {
-                        matmul_groups_with(crew, (&[first], Gate::default()), &groups, &input, &mut x, &mut y)
+                    with_team(|team| {
+                        matmul_groups_with(team, (&[first], Gate::default()), &groups, &input, &mut x, &mut y)
                     })
                     .expect(FITS);
                     start

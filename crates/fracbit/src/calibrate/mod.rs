@@ -23,7 +23,7 @@ use crate::{
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
-use fracbit_kernels::Crew;
+use fracbit_kernels::Team;
 use fracbit_model::{
     Block, BlockInput, LinearId, Model, Place, Read, RotationMode, WeightSource, block::head_input,
 };
@@ -361,11 +361,11 @@ pub(crate) fn collect(
     let vectors = kernels.vectors();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
-        Some(Arc::new(move |crew: &Crew<'_>, Read { x, .. }: Read<'_>| {
+        Some(Arc::new(move |team: &Team<'_>, Read { x, .. }: Read<'_>| {
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             // The threads of the pool stand by for the pass: a loop of rayon's would find none of
             // them.
-            moments.add_on(crew, &vectors, x).expect("a layer reads whole rows");
+            moments.add_on(team, &vectors, x).expect("a layer reads whole rows");
         }))
     })?
     .with_kernels(&kernels);

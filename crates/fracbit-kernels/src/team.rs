@@ -2,8 +2,8 @@
 //!
 //! A decode step has some hundred parallel loops of 100 µs each, and a fork through a work-stealing
 //! deque costs several microseconds, more when the other thread has gone to sleep. So a pass
-//! borrows the threads of the current rayon pool once ([`with_crew`]); until it ends they spin on
-//! one cache line, and a loop costs the transfer of a few cache lines ([`Crew::for_each`]). Rayon
+//! borrows the threads of the current rayon pool once ([`with_team`]); until it ends they spin on
+//! one cache line, and a loop costs the transfer of a few cache lines ([`Team::for_each`]). Rayon
 //! stays the owner of the threads: the number of threads is that of the pool, an idle program does
 //! not spin, and a thread that is busy elsewhere is not waited for, because the calling thread can
 //! do all work itself.
@@ -27,11 +27,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// µs.
 const POLLS: u32 = 4096;
 
-/// Threads that wait for [`for_each`](Self::for_each); made by [`with_crew`].
+/// Threads that wait for [`for_each`](Self::for_each); made by [`with_team`].
 ///
-/// Not `Sync`: a task cannot start a loop of its own on the crew that runs it.
+/// Not `Sync`: a task cannot start a loop of its own on the team that runs it.
 #[derive(Debug)]
-pub struct Crew<'a> {
+pub struct Team<'a> {
     shared: Option<&'a Shared>,
     threads: usize,
     not_sync: PhantomData<Cell<()>>,
@@ -89,15 +89,15 @@ unsafe impl Sync for Shared {}
 ///
 /// In a pool of one thread, `f` runs where it is called. Costs one fork of rayon, and allocates
 /// nothing when called from a thread of the pool.
-pub fn with_crew<R: Send>(f: impl FnOnce(&Crew<'_>) -> R + Send) -> R {
+pub fn with_team<R: Send>(f: impl FnOnce(&Team<'_>) -> R + Send) -> R {
     let threads = rayon::current_num_threads();
     if threads == 1 {
-        return f(&Crew::alone());
+        return f(&Team::alone());
     }
     let shared = Shared::default();
     let lead = || {
         let _close = Close(&shared);
-        f(&Crew { shared: Some(&shared), threads, not_sync: PhantomData })
+        f(&Team { shared: Some(&shared), threads, not_sync: PhantomData })
     };
     rayon::join(lead, || shared.recruit(threads - 1)).0
 }
@@ -111,7 +111,7 @@ impl Drop for Close<'_> {
     }
 }
 
-impl Crew<'_> {
+impl Team<'_> {
     /// The calling thread only.
     #[must_use]
     pub const fn alone() -> Self {
@@ -146,7 +146,7 @@ impl Crew<'_> {
         let ranges = self.threads.min(RANGES);
         let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks, ranges };
         let epoch = shared.epoch.0.load(Ordering::Relaxed);
-        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Crew` is
+        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Team` is
         // not `Sync`), and the end of the loop before waited for both.
         unsafe { *shared.job.get() = job };
         for (i, next) in shared.next[..ranges].iter().enumerate() {
@@ -181,7 +181,7 @@ impl Crew<'_> {
         len: usize,
         f: impl Fn(usize, usize, &mut [T]) + Sync,
     ) {
-        assert!(block > 0 && len > 0, "Crew: `block` and `len` should be positive");
+        assert!(block > 0 && len > 0, "Team: `block` and `len` should be positive");
         let start = Start(data.as_mut_ptr());
         let (total, each) = (data.len(), block.div_ceil(len));
         self.for_each(total.div_ceil(block) * each, |task| {
@@ -201,7 +201,7 @@ impl Crew<'_> {
 
 struct Start<T>(*mut T);
 
-// SAFETY: threads make disjoint slices of `T: Send` from it (see `Crew::chunks`).
+// SAFETY: threads make disjoint slices of `T: Send` from it (see `Team::chunks`).
 unsafe impl<T: Send> Sync for Start<T> {}
 
 /// Ends a loop: no helper enters any more, and those inside are waited for.
@@ -242,7 +242,7 @@ fn poll(polls: &mut u32) {
 }
 
 impl Shared {
-    /// Turns up to `helpers` threads of the pool into helpers until the crew is dismissed.
+    /// Turns up to `helpers` threads of the pool into helpers until the team is dismissed.
     fn recruit(&self, helpers: usize) {
         if helpers == 1 {
             self.help(helpers);
@@ -306,12 +306,12 @@ mod tests {
     fn every_task_runs_once_in_every_loop() {
         for threads in [1, 2, 3, 7, 11] {
             pool(threads).install(|| {
-                with_crew(|crew| {
-                    assert_eq!(crew.threads(), threads);
+                with_team(|team| {
+                    assert_eq!(team.threads(), threads);
                     for round in 0..2000 {
                         let tasks = round % 17;
                         let mut counts = vec![0u32; tasks];
-                        crew.chunks(&mut counts, 1, |i, count| count[0] += u32::try_from(i).unwrap() + 1);
+                        team.chunks(&mut counts, 1, |i, count| count[0] += u32::try_from(i).unwrap() + 1);
                         let want: Vec<u32> = (1..=u32::try_from(tasks).unwrap()).collect();
                         assert_eq!(counts, want, "{threads} threads, round {round}");
                     }
@@ -324,25 +324,25 @@ mod tests {
     fn chunks_cover_the_slice_with_a_shorter_last() {
         pool(2).install(|| {
             let mut data = vec![0; 103];
-            with_crew(|crew| crew.chunks(&mut data, 10, |i, chunk| chunk.fill(i + chunk.len())));
+            with_team(|team| team.chunks(&mut data, 10, |i, chunk| chunk.fill(i + chunk.len())));
             let want: Vec<_> = (0..103).map(|at| at / 10 + if at < 100 { 10 } else { 3 }).collect();
             assert_eq!(data, want);
-            with_crew(|crew| crew.blocks(&mut data, 40, 15, |i, from, chunk| chunk.fill(1000 * i + from)));
+            with_team(|team| team.blocks(&mut data, 40, 15, |i, from, chunk| chunk.fill(1000 * i + from)));
             let want: Vec<_> = (0..103).map(|at| at / 40 * 1000 + at % 40 / 15 * 15).collect();
             assert_eq!(data, want);
         });
     }
 
     #[test]
-    fn crews_do_not_wait_for_each_other() {
-        // As many crews as threads, and crews within tasks of rayon: whoever finds no helper works
+    fn teams_do_not_wait_for_each_other() {
+        // As many teams as threads, and teams within tasks of rayon: whoever finds no helper works
         // alone.
         pool(2).install(|| {
             let sum = |_| {
                 let total = AtomicUsize::new(0);
-                with_crew(|crew| {
+                with_team(|team| {
                     for _ in 0..100 {
-                        crew.for_each(10, |i| {
+                        team.for_each(10, |i| {
                             total.fetch_add(i, Ordering::Relaxed);
                         });
                     }
@@ -364,14 +364,14 @@ mod tests {
         for bad in [0, 5, 99] {
             let run = || {
                 pool.install(|| {
-                    with_crew(|crew| crew.for_each(100, |i| assert!(i != bad, "task {i}")));
+                    with_team(|team| team.for_each(100, |i| assert!(i != bad, "task {i}")));
                 });
             };
             let run = std::panic::AssertUnwindSafe(run);
             assert!(std::panic::catch_unwind(run).is_err(), "task {bad}");
         }
         let mut data = [1; 8];
-        pool.install(|| with_crew(|crew| crew.chunks(&mut data, 1, |_, x| x[0] += 1)));
+        pool.install(|| with_team(|team| team.chunks(&mut data, 1, |_, x| x[0] += 1)));
         assert_eq!(data, [2; 8]);
     }
 }
