@@ -7,8 +7,9 @@ pub mod parts;
 pub use parts::{Parts, Stored};
 
 use fracbit::{
-    Effort, Error, Opened, Plan, PlanOptions, QuantizeOptions, QuantizeReport, Quiet, Rounders,
-    Sensitivities, Target, bands::Bands, directory, plan::Inventory,
+    Effort, Error, Inventory, Opened, Plan, PlanOptions, QuantizeOptions, QuantizeReport, Quiet, Rounders,
+    Sensitivities, Target,
+    bands::{self, Bands},
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Isa, Kernels};
@@ -200,7 +201,7 @@ impl Source {
     pub fn open(dir: &Path, rotation: RotationMode, seed: u64) -> Result<Self, Error> {
         let opened = Opened::new(dir)?;
         let weights = opened.source(rotation, seed)?;
-        let inventory = directory::inventory(&opened.checkpoint, &opened.config, rotation);
+        let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);
         Ok(Self { opened, weights, inventory, seed })
     }
 
@@ -243,7 +244,7 @@ impl Source {
         for id in self.ends() {
             let whole = guess.of(&id.to_string()).expect("it has all");
             for (band, share) in [0.5, 0.3, 0.15, 0.05].into_iter().enumerate() {
-                guess.layers.insert(directory::band_name(id, band), Fit { a: whole * share, residual: 0.0 });
+                guess.layers.insert(bands::band_name(id, band), Fit { a: whole * share, residual: 0.0 });
             }
         }
         guess.bands = Some(Bands::of(&counts).expect("a vocabulary that is uneven enough"));

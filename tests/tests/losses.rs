@@ -1,9 +1,9 @@
 //! Loss terms measured in a quantized model: what they say, and that they continue.
 
 use fracbit::{
-    CalibrateOptions, Calibration, Error, EvalOptions, Objective, Quiet, Rounders, Sensitivities, bands,
+    CalibrateOptions, Calibration, Error, EvalOptions, Objective, Quiet, Rounders, Sensitivities,
+    bands::{self, band_name},
     calibrate,
-    directory::band_name,
     losses::{self, LossOptions},
     sensitivity::Text,
 };
@@ -126,7 +126,7 @@ fn embedding_and_head_are_measured_band_by_band_and_continue() {
         let all = of(&id.to_string());
         assert!((parts / all - 1.0).abs() < 1e-9, "{id}: {parts} in bands, {all}");
     }
-    let counted = bands::of(&enough, 256, source.opened.config.vocab_size).expect("it has a text");
+    let counted = enough.bands(256, source.opened.config.vocab_size).expect("it has a text");
     assert!(whole.bands.is_some() && whole.bands == counted, "the tokens behind the text");
     for (at, document) in documents.iter().enumerate().step_by(5) {
         let again = measure(&enough, Some(document.clone()), &mut |_| Ok(())).expect("a good text");

@@ -7,7 +7,7 @@ use fracbit::{
     CalibrateOptions, Calibration, Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet,
     Rounders, Target, calibrate, evaluate, evaluate::windows, plan, quantize,
 };
-use fracbit::{Sensitivities, directory};
+use fracbit::{Inventory, Sensitivities};
 use fracbit_model::{KvType, Model, RotationMode, Smoothing, StateOptions, WeightSource, eval};
 use fracbit_tests::{Parts, demo_model, scheme, stories};
 use std::{path::Path, sync::Arc};
@@ -34,7 +34,7 @@ fn with_massive_channel(dir: &Path) {
 fn divergence(model: &Path, weights: &WeightSource, smoothing: bool, out: &Path) -> f64 {
     let (opened, sites) = (Opened::new(model).expect("a model"), weights.sites());
     let rotation = sites.mode();
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, rotation);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);
     let prior = Sensitivities::prior(&inventory, rotation);
     let target = Target::Uniform(scheme("tcq-4"));
     let options = PlanOptions { rotation, smoothing, seed: sites.seed(), ..PlanOptions::new(target) };
@@ -70,7 +70,7 @@ fn massive_activations_cost_ten_times_less_than_folded() {
 fn a_plan_is_carried_out_with_the_weights_that_it_is_for() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let opened = Opened::new(&demo_model()).expect("the embedded model is good");
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Online);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Online);
     let prior = Sensitivities::prior(&inventory, RotationMode::Online);
     let target = Target::Uniform(scheme("nuq-4"));
     let options = PlanOptions { rotation: RotationMode::Online, smoothing: true, ..PlanOptions::new(target) };

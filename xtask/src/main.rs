@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 mod arm;
+mod circles;
 mod codegen;
 mod gpu;
 mod kernels;

@@ -10,7 +10,7 @@ use crate::{
 };
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
-    Sensitivities, Speed, Target, bands, directory,
+    Sensitivities, Speed, Target, bands,
     memory::MemoryBudget,
     plan::{Inventory, OperatingPoint},
     sensitivity::{self, Text},
@@ -61,7 +61,7 @@ impl Source {
 
     /// What there is to quantize.
     pub(crate) fn inventory(&self, rotation: RotationMode) -> Inventory {
-        directory::inventory(&self.opened.checkpoint, &self.opened.config, rotation)
+        Inventory::of(&self.opened.checkpoint, &self.opened.config, rotation)
     }
 
     /// The weights as `options` rotate and smooth them; `fixed` is the rotation, unless the model's

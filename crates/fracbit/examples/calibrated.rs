@@ -10,8 +10,8 @@ mod page;
 mod stories;
 
 use fracbit::{
-    Effort, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Rounders, Sensitivities,
-    Target, directory, evaluate,
+    Effort, Evaluation, Inventory, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Rounders,
+    Sensitivities, Target, evaluate,
     losses::{self, LossOptions},
     plan, quantize,
     sensitivity::{self, Text},
@@ -68,7 +68,7 @@ fn model(name: &str, effort: Effort, rates: &[&'static str]) -> Any<(String, Vec
     let calibration = Arc::new(stories::calibration(&opened, name, &scratch.path().join("stats"))?);
 
     let source = opened.source(RotationMode::Fold, 0)?;
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let free = sensitivity::measure(&source, &hash, Protocol::FULL, None, &Quiet, &mut |_| Ok(()))?;
     let read = Text::read(&opened, &train, Path::new(TRAIN), LOSS_TOKENS, &stories::reading(name))?;
 

@@ -10,7 +10,7 @@
 mod page;
 
 use fracbit::{
-    EvalOptions, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, directory, evaluate, plan,
+    EvalOptions, Inventory, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, evaluate, plan,
     quantize, sensitivity,
 };
 use fracbit_base::Palette;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let paths = FILES.map(|file| Path::new(TEXTS).join(file));
     let texts = paths.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?;
     let source = opened.source(RotationMode::Fold, 0)?;
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let measured = sensitivity::measure(&source, &hash, Protocol::QUICK, None, &Quiet, &mut |_| Ok(()))?;
     let scratch = tempfile::tempdir()?;
     let reading = EvalOptions {

@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit::{
-    EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet, Sensitivities, Target, directory, evaluate,
+    EvalOptions, Inventory, Opened, PlanOptions, QuantizeOptions, Quiet, Sensitivities, Target, evaluate,
     plan, quantize,
 };
 use fracbit_base::Scheme;
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     for rotation in [RotationMode::None, RotationMode::Fold] {
         let source = opened.source(rotation, 0)?;
-        let inventory = directory::inventory(&opened.checkpoint, &opened.config, rotation);
+        let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);
         let prior = Sensitivities::prior(&inventory, rotation);
         for kind in [2, 3, 4].into_iter().flat_map(kinds) {
             let options = PlanOptions { rotation, ..PlanOptions::new(Target::Uniform(kind.scheme)) };

@@ -8,8 +8,8 @@
 mod page;
 
 use fracbit::{
-    EvalOptions, Evaluation, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet, Sensitivities,
-    Target, directory,
+    EvalOptions, Evaluation, Inventory, Opened, Plan, PlanOptions, Protocol, QuantizeOptions, Quiet,
+    Sensitivities, Target,
     distortion::{self, Distortion},
     evaluate, plan, quantize, sensitivity,
 };
@@ -102,7 +102,7 @@ fn model() -> Any<()> {
     let opened = Opened::new(Path::new(MODEL))?;
     let text = fs::read_to_string(TEXT).map_err(|e| format!("{TEXT}: {e}"))?;
     let source = opened.source(RotationMode::Fold, 0)?;
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Fold);
     let hash = opened.checkpoint.content_hash();
     let measured = sensitivity::measure(
         &source,
@@ -191,7 +191,7 @@ fn model() -> Any<()> {
         [(RotationMode::Fold, "fold"), (RotationMode::Online, "online"), (RotationMode::None, "none")]
     {
         let source = opened.source(mode, 0)?;
-        let inventory = directory::inventory(&opened.checkpoint, &opened.config, mode);
+        let inventory = Inventory::of(&opened.checkpoint, &opened.config, mode);
         let options = PlanOptions { rotation: mode, ..PlanOptions::new(Target::Bits(3.0)) };
         let plan = plan(&inventory, &measured, &options)?;
         let out = scratch.path().join(format!("rotation-{label}"));

@@ -2,7 +2,7 @@
 #![expect(clippy::print_stdout, reason = "an example")]
 
 use fracbit::{
-    EvalOptions, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, directory, evaluate, plan,
+    EvalOptions, Inventory, Opened, PlanOptions, Protocol, QuantizeOptions, Quiet, Target, evaluate, plan,
     quantize, sensitivity,
 };
 use std::path::Path;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let choice = opened.choose(None, true, 0, None, &Quiet)?;
     let rotation = choice.rotation;
     let source = opened.source(rotation, 0)?.smoothed(choice.smoothing);
-    let inventory = directory::inventory(&opened.checkpoint, &opened.config, rotation);
+    let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);
     let hash = opened.checkpoint.content_hash();
     let measured = sensitivity::measure(&source, &hash, Protocol::QUICK, None, &Quiet, &mut |_| Ok(()))?;
     let planned = PlanOptions { rotation, smoothing: true, ..PlanOptions::new(Target::Bits(bits.parse()?)) };

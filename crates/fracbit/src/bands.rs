@@ -13,8 +13,9 @@
 //! Q-Palette's plans and those of the other papers leave the embedding alone; in small models it is
 //! a quarter of the weights and more.
 
-use crate::{Calibration, Error};
+use crate::Error;
 use fracbit_format::{BitWriter, read_bits};
+use fracbit_model::LinearId;
 use serde::{Deserialize, Serialize};
 
 /// Bands of a matrix.
@@ -27,28 +28,28 @@ const PRIOR: f64 = 0.25;
 /// Share of a loss that counts by rows alone, because the text that was looked at is not the only
 /// one to come: another one has other rare words, and a model that writes its own hardly uses them.
 const EVEN: f64 = 0.125;
-/// Fewest tokens that are worth counting.
-const FEW: usize = 2048;
 /// Fewest rows that are worth bands.
 const LEAST: usize = 64;
 /// Most rounds of k-means.
 const ROUNDS: usize = 100;
 
-/// Bands by the tokens of a calibration behind the first `skip`; `None` where there are too few of
-/// them, or of rows.
-///
-/// # Errors
-/// When the tokens cannot be read.
-pub fn of(calibration: &Calibration, skip: usize, rows: usize) -> Result<Option<Bands>, Error> {
-    let sequences = calibration.sequences()?;
-    let mut counts = vec![0u32; rows];
-    for &token in sequences.iter().flatten().skip(skip) {
-        if let Some(count) = counts.get_mut(token as usize) {
-            *count += 1;
+/// The name of a band of rows of a matrix.
+#[must_use]
+pub fn band_name(id: LinearId, band: usize) -> String {
+    format!("{id}.band{band}")
+}
+
+/// The matrix of a name, and the band if it is that of one.
+#[must_use]
+pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
+    match name.rsplit_once(".band") {
+        None => Some((name.parse().ok()?, None)),
+        Some((id, band)) => {
+            let (id, band): (LinearId, _) = (id.parse().ok()?, band.parse().ok()?);
+            let fits = band < COUNT && !id.is_layer();
+            fits.then_some((id, Some(band)))
         }
     }
-    let tokens: usize = counts.iter().map(|&count| count as usize).sum();
-    Ok(if tokens < FEW { None } else { Bands::of(&counts) })
 }
 
 /// Which band each row of a matrix is in; band 0 has the most frequent tokens. In documents a

@@ -1,15 +1,16 @@
 //! Tensor names and the configuration block of a quantized model directory (`docs/formats.md`).
 
 use crate::{
-    Error, bands, fusion,
-    plan::{Inventory, Matrix, Plan, Storage},
+    Error, Plan,
+    bands::{self, band_name},
+    fusion,
+    storage::{Module, Storage, spread_group},
 };
-use fracbit_base::{Code, Scheme};
-use fracbit_format::{Element, Grouping, PlaneName, SchemeSpec, TILE_COLS};
-use fracbit_io::{Checkpoint, Dtype, ModelConfig};
-use fracbit_model::{FloatId, LinearId, RotationMode, WeightSource};
+use fracbit_base::Scheme;
+use fracbit_format::{Element, PlaneName};
+use fracbit_io::{Dtype, ModelConfig};
+use fracbit_model::{LinearId, RotationMode, WeightSource};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
@@ -44,50 +45,6 @@ pub struct QuantizationConfig {
     /// Whether embedding rows, turned back, are divided by [`EMBEDDING_DIVISORS`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub embedding_divisors: bool,
-}
-
-/// How one matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Module {
-    /// A scheme name or `f16`.
-    pub scheme: Storage,
-    /// Input columns per scale; 0, or absent: one scale per row.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub group: usize,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-pub(crate) fn is_zero(n: &usize) -> bool {
-    *n == 0
-}
-
-impl Module {
-    /// Which weights share a scale.
-    #[must_use]
-    pub const fn grouping(self) -> Grouping {
-        Grouping::from_number(self.group)
-    }
-
-    /// The rule that the module breaks.
-    pub(crate) fn broken(self) -> Option<String> {
-        if !self.group.is_multiple_of(TILE_COLS) {
-            return Some(format!("group should be 0 or a multiple of {TILE_COLS}, got {}", self.group));
-        }
-        let why = match self.scheme {
-            Storage::F16 => "f16 has no scales".to_owned(),
-            Storage::Packed(scheme) if SchemeSpec::of(scheme).second_level.is_some() => {
-                format!("{scheme} has a scale for each row")
-            }
-            Storage::Packed(_) => return None,
-        };
-        (self.group > 0).then(|| format!("group should be absent, for {why}, got {}", self.group))
-    }
-
-    /// The scheme, where version 1 of the format meant other weights by it.
-    fn rehashed(self) -> Option<Scheme> {
-        let Storage::Packed(scheme) = self.scheme else { return None };
-        (scheme.code() == Some(Code::Fast)).then_some(scheme)
-    }
 }
 
 impl QuantizationConfig {
@@ -193,36 +150,6 @@ impl QuantizationConfig {
     }
 }
 
-/// Before version 3 of a document one number said for all its matrices how columns are grouped:
-/// moves it to each of `entries`, a map or a list, that has a scheme.
-///
-/// # Errors
-/// The rule that is broken where the number is missing, or stands where the version has none.
-pub(crate) fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Result<(), String> {
-    let Some(fields) = document.as_object_mut() else { return Ok(()) }; // refused where it is parsed
-    let group = fields.remove("group");
-    if of_each {
-        let rule = |group| format!("group should stand at each of `{entries}`, got {group} for all of them");
-        return group.map_or(Ok(()), |group| Err(rule(group)));
-    }
-    let group = group.ok_or("missing field `group`")?;
-    let spread = |entry: &mut Value| -> Result<(), String> {
-        let Some(entry) = entry.as_object_mut() else { return Ok(()) };
-        if entry.contains_key("group") {
-            return Err(format!("group should stand once in this version, got one in `{entries}` as well"));
-        }
-        if entry.get("scheme").is_some_and(|scheme| scheme != "f16") {
-            entry.insert("group".to_owned(), group.clone());
-        }
-        Ok(())
-    };
-    match fields.get_mut(entries) {
-        Some(Value::Object(all)) => all.values_mut().try_for_each(spread),
-        Some(Value::Array(all)) => all.iter_mut().try_for_each(spread),
-        _ => Ok(()),
-    }
-}
-
 /// Tensor name of a plane of a packed matrix, or of a band of its rows.
 #[must_use]
 pub fn plane_name(id: LinearId, band: Option<usize>, plane: PlaneName) -> String {
@@ -246,69 +173,8 @@ pub const BANDS: &str = "fracbit.bands";
 /// Tensor of what the rows of a tied embedding are divided by, once they are turned back.
 pub const EMBEDDING_DIVISORS: &str = "fracbit.embedding_divisors";
 
-/// The name of a band of rows of a matrix.
-#[must_use]
-pub fn band_name(id: LinearId, band: usize) -> String {
-    format!("{id}.band{band}")
-}
-
-/// The matrix of a name, and the band if it is that of one.
-#[must_use]
-pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
-    match name.rsplit_once(".band") {
-        None => Some((name.parse().ok()?, None)),
-        Some((id, band)) => {
-            let (id, band): (LinearId, _) = (id.parse().ok()?, band.parse().ok()?);
-            let fits = band < bands::COUNT && !id.is_layer();
-            fits.then_some((id, Some(band)))
-        }
-    }
-}
-
 /// Tensor names of a codebook: entries, step.
 #[must_use]
 pub fn codebook_names(scheme: Scheme) -> [String; 2] {
     [format!("fracbit.codebook.{scheme}.entries"), format!("fracbit.codebook.{scheme}.step")]
-}
-
-/// The norms that a directory stores; the others were folded into their readers and are all ones.
-pub fn stored_floats(
-    config: &ModelConfig,
-    rotation: RotationMode,
-) -> impl Iterator<Item = FloatId> + use<'_> {
-    FloatId::all(config).filter(move |id| !id.folded(config, rotation))
-}
-
-/// What a checkpoint consists of. Reads no weights.
-#[must_use]
-pub fn inventory(checkpoint: &Checkpoint, config: &ModelConfig, rotation: RotationMode) -> Inventory {
-    inventory_of(config, rotation, fingerprint(checkpoint, config))
-}
-
-/// What a model of this configuration consists of; `source_hash` says which one.
-#[must_use]
-pub fn inventory_of(config: &ModelConfig, rotation: RotationMode, source_hash: String) -> Inventory {
-    let matrices = Matrix::all(config);
-    let biases: usize = matrices.iter().filter(|m| m.id.has_bias(config)).map(|m| m.shape.rows).sum();
-    let norms = |ids: &mut dyn Iterator<Item = FloatId>| ids.map(|id| id.width(config)).sum::<usize>();
-    let all_norms = norms(&mut FloatId::all(config));
-    let kept_norms = norms(&mut stored_floats(config, rotation));
-    Inventory {
-        source_hash,
-        matrices,
-        other_params: (biases + all_norms) as u64,
-        stored_other: (biases + kept_norms) as u64,
-        tied: config.tie_word_embeddings,
-        bands: None,
-    }
-}
-
-/// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.
-fn fingerprint(checkpoint: &Checkpoint, config: &ModelConfig) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(serde_json::to_string(&config.raw).unwrap_or_default().as_bytes());
-    for (name, info) in checkpoint.iter() {
-        hasher.update(format!("\n{name} {} {:?}", info.dtype.name(), info.shape).as_bytes());
-    }
-    hasher.finalize().to_hex().to_string()
 }

@@ -8,9 +8,12 @@
 
 use crate::{
     Error,
+    inventory::Inventory,
     joint::{Joint, Prices, loss_between},
-    plan::{Inventory, Plan, PlanOptions, PlannedLayer, Storage, choices, menus},
-    sensitivity::Sensitivities,
+    plan::{Plan, PlanOptions, choices, menus},
+    planned::PlannedLayer,
+    sensitivities::Sensitivities,
+    storage::Storage,
 };
 use fracbit_alloc::{Budget, Gap, LayerTerm, Problem, Stored, gap, ideal_bits, relax};
 use fracbit_base::{Code, Scheme, Shape};
@@ -76,7 +79,7 @@ pub fn explain(
         gap::split(&terms, &stored, &ideal_bits(&terms, code_bits, (0.0, 16.0))?)?
     };
 
-    let inventory = &*inventory.for_plan(plan)?;
+    let inventory = &*inventory.with_bands(plan.bands.as_ref())?;
     let asker = Asker { inventory, sensitivities, options, plan };
     let now = asker.bound(&[], None)?;
     let have = options.schemes();
@@ -170,14 +173,14 @@ impl Asker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Preset, Target, directory, plan};
+    use crate::{Preset, Target, plan};
     use fracbit_base::Palette;
     use fracbit_model::RotationMode;
 
     #[test]
     fn measured_losses_are_explained_with_what_was_measured() {
         let config = Preset::named("tiny").unwrap().model_config().unwrap();
-        let inventory = directory::inventory_of(&config, RotationMode::Fold, String::new());
+        let inventory = Inventory::of_config(&config, RotationMode::Fold, String::new());
         let mut sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let options = PlanOptions::new(Target::Bits(3.3));
         let linear = plan(&inventory, &sensitivities, &options).unwrap();
@@ -204,7 +207,7 @@ mod tests {
     #[test]
     fn a_poor_palette_gains_by_a_scheme_and_a_rich_one_hardly() {
         let config = Preset::named("llama-3.2-1b").unwrap().model_config().unwrap();
-        let inventory = directory::inventory_of(&config, RotationMode::Fold, String::new());
+        let inventory = Inventory::of_config(&config, RotationMode::Fold, String::new());
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let of = |palette| {
             let options = PlanOptions { palette, ..PlanOptions::new(Target::Bits(3.3)) };

@@ -12,22 +12,8 @@
 //! The forecast is the line's value; the bar is its 95 % prediction interval (Student's t), widened
 //! by what texts and real rounding errors add ([`TEXT`]).
 
-use crate::{
-    Error, PlanOptions, Progress, Target, directory,
-    plan::{Inventory, plan},
-    sensitivity::{JointPoint, Probe, Sensitivities, rows_turn},
-};
-use fracbit_model::{Linear, Model, WeightSource};
-use fracbit_quant::sensitivity::{add_noise, deviations};
-use rand::{SeedableRng, seq::SliceRandom};
-use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// Stored bits per weight of the plans whose errors are put into all matrices at once.
-const BUDGETS: [f64; 8] = [1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0];
-/// Most bytes that the noisy matrices may take in f32: they are in memory at once. Of a larger
-/// model only some of them get noise, drawn at random; the line is then fitted to their sums.
-const MOST_BYTES: u64 = 1 << 30;
 /// Standard deviation of `ln(measured / forecast)` beside the fit's own: the text is not what the
 /// model writes, and real rounding errors are not Gaussian noise. It is the root mean square over
 /// ten plans of TinyStories-656K, each on texts of four kinds; on stories as that model was trained
@@ -46,6 +32,15 @@ pub struct Forecast {
     pub high: f64,
     /// Perplexity over that of the original, were the text the model's own: `exp(kl)`.
     pub perplexity_ratio: f64,
+}
+
+/// A whole model beside the sum of its matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JointPoint {
+    /// What the matrices lose one by one, added up.
+    pub sum: f64,
+    /// What the model loses, nats per token.
+    pub measured: f64,
 }
 
 /// Two-sided 95 % quantiles of Student's t by degrees of freedom.
@@ -75,62 +70,6 @@ pub fn forecast(points: &[JointPoint], predicted: f64) -> Option<Forecast> {
     let half = (t * t * spread + (1.96 * TEXT).powi(2)).sqrt();
     let kl = predicted * line(x).exp();
     Some(Forecast { kl, low: kl * (-half).exp(), high: kl * half.exp(), perplexity_ratio: kl.exp() })
-}
-
-/// Bytes that [`measure`] takes for its matrices.
-pub(crate) fn memory(inventory: &Inventory) -> u64 {
-    let all: u64 = inventory.matrices.iter().map(|m| 4 * m.shape.len() as u64).sum();
-    all.min(MOST_BYTES)
-}
-
-/// Measures the divergence with noise in many matrices of `plain`, the model of `source` without
-/// rotation, at once.
-pub(crate) fn measure(
-    source: &WeightSource,
-    plain: &WeightSource,
-    probe: &Probe,
-    clean: &Model,
-    sensitivities: &Sensitivities,
-    seed: u64,
-    progress: &dyn Progress,
-) -> Result<Vec<JointPoint>, Error> {
-    let (config, rotation) = (plain.config(), sensitivities.rotation);
-    let inventory = directory::inventory(plain.checkpoint(), config, rotation);
-    let mut points = Vec::new();
-    progress.stage("measuring all matrices at once", BUDGETS.len() as u64);
-    for (draw, bits) in BUDGETS.into_iter().enumerate() {
-        progress.advance(1);
-        let options = PlanOptions { rotation, ..PlanOptions::new(Target::Bits(bits)) };
-        // A model whose norms and codebooks are large beside its matrices does not reach every
-        // budget.
-        let Ok(plan) = plan(&inventory, sensitivities, &options) else { continue };
-        let mut model = clean.clone();
-        let mut order: Vec<usize> = (0..plan.layers.len()).collect();
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed ^ draw as u64));
-        let (mut room, mut sum) = (MOST_BYTES, 0.0);
-        for index in order {
-            let (id, layer) = (inventory.matrices[index].id, &plan.layers[index]);
-            let Some(left) = room.checked_sub(4 * inventory.matrices[index].shape.len() as u64) else {
-                continue;
-            };
-            room = left;
-            sum += layer.predicted_loss;
-            let mut matrix = plain.linear(id)?;
-            let columns = source.columns(id)?;
-            let noise = seed ^ (((index as u64) << 32) | (0x8000_0000 + draw as u64));
-            let rows = deviations(
-                &matrix.data,
-                matrix.shape.cols,
-                columns.as_deref(),
-                rows_turn(plain.config(), id, rotation),
-            );
-            add_noise(&mut matrix.data, &rows, columns.as_deref(), layer.scheme.error()?.sqrt(), noise);
-            let noisy = Linear::dense(matrix.shape, matrix.data, plain.bias(id)?);
-            model.replace(id, noisy.map_err(fracbit_model::Error::from)?)?;
-        }
-        points.push(JointPoint { sum, measured: probe.divergence(&model)? });
-    }
-    Ok(points)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! (`PackedMatrixData::stack`). Codes, scales and with them all results are those of separate
 //! matrices, bit for bit.
 
-use crate::plan::{Matrix, Storage};
+use crate::{inventory::Matrix, storage::Storage};
 use fracbit_base::Shape;
 use fracbit_format::{Grouping, TILE_ROWS};
 use fracbit_model::LinearId;

@@ -5,7 +5,7 @@
 //! with a calibration, every column counts by the diagonal of its input's moments too. See
 //! `fracbit_codebook::train::group_codebooks` for the training itself.
 
-use crate::{Calibration, Error, Plan, Progress, plan::Storage, quantize::planned_matrix};
+use crate::{Calibration, Error, Plan, Progress, matrices::planned_matrix, storage::Storage};
 use fracbit_base::Scheme;
 use fracbit_codebook::train::{GroupTraining, group_codebooks};
 use fracbit_format::{Codebook, SchemeSpec};
@@ -101,9 +101,7 @@ fn gcd(a: usize, b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Opened, PlanOptions, Preset, Quiet, Sensitivities, SynthOptions, Target, directory, plan, synthesize,
-    };
+    use crate::{Opened, PlanOptions, Preset, Quiet, Sensitivities, SynthOptions, Target, plan, synthesize};
     use fracbit_model::RotationMode;
 
     #[test]
@@ -113,7 +111,8 @@ mod tests {
         let options = SynthOptions { preset, vocab: None, layers: None, seed: 1, force: false };
         let opened = Opened::new(&synthesize(&dir.path().join("m"), options, &Quiet).unwrap()).unwrap();
         let source = opened.source(RotationMode::Fold, 0).unwrap();
-        let inventory = directory::inventory(&opened.checkpoint, &opened.config, RotationMode::Fold);
+        let inventory =
+            crate::inventory::Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Fold);
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         // A scale for every row: 64 and 192 columns.
         let pins = ["*.q_proj=gnuq-2", "*.down_proj=gnuq-2"].map(|p| p.parse().unwrap()).to_vec();

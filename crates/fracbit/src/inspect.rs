@@ -1,6 +1,6 @@
 //! What is inside a model directory.
 
-use crate::{Error, Opened, directory::band_name, load::Reader};
+use crate::{Error, Opened, bands::band_name, load::Reader};
 use fracbit_base::Bytes;
 use fracbit_model::{LinearId, RotationMode};
 use serde::Serialize;

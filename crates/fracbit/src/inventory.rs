@@ -1,13 +1,12 @@
 //! What a model consists of, as far as plans need to know: shapes, never weights.
 
 use crate::{
-    Error, Plan,
-    bands::{self, Bands},
-    directory,
+    Error,
+    bands::{self, Bands, band_name},
 };
 use fracbit_base::Shape;
-use fracbit_io::ModelConfig;
-use fracbit_model::LinearId;
+use fracbit_io::{Checkpoint, ModelConfig};
+use fracbit_model::{FloatId, LinearId, RotationMode};
 use std::borrow::Cow;
 
 /// A matrix of the model and what is known of it without reading its weights.
@@ -56,6 +55,30 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// What a checkpoint consists of. Reads no weights.
+    #[must_use]
+    pub fn of(checkpoint: &Checkpoint, config: &ModelConfig, rotation: RotationMode) -> Self {
+        Self::of_config(config, rotation, fingerprint(checkpoint, config))
+    }
+
+    /// What a model of this configuration consists of; `source_hash` says which one.
+    #[must_use]
+    pub fn of_config(config: &ModelConfig, rotation: RotationMode, source_hash: String) -> Self {
+        let matrices = Matrix::all(config);
+        let biases: usize = matrices.iter().filter(|m| m.id.has_bias(config)).map(|m| m.shape.rows).sum();
+        let norms = |ids: &mut dyn Iterator<Item = FloatId>| ids.map(|id| id.width(config)).sum::<usize>();
+        let all_norms = norms(&mut FloatId::all(config));
+        let kept_norms = norms(&mut stored_floats(config, rotation));
+        Self {
+            source_hash,
+            matrices,
+            other_params: (biases + all_norms) as u64,
+            stored_other: (biases + kept_norms) as u64,
+            tied: config.tie_word_embeddings,
+            bands: None,
+        }
+    }
+
     /// All parameters of the model.
     #[must_use]
     pub fn params(&self) -> u64 {
@@ -70,7 +93,7 @@ impl Inventory {
                 return vec![m.clone()];
             }
             let band = |band: usize| Matrix {
-                name: directory::band_name(m.id, band),
+                name: band_name(m.id, band),
                 shape: Shape::new(bands.rows(band).count(), m.shape.cols),
                 ..m.clone()
             };
@@ -80,12 +103,12 @@ impl Inventory {
         Self { matrices, bands: Some(bands.clone()), ..self.clone() }
     }
 
-    /// The model with bands where the plan has them.
+    /// The model with the bands of a plan, where it has some.
     ///
     /// # Errors
     /// When the bands are of another vocabulary.
-    pub fn for_plan(&self, plan: &Plan) -> Result<Cow<'_, Self>, Error> {
-        let Some(bands) = plan.bands.as_ref().filter(|_| self.bands.is_none()) else {
+    pub fn with_bands(&self, bands: Option<&Bands>) -> Result<Cow<'_, Self>, Error> {
+        let Some(bands) = bands.filter(|_| self.bands.is_none()) else {
             return Ok(Cow::Borrowed(self));
         };
         let rows = bands.each().len();
@@ -110,4 +133,22 @@ impl Inventory {
     pub fn is_head(&self, id: LinearId) -> bool {
         id == LinearId::Head || (self.tied && id == LinearId::Embed)
     }
+}
+
+/// The norms that a directory stores; the others were folded into their readers and are all ones.
+pub fn stored_floats(
+    config: &ModelConfig,
+    rotation: RotationMode,
+) -> impl Iterator<Item = FloatId> + use<'_> {
+    FloatId::all(config).filter(move |id| !id.folded(config, rotation))
+}
+
+/// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.
+fn fingerprint(checkpoint: &Checkpoint, config: &ModelConfig) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(serde_json::to_string(&config.raw).unwrap_or_default().as_bytes());
+    for (name, info) in checkpoint.iter() {
+        hasher.update(format!("\n{name} {} {:?}", info.dtype.name(), info.shape).as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
 }

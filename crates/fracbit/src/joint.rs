@@ -8,8 +8,10 @@
 
 use crate::{
     Error, fusion,
+    inventory::Inventory,
     machine::{MachineProfile, Overhead, Product},
-    plan::{Inventory, PlannedLayer, Storage},
+    planned::PlannedLayer,
+    storage::Storage,
 };
 use fracbit_alloc::{AllocError, Budget, Choice, Effort, FusionProblem, FusionSolution, Group};
 use fracbit_base::Bytes;
@@ -444,7 +446,7 @@ fn show(us: f64) -> String {
 mod tests {
     use super::*;
     use crate::{
-        Plan, PlanOptions, Preset, Sensitivities, Target, directory,
+        Plan, PlanOptions, Preset, Sensitivities, Target,
         machine::{KernelTime, ModelShape, PROFILE_VERSION},
         plan,
     };
@@ -494,7 +496,7 @@ mod tests {
     impl Bench {
         fn new() -> Self {
             let config = Preset::named("tiny").unwrap().model_config().unwrap();
-            let inventory = directory::inventory_of(&config, RotationMode::Fold, String::new());
+            let inventory = Inventory::of_config(&config, RotationMode::Fold, String::new());
             let schemes: Vec<Scheme> = Scheme::all().collect();
             let speed = Speed::new(Arc::new(machine(&inventory, &schemes)));
             Self { inventory, speed }

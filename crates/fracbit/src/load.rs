@@ -3,9 +3,9 @@
 use crate::{
     Error,
     bands::Bands,
-    directory::{self, BANDS, EMBEDDING_DIVISORS, Module, QuantizationConfig, codebook_names, plane_name},
+    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
     foreign,
-    plan::Storage,
+    storage::{Module, Storage},
 };
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{

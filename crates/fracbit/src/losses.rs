@@ -10,9 +10,11 @@
 
 use crate::{
     Calibration, Error, Progress, bands,
+    forecast::JointPoint,
+    matrices::rounded,
     plan::{Storage, grouping},
-    quantize::rounded,
-    sensitivity::{JointPoint, Prefix, Probe, Sensitivities, Text},
+    sensitivities::Sensitivities,
+    sensitivity::{Prefix, Probe, Text},
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
@@ -188,7 +190,7 @@ pub fn measure_along(
     // Two runs of the text for each matrix, whatever its size.
     progress.stage("measuring losses", ids.len() as u64);
     let bands = match &options.calibration {
-        Some(calibration) => bands::of(calibration, tokens, source.config().vocab_size)?,
+        Some(calibration) => calibration.bands(tokens, source.config().vocab_size)?,
         None => None,
     };
     let mut prefix = Prefix::new(&probe);

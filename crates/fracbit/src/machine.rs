@@ -18,20 +18,48 @@
 //! number of threads, version and build of this program (kernels change within a version) and shape
 //! of model, and is refused elsewhere.
 
-use crate::{
-    Error,
-    plan::{Matrix, Storage},
-};
+use crate::{Error, inventory::Matrix, storage::Storage};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::{fs, path::Path};
 
 /// Version of the document.
 pub const PROFILE_VERSION: u32 = 3;
 /// Hash of the sources that a decode step runs through and of how they were compiled, as 16
 /// hexadecimal digits (`build.rs`).
 pub const BUILD: &str = env!("FRACBIT_BUILD");
+
+/// Processors that the program may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The machine that this runs on, as far as the system tells.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Machine {
+    /// Model name of the processor.
+    pub cpu: String,
+    /// Processors that the program may use.
+    pub threads: usize,
+    /// Processes running or waiting, average of the last minute.
+    pub load: Option<f64>,
+}
+
+impl Machine {
+    /// This one, now.
+    #[must_use]
+    pub fn now() -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+        let load = fs::read_to_string("/proc/loadavg").ok();
+        Self {
+            cpu: name.map_or(std::env::consts::ARCH, |(_, name)| name).to_owned(),
+            threads: cores(),
+            load: load.and_then(|l| l.split(' ').next()?.parse().ok()),
+        }
+    }
+}
 
 /// The dimensions of a model that its speed depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,7 +234,7 @@ impl MachineProfile {
     /// When the file cannot be read or is no such document of this version.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |rule: String| Error::Profile { origin: path.display().to_string(), rule };
-        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+        let text = fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
         // The version first: fields come and go with it.
         let Version { profile_version: got } = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
         if got != PROFILE_VERSION {
@@ -231,7 +259,7 @@ impl MachineProfile {
     /// # Errors
     /// With the first thing that differs.
     pub fn require_current(&self, origin: &str, kernels: &Kernels, threads: usize) -> Result<(), Error> {
-        let here = crate::bench::Machine::now().cpu;
+        let here = Machine::now().cpu;
         let (now, version) = (isa(kernels), env!("CARGO_PKG_VERSION"));
         for (what, got, want) in [
             ("processor", &self.cpu, &here),

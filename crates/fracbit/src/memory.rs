@@ -7,14 +7,15 @@
 use crate::{
     Error, Plan, PlanOptions, Progress, Sensitivities, Target, calibrate,
     evaluate::{self, EvalOptions},
+    inventory::Inventory,
     load::Opened,
-    plan::{Inventory, plan},
+    plan::plan,
+    planned::PlannedCache,
 };
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
 use fracbit_io::ModelConfig;
 use fracbit_model::{KvPool, KvType, Model, StateOptions, WeightSource, eval};
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Memory of weights and cache together.
@@ -26,22 +27,6 @@ pub struct MemoryBudget {
     pub context: usize,
     /// Sequences at a time.
     pub sequences: usize,
-}
-
-/// What a cache costs and loses.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PlannedCache {
-    /// Its element type.
-    pub kv: KvType,
-    /// Tokens of a sequence.
-    pub context: usize,
-    /// Sequences at a time.
-    pub sequences: usize,
-    /// Its bytes when it is full.
-    pub bytes: u64,
-    /// What it loses beside a cache of 16 bits, measured on the unquantized model, nats per token.
-    pub loss: f64,
 }
 
 /// A way to divide the budget.

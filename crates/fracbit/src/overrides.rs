@@ -3,7 +3,7 @@
 //! Layers are named by patterns in which `*` stands for any text: `layers.0.*`, `*.down_proj`,
 //! `lm_head`. The leading `model.` of a name may be left out.
 
-use crate::{Error, plan::Storage};
+use crate::{Error, storage::Storage};
 use fracbit_base::Scheme;
 use std::{fmt, str::FromStr};
 

@@ -8,21 +8,22 @@
 use crate::{
     Error,
     bands::Bands,
-    directory::{self, Module},
     forecast::Forecast,
     fusion,
     joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
-    memory::PlannedCache,
     overrides::{self, Exclude, Pin},
-    sensitivity::{Objective, Sensitivities},
+    planned::planned,
+    sensitivities::{Objective, Sensitivities},
+    storage::spread_group,
 };
 pub use crate::{
     inventory::{Inventory, Matrix},
-    storage::Storage,
+    planned::{PlannedCache, PlannedLayer},
+    storage::{Storage, UNROTATED_GROUP, grouping},
 };
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
 use fracbit_base::{Bytes, Code, Palette, Rate, Scheme, Shape};
-use fracbit_format::{Grouping, SchemeSpec};
+use fracbit_format::Grouping;
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
 use serde::{Deserialize, Serialize};
@@ -31,21 +32,6 @@ use std::collections::BTreeSet;
 /// Version of the plan document that is written; 1, where one number said for all matrices how
 /// columns are grouped, is read as well.
 pub const PLAN_VERSION: u32 = 2;
-/// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
-pub const UNROTATED_GROUP: usize = 64;
-
-/// How scales are grouped under a rotation, unless a plan says otherwise.
-#[must_use]
-pub fn grouping(rotation: RotationMode, scheme: Scheme) -> Grouping {
-    let spec = SchemeSpec::of(scheme);
-    match spec.grouping {
-        Grouping::Row if rotation == RotationMode::None && spec.second_level.is_none() => {
-            Grouping::Columns(UNROTATED_GROUP)
-        }
-        own => own,
-    }
-}
-
 /// What a plan must keep to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
@@ -141,57 +127,6 @@ impl PlanOptions {
         }
         schemes.extend(&self.also);
         schemes
-    }
-}
-
-/// One matrix of a plan.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PlannedLayer {
-    /// Tensor name.
-    pub name: String,
-    /// Scheme name or `f16`.
-    pub scheme: Storage,
-    /// Payload bits per weight.
-    pub bits: f64,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Input columns per scale; 0, or absent: one scale per row.
-    #[serde(default, skip_serializing_if = "directory::is_zero")]
-    pub group: usize,
-    /// Stored bytes, scales included.
-    pub bytes: u64,
-    /// Sensitivity: loss per unit of relative squared error.
-    pub sensitivity: f64,
-    /// Share of the predicted loss.
-    pub predicted_loss: f64,
-}
-
-impl PlannedLayer {
-    /// Which weights share a scale.
-    #[must_use]
-    pub const fn grouping(&self) -> Grouping {
-        Grouping::from_number(self.group)
-    }
-
-    /// How it is stored.
-    #[must_use]
-    pub const fn module(&self) -> Module {
-        Module { scheme: self.scheme, group: self.group }
-    }
-
-    /// The matrix that this is, or is a band of.
-    #[must_use]
-    pub fn id(&self) -> Option<LinearId> {
-        directory::parse_name(&self.name).map(|(id, _)| id)
-    }
-
-    /// Which band of rows of its matrix this is, if not the whole.
-    #[must_use]
-    pub fn band(&self) -> Option<usize> {
-        directory::parse_name(&self.name)?.1
     }
 }
 
@@ -317,7 +252,7 @@ impl Plan {
             return Err(bad(format!("plan_version should be {PLAN_VERSION} or 1, got {got}")));
         }
         let mut document = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-        directory::spread_group(&mut document, "layers", got > 1).map_err(bad)?;
+        spread_group(&mut document, "layers", got > 1).map_err(bad)?;
         let mut plan: Self = serde_json::from_value(document).map_err(|e| bad(e.to_string()))?;
         plan.plan_version = PLAN_VERSION;
         if let Some((layer, rule)) = plan.layers.iter().find_map(|l| Some((l, l.module().broken()?))) {
@@ -337,7 +272,7 @@ impl Plan {
             let (want, got) = (&inventory.source_hash, &self.source_hash);
             return Err(bad(format!("it was made for a checkpoint with hash {got}, this one has {want}")));
         }
-        let inventory = &*inventory.for_plan(self)?;
+        let inventory = &*inventory.with_bands(self.bands.as_ref())?;
         // Unknown names first: a misspelt layer is missing, too, and that would name another one.
         if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
         {
@@ -678,7 +613,7 @@ impl Plan {
     /// When the profile lacks a kernel of the plan; the message names layer and scheme.
     pub fn predict(&mut self, inventory: &Inventory, speed: &Speed) -> Result<(), Error> {
         let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
-        let inventory = inventory.for_plan(self)?;
+        let inventory = inventory.with_bands(self.bands.as_ref())?;
         let joint = Joint::new(&inventory, &menus, speed)?;
         self.speed = Some(joint.planned(joint.kernels_us(&self.fused)?));
         Ok(())
@@ -756,20 +691,6 @@ fn solve(menus: &[Vec<PlannedLayer>], room: u64) -> Result<Option<Solution>, Err
         return Ok(None);
     }
     Ok(Some(fracbit_alloc::solve(&problem)?))
-}
-
-fn planned(matrix: &Matrix, storage: Storage, grouping: Grouping, a: f64) -> Result<PlannedLayer, Error> {
-    Ok(PlannedLayer {
-        name: matrix.name.clone(),
-        scheme: storage,
-        bits: storage.bits(),
-        rows: matrix.shape.rows,
-        cols: matrix.shape.cols,
-        group: grouping.number(),
-        bytes: storage.bytes(matrix.shape, grouping).0,
-        sensitivity: a,
-        predicted_loss: a * storage.error()?,
-    })
 }
 
 fn codebook_schemes(storages: impl Iterator<Item = Storage>) -> BTreeSet<Scheme> {

@@ -9,20 +9,19 @@
 use crate::{
     Error, Opened, Progress,
     bands::Bands,
-    calibrate::{Calibration, first_reader},
+    calibrate::Calibration,
     directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
     error::require_memory,
-    groups,
+    groups, inventory,
+    matrices::{LayerReport, Matrices, f32_bytes},
     plan::{self, Inventory, Plan, PlannedLayer, Storage},
     sequential,
 };
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Codebook, SchemeSpec};
 use fracbit_io::{Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec, gguf};
-use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{LayerLinear, Linear, LinearId, Matrix, WeightSource};
-use fracbit_quant::{Grouping, Hessian, Rounders, Rounding};
-use half::f16;
+use fracbit_model::{LayerLinear, LinearId, WeightSource};
+use fracbit_quant::Rounders;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
@@ -91,19 +90,6 @@ pub struct QuantizeOptions {
     pub codebook_bytes: Option<usize>,
     /// Codebooks of group-wise schemes to use as they are; those of other schemes are trained.
     pub codebooks: Vec<Codebook>,
-}
-
-/// What one matrix became.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LayerReport {
-    /// Module name.
-    pub name: String,
-    /// Scheme.
-    pub scheme: Storage,
-    /// Measured `|W - W'|^2 / |W|^2`.
-    pub relative_error: f64,
-    /// Sensitivity times measured error.
-    pub loss: f64,
 }
 
 /// What was written.
@@ -243,7 +229,7 @@ pub fn quantize_in(
     if let Some(calibration) = &options.calibration {
         calibration.require_source(&options.source_hash)?;
     }
-    let inventory = &*inventory.for_plan(&plan)?;
+    let inventory = &*inventory.with_bands(plan.bands.as_ref())?;
     let estimate = MemoryEstimate::new(
         &plan,
         inventory,
@@ -286,7 +272,7 @@ pub fn quantize_in(
             writer.write(&entries, &bytes)?;
             writer.write(&step, &book.step().to_le_bytes())?;
         }
-        for id in directory::stored_floats(source.config(), plan.rotation) {
+        for id in inventory::stored_floats(source.config(), plan.rotation) {
             writer.write(&id.weight_name(), &f32_bytes(&source.floats(id)?))?;
         }
         if let Some(bands) = &plan.bands {
@@ -412,7 +398,7 @@ fn tensor_specs(
         specs.push(spec(entries, Dtype::I16, &[book.entries().len()]));
         specs.push(spec(step, Dtype::F32, &[1]));
     }
-    for id in directory::stored_floats(config, plan.rotation) {
+    for id in inventory::stored_floats(config, plan.rotation) {
         specs.push(spec(id.weight_name(), Dtype::F32, &id.dimensions(config)));
     }
     if let Some(bands) = &plan.bands {
@@ -438,177 +424,6 @@ fn tensor_specs(
         }
     }
     Ok(specs)
-}
-
-/// A matrix of a model in a scheme; errors name its tensor.
-pub(crate) fn rounded(
-    id: LinearId,
-    matrix: &Matrix,
-    scheme: Scheme,
-    grouping: Grouping,
-    rounding: Rounding<'_>,
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<fracbit_quant::Quantized, Error> {
-    let (data, shape) = (&matrix.data, matrix.shape);
-    fracbit_quant::quantize_with(data, shape, scheme, grouping, rounding, progress)
-        .map_err(|source| Error::Tensor { tensor: id.weight_name(), shape, scheme, source })
-}
-
-/// The weights of a planned matrix: all rows, or those of a band.
-pub(crate) fn planned_matrix(
-    source: &WeightSource,
-    plan: &Plan,
-    id: LinearId,
-    layer: &PlannedLayer,
-) -> Result<Matrix, Error> {
-    let mut matrix = source.linear(id)?;
-    if let (Some(bands), Some(band)) = (&plan.bands, layer.band()) {
-        matrix.data = bands.take(band, &matrix.data, matrix.shape.cols);
-        matrix.shape.rows = layer.rows;
-    }
-    Ok(matrix)
-}
-
-/// What storing matrices takes.
-pub(crate) struct Matrices<'a> {
-    pub(crate) source: &'a WeightSource,
-    plan: &'a Plan,
-    pub(crate) writer: ShardWriter<'a>,
-    progress: &'a dyn Progress,
-    rounders: &'a Rounders,
-    /// Tables that are not the built-in ones.
-    codebooks: &'a BTreeMap<Scheme, Codebook>,
-    /// Moments of the next matrix's input (of experts one set for each), and the first matrix that
-    /// reads it.
-    pub(crate) moments: Option<(LinearId, Vec<Hessian>)>,
-}
-
-/// A stored matrix.
-pub(crate) enum Stored {
-    Half(Vec<f16>),
-    Packed(Box<fracbit_quant::Quantized>),
-}
-
-impl Matrices<'_> {
-    /// Takes the moments for `id` from a calibration, unless its neighbour's serve it too.
-    pub(crate) fn calibrated(&mut self, calibration: &Calibration, id: LinearId) -> Result<(), Error> {
-        let reader = first_reader(id);
-        if self.moments.as_ref().is_none_or(|(of, _)| *of != reader) {
-            self.moments = None; // first, so that only one set is in memory
-            self.moments = calibration.moments(self.source, id)?.map(|h| (reader, vec![h]));
-        }
-        Ok(())
-    }
-
-    /// Stores one matrix, rounded for the moments that were set for it if any; `shift` is added to
-    /// it before.
-    pub(crate) fn write(
-        &mut self,
-        id: LinearId,
-        layer: &PlannedLayer,
-        shift: Option<&[f32]>,
-    ) -> Result<(LayerReport, Stored), Error> {
-        if let Some(bias) = self.source.bias(id)? {
-            self.writer.write(&id.bias_name(), &f32_bytes(&bias))?;
-        }
-        let mut matrix = planned_matrix(self.source, self.plan, id, layer)?;
-        if let Some(shift) = shift {
-            matrix.data.iter_mut().zip(shift).for_each(|(w, s)| *w += s);
-        }
-        let (relative_error, stored) = match layer.scheme {
-            Storage::F16 => {
-                let (error, rounded) = halves(&matrix.data, self.source, id)?;
-                self.writer.write(&id.weight_name(), &f16_bytes(&rounded))?;
-                self.progress.advance(matrix.data.len() as u64);
-                (error, Stored::Half(rounded))
-            }
-            Storage::Packed(scheme) => {
-                let advance = |weights: usize| self.progress.advance(weights as u64);
-                let moments = self.moments.as_ref().filter(|(of, _)| *of == first_reader(id));
-                let moments = moments.map_or(&[][..], |(_, moments)| moments);
-                let rounding =
-                    Rounding { moments, rounders: self.rounders, codebook: self.codebooks.get(&scheme) };
-                let packed = rounded(id, &matrix, scheme, layer.grouping(), rounding, &advance)?;
-                for (plane, values) in packed.data.planes() {
-                    let name = plane_name(id, layer.band(), plane.name);
-                    self.writer.write(&name, &values.to_bytes())?;
-                }
-                (packed.relative_error, Stored::Packed(Box::new(packed)))
-            }
-        };
-        let report = LayerReport {
-            name: layer.name.clone(),
-            scheme: layer.scheme,
-            relative_error,
-            loss: layer.sensitivity * relative_error,
-        };
-        Ok((report, stored))
-    }
-
-    /// Stores the parts of one matrix, the whole or all bands, as [`Matrices::write`] does.
-    pub(crate) fn write_parts(
-        &mut self,
-        parts: &[(LinearId, PlannedLayer)],
-    ) -> Result<(Vec<LayerReport>, Vec<Stored>), Error> {
-        parts.iter().map(|(id, layer)| self.write(*id, layer, None)).collect()
-    }
-
-    /// The layer that a stored matrix will be at run time.
-    pub(crate) fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
-        let bias = self.source.bias(id)?;
-        let linear = match stored {
-            Stored::Half(values) => {
-                let values = values.into_iter().map(f16::to_f32).collect();
-                Linear::dense(id.shape(self.source.config()), values, bias)
-            }
-            Stored::Packed(packed) => Linear::packed(PackedMatrix::new(kernels, &packed.view()), bias),
-        };
-        Ok(linear.map_err(fracbit_model::Error::from)?)
-    }
-
-    /// The layer that the stored parts of a matrix will be at run time: the whole, or all bands.
-    pub(crate) fn joined(
-        &self,
-        id: LinearId,
-        mut parts: Vec<Stored>,
-        kernels: &Kernels,
-    ) -> Result<Linear, Error> {
-        let Some(bands) = self.plan.bands.as_ref().filter(|_| parts.len() > 1) else {
-            return self.linear(id, parts.remove(0), kernels);
-        };
-        let packed = |part: Stored| match part {
-            Stored::Packed(packed) => Some(PackedMatrix::new(kernels, &packed.view())),
-            Stored::Half(_) => None, // refused with the plan
-        };
-        let matrices = parts.into_iter().filter_map(packed).collect();
-        let linear = Linear::banded(matrices, bands.each(), self.source.bias(id)?);
-        Ok(linear.map_err(fracbit_model::Error::from)?)
-    }
-}
-
-/// Rounds to half precision, and returns the relative squared error too.
-fn halves(weights: &[f32], source: &WeightSource, id: LinearId) -> Result<(f64, Vec<f16>), Error> {
-    let rounded: Vec<f16> = weights.iter().map(|&w| f16::from_f32(w)).collect();
-    if let Some(at) = rounded.iter().position(|w| !w.is_finite()) {
-        let rule = format!("weight {} is beyond half precision: quantize this matrix instead", weights[at]);
-        return Err(Error::Packed {
-            path: source.checkpoint().dir().to_path_buf(),
-            tensor: id.weight_name(),
-            rule,
-        });
-    }
-    let square = |x: f32| f64::from(x).powi(2);
-    let error: f64 = weights.iter().zip(&rounded).map(|(&w, r)| square(w - r.to_f32())).sum();
-    let energy: f64 = weights.iter().map(|&w| square(w)).sum();
-    Ok((if energy > 0.0 { error / energy } else { 0.0 }, rounded))
-}
-
-fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn f16_bytes(values: &[f16]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 fn pretty(value: &Value) -> String {
@@ -666,7 +481,7 @@ mod tests {
     #[test]
     fn scales_that_moments_couple_take_memory() {
         let config = Preset::named("llama-3-8b").unwrap().model_config().unwrap();
-        let inventory = |rotation| directory::inventory_of(&config, rotation, String::new());
+        let inventory = |rotation| Inventory::of_config(&config, rotation, String::new());
         let plan = |rotation| {
             let inventory = inventory(rotation);
             let sensitivities = Sensitivities::prior(&inventory, rotation);

@@ -28,8 +28,8 @@ use crate::{
     Error,
     calibrate::{Calibration, Stream, Writer, hessian},
     kernels,
+    matrices::{LayerReport, Matrices},
     plan::PlannedLayer,
-    quantize::{LayerReport, Matrices},
 };
 use fracbit_base::{Shape, ShapeError};
 use fracbit_kernels::{Kernels, Team, Vectors, with_team};

@@ -226,7 +226,7 @@ fn readers(place: Place, tied: bool) -> Vec<(LinearId, f64)> {
         Place::Keys(_) => return Vec::new(),
     };
     let layers = LayerLinear::ALL.into_iter().filter(|&linear| BlockInput::of(linear) == input);
-    layers.map(|linear| (LinearId::Layer(i, linear), crate::sensitivity::usual(linear))).collect()
+    layers.map(|linear| (LinearId::Layer(i, linear), crate::sensitivities::usual(linear))).collect()
 }
 
 /// Rotation and factors for a model.

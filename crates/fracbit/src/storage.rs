@@ -1,9 +1,11 @@
 //! How one matrix is stored.
 
 use crate::Error;
-use fracbit_base::{Bytes, Scheme, Shape};
-use fracbit_format::{Grouping, SchemeSpec};
+use fracbit_base::{Bytes, Code, Scheme, Shape};
+use fracbit_format::{Grouping, SchemeSpec, TILE_COLS};
+use fracbit_model::RotationMode;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{fmt, str::FromStr};
 
 /// How a matrix is stored.
@@ -73,5 +75,94 @@ impl Serialize for Storage {
 impl<'de> Deserialize<'de> for Storage {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Columns that share a scale when nothing is rotated (Q-Palette, G.2.4).
+pub const UNROTATED_GROUP: usize = 64;
+
+/// How scales are grouped under a rotation, unless a plan says otherwise.
+#[must_use]
+pub fn grouping(rotation: RotationMode, scheme: Scheme) -> Grouping {
+    let spec = SchemeSpec::of(scheme);
+    match spec.grouping {
+        Grouping::Row if rotation == RotationMode::None && spec.second_level.is_none() => {
+            Grouping::Columns(UNROTATED_GROUP)
+        }
+        own => own,
+    }
+}
+
+/// How one matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Module {
+    /// A scheme name or `f16`.
+    pub scheme: Storage,
+    /// Input columns per scale; 0, or absent: one scale per row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub group: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+pub(crate) fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl Module {
+    /// Which weights share a scale.
+    #[must_use]
+    pub const fn grouping(self) -> Grouping {
+        Grouping::from_number(self.group)
+    }
+
+    /// The rule that the module breaks.
+    pub(crate) fn broken(self) -> Option<String> {
+        if !self.group.is_multiple_of(TILE_COLS) {
+            return Some(format!("group should be 0 or a multiple of {TILE_COLS}, got {}", self.group));
+        }
+        let why = match self.scheme {
+            Storage::F16 => "f16 has no scales".to_owned(),
+            Storage::Packed(scheme) if SchemeSpec::of(scheme).second_level.is_some() => {
+                format!("{scheme} has a scale for each row")
+            }
+            Storage::Packed(_) => return None,
+        };
+        (self.group > 0).then(|| format!("group should be absent, for {why}, got {}", self.group))
+    }
+
+    /// The scheme, where version 1 of the format meant other weights by it.
+    pub(crate) fn rehashed(self) -> Option<Scheme> {
+        let Storage::Packed(scheme) = self.scheme else { return None };
+        (scheme.code() == Some(Code::Fast)).then_some(scheme)
+    }
+}
+
+/// Before version 3 of a document one number said for all its matrices how columns are grouped:
+/// moves it to each of `entries`, a map or a list, that has a scheme.
+///
+/// # Errors
+/// The rule that is broken where the number is missing, or stands where the version has none.
+pub(crate) fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Result<(), String> {
+    let Some(fields) = document.as_object_mut() else { return Ok(()) }; // refused where it is parsed
+    let group = fields.remove("group");
+    if of_each {
+        let rule = |group| format!("group should stand at each of `{entries}`, got {group} for all of them");
+        return group.map_or(Ok(()), |group| Err(rule(group)));
+    }
+    let group = group.ok_or("missing field `group`")?;
+    let spread = |entry: &mut Value| -> Result<(), String> {
+        let Some(entry) = entry.as_object_mut() else { return Ok(()) };
+        if entry.contains_key("group") {
+            return Err(format!("group should stand once in this version, got one in `{entries}` as well"));
+        }
+        if entry.get("scheme").is_some_and(|scheme| scheme != "f16") {
+            entry.insert("group".to_owned(), group.clone());
+        }
+        Ok(())
+    };
+    match fields.get_mut(entries) {
+        Some(Value::Object(all)) => all.values_mut().try_for_each(spread),
+        Some(Value::Array(all)) => all.iter_mut().try_for_each(spread),
+        _ => Ok(()),
     }
 }

@@ -3,9 +3,9 @@
 use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet, Target,
     TuneOptions,
-    bands::{self, Bands},
+    bands::{self, Bands, band_name},
     calibrate,
-    directory::{BANDS, band_name},
+    directory::BANDS,
     inspect, plan, quantize,
     sensitivity::Text,
     tune::tune_in,

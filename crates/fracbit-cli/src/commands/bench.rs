@@ -17,9 +17,10 @@ use fracbit::{
     Effort, MachineProfile, Preset,
     bench::{
         self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, EncodeOptions, EncodeSpeed, KernelOptions,
-        KernelSpeed, LimitOptions, Machine, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject,
-        TargetOptions, TargetSpeed,
+        KernelSpeed, LimitOptions, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject, TargetOptions,
+        TargetSpeed,
     },
+    machine::Machine,
     synth::PRESETS,
 };
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};

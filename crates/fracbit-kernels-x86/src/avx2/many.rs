@@ -18,7 +18,7 @@ use fracbit_kernels::{Args, BLOCK_TILES, MAX_TOKENS};
 use std::mem::MaybeUninit;
 
 /// Tokens from which on an exclusive or turns activations.
-pub(super) const TURNED: usize = 6;
+const TURNED: usize = 6;
 
 /// Tokens from which on [`Narrow::Many`] expands: products gain more there than expanding loses.
 pub(super) const fn from<O: Order, const VNNI: bool>() -> usize {
@@ -34,31 +34,30 @@ pub(super) const fn from<O: Order, const VNNI: bool>() -> usize {
 /// What each way of [`all_tokens`] wants of weights.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn factors<E: Narrow, const VNNI: bool, const TURN: bool>(
-    entries: __m256i,
-    index: [__m256i; 2],
-) -> [__m256i; 2] {
+fn factors<E: Narrow, const VNNI: bool>(entries: __m256i, index: [__m256i; 2], turn: bool) -> [__m256i; 2] {
     let negative = |v| _mm256_cmpgt_epi8(_mm256_setzero_si256(), v);
     if !VNNI && E::MAGNITUDES {
-        return [entries, if TURN { negative(index[0]) } else { signs_of::<E>(index) }];
+        return [entries, if turn { negative(index[0]) } else { signs_of::<E>(index) }];
     }
     let w = with_signs::<E>(entries, index);
-    if TURN { [_mm256_abs_epi8(w), negative(w)] } else { [w, w] }
+    if !VNNI && turn { [_mm256_abs_epi8(w), negative(w)] } else { [w, w] }
 }
 
-/// `TURN`: see the module.
+/// From [`TURNED`] tokens on, the exclusive or of the module turns activations, except with `VNNI`:
+/// no constant, since every expander would be compiled for both.
 ///
 /// # Safety
 /// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; lengths as in `Args`;
 /// `strip` exists.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
+pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool>(
     e: &E,
     args: &Args<'_>,
     strip: usize,
     out: &mut [f32],
 ) {
     const { assert!(E::SIGNED || !E::MAGNITUDES, "magnitudes have signs in their index") };
+    let turn = !VNNI && args.tokens >= TURNED;
     let codes = args.codes[strip * args.stride..].as_ptr();
     let reads = crate::reads::Reads::of_machine();
     // What `factors` gives, in two arrays; before that both indices, where those come first for one
@@ -79,7 +78,7 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                 vectors!(I => {
                     let index = e.index::<I>(code, last);
                     if E::AHEAD != Ahead::Chunk {
-                        let of = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        let of = factors::<E, VNNI>(e.weights_by::<I>(index, &books), index, turn);
                         sizes[i][I].write(of[0]);
                         signs[i][I].write(of[1]);
                     } else {
@@ -100,7 +99,7 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
                     vectors!(I => {
                         let index = [sizes[I], if E::SECOND { signs[I] } else { sizes[I] }];
                         let index = [index[0].assume_init(), index[1].assume_init()];
-                        let of = factors::<E, VNNI, TURN>(e.weights_by::<I>(index, &books), index);
+                        let of = factors::<E, VNNI>(e.weights_by::<I>(index, &books), index, turn);
                         sizes[I].write(of[0]);
                         signs[I].write(of[1]);
                     });
@@ -114,7 +113,7 @@ pub(super) unsafe fn tokens<E: Narrow, const VNNI: bool, const TURN: bool>(
         // SAFETY: promised by the caller; the factors are those of the way.
         unsafe {
             // A second array is not even written where weights are one factor.
-            if TURN {
+            if turn {
                 all_tokens::<E::Order, false, true, false>(args, place, [sizes, signs], inner, out);
             } else if !VNNI && E::MAGNITUDES {
                 all_tokens::<E::Order, false, false, false>(args, place, [sizes, signs], inner, out);

@@ -25,33 +25,32 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
     // SAFETY: promised by the caller.
     unsafe {
-        if args.tokens < many::from::<E::Order, VNNI>() {
-            some_tokens::<E, VNNI>(args, out);
+        if args.tokens == 1 {
+            for_each_strip::<E, VNNI>(args, out, one_token::<E, VNNI>);
+        } else if args.tokens < many::from::<E::Order, VNNI>() {
+            for_each_strip::<E, VNNI>(args, out, many::tokens::<E, VNNI>);
         } else {
-            some_tokens::<E::Many, VNNI>(args, out);
+            for_each_strip::<E::Many, VNNI>(args, out, many::tokens::<E::Many, VNNI>);
         }
     }
 }
 
+/// Runs `body` on every strip.
+///
 /// # Safety
-/// As [`strips`], of which this is all but the choice of the expander.
+/// As [`strips`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn some_tokens<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &mut [f32]) {
+unsafe fn for_each_strip<E: Narrow, const VNNI: bool>(
+    args: &Args<'_>,
+    out: &mut [f32],
+    body: unsafe fn(&E, &Args<'_>, usize, &mut [f32]),
+) {
     // SAFETY: the table fits by the caller's promise.
     let e = unsafe { E::new(args.table, if VNNI { BIAS } else { 0 }) };
     for strip in 0..args.strips {
-        let out = &mut out[strip * TILE_ROWS..];
-        // SAFETY: promised by the caller; `strip` exists.
-        unsafe {
-            if args.tokens == 1 {
-                one_token::<E, VNNI>(&e, args, strip, out);
-            } else if VNNI || args.tokens < many::TURNED {
-                many::tokens::<E, VNNI, false>(&e, args, strip, out);
-            } else {
-                many::tokens::<E, false, true>(&e, args, strip, out);
-            }
-        }
+        // SAFETY: promised by the caller; the strip exists.
+        unsafe { body(&e, args, strip, &mut out[strip * TILE_ROWS..]) };
     }
 }
 

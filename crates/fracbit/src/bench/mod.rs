@@ -37,7 +37,7 @@ pub use profile::{ProfileOptions, profile};
 pub use serve::{ServeOptions, ServeSpeed, serve};
 pub use targets::{TargetOptions, TargetSpeed, targets};
 
-use crate::Error;
+use crate::{Error, machine};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec, SecondLevel};
 use half::f16;
@@ -45,7 +45,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use serde::Serialize;
-use std::{fs, time::Instant};
+use std::time::Instant;
 
 /// Least seconds of one measurement.
 const SLICE: f64 = 0.04;
@@ -79,40 +79,10 @@ impl Spread {
     }
 }
 
-/// What a bench ran on, as far as the system tells.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Machine {
-    /// Model name of the processor.
-    pub cpu: String,
-    /// Processors that the program may use.
-    pub threads: usize,
-    /// Processes running or waiting, average of the last minute.
-    pub load: Option<f64>,
-}
-
-impl Machine {
-    /// This one, now.
-    #[must_use]
-    pub fn now() -> Self {
-        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let name = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
-        let load = fs::read_to_string("/proc/loadavg").ok();
-        Self {
-            cpu: name.map_or(std::env::consts::ARCH, |(_, name)| name).to_owned(),
-            threads: cores(),
-            load: load.and_then(|l| l.split(' ').next()?.parse().ok()),
-        }
-    }
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// One thread, and all of them where there are several.
 #[must_use]
 pub fn default_threads() -> Vec<usize> {
-    let all = cores();
+    let all = machine::cores();
     if all == 1 { vec![1] } else { vec![1, all] }
 }
 

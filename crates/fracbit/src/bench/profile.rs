@@ -2,7 +2,7 @@
 //! step takes beside them.
 
 use super::{
-    Machine, Spread,
+    Spread,
     dense::Dense,
     limits, pool, positive,
     products::{Products, Times, multiplies},
@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     Error, Progress, fusion,
-    machine::{BUILD, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Product, Sample, isa},
+    machine::{
+        self, BUILD, Machine, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Product, Sample, isa,
+    },
     plan::{Matrix, Storage},
 };
 use fracbit_base::Scheme;
@@ -64,7 +66,7 @@ impl Default for ProfileOptions {
         Self {
             schemes: Scheme::all().filter(|scheme| scheme.planes() == 1).collect(),
             batch: vec![1],
-            threads: super::cores(),
+            threads: machine::cores(),
             rounds: 5,
             models: 16,
             flush: None,
@@ -370,7 +372,7 @@ impl<'a> Decoder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, directory, plan};
+    use crate::{PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, plan};
     use fracbit_base::Palette;
     use fracbit_model::RotationMode;
     use std::path::Path;
@@ -461,7 +463,8 @@ mod tests {
         let other = got.require_shape("m", &mixture(8)).unwrap_err().to_string();
         assert!(other.contains("2 of 7 experts") && other.contains("2 of 8 experts"), "{other}");
         // A plan to a time between the fastest and the slowest.
-        let inventory = directory::inventory_of(&mixture(7), RotationMode::Fold, String::new());
+        let inventory =
+            crate::inventory::Inventory::of_config(&mixture(7), RotationMode::Fold, String::new());
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let profile = std::sync::Arc::new(got);
         let step = |target, limit_us| {

@@ -3,7 +3,7 @@
 
 use super::{Spread, pool, profile::Decoder, random::Arena};
 use crate::{
-    Error, Plan, PlanOptions, Progress, Sensitivities, Speed, Target, directory,
+    Error, Plan, PlanOptions, Progress, Sensitivities, Speed, Target,
     machine::MachineProfile,
     plan::{Inventory, Storage, plan},
 };
@@ -75,7 +75,7 @@ pub fn targets(
     super::positive("--count", &[options.count])?;
     super::positive("--rounds", &[options.rounds])?;
     profile.require_shape("profile", config)?;
-    let inventory = directory::inventory_of(config, RotationMode::Fold, String::new());
+    let inventory = Inventory::of_config(config, RotationMode::Fold, String::new());
     let planner = Planner { inventory: &inventory, profile, context: options.context, batch: options.batch };
     let mut uniform = planner.uniform()?;
     // Useful: no other one is both faster and better.

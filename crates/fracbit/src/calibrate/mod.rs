@@ -17,8 +17,12 @@ pub use stream::Sequences;
 pub(crate) use stream::{Stream, Writer};
 
 use crate::{
-    Error, EvalOptions, Opened, Progress, directory, error::require_memory, evaluate::windows, kernels,
-    sensitivity::Sensitivities,
+    Error, EvalOptions, Opened, Progress,
+    bands::{self, Bands},
+    error::require_memory,
+    evaluate::windows,
+    kernels,
+    sensitivities::Sensitivities,
 };
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
@@ -43,6 +47,8 @@ pub const CALIBRATION_FILE: &str = "calibration.json";
 /// Damping of the moments of a tied embedding, a share of their mean diagonal: chosen on
 /// TinyStories-656K (`docs/lab/2026-11-calibration.md`).
 const TIED_DAMPING: f64 = 6.0;
+/// Fewest tokens that are worth counting for bands of rows.
+const FEW_FOR_BANDS: usize = 2048;
 /// Text to calibrate on where none is given: fairy tales, descriptions, dialogue, several languages
 /// and code.
 pub const GENERAL: &str = include_str!("general.txt");
@@ -413,6 +419,23 @@ pub struct Calibration {
 }
 
 impl Calibration {
+    /// Bands for a matrix of `rows` tokens, by how often they stand in the text behind its first
+    /// `skip` tokens; `None` where there are too few of them, or of rows.
+    ///
+    /// # Errors
+    /// When the tokens cannot be read.
+    pub fn bands(&self, skip: usize, rows: usize) -> Result<Option<Bands>, Error> {
+        let sequences = self.sequences()?;
+        let mut counts = vec![0u32; rows];
+        for &token in sequences.iter().flatten().skip(skip) {
+            if let Some(count) = counts.get_mut(token as usize) {
+                *count += 1;
+            }
+        }
+        let tokens: usize = counts.iter().map(|&count| count as usize).sum();
+        Ok(if tokens < FEW_FOR_BANDS { None } else { Bands::of(&counts) })
+    }
+
     /// Opens a directory that [`calibrate`] wrote.
     ///
     /// # Errors
@@ -535,7 +558,7 @@ impl Calibration {
             };
             last = Some((reader, left));
             for (name, fit) in &mut adjusted.layers {
-                if directory::parse_name(name).is_some_and(|(of, _)| of == id) {
+                if bands::parse_name(name).is_some_and(|(of, _)| of == id) {
                     fit.a *= left;
                 }
             }

@@ -13,7 +13,7 @@ use crate::{
     explain::explain,
     machine::MachineProfile,
     plan::{Inventory, Plan, PlanOptions, plan},
-    sensitivity::Sensitivities,
+    sensitivities::Sensitivities,
 };
 use fracbit_base::{Bytes, Scheme};
 use serde::Serialize;
@@ -177,13 +177,13 @@ fn spread(least: f64, most: f64) -> impl Iterator<Item = f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Preset, directory};
+    use crate::Preset;
     use fracbit_model::RotationMode;
 
     #[test]
     fn a_page_holds_all_layers_and_nothing_from_elsewhere() {
         let config = Preset::named("tiny").unwrap().model_config().unwrap();
-        let inventory = directory::inventory_of(&config, RotationMode::Fold, "0123".to_owned());
+        let inventory = Inventory::of_config(&config, RotationMode::Fold, "0123".to_owned());
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let options = PlanOptions::new(Target::Bits(3.3));
         let made = plan(&inventory, &sensitivities, &options).unwrap();
