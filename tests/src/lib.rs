@@ -222,7 +222,8 @@ impl Source {
     /// # Errors
     /// As [`fracbit::plan()`].
     pub fn plan(&self, options: &PlanOptions) -> Result<Plan, Error> {
-        fracbit::plan(&self.inventory, &Sensitivities::prior(&self.inventory, self.rotation()), options)
+        let prior = Sensitivities::prior(&self.inventory, self.rotation());
+        Ok(fracbit::plan(&self.inventory, &prior, options)?)
     }
 
     /// The matrices that may be in bands of rows: embedding and head.

@@ -3,14 +3,11 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit::{
-    Error, EvalOptions, Opened, PlanOptions, Preset, Quiet, Target,
-    bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model},
-    cuda::score,
-    evaluate,
-    evaluate::windows_of_both,
-    kernels, plan,
+    Error, EvalOptions, Opened, PlanOptions, Preset, Quiet, Target, cuda::score, evaluate,
+    evaluate::windows_of_both, kernels, plan,
 };
 use fracbit_base::{Palette, Scheme, Shape};
+use fracbit_bench::{DeviceSubject, KernelOptions, ModelOptions, device_kernels, device_model};
 use fracbit_codebook::Rounder;
 use fracbit_format::{TILE, TILE_COLS};
 use fracbit_kernels::cases;

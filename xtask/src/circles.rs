@@ -12,14 +12,16 @@ use std::{
 };
 
 /// Crates without circles.
-const LAYERED: [&str; 8] = [
+const LAYERED: [&str; 10] = [
     "fracbit",
     "fracbit-alloc",
     "fracbit-base",
+    "fracbit-bench",
     "fracbit-codebook",
     "fracbit-engine",
     "fracbit-kernels-x86",
     "fracbit-model-cuda",
+    "fracbit-plan",
     "fracbit-schedule",
 ];
 

@@ -12,7 +12,7 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 19] = [
+const LAYERS: [(&str, u8); 21] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -29,7 +29,9 @@ const LAYERS: [(&str, u8); 19] = [
     ("fracbit-model", 4),
     ("fracbit-model-cuda", 4),
     ("fracbit-engine", 5),
+    ("fracbit-plan", 5),
     ("fracbit", 5),
+    ("fracbit-bench", 5),
     ("fracbit-server", 5),
     ("fracbit-cli", 6),
 ];

@@ -1,6 +1,7 @@
 //! Why a command ends early: one error line, its causes, at most one hint, and an exit code that
 //! means something.
 
+use fracbit::PlanError;
 use fracbit_alloc::AllocError;
 use std::{
     fmt::Display,
@@ -111,6 +112,12 @@ impl From<fracbit::Error> for Failure {
     }
 }
 
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        fracbit::Error::from(error).into()
+    }
+}
+
 impl From<fracbit_model::Error> for Failure {
     fn from(error: fracbit_model::Error) -> Self {
         fracbit::Error::from(error).into()
@@ -128,20 +135,26 @@ fn facade_exit(error: &fracbit::Error) -> Exit {
     match error {
         E::Io(e) => io_exit(e),
         E::Model(e) => model_exit(e),
-        E::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. })
-        | E::Budget { .. }
-        | E::Latency { .. } => Exit::OutOfReach,
+        E::Plan(e) => plan_exit(e),
         E::Scheme(_) | E::Isa(_) | E::Option { .. } => Exit::Usage,
         E::Tensor { .. }
         | E::Packed { .. }
         | E::QuantizationConfig { .. }
         | E::Quantized { .. }
-        | E::Plan { .. }
-        | E::Profile { .. }
-        | E::Sensitivity { .. }
         | E::Calibration { .. }
         | E::Moments { .. }
         | E::Text { .. } => Exit::BadInput,
+        _ => Exit::Failed,
+    }
+}
+
+fn plan_exit(error: &PlanError) -> Exit {
+    use fracbit::PlanError as E;
+    match error {
+        E::Alloc(AllocError::Unreachable { .. } | AllocError::NotTogether { .. })
+        | E::Budget { .. }
+        | E::Latency { .. } => Exit::OutOfReach,
+        E::Plan { .. } | E::Profile { .. } | E::Sensitivity { .. } => Exit::BadInput,
         _ => Exit::Failed,
     }
 }
@@ -212,11 +225,11 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
         E::Io(Io::NoSpace { .. }) => {
             "free some space (`quantize` and `calibrate` then go on with --resume) or write to another disk; nothing was left under the final name"
         }
-        E::Plan { rule, .. } if rule.contains("hash") => {
+        E::Plan(PlanError::Plan { rule, .. }) if rule.contains("hash") => {
             "a plan belongs to one checkpoint: make one with `fracbit plan MODEL --bits B --save plan.json`"
         }
-        E::Profile { .. } => "measure this machine: `fracbit profile MODEL -o machine.json`",
-        E::Sensitivity { .. } => "measure this model: `fracbit sensitivity MODEL -o a.json`",
+        E::Plan(PlanError::Profile { .. }) => "measure this machine: `fracbit profile MODEL -o machine.json`",
+        E::Plan(PlanError::Sensitivity { .. }) => "measure this model: `fracbit sensitivity MODEL -o a.json`",
         E::Quantized { .. } => "another program quantized this model: start from the original checkpoint",
         E::QuantizationConfig { rule, .. } if rule.contains("original") => {
             "`fracbit inspect MODEL` shows where a quantized model came from"
@@ -253,7 +266,7 @@ mod tests {
         let path = PathBuf::from("m");
         let io =
             |op, kind: io::ErrorKind| fracbit_io::Error::Io { op, path: "m".into(), source: kind.into() };
-        let budget = fracbit::Error::Budget {
+        let budget = PlanError::Budget {
             asked: Bytes(1),
             asked_bits: 0.1,
             min: Bytes(2),
@@ -275,9 +288,9 @@ mod tests {
             (fracbit_model::Error::from(io("reading", io::ErrorKind::UnexpectedEof)).into(), Exit::BadInput),
             (budget.into(), Exit::OutOfReach),
             (fracbit::Error::Option { option: "--ctx", rule: rule.clone() }.into(), Exit::Usage),
-            (fracbit::Error::Profile { origin: rule.clone(), rule: rule.clone() }.into(), Exit::BadInput),
-            (fracbit::Error::Latency { rule: rule.clone(), best_us: 1.0 }.into(), Exit::OutOfReach),
-            (fracbit::Error::Plan { origin: rule.clone(), rule }.into(), Exit::BadInput),
+            (PlanError::Profile { origin: rule.clone(), rule: rule.clone() }.into(), Exit::BadInput),
+            (PlanError::Latency { rule: rule.clone(), best_us: 1.0 }.into(), Exit::OutOfReach),
+            (PlanError::Plan { origin: rule.clone(), rule }.into(), Exit::BadInput),
             (io::Error::from(io::ErrorKind::StorageFull).into(), Exit::Failed),
             (Failure::reading(&path, io::ErrorKind::NotFound.into()), Exit::BadInput),
             (Failure::writing(&path, io::ErrorKind::NotFound.into()), Exit::Failed),

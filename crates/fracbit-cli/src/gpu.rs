@@ -21,8 +21,10 @@ mod built {
     };
     use fracbit::{
         EvalOptions, Evaluation, Opened, Progress as _, Rounders,
-        bench::{self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
         cuda::{self, Decoder, Gpu},
+    };
+    use fracbit_bench::{
+        self as bench, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions,
     };
     use fracbit_io::Tokenizer;
     use fracbit_model::{SampleConfig, Stop};
@@ -144,10 +146,8 @@ mod built {
         failure::{Exit, Failure},
         generate::Written,
     };
-    use fracbit::{
-        EvalOptions, Evaluation, Opened, Rounders,
-        bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions},
-    };
+    use fracbit::{EvalOptions, Evaluation, Opened, Rounders};
+    use fracbit_bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions};
     use fracbit_io::Tokenizer;
     use fracbit_model::SampleConfig;
     use std::path::Path;

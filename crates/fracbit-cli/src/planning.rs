@@ -9,8 +9,8 @@ use crate::{
     table::Table,
 };
 use fracbit::{
-    Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanOptions, Progress, Protocol,
-    Sensitivities, Speed, Target, bands,
+    Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanError, PlanOptions, Progress,
+    Protocol, Sensitivities, Speed, Target, bands,
     memory::MemoryBudget,
     plan::{Inventory, OperatingPoint},
     sensitivity::{self, Text},
@@ -399,11 +399,9 @@ pub(crate) fn read(path: &Path, source: &Source) -> Result<(Plan, Inventory), Fa
 }
 
 /// What is wrong with a plan, with the file that holds it.
-pub(crate) fn named(error: fracbit::Error, path: &Path) -> fracbit::Error {
+pub(crate) fn named(error: PlanError, path: &Path) -> PlanError {
     match error {
-        fracbit::Error::Plan { rule, .. } => {
-            fracbit::Error::Plan { origin: path.display().to_string(), rule }
-        }
+        PlanError::Plan { rule, .. } => PlanError::Plan { origin: path.display().to_string(), rule },
         other => other,
     }
 }

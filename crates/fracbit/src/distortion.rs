@@ -1,6 +1,6 @@
 //! The palette's error on Gaussian weights.
 
-use crate::{Error, Progress};
+use crate::{Error, PlanError, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{
     GroupCoder, ProgressiveCoder, Rounder, distortion, group_distortion, nested_distortion,
@@ -47,7 +47,7 @@ pub fn measure(
     let mut errors = BTreeMap::new();
     let rounders = Rounders::default();
     for scheme in parts {
-        let missing = Error::NoErrorEntry { scheme };
+        let missing = Error::from(PlanError::NoErrorEntry { scheme });
         let error = if let Some(coder) = ProgressiveCoder::new(scheme) {
             progressive_distortion(coder, weights, seed)
         } else if scheme.group().is_some() {

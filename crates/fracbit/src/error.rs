@@ -1,6 +1,7 @@
 //! One error for the verbs of the facade; every message names what was wrong and where.
 
 use fracbit_base::{Bytes, Scheme};
+use fracbit_plan::Error as PlanError;
 use std::path::PathBuf;
 
 /// Why a verb failed.
@@ -16,9 +17,9 @@ pub enum Error {
     /// The GPU refused, or the model does not run on it.
     #[error(transparent)]
     Device(#[from] fracbit_model_cuda::Error),
-    /// The solver refused.
+    /// A plan, or what it is made from, is refused.
     #[error(transparent)]
-    Alloc(#[from] fracbit_alloc::AllocError),
+    Plan(PlanError),
     /// `FRACBIT_ISA` is wrong.
     #[error(transparent)]
     Isa(#[from] fracbit_kernels::IsaError),
@@ -63,59 +64,6 @@ pub enum Error {
         /// Which, and what shows it.
         rule: String,
     },
-    /// The budget is outside what the palette reaches.
-    #[error(
-        "budget {asked} ({asked_bits:.3} bits per weight) is out of reach: this palette stores the model in {min} \
-         ({min_bits:.3} bits per weight) to {max} ({max_bits:.3}); the layer that binds is {binds}"
-    )]
-    Budget {
-        /// Bytes asked for.
-        asked: Bytes,
-        /// The same in bits per weight.
-        asked_bits: f64,
-        /// Least bytes.
-        min: Bytes,
-        /// Least bits per weight.
-        min_bits: f64,
-        /// Most bytes.
-        max: Bytes,
-        /// Most bits per weight.
-        max_bits: f64,
-        /// The largest matrix of the smallest plan.
-        binds: String,
-    },
-    /// The time is below what the palette reaches on this machine.
-    #[error("{rule}")]
-    Latency {
-        /// What was asked for, what can be reached, and what binds.
-        rule: String,
-        /// Least microseconds of a decode step, within the size asked for where there was one.
-        best_us: f64,
-    },
-    /// A plan document is wrong.
-    #[error("{origin}: {rule}")]
-    Plan {
-        /// File or command that holds the plan.
-        origin: String,
-        /// What should hold.
-        rule: String,
-    },
-    /// A machine profile is wrong, stale, or lacks something.
-    #[error("machine profile {origin}: {rule}")]
-    Profile {
-        /// File or document.
-        origin: String,
-        /// What should hold.
-        rule: String,
-    },
-    /// A sensitivity document is wrong or does not cover the model.
-    #[error("sensitivities {origin}: {rule}")]
-    Sensitivity {
-        /// File or protocol.
-        origin: String,
-        /// What should hold.
-        rule: String,
-    },
     /// A calibration directory is wrong or does not fit the model.
     #[error("calibration `{}`: {rule}", path.display())]
     Calibration {
@@ -131,12 +79,6 @@ pub enum Error {
         matrix: String,
         /// What is wrong with them.
         source: fracbit_quant::QuantError,
-    },
-    /// The palette has no measured error for a scheme.
-    #[error("scheme {scheme} has no measured error in the palette's table")]
-    NoErrorEntry {
-        /// The scheme.
-        scheme: Scheme,
     },
     /// A text to evaluate or calibrate on is unusable.
     #[error("{}: {rule}", path.display())]
@@ -154,6 +96,16 @@ pub enum Error {
         /// What should hold.
         rule: String,
     },
+}
+
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Io(error) => Self::Io(error),
+            PlanError::Option { option, rule } => Self::Option { option, rule },
+            other => Self::Plan(other),
+        }
+    }
 }
 
 /// Refuses what takes more memory than is allowed.

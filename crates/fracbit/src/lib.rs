@@ -1,7 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-pub mod bands;
-pub mod bench;
 mod bodies;
 pub mod calibrate;
 pub mod cuda;
@@ -9,35 +7,24 @@ pub mod directory;
 pub mod distortion;
 mod error;
 pub mod evaluate;
-pub mod explain;
 pub mod export;
-pub mod forecast;
 mod foreign;
-pub mod fusion;
 mod groups;
 pub mod inspect;
-pub mod inventory;
-pub mod joint;
 pub mod learn;
 pub mod load;
 pub mod losses;
-pub mod machine;
 mod matrices;
 pub mod memory;
-pub mod overrides;
 pub mod pace;
-pub mod plan;
-mod planned;
 mod progress;
 pub mod quantize;
 pub mod report;
 pub mod schedule;
-pub mod sensitivities;
 pub mod sensitivity;
 mod sequential;
 pub mod simulate;
 pub mod smoothing;
-mod storage;
 pub mod synth;
 pub mod tune;
 
@@ -45,23 +32,20 @@ pub use bodies::{Bodies, bodies};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::Error;
 pub use evaluate::{EvalOptions, Evaluation, evaluate};
-pub use explain::{Explanation, explain};
 pub use export::{ExportOptions, ExportReport, ExportType, export};
-pub use forecast::Forecast;
+pub use fracbit_plan::{
+    Error as PlanError, Exclude, Explanation, Forecast, Inventory, MachineProfile, Objective, Pin, Plan,
+    PlanOptions, PlannedSpeed, Preset, Prices, Sensitivities, Speed, Target, bands, explain, forecast,
+    fusion, inventory, joint, machine, overrides, plan, planned, preset, sensitivities, storage,
+};
 pub use fracbit_quant::{Effort, Rounders};
 pub use inspect::{Inspection, inspect};
-pub use inventory::Inventory;
-pub use joint::{PlannedSpeed, Prices, Speed};
 pub use learn::{LearnOptions, Learned, learn};
 pub use load::{Opened, kernels};
-pub use machine::MachineProfile;
 pub use matrices::LayerReport;
-pub use overrides::{Exclude, Pin};
-pub use plan::{Plan, PlanOptions, Target, plan};
 pub use progress::{Progress, Quiet};
 pub use quantize::{MemoryEstimate, QuantizeOptions, QuantizeReport, beside_tensors, quantize, quantize_in};
 pub use report::Report;
-pub use sensitivities::{Objective, Sensitivities};
 pub use sensitivity::Protocol;
-pub use synth::{Preset, SynthOptions, synthesize};
+pub use synth::{SynthOptions, synthesize};
 pub use tune::{TuneOptions, TuneReport};

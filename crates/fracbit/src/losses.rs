@@ -9,7 +9,7 @@
 //! ([`crate::forecast`]).
 
 use crate::{
-    Calibration, Error, Progress, bands,
+    Calibration, Error, PlanError, Progress, bands,
     forecast::JointPoint,
     matrices::rounded,
     plan::{Storage, grouping},
@@ -105,7 +105,7 @@ pub fn measure(
         // A coefficient for whoever asks for one: losses over the best scheme's, by error.
         let best = losses.values().copied().fold(f64::INFINITY, f64::min);
         points.iter_mut().for_each(|(_, loss)| *loss -= best);
-        let fitted = fit(&points).ok_or_else(|| Error::Sensitivity {
+        let fitted = fit(&points).ok_or_else(|| PlanError::Sensitivity {
             origin: name.clone(),
             rule: "the divergence should be finite with some scheme".to_owned(),
         })?;

@@ -5,7 +5,7 @@
 //! two are taken to add up, as errors of different places do while they are small.
 
 use crate::{
-    Error, Plan, PlanOptions, Progress, Sensitivities, Target, calibrate,
+    Error, Plan, PlanError, PlanOptions, Progress, Sensitivities, Target, calibrate,
     evaluate::{self, EvalOptions},
     inventory::Inventory,
     load::Opened,
@@ -110,7 +110,7 @@ pub fn least_cache(config: &ModelConfig, budget: MemoryBudget) -> Bytes {
 /// replaced; the rest holds.
 ///
 /// # Errors
-/// [`Error::Budget`] where no cache leaves enough for any weights, and what else plans refuse.
+/// [`PlanError::Budget`] where no cache leaves enough for any weights, and what else plans refuse.
 pub fn divide(
     inventory: &Inventory,
     sensitivities: &Sensitivities,
@@ -125,16 +125,16 @@ pub fn divide(
         let target = Target::Size(left);
         let plan = match plan(inventory, sensitivities, &PlanOptions { target, ..options.clone() }) {
             Ok(plan) => Some(Plan { cache: Some(cache), ..plan }),
-            Err(error @ Error::Budget { .. }) => {
+            Err(error @ PlanError::Budget { .. }) => {
                 refused = Some(error);
                 None
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         divisions.push(Division { cache, plan });
     }
     match refused {
-        Some(error) if divisions.iter().all(|division| division.plan.is_none()) => Err(error),
+        Some(error) if divisions.iter().all(|division| division.plan.is_none()) => Err(error.into()),
         _ => Ok(divisions),
     }
 }

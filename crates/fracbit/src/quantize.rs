@@ -7,7 +7,7 @@
 //! not the run was interrupted.
 
 use crate::{
-    Error, Opened, Progress,
+    Error, Opened, PlanError, Progress,
     bands::Bands,
     calibrate::Calibration,
     directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
@@ -220,7 +220,7 @@ pub fn quantize_in(
             "it is for weights rotated {} with seed {}, {}, got {}, {}, {}",
             want.0, want.1, want.2, got.0, got.1, got.2
         );
-        return Err(Error::Plan { origin: out.display().to_string(), rule });
+        return Err(PlanError::Plan { origin: out.display().to_string(), rule }.into());
     }
     if options.sequential && options.calibration.is_none() {
         let rule = "needs a calibration, for its text".to_owned();
@@ -250,7 +250,7 @@ pub fn quantize_in(
     if steps.first().is_some_and(|step| *step != begun) {
         let rule =
             "the interrupted run had another plan: delete what it left, or give it the same".to_owned();
-        return Err(Error::Plan { origin: out.display().to_string(), rule });
+        return Err(PlanError::Plan { origin: out.display().to_string(), rule }.into());
     }
     writer.check_space(16 << 20)?;
     if steps.is_empty() {
@@ -258,7 +258,7 @@ pub fn quantize_in(
     }
     let mut layers: Vec<LayerReport> = Vec::with_capacity(plan.layers.len());
     for step in steps.iter().skip(1) {
-        let done: Vec<LayerReport> = serde_json::from_value(step.clone()).map_err(|e| Error::Plan {
+        let done: Vec<LayerReport> = serde_json::from_value(step.clone()).map_err(|e| PlanError::Plan {
             origin: scratch.display().to_string(),
             rule: format!("journal: {e}"),
         })?;
@@ -380,7 +380,10 @@ fn group_codebooks(
 }
 
 fn stored_codebook(codebooks: &BTreeMap<Scheme, Codebook>, scheme: Scheme) -> Result<&Codebook, Error> {
-    codebooks.get(&scheme).or_else(|| fracbit_quant::codebook(scheme)).ok_or(Error::NoErrorEntry { scheme })
+    codebooks
+        .get(&scheme)
+        .or_else(|| fracbit_quant::codebook(scheme))
+        .ok_or(PlanError::NoErrorEntry { scheme }.into())
 }
 
 /// Every tensor in the order in which it is written.

@@ -12,8 +12,8 @@ mod fused;
 mod nested;
 
 use fracbit::{
-    Error, EvalOptions, Evaluation, Opened, Plan, PlanOptions, QuantizeReport, Quiet, Target, evaluate,
-    plan::Storage,
+    Error, EvalOptions, Evaluation, Opened, Plan, PlanError, PlanOptions, QuantizeReport, Quiet, Target,
+    evaluate, plan::Storage,
 };
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::verify;
@@ -349,7 +349,9 @@ fn budgets_out_of_reach_are_refused_with_the_range() {
     for palette in [Palette::Tcq, Palette::Vq, Palette::Nuq] {
         let ask = |target| source.plan(&PlanOptions { palette, ..source.options(target) });
         let error = ask(Target::Bits(0.5)).expect_err("too small");
-        let Error::Budget { asked, min, min_bits, max, max_bits, .. } = &error else { panic!("{error}") };
+        let Error::Plan(PlanError::Budget { asked, min, min_bits, max, max_bits, .. }) = &error else {
+            panic!("{error}")
+        };
         let text = error.to_string();
         for part in [
             asked.to_string(),
@@ -363,7 +365,7 @@ fn budgets_out_of_reach_are_refused_with_the_range() {
         // The range is exact: its ends can be had, and one byte less than the least cannot.
         let least = ask(Target::Size(*min)).expect("the least that was offered");
         assert_eq!(least.bytes, min.0, "{}", palette.name());
-        assert!(matches!(ask(Target::Size(Bytes(min.0 - 1))), Err(Error::Budget { .. })));
+        assert!(matches!(ask(Target::Size(Bytes(min.0 - 1))), Err(Error::Plan(PlanError::Budget { .. }))));
         let most = ask(Target::Size(*max)).expect("the most that was offered");
         assert!(most.bytes <= max.0 && most.predicted_loss < least.predicted_loss);
         for target in [Target::Size(Bytes(max.0 + 1)), Target::Bits(16.0)] {
@@ -372,7 +374,7 @@ fn budgets_out_of_reach_are_refused_with_the_range() {
         }
     }
     let error = source.plan(&source.options(Target::Size(Bytes(0)))).expect_err("nothing at all");
-    assert!(matches!(error, Error::Budget { asked: Bytes(0), .. }), "{error}");
+    assert!(matches!(error, Error::Plan(PlanError::Budget { asked: Bytes(0), .. })), "{error}");
 }
 
 #[test]

@@ -102,7 +102,8 @@ fn plans_that_do_not_fit_are_refused() {
     for (what, change, words) in PLANS {
         let mut plan = serde_json::to_value(&good).expect("plain data");
         change(&mut plan);
-        let outcome = Plan::parse(&plan.to_string(), "plan.json").and_then(|plan| {
+        let parsed = Plan::parse(&plan.to_string(), "plan.json").map_err(fracbit::Error::from);
+        let outcome = parsed.and_then(|plan| {
             let place = tempfile::tempdir().expect("a temporary directory");
             let outcome = source.quantize(&plan, &place.path().join("out"), false);
             assert_eq!(crate::names(place.path()), [""; 0], "{what}: nothing is written");

@@ -13,17 +13,13 @@ use clap::{
     ArgGroup, Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use fracbit::{
-    Effort, MachineProfile, Preset,
-    bench::{
-        self, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, EncodeOptions, EncodeSpeed, KernelOptions,
-        KernelSpeed, LimitOptions, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject, TargetOptions,
-        TargetSpeed,
-    },
-    machine::Machine,
-    synth::PRESETS,
-};
+use fracbit::{Effort, MachineProfile, Preset, machine::Machine, preset::PRESETS};
 use fracbit_base::{Bytes, Code, Palette, Scheme, Shape};
+use fracbit_bench::{
+    self as bench, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, EncodeOptions, EncodeSpeed,
+    KernelOptions, KernelSpeed, LimitOptions, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject,
+    TargetOptions, TargetSpeed,
+};
 use std::{io::Write, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\

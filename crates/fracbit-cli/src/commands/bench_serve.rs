@@ -12,12 +12,9 @@ use clap::{
     ArgGroup, Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use fracbit::{
-    Preset,
-    bench::{self, ServeOptions, ServeSpeed, Subject},
-    synth::PRESETS,
-};
+use fracbit::{Preset, preset::PRESETS};
 use fracbit_base::{Bytes, Scheme};
+use fracbit_bench::{self as bench, ServeOptions, ServeSpeed, Subject};
 use std::path::PathBuf;
 
 const AFTER: &str = "\

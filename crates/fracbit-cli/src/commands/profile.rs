@@ -5,12 +5,9 @@ use clap::{
     ArgGroup, Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use fracbit::{
-    MachineProfile, Preset, Progress,
-    bench::{self, ProfileOptions},
-    synth::PRESETS,
-};
+use fracbit::{MachineProfile, Preset, Progress, preset::PRESETS};
 use fracbit_base::Scheme;
+use fracbit_bench::{self as bench, ProfileOptions};
 use fracbit_io::ModelConfig;
 use std::{io::Write, path::PathBuf};
 

@@ -10,7 +10,8 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, EvalOptions, PlanOptions, Progress, Protocol, Rounders, Sensitivities, Target,
+    Calibration, Effort, EvalOptions, PlanError, PlanOptions, Progress, Protocol, Rounders, Sensitivities,
+    Target,
     losses::{self, LossOptions},
     sensitivity::{self, Text},
 };
@@ -165,7 +166,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
         so_far.save(&args.out).map_err(|e| {
             failure = Some(Failure::writing(&args.out, e));
             let origin = args.out.display().to_string();
-            fracbit::Error::Sensitivity { origin, rule: "should be saved".to_owned() }
+            PlanError::Sensitivity { origin, rule: "should be saved".to_owned() }.into()
         })
     };
     let (hash, progress) = (source.hash(), &context.progress);

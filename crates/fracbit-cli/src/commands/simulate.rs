@@ -7,8 +7,8 @@ use clap::{
 };
 use fracbit::{
     Preset,
+    preset::PRESETS,
     simulate::{Npu, Simulated, simulate},
-    synth::PRESETS,
 };
 use fracbit_base::Bytes;
 use fracbit_schedule::Schedule;

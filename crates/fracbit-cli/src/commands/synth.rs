@@ -5,7 +5,7 @@ use clap::{
     Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use fracbit::{Preset, SynthOptions, synth::PRESETS};
+use fracbit::{Preset, SynthOptions, preset::PRESETS};
 use std::{io::Write, path::PathBuf};
 
 const AFTER: &str = "\

@@ -12,7 +12,7 @@
 mod whole;
 
 use crate::{
-    Calibration, Error, EvalOptions, Opened, Progress,
+    Calibration, Error, EvalOptions, Opened, PlanError, Progress,
     calibrate::{Sequences, text_origin, text_sequences, written},
     inventory::Inventory,
     sensitivities::Sensitivities,
@@ -246,7 +246,7 @@ pub fn measure_on(
         if let Some(original) = original {
             model.replace(id, original)?;
         }
-        let fitted = fit(&points).ok_or_else(|| Error::Sensitivity {
+        let fitted = fit(&points).ok_or_else(|| PlanError::Sensitivity {
             origin: id.to_string(),
             rule: "the divergence should be finite at some noise level".to_owned(),
         })?;

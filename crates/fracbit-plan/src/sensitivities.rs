@@ -1,5 +1,5 @@
 //! The document of sensitivities: what the loss rises by for the error of each matrix, and where
-//! that is known from. [`crate::sensitivity`] and [`crate::losses`] measure it.
+//! that is known from.
 
 use crate::{
     Error,
@@ -23,14 +23,14 @@ pub struct Sensitivities {
     pub source_hash: String,
     /// Rotation under which they were measured.
     pub rotation: RotationMode,
-    /// Whether there were factors between inputs and weights ([`crate::smoothing`]).
+    /// Whether there were factors between inputs and weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub smoothing: bool,
     /// Tokens measured on.
     pub tokens: usize,
     /// By module name.
     pub layers: BTreeMap<String, Fit>,
-    /// Measured rise of the loss by module and scheme ([`crate::losses`]), where that was done: it
+    /// Measured rise of the loss by module and scheme, where that was done: it
     /// takes the place of `a` times the scheme's error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub actual: BTreeMap<String, BTreeMap<String, f64>>,
@@ -78,7 +78,7 @@ impl fmt::Display for Objective {
 }
 
 /// Median coefficient of a kind of matrix in Llama-3.1-8B as published with Q-Palette.
-pub(crate) const fn usual(linear: LayerLinear) -> f64 {
+pub const fn usual(linear: LayerLinear) -> f64 {
     match linear {
         LayerLinear::Q => 0.010,
         LayerLinear::K => 0.006,
@@ -122,7 +122,7 @@ impl Sensitivities {
 
     /// Gives every band of the rows of `id` its part of the coefficient of the whole, by what was
     /// measured for each.
-    pub(crate) fn share_out(&mut self, id: LinearId, bands: &Bands, losses: &[f64]) -> Result<(), Error> {
+    pub fn share_out(&mut self, id: LinearId, bands: &Bands, losses: &[f64]) -> Result<(), Error> {
         let whole = self.of(&id.to_string())?;
         let shares = bands.shares(losses);
         for (band, share) in shares.into_iter().enumerate() {
@@ -205,7 +205,7 @@ impl Sensitivities {
 
     /// Whether every matrix's loss is known for a scheme: always, where losses are coefficients
     /// times errors.
-    pub(crate) fn covers(&self, scheme: Scheme) -> bool {
+    pub fn covers(&self, scheme: Scheme) -> bool {
         let name = scheme.to_string();
         self.actual.values().all(|losses| losses.contains_key(&name))
     }
@@ -230,7 +230,7 @@ impl Sensitivities {
     }
 
     /// A measurement that begins, with what an interrupted one of the same kind has.
-    pub(crate) fn begun(
+    pub fn begun(
         protocol: String,
         content_hash: &str,
         source: &WeightSource,

@@ -1,7 +1,7 @@
 //! Searching codes: how many weights a second, and at what error.
 
-use super::{Spread, pools, positive, rate, rounds};
-use crate::{Error, Progress};
+use crate::{Spread, pools, positive, rate, rounds};
+use fracbit::{Error, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{Rounder, distortion};
 use fracbit_format::TILE;
@@ -37,7 +37,7 @@ impl EncodeOptions {
         Self {
             schemes,
             efforts: Effort::ALL.to_vec(),
-            threads: super::default_threads(),
+            threads: crate::default_threads(),
             weights: 1 << 16,
             rounds: 5,
         }
@@ -135,7 +135,7 @@ fn searches(scheme: Scheme, efforts: &[Effort]) -> Result<Vec<Search>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Quiet;
+    use fracbit::Quiet;
 
     #[test]
     fn efforts_take_turns_where_there_are_several() {

@@ -4,8 +4,8 @@
 //! and the host's wait for the last. Everything is generic over the device, so that it is tested
 //! without one.
 
-use super::{KernelOptions, ModelOptions, RandomPacked, Spread, positive, rate, rounds};
-use crate::{Error, Opened, Preset, Progress};
+use crate::{KernelOptions, ModelOptions, RandomPacked, Spread, positive, rate, rounds};
+use fracbit::{Error, Opened, Preset, Progress};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
 use fracbit_io::ModelConfig;

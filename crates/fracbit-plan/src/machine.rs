@@ -31,7 +31,7 @@ pub const PROFILE_VERSION: u32 = 3;
 pub const BUILD: &str = env!("FRACBIT_BUILD");
 
 /// Processors that the program may use.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -222,7 +222,7 @@ struct Version {
 }
 
 /// The instruction set that a profile is keyed by: that of the default trellis code at 2 bits.
-pub(crate) fn isa(kernels: &Kernels) -> String {
+pub fn isa(kernels: &Kernels) -> String {
     let scheme = "tcq-2".parse().ok().and_then(fracbit_quant::codebook);
     scheme.map_or_else(|| "unknown".to_owned(), |book| kernels.isa(book).name().to_owned())
 }
@@ -326,7 +326,7 @@ impl Overhead {
     ///
     /// # Errors
     /// With fewer than four models.
-    pub(crate) fn fit(batch: usize, samples: Vec<Sample>) -> Result<Self, Error> {
+    pub fn fit(batch: usize, samples: Vec<Sample>) -> Result<Self, Error> {
         if samples.len() < 4 {
             let rule = format!("needs four models or more to fit an overhead, got {}", samples.len());
             return Err(Error::Profile { origin: "profile".to_owned(), rule });

@@ -1,9 +1,9 @@
 //! Plans to a speed, put to the test: whole models decoded beside the times that were predicted for
 //! them.
 
-use super::{Spread, pool, profile::Decoder, random::Arena};
-use crate::{
-    Error, Plan, PlanOptions, Progress, Sensitivities, Speed, Target,
+use crate::{Spread, pool, profile::Decoder, random::Arena};
+use fracbit::{
+    Error, Plan, PlanError, PlanOptions, Progress, Sensitivities, Speed, Target,
     machine::MachineProfile,
     plan::{Inventory, Storage, plan},
 };
@@ -109,8 +109,8 @@ pub fn targets(
             let schemes = schemes(plan, config)?;
             let stored =
                 |id: LinearId| Some((Storage::Packed(*schemes.get(&id)?), Grouping::Row, id.shape(config)));
-            let fused = crate::fusion::check(&plan.fused, stored)
-                .map_err(|rule| Error::Plan { origin: "plan".to_owned(), rule })?;
+            let fused = fracbit::fusion::check(&plan.fused, stored)
+                .map_err(|rule| PlanError::Plan { origin: "plan".to_owned(), rule })?;
             let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
             let times =
                 pool.install(|| Decoder::new(&model, options.context, options.batch)?.steps(options.rounds))?;
@@ -146,7 +146,8 @@ fn schemes(plan: &Plan, config: &ModelConfig) -> Result<BTreeMap<LinearId, Schem
         .map(|(id, layer)| match layer.scheme {
             Storage::Packed(scheme) => Ok((id, scheme)),
             Storage::F16 => {
-                Err(Error::Plan { origin: "plan".to_owned(), rule: format!("`{id}` is not packed") })
+                Err(PlanError::Plan { origin: "plan".to_owned(), rule: format!("`{id}` is not packed") }
+                    .into())
             }
         })
         .collect()
@@ -167,7 +168,7 @@ impl Planner<'_> {
     }
 
     fn plan(&self, options: &PlanOptions) -> Result<Plan, Error> {
-        plan(self.inventory, &Sensitivities::prior(self.inventory, options.rotation), options)
+        Ok(plan(self.inventory, &Sensitivities::prior(self.inventory, options.rotation), options)?)
     }
 
     fn within(&self, target_us: f64, fuse: bool) -> Result<Plan, Error> {

@@ -1,14 +1,12 @@
 //! The machine profile: every product that a model of some shape may consist of, and what a decode
 //! step takes beside them.
 
-use super::{
-    Spread,
-    dense::Dense,
-    limits, pool, positive,
-    products::{Products, Times, multiplies},
-    random::Arena,
-};
-use crate::{
+mod dense;
+mod products;
+
+use crate::{Spread, limits, pool, positive, random::Arena};
+use dense::Dense;
+use fracbit::{
     Error, Progress, fusion,
     machine::{
         self, BUILD, Machine, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Product, Sample, isa,
@@ -19,6 +17,7 @@ use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
 use fracbit_model::{LinearId, Model, SampleConfig, Sampler, State, StateOptions};
+use products::{Products, Times, multiplies};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::ThreadPool;
@@ -372,7 +371,7 @@ impl<'a> Decoder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, plan};
+    use fracbit::{PlanError, PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, plan};
     use fracbit_base::Palette;
     use fracbit_model::RotationMode;
     use std::path::Path;
@@ -396,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_small_profile_and_its_reader() {
-        let kernels = crate::kernels().unwrap();
+        let kernels = fracbit::kernels().unwrap();
         let got = profile("tiny", &tiny(), &options(), &kernels, &Quiet).unwrap();
         // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own
         // rows.
@@ -419,7 +418,7 @@ mod tests {
         read.require_current("machine.json", &kernels, 1).unwrap();
         read.require_shape("machine.json", &tiny()).unwrap();
         assert!(read.overhead(2).is_ok());
-        let message = |e: Error| e.to_string();
+        let message = |e: PlanError| e.to_string();
         assert!(message(read.overhead(3).unwrap_err()).contains("--batch"));
         let stale = |change: fn(&mut MachineProfile)| {
             let mut profile = read.clone();
@@ -437,7 +436,7 @@ mod tests {
         assert!(message(read.require_shape("m", &other).unwrap_err()).contains("vocabulary 400"));
         for bad in ["", "{}", "{\"profile_version\":1}", "{\"profile_version\":2}"] {
             fs::write(&path, bad).unwrap();
-            assert!(matches!(MachineProfile::read(&path), Err(Error::Profile { .. })), "{bad}");
+            assert!(matches!(MachineProfile::read(&path), Err(PlanError::Profile { .. })), "{bad}");
         }
     }
 
@@ -450,7 +449,7 @@ mod tests {
             );
             ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap()
         };
-        let kernels = crate::kernels().unwrap();
+        let kernels = fracbit::kernels().unwrap();
         let got = profile("mixture", &mixture(7), &options(), &kernels, &Quiet).unwrap();
         let up = Product { cols: 64, rows: 7 * 32, pieces: 7 };
         for scheme in ["tcq-fast-2", "nuq-4", "f16"] {
@@ -464,7 +463,7 @@ mod tests {
         assert!(other.contains("2 of 7 experts") && other.contains("2 of 8 experts"), "{other}");
         // A plan to a time between the fastest and the slowest.
         let inventory =
-            crate::inventory::Inventory::of_config(&mixture(7), RotationMode::Fold, String::new());
+            fracbit::inventory::Inventory::of_config(&mixture(7), RotationMode::Fold, String::new());
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let profile = std::sync::Arc::new(got);
         let step = |target, limit_us| {

@@ -116,7 +116,7 @@ impl Module {
     }
 
     /// The rule that the module breaks.
-    pub(crate) fn broken(self) -> Option<String> {
+    pub fn broken(self) -> Option<String> {
         if !self.group.is_multiple_of(TILE_COLS) {
             return Some(format!("group should be 0 or a multiple of {TILE_COLS}, got {}", self.group));
         }
@@ -131,7 +131,7 @@ impl Module {
     }
 
     /// The scheme, where version 1 of the format meant other weights by it.
-    pub(crate) fn rehashed(self) -> Option<Scheme> {
+    pub fn rehashed(self) -> Option<Scheme> {
         let Storage::Packed(scheme) = self.scheme else { return None };
         (scheme.code() == Some(Code::Fast)).then_some(scheme)
     }
@@ -142,7 +142,7 @@ impl Module {
 ///
 /// # Errors
 /// The rule that is broken where the number is missing, or stands where the version has none.
-pub(crate) fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Result<(), String> {
+pub fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Result<(), String> {
     let Some(fields) = document.as_object_mut() else { return Ok(()) }; // refused where it is parsed
     let group = fields.remove("group");
     if of_each {

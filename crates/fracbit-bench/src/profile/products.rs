@@ -3,14 +3,9 @@
 //! Of experts, a product is that of all of them one above the other with the tokens of a step, each
 //! of which meets some: at random here, as a router spreads them that was trained to.
 
-use super::{
-    Spread,
-    dense::Dense,
-    limits,
-    profile::{Bench, ProfileOptions},
-    random::Arena,
-};
-use crate::{
+use super::{Bench, ProfileOptions, dense::Dense};
+use crate::{Spread, limits, random::Arena};
+use fracbit::{
     Error, fusion,
     machine::{KernelTime, Product},
     plan::{Matrix, Storage},
@@ -295,7 +290,7 @@ fn divided(groups: &[Group], most: usize) -> Vec<Group> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Preset;
+    use fracbit::Preset;
 
     fn products(shape: &str, most_tokens: usize) -> Products {
         Products::of(&Preset::named(shape).unwrap().model_config().unwrap(), most_tokens)

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 ///
 /// # Errors
 /// The first rule that is broken, naming the group.
-pub(crate) fn check(
+pub fn check(
     groups: &[Vec<String>],
     stored: impl Fn(LinearId) -> Option<(Storage, Grouping, Shape)>,
 ) -> Result<Vec<Vec<LinearId>>, String> {
@@ -96,12 +96,12 @@ pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
 }
 
 /// Whether a matrix of this shape may have another one below it.
-pub(crate) const fn aligned(shape: Shape) -> bool {
+pub const fn aligned(shape: Shape) -> bool {
     shape.rows.is_multiple_of(TILE_ROWS)
 }
 
 /// Whether two matrices of one block read the same input.
-pub(crate) fn same_input(a: LinearId, b: LinearId) -> bool {
+pub fn same_input(a: LinearId, b: LinearId) -> bool {
     match (a, b) {
         (LinearId::Layer(i, a), LinearId::Layer(j, b)) => i == j && a.with_same_input().contains(&b),
         _ => false,

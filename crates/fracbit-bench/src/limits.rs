@@ -1,7 +1,7 @@
 //! The machine's own limits, and what it costs to start and end a parallel loop on it.
 
-use super::{Spread, pools, positive, rate, rounds};
-use crate::{Error, Progress};
+use crate::{Spread, pools, positive, rate, rounds};
+use fracbit::{Error, Progress};
 use fracbit_kernels::{Buffer, with_team};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct LimitOptions {
 
 impl Default for LimitOptions {
     fn default() -> Self {
-        Self { bytes: 2 << 30, threads: super::default_threads(), rounds: 9 }
+        Self { bytes: 2 << 30, threads: crate::default_threads(), rounds: 9 }
     }
 }
 
@@ -257,7 +257,7 @@ fn tile_peak(_rounds: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Quiet;
+    use fracbit::Quiet;
 
     #[test]
     fn a_small_run() {

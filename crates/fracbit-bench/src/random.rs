@@ -1,8 +1,8 @@
 //! Models of random codes: any scheme for every matrix, fused as wanted, made at the speed of a
 //! copy.
 
-use super::RandomPacked;
-use crate::Error;
+use crate::RandomPacked;
+use fracbit::Error;
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::Layout;
 use fracbit_io::ModelConfig;

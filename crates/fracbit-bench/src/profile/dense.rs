@@ -1,12 +1,9 @@
 //! Products with matrices that a plan leaves at 16 bits, as a quantized directory holds them: in a
 //! memory map.
 
-use super::{
-    limits,
-    products::{Part, Products},
-    random::Arena,
-};
-use crate::Error;
+use super::products::{Part, Products};
+use crate::{limits, random::Arena};
+use fracbit::Error;
 use fracbit_io::Checkpoint;
 use fracbit_kernels::{Group, Kernels, cases};
 use fracbit_model::{Linear, LinearScratch};

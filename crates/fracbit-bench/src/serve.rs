@@ -1,7 +1,7 @@
 //! Many sequences at once: the throughput of [`fracbit_engine`].
 
-use super::{Subject, pools, positive};
-use crate::{Error, Progress};
+use crate::{Subject, pools, positive};
+use fracbit::{Error, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
 use fracbit_kernels::Kernels;
@@ -31,7 +31,7 @@ pub struct ServeOptions {
 impl Default for ServeOptions {
     fn default() -> Self {
         Self {
-            threads: super::default_threads(),
+            threads: crate::default_threads(),
             requests: 16,
             prompt: 128,
             generate: 64,
@@ -47,7 +47,7 @@ impl Default for ServeOptions {
 pub struct ServeSpeed {
     /// Directory or shape.
     pub model: String,
-    /// Bits per weight, as in [`ModelSpeed`](super::ModelSpeed).
+    /// Bits per weight, as in [`ModelSpeed`](crate::ModelSpeed).
     pub bits: f64,
     /// Threads.
     pub threads: usize,

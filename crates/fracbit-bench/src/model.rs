@@ -1,7 +1,7 @@
 //! Whole models: prefill and decode.
 
-use super::{RandomPacked, Spread, limits, pools, positive, random::floats, rounds};
-use crate::{Error, Opened, Preset, Progress};
+use crate::{RandomPacked, Spread, limits, pools, positive, random::floats, rounds};
+use fracbit::{Error, Opened, Preset, Progress};
 use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
@@ -77,7 +77,7 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
-            threads: super::default_threads(),
+            threads: crate::default_threads(),
             prompts: vec![128],
             generate: 32,
             context: 128,
@@ -391,7 +391,7 @@ impl<'a> Runner<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Quiet, SynthOptions, synthesize};
+    use fracbit::{Quiet, SynthOptions, synthesize};
 
     fn small() -> ModelOptions {
         ModelOptions {
@@ -411,7 +411,7 @@ mod tests {
         let preset = Preset::named("tiny").unwrap();
         let subject =
             |vocab| Subject::Random { preset, vocab, layers: Some(1), scheme: "tcq-fast-2".parse().unwrap() };
-        let kernels = crate::kernels().unwrap();
+        let kernels = fracbit::kernels().unwrap();
         let got = model(subject(None), &small(), &kernels, &Quiet).unwrap();
         let order: Vec<_> = got.iter().map(|m| (m.threads, m.batch, m.prompt, m.context)).collect();
         let one = |threads| [(threads, 1, 3, 5), (threads, 1, 7, 5), (threads, 3, 3, 5), (threads, 3, 7, 5)];
@@ -437,7 +437,7 @@ mod tests {
         let options = SynthOptions { preset, vocab: None, layers: Some(1), seed: 1, force: false };
         let path = synthesize(&dir.path().join("m"), options, &Quiet).unwrap();
         let opened = Opened::new(&path).unwrap();
-        let got = model(Subject::Opened(&opened), &small(), &crate::kernels().unwrap(), &Quiet).unwrap();
+        let got = model(Subject::Opened(&opened), &small(), &fracbit::kernels().unwrap(), &Quiet).unwrap();
         assert_eq!(got.len(), 8);
         assert!((got[0].bits - 16.0).abs() < 0.01 && got[0].scheme.is_none(), "{:?}", got[0]);
     }

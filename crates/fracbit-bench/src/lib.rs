@@ -1,3 +1,5 @@
+#![doc = include_str!("../README.md")]
+//!
 //! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`])
 //! of many sequences at once ([`serve()`]), and of the search for codes ([`encode()`]).
 //!
@@ -16,13 +18,11 @@
 //! code, and no kernel branches on one. Scales keep activations at their size from layer to layer.
 //! Every bench checks its result.
 
-mod dense;
 mod device;
 mod encode;
 mod kernels;
 mod limits;
 mod model;
-mod products;
 mod profile;
 mod random;
 mod serve;
@@ -37,7 +37,7 @@ pub use profile::{ProfileOptions, profile};
 pub use serve::{ServeOptions, ServeSpeed, serve};
 pub use targets::{TargetOptions, TargetSpeed, targets};
 
-use crate::{Error, machine};
+use fracbit::{Error, PlanError, machine};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec, SecondLevel};
 use half::f16;
@@ -136,10 +136,9 @@ fn positive(option: &'static str, values: &[usize]) -> Result<(), Error> {
 
 /// The built-in codebooks of the segments of `layout`.
 fn codebooks(layout: &Layout) -> Result<Vec<&'static Codebook>, Error> {
-    let books = layout
-        .segments()
-        .iter()
-        .map(|s| fracbit_quant::codebook(s.scheme).ok_or(Error::NoErrorEntry { scheme: s.scheme }));
+    let books = layout.segments().iter().map(|s| {
+        fracbit_quant::codebook(s.scheme).ok_or_else(|| PlanError::NoErrorEntry { scheme: s.scheme }.into())
+    });
     books.collect()
 }
 
