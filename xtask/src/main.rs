@@ -111,15 +111,17 @@ fn test() -> Outcome {
     run("cargo", &["fmt", "--all", "--check"], &[])?;
     codegen::run(true)?;
     tidy::run()?;
+    let highs = root().join("tests/highs.cmake").display().to_string();
+    let highs = [("CMAKE_TOOLCHAIN_FILE", highs.as_str())];
     let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
-    run("cargo", &clippy, &[])?;
+    run("cargo", &clippy, &highs)?;
     // The GPU's half needs neither its compiler nor a driver to be checked.
     let cuda = ["clippy", "--package", "fracbit-cli", "--features", "cuda", "--profile", "test", "--"];
-    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &[])?;
-    let warnings = [("RUSTDOCFLAGS", "--deny warnings")];
+    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &highs)?;
+    let warnings = [("RUSTDOCFLAGS", "--deny warnings"), highs[0]];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     setup::python_clients();
-    run("cargo", &["test", "--workspace"], &[])?;
+    run("cargo", &["test", "--workspace"], &highs)?;
     arm::parity(false)?;
     setup::python_checks()?;
     // Tests that pass are silent, and so are those that found nothing to do.

@@ -20,6 +20,7 @@
 
 mod device;
 mod encode;
+mod explore;
 mod kernels;
 mod limits;
 mod model;
@@ -30,6 +31,7 @@ mod targets;
 
 pub use device::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, device_kernels, device_model};
 pub use encode::{EncodeOptions, EncodeSpeed, encode};
+pub use explore::{ExploreOptions, Explored, explore};
 pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};
 pub use model::{ModelOptions, ModelSpeed, Subject, model};

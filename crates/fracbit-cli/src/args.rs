@@ -40,7 +40,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "latency")]
     pub(crate) tokens_per_second: Option<f64>,
     /// One scheme for every matrix, such as tcq-3, tcq-2.25, vq-2.5 or nuq-4.
-    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "palette", "code"])]
+    #[arg(long, value_name = "SCHEME", conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "palette", "also", "code"])]
     pub(crate) scheme: Option<Scheme>,
     /// Most memory of weights and cache together, such as 6GB: how many bits each gets is decided
     /// by what both lose.
@@ -183,6 +183,9 @@ pub(crate) struct ShapeArgs {
     /// Schemes to choose from [default: tcq; all where time is limited].
     #[arg(long, value_enum)]
     pub(crate) palette: Option<PaletteName>,
+    /// Schemes to choose from beside the palette, such as aq-m2v8.
+    #[arg(long, value_name = "SCHEME,..", value_delimiter = ',')]
+    pub(crate) also: Vec<Scheme>,
     /// Code of the trellis schemes.
     #[arg(long, value_enum, default_value_t = CodeName::Fine)]
     pub(crate) code: CodeName,
@@ -218,6 +221,7 @@ impl ShapeArgs {
             smoothing: !self.no_smoothing,
             seed: self.seed,
             keep_head: self.keep_head,
+            also: self.also.clone(),
             pins: self.pin.clone(),
             excludes: self.exclude.clone(),
             speed,
@@ -232,9 +236,10 @@ impl ShapeArgs {
         self.palette.unwrap_or(default).into()
     }
 
-    /// Pins and exclusions as typed, for the record.
+    /// What is added to the palette, pinned and excluded as typed, for the record.
     pub(crate) fn recorded(&self) -> String {
-        let pins = self.pin.iter().map(|p| format!(" --pin '{p}'"));
+        let also = self.also.iter().map(|scheme| format!(" --also {scheme}"));
+        let pins = also.chain(self.pin.iter().map(|p| format!(" --pin '{p}'")));
         pins.chain(self.exclude.iter().map(|e| format!(" --exclude '{e}'"))).collect()
     }
 }

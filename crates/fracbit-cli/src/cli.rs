@@ -64,6 +64,7 @@ pub(crate) enum Command {
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Distortion(commands::distortion::DistortionArgs),
+    Explore(commands::explore::ExploreArgs),
     Simulate(commands::simulate::SimulateArgs),
     Synth(commands::synth::SynthArgs),
     Bench(commands::bench::BenchArgs),

@@ -12,6 +12,12 @@ use std::{fmt, str::FromStr};
 pub struct Pattern(String);
 
 impl Pattern {
+    /// `*` in `text` stands for any text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
     /// Whether all of `text` is matched.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {

@@ -14,7 +14,7 @@ use crate::{
     overrides::{self, Exclude, Pin},
     planned::planned,
     sensitivities::{Objective, Sensitivities},
-    storage::spread_group,
+    storage::{codebook_bytes, spread_group},
 };
 pub use crate::{
     inventory::{Inventory, Matrix},
@@ -125,7 +125,9 @@ impl PlanOptions {
             let fast = self.palette.schemes(Code::Fast).into_iter().filter(|s| s.code().is_some());
             schemes.extend(fast.filter(|&s| known(s)));
         }
-        schemes.extend(&self.also);
+        let more: Vec<Scheme> =
+            self.also.iter().copied().filter(|scheme| !schemes.contains(scheme)).collect();
+        schemes.extend(more);
         schemes
     }
 }
@@ -339,7 +341,7 @@ impl Plan {
     }
 
     fn total(&mut self, inventory: &Inventory) {
-        self.fixed_bytes = inventory.fixed_bytes() + codebook_bytes(&self.codebooks());
+        self.fixed_bytes = inventory.fixed_bytes() + codebook_bytes(self.codebooks());
         self.bytes = self.fixed_bytes + self.layers.iter().map(|l| l.bytes).sum::<u64>();
         self.bits_per_weight = bits_per_weight(self.bytes, inventory.params());
         self.predicted_loss = self.layers.iter().map(|l| l.predicted_loss).sum();
@@ -438,7 +440,7 @@ fn allocate(
     // solution needs. This may alternate between two sets, so the best plan within the budget
     // counts, and a last solve confined to its codebooks spends what is left.
     let most = budget.saturating_sub(inventory.fixed_bytes());
-    let all_books = codebook_bytes(&codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
+    let all_books = codebook_bytes(codebook_schemes(menus.iter().flatten().map(|l| l.scheme)));
     // No plan loses less than one that pays for no codebook: the first solution's bound is that of
     // all.
     let (mut best, mut bound): (Option<Plan>, Option<f64>) = (None, None);
@@ -450,7 +452,7 @@ fn allocate(
             plan.total(inventory);
             plan.lower_bound = bound.get_or_insert(solution.lower_bound).min(plan.predicted_loss);
             plan.prices.byte = solution.price[0];
-            let needed = codebook_bytes(&plan.codebooks());
+            let needed = codebook_bytes(plan.codebooks());
             if plan.bytes <= budget && best.as_ref().is_none_or(|b| plan.predicted_loss < b.predicted_loss) {
                 *best = Some(plan);
             }
@@ -465,7 +467,7 @@ fn allocate(
     }
     consider(&mut best, &menus, all_books)?;
     if let Some(books) = best.as_ref().map(Plan::codebooks) {
-        consider(&mut best, &confined(&menus, &books), codebook_bytes(&books))?;
+        consider(&mut best, &confined(&menus, &books), codebook_bytes(books.iter().copied()))?;
     }
     best.unwrap_or_else(|| {
         plan.layers = reach.smallest;
@@ -538,7 +540,8 @@ impl Plan {
         // schemes that were chosen share what the codebooks of the others leave. No plan loses less
         // than one that pays for no codebook.
         let most = budget.saturating_sub(inventory.fixed_bytes());
-        let room = |books: &BTreeSet<Scheme>| Some(most.saturating_sub(codebook_bytes(books)));
+        let room =
+            |books: &BTreeSet<Scheme>| Some(most.saturating_sub(codebook_bytes(books.iter().copied())));
         let size = Some(Bytes(budget));
         let all = codebook_schemes(menus.iter().flatten().map(|l| l.scheme));
         match joint.solve(room(&all), size) {
@@ -646,7 +649,7 @@ impl Reach {
             menus.iter().map(best).collect()
         };
         let total = |chosen: &[PlannedLayer]| {
-            let books = codebook_bytes(&codebook_schemes(chosen.iter().map(|l| l.scheme)));
+            let books = codebook_bytes(codebook_schemes(chosen.iter().map(|l| l.scheme)));
             chosen.iter().map(|l| l.bytes).sum::<u64>() + books + inventory.fixed_bytes()
         };
         let smallest = pick(true);
@@ -701,14 +704,6 @@ fn codebook_schemes(storages: impl Iterator<Item = Storage>) -> BTreeSet<Scheme>
         })
         .flatten()
         .collect()
-}
-
-/// Bytes of the stored codebooks: 16-bit entries and an f32 step each.
-fn codebook_bytes(schemes: &BTreeSet<Scheme>) -> u64 {
-    schemes
-        .iter()
-        .map(|&s| fracbit_quant::codebook(s).map_or(0, |book| 2 * book.entries().len() as u64 + 4))
-        .sum()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio")]

@@ -49,6 +49,14 @@ impl Storage {
     }
 }
 
+/// Bytes of stored codebooks: 16-bit entries and an f32 step each.
+pub fn codebook_bytes(schemes: impl IntoIterator<Item = Scheme>) -> u64 {
+    schemes
+        .into_iter()
+        .map(|scheme| fracbit_quant::codebook(scheme).map_or(0, |book| 2 * book.entries().len() as u64 + 4))
+        .sum()
+}
+
 impl fmt::Display for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -419,7 +419,7 @@ fn scheme(bits: f64, code: Code) -> Result<Scheme, fracbit::Error> {
 }
 
 /// `RxC`.
-fn shape(text: &str) -> Result<Shape, String> {
+pub(super) fn shape(text: &str) -> Result<Shape, String> {
     let parts = text.split_once('x').and_then(|(r, c)| Some((r.parse().ok()?, c.parse().ok()?)));
     match parts {
         Some((rows, cols)) if rows > 0 && cols > 0 => Ok(Shape::new(rows, cols)),

@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod distortion;
 pub(crate) mod eval;
+pub(crate) mod explore;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod plan;
@@ -46,6 +47,7 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Inspect(args) => inspect::run(args, context)?,
         Command::Verify(args) => return verify::run(args, context),
         Command::Distortion(args) => distortion::run(args, context)?,
+        Command::Explore(args) => explore::run(args, context)?,
         Command::Simulate(args) => simulate::run(args, context)?,
         Command::Synth(args) => synth::run(args, context)?,
         Command::Bench(args) => bench::run(args, context)?,

@@ -42,7 +42,7 @@ pub(crate) struct PlanArgs {
     model: PathBuf,
     /// Check a plan that was edited by hand and show its totals.
     #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
-        conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "scheme", "palette", "code", "rotation",
+        conflicts_with_all = ["bits", "size", "memory", "latency", "tokens_per_second", "scheme", "palette", "also", "code", "rotation",
             "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     /// Write the plan to this file.

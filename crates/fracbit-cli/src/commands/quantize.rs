@@ -64,7 +64,7 @@ pub(crate) struct QuantizeArgs {
     out: Option<PathBuf>,
     /// Apply a plan of `fracbit plan --save`, edited or not.
     #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
-        conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "code",
+        conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "also", "code",
             "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
