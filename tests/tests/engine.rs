@@ -258,6 +258,28 @@ fn beginnings_are_shared_and_kept_until_their_pages_are_wanted() {
 }
 
 #[test]
+fn a_beginning_that_another_is_running_is_waited_for_and_run_once() {
+    let options = EngineOptions { context: CONTEXT, sequences: 8, ..EngineOptions::default() };
+    let prompt: Vec<u32> = (0..3 * PAGE as u32 + 20).map(|i| 20 + i * i % 50).collect();
+    // The same four times, one that goes on in another way, and a short one of its own in between.
+    let mut all: Vec<Vec<u32>> = vec![prompt.clone(); 4];
+    all.push([&prompt[..2 * PAGE], &[7; PAGE + 30]].concat());
+    all.insert(2, vec![9; 12]);
+    let said = Said::default();
+    let mut engine = Engine::new(model(), options.clone()).expect("good options");
+    for (id, prompt) in all.iter().enumerate() {
+        engine.add(request(&said, id, prompt, 6)).expect("a good prompt");
+    }
+    while engine.step() {}
+    let said = said.borrow();
+    let cached: Vec<usize> = said.values().map(|(_, done)| done.expect("it ended").cached).collect();
+    assert_eq!(cached, [0, 3 * PAGE, 0, 3 * PAGE, 3 * PAGE, 2 * PAGE]);
+    for (id, prompt) in all.iter().enumerate() {
+        assert_eq!(said[&id].0, alone(model(), &options, prompt, id, 6), "sequence {id}");
+    }
+}
+
+#[test]
 fn short_prompts_do_not_wait_for_long_ones_and_equal_ones_keep_their_order() {
     let options = EngineOptions { context: 700, sequences: 9, ..EngineOptions::default() };
     // The order in which requests get their first tokens; a step comes behind the first, or behind

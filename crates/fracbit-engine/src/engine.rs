@@ -10,7 +10,7 @@ use std::time::Instant;
 use fracbit_model::{Draft, Error, Guesses, KvPool, KvType, Model, Precision, State, StateOptions};
 use fracbit_schedule::{Phase, Scheduler};
 
-use crate::prefixes::Prefixes;
+use crate::prefixes::{Prefixes, common};
 use crate::sequence::{Finish, Output, Request, Sequence};
 
 /// Tokens of a prompt that are run between two steps of sequences that wait for theirs: some tenths
@@ -213,10 +213,11 @@ impl<'a, O: Output> Engine<'a, O> {
 
     /// Gives places to sequences that wait, with the pages that others left of their beginnings.
     fn admit(&mut self) {
+        let mut at = 0;
         while self.taken() < self.options.sequences.max(1) {
-            let Some(first) = self.waiting.front() else { return };
-            if !first.output.wanted() {
-                self.waiting.pop_front();
+            let Some(next) = self.waiting.get(at) else { return };
+            if !next.output.wanted() {
+                self.waiting.remove(at);
                 continue;
             }
             let options = StateOptions {
@@ -225,22 +226,37 @@ impl<'a, O: Output> Engine<'a, O> {
                 ..StateOptions::default()
             };
             let mut state = self.model.state_in(&self.pool, &options);
-            let known = self.shareable(first).min(first.skippable());
-            let (pages, len) = self.prefixes.find(&first.tokens[..known]);
+            let known = self.shareable(next).min(next.skippable());
+            let (pages, len) = self.prefixes.find(&next.tokens[..known]);
+            if self.is_being_read(next, known, len) {
+                at += 1;
+                continue;
+            }
             state.share(&pages, len).expect("pages of this pool that hold so many tokens");
             drop(pages);
-            let rest = first.tokens.len() - len;
+            let rest = next.tokens.len() - len;
             // A page for each of those that are decoded: what comes should not push them out.
             if !self.make_room(state.pages_wanted(rest) + self.writing.len()) {
                 return;
             }
-            let mut sequence = self.waiting.pop_front().expect("the one looked at");
+            let mut sequence = self.waiting.remove(at).expect("the one looked at");
             sequence.cached.get_or_insert(len);
             match state.reserve(rest) {
                 Ok(()) => self.reading.push((sequence, state)),
                 Err(error) => fail(sequence, &error),
             }
         }
+    }
+
+    /// Whether another prompt that is due before this one is just running more whole pages of the
+    /// `known` beginning of `next` than the `held` tokens that were kept: they are worth waiting
+    /// for, as where one prompt is asked for several answers.
+    fn is_being_read(&self, next: &Sequence<O>, known: usize, held: usize) -> bool {
+        self.reading.iter().any(|(other, state)| {
+            let shared = common(&other.tokens[..self.shareable(other)], &next.tokens[..known]);
+            let shared = shared - shared % KvPool::POSITIONS;
+            other.due <= next.due && state.len() < shared && held < shared
+        })
     }
 
     /// The tokens of a sequence whose keys and values do not depend on its prompt's length: all, or
@@ -298,8 +314,12 @@ impl<'a, O: Output> Engine<'a, O> {
         });
         match done {
             Err(error) => fail(sequence, &error),
-            Ok(None) => self.reading.push((sequence, state)),
+            Ok(None) => {
+                self.keep(&sequence, &state, KvPool::POSITIONS);
+                self.reading.push((sequence, state));
+            }
             Ok(Some(Next::Goes)) => {
+                self.keep(&sequence, &state, KvPool::POSITIONS);
                 self.writing.push(sequence);
                 self.states.push(state);
             }
@@ -368,7 +388,7 @@ impl<'a, O: Output> Engine<'a, O> {
         };
         self.preempted += 1;
         tracing::debug!(serial = sequence.serial, tokens = sequence.tokens.len(), "waits for pages");
-        self.leave(&sequence, &state);
+        self.keep(&sequence, &state, 1);
         drop(state);
         self.waiting.push_front(sequence);
         true
@@ -421,16 +441,18 @@ impl<'a, O: Output> Engine<'a, O> {
 
     /// A sequence has ended; `None`: nobody wants it any more.
     fn end(&mut self, sequence: Sequence<O>, state: &State, finish: Option<Finish>) {
-        self.leave(&sequence, state);
+        self.keep(&sequence, state, 1);
         if let Some(finish) = finish {
             let done = sequence.done(finish);
             sequence.output.done(done);
         }
     }
 
-    /// Keeps the pages of a sequence for others with its beginning.
-    fn leave(&mut self, sequence: &Sequence<O>, state: &State) {
+    /// Keeps the pages of a sequence for others with its beginning: those of a multiple of `whole`
+    /// tokens, since a sequence that goes on writes to the last page.
+    fn keep(&mut self, sequence: &Sequence<O>, state: &State, whole: usize) {
         let len = self.shareable(sequence).min(state.len());
+        let len = len - len % whole;
         self.prefixes.insert(&sequence.tokens[..len], &state.pages()[..len.div_ceil(KvPool::POSITIONS)]);
     }
 }

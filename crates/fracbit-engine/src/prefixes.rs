@@ -28,7 +28,7 @@ struct Node {
 }
 
 /// As many tokens as two beginnings have in common.
-fn common(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
