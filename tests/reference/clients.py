@@ -1,6 +1,6 @@
-"""The server as OpenAI's own Python package and the evaluation harness of EleutherAI meet it.
+"""The server as the Python packages of OpenAI and Anthropic and the evaluation harness of EleutherAI meet it.
 
-    python3 clients.py PROGRAM MODEL    # wants openai; `fracbit serve MODEL` is started on a free port
+    python3 clients.py PROGRAM MODEL    # wants openai and anthropic; `fracbit serve MODEL` is started on a free port
 """
 
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 
+import anthropic
 import openai
 
 
@@ -52,6 +53,112 @@ def check_openai(base):
             raise AssertionError(f"`{param}` was accepted")
 
 
+def check_responses(base):
+    client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+    asked = dict(model="tiny", input="Hello", instructions="Be kind.", temperature=0)
+    whole = client.responses.create(**asked, max_output_tokens=8)
+    messages = [dict(role="system", content="Be kind."), dict(role="user", content="Hello")]
+    chat = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=8)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage.output_tokens == 8 and whole.usage.input_tokens == chat.usage.prompt_tokens
+    assert whole.instructions == "Be kind." and whole.temperature == 0 and not whole.store
+    # What was said goes back as it came.
+    following = [dict(role="user", content="Hello"), *whole.output, dict(role="user", content="And?")]
+    following = client.responses.create(model="tiny", input=following, temperature=0, max_output_tokens=4)
+    assert following.usage.output_tokens == 4
+    with client.responses.stream(**asked, max_output_tokens=8) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    for wrong, param in [
+        (dict(previous_response_id="resp_1"), "previous_response_id"),
+        (dict(reasoning={"effort": "low"}), "reasoning"),
+        (dict(max_output_tokens=0), "max_output_tokens"),
+    ]:
+        try:
+            client.responses.create(**asked, **wrong)
+        except openai.BadRequestError as error:
+            assert error.param == param, error
+        else:
+            raise AssertionError(f"`{param}` was accepted")
+
+
+def check_anthropic(base):
+    client = anthropic.Anthropic(base_url=base.removesuffix("/v1"), api_key="none", max_retries=0)
+    said = [dict(role="user", content=[dict(type="text", text="Hello")])]
+    asked = dict(model="tiny", messages=said, system="Be kind.", temperature=0)
+    whole = client.messages.create(**asked, max_tokens=8)
+    text = whole.content[0].text
+    openais = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+    messages = [dict(role="system", content="Be kind."), dict(role="user", content="Hello")]
+    chat = openais.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=8)
+    assert text == chat.choices[0].message.content
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 8
+    prompt = whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    assert prompt == chat.usage.prompt_tokens
+    counted = client.messages.count_tokens(model="tiny", messages=said, system="Be kind.")
+    assert counted.input_tokens == prompt
+    with client.messages.stream(**asked, max_tokens=8) as stream:
+        assert "".join(stream.text_stream) == text
+        last = stream.get_final_message()
+    assert last.content[0].text == text and last.stop_reason == "max_tokens" and last.usage.output_tokens == 8
+    # A stop text ends the answer before it, and is named.
+    word = text.split()[1]
+    stopped = client.messages.create(**asked, max_tokens=8, stop_sequences=[word])
+    assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == word
+    assert text.startswith(stopped.content[0].text) and word not in stopped.content[0].text
+    for wrong, param in [
+        (dict(tools=[dict(name="f", input_schema=dict(type="object"))]), "tools"),
+        (dict(thinking=dict(type="enabled", budget_tokens=1024)), "thinking"),
+        (dict(top_p=2), "top_p"),
+    ]:
+        try:
+            client.messages.create(**asked, max_tokens=8, **wrong)
+        except anthropic.BadRequestError as error:
+            assert error.body["type"] == "error" and error.body["error"]["param"] == param, error.body
+        else:
+            raise AssertionError(f"`{param}` was accepted")
+    try:
+        client.messages.create(**{**asked, "model": "other"}, max_tokens=8)
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error", error.body
+    else:
+        raise AssertionError("another model was served")
+
+
+def check_origins(base):
+    """What a browser asks before a page of another origin may ask the server."""
+
+    def ask(origin):
+        head = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        head["Access-Control-Request-Headers"] = "authorization,content-type"
+        request = urllib.request.Request(base + "/chat/completions", headers=head, method="OPTIONS")
+        with urllib.request.urlopen(request) as answer:
+            return answer.headers
+
+    allowed, other = ask("https://chat.example"), ask("https://evil.example")
+    assert allowed["Access-Control-Allow-Origin"] == "https://chat.example"
+    assert "authorization" in allowed["Access-Control-Allow-Headers"]
+    assert other["Access-Control-Allow-Origin"] is None
+
+
+def check_state(base):
+    """What says how busy the server is, and what holds where a request says nothing."""
+
+    def get(path):
+        with urllib.request.urlopen(base.removesuffix("/v1") + path) as answer:
+            return json.load(answer)
+
+    props = get("/props")
+    assert props["total_slots"] == 4 and props["default_generation_settings"]["n_ctx"] == 512
+    assert "assistant:" in props["chat_template"]
+    slots = get("/slots")
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3] and not any(s["is_processing"] for s in slots)
+
+
 def check_harness(base):
     """What `lm_eval --model local-completions` (0.4.13) sends, and how it reads the answer."""
 
@@ -88,10 +195,15 @@ def check_harness(base):
 def main():
     program, model = sys.argv[1:]
     command = [program, "serve", model, "--port", "0", "--name", "tiny", "--alias", "gpt-4o-mini"]
+    command += ["--allow-origin", "https://chat.example"]
     serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         base = serving.stdout.readline().strip().removeprefix("serving at ")
         check_openai(base)
+        check_responses(base)
+        check_anthropic(base)
+        check_origins(base)
+        check_state(base)
         check_harness(base)
     finally:
         serving.terminate()

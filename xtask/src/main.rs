@@ -39,6 +39,7 @@ Usage: cargo xtask COMMAND
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
+  man DIR            write a manual page of each command into a new directory
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
   quality            measure docs/lab/tables.md anew (needs ../shared; takes a while)
 ";
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         ["gpu"] => gpu::run(false),
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
+        ["man", dir] => man(dir),
         ["zoo", dir] => zoo(&[dir]),
         ["zoo", dir, text] => zoo(&[dir, text]),
         ["tidy"] => tidy::run(),
@@ -129,6 +131,14 @@ fn test() -> Outcome {
         println!("skipped: tests of the models and texts in ../shared, which is not there");
     }
     Ok(())
+}
+
+/// Builds the program and writes its manual pages.
+fn man(dir: &str) -> Outcome {
+    setup::compiler()?;
+    let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
+    let dir = here.join(dir).display().to_string();
+    run("cargo", &["run", "--release", "--quiet", "--package", "fracbit-cli", "--", "man", "-o", &dir], &[])
 }
 
 /// Builds the program and has every checkpoint of a folder go through it.

@@ -78,7 +78,7 @@ pub(crate) fn installed(package: &str) -> bool {
 /// numpy).
 pub(crate) fn python_checks() -> Outcome {
     let scripts = ["make_checkpoints.py", "reference.py"].map(|name| format!("tests/reference/{name}"));
-    let Some(python) = python_with("numpy", "numpy==2.2.6")? else {
+    let Some(python) = python_with("numpy", &["numpy==2.2.6"])? else {
         println!(
             "skipped: the reference scripts need numpy (python3 -m venv .venv && .venv/bin/pip install numpy==2.2.6)"
         );
@@ -93,19 +93,20 @@ fn run_check(python: &str, script: &str) -> Outcome {
 
 /// Installs what the server is asked with, for a test of the command line that looks for it.
 pub(crate) fn python_clients() {
-    const OPENAI: &str = "openai==3.57.0";
+    const CLIENTS: [&str; 2] = ["openai==3.57.0", "anthropic==2.14.0"];
     // Without a network nothing is installed.
-    if !matches!(python_with("openai", OPENAI), Ok(Some(_))) {
+    if !matches!(python_with("openai, anthropic", &CLIENTS), Ok(Some(_))) {
         println!(
-            "skipped: OpenAI's client against `serve` (python3 -m venv .venv && .venv/bin/pip install {OPENAI})"
+            "skipped: the clients of OpenAI and Anthropic against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
+            CLIENTS.join(" ")
         );
     }
 }
 
-/// A Python that has a module: the system's, or a virtual environment that gets the package here
+/// A Python that has modules: the system's, or a virtual environment that gets their packages here
 /// when installing is allowed.
-fn python_with(module: &str, package: &str) -> Result<Option<String>, Failure> {
-    let import = format!("import {module}");
+fn python_with(modules: &str, packages: &[&str]) -> Result<Option<String>, Failure> {
+    let import = format!("import {modules}");
     let has = |python: &str| {
         Command::new(python).args(["-c", &import]).output().is_ok_and(|out| out.status.success())
     };
@@ -122,7 +123,7 @@ fn python_with(module: &str, package: &str) -> Result<Option<String>, Failure> {
         println!("skipped: python3 cannot make a virtual environment here (apt-get install python3-venv)");
         return Ok(None);
     }
-    crate::run(&own, &["-m", "pip", "install", "-q", package], &[])?;
+    crate::run(&own, &[&["-m", "pip", "install", "-q"], packages].concat(), &[])?;
     Ok(has(&own).then_some(own))
 }
 

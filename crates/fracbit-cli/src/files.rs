@@ -3,11 +3,14 @@
 use crate::{
     context::Context,
     failure::{Exit, Failure},
+    interrupt,
 };
 use fracbit::{Opened, Progress};
-use fracbit_io::{OutputDir, Overwrite, Resumable, Tokenizer, output};
+use fracbit_io::{Claim, OutputDir, Overwrite, Resumable, Tokenizer, output};
 use std::{fs, io::Read, path::Path};
 
+/// The flag that continues a run.
+const RESUME: &str = "--resume";
 /// Where text comes from when a path is `-`.
 const STDIN: &str = "-";
 
@@ -103,10 +106,12 @@ pub(crate) fn begin(
             Ok(None)
         }
         Resumable::Continued(dir) => {
+            say_how_to_resume()?;
             progress.note(&format!("continuing {}", dir.scratch("").display()));
             Ok(Some(dir))
         }
         Resumable::New(dir) => {
+            say_how_to_resume()?;
             for old in left {
                 let path = old.path.display();
                 progress.note(&match (old.resumable, resume) {
@@ -123,6 +128,16 @@ pub(crate) fn begin(
     }
 }
 
+/// Has Ctrl-C say how the command that runs can be continued.
+pub(crate) fn say_how_to_resume() -> Result<(), Failure> {
+    let typed_again: Vec<String> = std::env::args_os().map(|word| typed(Path::new(&word))).collect();
+    let resume = if typed_again.iter().any(|word| word == RESUME) { "" } else { " --resume" };
+    interrupt::say_at_interrupt(format!(
+        "interrupted; this continues it:\n  {}{resume}",
+        typed_again.join(" ")
+    ))
+}
+
 /// A path as a shell takes it: in quotes where it holds more than letters, digits and what is plain
 /// in a path.
 pub(crate) fn typed(path: &Path) -> String {
@@ -132,6 +147,22 @@ pub(crate) fn typed(path: &Path) -> String {
         return shown;
     }
     format!("'{}'", shown.replace('\'', "'\\''"))
+}
+
+/// Looks at a directory that is to be written before any work for it is done: whether its name is
+/// free, its place can be written, and no other run writes it now. To `resume`, it may be there,
+/// since the interrupted run may have finished it.
+pub(crate) fn available(out: &Path, overwrite: Overwrite, resume: bool) -> Result<(), Failure> {
+    if resume && out.exists() {
+        return Ok(());
+    }
+    Ok(OutputDir::create(out, overwrite).map(drop)?)
+}
+
+/// The same of a file, whose name is then this run's until the value is dropped.
+pub(crate) fn claim(path: &Path, force: bool) -> Result<Claim, Failure> {
+    refuse_existing(path, force)?;
+    Ok(Claim::new(path)?)
 }
 
 /// Refuses to replace a file, unless `force`.

@@ -4,6 +4,7 @@ use crate::{
     args::{NestedArgs, Steps},
     failure::{Exit, Failure},
     files,
+    interrupt::Interrupt,
 };
 use fracbit::Opened;
 use fracbit_io::Tokenizer;
@@ -34,7 +35,13 @@ impl Loading {
         let model = self.0.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         let mut end_tokens = model.config().eos_token_ids.clone();
         end_tokens.extend(tokenizer.eos_ids());
-        Ok(Writer { model, tokenizer, end_tokens, nested: Nested::default() })
+        Ok(Writer {
+            model,
+            tokenizer,
+            end_tokens,
+            nested: Nested::default(),
+            interrupt: Interrupt::default(),
+        })
     }
 }
 
@@ -68,6 +75,8 @@ pub(crate) struct Writer {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) end_tokens: Vec<u32>,
     pub(crate) nested: Nested,
+    /// What ends a text early.
+    pub(crate) interrupt: Interrupt,
 }
 
 /// What was written.
@@ -78,7 +87,7 @@ pub(crate) struct Written {
     pub(crate) tokens: usize,
     /// Tokens that the state holds now because of this call: of the prompt and of the text.
     pub(crate) held: Vec<u32>,
-    /// Why it ended.
+    /// Why it ended; `None` when it was interrupted.
     pub(crate) stop: Option<Stop>,
     /// How long it took.
     pub(crate) speed: Speed,
@@ -157,6 +166,9 @@ impl Writer {
             first.get_or_insert_with(|| start.elapsed());
             tokens += 1;
             emit(stream.push(token?)?, &mut text)?;
+            if self.interrupt.take() {
+                break;
+            }
         }
         let total = start.elapsed();
         emit(stream.finish()?, &mut text)?;

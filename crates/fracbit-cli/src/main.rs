@@ -14,6 +14,7 @@ mod failure;
 mod files;
 mod generate;
 mod gpu;
+mod interrupt;
 mod logging;
 mod planning;
 mod progress;

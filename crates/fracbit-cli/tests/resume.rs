@@ -141,6 +141,34 @@ fn all_survive(kills: usize) {
     assert!(weights(&tuned) != weights(&models), "scales were tuned");
 }
 
+/// Ctrl-C says how to go on, in a line that a shell takes.
+#[test]
+fn an_interrupted_run_says_how_to_continue() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let whole = place.path().join("whole");
+    let demo = demo();
+    let args = ["quantize", text(&demo), "--scheme", "tcq-3", "--data-free", "-o"];
+    done(&[&args[..], &[text(&whole)]].concat());
+    // A name that wants quotes.
+    let out = place.path().join("it's mine");
+    let child = command(&[&args[..], &[text(&out)]].concat()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("the program starts");
+    while steps(&out) < 3 {
+        assert!(child.try_wait().expect("a child").is_none(), "it takes longer than three steps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
+    assert!(kill.expect("a shell").success());
+    let ran = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(130), "{said}");
+    let line = said.lines().last().expect("last words").trim();
+    assert!(line.ends_with("--resume") && said.contains("this continues it"), "{said}");
+    let resumed = Command::new("sh").args(["-c", line]).output().expect("a shell");
+    assert!(resumed.status.success(), "{line}: {}", String::from_utf8_lossy(&resumed.stderr));
+    assert!(contents(&out) == contents(&whole), "the bytes of one run");
+}
+
 /// A file system that is too small, for real: it takes root to make one.
 #[test]
 fn a_full_disk_is_explained_and_calibration_goes_on_when_there_is_room() {

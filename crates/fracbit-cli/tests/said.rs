@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{OUT_OF_REACH, command, copy, demo, fracbit, names, text};
+use common::{BAD_INPUT, FAILED, OUT_OF_REACH, command, copy, demo, fracbit, names, text};
 use serde_json::{Value, json};
 use std::{
     fs,
     io::Write,
     path::Path,
-    process::{Output, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 fn bytes_in(dir: &Path) -> u64 {
@@ -117,4 +117,120 @@ fn chats_make_control_tokens_where_they_may() {
     let spelled = format!("Hi{END}");
     assert_eq!(prefill(&spelled, &["--allow-special"]), plain + 1);
     assert!(prefill(&spelled, &[]) > plain + 1);
+}
+
+/// The editor, the commands and Ctrl-C at a terminal; skipped where there is no Python to type.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that does not run has to say so")]
+fn a_person_chats_at_a_terminal() {
+    if !Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success()) {
+        eprintln!("skipped: no python3 to type at a terminal");
+        return;
+    }
+    let model = chatting();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/terminal.py");
+    let ran = Command::new("python3").arg(script).args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]);
+    let ran = ran.output().expect("python3 starts");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+/// A conversation that outgrows its context loses its oldest turns and goes on.
+#[test]
+fn the_oldest_turns_make_room() {
+    let model = chatting();
+    let story = "Once upon a time there was a little girl who had a red ball. ".repeat(3);
+    let said = format!("{story}\n{story}\n{story}\n/help\n/nothing\n{}\nHi\n", story.repeat(9));
+    let args = ["chat", text(model.path()), "--greedy", "-n", "8", "--ctx", "128"];
+    let mut command = command(&args);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("the program starts");
+    child.stdin.take().expect("piped").write_all(said.as_bytes()).expect("it reads");
+    let Output { status, stderr, .. } = child.wait_with_output().expect("it ends");
+    let notes = String::from_utf8(stderr).expect("UTF-8");
+    assert!(status.success(), "{notes}");
+    for word in [
+        "context of 128 tokens is full: the oldest turn is left out from now on (1)",
+        "/save FILE",
+        "no such command",
+        "the context has 128: shorten it",
+    ] {
+        assert!(notes.contains(word), "`{word}` should be in:\n{notes}");
+    }
+    // Three stories and the greeting are answered, the message that is too long is not.
+    assert_eq!(notes.matches("prefill ").count(), 4, "{notes}");
+}
+
+/// Commands that write, each with `OUT` for what it writes, on the models of [`outputs`].
+const WRITERS: [&str; 11] = [
+    "quantize MODEL -o OUT --scheme nuq-3 --data-free",
+    "calibrate MODEL --text TEXT -o OUT",
+    "tune SMALL --baseline MODEL --text TEXT -o OUT",
+    "synth --shape tiny -o OUT",
+    "plan MODEL --bits 3 --sensitivity prior --save OUT",
+    "plan MODEL --bits 3 --sensitivity prior --html OUT",
+    "profile --shape tiny -o OUT",
+    "sensitivity MODEL -o OUT",
+    "schedule fit NESTED --prompts TEXT -o OUT",
+    "export MODEL -o OUT --type q8_0",
+    "demo --keep OUT",
+];
+
+/// What is there is not replaced, a place that cannot be written and a run that writes the same are
+/// told, all before any work: for every command that writes.
+#[test]
+fn outputs_are_looked_at_first() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (small, nested) = (place.path().join("small"), place.path().join("nested"));
+    let (demo, stories) = (demo(), demo().join("stories.txt"));
+    for (out, scheme) in [(&small, "nuq-3"), (&nested, "nest-tcq-fast-2+1")] {
+        let args = ["quantize", text(&demo), "-o", text(out), "--scheme", scheme, "--data-free"];
+        fracbit(&[&args[..], &["--effort", "fast"]].concat()).done();
+    }
+    let run = |writer: &str, out: &Path| {
+        let filled = writer.split(' ').map(|word| match word {
+            "MODEL" => text(&demo),
+            "SMALL" => text(&small),
+            "NESTED" => text(&nested),
+            "TEXT" => text(&stories),
+            "OUT" => text(out),
+            word => word,
+        });
+        fracbit(&filled.collect::<Vec<_>>())
+    };
+    for writer in WRITERS {
+        let here = tempfile::tempdir().expect("a temporary directory");
+        let began =
+            |err: &str| err.lines().any(|line| line.ends_with(" ...") || line.starts_with("memory: "));
+        let refused = |out: &Path, words: &[&str]| {
+            let ran = run(writer, out);
+            assert!(!began(&ran.err), "{writer}: no work before\n{}", ran.err);
+            ran.failed_with(&[FAILED, BAD_INPUT], words);
+        };
+        // A file of somebody's.
+        let file = here.path().join("file");
+        fs::write(&file, "mine").expect("a writable place");
+        refused(&file, &["file"]);
+        assert_eq!(fs::read(&file).expect("a file"), b"mine", "{writer}");
+        // A directory of somebody's.
+        let dir = here.path().join("dir");
+        fs::create_dir(&dir).expect("a writable place");
+        fs::write(dir.join("note"), "mine").expect("a writable place");
+        refused(&dir, &["dir"]);
+        assert_eq!(names(&dir), ["note"], "{writer}");
+        // No place for it.
+        refused(&here.path().join("absent").join("out"), &["absent"]);
+        assert_eq!(names(here.path()), ["dir", "file"], "{writer}");
+        // Another run, which has begun. The demo makes its directory at once.
+        if writer.starts_with("demo") {
+            continue;
+        }
+        let other = fs::File::create(here.path().join("out.partial-other")).expect("a writable place");
+        other.try_lock().expect("a file system with locks");
+        refused(&here.path().join("out"), &["another run writes it now", "out.partial-other"]);
+        // It was killed.
+        drop(other);
+        if writer.starts_with("synth") || writer.starts_with("plan") {
+            run(writer, &here.path().join("out")).done();
+        }
+    }
 }

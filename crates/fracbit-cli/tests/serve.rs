@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{BAD_INPUT, DONE, FAILED, USAGE, command, demo, fracbit, text};
+use common::{BAD_INPUT, DONE, FAILED, USAGE, command, copy, demo, fracbit, text};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -36,6 +36,7 @@ fn what_run_writes_is_what_serve_answers() {
         "6",
         "--cache-memory",
         "3MB",
+        "--log-requests",
     ];
     let mut serving =
         command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
@@ -72,6 +73,10 @@ fn what_run_writes_is_what_serve_answers() {
     let mut notes = String::new();
     serving.stderr.take().expect("piped").read_to_string(&mut notes).expect("UTF-8");
     assert!(notes.contains("`mine`: 4 texts at a time, 512 tokens each"), "{notes}");
+    let logged: Vec<Value> = notes.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [logged] = &logged[..] else { panic!("one answer is told: {notes}") };
+    assert_eq!((&logged["path"], &logged["status"]), (&json!("/v1/completions"), &json!(200)));
+    assert!(logged["seconds"].as_f64().is_some_and(|s| s > 0.0), "{logged}");
 }
 
 #[test]
@@ -95,31 +100,47 @@ fn what_cannot_be_served_is_said_at_once() {
     fracbit(&["serve", demo, "--port", &port]).failed(FAILED, &[&port, "hint: `--port N`"]);
 }
 
-/// OpenAI's own client, and the requests of an evaluation harness; skipped where there is no such
-/// package (`cargo xtask test` installs it).
+/// OpenAI's and Anthropic's own clients, and the requests of an evaluation harness; skipped where
+/// there are no such packages (`cargo xtask test` installs them).
 #[test]
 fn published_clients_understand_the_answers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let own = root.join(".venv/bin/python");
     let has = |python: &&str| {
-        Command::new(python).args(["-c", "import openai"]).output().is_ok_and(|out| out.status.success())
+        Command::new(python)
+            .args(["-c", "import anthropic, openai"])
+            .output()
+            .is_ok_and(|out| out.status.success())
     };
     let Some(python) = [text(&own), "python3"].into_iter().find(has) else {
-        eprintln!("skipped: OpenAI's client is not installed");
+        eprintln!("skipped: the clients of OpenAI and Anthropic are not installed");
         return;
     };
-    // The demo model, which is one for conversations here.
-    let model = tempfile::tempdir().expect("a temporary directory");
-    for file in fs::read_dir(demo()).expect("the embedded model") {
-        let file = file.expect("the embedded model");
-        fs::copy(file.path(), model.path().join(file.file_name())).expect("room for the model");
-    }
+    script(Command::new(python).arg(root.join("tests/reference/clients.py")));
+}
+
+/// The page at `/` as a person uses it; skipped where there is no Chromium or Chrome.
+#[test]
+fn people_chat_in_a_browser() {
+    let starts = |program: &&str| {
+        Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success())
+    };
+    let browsers = ["chromium", "chromium-browser", "google-chrome"];
+    let (Some(browser), true) = (browsers.iter().find(|&&name| starts(&name)), starts(&"python3")) else {
+        eprintln!("skipped: no Chromium (apt-get install chromium) or no Python to lead it");
+        return;
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    script(Command::new("python3").arg(root.join("tests/reference/page.py")).arg(browser));
+}
+
+/// Runs a script that is told where the program is and a model for conversations, made of the
+/// embedded one.
+fn script(command: &mut Command) {
+    let model = copy(&demo());
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
     fs::write(model.path().join("chat_template.jinja"), template).expect("a temporary file");
-    let script = root.join("tests/reference/clients.py");
-    let done = Command::new(python)
-        .args([text(&script), env!("CARGO_BIN_EXE_fracbit"), text(model.path())])
-        .output()
-        .expect("a Python that starts");
+    let done = command.args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]).output();
+    let done = done.expect("a Python that starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }

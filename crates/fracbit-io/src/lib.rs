@@ -3,6 +3,7 @@
 mod atomic;
 pub mod chat;
 pub mod checkpoint;
+mod claim;
 pub mod config;
 mod convert;
 pub mod dtype;
@@ -22,6 +23,7 @@ pub mod writer;
 pub use atomic::write_atomic;
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
+pub use claim::Claim;
 pub use config::{
     Activation, Architecture, Experts, LayerConfig, ModelConfig, QkNorm, QueryGrowth, RopeConfig, RopeScaling,
 };

@@ -17,7 +17,6 @@
 //! mistyped `-o ~` should not cost a home directory.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +24,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::checkpoint::is_plain_file_name;
+use crate::claim::{lock, parent_of, partial_prefix};
 use crate::config::CONFIG;
 use crate::error::{Error, IoContext};
 use crate::journal::{Found, JOURNAL, Journal};
@@ -61,6 +61,7 @@ struct Temp {
     root: PathBuf,
     data: PathBuf, // within it: the directory that gets the final name
     keep: bool,
+    _lock: Option<File>, // tells other runs that this one writes
 }
 
 impl Temp {
@@ -68,7 +69,8 @@ impl Temp {
     fn new(final_path: &Path, overwrite: Overwrite) -> Result<Self, Error> {
         check_name(final_path, overwrite)?;
         let root = temporary(final_path)?;
-        let temp = Self { data: root.join(DATA), root, keep: false };
+        let mut temp = Self { data: root.join(DATA), root, keep: false, _lock: None };
+        temp._lock = lock(final_path, &temp.root)?;
         std::fs::create_dir(&temp.data).io("creating", &temp.data)?;
         Ok(temp)
     }
@@ -120,19 +122,6 @@ pub fn leftovers(final_path: &Path) -> Vec<Leftover> {
     found
 }
 
-fn parent_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-fn partial_prefix(name: &OsStr) -> OsString {
-    let mut prefix = name.to_os_string();
-    prefix.push(".partial-");
-    prefix
-}
-
 /// Name of the final directory while it is within a work directory.
 const DATA: &str = "data";
 
@@ -170,7 +159,8 @@ impl OutputDir {
                 return Ok(Resumable::Finished(final_path.to_owned()));
             }
             check_name(final_path, overwrite)?;
-            let temp = Temp { root, data, keep: true };
+            let lock = lock(final_path, &root)?;
+            let temp = Temp { root, data, keep: true, _lock: lock };
             return Ok(Resumable::Continued(Self::of(final_path, overwrite, temp, Some(journal))));
         }
         let temp = Temp::new(final_path, overwrite)?;

@@ -1,32 +1,73 @@
 //! Who may use the API.
 
+use std::io::{self, Write};
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use serde_json::json;
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::app::AppState;
 use crate::fields::Refusal;
 
-/// Lets a request in that has a key. Without keys, one that asks for this machine by its address: a
-/// page that a browser got from elsewhere can reach a server here under a name of its own (DNS
-/// rebinding), but then that name is what it asks for.
+/// Lets a request in that has a key. Without keys, one that asks for this machine by its address or
+/// a name that was allowed: a page that a browser got from elsewhere can reach a server here under
+/// a name of its own (DNS rebinding), but then that name is what it asks for.
 pub(crate) async fn admit(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let allowed = if app.keys.is_empty() {
-        asks_by_address(request.headers(), request.uri())
+        asks_by_address(request.headers(), request.uri(), &app.hosts)
     } else {
         has_key(request.headers(), &app.keys)
     };
+    let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
     let response = match allowed {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     };
-    app.metrics.answered(response.status().as_u16());
+    let status = response.status().as_u16();
+    app.metrics.answered(status);
+    if app.log {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        let seconds = began.elapsed().as_secs_f64();
+        let line = json!({
+            "time": time, "method": method.as_str(), "path": path, "status": status, "seconds": seconds,
+        });
+        // Standard error may be closed; that is no reason to stop.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
     response
+}
+
+/// The origin of a page: scheme, host and, where it is not the scheme's own, port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin(pub(crate) HeaderValue);
+
+impl FromStr for Origin {
+    type Err = &'static str;
+
+    /// Reads an origin as browsers write it.
+    ///
+    /// # Errors
+    /// When it is none; `*` is none, either: every page could then use the server.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rule =
+            "should be an origin as browsers write it, such as https://chat.example or http://localhost:3000";
+        let uri: Uri = text.parse().map_err(|_| rule)?;
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return Err(rule) };
+        // Compared byte by byte, so nothing else may stand there: no path, no name of a user.
+        let written = format!("{scheme}://{authority}");
+        let plain = ["http", "https"].contains(&scheme) && !authority.as_str().contains('@');
+        if !plain || written != text || text.bytes().any(|b| b.is_ascii_uppercase()) {
+            return Err(rule);
+        }
+        HeaderValue::from_str(text).map(Self).map_err(|_| rule)
+    }
 }
 
 /// The key of a request, as OpenAI's clients or others send it.
@@ -51,7 +92,7 @@ fn has_key(headers: &HeaderMap, keys: &[String]) -> Result<(), Refusal> {
     Err(Refusal::new(401, message).coded("invalid_api_key"))
 }
 
-fn asks_by_address(headers: &HeaderMap, uri: &Uri) -> Result<(), Refusal> {
+fn asks_by_address(headers: &HeaderMap, uri: &Uri, hosts: &[String]) -> Result<(), Refusal> {
     let named = match headers.get(header::HOST) {
         Some(host) => Some(host.to_str().unwrap_or_default()),
         None => uri.authority().map(|authority| authority.as_str()),
@@ -61,23 +102,27 @@ fn asks_by_address(headers: &HeaderMap, uri: &Uri) -> Result<(), Refusal> {
             named.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
         without_port.map_or(named, |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
     });
+    let known = |host: &str| {
+        let named = |name: &str| host.eq_ignore_ascii_case(name);
+        named("localhost") || hosts.iter().any(|name| named(name)) || host.parse::<IpAddr>().is_ok()
+    };
     // No browser leaves it out.
-    if host.is_none_or(|host| host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()) {
+    if host.is_none_or(known) {
         return Ok(());
     }
-    Err(Refusal::new(403, "a server without a key should be asked for by its address or as localhost"))
+    let rule = "a server without a key should be asked for by its address, as localhost or by a name of `--allow-host`";
+    Err(Refusal::new(403, rule))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::http::HeaderValue;
 
     #[test]
     fn names_of_other_sites_are_refused() {
         let asks = |host: Option<&str>| {
             let headers = host.map(|host| (header::HOST, host.parse().unwrap())).into_iter().collect();
-            asks_by_address(&headers, &Uri::from_static("/v1/models")).is_ok()
+            asks_by_address(&headers, &Uri::from_static("/v1/models"), &["box.local".to_owned()]).is_ok()
         };
         let good = [
             "localhost",
@@ -87,14 +132,40 @@ mod tests {
             "[::1]:8080",
             "[::1]",
             "192.168.0.7:1",
+            "Box.local:8080",
         ];
         good.into_iter().for_each(|host| assert!(asks(Some(host)), "{host}"));
         assert!(asks(None));
         let odd = [(header::HOST, HeaderValue::from_bytes(b"\xff").unwrap())];
-        assert!(asks_by_address(&odd.into_iter().collect(), &Uri::from_static("/")).is_err());
-        let bad =
-            ["evil.example", "evil.example:8080", "localhost.evil.example", "", "127.0.0.1.evil.example:80"];
+        assert!(asks_by_address(&odd.into_iter().collect(), &Uri::from_static("/"), &[]).is_err());
+        let bad = [
+            "evil.example",
+            "evil.example:8080",
+            "my.box.local",
+            "localhost.evil.example",
+            "",
+            "127.0.0.1.evil.example:80",
+        ];
         bad.into_iter().for_each(|host| assert!(!asks(Some(host)), "{host}"));
+    }
+
+    #[test]
+    fn origins_are_as_browsers_write_them() {
+        for good in ["https://chat.example", "http://localhost:3000", "http://[::1]:8080"] {
+            assert!(good.parse::<Origin>().is_ok(), "{good}");
+        }
+        for bad in [
+            "*",
+            "null",
+            "chat.example",
+            "https://chat.example/",
+            "https://a@b",
+            "file:///x",
+            "https://A.b",
+            "",
+        ] {
+            assert!(bad.parse::<Origin>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -9,10 +9,11 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::Event;
 use crate::fields::Refusal;
+use crate::form::{Answering, Events, Form};
 use crate::request::{Prompt, Request};
 use crate::scores::Score;
 
-/// The answers to one request.
+/// The answers to one request, in the form of `/v1/chat/completions` and `/v1/completions`.
 #[derive(Clone, Debug)]
 pub(crate) struct Answers {
     chat: bool,
@@ -47,15 +48,8 @@ struct Choice {
     finish: Option<Finish>,
 }
 
-impl Answers {
-    /// Answers to a request with so many texts.
-    pub(crate) fn new(
-        request: &Request,
-        texts: usize,
-        id: u64,
-        model: String,
-        tokenizer: Arc<Tokenizer>,
-    ) -> Self {
+impl Form for Answers {
+    fn new(request: &Request, Answering { texts, id, model, tokenizer }: Answering) -> Self {
         let chat = matches!(request.prompts[..], [Prompt::Chat { .. }]);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let id = format!("{}-{id:016x}", if chat { "chatcmpl" } else { "cmpl" });
@@ -63,11 +57,7 @@ impl Answers {
         Self { chat, usage, n, logprobs, id, created, model, tokenizer, left: texts, total: Usage::default() }
     }
 
-    /// The answer in one piece, from all that comes.
-    pub(crate) async fn whole(
-        mut self,
-        events: &mut tokio::sync::mpsc::UnboundedReceiver<(usize, Event)>,
-    ) -> Result<Value, Refusal> {
+    async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
         let mut choices = vec![Choice::default(); self.left];
         while self.left > 0 {
             match events.recv().await {
@@ -75,7 +65,7 @@ impl Answers {
                     choices[at].text += &text;
                     choices[at].scores.extend(scores);
                 }
-                Some((at, Event::Done(done))) => {
+                Some((at, Event::Done(done, _))) => {
                     choices[at].finish = Some(done.finish);
                     self.count(at, done);
                 }
@@ -89,15 +79,13 @@ impl Answers {
         Ok(answer)
     }
 
-    /// What a stream begins with.
-    pub(crate) fn first(&self) -> String {
+    fn first(&mut self) -> String {
         let role = json!({ "role": "assistant", "content": "" });
         let all = (0..self.left).filter(|_| self.chat);
         all.map(|at| self.piece(at, role.clone(), "", Vec::new(), None)).collect()
     }
 
-    /// What a stream says of an event; `None` behind its end.
-    pub(crate) fn event(&mut self, at: usize, event: Event) -> Option<String> {
+    fn event(&mut self, at: usize, event: Event) -> Option<String> {
         if self.left == 0 {
             return None;
         }
@@ -105,7 +93,7 @@ impl Answers {
             Event::Piece(text, scores) => {
                 return Some(self.piece(at, json!({ "content": text }), &text, scores, None));
             }
-            Event::Done(done) => {
+            Event::Done(done, _) => {
                 self.count(at, done);
                 let last = self.piece(at, json!({}), "", Vec::new(), Some(done.finish));
                 return Some(last + &if self.left == 0 { self.last() } else { String::new() });
@@ -116,7 +104,9 @@ impl Answers {
         self.left = 0;
         Some(line(&refusal.json()) + DONE)
     }
+}
 
+impl Answers {
     /// What follows the last text of a stream.
     fn last(&self) -> String {
         if !self.usage {

@@ -34,6 +34,8 @@ pub(crate) struct AppState {
     pub(crate) created: u64,
     /// Most tokens of a text with its prompt.
     pub(crate) context: usize,
+    /// Texts at a time.
+    pub(crate) slots: usize,
     /// Rows of the embedding.
     pub(crate) vocab: usize,
     /// Text of messages may make control tokens.
@@ -43,9 +45,13 @@ pub(crate) struct AppState {
     pub(crate) end_tokens: Vec<u32>,
     /// What a request must present, one of them.
     pub(crate) keys: Vec<String>,
+    /// Names that a server without keys may be asked for by.
+    pub(crate) hosts: Vec<String>,
     /// Numbers of answers and, with a random start, seeds.
     pub(crate) next: AtomicU64,
     pub(crate) metrics: Arc<Metrics>,
+    /// Answers are told on standard error.
+    pub(crate) log: bool,
     pub(crate) limits: Limits,
 }
 

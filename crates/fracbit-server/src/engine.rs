@@ -53,7 +53,8 @@ pub(crate) struct Job {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Event {
     Piece(String, Vec<Score>),
-    Done(Done),
+    /// With the stop text that ended it, if one did.
+    Done(Done, Option<String>),
     Failed(String),
     /// The server ends, or somebody else could not be served.
     GivenUp,
@@ -277,7 +278,8 @@ impl Output for Text<'_> {
         tracing::info!(?finish, prompt, cached, tokens, seconds, "text done");
         self.line.metrics.counted(&done);
         let outcome = if finish == Finish::Stop { Outcome::Stop } else { Outcome::Length };
-        self.line.end(outcome, Event::Done(done));
+        let stop = self.stops.met();
+        self.line.end(outcome, Event::Done(done, stop));
     }
 
     fn failed(self, error: &Error) {

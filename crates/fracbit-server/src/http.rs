@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request as HttpRequest, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,13 +19,17 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_stream::{StreamExt, once};
+use tower_http::cors::{AllowHeaders, CorsLayer};
 
 use crate::access::admit;
 use crate::answer::Answers;
 use crate::app::{AppState, BODY, Coming};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
+use crate::form::{Answering, Form};
+use crate::messages::{self, Message};
 use crate::request::{self, Prompt, Request};
+use crate::responses;
 
 /// How long a body may take to arrive.
 const ARRIVAL: Duration = Duration::from_secs(10);
@@ -35,27 +39,41 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 type Shared = Arc<AppState>;
 
-pub(crate) fn router(app: AppState) -> Router {
+/// The routes. Pages of `origins` may read answers.
+pub(crate) fn router(app: AppState, origins: Vec<HeaderValue>) -> Router {
     let app = Arc::new(app);
+    // A page asks before it sends: it may send whatever headers it asks for, such as a key.
+    let shared = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request());
     let tokenize = async |app, request| simply(app, request, tokenize).await;
     let detokenize = async |app, request| simply(app, request, detokenize).await;
+    let count_tokens = async |app, request| simply(app, request, count_tokens).await;
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/metrics", get(metrics))
+        .route("/props", get(crate::props::props))
+        .route("/slots", get(crate::props::slots))
         .route("/version", get(async || axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), admit))
-        // Says nothing but that the server is there.
+        // Both say nothing but that the server is there. The page asks for the key itself.
+        .route("/", get(crate::page::page))
         .route("/health", get(async || axum::Json(json!({ "status": "ok" }))))
         .fallback(async |uri: Uri| {
             Refusal::new(404, format!("there is no `{}` here: the API is below /v1", uri.path()))
         })
         .method_not_allowed_fallback(async || Refusal::new(405, "this address is for another method"))
+        .layer(shared)
         .with_state(app)
 }
 
@@ -90,11 +108,19 @@ async fn metrics(State(app): State<Shared>) -> Response {
 }
 
 async fn completions(State(app): State<Shared>, request: HttpRequest) -> Response {
-    answer(app, request, Request::completion).await.unwrap_or_else(IntoResponse::into_response)
+    answer::<Answers>(app, request, Request::completion).await
 }
 
 async fn chat(State(app): State<Shared>, request: HttpRequest) -> Response {
-    answer(app, request, Request::chat).await.unwrap_or_else(IntoResponse::into_response)
+    answer::<Answers>(app, request, Request::chat).await
+}
+
+async fn responses(State(app): State<Shared>, request: HttpRequest) -> Response {
+    answer::<responses::Response>(app, request, responses::read).await
+}
+
+async fn messages(State(app): State<Shared>, request: HttpRequest) -> Response {
+    answer::<Message>(app, request, messages::read).await
 }
 
 fn too_large() -> Refusal {
@@ -147,7 +173,16 @@ async fn read<T: Send + 'static>(
     done.await.map_err(|_| Refusal::new(500, "reading the request failed"))?
 }
 
-async fn answer(
+/// Answers a request in the form of its kind.
+async fn answer<F: Form>(
+    app: Shared,
+    request: HttpRequest,
+    parse: fn(&[u8], SampleConfig) -> Result<Request, Refusal>,
+) -> Response {
+    answered::<F>(app, request, parse).await.unwrap_or_else(F::refused)
+}
+
+async fn answered<F: Form>(
     app: Shared,
     request: HttpRequest,
     parse: fn(&[u8], SampleConfig) -> Result<Request, Refusal>,
@@ -162,7 +197,8 @@ async fn answer(
             let request = parse(&body, defaults)?;
             let model = app.name(request.model.as_deref())?.to_owned();
             let coming = app.submit(&request, [place, memory])?;
-            let answers = Answers::new(&request, coming.texts, id, model, Arc::clone(&app.tokenizer));
+            let tokenizer = Arc::clone(&app.tokenizer);
+            let answers = F::new(&request, Answering { texts: coming.texts, id, model, tokenizer });
             Ok((answers, request.stream, coming))
         }
     };
@@ -170,12 +206,12 @@ async fn answer(
     if !stream {
         return answers.whole(&mut coming.events).await.map(|answer| axum::Json(answer).into_response());
     }
-    Ok(streamed(answers, coming).await.unwrap_or_else(IntoResponse::into_response))
+    streamed(answers, coming).await
 }
 
 /// The answer as a stream of events. It begins with the first of them, or when the client should
 /// hear something, so that a request that only waited can still be refused.
-async fn streamed(mut answers: Answers, coming: Coming) -> Result<Response, Refusal> {
+async fn streamed(mut answers: impl Form, coming: Coming) -> Result<Response, Refusal> {
     let Coming { mut events, ticket, .. } = coming;
     let first = tokio::time::timeout(SILENCE, events.recv()).await.ok();
     let first = match first {
@@ -234,6 +270,12 @@ fn tokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
     fields.end()?;
     let tokens = app.tokens(&prompt, bos, app.context)?;
     Ok(json!({ "tokens": *tokens, "count": tokens.len(), "max_model_len": app.context }))
+}
+
+/// The number of tokens of a conversation in Anthropic's form.
+fn count_tokens(app: &AppState, fields: Fields) -> Result<Value, Refusal> {
+    let mut counted = tokenize(app, messages::counted(fields)?)?;
+    Ok(json!({ "input_tokens": counted["count"].take() }))
 }
 
 /// What a program needs beside the two to work as with a tokenizer of its own.

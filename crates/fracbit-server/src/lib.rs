@@ -6,9 +6,14 @@ mod app;
 mod connections;
 mod engine;
 mod fields;
+mod form;
 mod http;
+mod messages;
 mod metrics;
+mod page;
+mod props;
 mod request;
+mod responses;
 mod scores;
 mod stops;
 
@@ -28,6 +33,7 @@ use fracbit_io::Tokenizer;
 use fracbit_model::{Draft, KvType, Model, SampleConfig};
 use fracbit_schedule::Scheduler;
 
+pub use crate::access::Origin;
 use crate::app::{AppState, Limits};
 use crate::metrics::Metrics;
 
@@ -77,6 +83,12 @@ pub struct Options {
     /// What requests must present, one of them, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
     /// Without any only requests that ask for an address, not a name, are served.
     pub keys: Vec<String>,
+    /// Names that a server without keys may be asked for by, beside addresses and `localhost`.
+    pub hosts: Vec<String>,
+    /// Whose pages may read answers in a browser, such as `https://chat.example`.
+    pub origins: Vec<Origin>,
+    /// Write a line of JSON to standard error for each answer.
+    pub log_requests: bool,
     /// Connections at a time from one address, or from one network of the sixth version, at least
     /// 1; further ones are turned away.
     pub peer_connections: usize,
@@ -159,19 +171,23 @@ impl Server {
         let metrics = Arc::new(Metrics::default());
         let mut names = options.aliases;
         names.insert(0, options.id);
+        let origins = options.origins.into_iter().map(|origin| origin.0).collect();
         let app = AppState {
             orders: orders.clone(),
             tokenizer: Arc::clone(&tokenizer),
             names,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             context: options.context,
+            slots: options.slots,
             vocab: model.config().vocab_size,
             allow_special: options.allow_special,
             sampling: options.sampling,
             end_tokens,
             keys: options.keys,
+            hosts: options.hosts,
             next: AtomicU64::new(RandomState::new().hash_one(())),
             metrics: Arc::clone(&metrics),
+            log: options.log_requests,
             limits: Limits::new(options.slots.saturating_add(options.queue)),
         };
         let engine = Engine::new(
@@ -197,7 +213,7 @@ impl Server {
             let limits = (options.peer_connections, options.grace);
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
-                connections::serve(listener, http::router(app), orders, limits, stop, end).await
+                connections::serve(listener, http::router(app, origins), orders, limits, stop, end).await
             });
             // Whatever still waits for the model is dropped, and with it the last sender of orders:
             // the thread ends.

@@ -91,6 +91,11 @@ impl Metrics {
         *self.counts().responses.entry(status).or_default() += 1;
     }
 
+    /// Texts that are being written.
+    pub(crate) fn running(&self) -> usize {
+        self.counts().running
+    }
+
     /// A token came, so long after the one before it, or after its request.
     pub(crate) fn token(&self, after: Duration, first: bool) {
         let mut counts = self.counts();

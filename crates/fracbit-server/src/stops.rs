@@ -7,6 +7,8 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Stops {
     stops: Vec<String>,
+    /// The one that was met.
+    met: Option<String>,
     held: String,
     /// Parts of `held`, in order.
     hidden: Vec<Range<usize>>,
@@ -16,13 +18,15 @@ impl Stops {
     /// Empty texts, which stand everywhere, do not count.
     pub(crate) fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        Self { stops, held: String::new(), hidden: Vec::new() }
+        Self { stops, met: None, held: String::new(), hidden: Vec::new() }
     }
 
     /// What can be said now that `piece` has come, and whether that was all: a stop text follows.
     pub(crate) fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
+        let found = self.stops.iter().filter_map(|stop| Some((self.held.find(stop)?, stop)));
+        if let Some((at, stop)) = found.min_by_key(|(at, _)| *at) {
+            self.met = Some(stop.clone());
             let said = self.say(at);
             self.held.clear();
             self.hidden.clear();
@@ -61,6 +65,11 @@ impl Stops {
         said
     }
 
+    /// The stop text that was met, if one was.
+    pub(crate) fn met(&mut self) -> Option<String> {
+        self.met.take()
+    }
+
     /// What was held back, when nothing more comes.
     pub(crate) fn finish(&mut self) -> String {
         self.say(self.held.len())
@@ -96,6 +105,9 @@ mod tests {
             (vec!["one ".into(), String::new(), String::new()], true)
         );
         assert_eq!(run(&["c", "b"], &["abc"]), (vec!["a".into()], true));
+        let mut found = Stops::new(vec!["c".into(), "b".into()]);
+        found.push("abc");
+        assert_eq!((found.met().as_deref(), found.met()), (Some("b"), None));
         // What looked like a stop and was none.
         assert_eq!(run(&["END"], &["one E", "Nd"]).0, ["one ", "ENd", ""]);
         assert_eq!(run(&["END"], &["EEN"]).0, ["E", "EN"]);

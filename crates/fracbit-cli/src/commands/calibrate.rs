@@ -11,10 +11,10 @@ use crate::{
 use clap::Args;
 use fracbit::{
     CalibrateOptions, Progress,
-    calibrate::{self, CalibrationInfo, TOKENS_OF_TEXT},
+    calibrate::{self, CALIBRATION_FILE, CalibrationInfo, TOKENS_OF_TEXT},
 };
 use fracbit_base::Bytes;
-use fracbit_io::output;
+use fracbit_io::{Overwrite, output};
 use std::{io::Write, path::PathBuf};
 
 const AFTER: &str = "\
@@ -71,6 +71,8 @@ pub(crate) struct CalibrateArgs {
 
 pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Failure> {
     files::apart(&args.out, &[&args.model])?;
+    let overwrite = if args.force { Overwrite::Holding(CALIBRATION_FILE) } else { Overwrite::No };
+    files::available(&args.out, overwrite, args.resume)?;
     let source = Source::open(&args.model, context)?;
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
     let length = args.ctx.unwrap_or(calibrate::length(&source.opened.config));
@@ -96,6 +98,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
         }
     }
     source.check(context)?;
+    files::say_how_to_resume()?;
     let text = text.as_deref().zip(args.text.as_deref());
     let info = calibrate::calibrate(&source.opened, text, &args.out, &options, &context.progress)?;
     context.progress.finish();

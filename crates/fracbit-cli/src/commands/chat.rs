@@ -1,5 +1,9 @@
 //! `fracbit chat`.
 
+mod command;
+mod conversation;
+mod lines;
+
 use crate::{
     args::{self, CacheArgs, NestedArgs, SamplingArgs},
     commands::run::conversation,
@@ -7,19 +11,24 @@ use crate::{
     failure::Failure,
     files,
     generate::{Loading, Nested, Writer, context_of, stop_name},
+    interrupt::Interrupt,
 };
 use clap::Args;
+use command::Line;
+use conversation::Conversation;
 use fracbit::Progress;
 use fracbit_io::Message;
 use fracbit_model::{Sampler, State, StateOptions, Stop};
-use std::{
-    io::{self, BufRead, IsTerminal, Write},
-    path::PathBuf,
-    sync::Arc,
-};
+use lines::Lines;
+use std::{io, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
-Lines of their own: /reset forgets the conversation, /exit (or the end of the input) leaves.
+At a terminal arrows move within a line and through earlier ones, Tab completes commands, and a line that ends with a backslash \
+goes on in the next. Ctrl-C stops an answer, not the program; pressed twice it ends that, too. When the context is full, the oldest \
+turns are left out of what the model sees.
+
+Commands: /retry answers anew, /system TEXT sets the instruction, /save FILE and /load FILE keep a conversation (JSON, messages as \
+of `fracbit serve`), /reset forgets, /help tells, /exit or the end of the input leaves.
 
 Examples:
   fracbit chat small
@@ -27,8 +36,8 @@ Examples:
 
 /// Talk with a model.
 ///
-/// Reads one message per line, from the terminal or a pipe, and answers with the model's own chat
-/// template, keeping the whole conversation in mind. Needs a model that was trained for
+/// Reads messages from a terminal, or from a pipe one per line, and answers with the model's own
+/// chat template, keeping the whole conversation in mind. Needs a model that was trained for
 /// conversations.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -69,47 +78,35 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     let ctx = context_of(args.ctx, writer.context())?;
     let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
     let state = writer.model.state(&options);
-    let system: Vec<_> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let mut chat = Chat {
         writer,
         state,
         sampler,
         held: Vec::new(),
-        messages: system.clone(),
+        talk: Conversation::new(args.system.clone()),
         most: args.max_tokens,
         allow_special: args.allow_special,
     };
-
-    let prompt = io::stdin().is_terminal();
-    if prompt {
-        context.progress.note(&format!(
-            "{}: {ctx} tokens of context; /reset forgets, /exit leaves",
-            args.model.display()
-        ));
+    let mut lines = Lines::open()?;
+    if matches!(lines, Lines::Terminal(_)) {
+        // In a pipe Ctrl-C ends the program, as it does others.
+        chat.writer.interrupt = Interrupt::watch()?;
+        let named = args.model.display();
+        context.progress.note(&format!("{named}: {ctx} tokens of context; /help shows commands"));
     }
-    loop {
-        if prompt {
-            // The prompt is for a person; without a terminal on the other side there is none.
-            let _ = write!(io::stderr(), "> ").and_then(|()| io::stderr().flush());
+    while let Some(line) = lines.next(context)? {
+        let line = Line::read(&line);
+        if line == Line::Exit {
+            break;
         }
-        let mut line = String::new();
-        let read = io::stdin().lock().read_line(&mut line);
-        if read.map_err(|e| Failure::reading("standard input".as_ref(), e))? == 0 {
-            return Ok(());
-        }
-        match line.trim() {
-            "" => {}
-            "/exit" | "/quit" => return Ok(()),
-            "/reset" => {
-                chat.messages.clone_from(&system);
-                context.progress.note("forgotten");
+        match chat.follow(line, context) {
+            Err(Failure::Because(reason)) if matches!(lines, Lines::Terminal(_)) => {
+                reason.print(&mut io::stderr().lock())?;
             }
-            command if command.starts_with('/') && !command.contains(' ') => {
-                context.progress.note("commands are /reset and /exit");
-            }
-            text => chat.answer(text, context)?,
+            other => other?,
         }
     }
+    Ok(())
 }
 
 /// A conversation and what the model's state holds of it.
@@ -119,29 +116,104 @@ struct Chat {
     sampler: Sampler,
     /// Tokens that the state holds.
     held: Vec<u32>,
-    messages: Vec<Message>,
+    talk: Conversation,
     most: usize,
     allow_special: bool,
 }
 
 impl Chat {
-    fn answer(&mut self, text: &str, context: &mut Context) -> Result<(), Failure> {
-        self.messages.push(Message::new("user", text));
-        let tokens = conversation(&self.writer.tokenizer, &self.messages, self.allow_special)?;
-        if tokens.len() >= self.state.capacity() {
-            self.messages.pop();
-            context.progress.note(&format!(
-                "the conversation would have {} tokens, the context has {}: shorten the message or /reset",
-                tokens.len(),
-                self.state.capacity()
-            ));
-            return Ok(());
+    /// Does what a line says.
+    fn follow(&mut self, line: Line, context: &mut Context) -> Result<(), Failure> {
+        let note = |text: &str| context.progress.note(text);
+        match line {
+            Line::Empty | Line::Exit => {}
+            Line::Message(text) => {
+                self.talk.ask(text);
+                self.answer(context)?;
+            }
+            Line::Retry if self.talk.retry() => self.answer(context)?,
+            Line::Retry => note("there is nothing to answer yet"),
+            Line::System(None) => note(self.talk.system.as_deref().unwrap_or("no instruction")),
+            Line::System(Some(text)) if text == "-" => {
+                self.talk.system = None;
+                note("no instruction any more");
+            }
+            Line::System(Some(text)) => {
+                // Some templates take none: that should be said now and not of every message.
+                let trial = [Message::new("system", text.as_str()), Message::new("user", "hello")];
+                conversation(&self.writer.tokenizer, &trial, self.allow_special)?;
+                self.talk.system = Some(text);
+                note("the instruction holds from now on");
+            }
+            Line::Save(path) => {
+                self.talk.save(path.clone())?;
+                note(&format!("{}: {} messages", path.display(), self.talk.len()));
+            }
+            Line::Load(path) => {
+                self.talk = Conversation::load(path.clone())?;
+                note(&format!(
+                    "{}: {} messages; /retry answers the last anew",
+                    path.display(),
+                    self.talk.len()
+                ));
+            }
+            Line::Reset => {
+                self.talk.reset();
+                note("forgotten");
+            }
+            Line::Help => note(&Line::help()),
+            Line::Unknown => note("no such command, or its FILE is missing; /help shows all"),
         }
+        Ok(())
+    }
+
+    /// The tokens of what the model sees, without its oldest turns where they leave no room for an
+    /// answer; `None` where the last message alone has too many.
+    fn prompt(&mut self, context: &Context) -> Result<Option<Vec<u32>>, Failure> {
+        let capacity = self.state.capacity();
+        let room = |tokens: &[u32]| capacity.saturating_sub(tokens.len());
+        let tokens =
+            |talk: &Conversation| conversation(&self.writer.tokenizer, &talk.seen(), self.allow_special);
+        let mut prompt = tokens(&self.talk)?;
+        // What is left out makes the model read all of the rest again, so when it has to be, it is
+        // enough for some turns to come.
+        let (least, enough) = (self.most.min(capacity / 8), self.most.min(capacity / 2));
+        let mut dropped = 0;
+        if room(&prompt) < least.max(1) {
+            while room(&prompt) < enough.max(1) && self.talk.drop_oldest() {
+                dropped += 1;
+                prompt = tokens(&self.talk)?;
+            }
+        }
+        if dropped > 0 {
+            let turns = if dropped == 1 { "the oldest turn is" } else { "the oldest turns are" };
+            context.progress.note(&format!(
+                "the context of {capacity} tokens is full: {turns} left out from now on ({dropped})"
+            ));
+        }
+        if room(&prompt) > 0 {
+            return Ok(Some(prompt));
+        }
+        context.progress.note(&format!(
+            "the message would have {} tokens, the context has {capacity}: shorten it",
+            prompt.len()
+        ));
+        Ok(None)
+    }
+
+    /// Answers the user's last message.
+    fn answer(&mut self, context: &mut Context) -> Result<(), Failure> {
+        let Some(tokens) = self.prompt(context)? else {
+            self.talk.unask();
+            return Ok(());
+        };
         // Templates may rewrite earlier turns (most drop a model's reasoning), so only the common
         // beginning is kept.
         let keep = common(&self.held, &tokens).min(tokens.len() - 1);
         self.state.truncate(keep);
         self.held.truncate(keep);
+        // Pressed before the answer began, it was not meant for it.
+        self.writer.interrupt.take();
         let out = &mut context.out;
         let (rest, most) = (&tokens[keep..], Some(self.most));
         let written =
@@ -150,9 +222,10 @@ impl Chat {
             })?;
         context.out.stream("\n")?;
         self.held.extend(&written.held);
-        self.messages.push(Message::new("assistant", written.text));
+        self.talk.answer(written.text);
         let stop = match written.stop {
             Some(Stop::MaxTokens | Stop::ContextFull) => format!(" ({})", stop_name(written.stop)),
+            None => " (stopped)".to_owned(),
             _ => String::new(),
         };
         context.progress.note(&format!("{}{stop}", written.speed));

@@ -7,10 +7,12 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod distortion;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod explore;
 pub(crate) mod export;
 pub(crate) mod inspect;
+pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod quantize;
@@ -53,6 +55,8 @@ pub(crate) fn run(command: &Command, context: &mut Context) -> Result<Exit, Fail
         Command::Bench(args) => bench::run(args, context)?,
         Command::Demo(args) => demo::run(args, context)?,
         Command::Completions(args) => completions::run(args, context)?,
+        Command::Doctor(args) => doctor::run(args, context)?,
+        Command::Man(args) => man::run(args, context)?,
     }
     Ok(Exit::Done)
 }

@@ -7,7 +7,7 @@ use crate::{
     files,
     planning::{self, Aids, Losses, Shown, Source},
 };
-use clap::Args;
+use clap::{ArgGroup, Args};
 use fracbit::{Explanation, Plan, Prices, Progress, Report};
 use std::{
     fmt,
@@ -36,7 +36,7 @@ Examples:
 /// check it with --plan, apply it with `quantize --plan`. How much each matrix matters is measured
 /// first, by a quick protocol; `--sensitivity prior` measures nothing.
 #[derive(Debug, Args)]
-#[command(after_help = AFTER)]
+#[command(after_help = AFTER, group = ArgGroup::new("written").args(["save", "html"]).multiple(true))]
 pub(crate) struct PlanArgs {
     /// The original checkpoint.
     model: PathBuf,
@@ -48,8 +48,8 @@ pub(crate) struct PlanArgs {
     /// Write the plan to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Replace the file of --save.
-    #[arg(long, requires = "save")]
+    /// Replace the files of --save and --html.
+    #[arg(long, requires = "written")]
     force: bool,
     /// Show where the loss comes from, what a byte and a microsecond are worth, and what would
     /// help.
@@ -74,8 +74,9 @@ pub(crate) struct PlanArgs {
 }
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
-    // It may have been edited by hand.
-    args.save.as_ref().map_or(Ok(()), |path| files::refuse_existing(path, args.force))?;
+    // A plan may have been edited by hand.
+    let outputs = [args.save.as_ref(), args.html.as_ref()].into_iter().flatten();
+    let _claims = outputs.map(|path| files::claim(path, args.force)).collect::<Result<Vec<_>, _>>()?;
     let source = Source::open(&args.model, context)?;
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),

@@ -219,6 +219,10 @@ enum Recipe {
 }
 
 impl QuantizeArgs {
+    fn overwrite(&self) -> Overwrite {
+        if self.force { Overwrite::Yes } else { Overwrite::No }
+    }
+
     fn recipe(&self, source: &Source, context: &Context) -> Result<Recipe, Failure> {
         if let Some(path) = &self.plan {
             let (plan, inventory) = planning::read(path, source)?;
@@ -426,6 +430,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), args.learning.file()];
         files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
         files::nameable(out, args.json)?;
+        files::available(out, args.overwrite(), args.resume)?;
     }
     let source = Source::open(&args.model, context)?;
     let mut recipe = args.recipe(&source, context)?;
@@ -583,13 +588,12 @@ fn begin(
     text: Option<&LearnText>,
     context: &Context,
 ) -> Result<Option<OutputDir>, Failure> {
-    let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
     let key = json!({
         "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(|path| path.display().to_string()), "source": source.hash(),
         "calibration": calibration.map(Calibration::digest),
         "text": text.and_then(LearnText::named).map(|(text, path)| calibrate::text_origin(text, path)),
     });
-    files::begin(out, overwrite, &key.to_string(), args.resume, context)
+    files::begin(out, args.overwrite(), &key.to_string(), args.resume, context)
 }
 
 fn resolve(

@@ -14,7 +14,7 @@ use fracbit::schedule::{
     Fit, FitOptions, Judged, Policy, Quality, TrainOptions, Trained, beginnings, fit, train,
 };
 use fracbit_base::Rate;
-use fracbit_io::{Bos, EncodeOptions, Message};
+use fracbit_io::{Bos, Claim, EncodeOptions, Message};
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -154,8 +154,9 @@ struct CommonArgs {
 }
 
 impl CommonArgs {
-    fn refuse_existing(&self) -> Result<(), Failure> {
-        self.out.as_ref().map_or(Ok(()), |out| files::refuse_existing(out, self.force))
+    /// Takes the name of the file, if there is to be one.
+    fn claim(&self) -> Result<Option<Claim>, Failure> {
+        self.out.as_ref().map(|out| files::claim(out, self.force)).transpose()
     }
 
     fn options(&self, points: usize) -> FitOptions {
@@ -228,7 +229,7 @@ fn load(model: &Path, context: &Context) -> Result<Writer, Failure> {
 }
 
 fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
-    args.common.refuse_existing()?;
+    let _claim = args.common.claim()?;
     let path = args.text.as_ref().or(args.prompts.as_ref()).expect("clap wants one of both");
     let text = files::read_text(path)?;
     let writer = load(&args.model, context)?;
@@ -283,7 +284,7 @@ fn loss_name(quality: Quality) -> &'static str {
 }
 
 fn run_fit(args: &FitArgs, context: &mut Context) -> Result<(), Failure> {
-    args.common.refuse_existing()?;
+    let _claim = args.common.claim()?;
     let text = files::read_text(&args.prompts)?;
     let writer = load(&args.model, context)?;
     let prompts = prompts_of(&text, &writer, args.common.chat)?;

@@ -110,7 +110,11 @@ pub(crate) struct SensitivityArgs {
 }
 
 pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), Failure> {
+    // A measurement goes on with what it holds; with --force another one is replaced, but no other
+    // file.
+    let _claim = files::claim(&args.out, true)?;
     let protocol = Protocol { levels: args.levels, tokens: args.tokens, seed: args.seed };
+    let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose()?;
     let source = Source::open(&args.model, context)?;
     let text = args.text.as_ref().map(|path| {
         let options = EvalOptions {
@@ -143,8 +147,6 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     let calibration = losses.as_ref().and_then(|losses| losses.calibration.as_deref());
     let weights = source.weights(args.rotation.fixed(), &mut options, calibration, context)?;
     let rotation = options.rotation;
-    // With --force another measurement is replaced, but no other file.
-    let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose()?;
     let done = found.filter(|_| !args.force);
     if let Some(done) = &done {
         if !done.continues(&described, source.hash(), rotation, options.smoothing) {

@@ -12,7 +12,7 @@ use fracbit::Progress;
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
 use fracbit_model::KvPool;
-use fracbit_server::{Options, Server, interrupt};
+use fracbit_server::{Options, Origin, Server, interrupt};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -28,8 +28,9 @@ const QUEUE: usize = 64;
 const GRACE: Duration = Duration::from_secs(10);
 
 const AFTER: &str = "\
-Addresses, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/models. Beside them /tokenize, /detokenize, \
-/tokenizer_info, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
+A browser finds a page to chat in at the address itself, http://127.0.0.1:8080/. Addresses for programs, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models; as in Anthropic's: /v1/messages, \
+/v1/messages/count_tokens. Beside them /tokenize, /detokenize, \
+/tokenizer_info, /props, /slots, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
 min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. A field that the server does not know or cannot serve is refused by name. \
 Probabilities (logprobs) are the model's own, before penalties, temperature and filters.
 
@@ -67,6 +68,18 @@ pub(crate) struct ServeArgs {
     /// Bearer KEY` or `X-Api-Key: KEY`).
     #[arg(long, visible_alias = "key-file", value_name = "FILE")]
     api_keys: Option<PathBuf>,
+    /// Name that a server without keys may be asked for by, beside its address and localhost, such
+    /// as host.docker.internal for containers on this machine; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// Origin, such as https://chat.example, whose pages may read answers in a browser (CORS); may
+    /// be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<Origin>,
+    /// Tell each answer in a line of JSON on standard error: time, method, path, status, and
+    /// seconds until it began.
+    #[arg(long)]
+    log_requests: bool,
     /// Name of the model in requests [default: that of its directory].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -117,7 +130,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let loading = Loading::begin(&opened);
     let tokenizer = files::tokenizer(&opened, context)?;
     let writer = loading.finish(tokenizer)?.asked(nested)?;
-    let Writer { model, tokenizer, end_tokens, nested } = writer;
+    let Writer { model, tokenizer, end_tokens, nested, .. } = writer;
     let Nested { scheduler, draft } = nested;
     let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
     let kv = args.cache.kv();
@@ -143,6 +156,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         bytes(one - 1),
         bytes(pages)
     ));
+    context.progress.note(&format!("to chat in a browser: http://{address}/"));
     context.out.stream(&format!("serving at http://{address}/v1\n"))?;
     let sampling = args.picking.config(0);
     let options = Options {
@@ -155,6 +169,9 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         pages: Some(pages),
         sampling,
         keys,
+        hosts: args.allow_host.clone(),
+        origins: args.allow_origin.clone(),
+        log_requests: args.log_requests,
         peer_connections: args.peer_connections,
         grace: GRACE,
         end_tokens,

@@ -72,10 +72,11 @@ pub(crate) struct TuneArgs {
 pub(crate) fn run(args: &TuneArgs, context: &mut Context) -> Result<(), Failure> {
     files::apart(&args.out, &[&args.model, &args.baseline, &args.text])?;
     files::nameable(&args.out, args.json)?;
+    let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
+    files::available(&args.out, overwrite, args.resume)?;
     let (model, original) = (files::open(&args.model, context)?, files::open(&args.baseline, context)?);
     let text = files::read_text(&args.text)?;
     let read = Text::read(&original, &text, &args.text, args.tokens, &args.how.options())?;
-    let overwrite = if args.force { Overwrite::Yes } else { Overwrite::No };
     let key = json!({
         "version": env!("CARGO_PKG_VERSION"), "model": model.checkpoint.content_hash(), "passes": args.passes, "tokens": args.tokens,
         "text": calibrate::text_origin(&text, &args.text), "how": args.how.recorded(),

@@ -29,6 +29,13 @@ impl Ran {
         self
     }
 
+    /// It failed with one of these codes, and otherwise as [`Ran::failed`].
+    pub(crate) fn failed_with(self, codes: &[i32], words: &[&str]) -> Self {
+        assert!(codes.contains(&self.code), "{}: {}\n{}", self.line, self.code, self.err);
+        let code = self.code;
+        self.failed(code, words)
+    }
+
     /// It failed with this code, said why in one line that holds these words, and did not panic.
     pub(crate) fn failed(self, code: i32, words: &[&str]) -> Self {
         let Self { line, err, .. } = &self;

@@ -30,7 +30,7 @@ const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
-const BOTTOM: f64 = 44.0;
+const BOTTOM: f64 = 52.0;
 
 /// A logarithmic axis.
 struct Axis {
@@ -89,7 +89,7 @@ impl Chart<'_> {
             let _ = write!(
                 svg,
                 "<path class=\"grid\" d=\"M{at:.1} {TOP}V{bottom}\"/><text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                bottom + 16.0,
+                bottom + 18.0,
                 (self.show)(tick)
             );
         }

@@ -21,14 +21,17 @@ p{margin:.4rem 0}.soft{color:var(--soft);font-size:.9rem}.cards{display:grid;gri
 .card{background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:.6rem .8rem}.card b{display:block;font-size:1.3rem}\
 .card span{color:var(--soft);font-size:.85rem}.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}\
 .wide{overflow-x:auto}table{border-collapse:collapse}td,th{padding:.2rem .5rem;text-align:left;font-weight:400;border-bottom:1px solid var(--line);overflow-wrap:anywhere}\
-th{color:var(--soft);white-space:nowrap;vertical-align:top}.map{width:100%;table-layout:fixed;font-size:.8rem;border-spacing:2px;border-collapse:separate}\
+td{min-width:8.5rem}th{color:var(--soft);vertical-align:top;overflow-wrap:normal}.map td{min-width:0}.map{width:100%;table-layout:fixed;font-size:.8rem;border-spacing:2px;border-collapse:separate}\
 .map td,.map th{border:0;padding:.15rem 0;text-align:center;border-radius:.2rem}.map th:first-child{width:2.4rem;text-align:right;padding-right:.4rem}\
-.map td{color:#10151a;position:relative;height:1.7rem}.map td.fused{outline:2px solid var(--ink);outline-offset:-2px}\
+.map td{color:#10151a;position:relative;height:1.7rem}.map td:focus{outline:3px solid var(--mark);outline-offset:-1px}\
+.map td:focus::after{content:attr(title);position:fixed;left:50%;bottom:1rem;width:min(36rem,100% - 2rem);transform:translateX(-50%);padding:.6rem .8rem;\
+z-index:1;border-radius:.5rem;background:var(--ink);color:var(--paper);font-size:.95rem;text-align:left}\
+.map td.fused{outline:2px solid var(--ink);outline-offset:-2px}\
 .map small{position:absolute;right:.15rem;top:0;font-size:.6rem}\
-svg{width:100%;height:auto;font:12px system-ui,sans-serif;background:var(--panel);border-radius:.5rem}svg text{fill:var(--soft)}svg .axis{fill:var(--ink)}\
+svg{width:100%;max-width:46rem;height:auto;font:12px system-ui,sans-serif;background:var(--panel);border-radius:.5rem}svg text{fill:var(--soft)}svg .axis{fill:var(--ink)}\
 .grid{stroke:var(--line);fill:none}.limit{stroke:var(--ink);stroke-dasharray:4 4}polyline{fill:none;stroke-width:2.5}.best{stroke:var(--good)}.apart{stroke:var(--bad)}\
 .uniform{fill:var(--soft)}.chosen{fill:var(--mark);stroke:var(--paper);stroke-width:2}.key i{display:inline-block;width:1.4em;height:.5em;border-radius:.2em;margin-right:.4em}\
-.key span{margin-right:1.2rem;white-space:nowrap}@media(max-width:40rem){svg{font-size:17px}}";
+.key span{margin-right:1.2rem;white-space:nowrap}@media(max-width:40rem){svg{font-size:20px}}";
 
 pub(super) fn html(report: &Report) -> String {
     let mut page = format!(
@@ -117,7 +120,7 @@ fn cell(report: &Report, layer: &PlannedLayer, span: usize, page: &mut String) {
     let bits = if layer.scheme == Storage::F16 { "f16".to_owned() } else { layer.bits.to_string() };
     let _ = write!(
         page,
-        "<td{class} colspan=\"{span}\" style=\"background:{}\" title=\"{}: {}, {}, {}, loss {:.5}{together}\">{bits}{mark}</td>",
+        "<td{class} tabindex=\"0\" colspan=\"{span}\" style=\"background:{}\" title=\"{}: {}, {}, {}, loss {:.5}{together}\">{bits}{mark}</td>",
         color(layer.bits),
         escaped(&layer.name),
         layer.scheme,
@@ -140,7 +143,7 @@ fn letter(report: &Report, group: usize, layer: &PlannedLayer) -> char {
 
 fn heat_map(report: &Report, page: &mut String) {
     *page += "<h2>Bits per matrix</h2><p class=\"soft\">Colour and number: bits per weight of the codes. A frame marks fused \
-              matrices: those with the same letter in a row are one matrix and one kernel call. Point at a cell for its \
+              matrices: those with the same letter in a row are one matrix and one kernel call. Point at a cell or tap it for its \
               scheme, size and loss.</p><div class=\"wide\"><table class=\"map\"><tr><th></th>";
     for name in ["q", "k", "v", "o", "gate", "up", "down"] {
         let _ = write!(page, "<th>{name}</th>");

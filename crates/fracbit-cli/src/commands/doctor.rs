@@ -1,0 +1,254 @@
+//! `fracbit doctor`.
+
+use crate::{context::Context, failure::Failure, gpu};
+use clap::Args;
+use fracbit::{Progress, machine::Machine};
+use fracbit_base::Bytes;
+use fracbit_bench::{LimitOptions, limits};
+use serde::Serialize;
+use std::{collections::BTreeMap, fmt, fs, io::Write, path::Path};
+
+/// Bytes that the speed of memory is measured with: more than caches hold, and nowhere too much.
+const READ: u64 = 512 << 20;
+/// Files that `serve` has open at its most: connections, and some of its own.
+const FILES: u64 = 600;
+
+const AFTER: &str = "\
+Measures for a second or two. `fracbit bench limits` measures thoroughly, `fracbit inspect --machine` lists the kernel of every scheme.
+
+Examples:
+  fracbit doctor
+  fracbit doctor --json | jq .notes";
+
+/// Show what this machine offers and what will run how.
+///
+/// Looks at processor, instruction sets, memory, disk, GPU and the limits that the system or a
+/// container sets, says which kernels models get here and how fast they can be at best, and notes
+/// what stands in the way.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Serialize)]
+struct Findings {
+    version: &'static str,
+    /// Without optimisation the program is many times slower.
+    optimized: bool,
+    system: &'static str,
+    processor: Machine,
+    /// Threads that commands use, `--threads` applied.
+    threads: usize,
+    architecture: String,
+    features: Vec<String>,
+    /// Schemes for each instruction set that they run with.
+    kernels: BTreeMap<String, Vec<String>>,
+    memory: Option<Memory>,
+    read_gb_per_s: f64,
+    gpu: Option<gpu::Facts>,
+    /// Why there is none.
+    without_gpu: Option<String>,
+    /// Free space where the command runs.
+    free_here: Option<Bytes>,
+    /// Files that a process may have open.
+    open_files: Option<u64>,
+    /// What stands in the way of speed or size.
+    notes: Vec<String>,
+}
+
+/// Memory in bytes, as the system tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Memory {
+    all: Bytes,
+    available: Bytes,
+    /// What a container may have, where there is a limit below all.
+    limit: Option<Bytes>,
+}
+
+pub(crate) fn run(args: &DoctorArgs, context: &mut Context) -> Result<(), Failure> {
+    let findings = Findings::find(&context.progress)?;
+    context.progress.finish();
+    if args.json {
+        return context.out.json(&findings);
+    }
+    Ok(write!(context.out, "{findings}")?)
+}
+
+impl Findings {
+    fn find(progress: &dyn Progress) -> Result<Self, Failure> {
+        let bodies = fracbit::bodies()?;
+        let threads = rayon::current_num_threads();
+        let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (scheme, isa) in &bodies.bodies {
+            kernels.entry(isa.clone()).or_default().push(scheme.to_string());
+        }
+        let processor = Machine::now();
+        let memory = memory();
+        let bytes = memory.map_or(READ, |memory| READ.min(memory.available.0 / 4));
+        let measured = limits(&LimitOptions { bytes, threads: vec![threads], rounds: 1 }, progress)?;
+        let gpu = gpu::describe();
+        let mut findings = Self {
+            version: env!("CARGO_PKG_VERSION"),
+            optimized: !cfg!(debug_assertions),
+            system: std::env::consts::OS,
+            processor,
+            threads,
+            architecture: bodies.architecture,
+            features: bodies.features,
+            kernels,
+            memory,
+            read_gb_per_s: measured[0].read_gb_per_s,
+            without_gpu: gpu.as_ref().err().cloned(),
+            gpu: gpu.ok(),
+            free_here: fracbit_io::output::free_bytes(Path::new(".")).ok().map(Bytes),
+            open_files: fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(open_files),
+            notes: Vec::new(),
+        };
+        findings.notes = findings.judged();
+        Ok(findings)
+    }
+
+    /// What stands in the way.
+    fn judged(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut note = |stands: bool, text: String| {
+            if stands {
+                notes.push(text);
+            }
+        };
+        note(
+            !self.optimized,
+            "the program was built without optimisation: use `cargo build --release`".into(),
+        );
+        #[expect(clippy::cast_precision_loss, reason = "a number of threads")]
+        let busy = self.processor.load.filter(|load| *load > 0.5 * self.processor.threads as f64);
+        if let Some(load) = busy {
+            note(true, format!("other programs run (load {load:.1}): measured speeds are too low now"));
+        }
+        let slow = self.kernels.get("scalar").map_or(0, Vec::len);
+        let all: usize = self.kernels.values().map(Vec::len).sum();
+        note(
+            slow > 0,
+            format!("{slow} of {all} schemes have the slow reference alone (`inspect --machine` lists them)"),
+        );
+        let few = self.open_files.filter(|&files| files < FILES);
+        if let Some(files) = few {
+            note(
+                true,
+                format!("`serve` may want {FILES} open files, {files} are allowed: `ulimit -n {FILES}`"),
+            );
+        }
+        let small = self.memory.filter(|memory| memory.usable().0 < 2 << 30);
+        if let Some(memory) = small {
+            note(true, format!("{} of memory are available: small models only", memory.usable()));
+        }
+        notes
+    }
+}
+
+impl Memory {
+    /// What a model and its cache may take.
+    fn usable(self) -> Bytes {
+        self.limit.map_or(self.available, |limit| Bytes(limit.0.min(self.available.0)))
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, system, architecture, threads, read_gb_per_s: rate, .. } = self;
+        let mut line = |name: &str, value: String| writeln!(f, "{name:<16} {value}");
+        line("fracbit", format!("{version} on {system}, {architecture}"))?;
+        let Machine { cpu, threads: all, .. } = &self.processor;
+        line("processor", format!("{cpu}, {threads} of {all} threads"))?;
+        line("instructions", self.features.join(", "))?;
+        for (isa, schemes) in self.kernels.iter().rev() {
+            line("kernels", format!("{isa} for {} schemes", schemes.len()))?;
+        }
+        if let Some(Memory { all, available, limit }) = self.memory {
+            let limit = limit.map_or_else(String::new, |limit| format!(", {limit} allowed here"));
+            line("memory", format!("{all}, {available} available{limit}"))?;
+        }
+        line("", format!("{rate:.1} GB/s read by {threads} threads"))?;
+        if let Some(free) = self.free_here {
+            line("disk", format!("{free} free here"))?;
+        }
+        if let Some(files) = self.open_files {
+            line("open files", format!("{files} at a time"))?;
+        }
+        match (&self.gpu, &self.without_gpu) {
+            (Some(facts), _) => write!(f, "{facts}")?,
+            (None, why) => writeln!(f, "{:<16} none: {}", "gpu", why.as_deref().unwrap_or_default())?,
+        }
+        let mut line = |name: &str, value: String| writeln!(f, "{name:<16} {value}");
+        let device = if self.gpu.is_some() { "; with `--device cuda` on the GPU" } else { "" };
+        line("\nrun, eval, bench", format!("on the processor, {threads} threads{device}"))?;
+        line("chat, serve", format!("on the processor, {threads} threads"))?;
+        // A token reads every weight once.
+        line("", format!("at most {rate:.1} tokens/s of a model of 1 GB, {:.1} of one of 4 GB", rate / 4.0))?;
+        if let Some(memory) = self.memory {
+            let fits = Bytes(memory.usable().0 / 10 * 8);
+            line("", format!("models of up to about {fits} fit, with room for a cache"))?;
+        }
+        let codes = if self.gpu.is_some() { "; with `--device cuda` codes on the GPU" } else { "" };
+        line("quantize", format!("on the processor, layer by layer{codes}"))?;
+        self.notes.iter().try_for_each(|note| line("note", note.clone()))
+    }
+}
+
+/// Memory of the machine and of the container.
+fn memory() -> Option<Memory> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let of = |name: &str| kilobytes(&info, name).map(|kb| Bytes(kb << 10));
+    let (all, available) = (of("MemTotal:")?, of("MemAvailable:")?);
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    // Version 2 has one line, `0::/path`; within a container the path is often the root.
+    let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let root = Path::new("/sys/fs/cgroup");
+    let limit = [root.join(path), root.to_owned()]
+        .iter()
+        .filter_map(|dir| fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse().ok())
+        .min()
+        .filter(|limit| *limit < all.0);
+    Some(Memory { all, available, limit: limit.map(Bytes) })
+}
+
+/// A line of `/proc/meminfo`.
+fn kilobytes(info: &str, name: &str) -> Option<u64> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())
+}
+
+/// The limit that holds now, of `/proc/self/limits`.
+fn open_files(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_system_are_read() {
+        let info = "MemTotal:       24117240 kB\nMemFree:         1 kB\nMemAvailable:   20000000 kB\n";
+        assert_eq!(kilobytes(info, "MemAvailable:"), Some(20_000_000));
+        assert_eq!(kilobytes(info, "MemTot:"), None);
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max open files            1024                 524288               files\n";
+        assert_eq!(open_files(limits), Some(1024));
+        assert_eq!(
+            open_files("Max open files            unlimited            unlimited            files"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_container_has_what_it_may() {
+        let memory = Memory { all: Bytes(9), available: Bytes(5), limit: None };
+        assert_eq!(memory.usable(), Bytes(5));
+        assert_eq!(Memory { limit: Some(Bytes(3)), ..memory }.usable(), Bytes(3));
+    }
+}
