@@ -2,11 +2,10 @@
 
 use crate::{
     args::{self, CacheArgs, NestedArgs, SamplingArgs},
-    commands::run::conversation,
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Writer, context_of, stop_name},
+    generate::{Loading, Nested, Writer, context_of, conversation, stop_name},
 };
 use clap::Args;
 use fracbit::Progress;
