@@ -104,7 +104,7 @@ pub(crate) fn python_clients() {
 
 /// A Python that has a module: the system's, or a virtual environment that gets the package here
 /// when installing is allowed.
-fn python_with(module: &str, package: &str) -> Result<Option<String>, Failure> {
+pub(crate) fn python_with(module: &str, package: &str) -> Result<Option<String>, Failure> {
     let import = format!("import {module}");
     let has = |python: &str| {
         Command::new(python).args(["-c", &import]).output().is_ok_and(|out| out.status.success())
