@@ -37,7 +37,7 @@ pub(crate) fn run(pack_only: bool) -> Outcome {
 }
 
 /// Where cargo puts what it builds.
-fn target() -> Result<std::path::PathBuf, String> {
+pub(crate) fn target() -> Result<std::path::PathBuf, String> {
     let out = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--no-deps"])
         .current_dir(root())

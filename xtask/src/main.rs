@@ -12,6 +12,7 @@ mod gpu;
 mod kernels;
 mod setup;
 mod tidy;
+mod wheel;
 
 use std::{
     path::{Path, PathBuf},
@@ -38,6 +39,7 @@ Usage: cargo xtask COMMAND
                      count the instructions of the aarch64 kernels under qemu and compare them with their budgets
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
+  wheel              build the wheel of the Python package into target/wheel, and test it
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
   man DIR            write a manual page of each command into a new directory
   tidy               house rules: crate layering, file sizes, generated files, stray mentions
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
         ["man", dir] => man(dir),
+        ["wheel"] => wheel::run_release(),
         ["zoo", dir] => zoo(&[dir]),
         ["zoo", dir, text] => zoo(&[dir, text]),
         ["tidy"] => tidy::run(),
@@ -124,6 +127,7 @@ fn test() -> Outcome {
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     setup::python_clients();
     run("cargo", &["test", "--workspace"], &highs)?;
+    wheel::run_tests(&highs)?;
     arm::parity(false)?;
     setup::python_checks()?;
     // Tests that pass are silent, and so are those that found nothing to do.

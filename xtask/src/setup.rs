@@ -105,7 +105,7 @@ pub(crate) fn python_clients() {
 
 /// A Python that has modules: the system's, or a virtual environment that gets their packages here
 /// when installing is allowed.
-fn python_with(modules: &str, packages: &[&str]) -> Result<Option<String>, Failure> {
+pub(crate) fn python_with(modules: &str, packages: &[&str]) -> Result<Option<String>, Failure> {
     let import = format!("import {modules}");
     let has = |python: &str| {
         Command::new(python).args(["-c", &import]).output().is_ok_and(|out| out.status.success())

@@ -12,7 +12,7 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 21] = [
+const LAYERS: [(&str, u8); 22] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -34,6 +34,7 @@ const LAYERS: [(&str, u8); 21] = [
     ("fracbit-bench", 5),
     ("fracbit-server", 5),
     ("fracbit-cli", 6),
+    ("fracbit-python", 7),
 ];
 
 /// Crates that must not appear among the dependencies of another, whatever the layers say.

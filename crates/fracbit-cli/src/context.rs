@@ -1,8 +1,11 @@
 //! What every command gets: a place for results and a place for progress.
 
-use crate::{failure::Failure, progress::Reporter};
+use crate::{Listener, failure::Failure, progress::Reporter};
 use serde::Serialize;
-use std::io::{self, BufWriter, Write};
+use std::{
+    io::{self, BufWriter, Write},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// What every command gets.
 pub(crate) struct Context {
@@ -15,6 +18,34 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(quiet: bool) -> Self {
         Self { out: Out(BufWriter::new(Box::new(io::stdout()))), progress: Reporter::new(quiet) }
+    }
+
+    /// For a program: results are kept, progress and notes go to `listener`.
+    pub(crate) fn heard(listener: Listener) -> (Self, Kept) {
+        let kept = Kept::default();
+        let out = Out(BufWriter::new(Box::new(kept.clone())));
+        (Self { out, progress: Reporter::to(listener) }, kept)
+    }
+}
+
+/// Results for a program.
+#[derive(Clone, Default)]
+pub(crate) struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Kept {
+    /// What was written.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

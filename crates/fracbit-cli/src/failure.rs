@@ -12,11 +12,16 @@ use std::{
 
 /// The exit codes, as the top-level help lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
+    /// Done.
     Done = 0,
+    /// Failed at run time.
     Failed = 1,
+    /// A flag or a value is wrong.
     Usage = 2,
+    /// A model or file is missing, damaged or does not fit.
     BadInput = 3,
+    /// The budget is out of reach.
     OutOfReach = 4,
 }
 
@@ -25,6 +30,9 @@ impl From<Exit> for ExitCode {
         Self::from(exit as u8)
     }
 }
+
+/// What an error line begins with.
+const ERROR: &str = "error: ";
 
 /// Why a command ends early.
 #[derive(Debug)]
@@ -47,7 +55,7 @@ impl Reason {
     /// `error:` and below it the causes that it does not already tell, then the hint.
     pub(crate) fn print(&self, to: &mut dyn Write) -> io::Result<()> {
         let mut told = self.error.to_string();
-        writeln!(to, "error: {told}")?;
+        writeln!(to, "{ERROR}{told}")?;
         for cause in self.error.chain().skip(1) {
             let cause = cause.to_string();
             if !told.contains(&cause) {
@@ -88,6 +96,47 @@ impl Failure {
             reason.hint.get_or_insert_with(|| hint.into());
         }
         self
+    }
+}
+
+/// Why a command that a program called ended early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What the exit code would be.
+    pub exit: Exit,
+    /// What would be printed behind `error: `: the error, its causes and a hint, a line each.
+    pub message: String,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        let Failure::Because(reason) = failure else {
+            // Only standard output closes.
+            return Self { exit: Exit::Done, message: String::new() };
+        };
+        let mut text = Vec::new();
+        let _ = reason.print(&mut text); // a vector takes everything
+        let text = String::from_utf8_lossy(&text);
+        let message = text.strip_prefix(ERROR).unwrap_or(&text).trim_end().to_owned();
+        Self { exit: reason.exit, message }
+    }
+}
+
+/// Arguments that do not parse: the reason and what might have been meant, without the advice to
+/// type `--help`.
+impl From<clap::Error> for Refusal {
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let text = text.strip_prefix(ERROR).unwrap_or(&text);
+        let advice = |part: &&str| !part.starts_with("Usage:") && !part.starts_with("For more information");
+        let parts: Vec<&str> = text.trim_end().split("\n\n").filter(advice).collect();
+        Self { exit: Exit::Usage, message: parts.join("\n\n") }
+    }
+}
+
+impl From<fracbit::Error> for Refusal {
+    fn from(error: fracbit::Error) -> Self {
+        Failure::from(error).into()
     }
 }
 

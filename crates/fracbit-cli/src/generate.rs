@@ -7,10 +7,11 @@ use crate::{
     interrupt::Interrupt,
 };
 use fracbit::Opened;
-use fracbit_io::Tokenizer;
+use fracbit_io::{EncodeOptions, Message, Tokenizer};
 use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sampler, State, Stop};
 use fracbit_schedule::Scheduler;
 use std::{
+    collections::BTreeMap,
     fmt,
     panic::resume_unwind,
     sync::Arc,
@@ -195,6 +196,52 @@ impl Writer {
             speed,
         })
     }
+}
+
+/// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
+pub(crate) fn conversation(
+    tokenizer: &Tokenizer,
+    messages: &[Message],
+    allow_special: bool,
+) -> Result<Vec<u32>, Failure> {
+    let Some(tokens) = tokenizer.conversation(messages, &BTreeMap::new(), allow_special)? else {
+        let failure = Failure::input("this model has no chat template: it was not trained for conversations");
+        return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
+    };
+    if tokens.is_empty() {
+        return Err(Failure::input("the model's chat template should make at least one token of a message"));
+    }
+    Ok(tokens)
+}
+
+/// What a model is to go on from.
+#[derive(Clone, Copy, Debug)]
+pub enum Prompt<'a> {
+    /// A text.
+    Text(&'a str),
+    /// A conversation, up to where the model's answer begins.
+    Chat {
+        /// What was said.
+        messages: &'a [Message],
+        /// Whether what messages spell may become control tokens of the chat.
+        allow_special: bool,
+    },
+}
+
+/// Tokens of a prompt for a model that was trained for `most`.
+pub(crate) fn encode(tokenizer: &Tokenizer, prompt: Prompt<'_>, most: usize) -> Result<Vec<u32>, Failure> {
+    let tokens = match prompt {
+        Prompt::Chat { messages, allow_special } => conversation(tokenizer, messages, allow_special)?,
+        Prompt::Text(text) => tokenizer.encode(text, EncodeOptions::default())?,
+    };
+    if tokens.is_empty() {
+        let rule = "the prompt should have at least one token, and this model needs no token to begin a text";
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+    }
+    if tokens.len() > most {
+        return Err(too_long(tokens.len(), most));
+    }
+    Ok(tokens)
 }
 
 /// Context unless asked for more; the cache of a whole long context takes gigabytes.

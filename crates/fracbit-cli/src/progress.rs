@@ -1,5 +1,7 @@
-//! Progress on standard error: a bar with the time left on a terminal, plain lines elsewhere.
+//! Progress on standard error: a bar with the time left on a terminal, plain lines elsewhere. A
+//! program that called the command is told instead.
 
+use crate::Listener;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::{
     io::{self, IsTerminal, Write},
@@ -18,6 +20,8 @@ pub(crate) struct Reporter {
     style: Style,
     bars: MultiProgress,
     stage: Mutex<Option<Stage>>,
+    /// Who is told instead, and nothing shown.
+    listener: Option<Listener>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,7 +45,12 @@ impl Reporter {
             (false, true) => Style::Bar,
             (false, false) => Style::Lines,
         };
-        Self { style, bars: MultiProgress::new(), stage: Mutex::new(None) }
+        Self { style, bars: MultiProgress::new(), stage: Mutex::new(None), listener: None }
+    }
+
+    /// Shows nothing and tells `listener`.
+    pub(crate) fn to(listener: Listener) -> Self {
+        Self { listener: Some(listener), ..Self::new(true) }
     }
 
     /// The bars, for whoever else writes to standard error.
@@ -82,6 +91,9 @@ impl Reporter {
 
 impl fracbit::Progress for Reporter {
     fn stage(&self, name: &str, total: u64) {
+        if let Some(listener) = &self.listener {
+            return listener.stage(name, total);
+        }
         self.finish();
         let bar = (self.style == Style::Bar).then(|| {
             let style =
@@ -98,6 +110,9 @@ impl fracbit::Progress for Reporter {
     }
 
     fn advance(&self, units: u64) {
+        if let Some(listener) = &self.listener {
+            return listener.advance(units);
+        }
         let mut open = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stage) = open.as_mut() else { return };
         let due = stage.pace.advance(units, stage.start.elapsed());
@@ -114,7 +129,10 @@ impl fracbit::Progress for Reporter {
     }
 
     fn note(&self, line: &str) {
-        self.line(line);
+        match &self.listener {
+            Some(listener) => listener.note(line),
+            None => self.line(line),
+        }
     }
 }
 

@@ -6,11 +6,10 @@ mod lines;
 
 use crate::{
     args::{self, CacheArgs, NestedArgs, SamplingArgs},
-    commands::run::conversation,
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Writer, context_of, stop_name},
+    generate::{Loading, Nested, Writer, context_of, conversation, stop_name},
     interrupt::Interrupt,
 };
 use clap::Args;

@@ -3,17 +3,17 @@
 use crate::{
     args::{self, CacheArgs, NestedArgs, SamplingArgs},
     context::Context,
-    failure::{Exit, Failure},
+    failure::Failure,
     files,
-    generate::{Loading, Nested, Written, stop_name, too_long},
+    generate::{Loading, Nested, Prompt, Written, encode, stop_name},
     gpu::{self, DeviceName},
 };
 use clap::Args;
 use fracbit::Progress;
-use fracbit_io::{EncodeOptions, Message, Tokenizer};
+use fracbit_io::Message;
 use fracbit_model::{Sampler, StateOptions};
 use serde_json::json;
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
 With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
@@ -87,19 +87,12 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     };
     let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
     let tokenizer = files::tokenizer(&opened, context)?;
-    let tokens = if args.chat {
-        conversation(&tokenizer, &[Message::new("user", prompt)], args.allow_special)?
-    } else {
-        tokenizer.encode(&prompt, EncodeOptions::default())?
+    let message = [Message::new("user", prompt)];
+    let prompt = match args.chat {
+        true => Prompt::Chat { messages: &message, allow_special: args.allow_special },
+        false => Prompt::Text(&message[0].content),
     };
-    if tokens.is_empty() {
-        let rule = "the prompt should have at least one token, and this model needs no token to begin a text";
-        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
-    }
-    let most = opened.config.max_position_embeddings;
-    if tokens.len() > most {
-        return Err(too_long(tokens.len(), most));
-    }
+    let tokens = encode(&tokenizer, prompt, opened.config.max_position_embeddings)?;
     let Some(loading) = loading else {
         args.cache.on_device()?;
         args.nested.on_device()?;
@@ -147,20 +140,4 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
     }
     context.progress.note(&written.speed.to_string());
     Ok(())
-}
-
-/// Tokens of a conversation in the model's chat template, up to where the model's answer begins.
-pub(crate) fn conversation(
-    tokenizer: &Tokenizer,
-    messages: &[Message],
-    allow_special: bool,
-) -> Result<Vec<u32>, Failure> {
-    let Some(tokens) = tokenizer.conversation(messages, &BTreeMap::new(), allow_special)? else {
-        let failure = Failure::input("this model has no chat template: it was not trained for conversations");
-        return Err(failure.hint("`fracbit run MODEL -p TEXT` continues a text"));
-    };
-    if tokens.is_empty() {
-        return Err(Failure::input("the model's chat template should make at least one token of a message"));
-    }
-    Ok(tokens)
 }

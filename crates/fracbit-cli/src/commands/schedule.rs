@@ -2,11 +2,10 @@
 
 use crate::{
     args,
-    commands::run::conversation,
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Writer},
+    generate::{Loading, Writer, conversation},
     table::Table,
 };
 use clap::{Args, Subcommand, ValueEnum};
