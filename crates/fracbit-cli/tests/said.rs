@@ -205,7 +205,7 @@ fn outputs_are_looked_at_first() {
         let refused = |out: &Path, words: &[&str]| {
             let ran = run(writer, out);
             assert!(!began(&ran.err), "{writer}: no work before\n{}", ran.err);
-            ran.failed_with(&[FAILED, BAD_INPUT], words);
+            ran.failed_by_any(&[FAILED, BAD_INPUT], words);
         };
         // A file of somebody's.
         let file = here.path().join("file");
