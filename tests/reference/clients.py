@@ -69,10 +69,11 @@ def check_responses(base):
     assert following.usage.output_tokens == 4
     with client.responses.stream(**asked, max_output_tokens=8) as stream:
         events = list(stream)
-        assert stream.get_final_response().output_text == whole.output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
     assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage.output_tokens == 8
     for wrong, param in [
         (dict(previous_response_id="resp_1"), "previous_response_id"),
         (dict(reasoning={"effort": "low"}), "reasoning"),
@@ -89,7 +90,8 @@ def check_responses(base):
 def check_anthropic(base):
     client = anthropic.Anthropic(base_url=base.removesuffix("/v1"), api_key="none", max_retries=0)
     said = [dict(role="user", content=[dict(type="text", text="Hello")])]
-    asked = dict(model="tiny", messages=said, system="Be kind.", temperature=0)
+    # The package has no names for how tokens are picked; the API has.
+    asked = dict(model="tiny", messages=said, system="Be kind.", extra_body={"temperature": 0})
     whole = client.messages.create(**asked, max_tokens=8)
     text = whole.content[0].text
     openais = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
@@ -113,10 +115,10 @@ def check_anthropic(base):
     for wrong, param in [
         (dict(tools=[dict(name="f", input_schema=dict(type="object"))]), "tools"),
         (dict(thinking=dict(type="enabled", budget_tokens=1024)), "thinking"),
-        (dict(top_p=2), "top_p"),
+        (dict(extra_body={"top_p": 2}), "top_p"),
     ]:
         try:
-            client.messages.create(**asked, max_tokens=8, **wrong)
+            client.messages.create(**{**asked, **wrong}, max_tokens=8)
         except anthropic.BadRequestError as error:
             assert error.body["type"] == "error" and error.body["error"]["param"] == param, error.body
         else:

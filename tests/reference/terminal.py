@@ -85,8 +85,13 @@ def main():
             messages = json.load(file)["messages"]
         assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"], messages
         assert messages[1]["content"] == messages[3]["content"] == "Once upon\na time", messages
-        chat.type(f"/reset\r/load {saved}\r")
+        chat.until("> ")
+        chat.type("/reset\r")
+        chat.until("forgotten")
+        chat.until("> ")
+        chat.type(f"/load {saved}\r")
         chat.until("4 messages; /retry")
+        chat.until("> ")
         chat.type("/retry\r")
         answer(chat)
         # Ctrl-C leaves the program running, Ctrl-D ends it.
@@ -100,9 +105,11 @@ def main():
         chat = Terminal([program, "chat", model, "-n", "400", "--seed", "1", "--temp", "1.5"])
         chat.until("> ")
         for _ in range(20):
-            chat.type("/reset\rOnce upon a time\r")
+            chat.type("/reset\r")
             chat.until("forgotten")
-            chat.until("time")
+            chat.until("> ")
+            chat.type("Once upon a time\r")
+            chat.until("\r\n")
             time.sleep(0.05)
             chat.type(CTRL_C)
             chat.until("prefill ")

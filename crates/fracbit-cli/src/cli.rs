@@ -103,7 +103,7 @@ mod tests {
             let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
             assert!(long.len() > about.len() + 40, "{name} should have a paragraph of purpose: {long}");
         }
-        assert_eq!(commands, 21);
+        assert_eq!(commands, 22);
     }
 
     /// Command lines that must parse.

@@ -147,7 +147,7 @@ fn an_interrupted_run_says_how_to_continue() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let whole = place.path().join("whole");
     let demo = demo();
-    let args = ["quantize", text(&demo), "--scheme", "tcq-3", "--data-free", "-o"];
+    let args = ["quantize", text(&demo), "--scheme", "tcq-3", "--data-free", "--effort", "fast", "-o"];
     done(&[&args[..], &[text(&whole)]].concat());
     // A name that wants quotes.
     let out = place.path().join("it's mine");

@@ -129,8 +129,9 @@ fn a_person_chats_at_a_terminal() {
     }
     let model = chatting();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/terminal.py");
-    let ran = Command::new("python3").arg(script).args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]);
-    let ran = ran.output().expect("python3 starts");
+    let mut typing = Command::new("python3");
+    typing.arg(script).args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]);
+    let ran = typing.output().expect("python3 starts");
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
@@ -204,7 +205,7 @@ fn outputs_are_looked_at_first() {
         let refused = |out: &Path, words: &[&str]| {
             let ran = run(writer, out);
             assert!(!began(&ran.err), "{writer}: no work before\n{}", ran.err);
-            ran.failed_with(&[FAILED, BAD_INPUT], words);
+            ran.failed_by_any(&[FAILED, BAD_INPUT], words);
         };
         // A file of somebody's.
         let file = here.path().join("file");

@@ -37,8 +37,8 @@ pub(crate) struct DoctorArgs {
 #[derive(Serialize)]
 struct Findings {
     version: &'static str,
-    /// Without optimisation the program is many times slower.
-    optimized: bool,
+    /// Not built for tests.
+    release: bool,
     system: &'static str,
     processor: Machine,
     /// Threads that commands use, `--threads` applied.
@@ -93,7 +93,7 @@ impl Findings {
         let gpu = gpu::describe();
         let mut findings = Self {
             version: env!("CARGO_PKG_VERSION"),
-            optimized: !cfg!(debug_assertions),
+            release: !cfg!(debug_assertions),
             system: std::env::consts::OS,
             processor,
             threads,
@@ -120,10 +120,7 @@ impl Findings {
                 notes.push(text);
             }
         };
-        note(
-            !self.optimized,
-            "the program was built without optimisation: use `cargo build --release`".into(),
-        );
+        note(!self.release, "the program was built for tests and is slow: `cargo build --release`".into());
         #[expect(clippy::cast_precision_loss, reason = "a number of threads")]
         let busy = self.processor.load.filter(|load| *load > 0.5 * self.processor.threads as f64);
         if let Some(load) = busy {

@@ -30,7 +30,7 @@ impl Ran {
     }
 
     /// It failed with one of these codes, and otherwise as [`Ran::failed`].
-    pub(crate) fn failed_with(self, codes: &[i32], words: &[&str]) -> Self {
+    pub(crate) fn failed_by_any(self, codes: &[i32], words: &[&str]) -> Self {
         assert!(codes.contains(&self.code), "{}: {}\n{}", self.line, self.code, self.err);
         let code = self.code;
         self.failed(code, words)
