@@ -18,6 +18,7 @@ mod interrupt;
 mod logging;
 mod planning;
 mod progress;
+mod structure;
 mod table;
 
 use clap::Parser;
