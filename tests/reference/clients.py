@@ -1,6 +1,6 @@
-"""The server as the Python packages of OpenAI and Anthropic and the evaluation harness of EleutherAI meet it.
+"""The server as the Python packages of OpenAI and Anthropic, LangChain and the evaluation harness of EleutherAI meet it.
 
-    python3 clients.py PROGRAM MODEL    # wants openai and anthropic; `fracbit serve MODEL` is started on a free port
+    python3 clients.py PROGRAM MODEL    # wants openai and anthropic, asks langchain-openai; `fracbit serve MODEL` is started on a free port
 """
 
 import json
@@ -11,6 +11,7 @@ import urllib.request
 
 import anthropic
 import openai
+import pydantic
 
 
 def check_openai(base):
@@ -41,7 +42,8 @@ def check_openai(base):
     pieces = client.chat.completions.create(**asked, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == said
     for wrong, param in [
-        (dict(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+        (dict(tools=[{"type": "web_search"}]), "tools"),
+        (dict(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}), "response_format"),
         (dict(temperature=-1), "temperature"),
         (dict(extra_body={"speed": 1}), "speed"),
     ]:
@@ -161,6 +163,71 @@ def check_state(base):
     assert [slot["id"] for slot in slots] == [0, 1, 2, 3] and not any(s["is_processing"] for s in slots)
 
 
+class Pet(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=8)
+    legs: int = pydantic.Field(ge=0, le=8)
+
+
+class Pets(pydantic.BaseModel):
+    pets: list[Pet] = pydantic.Field(min_length=1, max_length=2)
+
+
+def check_structure(base):
+    client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+    ask = client.chat.completions
+    asked = dict(model="tiny", messages=[{"role": "user", "content": "Hello"}], max_tokens=200, seed=5)
+    parsed = ask.parse(**asked, response_format=Pets).choices[0]
+    assert parsed.finish_reason == "stop" and 1 <= len(parsed.message.parsed.pets) <= 2
+    with ask.stream(**asked, response_format=Pets) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.parsed == parsed.message.parsed
+    body = {"structured_outputs": {"regex": "[0-9]{4}"}}
+    assert len(str(int("1" + ask.create(**asked, extra_body=body).choices[0].message.content))) == 5
+    # A function is called, and what it returned goes back.
+    tool = openai.pydantic_function_tool(Pet, name="adopt")
+    asked |= dict(tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    called = ask.parse(**asked).choices[0]
+    assert called.finish_reason == "tool_calls" and called.message.content is None
+    (call,) = called.message.tool_calls
+    assert call.function.name == "adopt" and isinstance(call.function.parsed_arguments, Pet)
+    pieces = list(ask.create(**asked, stream=True))
+    deltas = [d for p in pieces for d in (p.choices[0].delta.tool_calls or [])]
+    assert (deltas[0].index, deltas[0].function.name) == (0, "adopt") and deltas[0].id
+    assert "".join(d.function.arguments for d in deltas) == call.function.arguments
+    assert len(deltas) > 3 and pieces[-1].choices[0].finish_reason == "tool_calls"
+    history = asked["messages"] + [
+        called.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "Done."},
+    ]
+    asked |= dict(messages=history, tool_choice="none", max_tokens=8)
+    assert ask.create(**asked).choices[0].message.content
+
+
+def check_langchain(base):
+    try:
+        from langchain_openai import ChatOpenAI
+    except ImportError:
+        print("skipped: LangChain is not installed (langchain-openai==1.7.4)", file=sys.stderr)
+        return
+    model = ChatOpenAI(base_url=base, api_key="none", model="tiny", max_tokens=200, seed=5, max_retries=0)
+    for method in ["json_schema", "function_calling"]:
+        pets = model.with_structured_output(Pets, method=method).invoke("Hello")
+        assert isinstance(pets, Pets) and 1 <= len(pets.pets) <= 2
+    bound = model.bind_tools([Pet], tool_choice="Pet")
+    answer = bound.invoke("Hello")
+    (call,) = answer.tool_calls
+    assert call["name"] == "Pet" and Pet(**call["args"])
+    streamed = None
+    for chunk in bound.stream("Hello"):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert streamed.tool_calls[0]["args"] == call["args"]
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    history = [HumanMessage("Hello"), answer, ToolMessage("Done.", tool_call_id=call["id"])]
+    assert model.bind(max_tokens=8).invoke(history).content
+
+
 def check_harness(base):
     """What `lm_eval --model local-completions` (0.4.13) sends, and how it reads the answer."""
 
@@ -206,6 +273,8 @@ def main():
         check_anthropic(base)
         check_origins(base)
         check_state(base)
+        check_structure(base)
+        check_langchain(base)
         check_harness(base)
     finally:
         serving.terminate()

@@ -5,6 +5,7 @@ use fracbit_base::Rate;
 use fracbit_engine::{
     Done, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, full_pages,
 };
+use fracbit_grammar::{Rule, Vocabulary};
 use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
 use fracbit_model::{
     Draft, Error, GenerateOptions, Generation, KvPool, KvType, Model, Precision, RotationMode, SampleConfig,
@@ -216,6 +217,89 @@ fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
                 assert_eq!(said.borrow()[&i].0, *want, "{:?}, {pages:?} pages: sequence {i}", base.scheduler);
             }
             assert_eq!(preempted > 0, pages.is_some(), "{:?}, {pages:?} pages", base.scheduler);
+        }
+    }
+}
+
+/// What a text is by a rule does not depend on guesses, on neighbours or on pages: drafts are cut
+/// where the rule bars them.
+#[test]
+fn rules_hold_alike_alone_together_and_with_drafts() {
+    let config = ModelConfig::from_dir(demo_model()).expect("the embedded model");
+    let tokenizer = Tokenizer::from_dir(demo_model(), Some(&config)).expect("the embedded model");
+    let ends = tokenizer.eos_ids().to_vec();
+    let vocabulary = Vocabulary::new(&tokenizer, config.vocab_size, &ends).expect("an end token");
+    let schema = serde_json::json!({ "type": "array", "minItems": 2, "maxItems": 2, "items": {
+        "type": "object", "required": ["name", "tall"], "additionalProperties": false,
+        "properties": { "name": { "type": "string", "maxLength": 6 }, "tall": { "type": "boolean" } } } });
+    let rules = [
+        Rule::Json(schema),
+        Rule::Regex("( the dog and the cat){3,9}[.]".to_owned()),
+        Rule::Lark("start: (\"a\" | \"b\") start | \".\"".to_owned()),
+        Rule::Choice(vec!["Once upon a time".to_owned(), "The end".to_owned()]),
+    ];
+    let grammars: Vec<_> = rules.iter().map(|rule| vocabulary.grammar(rule).expect("a rule")).collect();
+    let most = 64;
+    let prompts = prompts(8);
+    let sampler = |i: usize| sampler(i).constrained(Box::new(grammars[i % grammars.len()].clone()));
+    let two = Precision::at_most(Rate::quarter_bits(8));
+    for (model, draft) in [(model(), None), (nested(), Some(Draft { precision: two, length: Some(3) }))] {
+        let want: Vec<Vec<u32>> = (0..prompts.len())
+            .map(|i| {
+                let context = Some(CONTEXT);
+                let mut state = model.state(&StateOptions { context, ..StateOptions::default() });
+                let plain = GenerateOptions {
+                    max_tokens: Some(most),
+                    end_tokens: ends.clone(),
+                    guesses: 0,
+                    ..GenerateOptions::default()
+                };
+                let mut sampler = sampler(i);
+                let written = Generation::new(model, &mut state, &mut sampler, &prompts[i], plain);
+                written.expect("a prompt").map(|token| token.expect("a good model")).collect()
+            })
+            .collect();
+        assert!(want.iter().all(|tokens| !tokens.is_empty()));
+        // Only one that is alone is guessed for.
+        let ways = [(1, None), (8, None), (8, Some(full_pages(CONTEXT, 1)))];
+        for (sequences, pages) in ways.into_iter().take(if draft.is_some() { 1 } else { 3 }) {
+            let said = Said::default();
+            let options =
+                EngineOptions { context: CONTEXT, sequences, pages, draft, ..EngineOptions::default() };
+            let mut engine = Engine::new(model, options).expect("good options");
+            for (i, prompt) in prompts.iter().enumerate() {
+                let asked = Request {
+                    end_tokens: ends.clone(),
+                    sampler: sampler(i),
+                    ..request(&said, i, prompt, most)
+                };
+                engine.add(asked).expect("a good prompt");
+                // One that nobody waits behind is guessed for.
+                while sequences == 1 && engine.step() {}
+            }
+            while engine.step() {}
+            assert_eq!(engine.preempted() > 0, pages.is_some());
+            let mut guessed = 0;
+            for (i, want) in want.iter().enumerate() {
+                let (tokens, done) = &said.borrow()[&i];
+                assert_eq!(tokens, want, "{sequences} at a time, {pages:?} pages: sequence {i}");
+                let text = tokenizer.decode(tokens, true).expect("tokens");
+                let done = done.expect("it ended");
+                guessed += done.guessed;
+                if done.finish == Finish::Length {
+                    continue;
+                }
+                match i % grammars.len() {
+                    0 => {
+                        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+                        assert_eq!(value.as_array().map(Vec::len), Some(2), "{text}");
+                    }
+                    1 => assert_eq!(text.replace(" the dog and the cat", ""), ".", "{text}"),
+                    2 => assert!(text.ends_with('.') && text.trim_matches(['a', 'b']) == ".", "{text}"),
+                    _ => assert!(["Once upon a time", "The end"].contains(&&text[..]), "{text}"),
+                }
+            }
+            assert!(sequences > 1 || guessed > 20, "{guessed} guesses were right");
         }
     }
 }

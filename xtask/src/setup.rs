@@ -93,11 +93,11 @@ fn run_check(python: &str, script: &str) -> Outcome {
 
 /// Installs what the server is asked with, for a test of the command line that looks for it.
 pub(crate) fn python_clients() {
-    const CLIENTS: [&str; 2] = ["openai==3.57.0", "anthropic==2.14.0"];
+    const CLIENTS: [&str; 3] = ["openai==3.57.0", "anthropic==2.14.0", "langchain-openai==1.7.4"];
     // Without a network nothing is installed.
-    if !matches!(python_with("openai, anthropic", &CLIENTS), Ok(Some(_))) {
+    if !matches!(python_with("openai, anthropic, langchain_openai", &CLIENTS), Ok(Some(_))) {
         println!(
-            "skipped: the clients of OpenAI and Anthropic against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
+            "skipped: the clients of OpenAI and Anthropic and LangChain against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
             CLIENTS.join(" ")
         );
     }

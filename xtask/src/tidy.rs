@@ -12,7 +12,7 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 22] = [
+const LAYERS: [(&str, u8); 23] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -29,6 +29,7 @@ const LAYERS: [(&str, u8); 22] = [
     ("fracbit-model", 4),
     ("fracbit-model-cuda", 4),
     ("fracbit-engine", 5),
+    ("fracbit-grammar", 5),
     ("fracbit-plan", 5),
     ("fracbit", 5),
     ("fracbit-bench", 5),

@@ -270,6 +270,7 @@ pub(crate) fn too_long(tokens: usize, context: usize) -> Failure {
 pub(crate) fn stop_name(stop: Option<Stop>) -> &'static str {
     match stop {
         Some(Stop::End(_)) => "end",
+        Some(Stop::Complete) => "complete",
         Some(Stop::MaxTokens) => "max_tokens",
         Some(Stop::ContextFull) => "context_full",
         Some(Stop::Failed) | None => "failed",

@@ -21,6 +21,7 @@ mod interrupt;
 mod logging;
 mod planning;
 mod progress;
+mod structure;
 mod table;
 
 pub use failure::{Exit, Refusal};

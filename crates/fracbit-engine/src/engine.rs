@@ -475,7 +475,7 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
         return Ok(Next::Ends(Some(Finish::Stop)));
     }
     let flow = sequence.output.token(token)?;
-    Ok(if flow.is_break() {
+    Ok(if flow.is_break() || sequence.sampler.complete() {
         Next::Ends(Some(Finish::Stop))
     } else if sequence.left(context) == 0 {
         Next::Ends(Some(Finish::Length))

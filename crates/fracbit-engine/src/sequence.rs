@@ -70,7 +70,7 @@ pub struct Done {
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// By an end token, or because its output said so.
+    /// By an end token, or because its output or its sampler's constraint said so.
     Stop,
     /// As many tokens as asked for, or as the context holds.
     Length,

@@ -29,23 +29,28 @@ pub struct Message {
     pub role: String,
     /// What was said.
     pub content: String,
+    /// What else templates know of a turn, such as `tool_calls` and `tool_call_id`.
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
 }
 
 impl Message {
     /// A message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self { role: role.into(), content: content.into(), rest: BTreeMap::new() }
     }
 
     /// As a variable. Templates build control tokens of plain roles (`'<|' + role + '|>'`), so
     /// those are theirs.
-    fn marked(&self) -> Vec<(&'static str, Vec<u32>)> {
+    fn marked(&self) -> Vec<(String, Variable)> {
         let plain = self.role.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-        let content = if self.role == "assistant" { REQUEST | ASSISTANT } else { REQUEST };
-        vec![
-            ("role", units(&self.role, if plain { 0 } else { REQUEST })),
-            ("content", units(&self.content, content)),
-        ]
+        let marks = if self.role == "assistant" { REQUEST | ASSISTANT } else { REQUEST };
+        let rest = self.rest.iter().map(|(name, value)| (name.clone(), Variable::json(value, marks)));
+        let said = [
+            ("role", Variable::text(units(&self.role, if plain { 0 } else { REQUEST }))),
+            ("content", Variable::text(units(&self.content, marks))),
+        ];
+        said.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(rest).collect()
     }
 }
 
@@ -127,7 +132,7 @@ impl ChatTemplate {
         let prompt = options.add_generation_prompt.into();
         variables.insert("add_generation_prompt".to_owned(), json(&prompt));
         let turns = messages.iter().map(Message::marked).collect();
-        variables.insert("messages".to_owned(), Variable::messages(turns));
+        variables.insert("messages".to_owned(), Variable::dicts(turns));
         self.template.render(variables.into_iter().collect(), options.now).map_err(|e| describe(&e))
     }
 }

@@ -134,6 +134,9 @@ pub enum Error {
         "the model's predictions should be numbers, they are NaN or minus infinity: its weights take it beyond the range of f32"
     )]
     NoLogit,
+    /// Rules for a text that cannot be followed further, such as a grammar that takes too long.
+    #[error("following the constraint: {0}")]
+    Constraint(String),
     /// Nothing to continue.
     #[error("generating: the prompt should have at least 1 token")]
     EmptyPrompt,

@@ -66,6 +66,8 @@ pub enum Stop {
     MaxTokens,
     /// The state holds no more.
     ContextFull,
+    /// The sampler's constraint lets nothing come behind the last token.
+    Complete,
     /// An error was returned.
     Failed,
 }
@@ -215,7 +217,7 @@ impl<'a> Generation<'a> {
             self.state.set_precision(precision);
         }
         let most = if self.yielded > 0 { self.most_guesses() } else { 0 };
-        let with = (self.model, &mut *self.state, &*self.sampler);
+        let with = (self.model, &mut *self.state, &mut *self.sampler);
         let run = self.guesses.make(with, &mut self.history, most)?;
         let guesses = run.len() - 1;
         let tokens = if pending == 1 { run } else { &self.history[self.next..] };
@@ -247,6 +249,10 @@ impl Iterator for Generation<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.stop.is_some() {
+            return None;
+        }
+        if self.yielded > 0 && self.sampler.complete() {
+            self.stop = Some(Stop::Complete);
             return None;
         }
         if self.options.max_tokens.is_some_and(|max| self.yielded >= max) {

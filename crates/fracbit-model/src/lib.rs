@@ -70,7 +70,7 @@ pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::Model;
 pub use pages::{KvPage, KvPool};
 pub use rope::turns;
-pub use sample::{Adjustments, SampleConfig, Sampler};
+pub use sample::{Adjustments, Constraint, SampleConfig, Sampler};
 pub use selfdraft::{Draft, Guesses};
 pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};

@@ -4,7 +4,8 @@
 //! arXiv 1909.05858, section 4.1) → temperature → top-k → top-p (Holtzman et al. 2019, arXiv
 //! 1904.09751) → min-p (Nguyen et al. 2024, arXiv 2407.01082) → draw. Temperature 0 means greedy,
 //! and then the filters have no say (the most likely token passes all of them). [`Adjustments`]
-//! come behind the repetition penalty.
+//! come behind the repetition penalty, and a [`Constraint`] behind them: what it bars, nothing
+//! allows again.
 //!
 //! Fixed rules, so that one seed gives one text everywhere: equal logits are ordered by token
 //! number, the lower first; NaN counts as minus infinity; sums run in f64 in that order; the draw
@@ -26,8 +27,10 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Model};
 
 mod adjust;
+mod constraint;
 
 pub use adjust::Adjustments;
+pub use constraint::Constraint;
 
 /// How to pick a token. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,6 +81,7 @@ impl SampleConfig {
 pub struct Sampler {
     config: SampleConfig,
     adjustments: Adjustments,
+    constraint: Option<Box<dyn Constraint>>,
     rng: ChaCha8Rng,
     vectors: Vectors,
     candidates: Vec<Candidate>,
@@ -122,6 +126,7 @@ impl Sampler {
     /// Goes on as `other` would.
     pub(crate) fn follow(&mut self, other: &Self) {
         (self.config, self.rng, self.vectors) = (other.config, other.rng.clone(), other.vectors);
+        self.constraint.clone_from(&other.constraint);
     }
 
     /// A sampler at the start of its random numbers.
@@ -133,6 +138,7 @@ impl Sampler {
         Ok(Self {
             config,
             adjustments: Adjustments::default(),
+            constraint: None,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             vectors: Vectors::scalar(),
             candidates: Vec::new(),
@@ -149,6 +155,24 @@ impl Sampler {
         Self { adjustments, ..self }
     }
 
+    /// The same, which picks tokens that `constraint` allows; it should stand at the beginning of
+    /// the text, and is told every token that is picked.
+    #[must_use]
+    pub fn constrained(self, constraint: Box<dyn Constraint>) -> Self {
+        Self { constraint: Some(constraint), ..self }
+    }
+
+    /// Whether its [`Constraint`] lets nothing come behind what was picked.
+    #[must_use]
+    pub fn complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constraint| constraint.complete())
+    }
+
+    /// How many of `tokens`, from the first on, its [`Constraint`] lets come next.
+    pub fn valid(&mut self, tokens: &[u32]) -> usize {
+        self.constraint.as_mut().map_or(tokens.len(), |constraint| constraint.valid(tokens))
+    }
+
     /// Takes sums with the kernels that `model` runs with, as every
     /// [`Generation`](crate::Generation) has it do: sooner, and the same tokens.
     pub fn use_kernels_of(&mut self, model: &Model) {
@@ -161,7 +185,7 @@ impl Sampler {
         &self.config
     }
 
-    /// Back to the start of the random numbers.
+    /// Back to the start of the random numbers; a [`Constraint`] stays where it is.
     pub fn reset(&mut self) {
         self.rng = ChaCha8Rng::seed_from_u64(self.config.seed);
     }
@@ -170,9 +194,14 @@ impl Sampler {
     /// look at.
     ///
     /// # Errors
-    /// [`Error::NoLogit`] when every logit is NaN or minus infinity, or there are none.
+    /// [`Error::NoLogit`] when every logit is NaN or minus infinity, or there are none;
+    /// [`Error::Constraint`].
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, Error> {
-        self.penalize(logits, history, |this, logits| this.pick(logits, SLACK))
+        let token = self.change(logits, history, |this, logits| this.pick(logits, SLACK))?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.push(token)?;
+        }
+        Ok(token)
     }
 
     /// The tokens that survive the filters, with their probabilities, as [`Sampler::sample`] would
@@ -181,7 +210,7 @@ impl Sampler {
     /// # Errors
     /// As for [`Sampler::sample`].
     pub fn distribution(&mut self, logits: &[f32], history: &[u32]) -> Result<Vec<(u32, f64)>, Error> {
-        self.penalize(logits, history, |this, logits| {
+        self.change(logits, history, |this, logits| {
             let scale = this.scale(logits)?;
             if this.is_greedy(scale) {
                 return Ok(vec![(this.first(logits, scale.top), 1.0)]);
@@ -195,10 +224,16 @@ impl Sampler {
         })
     }
 
-    /// Runs `f` with penalized and adjusted logits, copied only where something changes.
-    fn penalize<T>(&mut self, logits: &[f32], history: &[u32], f: impl FnOnce(&mut Self, &[f32]) -> T) -> T {
+    /// Runs `f` with penalized, adjusted and constrained logits, copied only where something
+    /// changes.
+    fn change<T>(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        f: impl FnOnce(&mut Self, &[f32]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let penalty = self.config.repetition_penalty;
-        if penalty == 1.0 && !self.adjustments.any() {
+        if penalty == 1.0 && !self.adjustments.any() && self.constraint.is_none() {
             return f(self, logits);
         }
         let mut penalized = std::mem::take(&mut self.penalized);
@@ -211,7 +246,8 @@ impl Sampler {
             }
         }
         self.adjustments.apply(&mut penalized, history);
-        let out = f(self, &penalized);
+        let masked = self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.mask(&mut penalized));
+        let out = masked.and_then(|()| f(self, &penalized));
         self.penalized = penalized;
         out
     }

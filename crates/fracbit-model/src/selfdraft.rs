@@ -64,13 +64,13 @@ impl Guesses {
     }
 
     /// The last token of `tokens`, which `state` does not hold yet, and at most `most` guesses of
-    /// what follows it.
+    /// what follows it, none of which the sampler's constraint bars.
     ///
     /// # Errors
     /// As for [`Model::forward`] and [`Sampler::sample`].
     pub fn make(
         &mut self,
-        (model, state, sampler): (&Model, &mut State, &Sampler),
+        (model, state, sampler): (&Model, &mut State, &mut Sampler),
         tokens: &mut Vec<u32>,
         most: usize,
     ) -> Result<&[u32], Error> {
@@ -78,6 +78,7 @@ impl Guesses {
         self.run.clear();
         self.run.extend(tokens.last());
         self.run.extend(self.repeated.draft(most).take_while(|&token| (token as usize) < vocab));
+        self.run.truncate(1 + sampler.valid(&self.run[1..]));
         self.drafted = self.run.len() == 1;
         if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
             own.draft((model, state, sampler), tokens, most, &mut self.run)?;
@@ -146,6 +147,9 @@ impl SelfDrafter {
         self.sampler.follow(sampler);
         state.set_precision(self.draft.precision);
         let mut step = || {
+            if self.sampler.complete() {
+                return Ok(());
+            }
             let start = Instant::now();
             model.forward(state, &text[text.len() - 1..], &mut self.hidden)?;
             model.logits(state, &self.hidden, &mut self.logits)?;

@@ -12,6 +12,7 @@ use crate::fields::Refusal;
 use crate::form::{Answering, Events, Form};
 use crate::request::{Prompt, Request};
 use crate::scores::Score;
+use crate::tools::{Calls, Said};
 
 /// The answers to one request, in the form of `/v1/chat/completions` and `/v1/completions`.
 #[derive(Clone, Debug)]
@@ -22,10 +23,13 @@ pub(crate) struct Answers {
     n: usize,
     /// Likeliest tokens beside each, where probabilities are asked for.
     logprobs: Option<usize>,
+    number: u64,
     id: String,
     created: u64,
     model: String,
     tokenizer: Arc<Tokenizer>,
+    /// The calls of each text, where there may be some.
+    calls: Option<Vec<Calls>>,
     /// Texts still to be done, and the tokens of those that are.
     left: usize,
     total: Usage,
@@ -45,16 +49,46 @@ struct Usage {
 struct Choice {
     text: String,
     scores: Vec<Score>,
-    finish: Option<Finish>,
+    /// Names and arguments.
+    calls: Vec<(String, String)>,
+    finish: Option<&'static str>,
+}
+
+impl Choice {
+    /// Adds what was said.
+    fn add(&mut self, said: Vec<Said>) {
+        for said in said {
+            match said {
+                Said::Text(text) => self.text += &text,
+                Said::Call(name) => self.calls.push((name, String::new())),
+                Said::Arguments(piece) => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        *arguments += &piece;
+                    }
+                }
+                // Not a call: all of it is text.
+                Said::Broken { all, .. } => {
+                    self.calls.pop();
+                    self.text += &all;
+                }
+            }
+        }
+    }
 }
 
 impl Form for Answers {
-    fn new(request: &Request, Answering { texts, id, model, tokenizer }: Answering) -> Self {
+    fn new(request: &Request, Answering { texts, id, model, tokenizer, format }: Answering) -> Self {
         let chat = matches!(request.prompts[..], [Prompt::Chat { .. }]);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let number = id;
         let id = format!("{}-{id:016x}", if chat { "chatcmpl" } else { "cmpl" });
+        let calls = request.tools.as_ref().map(|tools| {
+            let names = tools.functions.iter().map(|function| function.name.clone()).collect();
+            vec![Calls::new(format, names); texts]
+        });
         let Request { usage, n, logprobs, .. } = *request;
-        Self { chat, usage, n, logprobs, id, created, model, tokenizer, left: texts, total: Usage::default() }
+        let (left, total) = (texts, Usage::default());
+        Self { chat, usage, n, logprobs, number, id, created, model, tokenizer, calls, left, total }
     }
 
     async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
@@ -62,11 +96,14 @@ impl Form for Answers {
         while self.left > 0 {
             match events.recv().await {
                 Some((at, Event::Piece(text, scores))) => {
-                    choices[at].text += &text;
+                    let said = self.read(at, text);
+                    choices[at].add(said);
                     choices[at].scores.extend(scores);
                 }
                 Some((at, Event::Done(done, _))) => {
-                    choices[at].finish = Some(done.finish);
+                    let said = self.finish(at);
+                    choices[at].add(said);
+                    choices[at].finish = Some(self.reason(at, done.finish));
                     self.count(at, done);
                 }
                 Some((_, Event::Failed(message))) => return Err(Refusal::new(500, message)),
@@ -91,11 +128,24 @@ impl Form for Answers {
         }
         let refusal = match event {
             Event::Piece(text, scores) => {
-                return Some(self.piece(at, json!({ "content": text }), &text, scores, None));
+                if self.calls.is_none() {
+                    return Some(self.piece(at, json!({ "content": text }), &text, scores, None));
+                }
+                let mut scores = Some(scores).filter(|scores| !scores.is_empty());
+                let before = self.called(at);
+                let said = self.read(at, text);
+                let pieces = self.said(at, before, said, &mut scores);
+                // Nothing is known of the text yet, and of its probabilities all.
+                let rest = scores.map(|scores| self.piece(at, json!({}), "", scores, None));
+                return Some(pieces + &rest.unwrap_or_default());
             }
             Event::Done(done, _) => {
                 self.count(at, done);
-                let last = self.piece(at, json!({}), "", Vec::new(), Some(done.finish));
+                let before = self.called(at);
+                let said = self.finish(at);
+                let pieces = self.said(at, before, said, &mut None);
+                let reason = self.reason(at, done.finish);
+                let last = pieces + &self.piece(at, json!({}), "", Vec::new(), Some(reason));
                 return Some(last + &if self.left == 0 { self.last() } else { String::new() });
             }
             Event::Failed(message) => Refusal::new(500, message),
@@ -107,6 +157,71 @@ impl Form for Answers {
 }
 
 impl Answers {
+    /// What a piece of a text is.
+    fn read(&mut self, at: usize, text: String) -> Vec<Said> {
+        match &mut self.calls {
+            Some(calls) => calls[at].push(&text),
+            None => vec![Said::Text(text)],
+        }
+    }
+
+    /// What is left of a text.
+    fn finish(&mut self, at: usize) -> Vec<Said> {
+        self.calls.as_mut().map(|calls| calls[at].finish()).unwrap_or_default()
+    }
+
+    /// Calls of a text so far.
+    fn called(&self, at: usize) -> usize {
+        self.calls.as_ref().map_or(0, |calls| calls[at].count())
+    }
+
+    fn reason(&self, at: usize, finish: Finish) -> &'static str {
+        match finish {
+            Finish::Stop if self.called(at) > 0 => "tool_calls",
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+        }
+    }
+
+    /// What a stream says of it; `calls` were there before. Scores go with the first piece.
+    fn said(&self, at: usize, calls: usize, said: Vec<Said>, scores: &mut Option<Vec<Score>>) -> String {
+        let mut next = calls;
+        let mut events = String::new();
+        for said in said {
+            let delta = match said {
+                Said::Text(text) => json!({ "content": text }),
+                Said::Call(name) => {
+                    next += 1;
+                    let mut call = self.call(at, next - 1, &name, "");
+                    call["index"] = (next - 1).into();
+                    json!({ "tool_calls": [call] })
+                }
+                Said::Arguments(piece) => {
+                    let index = next.saturating_sub(1);
+                    json!({ "tool_calls": [{ "index": index, "function": { "arguments": piece } }] })
+                }
+                Said::Broken { rest, .. } if rest.is_empty() => continue,
+                Said::Broken { rest, .. } => json!({ "content": rest }),
+            };
+            events += &self.piece(at, delta, "", scores.take().unwrap_or_default(), None);
+        }
+        events
+    }
+
+    /// A call. Its name for answers has nine letters and digits, since some templates want that.
+    fn call(&self, at: usize, index: usize, name: &str, arguments: &str) -> Value {
+        const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+        // Numbers of requests follow each other; multiplying by an odd one keeps them apart.
+        let mut rest = self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 36u64.pow(5);
+        rest = (rest * 36u64.pow(2) + at as u64 % 36u64.pow(2)) * 36u64.pow(2) + index as u64 % 36u64.pow(2);
+        let mut id = String::new();
+        for _ in 0..9 {
+            id.push(LETTERS[(rest % 36) as usize].into());
+            rest /= 36;
+        }
+        json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
+    }
+
     /// What follows the last text of a stream.
     fn last(&self) -> String {
         if !self.usage {
@@ -126,15 +241,23 @@ impl Answers {
         if self.chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn choice(&self, at: usize, Choice { text, scores, finish }: Choice) -> Value {
+    fn choice(&self, at: usize, Choice { text, scores, calls, finish }: Choice) -> Value {
         let mut choice = json!({ "index": at });
         if self.chat {
             choice["message"] = json!({ "role": "assistant", "content": text });
+            if !calls.is_empty() {
+                let all = calls.iter().enumerate();
+                let all: Value = all.map(|(i, (name, with))| self.call(at, i, name, with)).collect();
+                choice["message"]["tool_calls"] = all;
+                if text.is_empty() {
+                    choice["message"]["content"] = Value::Null;
+                }
+            }
         } else {
             choice["text"] = text.into();
         }
         choice["logprobs"] = self.scores(&scores);
-        choice["finish_reason"] = finish.map(reason).into();
+        choice["finish_reason"] = finish.into();
         choice
     }
 
@@ -144,7 +267,7 @@ impl Answers {
         delta: Value,
         text: &str,
         scores: Vec<Score>,
-        finish: Option<Finish>,
+        finish: Option<&'static str>,
     ) -> String {
         let mut choice = json!({ "index": at });
         if self.chat {
@@ -153,7 +276,7 @@ impl Answers {
             choice["text"] = text.into();
         }
         choice["logprobs"] = if scores.is_empty() { Value::Null } else { self.scores(&scores) };
-        choice["finish_reason"] = finish.map(reason).into();
+        choice["finish_reason"] = finish.into();
         let mut chunk = self.object(self.chunk(), json!([choice]));
         if self.usage {
             chunk["usage"] = Value::Null;
@@ -236,11 +359,4 @@ const DONE: &str = "data: [DONE]\n\n";
 /// An event of a stream.
 fn line(value: &Value) -> String {
     format!("data: {value}\n\n")
-}
-
-fn reason(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-    }
 }

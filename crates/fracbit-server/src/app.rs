@@ -2,11 +2,12 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use fracbit_grammar::{Rule, RuleError, Vocabulary};
 use fracbit_io::{Bos, EncodeOptions, Tokenizer};
-use fracbit_model::{Adjustments, SampleConfig, Sampler};
+use fracbit_model::{Adjustments, Constraint, SampleConfig, Sampler};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,6 +16,7 @@ use crate::engine::{Event, Job, Line, Order};
 use crate::fields::Refusal;
 use crate::metrics::Metrics;
 use crate::request::{Prompt, Request};
+use crate::tools::{Choice, Format};
 
 /// Most bytes of a request's body.
 pub(crate) const BODY: usize = 4 << 20;
@@ -43,6 +45,10 @@ pub(crate) struct AppState {
     pub(crate) sampling: SampleConfig,
     /// Tokens that end every text.
     pub(crate) end_tokens: Vec<u32>,
+    /// How the model calls functions.
+    pub(crate) format: Format,
+    /// The bytes of all tokens, once a request has a rule for its text.
+    pub(crate) vocabulary: OnceLock<Result<Vocabulary, String>>,
     /// What a request must present, one of them.
     pub(crate) keys: Vec<String>,
     /// Names that a server without keys may be asked for by.
@@ -157,8 +163,11 @@ impl AppState {
                 let options = EncodeOptions { bos, ..EncodeOptions::default() };
                 (self.tokenizer.encode(text, options).map_err(broken)?, "prompt")
             }
-            Prompt::Chat { messages, variables } => {
-                let rendered = self.tokenizer.render_conversation(messages, variables, self.allow_special);
+            Prompt::Chat { messages, variables, tools } => {
+                let (messages, list) = self.format.prompt(messages, tools);
+                let mut variables = variables.clone();
+                variables.extend(list.map(|list| ("tools".to_owned(), list)));
+                let rendered = self.tokenizer.render_conversation(&messages, &variables, self.allow_special);
                 let none = "cannot be read: this model has no chat template, it was not trained for conversations; /v1/completions continues a text";
                 let rendered = rendered.map_err(broken)?.ok_or_else(|| Refusal::field("messages", none))?;
                 surely(rendered.text(), "messages")?;
@@ -198,6 +207,36 @@ impl AppState {
         }
     }
 
+    /// What a request lets come, where it has a rule for its text or calls.
+    fn constraint(&self, request: &Request) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+        if let Some(structure) = &request.structure {
+            return Ok(Some(Box::new(self.grammar(structure.field, &structure.rule)?)));
+        }
+        let Some(tools) = &request.tools else { return Ok(None) };
+        let rule = |behind| Rule::Lark(self.format.grammar(tools, behind, &self.tokenizer));
+        match (tools.choice, self.format.open_token(&self.tokenizer)) {
+            (Choice::Required, _) => Ok(Some(Box::new(self.grammar("tools", &rule(false))?))),
+            (Choice::Auto, Some(opener)) => {
+                let grammar = self.grammar("tools", &rule(true))?;
+                Ok(Some(Box::new(grammar.behind(vec![opener], self.format.goes_on(tools)))))
+            }
+            // Where a call begins is told by several tokens: it is read, and not held to a rule.
+            (Choice::Auto, None) => Ok(None),
+        }
+    }
+
+    /// The grammar of a rule that stands in `field`.
+    fn grammar(&self, field: &str, rule: &Rule) -> Result<fracbit_grammar::Grammar, Refusal> {
+        let vocabulary = self.vocabulary.get_or_init(|| {
+            Vocabulary::new(&self.tokenizer, self.vocab, &self.end_tokens).map_err(|e| e.to_string())
+        });
+        let vocabulary = vocabulary.as_ref().map_err(|rule| Refusal::field(field, rule))?;
+        vocabulary.grammar(rule).map_err(|error| match error {
+            RuleError::Thread(error) => Refusal::new(500, error.to_string()),
+            error => Refusal::field(field, error),
+        })
+    }
+
     /// Hands the texts of a request to the model.
     pub(crate) fn submit(
         &self,
@@ -213,6 +252,8 @@ impl AppState {
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let own: &[u32] = if request.ignore_eos { &[] } else { &self.end_tokens };
         let end_tokens = [own, &request.stop_tokens].concat();
+        let constraint = self.constraint(request)?;
+        let kept = if request.tools.is_some() { self.format.tokens(&self.tokenizer) } else { Vec::new() };
         let [ticket, twin] = Ticket::pair(permits);
         let twin = Arc::new(twin);
         let (events, answer) = unbounded_channel();
@@ -220,20 +261,27 @@ impl AppState {
         for prompt in &prompts {
             for offset in 0..request.n as u64 {
                 let seed = request.sampling.seed.wrapping_add(offset);
-                let sampler = Sampler::new(SampleConfig { seed, ..request.sampling });
+                let sampler = Sampler::new(SampleConfig { seed, ..request.sampling })
+                    .map_err(|e| Refusal::new(400, e.to_string()))?;
                 let adjustments = Adjustments {
                     prompt: prompt.len(),
                     ends: end_tokens.clone(),
                     ..request.adjustments.clone()
                 };
+                let sampler = sampler.adjusted(adjustments);
+                let sampler = match &constraint {
+                    Some(constraint) => sampler.constrained(constraint.clone()),
+                    None => sampler,
+                };
                 let job = Job {
                     prompt: Arc::clone(prompt),
                     max_tokens,
-                    sampler: sampler.map_err(|e| Refusal::new(400, e.to_string()))?.adjusted(adjustments),
+                    sampler,
                     end_tokens: end_tokens.clone(),
                     stops: request.stops.clone(),
                     min_tokens: request.adjustments.min_tokens,
                     skip_special: request.skip_special,
+                    kept: kept.clone(),
                     echo: request.echo,
                     logprobs: request.logprobs,
                     line: Line {

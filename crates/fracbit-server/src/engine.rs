@@ -42,6 +42,8 @@ pub(crate) struct Job {
     pub(crate) min_tokens: usize,
     /// Special tokens are left out of the text; stop texts are looked for with them.
     pub(crate) skip_special: bool,
+    /// Special tokens that are left in nevertheless.
+    pub(crate) kept: Vec<u32>,
     /// The text begins with its prompt.
     pub(crate) echo: bool,
     /// Scores of its tokens, and of so many likeliest ones beside each.
@@ -110,6 +112,7 @@ pub(crate) struct Text<'a> {
     stopped: bool,
     min_tokens: usize,
     skip_special: bool,
+    kept: Vec<u32>,
     scores: Option<Scores>,
     /// Characters of the text so far, and how many of them were said.
     chars: usize,
@@ -168,6 +171,7 @@ fn start<'a>(job: Job, engine: &mut Engine<'_, Text<'a>>, tokenizer: &'a Tokeniz
         stopped: false,
         min_tokens: job.min_tokens,
         skip_special: job.skip_special,
+        kept: job.kept,
         scores: None,
         chars: 0,
         said: 0,
@@ -239,7 +243,7 @@ impl Output for Text<'_> {
         let (mut text, mut stopped) = self.pass(piece, false);
         let special = self.tokenizer.special_text(token).filter(|_| self.skip_special && !stopped);
         if let Some(special) = special {
-            let (more, ended) = self.pass(special, true);
+            let (more, ended) = self.pass(special, !self.kept.contains(&token));
             text += &more;
             stopped = ended;
         }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// Most characters of a value that a message repeats.
 const SHOWN: usize = 60;
 /// Fields that change nothing of a text.
-const OF_NO_CONSEQUENCE: [&str; 9] = [
+const OF_NO_CONSEQUENCE: [&str; 8] = [
     "user",
     "metadata",
     "store",
@@ -16,7 +16,6 @@ const OF_NO_CONSEQUENCE: [&str; 9] = [
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     "verbosity",
 ];
 

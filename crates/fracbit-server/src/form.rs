@@ -13,6 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
 use crate::request::{Prompt, Request};
+use crate::tools::Format;
 
 /// The texts of a request, as they come: which, and what of it.
 pub(crate) type Events = UnboundedReceiver<(usize, Event)>;
@@ -26,6 +27,8 @@ pub(crate) struct Answering {
     /// The model's name, as the request called it.
     pub(crate) model: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// How the model calls functions.
+    pub(crate) format: Format,
 }
 
 /// How answers are written for one kind of client.

@@ -198,7 +198,8 @@ async fn answered<F: Form>(
             let model = app.name(request.model.as_deref())?.to_owned();
             let coming = app.submit(&request, [place, memory])?;
             let tokenizer = Arc::clone(&app.tokenizer);
-            let answers = F::new(&request, Answering { texts: coming.texts, id, model, tokenizer });
+            let (texts, format) = (coming.texts, app.format);
+            let answers = F::new(&request, Answering { texts, id, model, tokenizer, format });
             Ok((answers, request.stream, coming))
         }
     };
@@ -257,7 +258,7 @@ async fn simply(
 fn tokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
     app.name(fields.take::<String>("model", "a text")?.as_deref())?;
     let text = fields.take("prompt", "a text")?.map(Prompt::Text);
-    let chat = request::chat_prompt(&mut fields)?;
+    let chat = request::chat_prompt(&mut fields)?.map(|(prompt, _)| prompt);
     // The template writes its special tokens itself.
     let special = fields.take("add_special_tokens", "true or false")?;
     if special == Some(true) && chat.is_some() {

@@ -16,15 +16,17 @@ mod request;
 mod responses;
 mod scores;
 mod stops;
+mod structure;
+mod tools;
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;
 use std::hash::BuildHasher;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +38,7 @@ use fracbit_schedule::Scheduler;
 pub use crate::access::Origin;
 use crate::app::{AppState, Limits};
 use crate::metrics::Metrics;
+use crate::tools::Format;
 
 /// Waits for the user (Ctrl-C) or the system (SIGTERM) to end the program.
 pub async fn interrupt() {
@@ -183,6 +186,8 @@ impl Server {
             allow_special: options.allow_special,
             sampling: options.sampling,
             end_tokens,
+            format: Format::of(tokenizer.chat_template_source()),
+            vocabulary: OnceLock::new(),
             keys: options.keys,
             hosts: options.hosts,
             next: AtomicU64::new(RandomState::new().hash_one(())),

@@ -19,7 +19,7 @@ pub(crate) async fn props(State(app): State<Arc<AppState>>) -> Response {
     axum::Json(json!({
         "default_generation_settings": { "n_ctx": app.context, "params": params },
         "total_slots": app.slots, "model_alias": app.names[0],
-        "chat_template": app.tokenizer.chat_template_source(),
+        "chat_template": app.tokenizer.chat_template_source(), "tool_calls": app.format.name(),
         "bos_token": app.tokenizer.bos_token(), "eos_token": app.tokenizer.eos_token(),
         "modalities": { "vision": false, "audio": false },
         "build_info": concat!("fracbit ", env!("CARGO_PKG_VERSION")),

@@ -12,6 +12,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::fields::{Fields, Refusal, shown};
+use crate::structure::{Structure, structure};
+use crate::tools::{Tools, tools};
 
 /// Most texts of a request: prompts times `n`.
 pub(crate) const CHOICES: usize = 128;
@@ -35,6 +37,8 @@ pub(crate) enum Prompt {
         messages: Vec<Message>,
         /// Variables of the template.
         variables: BTreeMap<String, Value>,
+        /// Functions that may be called, as the template gets them.
+        tools: Vec<Value>,
     },
 }
 
@@ -51,6 +55,10 @@ pub(crate) struct Request {
     pub(crate) sampling: SampleConfig,
     /// Without the prompt and the ends of the text, which only the server knows.
     pub(crate) adjustments: Adjustments,
+    /// What the text should be.
+    pub(crate) structure: Option<Structure>,
+    /// What the text may call.
+    pub(crate) tools: Option<Tools>,
     pub(crate) stops: Vec<String>,
     /// Tokens that end the text, beside the model's.
     pub(crate) stop_tokens: Vec<u32>,
@@ -83,28 +91,87 @@ struct StreamOptions {
     _padding: bool,
 }
 
-/// One message; what it says may come in parts.
+/// One message; what it says may come in parts, or be calls alone.
 #[derive(Deserialize)]
 struct Turn {
     role: String,
-    content: Content,
+    content: Option<Content>,
+    #[serde(default)]
+    tool_calls: Option<Vec<Call>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
     /// Clients send an answer back as they got it, with all that it does not have.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
+/// A call that an answer had.
+#[derive(Deserialize)]
+struct Call {
+    id: Option<String>,
+    function: Called,
+}
+
+#[derive(Deserialize)]
+struct Called {
+    name: String,
+    /// An object; clients send it as a text.
+    arguments: Value,
+}
+
+impl Call {
+    /// As templates want it.
+    fn value(self) -> Result<Value, Refusal> {
+        let Called { name, arguments } = self.function;
+        let arguments = match arguments {
+            Value::String(text) if text.trim().is_empty() => json!({}),
+            Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::Null),
+            arguments => arguments,
+        };
+        if !arguments.is_object() {
+            let rule =
+                format!("should have calls whose `arguments` are an object, those of `{name}` are not");
+            return Err(Refusal::field("messages", rule));
+        }
+        let mut call = json!({ "type": "function", "function": { "name": name, "arguments": arguments } });
+        if let Some(id) = self.id {
+            call["id"] = id.into();
+        }
+        Ok(call)
+    }
+}
+
 impl Turn {
     fn message(self) -> Result<Message, Refusal> {
         let empty = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
+        let refuse = |rule: String| Refusal::field("messages", rule);
         if let Some((field, _)) = self.rest.iter().find(|(_, v)| !empty(v)) {
-            let rule = format!("should have nothing but role and content, found `{field}`");
-            return Err(Refusal::field("messages", rule));
+            return Err(refuse(format!("should have nothing but role, content and calls, found `{field}`")));
+        }
+        let calls = self.tool_calls.unwrap_or_default();
+        let of_role = [
+            ("tool_calls", "assistant", !calls.is_empty()),
+            ("tool_call_id", "tool", self.tool_call_id.is_some()),
+            ("name", "tool", self.name.is_some()),
+        ];
+        if let Some((field, role, _)) = of_role.iter().find(|(_, role, there)| *there && self.role != *role) {
+            return Err(refuse(format!("should have `{field}` with the role `{role}` only")));
         }
         let content = match self.content {
-            Content::Text(text) => text,
-            Content::Parts(parts) => parts.into_iter().map(|Part::Text { text }| text).collect(),
+            None if calls.is_empty() => return Err(refuse("should each have a content of text".to_owned())),
+            None => String::new(),
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => parts.into_iter().map(|Part::Text { text }| text).collect(),
         };
-        Ok(Message::new(self.role, content))
+        let mut message = Message::new(self.role, content);
+        if !calls.is_empty() {
+            let calls = calls.into_iter().map(Call::value).collect::<Result<Vec<_>, _>>()?;
+            message.rest.insert("tool_calls".to_owned(), calls.into());
+        }
+        for (field, value) in [("tool_call_id", self.tool_call_id), ("name", self.name)] {
+            message.rest.extend(value.map(|value| (field.to_owned(), value.into())));
+        }
+        Ok(message)
     }
 }
 
@@ -169,7 +236,7 @@ impl Request {
     /// Reads the body of `/v1/chat/completions`; otherwise as [`Request::completion`].
     pub(crate) fn chat(body: &[u8], defaults: SampleConfig) -> Result<Self, Refusal> {
         let mut fields = Fields::parse(body)?;
-        let prompt = chat_prompt(&mut fields)?.ok_or_else(no_messages)?;
+        let (prompt, tools) = chat_prompt(&mut fields)?.ok_or_else(no_messages)?;
         let [new, old] = ["max_completion_tokens", "max_tokens"]
             .map(|field| fields.within(field, "at least 1", |n: &usize| *n >= 1));
         let max_tokens = new?.or(old?);
@@ -179,14 +246,18 @@ impl Request {
             return Err(Refusal::field("top_logprobs", "should be there with `\"logprobs\": true` only"));
         }
         let none = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
-        fields.only("tools", none)?;
         fields.only("functions", none)?;
-        fields.only("tool_choice", |v| v == "none" || v == "auto")?;
         fields.only("function_call", |v| v == "none" || v == "auto")?;
-        fields.only("response_format", |v| v == &json!({ "type": "text" }))?;
         fields.only("modalities", |v| v == &json!(["text"]))?;
         let logprobs = logprobs.then_some(top.unwrap_or(0));
-        Self::rest(fields, vec![prompt], max_tokens, (false, logprobs), defaults)
+        let mut request = Self::rest(fields, vec![prompt], max_tokens, (false, logprobs), defaults)?;
+        if let (Some(structure), Some(_)) = (&request.structure, &tools) {
+            let rule =
+                "should not be there beside `tools` that may be called: what is called is no such text";
+            return Err(Refusal::field(structure.field, rule));
+        }
+        request.tools = tools;
+        Ok(request)
     }
 
     fn rest(
@@ -221,7 +292,13 @@ impl Request {
             let rule = format!("should be at most `max_tokens`, got {}", adjustments.min_tokens);
             return Err(Refusal::field("min_tokens", rule));
         }
+        let structure = structure(&mut fields)?;
         let flag = "true or false";
+        let ignore_eos = fields.take("ignore_eos", flag)?.unwrap_or(false);
+        if let Some(structure) = structure.as_ref().filter(|_| ignore_eos) {
+            let rule = format!("should be false beside `{}`, which says where a text ends", structure.field);
+            return Err(Refusal::field("ignore_eos", rule));
+        }
         let stream = fields.take("stream", flag)?.unwrap_or(false);
         let options =
             fields.take::<StreamOptions>("stream_options", "an object with no more than `include_usage`")?;
@@ -235,9 +312,11 @@ impl Request {
             max_tokens,
             sampling,
             adjustments,
+            structure,
+            tools: None,
             stops,
             stop_tokens: stop_tokens.unwrap_or_default(),
-            ignore_eos: fields.take("ignore_eos", flag)?.unwrap_or(false),
+            ignore_eos,
             skip_special: fields.take("skip_special_tokens", flag)?.unwrap_or(true),
             echo,
             logprobs,
@@ -253,16 +332,24 @@ fn no_messages() -> Refusal {
     Refusal::field("messages", "should be a list of at least one message")
 }
 
-/// The conversation of a request; `None` where there is none.
-pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<Prompt>, Refusal> {
+/// The conversation of a request, and what it may call; `None` where there is none.
+pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<(Prompt, Option<Tools>)>, Refusal> {
     let want = "a list of messages, each with a role and a content of text";
     let Some(turns) = fields.take::<Vec<Turn>>("messages", want)? else { return Ok(None) };
     if turns.is_empty() {
         return Err(no_messages());
     }
     let messages = turns.into_iter().map(Turn::message).collect::<Result<_, _>>()?;
-    let variables = fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
-    Ok(Some(Prompt::Chat { messages, variables }))
+    let variables: BTreeMap<String, Value> =
+        fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
+    let (list, tools) = tools(fields)?;
+    if !list.is_empty() && variables.contains_key("tools") {
+        return Err(Refusal::field(
+            "chat_template_kwargs",
+            "should have no `tools` beside those of the request",
+        ));
+    }
+    Ok(Some((Prompt::Chat { messages, variables, tools: list }, tools)))
 }
 
 /// How tokens are picked.

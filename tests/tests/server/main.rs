@@ -4,6 +4,7 @@ mod client;
 mod fields;
 mod limits;
 mod soak;
+mod structured;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -7,6 +7,7 @@ use crate::{
     files,
     generate::{Loading, Nested, Prompt, Written, encode, stop_name},
     gpu::{self, DeviceName},
+    structure::{RuleArgs, follow},
 };
 use clap::Args;
 use fracbit::Progress;
@@ -16,8 +17,8 @@ use serde_json::json;
 use std::{path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
-With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, max_tokens or \
-context_full), prefill_tokens_per_second, decode_tokens_per_second, guessed_tokens and, with --precision, mean_bits (of a weight, read \
+With --json the text is not streamed; one object is printed: text, tokens, prompt_tokens, stop (end, complete: by its structure, \
+max_tokens or context_full), prefill_tokens_per_second, decode_tokens_per_second, guessed_tokens and, with --precision, mean_bits (of a weight, read \
 by decode steps).
 
 Where the text repeats itself or the prompt, several tokens are guessed and run in one step (not on a GPU): the text is \
@@ -26,6 +27,7 @@ the same, sooner.
 Examples:
   fracbit run small -p 'Once upon a time' -n 200
   fracbit run small --chat -p 'Why is the sky blue?' --greedy
+  fracbit run small --chat -p 'Name a colour.' --regex 'red|green|blue'
   fracbit run small -f prompt.txt --temp 0.7 --top-k 40 --seed 1";
 
 /// Continue a text.
@@ -71,13 +73,16 @@ pub(crate) struct RunArgs {
     cache: CacheArgs,
     #[command(flatten)]
     nested: NestedArgs,
+    #[command(flatten)]
+    structure: RuleArgs,
     // Last, since the heading of a group stays for what follows it.
     #[command(flatten)]
     sampling: SamplingArgs,
 }
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
-    let mut sampler = Sampler::new(args.sampling.config())?;
+    let sampler = Sampler::new(args.sampling.config())?;
+    let rule = args.structure.rule()?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
     let prompt = match (&args.prompt, &args.file) {
@@ -96,6 +101,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let Some(loading) = loading else {
         args.cache.on_device()?;
         args.nested.on_device()?;
+        args.structure.on_device()?;
         let mut sink = |context: &mut Context, piece: &str| {
             if args.json { Ok(()) } else { context.out.stream(piece) }
         };
@@ -105,6 +111,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         return finish(args, &written, tokens.len(), context);
     };
     let writer = loading.finish(tokenizer)?.asked(nested)?;
+    let mut sampler = follow(sampler, rule, &writer)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text
     // never needs.
     let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());

@@ -100,13 +100,18 @@ impl Variable {
         Self { value: Value::of_json(value, marks) }
     }
 
-    /// A list of dicts of texts, each text with marks of its own.
-    pub(crate) fn messages(messages: Vec<Vec<(&'static str, Vec<u32>)>>) -> Self {
-        let dict = |fields: Vec<(&'static str, Vec<u32>)>| {
-            let entries = fields.into_iter().map(|(name, text)| (name.into(), text.into())).collect();
+    /// A text with marks of its own.
+    pub(crate) fn text(text: Vec<u32>) -> Self {
+        Self { value: text.into() }
+    }
+
+    /// A list of dicts.
+    pub(crate) fn dicts(dicts: Vec<Vec<(String, Self)>>) -> Self {
+        let dict = |fields: Vec<(String, Self)>| {
+            let entries = fields.into_iter().map(|(name, of)| (name.as_str().into(), of.value)).collect();
             Value::dict(entries)
         };
-        Self { value: Value::list(messages.into_iter().map(dict).collect()) }
+        Self { value: Value::list(dicts.into_iter().map(dict).collect()) }
     }
 }
 

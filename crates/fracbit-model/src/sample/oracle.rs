@@ -148,7 +148,7 @@ fn picks_what_the_rules_pick() {
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         for _ in 0..4 {
             let want = by_the_rules(&config, &mut rng, &logits, &history);
-            let got = sampler.penalize(&logits, &history, |this, logits| this.pick(logits, slack)).ok();
+            let got = sampler.change(&logits, &history, |this, logits| this.pick(logits, slack)).ok();
             assert_eq!(got, want, "round {round}, {len} logits of kind {kind}, slack {slack}, {config:?}");
         }
         let mut want = survivors(&config, &logits, &history);

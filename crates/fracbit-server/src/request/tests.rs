@@ -28,13 +28,13 @@ fn requests_are_read() {
             "max_completion_tokens": 5, "max_tokens": 6, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1,
             "repetition_penalty": 1.5, "seed": -1, "stop": "x", "stream": true, "stream_options": {"include_usage": true},
             "n": 2, "tools": [], "tool_choice": "auto", "logit_bias": {"5": -100, "6": 0.5}, "presence_penalty": 1, "user": "u",
-            "frequency_penalty": -2, "min_tokens": 2, "ignore_eos": true, "logprobs": true, "top_logprobs": 3,
+            "frequency_penalty": -2, "min_tokens": 2, "ignore_eos": true, "parallel_tool_calls": true, "logprobs": true, "top_logprobs": 3,
             "response_format": {"type": "text"}, "chat_template_kwargs": {"enable_thinking": false}}"#,
     )
     .unwrap();
     let messages = vec![Message::new("system", "ab"), Message::new("assistant", "c")];
     let variables = BTreeMap::from([("enable_thinking".to_owned(), json!(false))]);
-    assert_eq!(long.prompts, [Prompt::Chat { messages, variables }]);
+    assert_eq!(long.prompts, [Prompt::Chat { messages, variables, tools: Vec::new() }]);
     assert_eq!((long.max_tokens, long.stops, long.model.as_deref()), (Some(5), vec!["x".into()], Some("m")));
     assert!(long.stream && long.usage && long.ignore_eos);
     assert_eq!((long.n, long.logprobs), (2, Some(3)));
@@ -138,7 +138,8 @@ fn what_is_not_served_is_refused_by_name() {
     for (field, value) in [
         ("tools", "[{}]"),
         ("tool_choice", r#""required""#),
-        ("response_format", r#"{"type": "json_object"}"#),
+        ("response_format", r#"{"type": "xml"}"#),
+        ("functions", r#"[{"name": "f"}]"#),
         ("logprobs", "1"),
         ("top_logprobs", "2"),
         ("top_logprobs", "21"),
