@@ -35,18 +35,11 @@ pub(crate) fn run_release() -> Outcome {
 /// workspace, and so half of the workspace once more; it only writes the metadata here. `env` is
 /// that of the tests' build.
 pub(crate) fn run_tests(env: &[(&str, &str)]) -> Outcome {
-    let tools = [("maturin", MATURIN), ("wheel", WHEEL)];
-    let mut python = String::new();
-    for (module, package) in tools {
-        // Without a network nothing is installed.
-        match setup::python_with(module, &[package]) {
-            Ok(Some(found)) => python = found,
-            _ => {
-                println!("skipped: the Python package ({})", venv(package));
-                return Ok(());
-            }
-        }
-    }
+    // Without a network nothing is installed.
+    let Ok(Some(python)) = setup::python_with("maturin, wheel", &[MATURIN, WHEEL]) else {
+        println!("skipped: the Python package ({} {WHEEL})", venv(MATURIN));
+        return Ok(());
+    };
     // Both modes of the workspace's targets: features are then those of `cargo test --workspace`.
     run("cargo", &["build", "--workspace", "--lib", "--tests", "--profile", "test"], env)?;
     let out = fresh("target/wheel")?;

@@ -106,12 +106,12 @@ pub(crate) fn begin(
             Ok(None)
         }
         Resumable::Continued(dir) => {
-            say_how_to_resume()?;
+            say_how_to_resume(context)?;
             progress.note(&format!("continuing {}", dir.scratch("").display()));
             Ok(Some(dir))
         }
         Resumable::New(dir) => {
-            say_how_to_resume()?;
+            say_how_to_resume(context)?;
             for old in left {
                 let path = old.path.display();
                 progress.note(&match (old.resumable, resume) {
@@ -128,8 +128,12 @@ pub(crate) fn begin(
     }
 }
 
-/// Has Ctrl-C say how the command that runs can be continued.
-pub(crate) fn say_how_to_resume() -> Result<(), Failure> {
+/// Has Ctrl-C say how the command that runs can be continued; a program that called it has a way
+/// of its own with Ctrl-C.
+pub(crate) fn say_how_to_resume(context: &Context) -> Result<(), Failure> {
+    if context.progress.is_heard() {
+        return Ok(());
+    }
     let typed_again: Vec<String> = std::env::args_os().map(|word| typed(Path::new(&word))).collect();
     let resume = if typed_again.iter().any(|word| word == RESUME) { "" } else { " --resume" };
     interrupt::say_at_interrupt(format!(

@@ -3,7 +3,7 @@
 //! Every command goes through three stages: clap parses the arguments, a pure step resolves them to
 //! plain options, and only then anything is opened, computed or written. Results go to standard
 //! output, and with `--json` nothing else does; progress, notes and errors go to standard error.
-//! Two environment variables are read: `FRACBIT_LOG` here ([`logging`]) and `FRACBIT_ISA` in the
+//! Two environment variables are read: `FRACBIT_LOG` here (`logging`) and `FRACBIT_ISA` in the
 //! kernels.
 //!
 //! It is a library, too, so that the Python package has the same commands with the same checks and

@@ -53,6 +53,11 @@ impl Reporter {
         Self { listener: Some(listener), ..Self::new(true) }
     }
 
+    /// Whether a program is told, not a person.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.listener.is_some()
+    }
+
     /// The bars, for whoever else writes to standard error.
     pub(crate) fn bars(&self) -> MultiProgress {
         self.bars.clone()

@@ -7,7 +7,8 @@ use crate::{
 use fracbit_io::TokenStream;
 use fracbit_model::{GenerateOptions, SampleConfig, Sampler, State, StateOptions, Stop};
 use pyo3::prelude::*;
-use self_cell::{MutBorrow, self_cell};
+use running::Running;
+use self_cell::MutBorrow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How tokens are picked, and how many.
@@ -36,13 +37,19 @@ struct Writing<'a> {
     stream: Option<TokenStream<'a>>,
 }
 
-self_cell!(
-    struct Running {
-        owner: MutBorrow<Owned>,
-        #[not_covariant]
-        dependent: Writing,
-    }
-);
+#[expect(clippy::disallowed_methods, reason = "what the macro writes is its authors' to check")]
+mod running {
+    use super::{Owned, Writing};
+    use self_cell::{MutBorrow, self_cell};
+
+    self_cell!(
+        pub(super) struct Running {
+            owner: MutBorrow<Owned>,
+            #[not_covariant]
+            dependent: Writing,
+        }
+    );
+}
 
 /// Pieces of a text that a model writes, an iterator; `Model.generate` and `Model.chat` make one.
 ///

@@ -9,8 +9,16 @@ DEMO = REPOSITORY / "crates/fracbit-cli/demo-model"
 STORIES = DEMO / "stories.txt"
 
 # What leaves the demo model alone but for its bytes: quick, and the same every time.
-QUICK = {"scheme": "nuq-4", "data_free": True, "sensitivity": "prior", "rotation": "fold", "smoothing": False}
-QUICK_FLAGS = "--scheme=nuq-4 --data-free --sensitivity=prior --rotation=fold --no-smoothing".split()
+QUICK = {
+    "scheme": "nuq-4",
+    "data_free": True,
+    "sensitivity": "prior",
+    "rotation": "fold",
+    "smoothing": False,
+}
+QUICK_FLAGS = (
+    "--scheme=nuq-4 --data-free --sensitivity=prior --rotation=fold --no-smoothing".split()
+)
 
 
 def program(*args, **options):

@@ -1,4 +1,4 @@
-"""Commands as functions: the same bytes, documents and messages; progress, interruption, threads."""
+"""Commands as functions: the same bytes, documents and messages; progress, Ctrl-C, threads."""
 
 import filecmp
 import json
@@ -38,15 +38,25 @@ class Commands(unittest.TestCase):
         self.assertEqual(filecmp.cmpfiles(here, there, names, shallow=False), (names, [], []))
         self.assertEqual(report.path, here)
         model = fracbit.load(here)
-        self.assertEqual((report.bytes, report.bits_per_weight), (model.nbytes, model.bits_per_weight))
-        self.assertLess(model.evaluate(STORIES.read_text(), windows=1, baseline=fracbit.load(DEMO)).kl, 0.1)
+        self.assertEqual(
+            (report.bytes, report.bits_per_weight), (model.nbytes, model.bits_per_weight)
+        )
+        self.assertLess(
+            model.evaluate(STORIES.read_text(), windows=1, baseline=fracbit.load(DEMO)).kl, 0.1
+        )
 
     def test_plans_can_be_edited_saved_and_applied(self):
         plan = fracbit.plan(DEMO, bits=3, sensitivity="prior", pin=["layers.0.*=tcq-4"])
-        told = program("plan", DEMO, "--bits=3", "--sensitivity=prior", "--pin=layers.0.*=tcq-4", "--json")
+        told = program(
+            "plan", DEMO, "--bits=3", "--sensitivity=prior", "--pin=layers.0.*=tcq-4", "--json"
+        )
         self.assertEqual(plan, json.loads(told.stdout))
         self.assertLessEqual(plan.bits_per_weight, 3)
-        self.assertTrue(all(layer["scheme"] == "tcq-4" for layer in plan.layers if ".layers.0." in layer["name"]))
+        self.assertTrue(
+            all(
+                layer["scheme"] == "tcq-4" for layer in plan.layers if ".layers.0." in layer["name"]
+            )
+        )
         plan.save(self.home / "plan.json")
         self.assertEqual(fracbit.Plan.read(self.home / "plan.json"), plan)
         for layer in plan["layers"]:
@@ -62,7 +72,9 @@ class Commands(unittest.TestCase):
 
     def test_distortion(self):
         found = fracbit.distortion(["nuq-3", "vq-2"], weights=1 << 14)
-        told = program("distortion", "--scheme=nuq-3", "--scheme=vq-2", f"--weights={1 << 14}", "--json")
+        told = program(
+            "distortion", "--scheme=nuq-3", "--scheme=vq-2", f"--weights={1 << 14}", "--json"
+        )
         self.assertEqual([vars(row) for row in found], json.loads(told.stdout))
 
     def test_messages_are_those_of_the_program(self):
@@ -77,27 +89,65 @@ class Commands(unittest.TestCase):
             (lambda: fracbit.load(nowhere), ["run", nowhere, "-p", "a"], fracbit.InputError),
             (lambda: fracbit.Tokenizer(empty), ["run", empty, "-p", "a"], fracbit.InputError),
             (lambda: fracbit.load("a/b"), ["inspect", "a/b"], fracbit.InputError),
-            (lambda: fracbit.plan(DEMO, bits=0.1), ["plan", DEMO, "--bits=0.1"], fracbit.BudgetError),
-            (lambda: fracbit.quantize(DEMO, out, bits=0.1), ["quantize", DEMO, "-o", out, "--bits=0.1"], fracbit.BudgetError),
-            (lambda: fracbit.quantize(DEMO, out, plan=plan), ["quantize", DEMO, "-o", out, "--plan", plan], fracbit.InputError),
-            (lambda: fracbit.quantize(DEMO, DEMO, bits=3), ["quantize", DEMO, "-o", DEMO, "--bits=3"], fracbit.ArgumentError),
-            (lambda: fracbit.quantize(DEMO, full, **QUICK), ["quantize", DEMO, "-o", full, *QUICK_FLAGS], fracbit.Error),
-            (lambda: fracbit.evaluate(DEMO, nowhere), ["eval", DEMO, "--text", nowhere], fracbit.InputError),
-            (lambda: fracbit.evaluate(DEMO, STORIES, ctx=9999), ["eval", DEMO, "--text", STORIES, "--ctx=9999"], fracbit.ArgumentError),
+            (
+                lambda: fracbit.plan(DEMO, bits=0.1),
+                ["plan", DEMO, "--bits=0.1"],
+                fracbit.BudgetError,
+            ),
+            (
+                lambda: fracbit.quantize(DEMO, out, bits=0.1),
+                ["quantize", DEMO, "-o", out, "--bits=0.1"],
+                fracbit.BudgetError,
+            ),
+            (
+                lambda: fracbit.quantize(DEMO, out, plan=plan),
+                ["quantize", DEMO, "-o", out, "--plan", plan],
+                fracbit.InputError,
+            ),
+            (
+                lambda: fracbit.quantize(DEMO, DEMO, bits=3),
+                ["quantize", DEMO, "-o", DEMO, "--bits=3"],
+                fracbit.ArgumentError,
+            ),
+            (
+                lambda: fracbit.quantize(DEMO, full, **QUICK),
+                ["quantize", DEMO, "-o", full, *QUICK_FLAGS],
+                fracbit.Error,
+            ),
+            (
+                lambda: fracbit.evaluate(DEMO, nowhere),
+                ["eval", DEMO, "--text", nowhere],
+                fracbit.InputError,
+            ),
+            (
+                lambda: fracbit.evaluate(DEMO, STORIES, ctx=9999),
+                ["eval", DEMO, "--text", STORIES, "--ctx=9999"],
+                fracbit.ArgumentError,
+            ),
         ]
-        codes = {fracbit.Error: 1, fracbit.ArgumentError: 2, fracbit.InputError: 3, fracbit.BudgetError: 4}
+        codes = {
+            fracbit.Error: 1,
+            fracbit.ArgumentError: 2,
+            fracbit.InputError: 3,
+            fracbit.BudgetError: 4,
+        }
         for ask, line, kind in table:
             with self.assertRaises(fracbit.Error) as raised:
                 ask()
             told = program(*line)
             self.assertIs(type(raised.exception), kind, line)
-            error = told.stderr[told.stderr.index("error: "):]
-            self.assertEqual((told.returncode, error), (codes[kind], f"error: {raised.exception}\n"), line)
+            error = told.stderr[told.stderr.index("error: ") :]
+            self.assertEqual(
+                (told.returncode, error), (codes[kind], f"error: {raised.exception}\n"), line
+            )
 
     def test_arguments_are_refused_in_the_words_of_the_parser(self):
         for ask, line in [
             (lambda: fracbit.plan(DEMO, bits="many"), ["plan", DEMO, "--bits=many"]),
-            (lambda: fracbit.plan(DEMO, bits=3, scheme="tcq-3"), ["plan", DEMO, "--bits=3", "--scheme=tcq-3"]),
+            (
+                lambda: fracbit.plan(DEMO, bits=3, scheme="tcq-3"),
+                ["plan", DEMO, "--bits=3", "--scheme=tcq-3"],
+            ),
             (lambda: fracbit.plan(DEMO), ["plan", DEMO]),
             (lambda: fracbit.plan(DEMO, latency=0.02), ["plan", DEMO, "--latency=0.02s"]),
             (lambda: fracbit.distortion("tcq-9"), ["distortion", "--scheme=tcq-9"]),
@@ -114,10 +164,14 @@ class Commands(unittest.TestCase):
     def test_progress_is_told_on_the_thread_of_the_caller(self):
         told = []
         fracbit.distortion(
-            "nuq-4", weights=1 << 18, progress=lambda *args: told.append((*args, threading.get_ident()))
+            "nuq-4",
+            weights=1 << 18,
+            progress=lambda *args: told.append((*args, threading.get_ident())),
         )
         done, total, what, thread = told[-1]
-        self.assertEqual((done, total, what, thread), (1, 1, "measuring distortion", threading.get_ident()))
+        self.assertEqual(
+            (done, total, what, thread), (1, 1, "measuring distortion", threading.get_ident())
+        )
         with self.assertLogs("fracbit", logging.INFO) as logs:
             fracbit.quantize(DEMO, self.home / "out", **QUICK)
         self.assertTrue(any("memory: " in line for line in logs.output), logs.output)
@@ -158,7 +212,14 @@ class Commands(unittest.TestCase):
         self.assertTrue(0 < done < total, seen)
         seen = []
         with self.assertRaises(Enough):
-            fracbit.quantize(DEMO, self.home / "out", scheme="tcq-4", data_free=True, effort="fast", progress=stop)
+            fracbit.quantize(
+                DEMO,
+                self.home / "out",
+                scheme="tcq-4",
+                data_free=True,
+                effort="fast",
+                progress=stop,
+            )
         self.assertFalse((self.home / "out").exists())
 
     def test_what_was_stopped_can_be_resumed(self):
@@ -218,22 +279,30 @@ class Commands(unittest.TestCase):
 
     def test_ctrl_c_ends_the_program_as_it_ends_the_binary(self):
         script = str(Path(sys.executable).with_name("fracbit"))
-        code, err, took = self.interrupted([script, "distortion", "--scheme=tcq-4", "--weights=100000000"])
+        code, err, _ = self.interrupted(
+            [script, "distortion", "--scheme=tcq-4", "--weights=100000000"]
+        )
         self.assertEqual(code, -signal.SIGINT, err)
         self.assertNotIn("Traceback", err)
 
     def test_the_program(self):
         told = program("--version")
         self.assertEqual((told.returncode, told.stdout), (0, f"fracbit {fracbit.__version__}\n"))
-        module = subprocess.run([sys.executable, "-m", "fracbit", "--version"], capture_output=True, text=True)
+        module = subprocess.run(
+            [sys.executable, "-m", "fracbit", "--version"], capture_output=True, text=True
+        )
         self.assertEqual(module.stdout, told.stdout)
         self.assertEqual(program("quantise").returncode, 2)
-        self.assertEqual(program("distortion", "--scheme=nuq-2", "--weights=1024", "--threads=1").returncode, 0)
+        self.assertEqual(
+            program("distortion", "--scheme=nuq-2", "--weights=1024", "--threads=1").returncode, 0
+        )
         # A reader that goes away is no failure.
         script = Path(sys.executable).with_name("fracbit")
         piped = f"'{script}' distortion --all --weights 16 | head -n 1; echo ${{PIPESTATUS[0]}}"
         piped = subprocess.run(["bash", "-c", piped], capture_output=True, text=True)
-        self.assertEqual((piped.stdout.splitlines()[-1], piped.stderr.count("error")), ("0", 0), piped)
+        self.assertEqual(
+            (piped.stdout.splitlines()[-1], piped.stderr.count("error")), ("0", 0), piped
+        )
         if os.name == "posix":
             name = os.fsdecode(b"\xff")
             self.assertIn("nothing of this name", program("inspect", name).stderr)

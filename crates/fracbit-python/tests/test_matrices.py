@@ -17,7 +17,9 @@ class Matrices(unittest.TestCase):
         for scheme, most in [("tcq-3", 0.03), ("vq-2.5", 0.08), ("nuq-8", 1e-3), ("int-4", 0.03)]:
             packed = fracbit.quantize_matrix(weights, scheme, effort="fast")
             back = fracbit.dequantize(packed)
-            self.assertEqual((back.shape, back.dtype, back.flags.c_contiguous), ((48, 96), np.float32, True))
+            self.assertEqual(
+                (back.shape, back.dtype, back.flags.c_contiguous), ((48, 96), np.float32, True)
+            )
             error = float(((back - weights) ** 2).sum() / (weights**2).sum())
             self.assertLess(error, most, scheme)
             self.assertAlmostEqual(error, packed.relative_error, delta=1e-4 * error + 1e-7)
@@ -41,7 +43,9 @@ class Matrices(unittest.TestCase):
             np.testing.assert_array_equal(got, want, name)
         frozen = part.copy()
         frozen.flags.writeable = False
-        np.testing.assert_array_equal(fracbit.dequantize(fracbit.quantize_matrix(frozen, "nuq-3")), want)
+        np.testing.assert_array_equal(
+            fracbit.dequantize(fracbit.quantize_matrix(frozen, "nuq-3")), want
+        )
         half = part.astype(np.float16)
         got = fracbit.dequantize(fracbit.quantize_matrix(half, "nuq-3"))
         want = fracbit.dequantize(fracbit.quantize_matrix(half.astype(np.float32), "nuq-3"))
@@ -75,13 +79,28 @@ class Matrices(unittest.TestCase):
         bad = weights.copy()
         bad[3, 4] = np.nan
         table = [
-            ((weights[0], "tcq-3"), {}, fracbit.ArgumentError, "weights: should be a matrix (rows, cols)"),
-            ((weights.astype(complex), "tcq-3"), {}, fracbit.ArgumentError, "should be floats, got complex"),
+            (
+                (weights[0], "tcq-3"),
+                {},
+                fracbit.ArgumentError,
+                "weights: should be a matrix (rows, cols)",
+            ),
+            (
+                (weights.astype(complex), "tcq-3"),
+                {},
+                fracbit.ArgumentError,
+                "should be floats, got complex",
+            ),
             ((np.array([["a"]]), "tcq-3"), {}, fracbit.ArgumentError, "should be floats"),
             ((weights, "tcq-5.5"), {}, fracbit.ArgumentError, "scheme: "),
             ((weights, "nope"), {}, fracbit.ArgumentError, "nope"),
             ((weights, "tcq-3"), {"effort": "some"}, fracbit.ArgumentError, "effort: "),
-            ((weights, "tcq-3"), {"moments": np.eye(8)}, fracbit.ArgumentError, "moments: should be (16, 16), got (8, 8)"),
+            (
+                (weights, "tcq-3"),
+                {"moments": np.eye(8)},
+                fracbit.ArgumentError,
+                "moments: should be (16, 16), got (8, 8)",
+            ),
             ((weights, "tcq-3"), {"moments": -np.eye(16)}, fracbit.ArgumentError, "moments: "),
             ((bad, "nuq-3"), {"rotate": False}, fracbit.InputError, "`weights` (16x16, nuq-3)"),
             ((np.zeros((0, 16)), "nuq-3"), {}, fracbit.InputError, "at least one row"),

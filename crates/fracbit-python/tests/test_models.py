@@ -21,7 +21,10 @@ class Models(unittest.TestCase):
     def test_text_is_that_of_the_program(self):
         for options, flags in [
             ({"temperature": 0}, ["--greedy"]),
-            ({"temperature": 1.1, "top_k": 40, "seed": 7}, ["--temp=1.1", "--top-k=40", "--seed=7"]),
+            (
+                {"temperature": 1.1, "top_k": 40, "seed": 7},
+                ["--temp=1.1", "--top-k=40", "--seed=7"],
+            ),
         ]:
             told = program("run", DEMO, "-p", PROMPT, "-n", 24, "--json", *flags)
             told = json.loads(told.stdout)
@@ -38,9 +41,13 @@ class Models(unittest.TestCase):
         rest = list(pieces)
         self.assertEqual((pieces.stop, next(pieces, "over")), ("max_tokens", "over"))
         self.assertTrue(all(rest))
-        whole = "".join(self.model.generate(self.model.tokenizer.encode(PROMPT), max_tokens=6, temperature=0))
+        whole = "".join(
+            self.model.generate(self.model.tokenizer.encode(PROMPT), max_tokens=6, temperature=0)
+        )
         self.assertEqual(first + "".join(rest), whole, "tokens make the same prompt as their text")
-        self.assertEqual(list(fracbit.generate(DEMO, PROMPT, max_tokens=6, temperature=0)), [first, *rest])
+        self.assertEqual(
+            list(fracbit.generate(DEMO, PROMPT, max_tokens=6, temperature=0)), [first, *rest]
+        )
         self.assertEqual(list(self.model.generate(PROMPT, max_tokens=0)), [])
 
     def test_a_dropped_generation_lets_the_model_go(self):
@@ -76,12 +83,16 @@ class Models(unittest.TestCase):
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertEqual(sorted(found), sorted(self.model.generate(PROMPT, max_tokens=40, temperature=0)))
+        self.assertEqual(
+            sorted(found), sorted(self.model.generate(PROMPT, max_tokens=40, temperature=0))
+        )
 
     def test_logits_say_what_is_written(self):
         tokens = self.model.tokenizer.encode(PROMPT)
         logits = self.model.logits(tokens)
-        self.assertEqual((logits.shape, logits.dtype), ((len(tokens), self.model.vocab_size), np.float32))
+        self.assertEqual(
+            (logits.shape, logits.dtype), ((len(tokens), self.model.vocab_size), np.float32)
+        )
         written = self.model.generate(tokens, max_tokens=1, temperature=0)
         list(written)
         self.assertEqual(int(logits[-1].argmax()), written.tokens[0])
@@ -90,13 +101,26 @@ class Models(unittest.TestCase):
         # The perplexity of a window is that of its logits.
         window = self.model.tokenizer.encode(STORIES.read_text())[:65]
         scores = self.model.logits(window[:-1]).astype(np.float64)
-        scores -= np.log(np.exp(scores - scores.max(1, keepdims=True)).sum(1, keepdims=True)) + scores.max(1, keepdims=True)
+        scores -= np.log(
+            np.exp(scores - scores.max(1, keepdims=True)).sum(1, keepdims=True)
+        ) + scores.max(1, keepdims=True)
         nll = -scores[np.arange(64), window[1:]].mean()
         found = self.model.evaluate(STORIES.read_text(), ctx=64, windows=1, bos=False)
         self.assertAlmostEqual(found.nats_per_token, nll, delta=1e-5)
 
     def test_evaluation_is_that_of_the_program(self):
-        told = program("eval", DEMO, "--text", STORIES, "--ctx=128", "--windows=2", "--baseline", DEMO, "--kv=4", "--json")
+        told = program(
+            "eval",
+            DEMO,
+            "--text",
+            STORIES,
+            "--ctx=128",
+            "--windows=2",
+            "--baseline",
+            DEMO,
+            "--kv=4",
+            "--json",
+        )
         told = fracbit.Evaluation(**json.loads(told.stdout))
         text = STORIES.read_text()
         options = {"ctx": 128, "windows": 2, "kv": 4}
@@ -124,7 +148,9 @@ class Models(unittest.TestCase):
             self.model.chat("Hello")
         told = program("run", DEMO, "--chat", "-p", "Hello")
         self.assertEqual((told.returncode, told.stderr), (3, f"error: {raised.exception}\n"))
-        self.assertRaises(fracbit.InputError, self.model.tokenizer.chat, [{"role": "user", "content": "Hello"}])
+        self.assertRaises(
+            fracbit.InputError, self.model.tokenizer.chat, [{"role": "user", "content": "Hello"}]
+        )
         self.assertRaises(TypeError, self.model.chat, [("user", "Hello")])
 
     def test_refusals(self):
@@ -132,11 +158,23 @@ class Models(unittest.TestCase):
         for ask, kind, words in [
             (lambda: model.generate(PROMPT, temperature=-1), Argument, "temperature"),
             (lambda: model.generate(PROMPT, top_p=0), Argument, "top_p"),
-            (lambda: model.generate(PROMPT, kv=5), Argument, "kv: should be 16, 8, 6 or 4 bits, got 5"),
-            (lambda: model.generate("word " * 2000), Argument, "the prompt should fit the context of 512 tokens"),
+            (
+                lambda: model.generate(PROMPT, kv=5),
+                Argument,
+                "kv: should be 16, 8, 6 or 4 bits, got 5",
+            ),
+            (
+                lambda: model.generate("word " * 2000),
+                Argument,
+                "the prompt should fit the context of 512 tokens",
+            ),
             (lambda: list(model.generate([5000])), fracbit.InputError, "5000"),
             (lambda: model.generate([]), fracbit.Error, "prompt"),
-            (lambda: model.logits([1] * 513), Argument, "tokens: should fit the context of 512 tokens, got 513"),
+            (
+                lambda: model.logits([1] * 513),
+                Argument,
+                "tokens: should fit the context of 512 tokens, got 513",
+            ),
             (lambda: model.logits([5000]), fracbit.InputError, "5000"),
             (lambda: model.evaluate("a"), fracbit.InputError, "at least two tokens"),
             (lambda: model.evaluate("a b c", ctx=0), Argument, "--ctx: should be 1 to 512"),

@@ -140,8 +140,8 @@ impl Quantized {
 
 /// Quantizes a row-major matrix of `shape` with `scheme`.
 ///
-/// `progress` is told the number of weights after every row of tiles, and 0 before, from any thread.
-/// The result does not depend on the number of threads. Rows of zeros keep a zero scale.
+/// `progress` is told the number of weights after every row of tiles, and 0 before it, from any
+/// thread. The result does not depend on the number of threads. Rows of zeros keep a zero scale.
 ///
 /// # Errors
 /// When `weights` is not `shape.len()` long, a group is not a positive multiple of 16, a weight is

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
         }
     }
     source.check(context)?;
-    files::say_how_to_resume()?;
+    files::say_how_to_resume(context)?;
     let text = text.as_deref().zip(args.text.as_deref());
     let info = calibrate::calibrate(&source.opened, text, &args.out, &options, &context.progress)?;
     context.progress.finish();

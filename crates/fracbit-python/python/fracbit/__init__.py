@@ -6,8 +6,8 @@
 
 Long calls let other threads run, stop at Ctrl-C, and take `progress`: True for a bar of tqdm, or a
 function `progress(done, total, what)`, which may raise to stop them. What the command line notes
-goes to the logger `fracbit`. Threads are those of `RAYON_NUM_THREADS`, by default all cores; results
-do not depend on their number.
+goes to the logger `fracbit`. Threads are those of `RAYON_NUM_THREADS`, by default all cores;
+results do not depend on their number.
 """
 
 from fracbit._commands import distortion, evaluate, generate, plan, quantize
@@ -17,7 +17,7 @@ from fracbit._fracbit import (
     Model,
     PackedMatrix,
     Tokenizer,
-    __version__,
+    __version__ as __version__,
     dequantize,
     load,
     quantize_matrix,

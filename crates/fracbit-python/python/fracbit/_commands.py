@@ -67,6 +67,7 @@ def plan(
     context: int | None = None,
     batch: int | None = None,
     palette: str | None = None,
+    also: str | Sequence[str] | None = None,
     code: str | None = None,
     rotation: str | None = None,
     smoothing: bool = True,
@@ -83,11 +84,13 @@ def plan(
     bytes of the directory, a number or text such as "600MB"; `latency` of a decode step, seconds or
     text such as "20ms", or `tokens_per_second`, both with `profile`, a file of `fracbit profile`;
     `memory` of weights and cache together for `sequences` of `context` tokens; or `scheme` for
-    every matrix. `palette` ("tcq", "vq", "nuq", "nest", "all") and `code` ("fine", "fast", "hyb")
-    say what to choose from, `rotation` ("auto", "online", "fold", "none"), `smoothing` and `seed`
-    how weights are prepared. `pin` ("layers.0.*=tcq-4") gives layers a scheme, `exclude` forbids
-    them some. `sensitivity` is "quick" (measure on 1024 tokens, the default), "prior" (measure
-    nothing) or a file of `fracbit sensitivity`.
+    every matrix.
+
+    `palette` ("tcq", "vq", "nuq", "nest", "all"), `also` (schemes beside it) and `code` ("fine",
+    "fast", "hyb") say what to choose from, `rotation` ("auto", "online", "fold", "none"),
+    `smoothing` and `seed` how weights are prepared. `pin` ("layers.0.*=tcq-4") gives layers a
+    scheme, `exclude` forbids them some. `sensitivity` is "quick" (measure on 1024 tokens, the
+    default), "prior" (measure nothing) or a file of `fracbit sensitivity`.
 
     Raises BudgetError when the budget is out of reach.
 
@@ -110,6 +113,7 @@ def plan(
         context=context,
         batch=batch,
         palette=palette,
+        also=_listed(also),
         code=code,
         rotation=rotation,
         no_smoothing=not smoothing,
@@ -150,6 +154,7 @@ def quantize(
     context: int | None = None,
     batch: int | None = None,
     palette: str | None = None,
+    also: str | Sequence[str] | None = None,
     code: str | None = None,
     rotation: str | None = None,
     smoothing: bool = True,
@@ -214,6 +219,7 @@ def quantize(
             context=context,
             batch=batch,
             palette=palette,
+            also=_listed(also),
             code=code,
             rotation=rotation,
             no_smoothing=not smoothing,
@@ -320,4 +326,6 @@ def distortion(
     (0.009, 0.00391)
     """
     options = {"scheme": _listed(schemes), "weights": weights, "seed": seed, "json": True}
-    return [Distortion(**row) for row in json.loads(_run("distortion", progress=progress, **options))]
+    return [
+        Distortion(**row) for row in json.loads(_run("distortion", progress=progress, **options))
+    ]

@@ -79,22 +79,23 @@ class Plan(dict[str, Any]):
     @property
     def bits_per_weight(self) -> float:
         """Stored bits per parameter, everything counted."""
-        return self["bits_per_weight"]
+        return float(self["bits_per_weight"])
 
     @property
     def bytes(self) -> int:
         """Bytes of all stored tensors."""
-        return self["bytes"]
+        return int(self["bytes"])
 
     @property
     def predicted_loss(self) -> float:
         """Predicted rise of the loss, nats per token."""
-        return self["predicted_loss"]
+        return float(self["predicted_loss"])
 
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The matrices, in the order of the model."""
-        return self["layers"]
+        layers: list[dict[str, Any]] = self["layers"]
+        return layers
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:
