@@ -126,7 +126,9 @@ fn test() -> Outcome {
     let warnings = [("RUSTDOCFLAGS", "--deny warnings"), highs[0]];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     setup::python_clients();
-    run("cargo", &["test", "--workspace"], &highs)?;
+    // Examples are checked above; linking them takes as long as the tests of a crate.
+    run("cargo", &["test", "--workspace", "--lib", "--bins", "--tests"], &highs)?;
+    run("cargo", &["test", "--workspace", "--doc"], &highs)?;
     wheel::run_tests(&highs)?;
     arm::parity(false)?;
     setup::python_checks()?;
