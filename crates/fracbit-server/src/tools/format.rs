@@ -21,7 +21,7 @@ pub(crate) enum Format {
 }
 
 /// What may stand between the parts of a call.
-const SPACE: &str = "ws: WS?\nWS: /[ \\n\\t]{1,8}/\n";
+const SPACE: &str = "ws: WS?\nWS: / |\\n/\n";
 
 impl Format {
     /// What a chat template has.
