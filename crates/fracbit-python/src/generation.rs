@@ -136,13 +136,15 @@ impl Generation {
         py.detach(|| self.running().with_dependent(all))
     }
 
-    /// Why no more comes: "end" (the model ended the text), "max_tokens", "context_full" or
+    /// Why no more comes: "end" (the model ended the text), "complete" (a rule lets nothing follow),
+    /// "max_tokens", "context_full" or
     /// "failed"; None while there may be more.
     #[getter]
     fn stop(&self, py: Python<'_>) -> Option<&'static str> {
         let stop = py.detach(|| self.running().with_dependent(|_, writing| writing.generation.stop()));
         stop.map(|stop| match stop {
             Stop::End(_) => "end",
+            Stop::Complete => "complete",
             Stop::MaxTokens => "max_tokens",
             Stop::ContextFull => "context_full",
             Stop::Failed => "failed",

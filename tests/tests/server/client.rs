@@ -50,6 +50,9 @@ pub(crate) fn tokenizer(template: Option<&str>) -> Tokenizer {
 pub(crate) fn options() -> Options {
     Options {
         id: "demo".to_owned(),
+        hosts: Vec::new(),
+        origins: Vec::new(),
+        log_requests: false,
         aliases: Vec::new(),
         slots: 4,
         queue: 64,

@@ -63,7 +63,7 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
             };
             let required = list("required").unwrap_or_default();
             members.iter().all(known)
-                && required.iter().all(|name| members.contains_key(name.as_str().unwrap()))
+                && required.iter().all(|name| members.contains_key(name.as_str().expect("a name")))
         }
         _ => true,
     };
