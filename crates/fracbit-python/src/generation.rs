@@ -136,9 +136,8 @@ impl Generation {
         py.detach(|| self.running().with_dependent(all))
     }
 
-    /// Why no more comes: "end" (the model ended the text), "complete" (a rule lets nothing follow),
-    /// "max_tokens", "context_full" or
-    /// "failed"; None while there may be more.
+    /// Why no more comes: "end" (the model ended the text), "complete" (a rule lets nothing
+    /// follow), "max_tokens", "context_full" or "failed"; None while there may be more.
     #[getter]
     fn stop(&self, py: Python<'_>) -> Option<&'static str> {
         let stop = py.detach(|| self.running().with_dependent(|_, writing| writing.generation.stop()));
