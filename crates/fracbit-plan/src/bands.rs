@@ -6,7 +6,7 @@
 //! head, predicted. Rows of like frequency make a *band*, and a plan gives each band a scheme of
 //! its own. The best bits of a row are `c + log2(h_r) / 2`, so bands are cut by the logarithm of
 //! the frequency, where k-means leaves the least of what a common rate costs. What a band really
-//! costs is measured ([`crate::losses::measure_along`]), and on other tokens than those that were
+//! costs is measured (`fracbit::losses::measure_along`), and on other tokens than those that were
 //! counted: a word that happens to be missing in one text is as rare as it seems there, and in no
 //! other.
 //!

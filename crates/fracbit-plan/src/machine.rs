@@ -14,7 +14,7 @@
 //! they have. The factor is near 1; it holds what a product in a row of products costs other than
 //! one measured alone.
 //!
-//! [`crate::bench::profile`] makes the document. It holds for one processor, instruction set,
+//! `fracbit_bench::profile` makes the document. It holds for one processor, instruction set,
 //! number of threads, version and build of this program (kernels change within a version) and shape
 //! of model, and is refused elsewhere.
 

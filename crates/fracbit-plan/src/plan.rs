@@ -57,7 +57,7 @@ pub struct PlanOptions {
     pub code: Code,
     /// Rotation of the weights.
     pub rotation: RotationMode,
-    /// Factors between inputs and weights ([`crate::smoothing`]).
+    /// Factors between inputs and weights (`fracbit::smoothing`).
     pub smoothing: bool,
     /// Seed of rotations.
     pub seed: u64,
@@ -75,7 +75,7 @@ pub struct PlanOptions {
 
 impl PlanOptions {
     /// The defaults for a target: trellis palette, head quantized, folded rotation without
-    /// smoothing. Which rotation suits a model [`Opened::choose`](crate::Opened::choose) says; real
+    /// smoothing. Which rotation suits a model `fracbit::Opened::choose` says; real
     /// ones hardly ever fold well.
     #[must_use]
     pub fn new(target: Target) -> Self {
@@ -142,7 +142,7 @@ pub struct Plan {
     pub source_hash: String,
     /// `fold`, `online` or `none`.
     pub rotation: RotationMode,
-    /// Whether there are factors between inputs and weights ([`crate::smoothing`]): those of the
+    /// Whether there are factors between inputs and weights (`fracbit::smoothing`): those of the
     /// calibration that it is used with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub smoothing: bool,
