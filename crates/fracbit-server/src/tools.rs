@@ -112,6 +112,8 @@ pub(crate) fn tools(fields: &mut Fields) -> Result<(Vec<Value>, Option<Tools>), 
         }
     }
     let Some(choice) = choice else { return Ok((Vec::new(), None)) };
+    // Who names one function wants one call of it, as with OpenAI.
+    let parallel = parallel && !matches!(wanted, Some(Wanted::One { .. }));
     Ok((given, Some(Tools { functions, choice, parallel })))
 }
 

@@ -286,7 +286,7 @@ fn requests_that_cannot_be_served_are_told_why() {
     let serving = serve(options(), tokenizer(None));
     let long = "word ".repeat(500);
     let cases = [
-        ("GET /", "", json!(null), 404, "/v1"),
+        ("GET /nowhere", "", json!(null), 404, "/v1"),
         ("GET /v1/nothing", "", json!(null), 404, "/v1/nothing"),
         ("GET /v1/completions", "", json!(null), 405, "method"),
         ("GET /v1/models/other", "", json!(null), 404, "`demo`"),
