@@ -268,7 +268,7 @@ class Commands(unittest.TestCase):
     def test_ctrl_c_interrupts_a_call(self):
         script = (
             "import fracbit, numpy\n"
-            "weights = numpy.random.randn(4096, 64)\n"
+            "weights = numpy.random.randn(131072, 64)\n"
             "print('ready', flush=True)\n"
             "fracbit.quantize_matrix(weights, 'tcq-4', effort='exact')\n"
         )
