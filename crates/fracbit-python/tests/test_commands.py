@@ -257,7 +257,15 @@ class Commands(unittest.TestCase):
 
     def interrupted(self, line):
         """Sends SIGINT once the child has said something, and returns how it ended and how soon."""
-        child = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def heed():
+            # Shells have what runs in the background ignore SIGINT, and children inherit that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        child = subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+        )
+        self.addCleanup(child.kill)
         (child.stdout if "-c" in line else child.stderr).readline()
         time.sleep(0.5)
         started = time.monotonic()
