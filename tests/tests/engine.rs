@@ -242,7 +242,8 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
     ];
     let grammars: Vec<_> = rules.iter().map(|rule| vocabulary.grammar(rule).expect("a rule")).collect();
     let most = 64;
-    let prompts = prompts(8);
+    // None of which begin alike: shared pages would do for all.
+    let prompts = prompts(10).split_off(2);
     let sampler = |i: usize| sampler(i).constrained(Box::new(grammars[i % grammars.len()].clone()));
     let two = Precision::at_most(Rate::quarter_bits(8));
     for (model, draft) in [(model(), None), (nested(), Some(Draft { precision: two, length: Some(3) }))] {
@@ -280,7 +281,7 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
                 while sequences == 1 && engine.step() {}
             }
             while engine.step() {}
-            assert!(pages.is_some() || engine.preempted() == 0);
+            assert_eq!(engine.preempted() > 0, pages.is_some());
             let mut guessed = 0;
             for (i, want) in want.iter().enumerate() {
                 let (tokens, done) = &said.borrow()[&i];
