@@ -242,7 +242,7 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
     ];
     let grammars: Vec<_> = rules.iter().map(|rule| vocabulary.grammar(rule).expect("a rule")).collect();
     let most = 64;
-    // Each begins in one page and soon wants a second one, so that pages for four have to be given up.
+    // Each begins in one page and soon wants a second one: of pages for four some are given up.
     let mut prompts = prompts(10).split_off(2);
     prompts.iter_mut().for_each(|prompt| prompt.truncate(PAGE - 4));
     let sampler = |i: usize| sampler(i).constrained(Box::new(grammars[i % grammars.len()].clone()));

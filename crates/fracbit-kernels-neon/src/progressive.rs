@@ -11,7 +11,7 @@ use std::arch::aarch64::*;
 /// Tokens that meet a piece together: as many as have room for their sums in registers.
 const TOKENS: usize = 4;
 /// Pieces whose activations fill a register.
-const QUAD: usize = 4;
+const PAIR: usize = 2;
 /// Pieces of a group.
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
@@ -113,12 +113,10 @@ unsafe fn group<const T: usize>(codes: &[[u8; PROGRESSIVE_BYTES]], x: [&[i8]; T]
     unsafe {
         let mut sums = [[vdupq_n_s32(0); 4]; T];
         // Columns are padded to whole tiles: no piece is left over.
-        for (i, codes) in codes.as_chunks::<QUAD>().0.iter().enumerate() {
+        for (i, codes) in codes.as_chunks::<PAIR>().0.iter().enumerate() {
             let x = x.map(|x| vld1q_s8(x[16 * i..][..16].as_ptr()));
-            piece::<T, 0>(&codes[0], &x, &mut sums);
-            piece::<T, 1>(&codes[1], &x, &mut sums);
-            piece::<T, 2>(&codes[2], &x, &mut sums);
-            piece::<T, 3>(&codes[3], &x, &mut sums);
+            piece::<T, 0, 1>(&codes[0], &x, &mut sums);
+            piece::<T, 2, 3>(&codes[1], &x, &mut sums);
         }
         sums
     }
@@ -127,19 +125,21 @@ unsafe fn group<const T: usize>(codes: &[[u8; PROGRESSIVE_BYTES]], x: [&[i8]; T]
 /// # Safety
 /// The processor has `dotprod`.
 #[inline(always)]
-unsafe fn piece<const T: usize, const LANE: i32>(
+unsafe fn piece<const T: usize, const LOW: i32, const HIGH: i32>(
     codes: &[u8; PROGRESSIVE_BYTES],
     x: &[int8x16_t; T],
     sums: &mut [[int32x4_t; 4]; T],
 ) {
-    // SAFETY: registers only, and loads of 16 bytes from 32; `dotprod` is promised by the caller.
+    // SAFETY: registers only, and loads of 16 bytes from 64; `dotprod` is promised by the caller.
     unsafe {
         let mask = vdupq_n_u8(15);
-        let [a, b] = [0, 16].map(|at| vld1q_u8(codes[at..][..16].as_ptr()));
-        let rows = [vandq_u8(a, mask), vandq_u8(b, mask), vshrq_n_u8::<4>(a), vshrq_n_u8::<4>(b)];
-        for (sums, &x) in sums.iter_mut().zip(x) {
-            for (sum, rows) in sums.iter_mut().zip(rows) {
-                *sum = sdot::<LANE>(*sum, vreinterpretq_s8_u8(rows), x);
+        for (rows, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
+            let both = vld1q_u8(codes.as_ptr());
+            let low = vreinterpretq_s8_u8(vandq_u8(both, mask));
+            let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(both));
+            for (sums, &x) in sums.iter_mut().zip(x) {
+                sums[rows] = sdot::<LOW>(sums[rows], low, x);
+                sums[rows] = sdot::<HIGH>(sums[rows], high, x);
             }
         }
     }

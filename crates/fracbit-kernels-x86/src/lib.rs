@@ -42,8 +42,11 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install_progressive(avx2::progressive::body(proof));
             best = Isa::Avx2;
         }
-        if most >= Isa::AvxVnni && avx2::AvxVnni::detect().is_some() {
+        if most >= Isa::AvxVnni
+            && let Some(proof) = avx2::AvxVnni::detect()
+        {
             kernels.install(avx2::vnni_body);
+            kernels.install_progressive(avx2::progressive::vnni_body(proof));
             best = Isa::AvxVnni;
         }
         if most >= Isa::Avx512
@@ -51,6 +54,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
         {
             kernels.install(avx512::body);
             kernels.install_vectors(avx512::vectors(proof));
+            kernels.install_progressive(avx512::progressive::body(proof));
             best = Isa::Avx512;
         }
         if most >= Isa::Amx && avx512::Amx::detect().is_some() {

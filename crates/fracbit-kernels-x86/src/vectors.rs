@@ -10,7 +10,7 @@
 /// bits are widened as they are loaded.
 macro_rules! attend {
     ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:ident, $spread:path, $dot:path, $to_float:path,
-     $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path) => {
+     $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path, 4 bits: $scores_of_four:path, $weigh_of_four:path) => {
         use fracbit_kernels::vectors::{Ints, KEY_BLOCK, Scores, UNIT, WEIGHT_BLOCK, Weigh, attend};
 
         /// Lanes of a vector.
@@ -69,9 +69,10 @@ macro_rules! attend {
             sums
         }
 
-        /// How many of `left` rows come next.
+        /// How many of `left` rows come next: the keys and values of a group of query heads should
+        /// be loaded once.
         fn rows_of(left: usize) -> usize {
-            [1, 1, 2, 2, 4][left.min(4)]
+            left.min(4)
         }
 
         /// How many of `left` vectors come next.
@@ -89,7 +90,7 @@ macro_rules! attend {
                 match args.keys {
                     Ints::I16(keys) => scores_of::<16>(args, keys.as_ptr().cast(), out),
                     Ints::I8(keys) => scores_of::<8>(args, keys.as_ptr().cast(), out),
-                    Ints::I4(keys) => scores_of::<4>(args, keys.as_ptr(), out),
+                    Ints::I4(keys) => $scores_of_four(args, keys.as_ptr(), out),
                 }
             }
         }
@@ -110,6 +111,8 @@ macro_rules! attend {
                         match (rows, vectors) {
                             (4, 1) => some_scores::<4, 1, BITS>(args, keys, q, position, out),
                             (4, _) => some_scores::<4, $most, BITS>(args, keys, q, position, out),
+                            (3, 1) => some_scores::<3, 1, BITS>(args, keys, q, position, out),
+                            (3, _) => some_scores::<3, $most, BITS>(args, keys, q, position, out),
                             (2, 1) => some_scores::<2, 1, BITS>(args, keys, q, position, out),
                             (2, _) => some_scores::<2, $most, BITS>(args, keys, q, position, out),
                             (_, 1) => some_scores::<1, 1, BITS>(args, keys, q, position, out),
@@ -169,7 +172,7 @@ macro_rules! attend {
                 match args.values {
                     Ints::I16(values) => weigh_of::<16>(args, values.as_ptr().cast(), out),
                     Ints::I8(values) => weigh_of::<8>(args, values.as_ptr().cast(), out),
-                    Ints::I4(values) => weigh_of::<4>(args, values.as_ptr(), out),
+                    Ints::I4(values) => $weigh_of_four(args, values.as_ptr(), out),
                 }
             }
         }
@@ -193,6 +196,8 @@ macro_rules! attend {
                             match (rows, vectors) {
                                 (4, 1) => some_sums::<4, 1, BITS>(args, values, q, block, column, to),
                                 (4, _) => some_sums::<4, $most, BITS>(args, values, q, block, column, to),
+                                (3, 1) => some_sums::<3, 1, BITS>(args, values, q, block, column, to),
+                                (3, _) => some_sums::<3, $most, BITS>(args, values, q, block, column, to),
                                 (2, 1) => some_sums::<2, 1, BITS>(args, values, q, block, column, to),
                                 (2, _) => some_sums::<2, $most, BITS>(args, values, q, block, column, to),
                                 (_, 1) => some_sums::<1, 1, BITS>(args, values, q, block, column, to),

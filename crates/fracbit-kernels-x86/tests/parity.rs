@@ -66,10 +66,11 @@ fn every_body_gives_the_bits_of_the_reference() {
                 for book in &books {
                     let group_wise = matches!(book.scheme().family(), Family::Gnuq | Family::Int);
                     let plain = *isa == Isa::Amx && (group_wise || book.grid() == Grid::I16);
-                    // What progressive schemes have reads memory as fast as it comes.
                     let progressive = SchemeSpec::of(book.scheme()).second_level.is_some();
-                    let most = if progressive { Isa::Avx2 } else { Isa::Amx };
-                    let want = if plain { Isa::Avx512 } else { *isa }.min(most);
+                    let want = match *isa {
+                        Isa::Amx if plain || progressive => Isa::Avx512,
+                        isa => isa,
+                    };
                     if matches!(book.scheme().family(), Family::Additive(_)) {
                         let bodies = [Isa::Avx2, Isa::AvxVnni];
                         assert!(bodies.contains(&kernels.isa(book)), "{scheme}: for registers of 256 bits");

@@ -7,8 +7,8 @@
 //! and of one product; nothing is dequantized. All of it is exact in integers, so the results are
 //! those of the int8 weights of the first level, bit for bit.
 //!
-//! Codes lie in the order that a dot product of four bytes consumes: 32 bytes hold four columns of
-//! 16 rows, those of the first eight rows in the low halves of bytes.
+//! Codes lie in the order that a dot product of four bytes consumes: 64 bytes hold eight columns of
+//! 16 rows, the first four columns in the low halves of bytes, each row's four side by side.
 
 use crate::{
     Activations, Isa, Kernels, Precision, Team, Vectors,
@@ -22,9 +22,11 @@ use fracbit_format::{PackedView, SecondLevel, TILE, TILE_COLS, TILE_ROWS};
 /// Columns that share scale and zero here; wider groups of the format are cut.
 pub const PROGRESSIVE_GROUP: usize = 128;
 /// Columns of a piece of codes.
-pub const PROGRESSIVE_COLUMNS: usize = 4;
+pub const PROGRESSIVE_COLUMNS: usize = 8;
 /// Bytes of a piece: [`PROGRESSIVE_COLUMNS`] of 16 rows, half a byte each.
 pub const PROGRESSIVE_BYTES: usize = PROGRESSIVE_COLUMNS * TILE_ROWS / 2;
+/// Columns whose codes are in the low halves of a piece's bytes.
+const HALF: usize = PROGRESSIVE_COLUMNS / 2;
 
 /// Multiplies strips by activations; see [`ProgressiveArgs`] for what it reads and writes.
 pub type ProgressiveFn = unsafe fn(&ProgressiveArgs<'_>, &mut [f32]);
@@ -90,10 +92,10 @@ pub struct ProgressiveFactors {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ProgressiveArgs<'a> {
-    /// `(strip, pieces, 32)`: byte `4 r + c` of a piece has the code of its column `c` and row `r`
-    /// in its low half, that of row `r + 8` in its high half.
+    /// `(strip, pieces, 64)`: byte `4 r + c` of a piece has the code of its row `r` and column `c`
+    /// in its low half, that of column `c + 4` in its high half.
     pub codes: &'a [u8],
-    /// Pieces of a strip: a quarter of the columns, which are padded to whole tiles.
+    /// Pieces of a strip: an eighth of the columns, which are padded to whole tiles.
     pub pieces: usize,
     /// `(strip, groups)`.
     pub factors: &'a [ProgressiveFactors],
@@ -158,10 +160,11 @@ fn reference(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
                 let mut sums = [0i32; TILE_ROWS];
                 let pieces = codes.as_chunks::<PROGRESSIVE_BYTES>().0.iter();
                 for (piece, x) in pieces.zip(x.as_chunks::<PROGRESSIVE_COLUMNS>().0) {
-                    for (r, bytes) in piece.as_chunks::<PROGRESSIVE_COLUMNS>().0.iter().enumerate() {
-                        for (&byte, &x) in bytes.iter().zip(x) {
-                            sums[r] += i32::from(byte & 15) * i32::from(x);
-                            sums[r + 8] += i32::from(byte >> 4) * i32::from(x);
+                    let (first, second) = x.split_at(HALF);
+                    for (sum, bytes) in sums.iter_mut().zip(piece.as_chunks::<HALF>().0) {
+                        for ((&byte, &x), &y) in bytes.iter().zip(first).zip(second) {
+                            *sum += i32::from(byte & 15) * i32::from(x);
+                            *sum += i32::from(byte >> 4) * i32::from(y);
                         }
                     }
                 }
@@ -250,8 +253,8 @@ fn arrange(tile: &[u8], to: &mut [u8]) {
     let code = |r: usize, c: usize| tile[(r * TILE_COLS + c) / 2] >> (4 * (c % 2)) & 15;
     for (piece, to) in to.chunks_exact_mut(PROGRESSIVE_BYTES).enumerate() {
         for (i, byte) in to.iter_mut().enumerate() {
-            let (r, c) = (i / PROGRESSIVE_COLUMNS, piece * PROGRESSIVE_COLUMNS + i % PROGRESSIVE_COLUMNS);
-            *byte = code(r, c) | code(r + 8, c) << 4;
+            let (r, c) = (i / HALF, piece * PROGRESSIVE_COLUMNS + i % HALF);
+            *byte = code(r, c) | code(r, c + HALF) << 4;
         }
     }
 }
@@ -282,8 +285,8 @@ impl LinearKernel for Progressive {
         let factor = self.gain * self.scales[strip][row] * self.step;
         for (c, value) in out.iter_mut().enumerate() {
             let piece = &codes[c / PROGRESSIVE_COLUMNS * PROGRESSIVE_BYTES..][..PROGRESSIVE_BYTES];
-            let byte = piece[row % 8 * PROGRESSIVE_COLUMNS + c % PROGRESSIVE_COLUMNS];
-            let code = if row < 8 { byte & 15 } else { byte >> 4 };
+            let byte = piece[row * HALF + c % HALF];
+            let code = if c % PROGRESSIVE_COLUMNS < HALF { byte & 15 } else { byte >> 4 };
             let of = &self.factors[strip * self.groups + c / PROGRESSIVE_GROUP];
             let integer = i16::from(of.scales[row]) * i16::from(code) - i16::from(of.zeros[row]);
             *value = f32::from(integer) * factor;

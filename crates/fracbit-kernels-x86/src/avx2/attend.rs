@@ -12,7 +12,8 @@ table!(Isa::Avx2, "avx2,f16c,fma", Avx2, None);
 
 attend!(
     "avx2,f16c,fma", __m256i, 8 lanes, 2 vectors, _mm256_setzero_si256, load, _mm256_set1_epi32, dot_words, _mm256_cvtepi32_ps,
-    _mm256_mul_ps, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps
+    _mm256_mul_ps, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
+    4 bits: scores_of::<4>, weigh_of::<4>
 );
 
 walsh!(

@@ -1,7 +1,7 @@
 //! The body of progressive schemes: unsigned codes times signed activations in pairs, sums of 16
-//! bits for 32 columns, then of 32 bits.
+//! bits for 32 columns, then of 32 bits; or four at once, with AVX-VNNI.
 
-use super::Avx2;
+use super::{Avx2, AvxVnni, dot};
 use crate::reads::Reads;
 use fracbit_kernels::{
     Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
@@ -11,19 +11,27 @@ use std::arch::x86_64::*;
 
 /// Tokens that meet a piece together: as many as have room for their sums in registers.
 const TOKENS: usize = 4;
-/// Pieces whose products are summed in 16 bits: `8 x 2 x 15 x 127 = 30480`.
-const CHUNK: usize = 8;
+/// Pieces whose products are summed in 16 bits: `4 x 4 x 15 x 127 = 30480`.
+const CHUNK: usize = 4;
 /// Pieces of a group.
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
 pub(crate) fn body(_: Avx2) -> ProgressiveBody {
     // SAFETY: there is a proof of the instruction set. `strips` reads what slices hold, whose
     // lengths are checked once for each token and strip.
-    unsafe { ProgressiveBody::new(Isa::Avx2, strips) }
+    unsafe { ProgressiveBody::new(Isa::Avx2, strips::<false>) }
 }
 
-#[target_feature(enable = "avx2")]
-fn strips(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
+/// The same with AVX-VNNI.
+pub(crate) fn vnni_body(_: AvxVnni) -> ProgressiveBody {
+    // SAFETY: as in `body`.
+    unsafe { ProgressiveBody::new(Isa::AvxVnni, strips::<true>) }
+}
+
+/// # Safety
+/// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`].
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn strips<const VNNI: bool>(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
     args.debug_check();
     let reads = Reads::of_machine();
     let codes = args.codes.as_chunks::<PROGRESSIVE_BYTES>().0;
@@ -36,11 +44,14 @@ fn strips(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
         let mut token = 0;
         while token < args.tokens {
             let out = &mut out[token * args.out_stride + 16 * strip..];
-            match args.tokens - token {
-                1 => one.multiply::<1>(args, token, reads, out),
-                2 => one.multiply::<2>(args, token, reads, out),
-                3 => one.multiply::<3>(args, token, reads, out),
-                _ => one.multiply::<TOKENS>(args, token, reads, out),
+            // SAFETY: promised by the caller.
+            unsafe {
+                match args.tokens - token {
+                    1 => one.multiply::<1, VNNI>(args, token, reads, out),
+                    2 => one.multiply::<2, VNNI>(args, token, reads, out),
+                    3 => one.multiply::<3, VNNI>(args, token, reads, out),
+                    _ => one.multiply::<TOKENS, VNNI>(args, token, reads, out),
+                }
             }
             token += TOKENS;
         }
@@ -57,9 +68,12 @@ struct Strip<'a> {
 impl Strip<'_> {
     /// The products of `T` tokens from `token` on, added to `out`, which begins with the strip's of
     /// the first.
-    #[target_feature(enable = "avx2")]
+    ///
+    /// # Safety
+    /// As for [`strips`].
+    #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    fn multiply<const T: usize>(
+    unsafe fn multiply<const T: usize, const VNNI: bool>(
         &self,
         args: &ProgressiveArgs<'_>,
         token: usize,
@@ -77,7 +91,7 @@ impl Strip<'_> {
         for (g, (codes, factors)) in self.codes.chunks(PIECES).zip(self.factors).enumerate() {
             // SAFETY: every token has as many activations as the strip has columns, of which these
             // codes are some from group `g` on; `columns` is a multiple of 16.
-            let sums = unsafe { group(codes, &x, g * PROGRESSIVE_GROUP, reads) };
+            let sums = unsafe { group::<T, VNNI>(codes, &x, g * PROGRESSIVE_GROUP, reads) };
             let (scales, zeros) = (floats(&factors.scales), floats(&factors.zeros));
             let closes = g % 2 == 1 || g + 1 == self.factors.len();
             for t in 0..T {
@@ -120,11 +134,11 @@ impl Strip<'_> {
 /// Sums of code times activation over a group: rows 0 to 7 and 8 to 15, for each token.
 ///
 /// # Safety
-/// There are four activations for each piece of `codes`, a multiple of four pieces, from `first` on
+/// There are eight activations for each piece of `codes`, a multiple of two pieces, from `first` on
 /// behind every pointer of `x`.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn group<const T: usize>(
+unsafe fn group<const T: usize, const VNNI: bool>(
     codes: &[[u8; PROGRESSIVE_BYTES]],
     x: &[*const i8; T],
     first: usize,
@@ -136,12 +150,12 @@ unsafe fn group<const T: usize>(
     for chunk in chunks {
         reads.ask(chunk.as_ptr().cast(), CHUNK * PROGRESSIVE_BYTES);
         // SAFETY: promised by the caller, as below.
-        unsafe { add(chunk, x, at, &mut sums) };
+        unsafe { add::<T, _, VNNI>(chunk, x, at, &mut sums) };
         at += CHUNK * PROGRESSIVE_COLUMNS;
     }
     if let Some(half) = rest.first_chunk::<{ CHUNK / 2 }>() {
         // SAFETY: as above.
-        unsafe { add(half, x, at, &mut sums) };
+        unsafe { add::<T, _, VNNI>(half, x, at, &mut sums) };
     }
     sums
 }
@@ -150,9 +164,9 @@ unsafe fn group<const T: usize>(
 ///
 /// # Safety
 /// As for [`group`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn add<const T: usize, const N: usize>(
+unsafe fn add<const T: usize, const N: usize, const VNNI: bool>(
     codes: &[[u8; PROGRESSIVE_BYTES]; N],
     x: &[*const i8; T],
     first: usize,
@@ -161,28 +175,47 @@ unsafe fn add<const T: usize, const N: usize>(
     let mask = _mm256_set1_epi8(15);
     let mut short = [[_mm256_setzero_si256(); 2]; T];
     for i in 0..N {
-        // SAFETY: 32 bytes.
-        let codes = unsafe { _mm256_loadu_si256(codes[i].as_ptr().cast()) };
-        let low = _mm256_and_si256(codes, mask);
-        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask);
+        let mut four = [[_mm256_setzero_si256(); 2]; T];
         for t in 0..T {
-            // SAFETY: four activations, promised by the caller.
-            let four = unsafe { x[t].add(first + i * PROGRESSIVE_COLUMNS).cast::<i32>().read_unaligned() };
-            let four = _mm256_set1_epi32(four);
-            short[t][0] = _mm256_add_epi16(short[t][0], _mm256_maddubs_epi16(low, four));
-            short[t][1] = _mm256_add_epi16(short[t][1], _mm256_maddubs_epi16(high, four));
+            // SAFETY: eight activations, promised by the caller.
+            let eight =
+                unsafe { x[t].add(first + i * PROGRESSIVE_COLUMNS).cast::<[i32; 2]>().read_unaligned() };
+            four[t] = [_mm256_set1_epi32(eight[0]), _mm256_set1_epi32(eight[1])];
+        }
+        for half in 0..2 {
+            // SAFETY: 32 of 64 bytes.
+            let codes = unsafe { _mm256_loadu_si256(codes[i].as_ptr().add(32 * half).cast()) };
+            let low = _mm256_and_si256(codes, mask);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask);
+            for t in 0..T {
+                let (sum, short) = (&mut sums[t][half], &mut short[t][half]);
+                if VNNI {
+                    // Few tokens have room for more sums, which hide each other's latency.
+                    // SAFETY: the processor has the instruction, as promised by the caller.
+                    unsafe {
+                        *sum = dot::<true>(*sum, low, four[t][0]);
+                        let sum = if T <= 2 { short } else { sum };
+                        *sum = dot::<true>(*sum, high, four[t][1]);
+                    }
+                } else {
+                    *short = _mm256_add_epi16(*short, _mm256_maddubs_epi16(low, four[t][0]));
+                    *short = _mm256_add_epi16(*short, _mm256_maddubs_epi16(high, four[t][1]));
+                }
+            }
         }
     }
     let ones = _mm256_set1_epi16(1);
     for t in 0..T {
         for half in 0..2 {
-            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(short[t][half], ones));
+            let short = short[t][half];
+            let part = if VNNI { short } else { _mm256_madd_epi16(short, ones) };
+            sums[t][half] = _mm256_add_epi32(sums[t][half], part);
         }
     }
 }
 
 /// 16 bytes as floats.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 #[inline]
 fn floats(bytes: &[u8; 16]) -> [__m256; 2] {
     // SAFETY: 16 bytes.

@@ -1,6 +1,6 @@
 //! Attention and the other operations beside the matrices. A block of keys is a vector.
 
-use super::{Avx512, dense::products};
+use super::{Avx512, dense::products, nibbles};
 use crate::{
     vectors::{attend, table},
     walsh::walsh,
@@ -17,8 +17,37 @@ table!(
 
 attend!(
     "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512i, 16 lanes, 4 vectors, _mm512_setzero_si512, load,
-    _mm512_set1_epi32, _mm512_dpwssd_epi32, _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_fmadd_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps
+    _mm512_set1_epi32, _mm512_dpwssd_epi32, _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_fmadd_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
+    4 bits: scores_of_four, weigh_of_four
 );
+
+/// # Safety
+/// As [`scores`]; the keys, at `keys`, are of 4 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn scores_of_four(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if args.dim.is_multiple_of(8) && args.dim <= nibbles::MOST {
+            nibbles::scores(args, keys, out);
+        } else {
+            scores_of::<4>(args, keys, out);
+        }
+    }
+}
+
+/// # Safety
+/// As [`weigh`]; the values, at `values`, are of 4 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+unsafe fn weigh_of_four(args: &Weigh<'_>, values: *const u8, out: &mut [f32]) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if args.dim.is_multiple_of(16) {
+            nibbles::weigh(args, values, out);
+        } else {
+            weigh_of::<4>(args, values, out);
+        }
+    }
+}
 
 walsh!(
     "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512, 16 lanes, 16 vectors, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_mul_ps,

@@ -413,7 +413,8 @@ pub fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32])
     }
 }
 
-/// Products are made twice: kept, they would go through memory.
+/// Products are made twice: kept, they would go through memory. The largest one is that of a plain
+/// loop, of which compilers make vectors; of partial ones for each lane they make gathers.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are the integer")]
 fn round_block(
@@ -421,17 +422,11 @@ fn round_block(
     value_scales: &[f32; WEIGHT_BLOCK],
     ints: &mut [i16; WEIGHT_BLOCK],
 ) -> f32 {
-    let mut tops = [0; LANES];
-    for (weights, value_scales) in
-        weights.as_chunks::<LANES>().0.iter().zip(value_scales.as_chunks::<LANES>().0)
-    {
-        let both = weights.iter().zip(value_scales).map(|(w, s)| magnitude(w * s));
-        tops.iter_mut().zip(both).for_each(|(top, both)| *top = both.max(*top));
-    }
-    round_by(f32::from_bits(highest(tops)), WEIGHT_MOST, ints, |inverse, ints| {
-        let both = weights.iter().zip(value_scales);
-        for ((int, (w, s)), dither) in ints.iter_mut().zip(both).zip(&DITHER) {
-            *int = (w * s * inverse + dither + MAGIC).to_bits() as i16;
+    let products = || weights.iter().zip(value_scales).map(|(w, s)| w * s);
+    let top = products().fold(0, |top, both| magnitude(both).max(top));
+    round_by(f32::from_bits(top), WEIGHT_MOST, ints, |inverse, ints| {
+        for ((int, both), dither) in ints.iter_mut().zip(products()).zip(&DITHER) {
+            *int = (both * inverse + dither + MAGIC).to_bits() as i16;
         }
     })
 }
