@@ -190,7 +190,9 @@ fn learned(prompts: &[Vec<u32>]) -> Scheduler {
         let of = prompts.iter().map(|prompt| {
             let mut state = nested().state(&StateOptions::default());
             nested().forward(&mut state, prompt, &mut Vec::new()).expect("a prompt");
-            scheduler.schedule(|layer| state.cached(layer, prompt.len()).expect("a layer")).to_string()
+            scheduler
+                .schedule(|layer| nested().cached(&state, layer, prompt.len()).expect("a layer"))
+                .to_string()
         });
         of.collect::<std::collections::BTreeSet<_>>().len()
     };

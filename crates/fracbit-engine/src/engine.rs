@@ -296,7 +296,7 @@ impl<'a, O: Output> Engine<'a, O> {
         let alone = self.writing.is_empty() && self.reading.is_empty();
         let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
         let held = state.len();
-        let alike = set_precision(self.options.scheduler.as_ref(), &mut sequence, &mut state).1;
+        let alike = set_precision(self.model, self.options.scheduler.as_ref(), &mut sequence, &mut state).1;
         let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
         self.read += next.len() as u64;
         let width = self.model.config().hidden_size;
@@ -342,7 +342,7 @@ impl<'a, O: Output> Engine<'a, O> {
         run.clear();
         run.extend(self.writing.iter().map(|s| s.tokens[s.tokens.len() - 1]));
         for (sequence, state) in self.writing.iter_mut().zip(&mut self.states) {
-            set_precision(self.options.scheduler.as_ref(), sequence, state);
+            set_precision(self.model, self.options.scheduler.as_ref(), sequence, state);
         }
         let done = self
             .model
@@ -399,7 +399,8 @@ impl<'a, O: Output> Engine<'a, O> {
         let (Some(mut sequence), Some(mut state)) = (self.writing.pop(), self.states.pop()) else { return };
         let (held, vocab) = (state.len(), self.model.config().vocab_size);
         // A step has one precision.
-        let (other, alike) = set_precision(self.options.scheduler.as_ref(), &mut sequence, &mut state);
+        let (other, alike) =
+            set_precision(self.model, self.options.scheduler.as_ref(), &mut sequence, &mut state);
         if other {
             sequence.guesses.forget_times();
         }
@@ -516,13 +517,14 @@ fn score<O: Output>(
 /// Sets what the next step of a sequence reads. Returns whether that is something else than before,
 /// and how many tokens from there on are run alike.
 fn set_precision<O>(
+    model: &Model,
     scheduler: Option<&Scheduler>,
     sequence: &mut Sequence<O>,
     state: &mut State,
 ) -> (bool, usize) {
     let (held, prompt) = (state.len(), sequence.prompt);
     if let (Some(scheduler), None, true) = (scheduler, &sequence.schedule, held >= prompt) {
-        let cached = |layer| state.cached(layer, prompt).unwrap_or_default();
+        let cached = |layer| model.cached(state, layer, prompt).unwrap_or_default();
         sequence.schedule = Some(scheduler.schedule(cached));
     }
     let (phase, alike) = sequence.phase(held);

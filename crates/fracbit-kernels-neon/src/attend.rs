@@ -20,6 +20,7 @@ pub(crate) fn vectors() -> Vectors {
         float_scores: plain::float_scores,
         float_weigh: plain::float_weigh,
         round: attend::round,
+        levels: attend::levels,
         round_weights: attend::round_weights,
         products,
         softmax: plain::softmax,

@@ -280,6 +280,11 @@ macro_rules! table {
         }
 
         #[target_feature(enable = $features)]
+        unsafe fn levels(ints: &mut [i16]) -> f32 {
+            attend::levels(ints)
+        }
+
+        #[target_feature(enable = $features)]
         unsafe fn round_weights(args: &Unrounded<'_>, ints: &mut [i16], scales: &mut [f32]) {
             attend::round_weights(args, ints, scales);
         }
@@ -342,6 +347,7 @@ macro_rules! table {
                 float_scores,
                 float_weigh,
                 round,
+                levels,
                 round_weights,
                 products,
                 softmax,

@@ -291,7 +291,7 @@ impl<'a> Attention<'a> {
                 }
             }
         }
-        if let (Some(of), Some(_)) = (self.bias, &state.turn) {
+        if let Some(of) = self.bias.filter(|of| of.bias.concerns(state.layout().kind)) {
             let queries = (kv_head, number..number + count);
             of.add(self.vectors, &state.angles, queries, from..span.end, bias, scores);
         }
@@ -496,6 +496,7 @@ mod tests {
             shift: vec![0.0; planes.len() * d],
             heads: planes.iter().map(head).collect(),
             most: planes.iter().map(Vec::len).max().unwrap(),
+            mean: false,
         }
     }
 

@@ -136,6 +136,7 @@ impl ModelBuilder {
             final_norm,
             layers: out,
             key_biases: OnceLock::new(),
+            key_means: OnceLock::new(),
         })
     }
 }

@@ -205,7 +205,7 @@ impl<'a> Generation<'a> {
                 None => scheduler.prefill(),
                 Some(step) => {
                     let prompt = self.state.len() - step;
-                    let cached = |layer| self.state.cached(layer, prompt).unwrap_or_default();
+                    let cached = |layer| self.model.cached(self.state, layer, prompt).unwrap_or_default();
                     let choose = || scheduler.schedule(cached);
                     self.schedule.get_or_insert_with(choose).precision(Phase::Decode(step))
                 }

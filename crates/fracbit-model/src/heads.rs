@@ -75,7 +75,8 @@ impl Pass<'_> {
     pub(crate) fn without_bias(self, states: &[State], bias: &KeyBias, keys: &mut [f32]) {
         let each = self.rows / states.len();
         self.each_row(keys, |row, keys| {
-            if states[row / each].turn.is_some() {
+            let state = &states[row / each];
+            if bias.concerns(state.layout().kind) && state.len() + row % each >= bias.first() {
                 self.model.vectors.add(&bias.shift, keys);
             }
         });

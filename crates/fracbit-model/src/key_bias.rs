@@ -1,4 +1,4 @@
-//! Keys in caches of few bits without the large constants that a bias adds to them.
+//! Keys in caches of few bits without the large constants that they share.
 //!
 //! The first and last layers of Qwen2 and 2.5 have key biases of several hundred in a few channels,
 //! far above what the weights add. A row of 4- or 8-bit integers shares one scale, so such a
@@ -18,8 +18,15 @@
 //! nothing. Both depend on the model alone, never on a text or a batch.
 //!
 //! Not done where keys have a norm behind the bias, and where scores are capped (softmax then sees
-//! constants). Nor for the mean of what weights give to all keys, which would be as exact: it takes
-//! a vector that files do not have, and won little (`docs/lab/2026-11-quality.md`).
+//! constants).
+//!
+//! # Means
+//! Models without biases have such a constant as well: the mean of all keys, before RoPE, has most
+//! of their energy. A cache of 4-bit keys goes without it in the same way, in the [`MOST`] largest
+//! planes at most. The mean is that of the keys of [`TOKENS`] fixed tokens, so it depends on the
+//! model alone too, and any vector leaves scores as they are. The first token keeps its key whole:
+//! it is the one that attention rests on (a sink), and its key is small, so that it would become
+//! minus the mean and take most of the error (`docs/lab/2026-11-quality.md`).
 
 use std::collections::TryReserveError;
 use std::ops::Range;
@@ -32,8 +39,10 @@ use fracbit_kernels::{
 
 use crate::attention::{CHUNK, QUERIES};
 use crate::id::LayerLinear;
+use crate::kv::KvType;
 use crate::model::{Layer, Model};
 use crate::sites::LayerSites;
+use crate::state::StateOptions;
 
 /// Energy of the biases that stay in a cached key, as a share of the energy that its weights give
 /// it. The error of rounding grows by as much.
@@ -42,6 +51,12 @@ const LEFT: f64 = 0.25;
 const ROWS: usize = 16;
 /// Planes that meet the queries together: their angles at the positions of a chunk are 32 KiB.
 const TOGETHER: usize = 8;
+/// Energy of a mean that stays in a cached key, as a share of that of what keys do not share, and
+/// most planes of it that are kept apart: what meets the queries together.
+const LEFT_OF_MEAN: f64 = 0.5;
+const MOST: usize = TOGETHER;
+/// Tokens whose keys give the mean.
+const TOKENS: usize = 64;
 
 /// What a layer does about the bias of its keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +68,8 @@ pub(crate) struct KeyBias {
     pub(crate) heads: Vec<HeadBias>,
     /// Planes of the head that has most.
     pub(crate) most: usize,
+    /// It is a mean: of all positions but the first one, in caches of 4-bit keys.
+    pub(crate) mean: bool,
 }
 
 /// The planes whose biases scores get apart.
@@ -75,8 +92,30 @@ pub(crate) struct KeyBiases {
 
 impl KeyBiases {
     pub(crate) fn of(model: &Model) -> Self {
-        let layers: Vec<_> =
-            model.layers.iter().enumerate().map(|(i, layer)| of_layer(model, i, layer)).collect();
+        Self::new(model, model.layers.iter().enumerate().map(|(i, layer)| of_layer(model, i, layer)))
+    }
+
+    /// Those of the means of keys; none where the model cannot run.
+    pub(crate) fn of_means(model: &Model) -> Self {
+        let options = StateOptions { context: Some(TOKENS), kv: KvType::F32, ..StateOptions::default() };
+        let (mut state, mut hidden) = (model.state(&options), Vec::new());
+        let vocabulary = u64::try_from(model.config.vocab_size.max(1)).unwrap_or(u64::MAX);
+        // Steps of the golden section: far apart, and never the same ones again.
+        let token = |i: u64| u32::try_from(i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocabulary).unwrap_or(0);
+        let tokens: Vec<u32> = (1..=TOKENS as u64).map(token).collect();
+        if model.forward(&mut state, &tokens, &mut hidden).is_err() {
+            // For want of memory, which whoever wanted the cache will hear of.
+            return Self::new(model, model.layers.iter().map(|_| None));
+        }
+        let layers = 0..model.layers.len();
+        Self::new(
+            model,
+            layers.map(|i| KeyBias::of_mean(model, i, state.capacity(), &state.cached(i, TOKENS)?.keys)),
+        )
+    }
+
+    fn new(model: &Model, layers: impl Iterator<Item = Option<KeyBias>>) -> Self {
+        let layers: Vec<_> = layers.collect();
         let mut tables = [false; 2];
         for (i, bias) in layers.iter().enumerate() {
             let table = usize::from(model.config.turns_locally(i));
@@ -108,12 +147,17 @@ fn of_layer(model: &Model, index: usize, layer: &Layer) -> Option<KeyBias> {
         sum * scale
     });
     let energies: Vec<f64> = energies.collect();
-    let turning = match (config.layers[index].rope, config.turns_locally(index), &model.local_rope) {
-        (false, ..) => 0,
-        (true, true, Some(rope)) => rope.turning(),
-        (true, ..) => model.rope.turning(),
-    };
-    KeyBias::new(bias, &energies, turning)
+    let turning = if config.layers[index].rope { model.rope_of(index).turning() } else { 0 };
+    KeyBias::new(bias, &energies, turning, Share { left: LEFT, most: usize::MAX })
+}
+
+/// How much of a constant stays in a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// Energy, as a share of that of the rest.
+    pub(crate) left: f64,
+    /// Most planes that are kept apart.
+    pub(crate) most: usize,
 }
 
 /// Mean squares of what the keys' weights read, by column.
@@ -134,10 +178,10 @@ impl KeyBias {
     /// The choice for `bias`, (kv head, head_dim), where the weights give a key of each head so
     /// much `energy` (the sum of its squares) and the first `turning` planes turn; `None` when all
     /// can stay as it is.
-    pub(crate) fn new(bias: &[f32], energies: &[f64], turning: usize) -> Option<Self> {
+    pub(crate) fn new(bias: &[f32], energies: &[f64], turning: usize, share: Share) -> Option<Self> {
         let d = bias.len() / energies.len().max(1);
         let half = d / 2;
-        let mut out = Self { shift: vec![0.0; bias.len()], heads: Vec::new(), most: 0 };
+        let mut out = Self { shift: vec![0.0; bias.len()], heads: Vec::new(), most: 0, mean: false };
         for ((bias, shift), energy) in bias.chunks_exact(d).zip(out.shift.chunks_exact_mut(d)).zip(energies) {
             let of = |plane: usize| [bias[plane], bias[plane + half]];
             let square = |plane: usize| of(plane).iter().map(|b| f64::from(*b).powi(2)).sum::<f64>();
@@ -146,7 +190,7 @@ impl KeyBias {
             planes.sort_by(|&a, &b| square(b).total_cmp(&square(a)));
             let mut left: f64 = planes.iter().map(|&p| square(p)).sum();
             let mut count = 0;
-            while count < turning && left > LEFT * energy {
+            while count < turning.min(share.most) && left > share.left * energy {
                 count += 1;
                 // Summed anew: differences would leave rounding errors of the largest.
                 left = planes[count..].iter().map(|&p| square(p)).sum();
@@ -160,6 +204,63 @@ impl KeyBias {
             out.heads.push(HeadBias { bias: planes.iter().map(|&p| of(p)).collect(), planes });
         }
         out.shift.iter().any(|s| *s != 0.0).then_some(out)
+    }
+
+    /// The choice for what the keys of a layer share: `keys`, (position, kv head, head_dim), are
+    /// turned for a context of `capacity`. `None` also where the layer has no RoPE.
+    #[expect(clippy::cast_precision_loss, reason = "means of few numbers")]
+    fn of_mean(model: &Model, index: usize, capacity: usize, keys: &[f32]) -> Option<Self> {
+        let config = &model.config;
+        let (d, heads) = (config.head_dim, config.num_key_value_heads);
+        let rope = model.rope_of(index);
+        let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
+        let mut rows = Vec::with_capacity(keys.len());
+        for (position, row) in keys.chunks_exact(d * heads).enumerate().skip(1) {
+            rope.fill(position, capacity, &mut cos, &mut sin);
+            for head in row.chunks_exact(d) {
+                // Turned back. RoPE may lengthen a key as well.
+                let back = |i: usize| {
+                    let (p, x) = (i % (d / 2), f64::from(head[i]));
+                    let (c, s) = (f64::from(cos[p]), f64::from(sin[p]));
+                    let other = f64::from(head[(i + d / 2) % d]);
+                    let turned = if i < d / 2 { x * c + other * s } else { x * c - other * s };
+                    turned / (c * c + s * s)
+                };
+                rows.extend((0..d).map(back));
+            }
+        }
+        let count = rows.len() / (d * heads).max(1);
+        if !config.layers[index].rope || count == 0 {
+            return None;
+        }
+        let mut means = vec![0.0; d * heads];
+        for row in rows.chunks_exact(d * heads) {
+            means.iter_mut().zip(row).for_each(|(mean, x)| *mean += x / count as f64);
+        }
+        let mut energies = vec![0.0; heads];
+        for row in rows.chunks_exact(d * heads) {
+            for ((energy, row), means) in
+                energies.iter_mut().zip(row.chunks_exact(d)).zip(means.chunks_exact(d))
+            {
+                let apart = row.iter().zip(means).map(|(x, mean)| (x - mean).powi(2));
+                *energy += apart.sum::<f64>() / count as f64;
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        let means: Vec<f32> = means.into_iter().map(|mean| mean as f32).collect();
+        // Also planes that stand still: the first position is without them.
+        let share = Share { left: LEFT_OF_MEAN, most: MOST };
+        Some(Self { mean: true, ..Self::new(&means, &energies, d / 2, share)? })
+    }
+
+    /// Whether a cache of this kind goes without it.
+    pub(crate) fn concerns(&self, kind: KvType) -> bool {
+        if self.mean { kind == KvType::I4 } else { kind.turns() }
+    }
+
+    /// The first position that it is taken from.
+    pub(crate) fn first(&self) -> usize {
+        usize::from(self.mean)
     }
 
     /// Factors of cosine and sine for a turned query: (plane, 2) of `head`, into the first part of
@@ -285,6 +386,9 @@ impl BiasScores<'_> {
                 to.copy_from_slice(&self.factors[at..][..dim]);
             }
             vectors.float_scores(&FloatScores { queries, dim, keys, stride: CHUNK }, &mut work.scores);
+            if positions.start < self.bias.first() {
+                work.scores.chunks_mut(CHUNK).take(count).for_each(|scores| scores[0] = 0.0);
+            }
             for (from, to) in work.scores.chunks(CHUNK).zip(scores.chunks_mut(CHUNK)).take(count) {
                 vectors.add(&from[..width], &mut to[..width]);
             }
@@ -305,13 +409,15 @@ impl Work {
 mod tests {
     use super::*;
 
+    const ALL: Share = Share { left: LEFT, most: usize::MAX };
+
     #[test]
     fn the_largest_planes_are_kept_apart_and_those_that_stand_still() {
         // Two heads of four planes, the last of which stands still.
         let mut bias = [0.5f32; 16];
         (bias[1], bias[5]) = (300.0, -2.0); // plane 1 of the first head
         (bias[2], bias[6]) = (3.0, 4.0); // plane 2: energy 25
-        let of = |energies: [f64; 2], turning| KeyBias::new(&bias, &energies, turning).unwrap();
+        let of = |energies: [f64; 2], turning| KeyBias::new(&bias, &energies, turning, ALL).unwrap();
 
         // Left of the first head: 25.5 and then .5 in plane 0; of the second 1.5 in three planes.
         let all_small = of([102.0, 6.0], 3);
@@ -336,8 +442,8 @@ mod tests {
         let dropped = of([0.0, 0.0], 0);
         assert_eq!((dropped.most, dropped.shift), (0, bias.map(|b| -b).to_vec()));
 
-        assert_eq!(KeyBias::new(&bias, &[1e9; 2], 4), None);
-        assert_eq!(KeyBias::new(&[0.0; 16], &[0.0; 2], 3), None);
+        assert_eq!(KeyBias::new(&bias, &[1e9; 2], 4, ALL), None);
+        assert_eq!(KeyBias::new(&[0.0; 16], &[0.0; 2], 3, ALL), None);
     }
 
     #[test]
@@ -348,7 +454,7 @@ mod tests {
         let bias: Vec<f32> = (0..d).map(|i| 100.0 * number(i + 3)).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) =
             (0..d / 2).map(|p| 0.7 * (p + 1) as f32 * position as f32).map(|a| (a.cos(), a.sin())).unzip();
-        let own = KeyBias::new(&bias, &[0.0], d / 2).unwrap();
+        let own = KeyBias::new(&bias, &[0.0], d / 2, ALL).unwrap();
         let mut factors = vec![0.0; d];
         own.factors(0, &query, 0.5, &mut factors);
         let got: f32 = (0..d / 2).map(|p| factors[2 * p] * cos[p] + factors[2 * p + 1] * sin[p]).sum();

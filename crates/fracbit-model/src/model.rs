@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use fracbit_base::{Rate, Scheme, ShapeError};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels::{Gate, Kernels, Precision, Team, Vectors, with_team};
-use fracbit_schedule::Scheduler;
+use fracbit_schedule::{Features, Scheduler};
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
@@ -33,6 +33,7 @@ use crate::block::BlockInput;
 use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::key_bias::{BiasScores, KeyBiases};
+use crate::kv::KvType;
 use crate::linear::Linear;
 use crate::pages::KvPool;
 use crate::rope::Rope;
@@ -63,6 +64,7 @@ pub struct Model {
     pub(crate) layers: Vec<Layer>,
     /// Found when first a cache has few bits.
     pub(crate) key_biases: OnceLock<KeyBiases>,
+    pub(crate) key_means: OnceLock<KeyBiases>,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +145,7 @@ impl Model {
     pub fn replace(&mut self, id: LinearId, linear: impl Into<Arc<Linear>>) -> Result<Arc<Linear>, Error> {
         let linear = linear.into();
         check_linear(&self.config, id, &linear)?;
+        self.key_means = OnceLock::new();
         let slot = match id {
             LinearId::Embed => &mut self.embed,
             LinearId::Head => self.head.as_mut().expect("an untied model has a head"),
@@ -214,15 +217,49 @@ impl Model {
     #[must_use]
     pub fn state_in(&self, pool: &KvPool, options: &StateOptions) -> State {
         let mut state = State::new(&self.config, options, pool.clone());
-        if let (true, Some(biases)) = (pool.kind().turns(), self.key_biases()) {
+        if let Some(biases) = self.key_biases(pool.kind()) {
             state.want_angles(biases);
         }
         state
     }
 
-    /// What caches of few bits do about large biases of keys.
-    fn key_biases(&self) -> Option<&KeyBiases> {
-        self.config.qkv_bias.then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)))
+    /// What a layer's cache holds of the first `tokens` of those in a state, as (positions, kv
+    /// heads, head_dim): keys behind RoPE, and values; both with the errors of the cache's type.
+    /// `None` where the model has no such layer.
+    #[must_use]
+    pub fn cached(&self, state: &State, layer: usize, tokens: usize) -> Option<Features> {
+        let mut features = state.cached(layer, tokens)?;
+        let kind = state.layout().kind;
+        let constants = self.key_biases(kind).and_then(|biases| biases.layers[layer].as_ref());
+        if let Some(constants) = constants.filter(|constants| constants.concerns(kind)) {
+            let half = self.config.head_dim / 2;
+            let (mut cos, mut sin) = (vec![1.0; half], vec![0.0; half]);
+            let rows = features.keys.chunks_exact_mut(constants.shift.len());
+            for (position, row) in rows.enumerate().skip(constants.first()) {
+                if self.config.layers[layer].rope {
+                    self.rope_of(layer).fill(position, state.capacity(), &mut cos, &mut sin);
+                }
+                let mut kept: Vec<f32> = constants.shift.iter().map(|shift| -shift).collect();
+                self.vectors.rotate(&mut kept, &cos, &sin);
+                self.vectors.add(&kept, row);
+            }
+        }
+        Some(features)
+    }
+
+    /// What turns the keys of a layer.
+    pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
+        let local = self.local_rope.as_ref().filter(|_| self.config.turns_locally(layer));
+        local.unwrap_or(&self.rope)
+    }
+
+    /// What caches of a kind do about large constants of keys. Where these are means, the first
+    /// call runs the model.
+    fn key_biases(&self, kind: KvType) -> Option<&KeyBiases> {
+        if self.config.qkv_bias {
+            return kind.turns().then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)));
+        }
+        (kind == KvType::I4).then(|| self.key_means.get_or_init(|| KeyBiases::of_means(self)))
     }
 
     fn head_linear(&self) -> &Linear {
@@ -581,10 +618,9 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// What is done about large biases of keys, where a cache has few bits.
+    /// What is done about large constants of keys, where a cache has few bits.
     fn key_biases(self, states: &[State]) -> Option<&'a KeyBiases> {
-        let few_bits = states.iter().any(|state| state.turn.is_some());
-        if few_bits { self.model.key_biases() } else { None }
+        states.iter().find_map(|state| self.model.key_biases(state.layout().kind))
     }
 
     /// x += O attend(...).
@@ -627,9 +663,14 @@ impl<'a> Pass<'a> {
         let [query_norm, key_norm] = [&layer.query_norm, &layer.key_norm]
             .map(|norm| norm.as_deref().filter(|_| config.qk_norm == QkNorm::Heads));
         let bias = self.key_biases(states).and_then(|biases| biases.layers[index].as_ref());
-        if let Some(bias) = bias {
-            self.without_bias(states, bias, k);
-        }
+        let key_norm = match bias {
+            Some(bias) => {
+                self.prepare_heads(k, key_norm, None);
+                self.without_bias(states, bias, k);
+                None
+            }
+            None => key_norm,
+        };
         self.prepare_heads(k, key_norm, turn);
         self.turn_heads(states, k);
         let each = rows / states.len();

@@ -228,9 +228,10 @@ impl State {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let pair = options.kv.pair_bytes(config.head_dim);
         let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
-        // For large biases of keys, which only the model knows: a table of all planes for every
+        // For large constants of keys, which only the model knows: a table of all planes for every
         // RoPE.
-        let tables = match (options.kv.turns() && config.qkv_bias, &config.local_rope) {
+        let constants = options.kv == KvType::I4 || options.kv.turns() && config.qkv_bias;
+        let tables = match (constants, &config.local_rope) {
             (false, _) => 0,
             (true, None) => 1,
             (true, Some(_)) => 2,
@@ -383,11 +384,8 @@ impl Scratch {
 }
 
 impl State {
-    /// What a layer's cache holds of the first `tokens` of those so far, as (positions, kv heads,
-    /// head_dim): keys behind RoPE, without the large biases that some caches keep apart, and
-    /// values; both with the errors of the cache's type. `None` where the model has no such layer.
-    #[must_use]
-    pub fn cached(&self, layer: usize, tokens: usize) -> Option<Features> {
+    /// [`Model::cached`](crate::Model::cached) without what keys of few bits are stored without.
+    pub(crate) fn cached(&self, layer: usize, tokens: usize) -> Option<Features> {
         let layout = self.layout();
         if layer >= layout.layers {
             return None;

@@ -51,7 +51,8 @@ pub struct Channels {
 }
 
 /// Mean squares of the numbers of a block's queries and keys, as their matrices give them: before
-/// norms, and keys without biases, which caches of few bits hold apart.
+/// norms, and keys without biases, and where they are measured without their means, which caches
+/// of few bits hold apart.
 #[derive(Clone, Debug)]
 struct Heads {
     queries: Vec<f64>, // (heads, head_dim)
@@ -64,11 +65,12 @@ impl Heads {
     fn new(
         plain: &WeightSource,
         block: usize,
-        squares: impl Fn(Matrix, Option<Vec<f32>>) -> Result<Vec<f64>, Error>,
+        squares: impl Fn(LayerLinear, Matrix, Option<Vec<f32>>) -> Result<Vec<f64>, Error>,
     ) -> Result<Self, Error> {
         let of = |linear| plain.linear(LinearId::Layer(block, linear));
-        let bias = plain.bias(LinearId::Layer(block, LayerLinear::Q))?;
-        Ok(Self { queries: squares(of(LayerLinear::Q)?, bias)?, keys: squares(of(LayerLinear::K)?, None)? })
+        let (q, k) = (LayerLinear::Q, LayerLinear::K);
+        let bias = plain.bias(LinearId::Layer(block, q))?;
+        Ok(Self { queries: squares(q, of(q)?, bias)?, keys: squares(k, of(k)?, None)? })
     }
 
     /// Mean squares of keys and queries by the planes that share factors ([`Place::Keys`]), behind
@@ -142,7 +144,7 @@ impl Channels {
         let heads = (0..config.num_hidden_layers()).map(|i| {
             let moments = calibration.moments(plain, LinearId::Layer(i, LayerLinear::Q))?;
             let moments = moments.expect("the attention's input has moments");
-            Heads::new(plain, i, |weights, bias| {
+            Heads::new(plain, i, |_, weights, bias| {
                 squares_by_moments(&weights, bias.as_deref(), moments.entries())
             })
         });
@@ -188,9 +190,12 @@ impl Channels {
                 block.forward(&mut state, x)?;
             }
             let x = std::mem::take(&mut *lock(&attention));
-            heads.push(Heads::new(plain, index, |weights, bias| {
+            heads.push(Heads::new(plain, index, |linear, weights, bias| {
                 let outputs = weights.shape.rows;
-                let y = products(weights, bias, &x)?;
+                let mut y = products(weights, bias, &x)?;
+                if linear == LayerLinear::K {
+                    center(&mut y, outputs);
+                }
                 Ok(column_squares(&y, outputs))
             })?);
             progress.advance(1);
@@ -201,6 +206,21 @@ impl Channels {
             add_squares(&mut found, Place::Head, config.hidden_size, rows, x);
         }
         Ok(Self { inputs: found, heads })
+    }
+}
+
+/// Takes the means of its n columns from a row-major matrix: what keys share is no part of what
+/// caches of few bits hold.
+fn center(rows: &mut [f32], n: usize) {
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    let count = (rows.len() / n) as f64;
+    let mut means = vec![0.0; n];
+    for row in rows.chunks_exact(n) {
+        means.iter_mut().zip(row).for_each(|(mean, &x)| *mean += f64::from(x) / count);
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+    for row in rows.chunks_exact_mut(n) {
+        row.iter_mut().zip(&means).for_each(|(x, mean)| *x -= *mean as f32);
     }
 }
 

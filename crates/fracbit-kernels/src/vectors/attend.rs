@@ -351,9 +351,9 @@ pub fn round(values: &[f32], most: i32, ints: &mut [i16]) -> f32 {
 }
 
 /// As [`Vectors::round_to_levels`](super::Vectors::round_to_levels), for a row that was rounded to
-/// integers up to [`FINE`]: what its scale is multiplied by.
+/// integers 64 times as fine as [`LEVELS`]: what its scale is multiplied by.
 #[inline(always)]
-pub(super) fn levels(ints: &mut [i16]) -> f32 {
+pub fn levels(ints: &mut [i16]) -> f32 {
     let most = ints.iter().fold(0, |most, int| int.abs().max(most));
     // The first one, whatever comes first elsewhere.
     let negative = ints.iter().find(|int| int.abs() == most).is_some_and(|int| *int < 0);

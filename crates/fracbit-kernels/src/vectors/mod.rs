@@ -133,6 +133,7 @@ pub struct Slots {
     pub float_scores: unsafe fn(&FloatScores<'_>, &mut [f32]),
     pub float_weigh: unsafe fn(&FloatWeigh<'_>, &mut [f32]),
     pub round: unsafe fn(&[f32], i32, &mut [i16]) -> f32,
+    pub levels: unsafe fn(&mut [i16]) -> f32,
     pub round_weights: unsafe fn(&Unrounded<'_>, &mut [i16], &mut [f32]),
     pub products: unsafe fn(&Products<'_>, &mut [[f32; plain::LANES]]),
     pub softmax: unsafe fn(&mut [f32]) -> (f32, f32),
@@ -173,6 +174,7 @@ impl Vectors {
             float_scores: plain::float_scores,
             float_weigh: plain::float_weigh,
             round: attend::round,
+            levels: attend::levels,
             round_weights: attend::round_weights,
             products: plain::products,
             softmax: plain::softmax,
@@ -297,7 +299,8 @@ impl Vectors {
     #[must_use]
     pub fn round_to_levels(&self, values: &[f32], places: &mut [i16]) -> f32 {
         let scale = self.round(values, attend::FINE, places);
-        scale * attend::levels(places)
+        // SAFETY: as in `scores`.
+        scale * unsafe { (self.slots.levels)(places) }
     }
 
     /// Rounds weights, times the scales of their values, to integers and a scale for every block; 0

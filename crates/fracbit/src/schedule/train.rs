@@ -226,7 +226,7 @@ fn read(
     let start = Instant::now();
     model.forward(&mut state, &answered.prompt, &mut Vec::new())?;
     let run = start.elapsed();
-    let cached = |&block: &usize| state.cached(block, answered.prompt.len()).unwrap_or_default();
+    let cached = |&block: &usize| model.cached(&state, block, answered.prompt.len()).unwrap_or_default();
     let features = blocks.iter().map(cached).collect();
     Ok((features, [run, start.elapsed() - run]))
 }
