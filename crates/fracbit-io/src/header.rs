@@ -44,7 +44,7 @@ impl TensorInfo {
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.range.len() / self.dtype.block_bytes() * self.dtype.block_len()
+        self.shape.iter().product()
     }
 
     /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a
