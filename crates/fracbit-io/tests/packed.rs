@@ -247,6 +247,17 @@ fn experts_in_mxfp4_are_a_tensor() {
     assert_eq!(ckpt.info(name).expect("there").shape, [2, 12, 96]);
     let got = ckpt.to_f32(name).expect("finite");
     assert_eq!(rounded(Dtype::Bf16, &got), ckpt.to_f32("expected").expect("finite"));
+
+    // The same codes as one matrix.
+    let mut parts = parts;
+    for (stored, one) in [("_blocks", vec![24, 3, 16]), ("_scales", vec![24, 3])] {
+        let tensor = parts.tensor(&format!("{name}{stored}"));
+        tensor.0 = format!("{MATRIX}{stored}");
+        tensor.2 = one;
+    }
+    let ckpt = parts.open(place.path()).expect("a good file");
+    assert_eq!(ckpt.info(MATRIX).expect("there").shape, [24, 96]);
+    assert_eq!(ckpt.to_f32(MATRIX).expect("finite"), got);
 }
 
 /// Tables and codes say the whole of some formats; the rest of others is in the block alone.
