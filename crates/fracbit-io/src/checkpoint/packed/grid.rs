@@ -37,7 +37,8 @@ impl Words {
     fn code(&self, bytes: Bytes<'_>, at: usize, other: usize) -> i32 {
         let (bits, base) = (self.bits, other * self.other);
         let mask = (1u32 << bits) - 1;
-        let whole = 32 % bits == 0;
+        // Whether words hold whole codes; a remainder of 32 would be a division for each weight.
+        let whole = bits.is_power_of_two();
         let ones = if self.less_one && whole { u32::MAX / mask } else { 0 };
         let found = |at: usize| word(bytes, base + at * self.step).wrapping_add(ones);
         let code = match self.order {
@@ -109,29 +110,35 @@ impl Grid {
         cols: Range<usize>,
         out: &mut [f32],
     ) {
-        let mut known = usize::MAX;
-        let (mut zero, mut scale) = (0, 0.0);
-        for (col, out) in cols.zip(out) {
-            let group = match self.groups {
-                Groups::Of(each) => col / each,
-                Groups::Listed => word(listed.bytes, col) as usize,
+        let (mut col, mut out) = (cols.start, out);
+        while col < cols.end {
+            // Columns up to the next group.
+            let (group, end) = match self.groups {
+                Groups::Of(each) => (col / each, (col / each + 1) * each),
+                Groups::Listed => (word(listed.bytes, col) as usize, col + 1),
             };
-            if group != known {
-                known = group;
-                let at = row * self.scales[0] + group * self.scales[1];
-                scale = scales.at(at);
-                zero = match self.zeros {
-                    Zeros::All(zero) => zero,
-                    Zeros::Packed(words) => words.code(zeros.bytes, row, group),
-                    Zeros::Signed(added) => signed(zeros.bytes, at) + added,
-                };
+            let at = row * self.scales[0] + group * self.scales[1];
+            let (scale, factor) = (scales.at(at), self.factor);
+            let zero = match self.zeros {
+                Zeros::All(zero) => zero,
+                Zeros::Packed(words) => words.code(zeros.bytes, row, group),
+                Zeros::Signed(added) => signed(zeros.bytes, at) + added,
+            };
+            let (some, rest) = out.split_at_mut(end.min(cols.end) - col);
+            let numbers = some.iter_mut().zip(col..);
+            let number = |code: i32| (code - zero) as f32 * scale * factor;
+            match self.codes {
+                Codes::AlongColumns(words) => {
+                    numbers.for_each(|(out, col)| *out = number(words.code(codes.bytes, col, row)));
+                }
+                Codes::AlongRows(words) => {
+                    numbers.for_each(|(out, col)| *out = number(words.code(codes.bytes, row, col)));
+                }
+                Codes::Signed(width) => {
+                    numbers.for_each(|(out, col)| *out = number(signed(codes.bytes, row * width + col)));
+                }
             }
-            let code = match self.codes {
-                Codes::AlongColumns(words) => words.code(codes.bytes, col, row),
-                Codes::AlongRows(words) => words.code(codes.bytes, row, col),
-                Codes::Signed(width) => signed(codes.bytes, row * width + col),
-            };
-            *out = (code - zero) as f32 * scale * self.factor;
+            (col, out) = (end, rest);
         }
     }
 }
