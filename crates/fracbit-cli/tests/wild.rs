@@ -147,15 +147,16 @@ fn weights_tell_whether_another_program_quantized_them() {
     };
     for (model, word) in [
         (packed("weight", "scales", "U32"), "MLX"),
-        (packed("qweight", "g_idx", "I32"), "GPTQ"),
-        (packed("qweight", "qzeros", "I32"), "GPTQ or AWQ"),
-        (packed("weight_packed", "weight_scale", "I32"), "compressed-tensors"),
+        (packed("qweight", "g_idx", "U32"), "GPTQ"),
+        (packed("qweight", "qzeros", "U32"), "GPTQ or AWQ"),
         (packed("weight.absmax", "weight.quant_map", "F32"), "bitsandbytes"),
         (packed("weight._data", "weight._scale", "F32"), "quanto"),
+        (packed("q_weight", "q_scale", "I32"), "EXL2"),
+        (packed("W_q", "meta", "I32"), "HQQ"),
     ] {
         run(model.path()).failed(BAD_INPUT, &["quantized already", word, "start from the original"]);
     }
-    let told = packed("qweight", "qzeros", "I32");
+    let told = packed("qweight", "qzeros", "U32");
     let path = told.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
     config["quantization_config"] = json!({ "quant_method": "awq" });

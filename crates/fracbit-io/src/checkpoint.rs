@@ -2,6 +2,7 @@
 //! tensors.
 
 mod gguf;
+mod packed;
 mod parts;
 mod scale;
 mod stored;
@@ -19,6 +20,7 @@ use crate::gguf::{Gguf, is_gguf};
 use crate::header::{Header, TensorInfo, UniqueMap, rows_cols};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::mmap::FileBytes;
+use packed::{Packed, PackedView};
 use scale::Scale;
 pub(crate) use stored::Stored;
 
@@ -69,10 +71,12 @@ pub struct TensorView<'a> {
     pub dtype: Dtype,
     /// Dimensions, outermost first.
     pub shape: &'a [usize],
-    /// Little-endian elements, row-major. Not necessarily aligned.
+    /// Little-endian elements, row-major. Not necessarily aligned. Of a packed matrix the codes, as
+    /// they lie.
     pub bytes: &'a [u8],
     scale: Option<&'a Scale>,
     stored: Stored,
+    packed: Option<PackedView<'a>>,
 }
 
 impl<'a> TensorView<'a> {
@@ -82,6 +86,9 @@ impl<'a> TensorView<'a> {
     /// # Panics
     /// When the tensor holds no floats or they lie outside it.
     pub fn row_into(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
+        if let Some(packed) = &self.packed {
+            return packed.row_into(row, rows_cols(self.shape).1, cols, out);
+        }
         if let [len] = *self.shape
             && self.stored.paired_head > 0
         {
@@ -106,7 +113,8 @@ impl<'a> TensorView<'a> {
     /// When there is no such row.
     #[must_use]
     pub fn row_bytes(&self, row: usize) -> Option<&'a [u8]> {
-        let plain = self.scale.is_none() && self.stored.shift == 0.0 && self.shape.len() > 1;
+        let plain =
+            self.scale.is_none() && self.packed.is_none() && self.stored.shift == 0.0 && self.shape.len() > 1;
         plain.then(|| self.stored_row(row))
     }
 
@@ -162,6 +170,14 @@ struct Entry {
     info: TensorInfo,
     scale: Option<Scale>,
     stored: Stored,
+    packed: Option<Packed>,
+}
+
+impl Entry {
+    /// One that is as its type, shape and name say.
+    fn plain(shard: usize, info: TensorInfo) -> Self {
+        Self { shard, info, scale: None, stored: Stored::AS_NAMED, packed: None }
+    }
 }
 
 /// An opened checkpoint: headers checked, data untouched but for the scales of 8-bit floats.
@@ -316,7 +332,7 @@ impl Checkpoint {
                     format!("tensor `{tensor}` should be in one shard, is in `{other}` and in `{name}`");
                 return Err(Error::Index { path: index.unwrap_or(path).to_owned(), rule });
             }
-            self.tensors.insert(tensor, Entry { shard: at, info, scale: None, stored: Stored::AS_NAMED });
+            self.tensors.insert(tensor, Entry::plain(at, info));
         }
         for (tensor, dtype) in header.unread {
             let why = format!(" in a type that is read here, is {dtype} in `{}`", path.display());
@@ -370,7 +386,11 @@ impl Checkpoint {
     /// Bytes of all tensor data.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
-        self.tensors.values().map(|entry| entry.info.range.len() as u64).sum()
+        let bytes = |entry: &Entry| match &entry.packed {
+            Some(packed) => packed.bytes(entry.info.elements()),
+            None => entry.info.range.len() as u64,
+        };
+        self.tensors.values().map(bytes).sum()
     }
 
     /// The manifest, when the directory has one and [`OpenOptions::check_manifest`] was set.
@@ -384,7 +404,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::MissingTensor`].
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
-        let Entry { shard, info, scale, stored } = self.entry(name)?;
+        let Entry { shard, info, scale, stored, packed } = self.entry(name)?;
         let bytes = &self.shards[*shard].bytes[info.range.clone()];
         Ok(TensorView {
             dtype: info.dtype,
@@ -392,6 +412,7 @@ impl Checkpoint {
             bytes,
             scale: scale.as_ref(),
             stored: *stored,
+            packed: packed.as_ref().map(|packed| packed.view(self)),
         })
     }
 
@@ -469,9 +490,17 @@ impl Checkpoint {
         Ok(out)
     }
 
+    /// Whether all numbers of a small tensor are 0: AutoGPTQ gives every matrix such a bias.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::to_f32`].
+    pub fn is_zero(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.to_f32(name)?.iter().all(|&number| number == 0.0))
+    }
+
     /// Rows of the matrix view of a tensor ([`TensorInfo::rows_cols`]) as `f32` into `out`, which
     /// has `rows.len() * cols` places. Exact from F32, F16 and BF16; F64 is rounded, and so are
-    /// products with the scales of 8-bit floats.
+    /// products with scales where they have more digits than an `f32`.
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the first bad row and column; [`Error::Tensor`] for an integer
@@ -533,7 +562,9 @@ impl Checkpoint {
         match (embed, head) {
             (true, true) => {
                 let (e, h) = (self.tensor(EMBED)?, self.tensor(HEAD)?);
-                if (e.dtype, e.shape, e.bytes, e.scale) != (h.dtype, h.shape, h.bytes, h.scale) {
+                if (e.dtype, e.shape, e.bytes, e.scale, e.packed)
+                    != (h.dtype, h.shape, h.bytes, h.scale, h.packed)
+                {
                     return Err(Error::Tensor {
                         path: self.shard_of(HEAD)?.path.clone(),
                         tensor: HEAD.to_owned(),
@@ -580,7 +611,7 @@ impl Checkpoint {
     #[must_use]
     pub fn content_hash(&self) -> String {
         let mut h = blake3::Hasher::new();
-        for (name, Entry { shard, info, scale, .. }) in &self.tensors {
+        for (name, Entry { shard, info, scale, packed, .. }) in &self.tensors {
             let shape: Vec<String> = info.shape.iter().map(ToString::to_string).collect();
             // Lengths first, so that no two different lists of tensors feed the same bytes.
             h.update(&(name.len() as u64).to_le_bytes());
@@ -590,6 +621,7 @@ impl Checkpoint {
             scale.iter().flat_map(Scale::values).for_each(|v| {
                 h.update(&v.to_le_bytes());
             });
+            packed.iter().for_each(|packed| packed.view(self).hash(&mut h));
         }
         h.finalize().to_hex().to_string()
     }

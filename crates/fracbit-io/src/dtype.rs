@@ -31,6 +31,60 @@ pub enum Dtype {
     F64,
     /// Of a GGUF file.
     Blocks(BlockType),
+    /// Of another tool that quantizes ([`crate::Checkpoint::unpacked`]).
+    Packed(Packing),
+}
+
+/// How another tool stored a matrix that it quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Packing {
+    /// GPTQ with so many bits.
+    Gptq(u8),
+    /// AWQ.
+    Awq,
+    /// `pack-quantized` of compressed-tensors with so many bits.
+    PackQuantized(u8),
+    /// `int-quantized` of compressed-tensors.
+    IntQuantized,
+    /// NF4 of bitsandbytes.
+    Nf4,
+    /// FP4 of bitsandbytes.
+    Fp4,
+    /// LLM.int8 of bitsandbytes.
+    LlmInt8,
+    /// MXFP4 of the Open Compute Project.
+    Mxfp4,
+}
+
+impl Packing {
+    /// The tool or format, and the bits of a code.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gptq(2) => "GPTQ-2",
+            Self::Gptq(3) => "GPTQ-3",
+            Self::Gptq(4) => "GPTQ-4",
+            Self::Gptq(_) => "GPTQ-8",
+            Self::Awq => "AWQ-4",
+            Self::PackQuantized(2) => "compressed-tensors-2",
+            Self::PackQuantized(4) => "compressed-tensors-4",
+            Self::PackQuantized(_) | Self::IntQuantized => "compressed-tensors-8",
+            Self::Nf4 => "bitsandbytes-NF4",
+            Self::Fp4 => "bitsandbytes-FP4",
+            Self::LlmInt8 => "LLM.int8",
+            Self::Mxfp4 => "MXFP4",
+        }
+    }
+
+    /// Bits of a code.
+    #[must_use]
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Gptq(bits) | Self::PackQuantized(bits) => bits as usize,
+            Self::Awq | Self::Nf4 | Self::Fp4 | Self::Mxfp4 => 4,
+            Self::IntQuantized | Self::LlmInt8 => 8,
+        }
+    }
 }
 
 impl Dtype {
@@ -52,16 +106,18 @@ impl Dtype {
         Self::F64,
     ];
 
-    /// Numbers in a block: 1 but for those of a GGUF file.
+    /// Numbers in a block: 1 but for those of a GGUF file and packed ones.
     #[must_use]
     pub const fn block_len(self) -> usize {
         match self {
             Self::Blocks(block) => block.block_len(),
+            Self::Packed(_) => 8,
             _ => 1,
         }
     }
 
-    /// Bytes of a block, which is an element but for those of a GGUF file.
+    /// Bytes of a block, which is an element but for those of a GGUF file and packed ones, whose
+    /// codes alone count.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -70,6 +126,7 @@ impl Dtype {
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 => 8,
             Self::Blocks(block) => block.block_bytes(),
+            Self::Packed(packing) => packing.bits(),
         }
     }
 
@@ -98,13 +155,17 @@ impl Dtype {
             Self::I64 => "I64",
             Self::F64 => "F64",
             Self::Blocks(block) => block.name(),
+            Self::Packed(packing) => packing.name(),
         }
     }
 
     /// True for the types [`crate::Checkpoint::to_f32`] converts.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F8E4M3 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64 | Self::Blocks(_))
+        matches!(
+            self,
+            Self::F8E4M3 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64 | Self::Blocks(_) | Self::Packed(_)
+        )
     }
 }
 

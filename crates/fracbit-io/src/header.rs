@@ -44,7 +44,8 @@ impl TensorInfo {
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.range.len() / self.dtype.block_bytes() * self.dtype.block_len()
+        // Others than 0 may have a product beyond what a number holds.
+        if self.range.is_empty() { 0 } else { self.shape.iter().product() }
     }
 
     /// `(rows, cols)` of the matrix view: the first dimension by the product of the others; a

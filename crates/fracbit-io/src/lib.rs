@@ -28,7 +28,7 @@ pub use config::{
     Activation, Architecture, Experts, LayerConfig, ModelConfig, QkNorm, QueryGrowth, RopeConfig, RopeScaling,
 };
 pub use convert::to_f32_into;
-pub use dtype::Dtype;
+pub use dtype::{Dtype, Packing};
 pub use error::Error;
 pub use gguf::{BlockType, Gguf};
 pub use header::{Header, HeaderError, TensorInfo};

@@ -553,7 +553,7 @@ fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig, names: Embedding
         let bias = id.bias_name();
         if id.has_bias(config) {
             checkpoint.expect_weights(&bias, &[shape.rows])?;
-        } else if checkpoint.contains(&bias) {
+        } else if checkpoint.contains(&bias) && !checkpoint.is_zero(&bias)? {
             return Err(Error::Unexpected { tensor: bias, rule: "`attention_bias` or `mlp_bias`" });
         }
     }

@@ -2,17 +2,17 @@
 //!
 //! What `config.json` says of quantization is often not so: training in 4 bits leaves its block
 //! beside weights that were merged again, and converters drop it. So the tensors decide, and the
-//! block lends its name.
+//! block lends its name. What `fracbit_io` decodes ([`Checkpoint::unpacked`]) is a source like
+//! others, with a note; the rest is refused by name.
 
 use crate::{Error, directory::QUANT_METHOD};
 use fracbit_io::{Checkpoint, Dtype, ModelConfig};
 use serde_json::Value;
 
 /// Ends of names of tensors of a quantized matrix, and who calls them so.
-const MARKS: [(&str, &str); 19] = [
+const MARKS: [(&str, &str); 18] = [
     (".weight.codes", "fracbit, whose block is missing in config.json"),
     (".qweight", "GPTQ or AWQ"),
-    (".weight_packed", "compressed-tensors"),
     (".q_weight", "EXL2"),
     (".trellis", "EXL3"),
     (".weight._data", "quanto"),
@@ -82,8 +82,35 @@ fn mark(checkpoint: &Checkpoint) -> Option<(String, &'static str)> {
     })
 }
 
-/// Looks whether another program quantized these weights. `Ok` with a note where `config.json` says
-/// so and they are whole.
+/// Decodes what can be decoded of another program's weights. A directory of ours is left alone.
+///
+/// # Errors
+/// What is wrong with the tensors of such a program.
+pub(crate) fn decoded(config: &ModelConfig, checkpoint: Checkpoint) -> Result<Checkpoint, Error> {
+    if named(config).flatten().as_deref() == Some(QUANT_METHOD) {
+        return Ok(checkpoint);
+    }
+    Ok(checkpoint.unpacked(config.quantization_config.as_ref())?)
+}
+
+/// That the weights were rounded before, and by what; `None` where they were not.
+fn rounded(checkpoint: &Checkpoint) -> Option<String> {
+    let mut counts: Vec<_> =
+        checkpoint.packings().into_iter().map(|(packing, count)| (packing.name(), count)).collect();
+    let floats = checkpoint.iter().filter(|(_, info)| info.dtype == Dtype::F8E4M3).count();
+    counts.extend((floats > 0).then_some(("8-bit floats", floats)));
+    let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{name}, {count} tensors")).collect();
+    (!counts.is_empty()).then(|| {
+        format!(
+            "`{}`: the weights were quantized before ({}); quantizing them again adds to what they lost",
+            checkpoint.path().display(),
+            counts.join("; ")
+        )
+    })
+}
+
+/// Looks whether another program quantized these weights. `Ok` with a note where they were and are
+/// decoded, and where `config.json` says so and they are whole.
 ///
 /// # Errors
 /// [`Error::Quantized`] naming the tensor, and the program by its block or by how it stores
@@ -104,6 +131,7 @@ pub(crate) fn check(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<Opt
             let rule = format!("the weights are quantized already (by {whose}; it has `{tensor}`)");
             Err(Error::Quantized { path, rule })
         }
+        (None, _) if rounded(checkpoint).is_some() => Ok(rounded(checkpoint)),
         (None, Some(named)) => Ok(Some(format!(
             "`{}` says that the weights are quantized{}, they are whole: read as they are",
             path.join(fracbit_io::config::CONFIG).display(),

@@ -42,7 +42,8 @@ pub struct Opened {
     pub config: ModelConfig,
     /// How it is quantized, if it is.
     pub quantization: Option<QuantizationConfig>,
-    /// What its configuration says of quantization and is not so.
+    /// What another program's quantization left: weights that it rounded, or no more than its block
+    /// in the configuration.
     leftover: Option<String>,
 }
 
@@ -75,7 +76,7 @@ impl Opened {
     pub fn new(dir: &Path) -> Result<Self, Error> {
         let config = ModelConfig::from_dir(dir)?;
         let quantization = QuantizationConfig::read(&config, dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
+        let checkpoint = foreign::decoded(&config, Checkpoint::open(dir)?)?;
         let leftover = foreign::check(&config, &checkpoint)?;
         let checkpoint = Arc::new(checkpoint.parted(&config)?);
         Ok(Self { checkpoint, config, quantization, leftover })
@@ -91,7 +92,10 @@ impl Opened {
         let source = if self.quantization.is_none() { self.source(RotationMode::None, 0).ok() } else { None };
         let count = self.config.num_hidden_layers();
         let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
-        let unused = source.as_ref().map(WeightSource::unused).unwrap_or_default();
+        // A bias of zeros is as good as none.
+        let nothing = |name: &str| name.ends_with(".bias") && self.checkpoint.is_zero(name).unwrap_or(false);
+        let mut unused = source.as_ref().map(WeightSource::unused).unwrap_or_default();
+        unused.retain(|name| !nothing(name));
         let (beyond, others): (Vec<&str>, Vec<&str>) =
             unused.into_iter().partition(|name| layer(name).is_some_and(|layer| layer >= count));
         if let Some(last) = beyond.iter().filter_map(|name| layer(name)).max() {

@@ -27,7 +27,7 @@ impl Checkpoint {
                     }
                     Place::Config => continue,
                 };
-                let entry = Entry { shard, info, scale: None, stored };
+                let entry = Entry { stored, ..Entry::plain(shard, info) };
                 if self.tensors.insert(name.clone(), entry).is_some() {
                     let rule = format!("tensor `{name}` should be stored once");
                     return Err(Error::Index { path, rule });

@@ -164,10 +164,12 @@ impl Checkpoint {
     /// Puts parts in the place of a tensor: names and rows. One of three dimensions is so many
     /// matrices, one above the other.
     pub(super) fn part(&mut self, whole: &str, parts: Vec<(String, usize)>) -> Result<(), Error> {
-        let Some(Entry { shard, info, scale, .. }) = self.tensors.remove(whole) else { return Ok(()) };
+        let Some(Entry { shard, info, scale, packed, .. }) = self.tensors.remove(whole) else {
+            return Ok(());
+        };
         let path = self.shards[shard].path.clone();
         let bias = whole.replace(".weight", ".bias");
-        if self.tensors.contains_key(&bias) {
+        if self.tensors.contains_key(&bias) && !self.is_zero(&bias)? {
             let rule = "should not be there: this architecture has no biases".to_owned();
             return Err(Error::Tensor { path, tensor: bias, rule });
         }
@@ -187,13 +189,18 @@ impl Checkpoint {
         }
         let (mut start, mut first) = (info.range.start, 0);
         for (name, rows) in parts {
-            let range = start..start + info.dtype.bytes(rows * cols);
+            // Rows of packed matrices do not lie one behind the other.
+            let range = match packed {
+                Some(_) => info.range.clone(),
+                None => start..start + info.dtype.bytes(rows * cols),
+            };
             start = range.end;
             let part = Entry {
                 shard,
                 info: TensorInfo { dtype: info.dtype, shape: vec![rows, cols], range },
                 scale: scale.as_ref().map(|scale| scale.starting_at(first)),
                 stored: Stored::AS_NAMED,
+                packed: packed.as_ref().map(|packed| packed.starting_at(first)),
             };
             first += rows;
             if self.tensors.insert(name.clone(), part).is_some() {
