@@ -11,6 +11,7 @@ mod codegen;
 mod gpu;
 mod json;
 mod kernels;
+mod packages;
 mod release;
 mod setup;
 mod tidy;
@@ -47,7 +48,7 @@ Usage: cargo xtask COMMAND
                      what people download, in target/release-files or DIR: archives, Debian packages, licences,
                      bill of materials, sums; of programs that were built before, or built here
   man DIR            write a manual page of each command into a new directory
-  tidy               house rules: crate layering, file sizes, generated files, stray mentions
+  tidy               house rules: crate layering, file sizes, whole packages, stray mentions
   quality            measure docs/lab/tables.md anew (needs ../shared; takes a while)
 ";
 
