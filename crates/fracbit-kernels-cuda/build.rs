@@ -3,7 +3,7 @@
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
-#[path = "../../kernels/cuda/sources.rs"]
+#[path = "src/sources.rs"]
 mod sources;
 
 fn main() {

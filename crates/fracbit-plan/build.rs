@@ -20,9 +20,14 @@ fn main() {
         _ => "",
     };
     let mut hash = Fnv::new();
-    for name in ["TARGET", "PROFILE", "OPT_LEVEL", "DEBUG", "CARGO_ENCODED_RUSTFLAGS", "CARGO_PKG_VERSION"] {
+    // Where the sources lie does not matter, and neither what is said of that.
+    let flags = var("CARGO_ENCODED_RUSTFLAGS");
+    let flags: Vec<&str> = flags.split('\u{1f}').filter(|f| !f.starts_with("--remap-path-prefix")).collect();
+    for name in ["TARGET", "PROFILE", "OPT_LEVEL", "DEBUG"] {
         hash.add(var(name).as_bytes());
     }
+    hash.add(flags.join("\u{1f}").as_bytes());
+    hash.add(var("CARGO_PKG_VERSION").as_bytes());
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     for name in CRATES.into_iter().chain([of_target]).filter(|name| !name.is_empty()) {
         // In a registry the crates do not lie side by side under these names; there the version

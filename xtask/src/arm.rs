@@ -3,7 +3,7 @@
 use crate::{Outcome, root, setup};
 use std::{path::Path, process::Command};
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// Debian's packages. The first two are a compiler with the standard library for aarch64, where
 /// rustup has none.
@@ -23,6 +23,13 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
+    /// What is there to build programs with; nothing is installed.
+    pub(crate) fn found() -> Option<Self> {
+        let own = has_target("rustc");
+        let there = (own || has_target(DEBIAN_RUSTC)) && setup::starts("aarch64-linux-gnu-gcc");
+        there.then(|| Self { rustc: (!own).then_some(DEBIAN_RUSTC) })
+    }
+
     /// What is needed, installed where that is allowed.
     pub(crate) fn prepare(more: &[&'static str]) -> Result<Self, String> {
         let own = has_target("rustc");

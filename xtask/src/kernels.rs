@@ -16,7 +16,7 @@ use std::{
     sync::Mutex,
 };
 
-#[path = "../../kernels/cuda/sources.rs"]
+#[path = "../../crates/fracbit-kernels-cuda/src/sources.rs"]
 mod sources;
 use sources::{UNITS, unit_hash};
 

@@ -9,7 +9,10 @@ mod arm;
 mod circles;
 mod codegen;
 mod gpu;
+mod json;
 mod kernels;
+mod packages;
+mod release;
 mod setup;
 mod tidy;
 mod wheel;
@@ -41,8 +44,11 @@ Usage: cargo xtask COMMAND
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   wheel              build the wheel of the Python package into target/wheel, and test it
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
+  release [DIR] [--binary FILE]...
+                     what people download, in target/release-files or DIR: archives, Debian packages, licences,
+                     bill of materials, sums; of programs that were built before, or built here
   man DIR            write a manual page of each command into a new directory
-  tidy               house rules: crate layering, file sizes, generated files, stray mentions
+  tidy               house rules: crate layering, file sizes, whole packages, stray mentions
   quality            measure docs/lab/tables.md anew (needs ../shared; takes a while)
 ";
 
@@ -63,6 +69,7 @@ fn main() -> ExitCode {
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
         ["man", dir] => man(dir),
+        ["release", rest @ ..] => release(rest),
         ["wheel"] => wheel::run_release(),
         ["zoo", dir] => zoo(&[dir]),
         ["zoo", dir, text] => zoo(&[dir, text]),
@@ -145,6 +152,23 @@ fn man(dir: &str) -> Outcome {
     let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
     let dir = here.join(dir).display().to_string();
     run("cargo", &["run", "--release", "--quiet", "--package", "fracbit-cli", "--", "man", "-o", &dir], &[])
+}
+
+/// Reads the arguments of `release`.
+fn release(args: &[&str]) -> Outcome {
+    let (mut dir, mut binaries) = (None, Vec::new());
+    let mut args = args.iter();
+    while let Some(&arg) = args.next() {
+        match arg {
+            "--binary" => binaries.push(*args.next().ok_or("`--binary` wants a file")?),
+            _ if arg.starts_with('-') || dir.is_some() => {
+                return Err(format!("unknown argument `{arg}`\n\n{HELP}"));
+            }
+            _ => dir = Some(arg),
+        }
+    }
+    let default = root().join("target/release-files").display().to_string();
+    release::make(dir.unwrap_or(&default), &binaries)
 }
 
 /// Builds the program and has every checkpoint of a folder go through it.

@@ -1,6 +1,6 @@
 //! House rules that no compiler checks.
 
-use crate::{Failure, Outcome, circles, root};
+use crate::{Failure, Outcome, circles, packages, root};
 use std::{
     collections::BTreeMap,
     fs,
@@ -93,6 +93,7 @@ pub(crate) fn run() -> Outcome {
     let mut breaches = Vec::new();
     layering(&mut breaches)?;
     circles::check(&mut breaches)?;
+    packages::check(&mut breaches)?;
     for path in files()? {
         let Ok(text) = fs::read_to_string(&path) else { continue };
         let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();

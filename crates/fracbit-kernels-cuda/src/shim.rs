@@ -5,7 +5,7 @@
 //! deterministic, and every access checked.
 
 use crate::{Address, Device, DeviceError, Grid, Limits};
-#[path = "../../../kernels/cuda/sources.rs"]
+#[path = "sources.rs"]
 mod units;
 
 use std::{

@@ -91,6 +91,21 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Reads a body as the route does, before the model is needed: the status of a refusal, if it is
+/// one.
+pub(crate) fn judged(path: &str, body: &[u8]) -> Result<(), u16> {
+    let defaults = SampleConfig::default();
+    let read = match path {
+        "/v1/completions" => Request::completion(body, defaults).map(drop),
+        "/v1/chat/completions" => Request::chat(body, defaults).map(drop),
+        "/v1/responses" => responses::read(body, defaults).map(drop),
+        "/v1/messages" => messages::read(body, defaults).map(drop),
+        "/v1/messages/count_tokens" => Fields::parse(body).and_then(messages::counted).map(drop),
+        _ => Err(Refusal::new(404, "no such address")),
+    };
+    read.map_err(|refusal| refusal.status)
+}
+
 async fn models(State(app): State<Shared>) -> Response {
     let cards: Vec<Value> = app.names.iter().map(|name| app.card(name)).collect();
     axum::Json(json!({ "object": "list", "data": cards })).into_response()

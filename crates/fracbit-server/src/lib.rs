@@ -62,6 +62,16 @@ pub async fn interrupt() {
     }
 }
 
+/// What a body sent to `path` is refused with before the model is needed; for tests that make up
+/// bodies.
+///
+/// # Errors
+/// The status of the answer.
+#[doc(hidden)]
+pub fn judged(path: &str, body: &[u8]) -> Result<(), u16> {
+    http::judged(path, body)
+}
+
 /// How to serve a model.
 #[derive(Clone, Debug)]
 pub struct Options {

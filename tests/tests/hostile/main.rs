@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod documents;
+mod mutated;
 mod output;
 mod quantized;
 

@@ -1,5 +1,4 @@
-// Shared by `xtask` and the build script of `fracbit-kernels-cuda` (both include this file): what
-// the device code is made of.
+// What the device code is made of. The build script of this crate and `xtask` include this file.
 
 /// Units of device code, each one module: a name and the instances it includes.
 pub(crate) const UNITS: [(&str, &str); 12] = [
