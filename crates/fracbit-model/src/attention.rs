@@ -504,10 +504,14 @@ mod tests {
     fn scores_get_their_biases_at_every_edge() {
         // Planes that meet the queries in several groups, one of them whole.
         let (d, kv_heads, table) = (40, 2, 1);
-        let bias = bias(d, &[(0..20).collect(), vec![0, 2, 3, 5, 7, 11, 13, 17]]);
         let vectors = Vectors::scalar();
-        for (first, rows, group) in [(0, 1, 3), (0, 33, 1), (31, 1, 40), (511, 2, 3), (1030, 9, 2)] {
-            let mut states = [state(KvType::I8, kv_heads, d, first, rows)];
+        let cases = [(0, 1, 3), (0, 33, 1), (31, 1, 40), (511, 2, 3), (1030, 9, 2)];
+        let each = cases.into_iter().flat_map(|case| [false, true].map(|mean| (case, mean)));
+        for ((first, rows, group), mean) in each {
+            let planes = [(0..20).collect(), vec![0, 2, 3, 5, 7, 11, 13, 17]];
+            let bias = KeyBias { mean, ..bias(d, &planes) };
+            let kind = if mean { KvType::I4 } else { KvType::I8 };
+            let mut states = [state(kind, kv_heads, d, first, rows)];
             set_angles(&mut states[0], table);
             for window in [None, Some(8), Some(600)] {
                 let queries: Vec<f32> =
@@ -532,6 +536,9 @@ mod tests {
                     let i = first + index / group;
                     let start = window.map_or(0, |w| (i + 1).saturating_sub(w));
                     let more = |j: usize| {
+                        if j < bias.first() {
+                            return 0.0;
+                        }
                         let salt = u32::try_from(j).unwrap();
                         let (cos, sin) = (noise(d / 2, salt), noise(d / 2, salt + 5000));
                         let of_plane = |(p, &plane): (usize, &usize)| {

@@ -36,13 +36,15 @@ use fracbit_kernels::{
     Numbers,
     vectors::{FloatScores, KEY_BLOCK, Vectors},
 };
+use fracbit_schedule::Features;
 
 use crate::attention::{CHUNK, QUERIES};
 use crate::id::LayerLinear;
 use crate::kv::KvType;
 use crate::model::{Layer, Model};
+use crate::rope::Rope;
 use crate::sites::LayerSites;
-use crate::state::StateOptions;
+use crate::state::{State, StateOptions};
 
 /// Energy of the biases that stay in a cached key, as a share of the energy that its weights give
 /// it. The error of rounding grows by as much.
@@ -107,11 +109,17 @@ impl KeyBiases {
             // For want of memory, which whoever wanted the cache will hear of.
             return Self::new(model, model.layers.iter().map(|_| None));
         }
-        let layers = 0..model.layers.len();
-        Self::new(
-            model,
-            layers.map(|i| KeyBias::of_mean(model, i, state.capacity(), &state.cached(i, TOKENS)?.keys)),
-        )
+        let dims = [model.config.num_key_value_heads, model.config.head_dim];
+        let layer = |i: usize| {
+            let keys = state.cached(i, TOKENS)?.keys;
+            KeyBias::of_mean(
+                model.config.layers[i].rope.then(|| model.rope_of(i))?,
+                dims,
+                state.capacity(),
+                &keys,
+            )
+        };
+        Self::new(model, (0..model.layers.len()).map(layer))
     }
 
     fn new(model: &Model, layers: impl Iterator<Item = Option<KeyBias>>) -> Self {
@@ -207,12 +215,9 @@ impl KeyBias {
     }
 
     /// The choice for what the keys of a layer share: `keys`, (position, kv head, head_dim), are
-    /// turned for a context of `capacity`. `None` also where the layer has no RoPE.
+    /// turned for a context of `capacity`.
     #[expect(clippy::cast_precision_loss, reason = "means of few numbers")]
-    fn of_mean(model: &Model, index: usize, capacity: usize, keys: &[f32]) -> Option<Self> {
-        let config = &model.config;
-        let (d, heads) = (config.head_dim, config.num_key_value_heads);
-        let rope = model.rope_of(index);
+    fn of_mean(rope: &Rope, [heads, d]: [usize; 2], capacity: usize, keys: &[f32]) -> Option<Self> {
         let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
         let mut rows = Vec::with_capacity(keys.len());
         for (position, row) in keys.chunks_exact(d * heads).enumerate().skip(1) {
@@ -230,7 +235,7 @@ impl KeyBias {
             }
         }
         let count = rows.len() / (d * heads).max(1);
-        if !config.layers[index].rope || count == 0 {
+        if count == 0 {
             return None;
         }
         let mut means = vec![0.0; d * heads];
@@ -272,6 +277,47 @@ impl KeyBias {
             let (a, b) = (query[plane] * scale, query[plane + half] * scale);
             *out = [a * x + b * y, b * x - a * y];
         }
+    }
+}
+
+impl Model {
+    /// What a layer's cache holds of the first `tokens` of those in a state, as (positions, kv
+    /// heads, head_dim): keys behind RoPE, and values; both with the errors of the cache's type.
+    /// `None` where the model has no such layer.
+    #[must_use]
+    pub fn cached(&self, state: &State, layer: usize, tokens: usize) -> Option<Features> {
+        let mut features = state.cached(layer, tokens)?;
+        let kind = state.layout().kind;
+        let constants = self.key_biases(kind).and_then(|biases| biases.layers[layer].as_ref());
+        if let Some(constants) = constants.filter(|constants| constants.concerns(kind)) {
+            let half = self.config.head_dim / 2;
+            let (mut cos, mut sin) = (vec![1.0; half], vec![0.0; half]);
+            let rows = features.keys.chunks_exact_mut(constants.shift.len());
+            for (position, row) in rows.enumerate().skip(constants.first()) {
+                if self.config.layers[layer].rope {
+                    self.rope_of(layer).fill(position, state.capacity(), &mut cos, &mut sin);
+                }
+                let mut kept: Vec<f32> = constants.shift.iter().map(|shift| -shift).collect();
+                self.vectors.rotate(&mut kept, &cos, &sin);
+                self.vectors.add(&kept, row);
+            }
+        }
+        Some(features)
+    }
+
+    /// What turns the keys of a layer.
+    pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
+        let local = self.local_rope.as_ref().filter(|_| self.config.turns_locally(layer));
+        local.unwrap_or(&self.rope)
+    }
+
+    /// What caches of a kind do about large constants of keys. Where these are means, the first
+    /// call runs the model.
+    pub(crate) fn key_biases(&self, kind: KvType) -> Option<&KeyBiases> {
+        if self.config.qkv_bias {
+            return kind.turns().then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)));
+        }
+        (kind == KvType::I4).then(|| self.key_means.get_or_init(|| KeyBiases::of_means(self)))
     }
 }
 
@@ -444,6 +490,40 @@ mod tests {
 
         assert_eq!(KeyBias::new(&bias, &[1e9; 2], 4, ALL), None);
         assert_eq!(KeyBias::new(&[0.0; 16], &[0.0; 2], 3, ALL), None);
+    }
+
+    #[test]
+    fn the_mean_of_turned_keys_is_found() {
+        let json =
+            br#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "head_dim": 16, "vocab_size": 10, "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
+        let rope = Rope::new(&ModelConfig::parse(json, "config.json".as_ref()).unwrap().rope);
+        let (d, capacity, positions) = (16, 64, 40);
+        let number = |i: usize| ((i * 37 % 19) as f32 - 9.0) / 9.0;
+        let mut mean: Vec<f32> = (0..2 * d).map(|i| 3.0 * number(i + 5)).collect();
+        mean[d..].fill(0.0);
+        let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
+        let mut keys = Vec::new();
+        for position in 0..positions {
+            let noise = |i: usize| number(position * 7 + i * 3) * 0.2;
+            // The first one is far away and does not count.
+            let shared = if position == 0 { 50.0 } else { 1.0 };
+            let mut row: Vec<f32> = mean.iter().enumerate().map(|(i, m)| shared * m + noise(i)).collect();
+            rope.fill(position, capacity, &mut cos, &mut sin);
+            Vectors::scalar().rotate(&mut row, &cos, &sin);
+            keys.extend(row);
+        }
+        let found = KeyBias::of_mean(&rope, [2, d], capacity, &keys).expect("a large mean");
+        assert!(found.mean && found.first() == 1 && found.concerns(KvType::I4));
+        assert!(!found.concerns(KvType::I8) && !found.concerns(KvType::I6) && !found.concerns(KvType::I16));
+        assert!(found.heads[1].planes.is_empty() && !found.heads[0].planes.is_empty());
+        for &plane in &found.heads[0].planes {
+            for at in [plane, plane + d / 2] {
+                assert!((found.shift[at] + mean[at]).abs() < 0.1, "{at}: {} {}", found.shift[at], mean[at]);
+            }
+        }
+        assert_eq!(KeyBias::of_mean(&rope, [2, d], capacity, &keys[..2 * d]), None, "the first one alone");
     }
 
     #[test]

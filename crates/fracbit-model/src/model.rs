@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use fracbit_base::{Rate, Scheme, ShapeError};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels::{Gate, Kernels, Precision, Team, Vectors, with_team};
-use fracbit_schedule::{Features, Scheduler};
+use fracbit_schedule::Scheduler;
 
 use crate::Error;
 use crate::attention::{Attention, MAX_HEAD_DIM};
@@ -221,45 +221,6 @@ impl Model {
             state.want_angles(biases);
         }
         state
-    }
-
-    /// What a layer's cache holds of the first `tokens` of those in a state, as (positions, kv
-    /// heads, head_dim): keys behind RoPE, and values; both with the errors of the cache's type.
-    /// `None` where the model has no such layer.
-    #[must_use]
-    pub fn cached(&self, state: &State, layer: usize, tokens: usize) -> Option<Features> {
-        let mut features = state.cached(layer, tokens)?;
-        let kind = state.layout().kind;
-        let constants = self.key_biases(kind).and_then(|biases| biases.layers[layer].as_ref());
-        if let Some(constants) = constants.filter(|constants| constants.concerns(kind)) {
-            let half = self.config.head_dim / 2;
-            let (mut cos, mut sin) = (vec![1.0; half], vec![0.0; half]);
-            let rows = features.keys.chunks_exact_mut(constants.shift.len());
-            for (position, row) in rows.enumerate().skip(constants.first()) {
-                if self.config.layers[layer].rope {
-                    self.rope_of(layer).fill(position, state.capacity(), &mut cos, &mut sin);
-                }
-                let mut kept: Vec<f32> = constants.shift.iter().map(|shift| -shift).collect();
-                self.vectors.rotate(&mut kept, &cos, &sin);
-                self.vectors.add(&kept, row);
-            }
-        }
-        Some(features)
-    }
-
-    /// What turns the keys of a layer.
-    pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
-        let local = self.local_rope.as_ref().filter(|_| self.config.turns_locally(layer));
-        local.unwrap_or(&self.rope)
-    }
-
-    /// What caches of a kind do about large constants of keys. Where these are means, the first
-    /// call runs the model.
-    fn key_biases(&self, kind: KvType) -> Option<&KeyBiases> {
-        if self.config.qkv_bias {
-            return kind.turns().then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)));
-        }
-        (kind == KvType::I4).then(|| self.key_means.get_or_init(|| KeyBiases::of_means(self)))
     }
 
     fn head_linear(&self) -> &Linear {
