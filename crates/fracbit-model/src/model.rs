@@ -33,7 +33,6 @@ use crate::block::BlockInput;
 use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::key_bias::{BiasScores, KeyBiases};
-use crate::kv::KvType;
 use crate::linear::Linear;
 use crate::pages::KvPool;
 use crate::rope::Rope;
