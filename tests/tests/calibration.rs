@@ -8,7 +8,7 @@ use fracbit::{
     Target, calibrate, evaluate, quantize,
 };
 use fracbit_kernels::{Vectors, with_team};
-use fracbit_model::{LinearId, Model, RotationMode};
+use fracbit_model::{BlockInput, FloatId, LayerLinear, LinearId, Model, Place, RotationMode};
 use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
 use fracbit_tests::{Parts, Source, Stored, backends, demo_model, files, relative, scheme, shared, stories};
 use std::{fs, path::Path, sync::Arc};
@@ -60,6 +60,42 @@ fn ratio_of(name: &str, source: &Source, calibration: &Calibration, ids: &[Linea
 fn two_blocks(last: usize) -> Vec<LinearId> {
     let of = |block| fracbit_model::LayerLinear::ALL.map(|linear| LinearId::Layer(block, linear));
     [of(0), of(last)].concat()
+}
+
+/// Of the first block by definition: its input is the norm of the embedding.
+#[test]
+fn means_are_those_of_the_input_that_keys_are_made_of() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (text, _) = stories();
+    let demo = calibrated(&demo_model(), &text, &EvalOptions::default(), 600, &place.path().join("demo"));
+    let opened = Opened::new(&demo_model()).expect("the embedded model");
+    let source = opened.source(RotationMode::None, 0).expect("the embedded model is good");
+    let config = source.config();
+    let gain =
+        source.unfolded_norm(FloatId::before(config, 0, LayerLinear::K).expect("a norm")).expect("a norm");
+    let mut want = vec![0.0f64; config.hidden_size];
+    let sequences = demo.sequences().expect("good sequences");
+    for tokens in sequences.iter() {
+        for row in source.embedding(tokens).expect("tokens").chunks_exact(config.hidden_size) {
+            let square = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / row.len() as f64;
+            let scale = 1.0 / (square + config.rms_norm_eps).sqrt() / demo.info.tokens as f64;
+            let normed = row.iter().zip(&gain).map(|(x, g)| f64::from(*x) * scale * f64::from(*g));
+            want.iter_mut().zip(normed).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    let got = demo.means(config, 0).expect("good means").expect("they are there");
+    for (c, (got, want)) in got.iter().zip(&want).enumerate() {
+        assert!((f64::from(*got) - want).abs() < 1e-4, "channel {c}: {got} {want}");
+    }
+    // No mean square is below the square of a mean.
+    for block in 0..config.num_hidden_layers() {
+        let place = Place::Block(block, BlockInput::Attention);
+        let squares = demo.mean_squares(config, place).expect("good moments");
+        let means = demo.means(config, block).expect("good means").expect("they are there");
+        let all = squares.iter().zip(&means);
+        assert!(all.clone().all(|(s, m)| f64::from(*m).powi(2) <= s * 1.0001 + 1e-9), "block {block}");
+        assert!(all.clone().any(|(s, m)| f64::from(*m).powi(2) > 0.01 * s), "block {block}: no mean at all");
+    }
 }
 
 #[test]

@@ -51,8 +51,7 @@ pub struct Channels {
 }
 
 /// Mean squares of the numbers of a block's queries and keys, as their matrices give them: before
-/// norms, and keys without biases, and where they are measured without their means, which caches
-/// of few bits hold apart.
+/// norms, and keys without biases and means, which caches of few bits hold apart.
 #[derive(Clone, Debug)]
 struct Heads {
     queries: Vec<f64>, // (heads, head_dim)
@@ -144,8 +143,15 @@ impl Channels {
         let heads = (0..config.num_hidden_layers()).map(|i| {
             let moments = calibration.moments(plain, LinearId::Layer(i, LayerLinear::Q))?;
             let moments = moments.expect("the attention's input has moments");
-            Heads::new(plain, i, |_, weights, bias| {
-                squares_by_moments(&weights, bias.as_deref(), moments.entries())
+            let means = calibration.means(config, i)?;
+            Heads::new(plain, i, |linear, weights, bias| {
+                let mut squares = squares_by_moments(&weights, bias.as_deref(), moments.entries())?;
+                if let (LayerLinear::K, Some(means)) = (linear, &means) {
+                    let shared = products(weights, None, means)?;
+                    let least = |s: &f64, mean: f32| (s - f64::from(mean).powi(2)).max(0.0);
+                    squares.iter_mut().zip(shared).for_each(|(s, mean)| *s = least(s, mean));
+                }
+                Ok(squares)
             })
         });
         Ok(Self { inputs, heads: heads.collect::<Result<_, Error>>()? })

@@ -143,6 +143,11 @@ pub struct CalibrationInfo {
     pub inputs: BTreeMap<String, InputReport>,
 }
 
+/// Name of the means of an attention's input.
+fn means_name(block: usize) -> String {
+    format!("model.layers.{block}.self_attn.means")
+}
+
 /// Name of the moments of a block's input.
 fn input_name(block: usize, input: BlockInput) -> String {
     let input = match input {
@@ -263,12 +268,14 @@ pub fn calibrate(
         stream.begin(|tokens| Ok(source.embedding(tokens)?))?;
     }
     for index in steps.len()..blocks {
-        let collected = collect(&source, index, &mut stream, progress)?;
+        let Collected { moments, means } = collect(&source, index, &mut stream, progress)?;
         let mut step = BTreeMap::new();
-        for (input, moments) in collected {
+        for (input, moments) in moments {
             let name = input_name(index, input);
             step.insert(name.clone(), store(&mut writer, &name, &moments)?);
         }
+        let means: Vec<u8> = means.iter().flat_map(|mean| mean.to_le_bytes()).collect();
+        writer.write(&means_name(index), &means)?;
         writer.checkpoint(json!(step))?;
         stream.advance()?;
         inputs.append(&mut step);
@@ -343,20 +350,29 @@ fn tensor_specs(config: &fracbit_io::ModelConfig, sequences: &Sequences) -> Vec<
             let n = LinearId::Layer(block, input.reader()).shape(config).cols;
             specs.push(triangle(input_name(block, input), n));
         }
+        specs.push(spec(means_name(block), Dtype::F32, config.hidden_size));
     }
     specs.push(triangle(HEAD_INPUT.to_owned(), config.hidden_size));
     specs
 }
 
-/// Runs all sequences through a block of `source`, and collects the moments of its inputs in its
-/// basis.
-pub(crate) fn collect(
+/// What is collected of a block.
+struct Collected {
+    moments: Vec<(BlockInput, Moments)>,
+    /// Of the channels of the attention's input.
+    means: Vec<f32>,
+}
+
+/// Runs all sequences through a block of `source`, and collects the moments of its inputs, and the
+/// means of what keys are made of, in its basis.
+fn collect(
     source: &WeightSource,
     index: usize,
     stream: &mut Stream<'_>,
     progress: &dyn Progress,
-) -> Result<Vec<(BlockInput, Moments)>, Error> {
+) -> Result<Collected, Error> {
     let config = source.config();
+    let sums = Arc::new(Mutex::new(vec![0.0f64; config.hidden_size]));
     let collected: Vec<(BlockInput, Arc<Mutex<Moments>>)> = inputs(config)
         .map(|input| {
             let n = LinearId::Layer(index, input.reader()).shape(config).cols;
@@ -367,7 +383,14 @@ pub(crate) fn collect(
     let vectors = kernels.vectors();
     let block = Block::from_source(source, index, |input| {
         let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
+        let sums = (input == BlockInput::Attention).then(|| Arc::clone(&sums));
         Some(Arc::new(move |team: &Team<'_>, Read { x, .. }: Read<'_>| {
+            if let Some(sums) = &sums {
+                let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
+                for row in x.chunks_exact(sums.len()) {
+                    sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
+                }
+            }
             let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
             // The threads of the pool stand by for the pass: a loop of rayon's would find none of
             // them.
@@ -381,7 +404,12 @@ pub(crate) fn collect(
         let moments = Arc::into_inner(moments).expect("the block that shared it is gone");
         (input, moments.into_inner().unwrap_or_else(PoisonError::into_inner))
     });
-    Ok(taken.collect())
+    let moments = taken.collect();
+    let sums = Arc::into_inner(sums).expect("the block that shared it is gone");
+    let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "means in f32")]
+    let means = sums.iter().map(|sum| (sum / stream.tokens().max(1) as f64) as f32).collect();
+    Ok(Collected { moments, means })
 }
 
 /// Writes the moments of an input, and says what is known of them.
@@ -494,6 +522,21 @@ impl Calibration {
         self.checkpoint.verify_tensor(&name)?;
         let triangle = self.checkpoint.to_f32(&name)?;
         Ok((1..=n).map(|row| f64::from(triangle[row * (row + 1) / 2 - 1])).collect())
+    }
+
+    /// Means of the channels of an attention's input, in the basis of the checkpoint; `None` in a
+    /// calibration of an older program.
+    ///
+    /// # Errors
+    /// When they are damaged, or of another shape.
+    pub fn means(&self, config: &fracbit_io::ModelConfig, block: usize) -> Result<Option<Vec<f32>>, Error> {
+        let name = means_name(block);
+        if !self.checkpoint.contains(&name) {
+            return Ok(None);
+        }
+        self.checkpoint.expect_shape(&name, &[config.hidden_size])?;
+        self.checkpoint.verify_tensor(&name)?;
+        Ok(Some(self.checkpoint.to_f32(&name)?))
     }
 
     /// Moments of what a matrix reads, in the basis of `source`. `None` for an embedding that is

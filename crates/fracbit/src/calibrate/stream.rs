@@ -125,6 +125,11 @@ impl<'a> Stream<'a> {
         self.dir.join(format!("{}-{at}", self.name))
     }
 
+    /// Tokens of all sequences.
+    pub(crate) fn tokens(&self) -> usize {
+        self.sequences.tokens()
+    }
+
     /// Bytes of the hidden states before one block.
     pub(crate) fn bytes(&self) -> u64 {
         4 * (self.sequences.tokens() * self.width) as u64
