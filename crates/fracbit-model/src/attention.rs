@@ -366,6 +366,7 @@ mod tests {
     use super::*;
     use crate::key_bias::{HeadBias, KeyBias};
     use crate::pages::KvPool;
+    use crate::rope::Rope;
     use crate::state::StateOptions;
     use fracbit_io::ModelConfig;
 
@@ -477,15 +478,22 @@ mod tests {
         }
     }
 
-    /// Angles of noise, as far as the state has room.
+    /// A rotary embedding that lengthens keys.
+    fn rope(d: usize) -> Rope {
+        let json = format!(
+            r#"{{"model_type": "llama", "hidden_size": {d}, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "head_dim": {d}, "vocab_size": 10, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true,
+            "rope_scaling": {{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}}}}"#
+        );
+        Rope::new(&ModelConfig::parse(json.as_bytes(), "config.json".as_ref()).unwrap().rope)
+    }
+
+    /// Its angles, as far as the state has room.
     fn set_angles(state: &mut State, table: usize) {
-        let planes = state.layout().head_dim / 2;
+        let (planes, room) = (state.layout().head_dim / 2, state.room());
         state.angles[table].want(planes);
-        state.grow_angles().unwrap();
-        for position in 0..state.room() {
-            let salt = u32::try_from(position).unwrap();
-            state.angles[table].set(position, &noise(planes, salt), &noise(planes, salt + 5000));
-        }
+        state.angles[table].reach(room, &rope(2 * planes), 4096).unwrap();
     }
 
     /// A choice of planes for every head.
@@ -504,7 +512,7 @@ mod tests {
     fn scores_get_their_biases_at_every_edge() {
         // Planes that meet the queries in several groups, one of them whole.
         let (d, kv_heads, table) = (40, 2, 1);
-        let vectors = Vectors::scalar();
+        let (vectors, rope) = (Vectors::scalar(), rope(d));
         let cases = [(0, 1, 3), (0, 33, 1), (31, 1, 40), (511, 2, 3), (1030, 9, 2)];
         let each = cases.into_iter().flat_map(|case| [false, true].map(|mean| (case, mean)));
         for ((first, rows, group), mean) in each {
@@ -539,8 +547,8 @@ mod tests {
                         if j < bias.first() {
                             return 0.0;
                         }
-                        let salt = u32::try_from(j).unwrap();
-                        let (cos, sin) = (noise(d / 2, salt), noise(d / 2, salt + 5000));
+                        let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
+                        rope.fill(j, 4096, &mut cos, &mut sin);
                         let of_plane = |(p, &plane): (usize, &usize)| {
                             let [a, b] = [0, 1].map(|i| f64::from(factors[2 * (n * bias.most + p) + i]));
                             a * f64::from(cos[plane]) + b * f64::from(sin[plane])

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! so keys are stored without the bias of some planes, and attention adds the second term in single
-//! precision from a table of cosines and sines of positions. Its work grows with the planes, so
+//! precision from tables of cosines and sines. Its work grows with the planes, so
 //! only those take part that must: the largest ones, until the energy that the other biases add to
 //! a key is at most [`LEFT`] of what its weights give it. Planes that RoPE leaves alone add the
 //! same to every score of a query, which softmax does not see: their biases are dropped for
@@ -32,15 +32,12 @@ use std::collections::TryReserveError;
 use std::ops::Range;
 
 use fracbit_io::{ModelConfig, QkNorm};
-use fracbit_kernels::{
-    Numbers,
-    vectors::{FloatScores, KEY_BLOCK, Vectors},
-};
+use fracbit_kernels::vectors::{FloatScores, KEY_BLOCK, Vectors};
 use fracbit_schedule::Features;
 
-use crate::attention::{CHUNK, QUERIES};
+use crate::attention::{CHUNK, MAX_HEAD_DIM, QUERIES};
 use crate::id::LayerLinear;
-use crate::kv::KvType;
+use crate::kv::{KvType, PAGE};
 use crate::model::{Layer, Model};
 use crate::rope::Rope;
 use crate::sites::LayerSites;
@@ -51,7 +48,7 @@ use crate::state::{State, StateOptions};
 const LEFT: f64 = 0.25;
 /// Rows of weights of a head that its energy is estimated from.
 const ROWS: usize = 16;
-/// Planes that meet the queries together: their angles at the positions of a chunk are 32 KiB.
+/// Planes that meet the queries together: their angles within a page are 4 KiB.
 const TOGETHER: usize = 8;
 /// Energy of a mean that stays in a cached key, as a share of that of what keys do not share, and
 /// most planes of it that are kept apart: what meets the queries together.
@@ -321,13 +318,14 @@ impl Model {
     }
 }
 
-/// Cosines and sines of all planes at the positions of a state.
+/// Cosines and sines of all planes: of the first position of each page of a state, and of the
+/// positions of a page counted from there. The sum of both angles is that of a position.
 #[derive(Debug, Default)]
 pub(crate) struct Angles {
-    all: Numbers<f32>, // (block, plane, 2, KEY_BLOCK)
     planes: usize,
-    /// Positions that are there.
-    held: usize,
+    /// Lengthened where RoPE lengthens keys.
+    firsts: Vec<f32>, // (page, plane, 2)
+    within: Vec<f32>, // (block, plane, 2, KEY_BLOCK)
 }
 
 impl Angles {
@@ -336,64 +334,80 @@ impl Angles {
         self.planes = planes;
     }
 
-    /// Room for `capacity` positions, whole blocks, where it is wanted, keeping what is there. It
-    /// doubles, so that few of them are copied.
-    pub(crate) fn grow(&mut self, capacity: usize) -> Result<(), TryReserveError> {
-        let len = capacity.saturating_mul(2 * self.planes);
-        if len > self.all.len() {
-            let mut new = Numbers::try_zeroed(len.max(2 * self.all.len()))?;
-            new[..self.all.len()].copy_from_slice(&self.all);
-            self.all = new;
+    /// Room for `positions`, where it is wanted.
+    pub(crate) fn grow(&mut self, positions: usize) -> Result<(), TryReserveError> {
+        let len = positions.div_ceil(PAGE).saturating_mul(2 * self.planes);
+        self.firsts.try_reserve(len.saturating_sub(self.firsts.len()))
+    }
+
+    /// Writes those of the first `positions` in a context of `capacity`, as far as they are
+    /// missing: a state that shares the pages of another has not run their tokens.
+    pub(crate) fn reach(
+        &mut self,
+        positions: usize,
+        rope: &Rope,
+        capacity: usize,
+    ) -> Result<(), TryReserveError> {
+        self.grow(positions)?;
+        let planes = self.planes;
+        let (mut cos, mut sin) = ([0.0; MAX_HEAD_DIM / 2], [0.0; MAX_HEAD_DIM / 2]);
+        let (cos, sin) = (&mut cos[..planes], &mut sin[..planes]);
+        if self.within.is_empty() {
+            self.within.try_reserve(2 * planes * PAGE)?;
+            self.within.resize(2 * planes * PAGE, 0.0);
+            rope.fill(0, capacity, cos, sin);
+            let mut lengths = [0.0; MAX_HEAD_DIM / 2];
+            lengths[..planes].copy_from_slice(cos);
+            for position in 0..PAGE {
+                rope.fill(position, capacity, cos, sin);
+                let (block, at) = (position / KEY_BLOCK, position % KEY_BLOCK);
+                for plane in 0..planes {
+                    let row = 2 * (block * planes + plane) * KEY_BLOCK + at;
+                    self.within[row] = cos[plane] / lengths[plane];
+                    self.within[row + KEY_BLOCK] = sin[plane] / lengths[plane];
+                }
+            }
+        }
+        let held = self.firsts.len() / (2 * planes).max(1);
+        for page in held..positions.div_ceil(PAGE) {
+            rope.fill(page * PAGE, capacity, cos, sin);
+            self.firsts.extend(cos.iter().zip(&*sin).flat_map(|(&c, &s)| [c, s]));
         }
         Ok(())
     }
 
-    /// Positions before `len` that are missing: a state that shares the pages of another has not
-    /// run their tokens.
-    pub(crate) fn missing(&self, len: usize) -> Range<usize> {
-        self.held.min(len)..len
-    }
-
-    /// Writes those of a position, the next one or one that is there.
-    pub(crate) fn set(&mut self, position: usize, cos: &[f32], sin: &[f32]) {
-        debug_assert!(position <= self.held, "no position is left out");
-        self.held = self.held.max(position + 1);
-        let block = 2 * self.planes * KEY_BLOCK;
-        let rows = self.all[position / KEY_BLOCK * block..][..block].as_chunks_mut::<KEY_BLOCK>().0;
-        let at = position % KEY_BLOCK;
-        for (both, (cos, sin)) in rows.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
-            (both[0][at], both[1][at]) = (*cos, *sin);
-        }
-    }
-
-    /// Those of some planes at the positions from `from` on, whole blocks: (block, plane, 2,
-    /// KEY_BLOCK).
-    fn gather(&self, planes: &[usize], from: usize, out: &mut [f32]) {
-        let (block, row) = (2 * self.planes * KEY_BLOCK, 2 * KEY_BLOCK);
-        let blocks = self.all[from / KEY_BLOCK * block..].chunks_exact(block);
+    /// Those of some planes within a page: (block, plane, 2, KEY_BLOCK).
+    fn gather(&self, planes: &[usize], out: &mut [f32]) {
+        let row = 2 * KEY_BLOCK;
+        let blocks = self.within.chunks_exact(self.planes * row);
         for (all, out) in blocks.zip(out.chunks_exact_mut(planes.len() * row)) {
             for (&plane, out) in planes.iter().zip(out.chunks_exact_mut(row)) {
                 out.copy_from_slice(&all[plane * row..][..row]);
             }
         }
     }
+
+    /// Those of the first position of a page, (plane, 2).
+    fn first(&self, page: usize) -> &[[f32; 2]] {
+        &self.firsts.as_chunks().0[page * self.planes..][..self.planes]
+    }
 }
 
 /// Work space of a thread.
 pub(crate) struct Work {
     /// (block, plane, 2, KEY_BLOCK)
-    angles: [f32; 2 * TOGETHER * CHUNK],
+    angles: [f32; 2 * TOGETHER * PAGE],
     /// (query, plane, 2)
     factors: [f32; 2 * TOGETHER * QUERIES],
-    /// (query, position of a chunk)
-    scores: [f32; QUERIES * CHUNK],
+    /// (query, position of a page)
+    scores: [f32; QUERIES * PAGE],
 }
 
 impl Work {
     pub(crate) const NEW: Self = Self {
-        angles: [0.0; 2 * TOGETHER * CHUNK],
+        angles: [0.0; 2 * TOGETHER * PAGE],
         factors: [0.0; 2 * TOGETHER * QUERIES],
-        scores: [0.0; QUERIES * CHUNK],
+        scores: [0.0; QUERIES * PAGE],
     };
 }
 
@@ -409,7 +423,7 @@ pub(crate) struct BiasScores<'a> {
 
 impl BiasScores<'_> {
     /// Adds it to `scores`, (query, [`CHUNK`]), of some queries of a head, counted from the first
-    /// one of all heads, at `positions`, the first one that of a block.
+    /// one of all heads, at `positions`, the first one that of a page.
     pub(crate) fn add(
         self,
         vectors: &Vectors,
@@ -421,22 +435,32 @@ impl BiasScores<'_> {
     ) {
         let (each, angles) = (2 * self.bias.most, &angles[self.table]);
         let (first, count) = (queries.start, queries.len());
-        let width = positions.len().next_multiple_of(KEY_BLOCK);
         for (nth, planes) in self.bias.heads[head].planes.chunks(TOGETHER).enumerate() {
             let dim = 2 * planes.len();
-            let keys = &mut work.angles[..dim * width];
-            angles.gather(planes, positions.start, keys);
+            let keys = &mut work.angles[..dim * PAGE];
+            angles.gather(planes, keys);
             let queries = &mut work.factors[..count * dim];
-            for (q, to) in queries.chunks_exact_mut(dim).enumerate() {
-                let at = (first + q) * each + nth * 2 * TOGETHER;
-                to.copy_from_slice(&self.factors[at..][..dim]);
-            }
-            vectors.float_scores(&FloatScores { queries, dim, keys, stride: CHUNK }, &mut work.scores);
-            if positions.start < self.bias.first() {
-                work.scores.chunks_mut(CHUNK).take(count).for_each(|scores| scores[0] = 0.0);
-            }
-            for (from, to) in work.scores.chunks(CHUNK).zip(scores.chunks_mut(CHUNK)).take(count) {
-                vectors.add(&from[..width], &mut to[..width]);
+            for at in positions.clone().step_by(PAGE) {
+                // Turned to where the page begins, which is cheaper than angles of all positions.
+                let firsts = angles.first(at / PAGE);
+                for (q, to) in queries.chunks_exact_mut(dim).enumerate() {
+                    let from = &self.factors[(first + q) * each + nth * 2 * TOGETHER..][..dim];
+                    let both = from.as_chunks::<2>().0.iter().zip(to.as_chunks_mut::<2>().0);
+                    for (&plane, (&[a, b], to)) in planes.iter().zip(both) {
+                        let [cos, sin] = firsts[plane];
+                        *to = [a * cos + b * sin, b * cos - a * sin];
+                    }
+                }
+                let width = PAGE.min(positions.end - at).next_multiple_of(KEY_BLOCK);
+                let args = FloatScores { queries, dim, keys: &keys[..dim * width], stride: PAGE };
+                vectors.float_scores(&args, &mut work.scores);
+                if at < self.bias.first() {
+                    work.scores.chunks_mut(PAGE).take(count).for_each(|scores| scores[0] = 0.0);
+                }
+                let place = at - positions.start;
+                for (from, to) in work.scores.chunks(PAGE).zip(scores.chunks_mut(CHUNK)).take(count) {
+                    vectors.add(&from[..width], &mut to[place..][..width]);
+                }
             }
         }
     }

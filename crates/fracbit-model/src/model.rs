@@ -28,7 +28,7 @@ use fracbit_kernels::{Gate, Kernels, Precision, Team, Vectors, with_team};
 use fracbit_schedule::Scheduler;
 
 use crate::Error;
-use crate::attention::{Attention, MAX_HEAD_DIM};
+use crate::attention::Attention;
 use crate::block::BlockInput;
 use crate::builder::{ModelBuilder, check_linear};
 use crate::id::{FloatId, LayerLinear, LinearId};
@@ -543,23 +543,13 @@ impl<'a> Pass<'a> {
             for state in &mut *states {
                 // Another model may have made the state.
                 state.want_angles(biases);
-                state.grow_angles()?;
-                let ropes = [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().enumerate();
-                let (mut cos, mut sin) = ([0.0; MAX_HEAD_DIM / 2], [0.0; MAX_HEAD_DIM / 2]);
-                let (cos, sin) = (&mut cos[..half], &mut sin[..half]);
-                for (i, rope) in ropes.filter(|(i, _)| biases.tables[*i]) {
-                    for position in state.angles[i].missing(state.len()) {
-                        rope.fill(position, state.capacity(), cos, sin);
-                        state.angles[i].set(position, cos, sin);
-                    }
-                }
-            }
-            for (i, Turns { cos, sin }) in s.turns.iter().enumerate().filter(|(i, _)| biases.tables[*i]) {
-                let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
-                for (row, (cos, sin)) in angles.take(rows).enumerate() {
-                    let state = &mut states[row / each];
-                    let position = state.len() + row % each;
-                    state.angles[i].set(position, cos, sin);
+                let (positions, capacity) = (state.len() + each, state.capacity());
+                let ropes = [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten();
+                for ((rope, angles), _) in
+                    ropes.zip(&mut state.angles).zip(biases.tables).filter(|(_, wanted)| *wanted)
+                {
+                    let reached = angles.reach(positions, rope, capacity);
+                    reached.map_err(|source| Error::Memory { tokens: positions, source })?;
                 }
             }
         }

@@ -215,7 +215,7 @@ impl State {
         wanted.for_each(|(angles, _)| angles.want(planes));
     }
 
-    /// As many positions for them as there are pages for.
+    /// Room for as many of them as there are pages.
     pub(crate) fn grow_angles(&mut self) -> Result<(), Error> {
         let room = self.room();
         let grown = self.angles.iter_mut().try_for_each(|angles| angles.grow(room));
@@ -228,17 +228,17 @@ impl State {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let pair = options.kv.pair_bytes(config.head_dim);
         let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
-        // For large constants of keys, which only the model knows: a table of all planes for every
-        // RoPE.
+        // For large constants of keys, which only the model knows: tables of all planes for every
+        // RoPE, for each page and within one.
         let constants = options.kv == KvType::I4 || options.kv.turns() && config.qkv_bias;
         let tables = match (constants, &config.local_rope) {
             (false, _) => 0,
             (true, None) => 1,
             (true, Some(_)) => 2,
         };
-        let angles = tables * config.head_dim * size_of::<f32>();
         let positions = capacity.checked_next_multiple_of(PAGE).unwrap_or(capacity);
-        (position + angles).saturating_mul(positions)
+        let angles = tables * config.head_dim * size_of::<f32>();
+        position.saturating_mul(positions).saturating_add(angles.saturating_mul(positions / PAGE + PAGE))
     }
 
     /// Tokens held.
