@@ -222,7 +222,7 @@ const CASES: &[Case] = &[
                 name: "model.layers.0.self_attn.q_proj.bias".to_owned(),
                 dtype: "F16".to_owned(),
                 shape: vec![64],
-                bytes: vec![0; 128],
+                bytes: [0, 0x3c].repeat(64),
             });
         },
         &["q_proj.bias"],
