@@ -481,7 +481,7 @@ fn any_bytes_are_read_or_refused() {
     };
     let (mut read, mut refused) = (0, 0);
     for (name, _) in CASES.into_iter().chain([("mxfp4-experts", Packing::Mxfp4)]) {
-        for round in 0..20 {
+        for round in 0..60 {
             let mut parts = Parts::golden(name);
             parts.without("expected");
             let at = next() % parts.tensors.len();
