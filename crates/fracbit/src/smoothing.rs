@@ -51,7 +51,8 @@ pub struct Channels {
 }
 
 /// Mean squares of the numbers of a block's queries and keys, as their matrices give them: before
-/// norms, and keys without biases and means, which caches of few bits hold apart.
+/// norms, and keys without biases, or where there are none without means: what caches of few bits
+/// hold apart.
 #[derive(Clone, Debug)]
 struct Heads {
     queries: Vec<f64>, // (heads, head_dim)
@@ -143,7 +144,7 @@ impl Channels {
         let heads = (0..config.num_hidden_layers()).map(|i| {
             let moments = calibration.moments(plain, LinearId::Layer(i, LayerLinear::Q))?;
             let moments = moments.expect("the attention's input has moments");
-            let means = calibration.means(config, i)?;
+            let means = if config.qkv_bias { None } else { calibration.means(config, i)? };
             Heads::new(plain, i, |linear, weights, bias| {
                 let mut squares = squares_by_moments(&weights, bias.as_deref(), moments.entries())?;
                 if let (LayerLinear::K, Some(means)) = (linear, &means) {
@@ -199,7 +200,7 @@ impl Channels {
             heads.push(Heads::new(plain, index, |linear, weights, bias| {
                 let outputs = weights.shape.rows;
                 let mut y = products(weights, bias, &x)?;
-                if linear == LayerLinear::K {
+                if linear == LayerLinear::K && !config.qkv_bias {
                     center(&mut y, outputs);
                 }
                 Ok(column_squares(&y, outputs))
