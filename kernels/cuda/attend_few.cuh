@@ -1,6 +1,6 @@
 // Attention of up to eight tokens over a long cache: norms, rotary embedding, cache and attention in one launch.
 //
-// A block takes one key-value head and one share of the cache for up to 8 T queries (tokens times query heads of the group), so that keys
+// A block takes one key-value head of one sequence and one share of its cache for up to 8 T queries (tokens times query heads of the group), so that keys
 // and values are read once. A warp takes 16 positions at a time, loaded straight into the operands of mma: any order of the dimensions
 // serves a dot product, so that a lane reads 16 bytes in one piece. Products with keys have the queries' upper halves in rows 0 to 7 and
 // their lower halves in rows 8 to 15; products with values have dimensions as rows and queries as columns.
@@ -17,13 +17,15 @@ struct AttendFewArgs {
     const float* query_norm;  // (d) or null
     const float* key_norm;    // (d) or null
     const float* turns;       // (positions, d) cosines, then sines of d/2 planes; null: no rotation
-    uint16_t* keys;           // f16 (kv_heads, capacity, d)
+    uint16_t* keys;           // the cache
     uint16_t* values;
+    const uint32_t* tables;   // (sequences, pages)
     float* out;               // (rows, heads, d)
     float* partial;           // (blocks_x, blocks_y, 8 T, 64 N), then most and weight (blocks_x, blocks_y, 8 T, 2)
     uint32_t* counters;       // (blocks_x), zero before and after
-    uint32_t heads, kv_heads, d, capacity, window, rows;
-    uint32_t tiles;           // blocks along x of one key-value head
+    uint32_t heads, kv_heads, d, pages, window;
+    uint32_t rows;            // of each sequence
+    uint32_t tiles;           // blocks along x of one key-value head of a sequence
     float eps, scale;         // scale of the queries
     uint32_t pad;
 };
@@ -223,23 +225,29 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     using Room = FewRoom<N, T>;
     grid_release();
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, g = lane / 4, c = lane % 4;
-    const uint32_t kv = block_x() / a.tiles, group = a.heads / a.kv_heads, first_query = block_x() % a.tiles * Room::Q;
+    const uint32_t kv = block_x() / a.tiles % a.kv_heads, sequence = block_x() / a.tiles / a.kv_heads;
+    const uint32_t group = a.heads / a.kv_heads, first_query = block_x() % a.tiles * Room::Q;
+    const uint32_t first_row = sequence * a.rows;
+    const uint32_t* table = a.tables + sequence * a.pages;
     const uint32_t left = a.rows * group - first_query, queries = left < Room::Q ? left : Room::Q;
     // Positions in the cache, from the first that a token sees on; chunks of them are dealt to the warps of a block, then to the blocks.
-    const uint32_t position = ldc(&a.step->position);
-    const uint32_t start = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+    const uint32_t position = ldc(&a.step->positions[sequence]);
+    // A chunk lies within a page.
+    const uint32_t start = a.window > 0 && position + 1 > a.window ? (position + 1 - a.window) / FEW_CHUNK * FEW_CHUNK : 0;
     const uint32_t count = position - start, chunks = (count + FEW_CHUNK - 1) / FEW_CHUNK;
     const uint32_t turns = (chunks + FEW_WARPS - 1) / FEW_WARPS, some = turns < blocks_y() ? turns : blocks_y();
     const uint32_t shares = some > 0 ? some : 1;
     if (block_y() >= shares) return;
-    // Rows of the cache. One behind the last repeats it, with no weight. Caches have less than 2^32 values: 64-bit places would take
-    // registers.
-    const uint32_t end = kv * a.capacity + position;
-    uint32_t first = end - count + (block_y() * FEW_WARPS + warp) * FEW_CHUNK;
+    // The chunk's first position, and the row of the cache that holds it. A position behind the last repeats that, with no weight. Caches
+    // have less than 2^32 values: 64-bit places would take registers.
+    const uint32_t end = position, stride = FEW_CHUNK * FEW_WARPS * blocks_y();
+    uint32_t first = start + (block_y() * FEW_WARPS + warp) * FEW_CHUNK;
+    const auto row_of = [&](uint32_t at) { return at < end ? cache_row(table, a.kv_heads, kv, at) : 0u; };
+    uint32_t begins = row_of(first);
     const auto fetch = [&](const uint16_t* from) {
-        return [=, &first, &a](uint32_t at, uint32_t i) {
-            const uint32_t p = first + at;
-            return ldc((const Words4*)(from + (size_t)((p < end ? p : end - 1) * a.d) + i));
+        return [=, &first, &begins, &a](uint32_t at, uint32_t i) {
+            const uint32_t last = end - 1 - first;
+            return ldc((const Words4*)(from + (size_t)((begins + (at < last ? at : last)) * a.d) + i));
         };
     };
     Positions<N> p;
@@ -257,12 +265,13 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     FB_UNROLL_1
     for (uint32_t i = warp; i < queries + (own ? 2 * a.rows : 0); i += FEW_WARPS) {
         const bool query = i < queries, value = !query && (i - queries) % 2 == 1;
-        const uint32_t row = query ? (first_query + i) / group : (i - queries) / 2;
+        const uint32_t row = query ? (first_query + i) / group : (i - queries) / 2;  // of the sequence
         const uint32_t head = query ? kv * group + (first_query + i) % group : a.heads + (value ? a.kv_heads : 0) + kv;
         float v[2 * N];
-        few_head<N>(a, a.qkv + ((size_t)row * all + head) * a.d, query ? a.query_norm : value ? nullptr : a.key_norm,
+        few_head<N>(a, a.qkv + ((size_t)(first_row + row) * all + head) * a.d, query ? a.query_norm : value ? nullptr : a.key_norm,
                     a.turns && !value ? a.turns + (size_t)(position + row) * a.d : nullptr, scratch, v);
-        uint16_t* cache = (value ? a.values : a.keys) + ((size_t)kv * a.capacity + position + row) * a.d;
+        const uint32_t here = query ? 0u : cache_row(table, a.kv_heads, kv, position + row);
+        uint16_t* cache = (value ? a.values : a.keys) + (size_t)here * a.d;
         const uint32_t to = (value ? Room::VALUES : Room::KEYS) + row * Room::ROW;
         FB_UNROLL
         for (uint32_t t = 0; t < 2 * N; t++) {
@@ -288,17 +297,17 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
         q[t] = Running<N>{};
         q[t].most = FEW_LEAST;
         const uint32_t seen = position + (first_query + 8 * t + g) / group + 1;
-        low[t] = end - position + (a.window > 0 && seen > a.window ? seen - a.window : 0);
+        low[t] = a.window > 0 && seen > a.window ? seen - a.window : 0;
     }
     FB_UNROLL_1
     while (first < end) {
         sync_warp();  // or the compiler keeps the queries in registers, which positions need
-        const uint32_t here = first;
+        const uint32_t here = first, next = row_of(first + stride);
         uint32_t b[T][2];
         float s[T][2][2];
         FB_UNROLL
         for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, s[t]);
-        first += FEW_CHUNK * FEW_WARPS * blocks_y();
+        first += stride, begins = next;
         if (first < end) take_keys(p, a.d, fetch(a.keys));
         FB_UNROLL
         for (uint32_t t = 0; t < T; t++) {
@@ -351,7 +360,7 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     float* summary = a.partial + (size_t)blocks_x() * blocks_y() * Room::Q * Room::D + place * 2;
     const auto output = [&](uint32_t i) {
         const uint32_t n = first_query + i;
-        return a.out + ((size_t)(n / group) * a.heads + kv * group + n % group) * a.d;
+        return a.out + ((size_t)(first_row + n / group) * a.heads + kv * group + n % group) * a.d;
     };
     for (uint32_t i = thread_x(); i < queries * (Room::D / 4); i += threads_x()) {
         const uint32_t n = i / (Room::D / 4), at = 4 * (i % (Room::D / 4));
@@ -390,4 +399,4 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     if (thread_x() == 0) stg(a.counters + block_x(), 0u);
 }
 
-static_assert(sizeof(AttendFewArgs) == 120, "arguments");
+static_assert(sizeof(AttendFewArgs) == 128, "arguments");

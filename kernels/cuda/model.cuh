@@ -5,14 +5,24 @@
 #pragma once
 #include "device.cuh"
 
-constexpr int PROMPT = 1024;
+constexpr int PROMPT = 1024, SEQUENCES = 8;
 
-/// State of a sequence: read and advanced by the kernels of a step.
+/// What a step runs: read, and where it draws advanced, by its kernels. Rows are those of the sequences, one behind the other and the same
+/// number of each.
 struct Step {
-    uint32_t position;        // tokens in the cache
-    uint32_t drawn;           // tokens drawn
-    uint32_t tokens[PROMPT];  // to be run
+    uint32_t drawn;                 // tokens drawn
+    uint32_t positions[SEQUENCES];  // tokens in the cache, of each sequence
+    uint32_t tokens[PROMPT];        // to be run
 };
+
+/// Positions of a page. A cache is f16 (pages, kv_heads, PAGE, d) for keys and the same for values of a layer; which pages a sequence has
+/// stands in its row of a table, (sequences, pages of a sequence).
+constexpr uint32_t PAGE = 64;
+
+/// The row of a cache that holds a position of a head.
+FB_DEVICE uint32_t cache_row(const uint32_t* table, uint32_t kv_heads, uint32_t kv, uint32_t position) {
+    return (ldg(table + position / PAGE) * kv_heads + kv) * PAGE + position % PAGE;
+}
 
 /// Sums `v` over the block; every thread gets the result. Uses 132 bytes of shared memory at `at`.
 FB_DEVICE float sum_block(float v, uint32_t at) {
@@ -235,13 +245,17 @@ struct HeadsArgs {
     const float* query_norm;  // (d) or null
     const float* key_norm;    // (d) or null
     const float* turns;       // (positions, d) cosines, then sines of d/2 planes; null: no rotation
-    uint16_t* keys;           // f16 (kv_heads, capacity, d)
+    uint16_t* keys;           // the cache
     uint16_t* values;
-    uint32_t heads, kv_heads, d, capacity;
+    const uint32_t* tables;  // (sequences, pages)
+    uint32_t heads, kv_heads, d, pages;
+    uint32_t each;     // rows of a sequence
     float eps, scale;  // scale of the queries
+    uint32_t pad;
 };
 FB_DEVICE void heads(const HeadsArgs& a) {
-    const uint32_t head = block_x(), row = block_y(), position = ldg(&a.step->position) + row;
+    const uint32_t head = block_x(), row = block_y(), sequence = row / a.each;
+    const uint32_t position = ldg(&a.step->positions[sequence]) + row % a.each;
     const uint32_t all = a.heads + 2 * a.kv_heads, half = a.d / 2;
     float* x = a.qkv + ((size_t)row * all + head) * a.d;
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
@@ -269,7 +283,7 @@ FB_DEVICE void heads(const HeadsArgs& a) {
         } else {
             const uint32_t kv = (head - a.heads) % a.kv_heads;
             uint16_t* cache = value ? a.values : a.keys;
-            stg(cache + ((size_t)kv * a.capacity + position) * a.d + i, to_half(v));
+            stg(cache + (size_t)cache_row(a.tables + sequence * a.pages, a.kv_heads, kv, position) * a.d + i, to_half(v));
         }
     }
 }
@@ -278,15 +292,17 @@ FB_DEVICE void heads(const HeadsArgs& a) {
 struct AttendArgs {
     const Step* step;
     const float* qkv;        // (rows, heads + 2 kv_heads, d)
-    const uint16_t* keys;    // f16 (kv_heads, capacity, d)
+    const uint16_t* keys;    // the cache
     const uint16_t* values;
+    const uint32_t* tables;  // (sequences, pages)
     float* out;              // (rows, heads, d)
-    uint32_t heads, kv_heads, d, capacity, window;  // window 0: all positions
-    uint32_t pad;
+    uint32_t heads, kv_heads, d, pages, window;  // window 0: all positions
+    uint32_t each;                               // rows of a sequence
 };
 constexpr int MAX_SLICE = 8;  // head dimensions up to 256
 FB_DEVICE void attend(const AttendArgs& a) {
-    const uint32_t head = block_x(), row = block_y(), last = ldg(&a.step->position) + row;
+    const uint32_t head = block_x(), row = block_y(), sequence = row / a.each;
+    const uint32_t last = ldg(&a.step->positions[sequence]) + row % a.each;
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, warps = threads_x() / 32;
     const uint32_t kv = head / (a.heads / a.kv_heads);
     const uint32_t first = a.window > 0 && last + 1 > a.window ? last + 1 - a.window : 0;
@@ -300,8 +316,8 @@ FB_DEVICE void attend(const AttendArgs& a) {
     }
     float most = -INFINITY, weight = 0.f;
     for (uint32_t p = first + warp; p <= last; p += warps) {
-        const uint16_t* k = a.keys + ((size_t)kv * a.capacity + p) * a.d;
-        const uint16_t* v = a.values + ((size_t)kv * a.capacity + p) * a.d;
+        const size_t at = (size_t)cache_row(a.tables + sequence * a.pages, a.kv_heads, kv, p) * a.d;
+        const uint16_t *k = a.keys + at, *v = a.values + at;
         float score = 0.f;
         FB_UNROLL
         for (int t = 0; t < MAX_SLICE; t++) {
@@ -349,6 +365,6 @@ FB_DEVICE void attend(const AttendArgs& a) {
     }
 }
 
-static_assert(sizeof(Step) == 4104 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
-static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 80, "arguments");
-static_assert(sizeof(AttendArgs) == 64, "arguments");
+static_assert(sizeof(Step) == 4132 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
+static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 96, "arguments");
+static_assert(sizeof(AttendArgs) == 72, "arguments");

@@ -9,13 +9,14 @@
 struct PromptArgs {
     const Step* step;
     const float* qkv;        // (rows, heads + 2 kv_heads, d)
-    const uint16_t* keys;    // f16 (kv_heads, capacity, d)
+    const uint16_t* keys;    // the cache
     const uint16_t* values;
+    const uint32_t* table;   // pages of the one sequence
     float* out;              // (rows, heads, d)
-    uint32_t heads, kv_heads, d, capacity, window;  // d: a multiple of 8; window 0: all positions
-    uint32_t rows;
+    uint32_t heads, kv_heads, d, window;  // d: a multiple of 8; window 0: all positions
+    uint32_t rows, pad;
 };
-static_assert(sizeof(PromptArgs) == 64, "arguments");
+static_assert(sizeof(PromptArgs) == 72, "arguments");
 
 constexpr uint32_t PROMPT_ROWS = 64;
 
@@ -27,7 +28,7 @@ template <int D> FB_DEVICE void prompt(const PromptArgs& a) {
     const uint32_t head = block_x(), kv = head / (a.heads / a.kv_heads);
     // Late rows see most positions: their blocks begin first.
     const uint32_t block_row = (blocks_y() - 1 - block_y()) * PROMPT_ROWS, row = block_row + warp * 16 + g;
-    const uint32_t position = ldg(&a.step->position), held = position + a.rows;
+    const uint32_t position = ldg(&a.step->positions[0]), held = position + a.rows;
 
     // Queries, scaled so that weights are powers of two.
     uint32_t q[D / 16][4];
@@ -43,12 +44,14 @@ template <int D> FB_DEVICE void prompt(const PromptArgs& a) {
     const uint32_t last_row = block_row + PROMPT_ROWS < a.rows ? block_row + PROMPT_ROWS - 1 : a.rows - 1;
     const uint32_t end = (position + last_row) / POSITIONS + 1;
     const auto fetch = [&](uint32_t tile) {
+        // A tile lies within a page.
+        const size_t begins = cache_row(a.table, a.kv_heads, kv, tile * POSITIONS);
         FB_UNROLL
         for (uint32_t i = 0; i < 2 * POSITIONS * PIECES / 128; i++) {
             constexpr uint32_t EACH = POSITIONS * PIECES / 128;
             const uint32_t piece = (i % EACH * 128 + thread_x()) % PIECES, line = (i % EACH * 128 + thread_x()) / PIECES;
             const uint32_t p = tile * POSITIONS + line, at = (tile % 2 * 2 + i / EACH) * TILE + line * ROW + piece * 16;
-            const uint16_t* from = (i < EACH ? a.keys : a.values) + ((size_t)kv * a.capacity + p) * a.d + piece * 8;
+            const uint16_t* from = (i < EACH ? a.keys : a.values) + (begins + line) * a.d + piece * 8;
             cp_async16(at, from, p < held && piece * 8 < a.d);
         }
         cp_commit();

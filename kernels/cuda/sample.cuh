@@ -322,7 +322,7 @@ FB_DEVICE void sample(const SampleArgs& a) {
         stg(a.out + drawn, token);
         stg(&a.step->drawn, drawn + 1);
         stg(&a.step->tokens[0], token);
-        stg(&a.step->position, ldg(&a.step->position) + 1);
+        stg(&a.step->positions[0], ldg(&a.step->positions[0]) + 1);
         if (a.seen) stg(a.seen + token, (unsigned char)1);
         stg(a.counter, 0u);
     }

@@ -12,9 +12,13 @@ use fracbit::{
     bands::{self, Bands},
 };
 use fracbit_base::Scheme;
+use fracbit_engine::{Draft, Engine, EngineOptions, Tokens};
 use fracbit_kernels::{Isa, Kernels};
-use fracbit_model::{KvType, LinearId, Model, RotationMode, StateOptions, WeightSource};
+use fracbit_model::{
+    KvType, LinearId, Model, RotationMode, SampleConfig, Sampler, StateOptions, WeightSource,
+};
 use fracbit_quant::sensitivity::Fit;
+use fracbit_schedule::Scheduler;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -31,6 +35,29 @@ pub fn root() -> PathBuf {
 #[must_use]
 pub fn demo_model() -> PathBuf {
     root().join("crates/fracbit-cli/demo-model")
+}
+
+/// The tokens that an engine of one sequence writes, and how many of them it guessed.
+///
+/// # Panics
+/// When it cannot.
+#[must_use]
+pub fn drafted(
+    model: &Model,
+    sampling: SampleConfig,
+    prompt: &[u32],
+    most: usize,
+    scheduler: Option<Scheduler>,
+    draft: Option<Draft>,
+) -> (Vec<u32>, usize) {
+    let context = model.config().max_position_embeddings;
+    let options = EngineOptions { sequences: 1, context, scheduler, draft, ..EngineOptions::default() };
+    let engine = Engine::new(model, options).expect("good options");
+    let sampler = Sampler::new(sampling).expect("a good configuration");
+    let mut written =
+        Tokens::begin(engine, prompt.to_vec(), most, Vec::new(), sampler).expect("a prompt that fits");
+    let tokens = written.by_ref().map(|token| token.expect("a step")).collect();
+    (tokens, written.done().expect("it ended").guessed)
 }
 
 /// The demo model in one scheme everywhere, searched quickly, made in `dir`.

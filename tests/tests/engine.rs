@@ -3,20 +3,20 @@
 
 use fracbit_base::Rate;
 use fracbit_engine::{
-    Done, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, full_pages,
+    Done, Draft, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, full_pages,
 };
 use fracbit_grammar::{Rule, Vocabulary};
 use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
 use fracbit_model::{
-    Draft, Error, GenerateOptions, Generation, KvPool, KvType, Model, Precision, RotationMode, SampleConfig,
-    Sampler, State, StateOptions,
+    Error, GenerateOptions, Generation, HostMemory, KvPool, KvType, Model, Precision, RotationMode,
+    SampleConfig, Sampler, State, StateOptions, pages::POSITIONS,
 };
 use fracbit_schedule::{Learned, Network, Schedule, Scheduler, Shape};
 use fracbit_tests::{demo_model, stories, uniform_demo};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc, sync::OnceLock};
 
 const CONTEXT: usize = 256;
-const PAGE: usize = KvPool::POSITIONS;
+const PAGE: usize = POSITIONS;
 
 fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
@@ -162,7 +162,7 @@ fn every_sequence_gets_the_tokens_it_gets_alone() {
                 assert_eq!(tokens, want, "{kv:?}, {sequences} at a time, {pages:?} pages: sequence {i}");
                 let done = done.expect("it ended");
                 let counts = (done.finish, done.prompt, done.tokens);
-                assert_eq!(counts, (Finish::Length, prompts[i].len(), want.len()));
+                assert_eq!(counts, (Finish::MaxTokens, prompts[i].len(), want.len()));
             }
             assert!(pages.is_some() || preempted == 0, "{sequences} at a time: {preempted}");
             scarce += preempted;
@@ -257,7 +257,6 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
                 let plain = GenerateOptions {
                     max_tokens: Some(most),
                     end_tokens: ends.clone(),
-                    guesses: 0,
                     ..GenerateOptions::default()
                 };
                 let mut sampler = sampler(i);
@@ -292,7 +291,7 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
                 let text = tokenizer.decode(tokens, true).expect("tokens");
                 let done = done.expect("it ended");
                 guessed += done.guessed;
-                if done.finish == Finish::Length {
+                if done.finish.is_cut() {
                     continue;
                 }
                 match i % grammars.len() {
@@ -407,7 +406,7 @@ fn short_prompts_do_not_wait_for_long_ones_and_equal_ones_keep_their_order() {
 #[test]
 fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     let options = EngineOptions { context: CONTEXT, sequences: 2, ..EngineOptions::default() };
-    let few = Engine::<Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });
+    let few = Engine::<Model, Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });
     let want = EngineError::Pages { want: 5, positions: PAGE, context: CONTEXT, pages: 4 };
     assert_eq!(few.expect_err("too few").to_string(), want.to_string());
     let bits = Rate::quarter_bits(8);
@@ -415,7 +414,7 @@ fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     let network = Network::random(shape, || 1.0).expect("sizes");
     let learned = Learned::new(bits, [bits; 2], vec![None], 0, network).expect("one class");
     let scheduler = Some(learned.into());
-    let other = Engine::<Listener>::new(model(), EngineOptions { scheduler, ..options.clone() });
+    let other = Engine::<Model, Listener>::new(model(), EngineOptions { scheduler, ..options.clone() });
     let error = other.expect_err("another model").to_string();
     assert!(error.contains("1 heads of keys of 2 numbers"), "{error}");
     let said = Said::default();
@@ -447,7 +446,7 @@ fn the_longest_common_beginning_is_found() {
     let context = 5 * PAGE;
     let mut state = model().state(&StateOptions { context: Some(context), ..StateOptions::default() });
     model().forward(&mut state, &vec![5; context], &mut Vec::new()).expect("memory");
-    let (mut kept, mut prefixes) = (Vec::<Vec<u32>>::new(), Prefixes::default());
+    let (mut kept, mut prefixes) = (Vec::<Vec<u32>>::new(), Prefixes::<HostMemory>::default());
     let mut seed = 7u64;
     let mut random = |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -597,5 +596,5 @@ fn every_token_is_scored_once_whatever_else_runs() {
     engine.add(request(&said, 0, &[5; CONTEXT], 0)).expect("a good prompt");
     while engine.step() {}
     let done = said.borrow()[&0].1.expect("it ended");
-    assert_eq!((done.prompt, done.tokens, done.finish), (CONTEXT, 0, Finish::Length));
+    assert_eq!((done.prompt, done.tokens, done.finish), (CONTEXT, 0, Finish::MaxTokens));
 }

@@ -4,7 +4,8 @@ use crate::failure::{Exit, Failure};
 use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Rate, Scheme};
-use fracbit_model::{Draft, KvType, Precision, RotationMode, SampleConfig};
+use fracbit_engine::Draft;
+use fracbit_model::{KvType, Precision, RotationMode, SampleConfig};
 use fracbit_schedule::{Schedule, ScheduleError};
 use std::{
     convert::Infallible,

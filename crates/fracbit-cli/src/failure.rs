@@ -3,6 +3,7 @@
 
 use fracbit::PlanError;
 use fracbit_alloc::AllocError;
+use fracbit_engine::EngineError;
 use std::{
     fmt::Display,
     io::{self, Write},
@@ -170,6 +171,15 @@ impl From<PlanError> for Failure {
 impl From<fracbit_model::Error> for Failure {
     fn from(error: fracbit_model::Error) -> Self {
         fracbit::Error::from(error).into()
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Model(error) => error.into(),
+            other => Self::new(Exit::Failed, other.into()),
+        }
     }
 }
 

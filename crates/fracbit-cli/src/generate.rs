@@ -7,8 +7,9 @@ use crate::{
     interrupt::Interrupt,
 };
 use fracbit::Opened;
+use fracbit_engine::{Draft, Engine, EngineOptions, Finish, Listener, Tokens};
 use fracbit_io::{EncodeOptions, Message, Tokenizer};
-use fracbit_model::{Draft, GenerateOptions, Generation, Model, Precision, Sampler, State, Stop};
+use fracbit_model::{KvType, Model, Runtime, Sampler};
 use fracbit_schedule::Scheduler;
 use std::{
     collections::BTreeMap,
@@ -31,18 +32,9 @@ impl Loading {
         Self(thread::spawn(move || Ok(opened.model(&fracbit::kernels()?, true)?)))
     }
 
-    /// The model with its tokenizer.
-    pub(crate) fn finish(self, tokenizer: Tokenizer) -> Result<Writer, Failure> {
-        let model = self.0.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        let mut end_tokens = model.config().eos_token_ids.clone();
-        end_tokens.extend(tokenizer.eos_ids());
-        Ok(Writer {
-            model,
-            tokenizer,
-            end_tokens,
-            nested: Nested::default(),
-            interrupt: Interrupt::default(),
-        })
+    /// The model.
+    pub(crate) fn finish(self) -> Result<Model, Failure> {
+        self.0.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
@@ -70,12 +62,42 @@ impl Nested {
     }
 }
 
-/// A model ready to write.
-pub(crate) struct Writer {
-    pub(crate) model: Model,
+/// A tokenizer, and what ends texts of its model beside their length.
+pub(crate) struct Words {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) end_tokens: Vec<u32>,
+    /// Rows of the embedding.
+    pub(crate) vocabulary: usize,
+}
+
+impl Words {
+    /// Those of an opened model.
+    pub(crate) fn new(opened: &Opened, tokenizer: Tokenizer) -> Self {
+        let mut end_tokens = opened.config.eos_token_ids.clone();
+        end_tokens.extend(tokenizer.eos_ids());
+        Self { tokenizer, end_tokens, vocabulary: opened.config.vocab_size }
+    }
+}
+
+/// What is done with a model, on whatever device.
+pub(crate) trait WithModel {
+    fn call<R: Runtime>(self, model: &R) -> Result<(), Failure>;
+}
+
+/// How the texts of a [`Writer`] are run.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// Tokens of a text with its prompt.
+    pub(crate) context: usize,
+    pub(crate) kv: KvType,
     pub(crate) nested: Nested,
+}
+
+/// A model ready to write, one text after the other; what a text shares with those before it is
+/// not run again.
+pub(crate) struct Writer<'a, R: Runtime> {
+    engine: Engine<'a, R, Listener>,
+    words: &'a Words,
     /// What ends a text early.
     pub(crate) interrupt: Interrupt,
 }
@@ -86,10 +108,8 @@ pub(crate) struct Written {
     pub(crate) text: String,
     /// Tokens written.
     pub(crate) tokens: usize,
-    /// Tokens that the state holds now because of this call: of the prompt and of the text.
-    pub(crate) held: Vec<u32>,
     /// Why it ended; `None` when it was interrupted.
-    pub(crate) stop: Option<Stop>,
+    pub(crate) finish: Option<Finish>,
     /// How long it took.
     pub(crate) speed: Speed,
 }
@@ -97,6 +117,7 @@ pub(crate) struct Written {
 /// Time per phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Speed {
+    /// Tokens of the prompt that were run.
     pub(crate) prompt: usize,
     pub(crate) prefill: Duration,
     pub(crate) steps: usize,
@@ -107,63 +128,52 @@ pub(crate) struct Speed {
     pub(crate) bits: Option<f64>,
 }
 
-impl Writer {
+impl Nested {
     /// Asked for what only a nested model has; another one is refused.
-    pub(crate) fn asked(self, nested: Nested) -> Result<Self, Failure> {
-        let option = match &nested {
-            Nested { draft: Some(_), .. } => "--draft",
-            Nested { scheduler: Some(_), .. } => "--precision",
-            _ => return Ok(self),
+    pub(crate) fn check<R: Runtime>(&self, model: &R) -> Result<(), Failure> {
+        let option = match self {
+            Self { draft: Some(_), .. } => "--draft",
+            Self { scheduler: Some(_), .. } => "--precision",
+            _ => return Ok(()),
         };
-        if self.model.precisions().is_empty() {
+        if model.precisions().is_empty() {
             let rule = "should be left out: this model has one precision; quantize it with a nested scheme such as nest-tcq-2+2";
             return Err(fracbit::Error::Option { option, rule: rule.to_owned() }.into());
         }
-        if let Some(scheduler) = &nested.scheduler {
-            self.model.check_scheduler(scheduler)?;
-        }
-        Ok(Self { nested, ..self })
+        Ok(())
+    }
+}
+
+impl<'a, R: Runtime> Writer<'a, R> {
+    pub(crate) fn new(model: &'a R, words: &'a Words, run: Run) -> Result<Self, Failure> {
+        let Run { context, kv, nested } = run;
+        nested.check(model)?;
+        let Nested { scheduler, draft } = nested;
+        let options = EngineOptions { sequences: 1, context, kv, pages: None, scheduler, draft };
+        let engine = Engine::new(model, options)?;
+        Ok(Self { engine, words, interrupt: Interrupt::default() })
     }
 
-    /// Most tokens the model was trained for.
-    pub(crate) fn context(&self) -> usize {
-        self.model.config().max_position_embeddings
-    }
-
-    /// Continues `prompt` after what `state` holds, which is `before`, and gives every piece of
-    /// text to `sink` as soon as it is whole characters.
+    /// Continues `prompt` and gives every piece of text to `sink` as soon as it is whole
+    /// characters.
     pub(crate) fn write(
-        &self,
-        state: &mut State,
-        sampler: &mut Sampler,
-        before: &[u32],
-        prompt: &[u32],
-        most: Option<usize>,
+        &mut self,
+        sampler: Sampler,
+        prompt: Vec<u32>,
+        most: usize,
         sink: &mut dyn FnMut(&str) -> Result<(), Failure>,
     ) -> Result<Written, Failure> {
-        let room = state.capacity() - state.len();
-        if prompt.len() > room {
-            return Err(too_long(state.len() + prompt.len(), state.capacity()));
-        }
-        let options = GenerateOptions {
-            max_tokens: most,
-            end_tokens: self.end_tokens.clone(),
-            before: before.to_vec(),
-            draft: self.nested.draft,
-            scheduler: self.nested.scheduler.clone(),
-            ..GenerateOptions::default()
-        };
-        let mut generation = Generation::new(&self.model, state, sampler, prompt, options)?;
-        let mut stream = self.tokenizer.stream(true);
-        let mut text = String::new();
-        let mut tokens = 0;
+        let start = Instant::now();
+        let length = prompt.len();
+        let mut stream = self.words.tokenizer.stream(true);
+        let (mut text, mut tokens, mut first) = (String::new(), 0, None);
         let mut emit = |piece: String, text: &mut String| {
             text.push_str(&piece);
             if piece.is_empty() { Ok(()) } else { sink(&piece) }
         };
-        let start = Instant::now();
-        let mut first = None;
-        for token in generation.by_ref() {
+        let mut written =
+            Tokens::begin(&mut self.engine, prompt, most, self.words.end_tokens.clone(), sampler)?;
+        for token in written.by_ref() {
             first.get_or_insert_with(|| start.elapsed());
             tokens += 1;
             emit(stream.push(token?)?, &mut text)?;
@@ -174,27 +184,19 @@ impl Writer {
         let total = start.elapsed();
         emit(stream.finish()?, &mut text)?;
         let prefill = first.unwrap_or(total);
+        let done = written.done();
+        let finish = done.map(|done| done.finish);
         // The first token comes out of the prefill; an end token costs a step without showing.
-        let steps = tokens + usize::from(matches!(generation.stop(), Some(Stop::End(_))));
+        let steps = (tokens + usize::from(matches!(finish, Some(Finish::End(_))))).saturating_sub(1);
         let speed = Speed {
-            prompt: prompt.len(),
+            prompt: length - done.map_or(0, |done| done.cached),
             prefill,
-            steps: steps.saturating_sub(1),
+            steps,
             decode: total.saturating_sub(prefill),
-            guessed: generation.guessed(),
-            bits: generation.schedule().map(|schedule| {
-                let read = |rate| self.model.bits_at(Precision::at_most(rate));
-                schedule.mean(steps.saturating_sub(1).max(1), read)
-            }),
+            guessed: done.map_or(0, |done| done.guessed),
+            bits: done.and_then(|done| done.bits),
         };
-        let kept = generation.tokens().len() - generation.pending().len();
-        Ok(Written {
-            text,
-            tokens,
-            held: generation.tokens()[..kept].to_vec(),
-            stop: generation.stop(),
-            speed,
-        })
+        Ok(Written { text, tokens, finish, speed })
     }
 }
 
@@ -266,14 +268,14 @@ pub(crate) fn too_long(tokens: usize, context: usize) -> Failure {
     Failure::new(Exit::Usage, anyhow::Error::msg(rule))
 }
 
-/// The name of a stop in JSON.
-pub(crate) fn stop_name(stop: Option<Stop>) -> &'static str {
-    match stop {
-        Some(Stop::End(_)) => "end",
-        Some(Stop::Complete) => "complete",
-        Some(Stop::MaxTokens) => "max_tokens",
-        Some(Stop::ContextFull) => "context_full",
-        Some(Stop::Failed) | None => "failed",
+/// The name of an end in JSON.
+pub(crate) fn finish_name(finish: Option<Finish>) -> &'static str {
+    match finish {
+        Some(Finish::End(_) | Finish::Output) => "end",
+        Some(Finish::Complete) => "complete",
+        Some(Finish::MaxTokens) => "max_tokens",
+        Some(Finish::ContextFull) => "context_full",
+        None => "failed",
     }
 }
 

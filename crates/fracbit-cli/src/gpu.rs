@@ -17,71 +17,22 @@ mod built {
     use crate::{
         context::Context,
         failure::{Exit, Failure},
-        generate::{Speed, Written},
+        generate::WithModel,
     };
     use fracbit::{
         EvalOptions, Evaluation, Opened, Progress as _, Rounders,
-        cuda::{self, Decoder, Gpu},
+        cuda::{self, Gpu},
     };
     use fracbit_bench::{
         self as bench, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions,
     };
-    use fracbit_io::Tokenizer;
-    use fracbit_model::{SampleConfig, Stop};
-    use std::{path::Path, time::Instant};
+    use std::path::Path;
 
-    /// Continues `prompt`, as `generate::Writer::write` does on the processor.
-    pub(crate) fn write(
-        opened: &Opened,
-        tokenizer: &Tokenizer,
-        prompt: &[u32],
-        sampling: &SampleConfig,
-        most: usize,
-        context: &mut Context,
-        sink: &mut dyn FnMut(&mut Context, &str) -> Result<(), Failure>,
-    ) -> Result<Written, Failure> {
-        let mut end_tokens = opened.config.eos_token_ids.clone();
-        end_tokens.extend(tokenizer.eos_ids());
+    /// Does something with a model on the GPU; with a quantized directory every checksum is
+    /// verified on the way.
+    pub(crate) fn with_model(opened: &Opened, with: impl WithModel) -> Result<(), Failure> {
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
-        let model = opened.on_device(&gpu, true)?;
-        let limit = model.config().max_position_embeddings;
-        let room = prompt.len().saturating_add(most).min(limit);
-        let mut state = model.state(room).map_err(fracbit::Error::from)?;
-        let start = Instant::now();
-        let mut decoder =
-            Decoder::new(&model, &mut state, prompt, sampling, most).map_err(fracbit::Error::from)?;
-        let mut stream = tokenizer.stream(true);
-        let (mut text, mut tokens, mut first) = (String::new(), 0, None);
-        let mut stop = Stop::ContextFull;
-        let mut emit = |piece: String, text: &mut String, context: &mut Context| {
-            text.push_str(&piece);
-            if piece.is_empty() { Ok(()) } else { sink(context, &piece) }
-        };
-        while let Some(token) = decoder.next_token().map_err(fracbit::Error::from)? {
-            first.get_or_insert_with(|| start.elapsed());
-            if end_tokens.contains(&token) {
-                stop = Stop::End(token);
-                break;
-            }
-            tokens += 1;
-            emit(stream.push(token)?, &mut text, context)?;
-        }
-        let total = start.elapsed();
-        emit(stream.finish()?, &mut text, context)?;
-        if tokens == most {
-            stop = Stop::MaxTokens;
-        }
-        let steps = tokens + usize::from(matches!(stop, Stop::End(_)));
-        let prefill = first.unwrap_or(total);
-        let speed = Speed {
-            bits: None,
-            prompt: prompt.len(),
-            prefill,
-            steps: steps.saturating_sub(1),
-            decode: total.saturating_sub(prefill),
-            guessed: 0,
-        };
-        Ok(Written { text, tokens, held: Vec::new(), stop: Some(stop), speed })
+        with.call(&opened.on_device(&gpu, true)?)
     }
 
     /// What a GPU is.
@@ -144,12 +95,10 @@ mod built {
     use crate::{
         context::Context,
         failure::{Exit, Failure},
-        generate::Written,
+        generate::WithModel,
     };
     use fracbit::{EvalOptions, Evaluation, Opened, Rounders};
     use fracbit_bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions};
-    use fracbit_io::Tokenizer;
-    use fracbit_model::SampleConfig;
     use std::path::Path;
 
     fn absent() -> Failure {
@@ -158,15 +107,7 @@ mod built {
             .hint("`cargo xtask kernels`, then `cargo build --release -p fracbit-cli --features cuda`")
     }
 
-    pub(crate) fn write(
-        _: &Opened,
-        _: &Tokenizer,
-        _: &[u32],
-        _: &SampleConfig,
-        _: usize,
-        _: &mut Context,
-        _: &mut dyn FnMut(&mut Context, &str) -> Result<(), Failure>,
-    ) -> Result<Written, Failure> {
+    pub(crate) fn with_model(_: &Opened, _: impl WithModel) -> Result<(), Failure> {
         Err(absent())
     }
 
@@ -205,4 +146,4 @@ mod built {
     }
 }
 
-pub(crate) use built::{Facts, bench_kernels, bench_model, describe, evaluate, rounders, write};
+pub(crate) use built::{Facts, bench_kernels, bench_model, describe, evaluate, rounders, with_model};

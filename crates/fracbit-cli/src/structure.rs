@@ -3,7 +3,7 @@
 use crate::{
     failure::{Exit, Failure},
     files,
-    generate::Writer,
+    generate::Words,
 };
 use clap::Args;
 use fracbit_grammar::{Rule, Vocabulary};
@@ -41,14 +41,6 @@ impl RuleArgs {
         }
         Ok(self.regex.clone().map(|regex| ("--regex", Rule::Regex(regex))))
     }
-
-    /// Refuses what a GPU does not do.
-    pub(crate) fn on_device(&self) -> Result<(), Failure> {
-        match self.rule()? {
-            None => Ok(()),
-            Some((option, _)) => Err(refused(option, "should be left out with `--device cuda`")),
-        }
-    }
 }
 
 fn refused(option: &str, rule: impl std::fmt::Display) -> Failure {
@@ -59,11 +51,10 @@ fn refused(option: &str, rule: impl std::fmt::Display) -> Failure {
 pub(crate) fn follow(
     sampler: Sampler,
     rule: Option<(&'static str, Rule)>,
-    writer: &Writer,
+    words: &Words,
 ) -> Result<Sampler, Failure> {
     let Some((option, rule)) = rule else { return Ok(sampler) };
-    let tokens = writer.model.config().vocab_size;
-    let grammar = Vocabulary::new(&writer.tokenizer, tokens, &writer.end_tokens)
+    let grammar = Vocabulary::new(&words.tokenizer, words.vocabulary, &words.end_tokens)
         .and_then(|vocabulary| vocabulary.grammar(&rule))
         .map_err(|error| refused(option, error))?;
     Ok(sampler.constrained(Box::new(grammar)))

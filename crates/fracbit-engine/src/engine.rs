@@ -7,9 +7,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use fracbit_model::{Draft, Error, Guesses, KvPool, KvType, Model, Precision, State, StateOptions};
+use fracbit_model::{
+    Cached, Error, KvType, PageList, PagePool, Precision, Runtime, StateOptions, pages::POSITIONS,
+};
 use fracbit_schedule::{Phase, Scheduler};
 
+use crate::guesses::{Draft, Guesses};
 use crate::prefixes::{Prefixes, common};
 use crate::sequence::{Finish, Output, Request, Sequence};
 
@@ -59,38 +62,38 @@ pub enum EngineError {
         /// Pages that were asked for.
         pages: usize,
     },
-    /// The scheduler is for another model.
+    /// The scheduler is for another model, or the device has no room.
     #[error(transparent)]
-    Scheduler(#[from] Error),
+    Model(#[from] Error),
 }
 
 /// Runs the sequences of a model; see the crate.
 #[derive(Debug)]
-pub struct Engine<'a, O> {
-    model: &'a Model,
+pub struct Engine<'a, R: Runtime, O> {
+    model: &'a R,
     options: EngineOptions,
-    pool: KvPool,
-    prefixes: Prefixes,
+    pool: PagePool<R::Memory>,
+    prefixes: Prefixes<R::Memory>,
     /// Without a state.
     waiting: VecDeque<Sequence<O>>,
     /// Not yet run to their last token.
-    reading: Vec<(Sequence<O>, State)>,
+    reading: Vec<(Sequence<O>, R::State)>,
     /// Tokens of prompts that have been run.
     read: u64,
     /// Their states are `states`, in the same order.
     writing: Vec<Sequence<O>>,
-    states: Vec<State>,
-    work: Work,
+    states: Vec<R::State>,
+    work: Work<R>,
     serial: u64,
     preempted: usize,
 }
 
 /// What steps work in.
-#[derive(Debug, Default)]
-struct Work {
+#[derive(Debug)]
+struct Work<R: Runtime> {
     /// The tokens of a step.
     run: Vec<u32>,
-    hidden: Vec<f32>,
+    rows: R::Work,
     logits: Vec<f32>,
 }
 
@@ -98,26 +101,26 @@ struct Work {
 /// page that is shared is copied before it is written.
 #[must_use]
 pub fn full_pages(context: usize, sequences: usize) -> usize {
-    context.div_ceil(KvPool::POSITIONS).saturating_mul(sequences).saturating_add(1)
+    context.div_ceil(POSITIONS).saturating_mul(sequences).saturating_add(1)
 }
 
-impl<'a, O: Output> Engine<'a, O> {
+impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
     /// An engine without sequences.
     ///
     /// # Errors
-    /// [`EngineError::Pages`], [`EngineError::Scheduler`].
-    pub fn new(model: &'a Model, options: EngineOptions) -> Result<Self, EngineError> {
+    /// [`EngineError::Pages`], [`EngineError::Model`].
+    pub fn new(model: &'a R, options: EngineOptions) -> Result<Self, EngineError> {
         let (context, want) = (options.context, full_pages(options.context, 1));
         let pages = options.pages.unwrap_or_else(|| full_pages(context, options.sequences.max(1)));
         if pages < want {
-            return Err(EngineError::Pages { want, positions: KvPool::POSITIONS, context, pages });
+            return Err(EngineError::Pages { want, positions: POSITIONS, context, pages });
         }
         if let Some(scheduler) = &options.scheduler {
             model.check_scheduler(scheduler)?;
         }
         Ok(Self {
             model,
-            pool: KvPool::new(model.config(), options.kv, pages),
+            pool: model.pool(options.kv, pages)?,
             options,
             prefixes: Prefixes::default(),
             waiting: VecDeque::new(),
@@ -125,7 +128,7 @@ impl<'a, O: Output> Engine<'a, O> {
             read: 0,
             writing: Vec::new(),
             states: Vec::new(),
-            work: Work::default(),
+            work: Work { run: Vec::new(), rows: model.work(context)?, logits: Vec::new() },
             serial: 0,
             preempted: 0,
         })
@@ -137,7 +140,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// [`Error::EmptyPrompt`], [`Error::Token`], [`Error::ContextFull`] when the prompt leaves no
     /// room for a token.
     pub fn add(&mut self, request: Request<O>) -> Result<(), Error> {
-        let Request { prompt, score_prompt, max_tokens, end_tokens, mut sampler, output } = request;
+        let Request { mut prompt, score_prompt, max_tokens, end_tokens, mut sampler, output } = request;
         let (vocab, capacity) = (self.model.config().vocab_size, self.options.context);
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -149,7 +152,12 @@ impl<'a, O: Output> Engine<'a, O> {
         if got > capacity {
             return Err(Error::ContextFull { capacity, len: 0, got });
         }
-        sampler.use_kernels_of(self.model);
+        self.model.prepare_sampler(&mut sampler);
+        // All memory that tokens take, so that no step does.
+        let room = max_tokens.min(capacity - prompt.len());
+        let mut guesses = Guesses::new(prompt.clone(), self.options.draft, &sampler);
+        guesses.reserve(room);
+        prompt.reserve(room);
         self.serial += 1;
         self.waiting.push_back(Sequence {
             prompt: prompt.len(),
@@ -157,7 +165,7 @@ impl<'a, O: Output> Engine<'a, O> {
             max_tokens,
             end_tokens,
             cached: None,
-            guesses: Guesses::new(prompt.clone(), self.options.draft, &sampler),
+            guesses,
             guessed: 0,
             schedule: None,
             serial: self.serial,
@@ -190,7 +198,7 @@ impl<'a, O: Output> Engine<'a, O> {
 
     /// Where pages come from.
     #[must_use]
-    pub fn pool(&self) -> &KvPool {
+    pub fn pool(&self) -> &PagePool<R::Memory> {
         &self.pool
     }
 
@@ -201,6 +209,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// Runs some tokens of a prompt, and then one token of every sequence that is being decoded.
     /// `false`: there is no sequence.
     pub fn step(&mut self) -> bool {
+        self.sweep();
         self.admit();
         self.read();
         if self.writing.len() == 1 && self.reading.is_empty() && self.waiting.is_empty() {
@@ -211,32 +220,45 @@ impl<'a, O: Output> Engine<'a, O> {
         self.sequences() > 0
     }
 
+    /// Ends the sequences that nobody wants any more.
+    pub fn sweep(&mut self) {
+        for i in (0..self.writing.len()).rev() {
+            if !self.writing[i].output.wanted() {
+                let (sequence, state) = (self.writing.swap_remove(i), self.states.swap_remove(i));
+                self.end(sequence, &state, None);
+            }
+        }
+        for i in (0..self.reading.len()).rev() {
+            if !self.reading[i].0.output.wanted() {
+                let (sequence, state) = self.reading.swap_remove(i);
+                self.end(sequence, &state, None);
+            }
+        }
+        self.waiting.retain(|sequence| sequence.output.wanted());
+    }
+
     /// Gives places to sequences that wait, with the pages that others left of their beginnings.
     fn admit(&mut self) {
         let mut at = 0;
         while self.taken() < self.options.sequences.max(1) {
             let Some(next) = self.waiting.get(at) else { return };
-            if !next.output.wanted() {
-                self.waiting.remove(at);
-                continue;
-            }
             let options = StateOptions {
                 context: Some(self.options.context),
                 kv: self.options.kv,
                 ..StateOptions::default()
             };
-            let mut state = self.model.state_in(&self.pool, &options);
+            let mut state = self.model.sequence(&self.pool, &options);
             let known = self.shareable(next).min(next.skippable());
             let (pages, len) = self.prefixes.find(&next.tokens[..known]);
             if self.is_being_read(next, known, len) {
                 at += 1;
                 continue;
             }
-            state.share(&pages, len).expect("pages of this pool that hold so many tokens");
+            state.cache_mut().share(&pages, len).expect("pages of this pool that hold so many tokens");
             drop(pages);
             let rest = next.tokens.len() - len;
             // A page for each of those that are decoded: what comes should not push them out.
-            if !self.make_room(state.pages_wanted(rest) + self.writing.len()) {
+            if !self.make_room(state.cache().wanted(rest) + self.writing.len()) {
                 return;
             }
             let mut sequence = self.waiting.remove(at).expect("the one looked at");
@@ -254,8 +276,8 @@ impl<'a, O: Output> Engine<'a, O> {
     fn is_being_read(&self, next: &Sequence<O>, known: usize, held: usize) -> bool {
         self.reading.iter().any(|(other, state)| {
             let shared = common(&other.tokens[..self.shareable(other)], &next.tokens[..known]);
-            let shared = shared - shared % KvPool::POSITIONS;
-            other.due <= next.due && state.len() < shared && held < shared
+            let shared = shared - shared % POSITIONS;
+            other.due <= next.due && state.cache().len() < shared && held < shared
         })
     }
 
@@ -290,36 +312,32 @@ impl<'a, O: Output> Engine<'a, O> {
         let due = self.reading.iter().map(|(s, _)| (s.due, s.serial)).enumerate();
         let Some((at, _)) = due.min_by_key(|&(_, due)| due) else { return };
         let (mut sequence, mut state) = self.reading.swap_remove(at);
-        if !sequence.output.wanted() {
-            return self.end(sequence, &state, None);
-        }
         let alone = self.writing.is_empty() && self.reading.is_empty();
         let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
-        let held = state.len();
+        let held = state.cache().len();
         let alike = set_precision(self.model, self.options.scheduler.as_ref(), &mut sequence, &mut state).1;
         let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
         self.read += next.len() as u64;
-        let width = self.model.config().hidden_size;
-        let Work { hidden, logits, .. } = &mut self.work;
-        let done = self.model.forward(&mut state, next, hidden).and_then(|()| {
-            score(self.model, &mut state, &mut sequence, hidden, logits)?;
-            if state.len() < sequence.tokens.len() {
+        let (run, Work { rows, logits, .. }) = (next.len(), &mut self.work);
+        let done = self.model.step(rows, &mut state, next).and_then(|()| {
+            score(self.model, rows, &mut state, &mut sequence, run, logits)?;
+            if held + run < sequence.tokens.len() {
                 return Ok(None);
             }
             if sequence.left(self.options.context) == 0 {
-                return Ok(Some(Next::Ends(Some(Finish::Length))));
+                return Ok(Some(Next::Ends(Some(sequence.cut()))));
             }
-            self.model.logits(&mut state, &hidden[hidden.len() - width..], logits)?;
+            self.model.logits(rows, &mut state, run - 1..run, logits)?;
             next_token(&mut sequence, logits, self.options.context).map(Some)
         });
         match done {
             Err(error) => fail(sequence, &error),
             Ok(None) => {
-                self.keep(&sequence, &state, KvPool::POSITIONS);
+                self.keep(&sequence, &state, POSITIONS);
                 self.reading.push((sequence, state));
             }
             Ok(Some(Next::Goes)) => {
-                self.keep(&sequence, &state, KvPool::POSITIONS);
+                self.keep(&sequence, &state, POSITIONS);
                 self.writing.push(sequence);
                 self.states.push(state);
             }
@@ -330,7 +348,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// One token of every sequence that is being decoded.
     fn write(&mut self) {
         loop {
-            let wanted: usize = self.states.iter().map(|state| state.pages_wanted(1)).sum();
+            let wanted: usize = self.states.iter().map(|state| state.cache().wanted(1)).sum();
             if self.make_room(wanted) || !self.preempt() {
                 break;
             }
@@ -338,7 +356,7 @@ impl<'a, O: Output> Engine<'a, O> {
         if self.writing.is_empty() {
             return;
         }
-        let Work { run, hidden, logits } = &mut self.work;
+        let Work { run, rows, logits } = &mut self.work;
         run.clear();
         run.extend(self.writing.iter().map(|s| s.tokens[s.tokens.len() - 1]));
         for (sequence, state) in self.writing.iter_mut().zip(&mut self.states) {
@@ -346,8 +364,8 @@ impl<'a, O: Output> Engine<'a, O> {
         }
         let done = self
             .model
-            .forward_batch(&mut self.states, run, hidden)
-            .and_then(|()| self.model.logits_batch(&mut self.states, hidden, logits));
+            .step_together(rows, &mut self.states, run)
+            .and_then(|()| self.model.logits_together(rows, &mut self.states, logits));
         if let Err(error) = done {
             // Memory for a cache, for all one knows: who asks again may find some.
             self.writing.drain(..).for_each(|sequence| fail(sequence, &error));
@@ -397,7 +415,7 @@ impl<'a, O: Output> Engine<'a, O> {
     /// A token of the only sequence, and those behind it that are guessed right.
     fn write_alone(&mut self) {
         let (Some(mut sequence), Some(mut state)) = (self.writing.pop(), self.states.pop()) else { return };
-        let (held, vocab) = (state.len(), self.model.config().vocab_size);
+        let (held, vocab) = (state.cache().len(), self.model.config().vocab_size);
         // A step has one precision.
         let (other, alike) =
             set_precision(self.model, self.options.scheduler.as_ref(), &mut sequence, &mut state);
@@ -405,16 +423,17 @@ impl<'a, O: Output> Engine<'a, O> {
             sequence.guesses.forget_times();
         }
         let mut most = sequence.left(self.options.context).saturating_sub(1).min(alike - 1);
-        if !self.make_room(state.pages_wanted(1 + most)) {
+        if !self.make_room(state.cache().wanted(1 + most)) {
             // What is on the page of the token itself is there.
-            self.make_room(state.pages_wanted(1));
-            most = most.min(KvPool::POSITIONS - held % KvPool::POSITIONS - 1);
+            self.make_room(state.cache().wanted(1));
+            most = most.min(POSITIONS - held % POSITIONS - 1);
         }
-        let Work { hidden, logits, .. } = &mut self.work;
+        let Work { rows: work, logits, .. } = &mut self.work;
         let Sequence { guesses, tokens, sampler, .. } = &mut sequence;
-        let run = guesses.make((self.model, &mut state, sampler), tokens, most);
-        let done = run.and_then(|run| self.model.forward(&mut state, run, hidden)).and_then(|()| {
-            self.model.logits(&mut state, hidden, logits)?;
+        let run = guesses.make((self.model, &mut *work, &mut state), sampler, tokens, most);
+        let ran = run.and_then(|run| self.model.step(work, &mut state, run).map(|()| run.len()));
+        let done = ran.and_then(|ran| {
+            self.model.logits(work, &mut state, 0..ran, logits)?;
             sequence.guesses.ran();
             let mut rows = 0;
             loop {
@@ -424,7 +443,7 @@ impl<'a, O: Output> Engine<'a, O> {
                 let token = sequence.tokens[sequence.tokens.len() - 1];
                 let right = sequence.guesses.judge(rows, token);
                 if !matches!(next, Next::Goes) || !right {
-                    state.truncate(held + rows);
+                    state.cache_mut().truncate(held + rows);
                     return Ok(next);
                 }
                 sequence.guessed += 1;
@@ -441,20 +460,22 @@ impl<'a, O: Output> Engine<'a, O> {
     }
 
     /// A sequence has ended; `None`: nobody wants it any more.
-    fn end(&mut self, sequence: Sequence<O>, state: &State, finish: Option<Finish>) {
+    fn end(&mut self, sequence: Sequence<O>, state: &R::State, finish: Option<Finish>) {
         self.keep(&sequence, state, 1);
         if let Some(finish) = finish {
-            let done = sequence.done(finish);
+            let read = |rate| self.model.bits_at(Precision::at_most(rate));
+            let done = sequence.done(finish, read);
             sequence.output.done(done);
         }
     }
 
     /// Keeps the pages of a sequence for others with its beginning: those of a multiple of `whole`
     /// tokens, since a sequence that goes on writes to the last page.
-    fn keep(&mut self, sequence: &Sequence<O>, state: &State, whole: usize) {
-        let len = self.shareable(sequence).min(state.len());
+    fn keep(&mut self, sequence: &Sequence<O>, state: &R::State, whole: usize) {
+        let cache: &PageList<_> = state.cache();
+        let len = self.shareable(sequence).min(cache.len());
         let len = len - len % whole;
-        self.prefixes.insert(&sequence.tokens[..len], &state.pages()[..len.div_ceil(KvPool::POSITIONS)]);
+        self.prefixes.insert(&sequence.tokens[..len], &cache.pages()[..len.div_ceil(POSITIONS)]);
     }
 }
 
@@ -473,13 +494,15 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     sequence.tokens.push(token);
     sequence.guesses.push(token);
     if sequence.end_tokens.contains(&token) {
-        return Ok(Next::Ends(Some(Finish::Stop)));
+        return Ok(Next::Ends(Some(Finish::End(token))));
     }
     let flow = sequence.output.token(token)?;
-    Ok(if flow.is_break() || sequence.sampler.complete() {
-        Next::Ends(Some(Finish::Stop))
+    Ok(if flow.is_break() {
+        Next::Ends(Some(Finish::Output))
+    } else if sequence.sampler.complete() {
+        Next::Ends(Some(Finish::Complete))
     } else if sequence.left(context) == 0 {
-        Next::Ends(Some(Finish::Length))
+        Next::Ends(Some(sequence.cut()))
     } else if !sequence.output.wanted() {
         Next::Ends(None)
     } else {
@@ -487,44 +510,45 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     })
 }
 
-/// Tells the output the logits of those tokens of the prompt that follow the rows of `hidden`, the
-/// last that `state` holds.
-fn score<O: Output>(
-    model: &Model,
-    state: &mut State,
+/// Tells the output the logits of those tokens of the prompt that follow the `run` rows of the last
+/// step.
+fn score<R: Runtime, O: Output>(
+    model: &R,
+    work: &mut R::Work,
+    state: &mut R::State,
     sequence: &mut Sequence<O>,
-    hidden: &[f32],
+    run: usize,
     logits: &mut Vec<f32>,
 ) -> Result<(), Error> {
-    let (width, vocab) = (model.config().hidden_size, model.config().vocab_size);
-    let mut at = state.len() - hidden.len() / width;
-    for rows in hidden.chunks(SCORED * width) {
-        let end = at + rows.len() / width;
-        if at.max(sequence.scored) + 1 < sequence.prompt && end > sequence.scored {
-            model.logits(state, rows, logits)?;
-            for (row, logits) in (at..).zip(logits.chunks(vocab)) {
-                if row == sequence.scored && row + 1 < sequence.prompt {
-                    sequence.output.scored(sequence.tokens[row + 1], logits);
-                    sequence.scored += 1;
-                }
+    let (vocab, first) = (model.config().vocab_size, state.cache().len() - run);
+    for start in (0..run).step_by(SCORED) {
+        let rows = start..run.min(start + SCORED);
+        let (at, end) = (first + rows.start, first + rows.end);
+        if at.max(sequence.scored) + 1 >= sequence.prompt || end <= sequence.scored {
+            continue;
+        }
+        model.logits(work, state, rows, logits)?;
+        for (row, logits) in (at..).zip(logits.chunks(vocab)) {
+            if row == sequence.scored && row + 1 < sequence.prompt {
+                sequence.output.scored(sequence.tokens[row + 1], logits);
+                sequence.scored += 1;
             }
         }
-        at = end;
     }
     Ok(())
 }
 
 /// Sets what the next step of a sequence reads. Returns whether that is something else than before,
 /// and how many tokens from there on are run alike.
-fn set_precision<O>(
-    model: &Model,
+fn set_precision<R: Runtime, O>(
+    model: &R,
     scheduler: Option<&Scheduler>,
     sequence: &mut Sequence<O>,
-    state: &mut State,
+    state: &mut R::State,
 ) -> (bool, usize) {
-    let (held, prompt) = (state.len(), sequence.prompt);
+    let (held, prompt) = (state.cache().len(), sequence.prompt);
     if let (Some(scheduler), None, true) = (scheduler, &sequence.schedule, held >= prompt) {
-        let cached = |layer| model.cached(state, layer, prompt).unwrap_or_default();
+        let cached = |layer| model.features(state, layer, prompt).unwrap_or_default();
         sequence.schedule = Some(scheduler.schedule(cached));
     }
     let (phase, alike) = sequence.phase(held);

@@ -1,15 +1,15 @@
 //! What sequences leave behind: pages that others with the same beginning share.
 
-use fracbit_model::{KvPage, KvPool};
+use fracbit_model::{Page, PageMemory, pages::POSITIONS};
 
 /// Pages by the tokens they hold and those before them: a tree in which every node is a page, below
 /// the page before it. Tokens are compared themselves, so no two beginnings are ever taken for one
 /// another.
 ///
 /// A node that is not whole has no children. All pages are of one model, pool and precision.
-#[derive(Debug, Default)]
-pub struct Prefixes {
-    nodes: Vec<Node>,
+#[derive(Debug)]
+pub struct Prefixes<M: PageMemory> {
+    nodes: Vec<Node<M>>,
     /// Places of nodes that are gone.
     spare: Vec<usize>,
     roots: Vec<usize>,
@@ -17,11 +17,11 @@ pub struct Prefixes {
 }
 
 #[derive(Debug)]
-struct Node {
-    /// Up to [`KvPool::POSITIONS`].
+struct Node<M: PageMemory> {
+    /// Up to [`POSITIONS`].
     tokens: Vec<u32>,
     /// `None`: the node is gone.
-    page: Option<KvPage>,
+    page: Option<Page<M>>,
     parent: Option<usize>,
     children: Vec<usize>,
     used: u64,
@@ -32,14 +32,20 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-impl Prefixes {
+impl<M: PageMemory> Default for Prefixes<M> {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), spare: Vec::new(), roots: Vec::new(), clock: 0 }
+    }
+}
+
+impl<M: PageMemory> Prefixes<M> {
     fn below(&self, node: Option<usize>) -> &[usize] {
         node.map_or(&self.roots, |node| &self.nodes[node].children)
     }
 
     /// The pages of the longest beginning of `tokens` that is there, and its tokens; the last page
     /// may hold others behind them.
-    pub fn find(&mut self, tokens: &[u32]) -> (Vec<KvPage>, usize) {
+    pub fn find(&mut self, tokens: &[u32]) -> (Vec<Page<M>>, usize) {
         self.clock += 1;
         let (mut pages, mut len, mut node) = (Vec::new(), 0, None);
         loop {
@@ -53,7 +59,7 @@ impl Prefixes {
             found.used = self.clock;
             pages.push(found.page.clone().expect("nodes of the tree have pages"));
             len += more;
-            if more < KvPool::POSITIONS {
+            if more < POSITIONS {
                 return (pages, len);
             }
             node = Some(best);
@@ -64,11 +70,11 @@ impl Prefixes {
     ///
     /// # Panics
     /// When there are not as many pages as the tokens take.
-    pub fn insert(&mut self, tokens: &[u32], pages: &[KvPage]) {
-        assert_eq!(pages.len(), tokens.len().div_ceil(KvPool::POSITIONS), "the pages of all tokens");
+    pub fn insert(&mut self, tokens: &[u32], pages: &[Page<M>]) {
+        assert_eq!(pages.len(), tokens.len().div_ceil(POSITIONS), "the pages of all tokens");
         self.clock += 1;
         let mut parent = None;
-        for (tokens, page) in tokens.chunks(KvPool::POSITIONS).zip(pages) {
+        for (tokens, page) in tokens.chunks(POSITIONS).zip(pages) {
             let same = |&n: &usize| (common(&self.nodes[n].tokens, tokens), n);
             let like = self.below(parent).iter().map(same).max();
             let node = match like {
@@ -87,7 +93,7 @@ impl Prefixes {
         }
     }
 
-    fn add(&mut self, parent: Option<usize>, tokens: &[u32], page: &KvPage) -> usize {
+    fn add(&mut self, parent: Option<usize>, tokens: &[u32], page: &Page<M>) -> usize {
         let (page, tokens, used) = (Some(page.clone()), tokens.to_vec(), self.clock);
         let new = Node { tokens, page, parent, children: Vec::new(), used };
         let at = self.spare.pop().unwrap_or(self.nodes.len());
@@ -106,13 +112,13 @@ impl Prefixes {
     /// Pages that nobody else holds.
     #[must_use]
     pub fn evictable(&self) -> usize {
-        self.nodes.iter().filter(|node| node.page.as_ref().is_some_and(KvPage::alone)).count()
+        self.nodes.iter().filter(|node| node.page.as_ref().is_some_and(Page::alone)).count()
     }
 
     /// Gives up the page that was used least recently, of those that nobody else holds and no other
     /// depends on. `false`: there is none.
     pub fn evict(&mut self) -> bool {
-        let free = |node: &Node| node.children.is_empty() && node.page.as_ref().is_some_and(KvPage::alone);
+        let free = |node: &Node<M>| node.children.is_empty() && node.page.as_ref().is_some_and(Page::alone);
         let all = self.nodes.iter().enumerate().filter(|(_, node)| free(node));
         let Some(at) = all.min_by_key(|(_, node)| node.used).map(|(at, _)| at) else { return false };
         let Node { page, parent, .. } = &mut self.nodes[at];

@@ -3,8 +3,11 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use fracbit_model::{Error, Guesses, Sampler};
+use fracbit_base::Rate;
+use fracbit_model::{Error, Sampler};
 use fracbit_schedule::{Phase, Schedule};
+
+use crate::guesses::Guesses;
 
 /// Where the tokens of a sequence go.
 pub trait Output {
@@ -63,6 +66,9 @@ pub struct Done {
     pub tokens: usize,
     /// Of those, tokens that were guessed and so took no step of their own.
     pub guessed: usize,
+    /// Mean bits of a weight that the steps behind its first token read; `None` without a
+    /// scheduler.
+    pub bits: Option<f64>,
     /// Seconds from [`Engine::add`](crate::Engine::add) to the end.
     pub seconds: f64,
 }
@@ -70,10 +76,24 @@ pub struct Done {
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// By an end token, or because its output or its sampler's constraint said so.
-    Stop,
-    /// As many tokens as asked for, or as the context holds.
-    Length,
+    /// By this end token.
+    End(u32),
+    /// Its output said so.
+    Output,
+    /// Its sampler's constraint lets nothing follow.
+    Complete,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// As many tokens as the context holds.
+    ContextFull,
+}
+
+impl Finish {
+    /// Whether it could have gone on.
+    #[must_use]
+    pub fn is_cut(self) -> bool {
+        matches!(self, Self::MaxTokens | Self::ContextFull)
+    }
 }
 
 /// A sequence on its way.
@@ -119,6 +139,11 @@ impl<O> Sequence<O> {
         (self.max_tokens - self.written()).min(context - self.tokens.len())
     }
 
+    /// Why none is to come.
+    pub(crate) fn cut(&self) -> Finish {
+        if self.written() == self.max_tokens { Finish::MaxTokens } else { Finish::ContextFull }
+    }
+
     /// What step runs the token at this place, and how many tokens from there on are run alike.
     pub(crate) fn phase(&self, at: usize) -> (Phase, usize) {
         let Some(step) = at.checked_sub(self.prompt) else { return (Phase::Prefill, self.prompt - at) };
@@ -126,13 +151,16 @@ impl<O> Sequence<O> {
         (Phase::Decode(step), alike.unwrap_or(usize::MAX))
     }
 
-    pub(crate) fn done(&self, finish: Finish) -> Done {
+    /// `bits` are those of a weight that a step of a rate reads.
+    pub(crate) fn done(&self, finish: Finish, bits: impl Fn(Rate) -> f64) -> Done {
+        let steps = self.written().saturating_sub(1).max(1);
         Done {
             finish,
             prompt: self.prompt,
             cached: self.cached.unwrap_or(0),
             tokens: self.written(),
             guessed: self.guessed,
+            bits: self.schedule.as_ref().map(|schedule| schedule.mean(steps, bits)),
             seconds: self.start.elapsed().as_secs_f64(),
         }
     }

@@ -17,26 +17,34 @@ pub use sample::{Draw, SampleWork, sample};
 /// Most tokens that run together.
 pub const PROMPT: usize = 1024;
 
+/// Most sequences of a step.
+pub const SEQUENCES: usize = 8;
+/// Positions of a page of the cache.
+pub const PAGE: usize = 64;
+
 /// `Step` of `model.cuh`: what changes from token to token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable, PartialEq, Eq)]
 pub struct Step {
-    /// Tokens in the cache.
-    pub position: u32,
     /// Tokens drawn.
     pub drawn: u32,
-    /// Tokens to be run.
+    /// Tokens in the cache, of each sequence.
+    pub positions: [u32; SEQUENCES],
+    /// Tokens to be run: as many of each sequence, one sequence behind the other.
     pub tokens: [u32; PROMPT],
 }
 
 impl Step {
-    /// `tokens` (at most [`PROMPT`]) to be run after `position` others.
+    /// `tokens` (at most [`PROMPT`]) to be run after those that each of at most [`SEQUENCES`] has.
     ///
     /// # Panics
     /// When there are more.
     #[must_use]
-    pub fn new(position: usize, tokens: &[u32]) -> Self {
-        let mut step = Self { position: u32_of(position), ..Self::zeroed() };
+    pub fn new(positions: &[usize], tokens: &[u32]) -> Self {
+        let mut step = Self::zeroed();
+        for (to, &position) in step.positions[..positions.len()].iter_mut().zip(positions) {
+            *to = u32_of(position);
+        }
         step.tokens[..tokens.len()].copy_from_slice(tokens);
         step
     }
@@ -97,12 +105,15 @@ struct HeadsArgs {
     turns: Address,
     keys: Address,
     values: Address,
+    tables: Address,
     heads: u32,
     kv_heads: u32,
     d: u32,
-    capacity: u32,
+    pages: u32,
+    each: u32,
     eps: f32,
     scale: f32,
+    pad: u32,
 }
 
 #[repr(C)]
@@ -112,13 +123,14 @@ struct AttendArgs {
     qkv: Address,
     keys: Address,
     values: Address,
+    tables: Address,
     out: Address,
     heads: u32,
     kv_heads: u32,
     d: u32,
-    capacity: u32,
+    pages: u32,
     window: u32,
-    pad: u32,
+    each: u32,
 }
 
 #[repr(C)]
@@ -369,7 +381,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head, at most 256.
     pub d: usize,
-    /// Positions of the cache.
+    /// Most positions of a sequence.
     pub capacity: usize,
 }
 
@@ -381,7 +393,7 @@ impl AttentionShape {
     }
 }
 
-/// Keys and values of one layer, f16 (kv_heads, capacity, d).
+/// Keys and values of one layer, f16 (pages, kv_heads, [`PAGE`], d).
 #[derive(Debug)]
 pub struct Cache<'d, D: Device> {
     /// Keys.
@@ -391,16 +403,122 @@ pub struct Cache<'d, D: Device> {
 }
 
 impl<'d, D: Device> Cache<'d, D> {
-    /// An empty cache.
+    /// An empty cache of so many pages.
     ///
     /// # Errors
     /// [`DeviceError::Memory`].
-    pub fn new(device: &'d D, shape: &AttentionShape) -> Result<Self, DeviceError> {
-        let bytes = 2 * shape.kv_heads * shape.capacity * shape.d;
+    ///
+    /// # Panics
+    /// When it would have 2^32 values or more.
+    pub fn new(device: &'d D, shape: &AttentionShape, pages: usize) -> Result<Self, DeviceError> {
+        let values = pages * Self::page(shape);
+        assert!(u32::try_from(values).is_ok(), "a cache of less than 2^32 values, got {values}");
+        let bytes = 2 * values;
         Ok(Self {
             keys: Buffer::zeroed(device, bytes, "KV cache")?,
             values: Buffer::zeroed(device, bytes, "KV cache")?,
         })
+    }
+
+    /// Most pages that a cache of this shape may have.
+    #[must_use]
+    pub fn most_pages(shape: &AttentionShape) -> usize {
+        u32::MAX as usize / Self::page(shape).max(1)
+    }
+
+    /// Keys, or values, of a page.
+    fn page(shape: &AttentionShape) -> usize {
+        shape.kv_heads * PAGE * shape.d
+    }
+
+    /// Copies a page.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    ///
+    /// # Panics
+    /// When there are no such pages.
+    pub fn copy_page(&self, shape: &AttentionShape, from: usize, to: usize) -> Result<(), DeviceError> {
+        let bytes = 2 * Self::page(shape);
+        for all in [&self.keys, &self.values] {
+            assert!((from.max(to) + 1) * bytes <= all.bytes(), "pages {from} and {to} of the cache");
+            let at = |page: usize| all.at() + (page * bytes) as u64;
+            all.device().copy(at(from), at(to), bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which pages sequences have: rows of a table, (sequences, pages).
+#[derive(Debug)]
+pub struct PageTables<'d, D: Device> {
+    tables: Buffer<'d, D>,
+    pages: usize,
+}
+
+impl<'d, D: Device> PageTables<'d, D> {
+    /// Tables of sequences of at most `capacity` positions: each has the pages 0, 1 and so on.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    pub fn new(device: &'d D, sequences: usize, capacity: usize) -> Result<Self, DeviceError> {
+        let pages = capacity.div_ceil(PAGE).max(1);
+        let tables: Vec<u32> = (0..sequences).flat_map(|_| 0..u32_of(pages)).collect();
+        Ok(Self { tables: Buffer::of(device, &tables, "tables of pages")?, pages })
+    }
+
+    /// Writes those of the first sequences.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    ///
+    /// # Panics
+    /// When one has more pages than fit.
+    pub fn write(&self, sequences: &[&[u32]]) -> Result<(), DeviceError> {
+        let mut all = vec![0; sequences.len() * self.pages];
+        for (row, pages) in all.chunks_exact_mut(self.pages).zip(sequences) {
+            row[..pages.len()].copy_from_slice(pages);
+        }
+        self.tables.write(&all)
+    }
+
+    pub(crate) fn at(&self) -> Address {
+        self.tables.at()
+    }
+
+    fn check(&self, rows: Rows, shape: &AttentionShape) {
+        assert!(self.pages * PAGE >= shape.capacity, "tables of sequences of {} positions", shape.capacity);
+        let held = self.tables.bytes() / (4 * self.pages);
+        assert!((1..=SEQUENCES.min(held)).contains(&rows.sequences), "{} sequences", rows.sequences);
+    }
+}
+
+/// The rows of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Sequences.
+    pub sequences: usize,
+    /// Rows of each.
+    pub each: usize,
+}
+
+impl Rows {
+    /// Some rows of one sequence.
+    #[must_use]
+    pub fn of_one(each: usize) -> Self {
+        Self { sequences: 1, each }
+    }
+
+    /// One row of each of some sequences.
+    #[must_use]
+    pub fn one_of(sequences: usize) -> Self {
+        Self { sequences, each: 1 }
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(self) -> usize {
+        self.sequences * self.each
     }
 }
 
@@ -426,13 +544,14 @@ pub struct HeadOptions<'a, 'd, D: Device> {
 /// When a launch is refused.
 ///
 /// # Panics
-/// When a buffer is too short or a head too wide.
+/// When a buffer is too short, a head too wide, or several sequences have more rows than kernels of
+/// prompts leave to others.
 pub fn attention<D: Device>(
     step: &Buffer<'_, D>,
     qkv: &Buffer<'_, D>,
-    cache: &Cache<'_, D>,
+    (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
     out: &Buffer<'_, D>,
-    rows: usize,
+    rows: Rows,
     shape: &AttentionShape,
     options: &HeadOptions<'_, '_, D>,
 ) -> Result<(), DeviceError> {
@@ -440,9 +559,9 @@ pub fn attention<D: Device>(
     let device = step.device();
     let &AttentionShape { heads, kv_heads, d, capacity } = shape;
     assert!(d <= 256, "heads of at most 256, got {d}");
-    holds(qkv, rows * shape.row(), "attention");
-    holds(out, rows * heads * d, "attention");
-    assert!(cache.keys.bytes() >= 2 * kv_heads * capacity * d, "a cache of this shape");
+    holds(qkv, rows.all() * shape.row(), "attention");
+    holds(out, rows.all() * heads * d, "attention");
+    tables.check(rows, shape);
     if let Some(turns) = options.turns {
         holds(turns, capacity * d, "attention");
     }
@@ -455,37 +574,41 @@ pub fn attention<D: Device>(
         turns: at(options.turns),
         keys: cache.keys.at(),
         values: cache.values.at(),
+        tables: tables.at(),
         heads: u32_of(heads),
         kv_heads: u32_of(kv_heads),
         d: u32_of(d),
-        capacity: u32_of(capacity),
+        pages: u32_of(tables.pages),
+        each: u32_of(rows.each),
         eps: options.eps,
         scale: 1.0 / (d as f32).sqrt(),
+        pad: 0,
     };
     let grid = Grid {
-        blocks: (u32_of(heads + 2 * kv_heads), u32_of(rows)),
+        blocks: (u32_of(heads + 2 * kv_heads), u32_of(rows.all())),
         threads: 128,
         shared: u32_of(256 + 4 * d),
     };
     device.launch("fb_heads", grid, bytemuck::bytes_of(&args))?;
-    if prompt::takes(rows, d) {
-        return prompt::attend(step, qkv, cache, out, rows, shape, options.window);
+    if rows.sequences == 1 && prompt::takes(rows.each, d) {
+        return prompt::attend(step, qkv, (cache, tables), out, rows.each, shape, options.window);
     }
     let args = AttendArgs {
         step: step.at(),
         qkv: qkv.at(),
         keys: cache.keys.at(),
         values: cache.values.at(),
+        tables: tables.at(),
         out: out.at(),
         heads: u32_of(heads),
         kv_heads: u32_of(kv_heads),
         d: u32_of(d),
-        capacity: u32_of(capacity),
+        pages: u32_of(tables.pages),
         window: u32_of(options.window),
-        pad: 0,
+        each: u32_of(rows.each),
     };
     let grid = Grid {
-        blocks: (u32_of(heads), u32_of(rows)),
+        blocks: (u32_of(heads), u32_of(rows.all())),
         threads: 32 * WARPS as u32,
         shared: u32_of(WARPS * (d + 2) * 4),
     };
@@ -657,10 +780,10 @@ impl<D: Device> DenseMatrix<'_, D> {
 }
 
 const _: () = assert!(
-    size_of::<Step>() == 4104
+    size_of::<Step>() == 4132
         && size_of::<RotateArgs>() == 72
-        && size_of::<HeadsArgs>() == 80
-        && size_of::<AttendArgs>() == 64
+        && size_of::<HeadsArgs>() == 96
+        && size_of::<AttendArgs>() == 72
         && size_of::<DenseArgs>() == 56,
     "as model.cuh and dense.cuh assert"
 );

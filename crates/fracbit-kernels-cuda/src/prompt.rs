@@ -2,7 +2,7 @@
 
 use crate::{
     Address, Buffer, Device, DeviceError, Grid,
-    ops::{AttentionShape, Cache},
+    ops::{AttentionShape, Cache, PageTables},
 };
 use bytemuck::{Pod, Zeroable};
 
@@ -13,16 +13,17 @@ struct PromptArgs {
     qkv: Address,
     keys: Address,
     values: Address,
+    table: Address,
     out: Address,
     heads: u32,
     kv_heads: u32,
     d: u32,
-    capacity: u32,
     window: u32,
     rows: u32,
+    pad: u32,
 }
 
-const _: () = assert!(size_of::<PromptArgs>() == 64, "as prompt.cuh asserts");
+const _: () = assert!(size_of::<PromptArgs>() == 72, "as prompt.cuh asserts");
 
 /// Most rows that are left to the kernel that decodes.
 const FEW: usize = 8;
@@ -37,7 +38,7 @@ pub(crate) fn takes(rows: usize, d: usize) -> bool {
 pub(crate) fn attend<D: Device>(
     step: &Buffer<'_, D>,
     qkv: &Buffer<'_, D>,
-    cache: &Cache<'_, D>,
+    (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
     out: &Buffer<'_, D>,
     rows: usize,
     shape: &AttentionShape,
@@ -56,13 +57,14 @@ pub(crate) fn attend<D: Device>(
         qkv: qkv.at(),
         keys: cache.keys.at(),
         values: cache.values.at(),
+        table: tables.at(),
         out: out.at(),
         heads: u32_of(shape.heads),
         kv_heads: u32_of(shape.kv_heads),
         d: u32_of(shape.d),
-        capacity: u32_of(shape.capacity),
         window: if window < shape.capacity { u32_of(window) } else { 0 },
         rows: u32_of(rows),
+        pad: 0,
     };
     // Two places of keys and values, rows of an odd number of 16-byte pieces.
     let shared = u32_of(2 * 2 * positions * (2 * columns + 16));

@@ -3,7 +3,7 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Limits,
-    ops::{self, AttentionShape, Cache, HeadOptions, Step},
+    ops::{self, AttentionShape, Cache, HeadOptions, PAGE, PageTables, Rows, Step},
     shim::Shim,
 };
 use half::f16;
@@ -50,28 +50,34 @@ fn check(device: &Shim, case: &Case) {
     let &Case { heads, kv_heads, d, position, rows, window } = case;
     let what = format!("{heads}/{kv_heads} heads of {d}, {rows} rows after {position}, window {window}");
     let held = position + rows;
-    // The last position is also the last of the buffer.
+    // The pages of the sequence are the pool's, the last one first.
+    let pages = held.div_ceil(PAGE);
+    let page = |p: usize| pages - 1 - p / PAGE;
+    let place = |kv: usize, p: usize| ((page(p) * kv_heads + kv) * PAGE + p % PAGE) * d;
     let shape = AttentionShape { heads, kv_heads, d, capacity: held };
-    let cache = Cache::new(device, &shape).expect("memory");
+    let cache = Cache::new(device, &shape, pages).expect("memory");
+    let tables = PageTables::new(device, 1, held).expect("memory");
+    let table: Vec<u32> = (0..pages).map(|i| (pages - 1 - i) as u32).collect();
+    tables.write(&[&table]).expect("a copy");
     let old = |seed| -> Vec<u16> {
-        let values = cases::activations(kv_heads * held * d, seed).into_iter();
+        let values = cases::activations(pages * kv_heads * PAGE * d, seed).into_iter();
         values.map(|v| f16::from_f32(v).to_bits()).collect()
     };
     let (keys, values) = (old(1), old(2));
     cache.keys.write(&keys).expect("a copy");
     cache.values.write(&values).expect("a copy");
     let qkv = cases::activations(rows * shape.row(), 3);
-    let step = Buffer::of(device, &[Step::new(position, &[])], "step").expect("memory");
+    let step = Buffer::of(device, &[Step::new(&[position], &[])], "step").expect("memory");
     let input = Buffer::of(device, &qkv, "qkv").expect("memory");
     let out = Buffer::zeroed(device, 4 * rows * heads * d, "out").expect("memory");
     let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window };
-    ops::attention(&step, &input, &cache, &out, rows, &shape, &options).expect("a launch");
+    ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(rows), &shape, &options).expect("a launch");
     let got: Vec<f32> = out.read(rows * heads * d).expect("a copy");
     let value = |bits: u16| f64::from(f16::from_bits(bits));
     // Keys (part 0) and values (part 1) as the cache holds them.
     let cached = |part: usize, kv: usize, p: usize, i: usize| {
         if p < position {
-            return value([&keys, &values][part][(kv * held + p) * d + i]);
+            return value([&keys, &values][part][place(kv, p) + i]);
         }
         let head = heads + part * kv_heads + kv;
         f64::from(f16::from_f32(qkv[(p - position) * shape.row() + head * d + i]))

@@ -59,12 +59,14 @@ fn attention_of_few_tokens() {
         CASES.iter().enumerate()
     {
         let device = device(multiprocessors);
-        let attention = Attention { heads, kv_heads, d, capacity: 530, norms, rotation, window };
+        let attention = Attention { heads, kv_heads, d, capacity: 530, sequences: 8, norms, rotation, window };
         let mut bench = attention.on(&device, number as u64).expect("memory");
         for &(before, rows) in lengths {
             let worst = bench.check(before, rows).expect("a launch");
             assert!(worst < 1.0, "{attention:?}, {rows} tokens after {before}: {worst} of the bound");
         }
+        bench.check_together(&[300, 0, 64, 17, 128, 63, 1, 511]).expect("a launch");
+        bench.check_together(&[5, 480, 65]).expect("a launch");
     }
 }
 

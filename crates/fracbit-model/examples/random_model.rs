@@ -44,8 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt: Vec<u32> = (0..128).collect();
     let mut state = model.state(&StateOptions::default());
     let mut sampler = Sampler::new(SampleConfig { temperature: 1.0, top_k: 50, ..SampleConfig::default() })?;
-    let options =
-        GenerateOptions { max_tokens: Some(33), end_tokens: Vec::new(), ..GenerateOptions::default() };
+    let options = GenerateOptions { max_tokens: Some(33), ..GenerateOptions::default() };
     let mut generation = Generation::new(&model, &mut state, &mut sampler, &prompt, options)?;
     let start = Instant::now();
     generation.next().transpose()?;

@@ -91,6 +91,12 @@ pub enum Error {
         /// What the allocator said.
         source: std::collections::TryReserveError,
     },
+    /// The device that the model runs on.
+    #[error(transparent)]
+    Device(Box<dyn std::error::Error + Send + Sync>),
+    /// A sequence that an engine ran, in the words of its error.
+    #[error("{0}")]
+    Sequence(String),
     /// Every page of the cache is held.
     #[error("forward: the cache should have a free page, all {pages} pages of {positions} tokens are held")]
     CacheFull {

@@ -8,53 +8,26 @@
 //! run; the last one yielded, and an end token, which is not yielded, have not: a chat must pass
 //! them again, before the next turn's tokens. [`Generation::pending`] says which.
 //!
-//! Where a text repeats itself, several tokens are run in one step, a guess of what comes next with
-//! the token before it: the same tokens are yielded, sooner. Where it does not, a nested model can
-//! guess with its first planes ([`GenerateOptions::draft`]), and a [`Scheduler`] says what its
-//! steps read.
+//! A [`Scheduler`] says what steps read of a nested model. One token is a step here; drafts, and
+//! many sequences on one cache, are `fracbit-engine`'s.
 
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Phase, Schedule, Scheduler};
 
-use crate::draft::MOST;
 use crate::sample::Sampler;
-use crate::selfdraft::{Draft, Guesses};
 use crate::state::State;
 use crate::{Error, Model};
 
-/// When to stop, and how far to guess ahead.
-#[derive(Clone, Debug, PartialEq)]
+/// When to stop, and what to read.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerateOptions {
     /// Most tokens to yield; `None`: until the context is full.
     pub max_tokens: Option<usize>,
     /// Tokens that end the text; they are not yielded. Usually
     /// [`fracbit_io::ModelConfig::eos_token_ids`].
     pub end_tokens: Vec<u32>,
-    /// What the state held before the prompt, as far as known: guesses repeat that text too. The
-    /// repetition penalty does not look at it.
-    pub before: Vec<u32>,
-    /// Most tokens to guess in a step, up to 7; 0: none. The tokens that are yielded do not depend
-    /// on it.
-    pub guesses: usize,
-    /// Whether a nested model guesses too, where the text does not repeat itself; part of
-    /// `guesses`.
-    pub draft: Option<Draft>,
     /// What decides what steps read of a nested model; `None`: what the state says.
     pub scheduler: Option<Scheduler>,
-}
-
-impl Default for GenerateOptions {
-    /// No end but that of the context, and as many guesses as pay.
-    fn default() -> Self {
-        Self {
-            max_tokens: None,
-            end_tokens: Vec::new(),
-            before: Vec::new(),
-            guesses: MOST,
-            draft: None,
-            scheduler: None,
-        }
-    }
 }
 
 /// Why a generation ended.
@@ -85,11 +58,7 @@ pub struct Generation<'a> {
     yielded: usize,
     stop: Option<Stop>,
     hidden: Vec<f32>,
-    logits: Vec<f32>, // of the rows run last whose next token is not known
-    row: usize,       // of `logits`, that the last token was picked from
-    /// The state has forgotten those that were run, but holds their keys and values still.
-    guesses: Guesses,
-    guessed: usize,
+    logits: Vec<f32>, // of the row run last
 }
 
 impl<'a> Generation<'a> {
@@ -116,14 +85,12 @@ impl<'a> Generation<'a> {
             model.check_scheduler(scheduler)?;
         }
         sampler.use_kernels_of(model);
-        let text = [&options.before[..], prompt].concat();
-        let (mut history, mut guesses) = (Vec::new(), Guesses::new(text, options.draft, sampler));
+        let mut history = Vec::new();
         // With a bound on the tokens, all memory that the loop needs but for what its first pass
-        // and its first guesses grow.
+        // grows.
         if let Some(max) = options.max_tokens {
             let room = max.min(state.capacity() - state.len());
             history.reserve(prompt.len() + room);
-            guesses.reserve(room);
             state.reserve(prompt.len() + room)?;
         }
         history.extend_from_slice(prompt);
@@ -139,9 +106,6 @@ impl<'a> Generation<'a> {
             stop: None,
             hidden: Vec::new(),
             logits: Vec::new(),
-            row: 0,
-            guesses,
-            guessed: 0,
         })
     }
 
@@ -166,8 +130,7 @@ impl<'a> Generation<'a> {
     /// Logits that the last token was picked from; empty before the first.
     #[must_use]
     pub fn logits(&self) -> &[f32] {
-        let vocab = self.model.config().vocab_size;
-        self.logits.get(self.row * vocab..(self.row + 1) * vocab).unwrap_or(&[])
+        &self.logits
     }
 
     /// The schedule of the answer; `None` before its second token, or without a scheduler.
@@ -176,30 +139,8 @@ impl<'a> Generation<'a> {
         self.schedule.as_ref()
     }
 
-    /// Tokens yielded that were guessed and so took no step of their own.
-    #[must_use]
-    pub fn guessed(&self) -> usize {
-        self.guessed
-    }
-
+    /// Runs what is pending and picks a token.
     fn step(&mut self) -> Result<u32, Error> {
-        let pending = self.history.len() - self.next;
-        let next = self.history.last().filter(|_| pending == 1 && self.yielded > 0);
-        if next.is_some_and(|&token| self.guesses.judge(self.row + 1, token)) {
-            // It was run as a guess.
-            self.state.advance(1);
-            self.row += 1;
-            self.guessed += 1;
-        } else {
-            self.forward(pending)?;
-        }
-        self.next = self.history.len();
-        let vocab = self.model.config().vocab_size;
-        self.sampler.sample(&self.logits[self.row * vocab..][..vocab], &self.history)
-    }
-
-    /// Runs what is pending, and with a single token guesses of what follows it.
-    fn forward(&mut self, pending: usize) -> Result<(), Error> {
         if let Some(scheduler) = &self.options.scheduler {
             let read = match self.yielded.checked_sub(1) {
                 None => scheduler.prefill(),
@@ -210,37 +151,13 @@ impl<'a> Generation<'a> {
                     self.schedule.get_or_insert_with(choose).precision(Phase::Decode(step))
                 }
             };
-            let precision = Precision::at_most(read);
-            if precision != self.state.precision() {
-                self.guesses.forget_times();
-            }
-            self.state.set_precision(precision);
+            self.state.set_precision(Precision::at_most(read));
         }
-        let most = if self.yielded > 0 { self.most_guesses() } else { 0 };
-        let with = (self.model, &mut *self.state, &mut *self.sampler);
-        let run = self.guesses.make(with, &mut self.history, most)?;
-        let guesses = run.len() - 1;
-        let tokens = if pending == 1 { run } else { &self.history[self.next..] };
-        self.model.forward(self.state, tokens, &mut self.hidden)?;
-        self.state.truncate(self.state.len() - guesses);
-        let wanted = self.hidden.len() - (1 + guesses) * self.model.config().hidden_size;
-        self.model.logits(self.state, &self.hidden[wanted..], &mut self.logits)?;
-        self.guesses.ran();
-        self.row = 0;
-        Ok(())
-    }
-
-    /// Guesses that could still be yielded and that the cache has room for: it does not grow for
-    /// them.
-    fn most_guesses(&self) -> usize {
-        let room = self.state.room().saturating_sub(self.state.len() + 1);
-        let wanted = self.options.max_tokens.map_or(usize::MAX, |max| max - self.yielded - 1);
-        // A step has one precision.
-        let alike = match (&self.schedule, self.yielded.checked_sub(1)) {
-            (Some(schedule), Some(step)) => schedule.steps_alike(step).map_or(usize::MAX, |n| n - 1),
-            _ => usize::MAX,
-        };
-        self.options.guesses.min(room).min(wanted).min(alike)
+        self.model.forward(self.state, &self.history[self.next..], &mut self.hidden)?;
+        let last = self.hidden.len() - self.model.config().hidden_size;
+        self.model.logits(self.state, &self.hidden[last..], &mut self.logits)?;
+        self.next = self.history.len();
+        self.sampler.sample(&self.logits, &self.history)
     }
 }
 
@@ -271,7 +188,6 @@ impl Iterator for Generation<'_> {
             }
             Ok(token) => {
                 self.history.push(token);
-                self.guesses.push(token);
                 self.yielded += 1;
                 Some(Ok(token))
             }

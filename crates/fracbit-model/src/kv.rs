@@ -21,6 +21,7 @@
 //! positions too: simpler to truncate, and the window bounds what attention reads.
 
 use bytemuck::Pod;
+use fracbit_io::ModelConfig;
 use fracbit_kernels::vectors::{
     Ints, KEY_BLOCK, UNIT, VALUE_MOST, Vectors, WEIGHT_BLOCK, attend::nibble, key_most,
 };
@@ -143,6 +144,12 @@ pub(crate) enum Rows<'a> {
 }
 
 impl KvLayout {
+    /// That of a model.
+    pub(crate) fn of(config: &ModelConfig, kind: KvType) -> Self {
+        let layers = config.num_hidden_layers();
+        Self { kind, layers, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
+    }
+
     fn form(self, which: Which) -> Form {
         match (self.kind, which) {
             (KvType::I16, _) => Form::I16,

@@ -12,10 +12,9 @@
 //! | [`block`] | one block on its own, for streaming through a model layer by layer |
 //! | [`state`] | cache and work space of one sequence |
 //! | [`pages`] | where states take the pages of their caches from, and share them |
+//! | [`runtime`] | what whoever schedules sequences knows of a model, on any device |
 //! | [`sample`] | logits to token |
 //! | [`generate`] | token by token |
-//! | [`draft`] | guesses of what comes next, from what came before |
-//! | [`selfdraft`] | guesses of a nested model with its first planes, and both kinds together |
 //! | [`eval`] | negative log-likelihood, KL divergence, top-1 agreement |
 //! | [`curvature`] | what noise in a matrix does to the divergence from the model without |
 //! | [`gradient`] | what scales of rows do to the divergence from another model |
@@ -35,7 +34,6 @@ pub mod block;
 mod builder;
 mod coarse;
 pub mod curvature;
-pub mod draft;
 mod error;
 pub mod eval;
 mod experts;
@@ -49,8 +47,8 @@ pub mod linear;
 pub mod model;
 pub mod pages;
 mod rope;
+pub mod runtime;
 pub mod sample;
-pub mod selfdraft;
 pub mod sites;
 pub mod smoothing;
 pub mod source;
@@ -59,7 +57,6 @@ mod stored;
 
 pub use block::{Block, BlockInput};
 pub use builder::ModelBuilder;
-pub use draft::Drafter;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
 pub use fracbit_kernels::Precision;
@@ -68,10 +65,10 @@ pub use id::{FloatId, LayerLinear, LinearId};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::Model;
-pub use pages::{KvPage, KvPool};
+pub use pages::{HostMemory, KvPage, KvPool, Page, PageList, PageMemory, PagePool};
 pub use rope::turns;
+pub use runtime::{Cached, Runtime};
 pub use sample::{Adjustments, Constraint, SampleConfig, Sampler};
-pub use selfdraft::{Draft, Guesses};
 pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};

@@ -123,8 +123,8 @@ impl Scale {
 }
 
 impl Sampler {
-    /// Goes on as `other` would.
-    pub(crate) fn follow(&mut self, other: &Self) {
+    /// Goes on as `other` would, for drafts of what that one will pick.
+    pub fn follow(&mut self, other: &Self) {
         (self.config, self.rng, self.vectors) = (other.config, other.rng.clone(), other.vectors);
         self.constraint.clone_from(&other.constraint);
     }
@@ -174,7 +174,7 @@ impl Sampler {
     }
 
     /// Takes sums with the kernels that `model` runs with, as every
-    /// [`Generation`](crate::Generation) has it do: sooner, and the same tokens.
+    /// generation has it do: sooner, and the same tokens.
     pub fn use_kernels_of(&mut self, model: &Model) {
         self.vectors = model.vectors;
     }

@@ -11,7 +11,7 @@ use crate::experts::Work;
 use crate::key_bias::{Angles, KeyBiases};
 use crate::kv::{KvLayout, KvType, PAGE, Rows};
 use crate::linear::LinearScratch;
-use crate::pages::{KvPage, KvPool};
+use crate::pages::{HostMemory, KvPage, KvPool, PageList};
 
 /// How to make a [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,7 @@ impl Default for StateOptions {
 /// Cache and work space of one sequence; made by [`crate::Model::state`].
 #[derive(Debug)]
 pub struct State {
-    pool: KvPool,
-    pages: Vec<KvPage>,
+    cache: PageList<HostMemory>,
     pub(crate) scratch: Scratch,
     /// Of queries and keys of every head, where the cache wants them so.
     pub(crate) turn: Option<Rotation>,
@@ -52,8 +51,6 @@ pub struct State {
     /// biases of keys.
     pub(crate) angles: [Angles; 2],
     shape: StateShape,
-    capacity: usize,
-    len: usize,
     chunk: usize,
     precision: Precision,
 }
@@ -101,13 +98,10 @@ impl State {
             turn: pool.kind().turns().then(|| {
                 Rotation::new(config.head_dim, 0, 0).expect("heads are narrow enough to be rotated")
             }),
-            pool,
-            pages: Vec::new(),
+            cache: PageList::new(pool, capacity),
             scratch,
             angles: Default::default(),
             shape: StateShape::of(config),
-            capacity,
-            len: 0,
             chunk: options.chunk.max(1),
             precision: options.precision,
         }
@@ -120,37 +114,20 @@ impl State {
     /// [`Error::Memory`], [`Error::CacheFull`]; the state then holds the tokens that it held, and
     /// keeps the pages that it got.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), Error> {
-        if tokens == 0 {
-            return Ok(());
-        }
-        let want = self.len.saturating_add(tokens).min(self.capacity);
-        let (first, end) = (self.len / PAGE, want.div_ceil(PAGE));
-        for at in first..end {
-            match self.pages.get(at) {
-                Some(page) if page.alone() => {}
-                // What it holds of the sequence's tokens is copied.
-                Some(page) if at == first && !self.len.is_multiple_of(PAGE) => {
-                    self.pages[at] = self.pool.copy(page, want)?;
-                }
-                Some(_) => self.pages[at] = self.pool.take(want)?,
-                None => self.pages.push(self.pool.take(want)?),
-            }
-        }
+        self.cache.reserve(tokens)?;
         self.grow_angles()
     }
 
     /// Pages that [`reserve`](Self::reserve) would take from the pool.
     #[must_use]
     pub fn pages_wanted(&self, tokens: usize) -> usize {
-        let want = self.len.saturating_add(tokens).min(self.capacity);
-        let pages = if tokens == 0 { 0..0 } else { self.len / PAGE..want.div_ceil(PAGE) };
-        pages.filter(|&at| !self.pages.get(at).is_some_and(KvPage::alone)).count()
+        self.cache.wanted(tokens)
     }
 
     /// The pages of the tokens that it holds; the last one may not be whole.
     #[must_use]
     pub fn pages(&self) -> &[KvPage] {
-        &self.pages[..self.len.div_ceil(PAGE)]
+        self.cache.pages()
     }
 
     /// Makes it hold the first `len` tokens of another state's [`pages`](Self::pages) in place of
@@ -161,35 +138,36 @@ impl State {
     /// [`Error::Pages`] when they are of another pool or are not those of `len` tokens, or when
     /// these do not fit.
     pub fn share(&mut self, pages: &[KvPage], len: usize) -> Result<(), Error> {
-        let ours = pages.iter().all(|page| page.is_of(&self.pool));
-        if !ours || pages.len() != len.div_ceil(PAGE) || len > self.capacity {
-            return Err(Error::Pages { pages: pages.len(), len, capacity: self.capacity });
-        }
-        self.pages.clear();
-        self.pages.extend_from_slice(pages);
-        self.len = len;
-        Ok(())
+        self.cache.share(pages, len)
+    }
+
+    pub(crate) fn list(&self) -> &PageList<HostMemory> {
+        &self.cache
+    }
+
+    pub(crate) fn list_mut(&mut self) -> &mut PageList<HostMemory> {
+        &mut self.cache
     }
 
     /// Where its pages are from.
     #[must_use]
     pub fn pool(&self) -> &KvPool {
-        &self.pool
+        self.cache.pool()
     }
 
     pub(crate) fn layout(&self) -> KvLayout {
-        self.pool.layout()
+        self.cache.pool().layout()
     }
 
     /// The keys of a head on page `at`, its first `count` positions, whole blocks.
     pub(crate) fn keys(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
-        self.layout().keys(self.pages[at].lines(), layer, head, count)
+        self.layout().keys(self.cache.reserved()[at].lines(), layer, head, count)
     }
 
     /// The values of a head on page `at`, its first `count` positions, and one more where that is
     /// odd.
     pub(crate) fn values(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
-        self.layout().values(self.pages[at].lines(), layer, head, count)
+        self.layout().values(self.cache.reserved()[at].lines(), layer, head, count)
     }
 
     /// Writes keys and values of a layer, (rows, kv head, head_dim), behind the tokens that are
@@ -197,12 +175,13 @@ impl State {
     pub(crate) fn write(&mut self, layer: usize, with: (&Vectors, &Team<'_>), keys: &[f32], values: &[f32]) {
         let layout = self.layout();
         let width = layout.kv_heads * layout.head_dim;
-        let (mut position, end) = (self.len, self.len + keys.len() / width);
+        let held = self.len();
+        let (mut position, end) = (held, held + keys.len() / width);
         while position < end {
             let (page, first) = (position / PAGE, position % PAGE);
             let next = end.min((page + 1) * PAGE);
-            let rows = (position - self.len) * width..(next - self.len) * width;
-            let lines = self.pages[page].lines_mut().expect("reserved pages are held alone");
+            let rows = (position - held) * width..(next - held) * width;
+            let lines = self.cache.lines_mut(page).expect("reserved pages are held alone");
             layout.write(lines, layer, with, first, [&keys[rows.clone()], &values[rows]]);
             position = next;
         }
@@ -244,24 +223,24 @@ impl State {
     /// Tokens held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.cache.len()
     }
 
     /// True when no token was run.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.cache.is_empty()
     }
 
     /// Most tokens it can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.cache.capacity()
     }
 
     /// Positions that the cache has room for now.
     pub(crate) fn room(&self) -> usize {
-        self.pages.len() * PAGE
+        self.cache.reserved().len() * PAGE
     }
 
     /// Tokens run together in prefill.
@@ -283,16 +262,16 @@ impl State {
 
     /// Forgets all tokens but the first `len`; does nothing when there are no more.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        self.cache.truncate(len);
     }
 
     /// Forgets all tokens.
     pub fn reset(&mut self) {
-        self.len = 0;
+        self.cache.truncate(0);
     }
 
     pub(crate) fn advance(&mut self, rows: usize) {
-        self.len += rows;
+        self.cache.advance(rows);
     }
 
     pub(crate) fn check_model(&self, config: &ModelConfig) -> Result<(), Error> {
@@ -392,8 +371,8 @@ impl State {
         }
         let (heads, width) = (layout.kv_heads, layout.head_dim);
         let mut features = Features::default();
-        for position in 0..tokens.min(self.len) {
-            let (page, at) = (self.pages[position / PAGE].lines(), position % PAGE);
+        for position in 0..tokens.min(self.len()) {
+            let (page, at) = (self.cache.reserved()[position / PAGE].lines(), position % PAGE);
             for head in 0..heads {
                 features.keys.extend((0..width).map(|i| layout.key(page, layer, head, at, i)));
                 features.values.extend((0..width).map(|i| layout.value(page, layer, head, at, i)));
@@ -410,11 +389,11 @@ impl State {
 impl State {
     /// One number of a key of the first layer.
     pub(crate) fn key(&self, head: usize, position: usize, i: usize) -> f32 {
-        self.layout().key(self.pages[position / PAGE].lines(), 0, head, position % PAGE, i)
+        self.layout().key(self.cache.reserved()[position / PAGE].lines(), 0, head, position % PAGE, i)
     }
 
     /// One number of a value of the first layer.
     pub(crate) fn value(&self, head: usize, position: usize, i: usize) -> f32 {
-        self.layout().value(self.pages[position / PAGE].lines(), 0, head, position % PAGE, i)
+        self.layout().value(self.cache.reserved()[position / PAGE].lines(), 0, head, position % PAGE, i)
     }
 }

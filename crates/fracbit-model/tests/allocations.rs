@@ -61,9 +61,7 @@ fn decoding_allocates_nothing() {
             let counts = pool.install(|| {
                 let mut state = model.state(&StateOptions { kv, ..F32 });
                 let mut sampler = Sampler::new(sampling).unwrap();
-                // Guesses come by chance, and the first of a length takes room for it.
-                let options =
-                    GenerateOptions { max_tokens: Some(TOKENS), guesses: 0, ..GenerateOptions::default() };
+                let options = GenerateOptions { max_tokens: Some(TOKENS), ..GenerateOptions::default() };
                 let mut generation =
                     Generation::new(&model, &mut state, &mut sampler, &r.tokens[..9], options).unwrap();
                 let mut counts = [0; TOKENS];

@@ -4,11 +4,11 @@ use crate::{
     errors::{Refused, raise, refuse},
     model::{Loaded, cache},
 };
+use fracbit_engine::{Engine, EngineError, EngineOptions, Finish, Listener, Tokens};
 use fracbit_io::TokenStream;
-use fracbit_model::{GenerateOptions, SampleConfig, Sampler, State, StateOptions, Stop};
+use fracbit_model::{Model, SampleConfig, Sampler};
 use pyo3::prelude::*;
 use running::Running;
-use self_cell::MutBorrow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How tokens are picked, and how many.
@@ -27,24 +27,23 @@ pub(crate) struct Picking {
 struct Owned {
     loaded: Arc<Loaded>,
     tokenizer: Arc<fracbit_io::Tokenizer>,
-    state: State,
-    sampler: Sampler,
 }
 
-/// A generation and the text of its tokens; the stream is `None` once it has ended.
+/// A text on its way; the stream is `None` once it has ended.
 struct Writing<'a> {
-    generation: fracbit_model::Generation<'a>,
+    left: Tokens<'a, Model, Engine<'a, Model, Listener>>,
+    tokens: Vec<u32>,
     stream: Option<TokenStream<'a>>,
 }
 
 #[expect(clippy::disallowed_methods, reason = "what the macro writes is its authors' to check")]
 mod running {
     use super::{Owned, Writing};
-    use self_cell::{MutBorrow, self_cell};
+    use self_cell::self_cell;
 
     self_cell!(
         pub(super) struct Running {
-            owner: MutBorrow<Owned>,
+            owner: Owned,
             #[not_covariant]
             dependent: Writing,
         }
@@ -61,8 +60,6 @@ mod running {
 #[pyclass(frozen, module = "fracbit")]
 pub(crate) struct Generation {
     running: Mutex<Running>,
-    /// Tokens of the prompt.
-    prompt: usize,
 }
 
 impl Generation {
@@ -77,21 +74,20 @@ impl Generation {
         let sampler = Sampler::new(config).map_err(refuse)?;
         // A cache for the whole context may take gigabytes that this text never needs.
         let room = prompt.len().saturating_add(max_tokens).min(loaded.context());
-        let options = StateOptions { context: Some(room), kv: cache(kv)?, ..StateOptions::default() };
-        let state = loaded.model.state(&options);
-        let (loaded, tokenizer) = (Arc::clone(loaded), Arc::clone(tokenizer));
-        let owned = MutBorrow::new(Owned { loaded, tokenizer, state, sampler });
+        let options =
+            EngineOptions { sequences: 1, context: room, kv: cache(kv)?, ..EngineOptions::default() };
+        let owned = Owned { loaded: Arc::clone(loaded), tokenizer: Arc::clone(tokenizer) };
         let running: Refused<_> = Running::try_new(owned, |owned| {
-            let Owned { loaded, tokenizer, state, sampler } = owned.borrow_mut();
-            let options = GenerateOptions {
-                max_tokens: Some(max_tokens),
-                end_tokens: loaded.end_tokens.clone(),
-                ..GenerateOptions::default()
-            };
-            let generation = fracbit_model::Generation::new(&loaded.model, state, sampler, prompt, options);
-            Ok(Writing { generation: generation.map_err(refuse)?, stream: Some(tokenizer.stream(true)) })
+            let Owned { loaded, tokenizer } = owned;
+            let engine = Engine::new(&loaded.model, options).map_err(|error| match error {
+                EngineError::Model(error) => refuse(error),
+                other => refuse(fracbit_model::Error::Sequence(other.to_string())),
+            })?;
+            let left = Tokens::begin(engine, prompt.to_vec(), max_tokens, loaded.end_tokens.clone(), sampler);
+            let stream = Some(tokenizer.stream(true));
+            Ok(Writing { left: left.map_err(refuse)?, tokens: Vec::new(), stream })
         });
-        Ok(Self { running: Mutex::new(running?), prompt: prompt.len() })
+        Ok(Self { running: Mutex::new(running?) })
     }
 
     /// Waits for another thread that has the iterator compute, with the interpreter's lock
@@ -106,11 +102,12 @@ impl Writing<'_> {
     fn piece(&mut self) -> Refused<Option<String>> {
         loop {
             let Some(stream) = &mut self.stream else { return Ok(None) };
-            let Some(token) = self.generation.next() else {
+            let Some(token) = self.left.next().transpose().map_err(refuse)? else {
                 let rest = self.stream.take().map(TokenStream::finish).transpose().map_err(refuse)?;
                 return Ok(rest.filter(|rest| !rest.is_empty()));
             };
-            let piece = stream.push(token.map_err(refuse)?).map_err(refuse)?;
+            self.tokens.push(token);
+            let piece = stream.push(token).map_err(refuse)?;
             if !piece.is_empty() {
                 return Ok(Some(piece));
             }
@@ -132,7 +129,7 @@ impl Generation {
     /// The tokens written so far.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> Vec<u32> {
-        let all = |_: &_, writing: &Writing<'_>| writing.generation.tokens()[self.prompt..].to_vec();
+        let all = |_: &_, writing: &Writing<'_>| writing.tokens.clone();
         py.detach(|| self.running().with_dependent(all))
     }
 
@@ -140,13 +137,14 @@ impl Generation {
     /// follow), "max_tokens", "context_full" or "failed"; None while there may be more.
     #[getter]
     fn stop(&self, py: Python<'_>) -> Option<&'static str> {
-        let stop = py.detach(|| self.running().with_dependent(|_, writing| writing.generation.stop()));
-        stop.map(|stop| match stop {
-            Stop::End(_) => "end",
-            Stop::Complete => "complete",
-            Stop::MaxTokens => "max_tokens",
-            Stop::ContextFull => "context_full",
-            Stop::Failed => "failed",
+        py.detach(|| {
+            self.running().with_dependent(|_, writing| match writing.left.done().map(|done| done.finish) {
+                Some(Finish::End(_) | Finish::Output) => Some("end"),
+                Some(Finish::Complete) => Some("complete"),
+                Some(Finish::MaxTokens) => Some("max_tokens"),
+                Some(Finish::ContextFull) => Some("context_full"),
+                None => writing.left.is_over().then_some("failed"),
+            })
         })
     }
 

@@ -176,10 +176,10 @@ impl Answers {
     }
 
     fn reason(&self, at: usize, finish: Finish) -> &'static str {
-        match finish {
-            Finish::Stop if self.called(at) > 0 => "tool_calls",
-            Finish::Stop => "stop",
-            Finish::Length => "length",
+        match finish.is_cut() {
+            false if self.called(at) > 0 => "tool_calls",
+            false => "stop",
+            true => "length",
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use fracbit_engine::{Done, Engine, Finish, Output, Request};
 use fracbit_io::{TokenStream, Tokenizer};
-use fracbit_model::{Error, Sampler};
+use fracbit_model::{Error, Runtime, Sampler};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::app::Ticket;
@@ -124,8 +124,8 @@ pub(crate) struct Text<'a> {
 }
 
 /// Serves until it is told to stop, or all senders are gone and their texts are done.
-pub(crate) fn run<'a>(
-    mut engine: Engine<'_, Text<'a>>,
+pub(crate) fn run<'a, R: Runtime>(
+    mut engine: Engine<'_, R, Text<'a>>,
     tokenizer: &'a Tokenizer,
     orders: &Receiver<Order>,
     metrics: &Metrics,
@@ -162,7 +162,7 @@ pub(crate) fn run<'a>(
 }
 
 /// Gives a job to the engine.
-fn start<'a>(job: Job, engine: &mut Engine<'_, Text<'a>>, tokenizer: &'a Tokenizer) {
+fn start<'a, R: Runtime>(job: Job, engine: &mut Engine<'_, R, Text<'a>>, tokenizer: &'a Tokenizer) {
     let Job { prompt, max_tokens, sampler, end_tokens, echo, logprobs, .. } = job;
     let mut output = Text {
         tokenizer,
@@ -270,7 +270,7 @@ impl Output for Text<'_> {
             };
             let (mut text, stopped) = self.stops.push(&rest);
             if stopped {
-                done.finish = Finish::Stop;
+                done.finish = Finish::Output;
                 self.say(text);
             } else {
                 text += &self.stops.finish();
@@ -281,7 +281,7 @@ impl Output for Text<'_> {
         let Done { finish, prompt, cached, tokens, seconds, .. } = done;
         tracing::info!(?finish, prompt, cached, tokens, seconds, "text done");
         self.line.metrics.counted(&done);
-        let outcome = if finish == Finish::Stop { Outcome::Stop } else { Outcome::Length };
+        let outcome = if finish.is_cut() { Outcome::Length } else { Outcome::Stop };
         let stop = self.stops.met();
         self.line.end(outcome, Event::Done(done, stop));
     }

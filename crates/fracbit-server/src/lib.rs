@@ -30,9 +30,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fracbit_engine::{Engine, EngineError, EngineOptions};
+use fracbit_engine::{Draft, Engine, EngineError, EngineOptions};
 use fracbit_io::Tokenizer;
-use fracbit_model::{Draft, KvType, Model, SampleConfig};
+use fracbit_model::{KvType, Runtime, SampleConfig};
 use fracbit_schedule::Scheduler;
 
 pub use crate::access::Origin;
@@ -168,9 +168,9 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Engine`], [`Error::Start`], [`Error::Thread`].
-    pub fn run(
+    pub fn run<R: Runtime>(
         self,
-        model: &Model,
+        model: &R,
         tokenizer: Tokenizer,
         options: Options,
         stop: impl Future<Output = ()>,

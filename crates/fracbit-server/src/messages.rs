@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use fracbit_engine::{Done, Finish};
+use fracbit_engine::Done;
 use fracbit_model::SampleConfig;
 use serde_json::{Map, Value, json};
 
@@ -158,10 +158,10 @@ fn told(refusal: &Refusal) -> Value {
 }
 
 fn ended(done: Done, stop: Option<String>) -> (Value, Value) {
-    match (done.finish, stop) {
-        (Finish::Length, _) => ("max_tokens".into(), Value::Null),
-        (Finish::Stop, None) => ("end_turn".into(), Value::Null),
-        (Finish::Stop, Some(stop)) => ("stop_sequence".into(), stop.into()),
+    match (done.finish.is_cut(), stop) {
+        (true, _) => ("max_tokens".into(), Value::Null),
+        (false, None) => ("end_turn".into(), Value::Null),
+        (false, Some(stop)) => ("stop_sequence".into(), stop.into()),
     }
 }
 

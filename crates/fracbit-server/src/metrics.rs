@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fracbit_engine::{Done, Engine, Output};
+use fracbit_model::Runtime;
 
 /// Upper ends of the buckets of histograms, in seconds.
 const SECONDS: [f64; 15] =
@@ -117,7 +118,7 @@ impl Metrics {
     }
 
     /// What the engine holds, and how many texts wait for it.
-    pub(crate) fn engine<O: Output>(&self, engine: &Engine<'_, O>, waiting: usize) {
+    pub(crate) fn engine<R: Runtime, O: Output>(&self, engine: &Engine<'_, R, O>, waiting: usize) {
         let mut counts = self.counts();
         (counts.running, counts.waiting) = (engine.sequences(), waiting);
         (counts.pages, counts.free_pages) = (engine.pool().pages(), engine.pool().free());

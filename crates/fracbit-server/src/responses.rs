@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fracbit_engine::{Done, Finish};
+use fracbit_engine::Done;
 use fracbit_model::SampleConfig;
 use serde_json::{Map, Value, json};
 
@@ -187,10 +187,10 @@ impl Response {
 
     /// The response; without `done` while it is being written.
     fn response(&self, done: Option<Done>) -> Value {
-        let (status, why) = match done.map(|done| done.finish) {
+        let (status, why) = match done.map(|done| done.finish.is_cut()) {
             None => ("in_progress", Value::Null),
-            Some(Finish::Stop) => ("completed", Value::Null),
-            Some(Finish::Length) => ("incomplete", json!({ "reason": "max_output_tokens" })),
+            Some(false) => ("completed", Value::Null),
+            Some(true) => ("incomplete", json!({ "reason": "max_output_tokens" })),
         };
         let output: Vec<Value> = done.iter().map(|_| self.item(status, &[part(&self.text)])).collect();
         let usage = done.map(|Done { prompt, cached, tokens, .. }| {

@@ -3,10 +3,12 @@
 use crate::{Made, beside_the_original, demo};
 use fracbit::{Effort, Target};
 use fracbit_base::Rate;
+use fracbit_engine::Draft;
 use fracbit_model::{
-    Draft, GenerateOptions, Generation, Model, Precision, RotationMode, SampleConfig, Sampler, StateOptions,
+    GenerateOptions, Generation, Model, Precision, RotationMode, SampleConfig, Sampler, StateOptions,
 };
-use fracbit_tests::{load, logits_with, scheme};
+use fracbit_schedule::Scheduler;
+use fracbit_tests::{drafted, load, logits_with, scheme};
 use std::{fs, path::Path, sync::OnceLock};
 
 fn uniform(name: &str) -> Made {
@@ -39,15 +41,16 @@ fn tokens() -> Vec<u32> {
     (0..150).map(|i| (i * 7919 + 13) % 2048).collect()
 }
 
-/// The tokens of a text, and how many of them were guessed.
-fn write(model: &Model, sampling: SampleConfig, options: &GenerateOptions) -> (Vec<u32>, usize) {
+fn prompt() -> Vec<u32> {
+    (0..30).map(|i| (i % 13 * 7919 + 13) % 2048).collect()
+}
+
+/// The tokens of a text, one at a time.
+fn write(model: &Model, sampling: SampleConfig, options: &GenerateOptions) -> Vec<u32> {
     let mut state = model.state(&StateOptions::default());
     let mut sampler = Sampler::new(sampling).expect("a good configuration");
-    let prompt: Vec<u32> = (0..30).map(|i| (i % 13 * 7919 + 13) % 2048).collect();
-    let mut generation = Generation::new(model, &mut state, &mut sampler, &prompt, options.clone())
-        .expect("a prompt that fits");
-    let tokens = generation.by_ref().map(|token| token.expect("a step")).collect();
-    (tokens, generation.guessed())
+    let generation = Generation::new(model, &mut state, &mut sampler, &prompt(), options.clone());
+    generation.expect("a prompt that fits").map(|token| token.expect("a step")).collect()
 }
 
 #[test]
@@ -122,16 +125,14 @@ fn guesses_of_its_first_planes_change_no_token() {
     for (sampling, schedule) in [greedy, drawn].into_iter().flat_map(|s| schedules.map(|to| (s, to))) {
         let parse = |text: &str| text.parse::<fracbit_schedule::Schedule>().expect("a schedule");
         let scheduler = schedule.map(|text| parse(text).into());
-        let plain =
-            GenerateOptions { max_tokens: Some(100), guesses: 0, scheduler, ..GenerateOptions::default() };
-        let (want, none) = write(&model, sampling, &plain);
-        assert_eq!(none, 0);
-        for (length, guesses) in [(Some(1), 7), (Some(4), 7), (Some(7), 3), (None, 7)] {
+        let scheduler: Option<Scheduler> = scheduler;
+        let plain = GenerateOptions { max_tokens: Some(100), scheduler, ..GenerateOptions::default() };
+        let want = write(&model, sampling, &plain);
+        for length in [Some(1), Some(4), Some(7), None] {
             let draft = Some(Draft { precision: bits(2), length });
-            let (got, guessed) =
-                write(&model, sampling, &GenerateOptions { guesses, draft, ..plain.clone() });
-            eprintln!("{length:?} {guesses}: {guessed} of {} tokens guessed", got.len());
-            assert_eq!(got, want, "{length:?} {guesses}");
+            let (got, guessed) = drafted(&model, sampling, &prompt(), 100, plain.scheduler.clone(), draft);
+            eprintln!("{length:?}: {guessed} of {} tokens guessed", got.len());
+            assert_eq!(got, want, "{length:?}");
             assert!(guessed > 0 || length.is_none(), "coarse weights are right often enough: {guessed}");
         }
     }
@@ -143,5 +144,5 @@ fn guesses_of_its_first_planes_change_no_token() {
     };
     let two = load(&two_bits().dir).expect("written");
     let plain = GenerateOptions { max_tokens: Some(60), ..GenerateOptions::default() };
-    assert_eq!(write(&model, greedy, &at(Rate::quarter_bits(8))).0, write(&two, greedy, &plain).0);
+    assert_eq!(write(&model, greedy, &at(Rate::quarter_bits(8))), write(&two, greedy, &plain));
 }

@@ -14,8 +14,9 @@ use std::sync::OnceLock;
 use std::thread;
 
 use fracbit_base::Rate;
+use fracbit_engine::Draft;
 use fracbit_io::{Bos, EncodeOptions, Message, PrefixSpace};
-use fracbit_model::{Draft, Model, Precision, RotationMode, SampleConfig};
+use fracbit_model::{Model, Precision, RotationMode, SampleConfig};
 use fracbit_schedule::{Schedule, Scheduler};
 use fracbit_server::Options;
 use fracbit_tests::{demo_model, uniform_demo};

@@ -9,15 +9,17 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Writer, context_of, conversation, stop_name},
+    generate::{Loading, Nested, Run, WithModel, Words, Writer, context_of, conversation, finish_name},
+    gpu::{self, DeviceName},
     interrupt::Interrupt,
 };
 use clap::Args;
 use command::Line;
 use conversation::Conversation;
 use fracbit::Progress;
+use fracbit_engine::Finish;
 use fracbit_io::Message;
-use fracbit_model::{Sampler, State, StateOptions, Stop};
+use fracbit_model::{Runtime, SampleConfig, Sampler};
 use lines::Lines;
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -57,6 +59,9 @@ pub(crate) struct ChatArgs {
     /// Let what messages spell become control tokens.
     #[arg(long)]
     allow_special: bool,
+    /// Where the model runs.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
@@ -66,61 +71,89 @@ pub(crate) struct ChatArgs {
 }
 
 pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure> {
-    let sampler = Sampler::new(args.sampling.config())?;
+    let sampling = args.sampling.config();
+    Sampler::new(sampling)?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
-    let loading = Loading::begin(&opened);
+    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
     // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
-    let writer = loading.finish(tokenizer)?.asked(nested)?;
-    let ctx = context_of(args.ctx, writer.context())?;
-    let options = StateOptions { context: Some(ctx), kv: args.cache.kv(), ..StateOptions::default() };
-    let state = writer.model.state(&options);
-    let mut chat = Chat {
-        writer,
-        state,
-        sampler,
-        held: Vec::new(),
-        talk: Conversation::new(args.system.clone()),
-        most: args.max_tokens,
-        allow_special: args.allow_special,
-    };
-    let mut lines = Lines::open()?;
-    if matches!(lines, Lines::Terminal(_)) {
-        // In a pipe Ctrl-C ends the program, as it does others.
-        chat.writer.interrupt = Interrupt::watch()?;
-        let named = args.model.display();
-        context.progress.note(&format!("{named}: {ctx} tokens of context; /help shows commands"));
-    }
-    while let Some(line) = lines.next(context)? {
-        let line = Line::read(&line);
-        if line == Line::Exit {
-            break;
-        }
-        match chat.follow(line, context) {
-            Err(Failure::Because(reason)) if matches!(lines, Lines::Terminal(_)) => {
-                reason.print(&mut io::stderr().lock())?;
-            }
-            other => other?,
+    let words = Words::new(&opened, tokenizer);
+    let capacity = context_of(args.ctx, opened.config.max_position_embeddings)?;
+    let run = Run { context: capacity, kv: args.cache.kv(), nested };
+    let talks = Talks { args, words: &words, run, sampling, context };
+    match loading {
+        Some(loading) => talks.call(&loading.finish()?),
+        None => {
+            args.cache.on_device()?;
+            args.nested.on_device()?;
+            gpu::with_model(&opened, talks)
         }
     }
-    Ok(())
 }
 
-/// A conversation and what the model's state holds of it.
-struct Chat {
-    writer: Writer,
-    state: State,
-    sampler: Sampler,
-    /// Tokens that the state holds.
-    held: Vec<u32>,
+/// A conversation to be had.
+struct Talks<'a> {
+    args: &'a ChatArgs,
+    words: &'a Words,
+    run: Run,
+    sampling: SampleConfig,
+    context: &'a mut Context,
+}
+
+impl WithModel for Talks<'_> {
+    fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
+        let Self { args, words, run, sampling, context } = self;
+        let capacity = run.context;
+        let mut chat = Chat {
+            writer: Writer::new(model, words, run)?,
+            words,
+            sampling,
+            answers: 0,
+            capacity,
+            talk: Conversation::new(args.system.clone()),
+            most: args.max_tokens,
+            allow_special: args.allow_special,
+        };
+        let mut lines = Lines::open()?;
+        if matches!(lines, Lines::Terminal(_)) {
+            // In a pipe Ctrl-C ends the program, as it does others.
+            chat.writer.interrupt = Interrupt::watch()?;
+            let named = args.model.display();
+            let note = format!("{named}: {capacity} tokens of context; /help shows commands");
+            context.progress.note(&note);
+        }
+        while let Some(line) = lines.next(context)? {
+            let line = Line::read(&line);
+            if line == Line::Exit {
+                break;
+            }
+            match chat.follow(line, context) {
+                Err(Failure::Because(reason)) if matches!(lines, Lines::Terminal(_)) => {
+                    reason.print(&mut io::stderr().lock())?;
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A conversation. What the model's cache holds of it is not run again.
+struct Chat<'a, R: Runtime> {
+    writer: Writer<'a, R>,
+    words: &'a Words,
+    sampling: SampleConfig,
+    /// Answers so far: each is drawn with other random numbers.
+    answers: u64,
+    capacity: usize,
     talk: Conversation,
     most: usize,
     allow_special: bool,
 }
 
-impl Chat {
+impl<R: Runtime> Chat<'_, R> {
     /// Does what a line says.
     fn follow(&mut self, line: Line, context: &mut Context) -> Result<(), Failure> {
         let note = |text: &str| context.progress.note(text);
@@ -140,7 +173,7 @@ impl Chat {
             Line::System(Some(text)) => {
                 // Some templates take none: that should be said now and not of every message.
                 let trial = [Message::new("system", text.as_str()), Message::new("user", "hello")];
-                conversation(&self.writer.tokenizer, &trial, self.allow_special)?;
+                conversation(&self.words.tokenizer, &trial, self.allow_special)?;
                 self.talk.system = Some(text);
                 note("the instruction holds from now on");
             }
@@ -169,10 +202,10 @@ impl Chat {
     /// The tokens of what the model sees, without its oldest turns where they leave no room for an
     /// answer; `None` where the last message alone has too many.
     fn prompt(&mut self, context: &Context) -> Result<Option<Vec<u32>>, Failure> {
-        let capacity = self.state.capacity();
+        let capacity = self.capacity;
         let room = |tokens: &[u32]| capacity.saturating_sub(tokens.len());
         let tokens =
-            |talk: &Conversation| conversation(&self.writer.tokenizer, &talk.seen(), self.allow_special);
+            |talk: &Conversation| conversation(&self.words.tokenizer, &talk.seen(), self.allow_special);
         let mut prompt = tokens(&self.talk)?;
         // What is left out makes the model read all of the rest again, so when it has to be, it is
         // enough for some turns to come.
@@ -206,46 +239,21 @@ impl Chat {
             self.talk.unask();
             return Ok(());
         };
-        // Templates may rewrite earlier turns (most drop a model's reasoning), so only the common
-        // beginning is kept.
-        let keep = common(&self.held, &tokens).min(tokens.len() - 1);
-        self.state.truncate(keep);
-        self.held.truncate(keep);
         // Pressed before the answer began, it was not meant for it.
         self.writer.interrupt.take();
         let out = &mut context.out;
-        let (rest, most) = (&tokens[keep..], Some(self.most));
-        let written =
-            self.writer.write(&mut self.state, &mut self.sampler, &self.held, rest, most, &mut |piece| {
-                out.stream(piece)
-            })?;
+        let seed = self.sampling.seed.wrapping_add(self.answers);
+        self.answers += 1;
+        let sampler = Sampler::new(SampleConfig { seed, ..self.sampling })?;
+        let written = self.writer.write(sampler, tokens, self.most, &mut |piece| out.stream(piece))?;
         context.out.stream("\n")?;
-        self.held.extend(&written.held);
         self.talk.answer(written.text);
-        let stop = match written.stop {
-            Some(Stop::MaxTokens | Stop::ContextFull) => format!(" ({})", stop_name(written.stop)),
+        let stop = match written.finish {
+            Some(Finish::MaxTokens | Finish::ContextFull) => format!(" ({})", finish_name(written.finish)),
             None => " (stopped)".to_owned(),
             _ => String::new(),
         };
         context.progress.note(&format!("{}{stop}", written.speed));
         Ok(())
-    }
-}
-
-/// Length of the common beginning.
-fn common(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::common;
-
-    #[test]
-    fn common_beginnings() {
-        assert_eq!(common(&[1, 2, 3], &[1, 2, 4, 5]), 2);
-        assert_eq!(common(&[1, 2], &[1, 2, 4]), 2);
-        assert_eq!(common(&[], &[1]), 0);
-        assert_eq!(common(&[2], &[1]), 0);
     }
 }

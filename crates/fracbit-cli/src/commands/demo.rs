@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::Loading,
+    generate::{Loading, Nested, Run, Words, Writer},
     planning::{Aids, Losses, Source},
     table::Table,
 };
@@ -16,7 +16,7 @@ use fracbit::{
 };
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::{EncodeOptions, OutputDir, Overwrite};
-use fracbit_model::{SampleConfig, Sampler, StateOptions};
+use fracbit_model::{KvType, SampleConfig, Sampler};
 use std::{
     fs,
     io::Write,
@@ -265,16 +265,17 @@ fn row(name: &str, model: &Opened, base: &Opened, result: &Evaluation) -> [Strin
 /// Streams a short story.
 fn tell(opened: &Arc<Opened>, context: &mut Context) -> Result<(), Failure> {
     let loading = Loading::begin(opened);
-    let writer = loading.finish(opened.tokenizer()?)?;
-    let tokens = writer.tokenizer.encode(PROMPT, EncodeOptions::default())?;
+    let words = Words::new(opened, opened.tokenizer()?);
+    let tokens = words.tokenizer.encode(PROMPT, EncodeOptions::default())?;
     let config = SampleConfig { temperature: 0.6, top_p: 0.95, seed: SEED, ..SampleConfig::default() };
-    let mut sampler = Sampler::new(config)?;
-    let mut state =
-        writer.model.state(&StateOptions { context: Some(writer.context()), ..StateOptions::default() });
+    let model = loading.finish()?;
+    let context_tokens = opened.config.max_position_embeddings;
+    let run = Run { context: context_tokens, kv: KvType::default(), nested: Nested::default() };
+    let mut writer = Writer::new(&model, &words, run)?;
     let out = &mut context.out;
     out.stream(PROMPT)?;
-    let written = writer
-        .write(&mut state, &mut sampler, &[], &tokens, Some(STORY_TOKENS), &mut |piece| out.stream(piece))?;
+    let written =
+        writer.write(Sampler::new(config)?, tokens, STORY_TOKENS, &mut |piece| out.stream(piece))?;
     out.stream(" ...\n\n")?;
     context.progress.note(&written.speed.to_string());
     Ok(())

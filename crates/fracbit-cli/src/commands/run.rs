@@ -5,14 +5,14 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Prompt, Written, encode, stop_name},
+    generate::{Loading, Nested, Prompt, Run, WithModel, Words, Writer, Written, encode, finish_name},
     gpu::{self, DeviceName},
     structure::{RuleArgs, follow},
 };
 use clap::Args;
 use fracbit::Progress;
 use fracbit_io::Message;
-use fracbit_model::{Sampler, StateOptions};
+use fracbit_model::{Runtime, Sampler};
 use serde_json::json;
 use std::{path::PathBuf, sync::Arc};
 
@@ -21,8 +21,7 @@ With --json the text is not streamed; one object is printed: text, tokens, promp
 max_tokens or context_full), prefill_tokens_per_second, decode_tokens_per_second, guessed_tokens and, with --precision, mean_bits (of a weight, read \
 by decode steps).
 
-Where the text repeats itself or the prompt, several tokens are guessed and run in one step (not on a GPU): the text is \
-the same, sooner.
+Where the text repeats itself or the prompt, several tokens are guessed and run in one step: the text is the same, sooner.
 
 Examples:
   fracbit run small -p 'Once upon a time' -n 200
@@ -62,8 +61,8 @@ pub(crate) struct RunArgs {
     /// Let what the prompt spells become control tokens of the chat, as without `--chat`.
     #[arg(long, requires = "chat")]
     allow_special: bool,
-    /// Where the model runs. On a GPU the same seed gives the same text, another one than on the
-    /// processor.
+    /// Where the model runs. On a GPU numbers are rounded in other places, so the same seed may give
+    /// another text there than on the processor.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON object at the end instead of the text.
@@ -98,31 +97,44 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         false => Prompt::Text(&message[0].content),
     };
     let tokens = encode(&tokenizer, prompt, opened.config.max_position_embeddings)?;
-    let Some(loading) = loading else {
-        args.cache.on_device()?;
-        args.nested.on_device()?;
-        args.structure.on_device()?;
-        let mut sink = |context: &mut Context, piece: &str| {
-            if args.json { Ok(()) } else { context.out.stream(piece) }
-        };
-        let sampling = args.sampling.config();
-        let written =
-            gpu::write(&opened, &tokenizer, &tokens, &sampling, args.max_tokens, context, &mut sink)?;
-        return finish(args, &written, tokens.len(), context);
-    };
-    let writer = loading.finish(tokenizer)?.asked(nested)?;
-    let mut sampler = follow(sampler, rule, &writer)?;
+    let words = Words::new(&opened, tokenizer);
+    let sampler = follow(sampler, rule, &words)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text
     // never needs.
-    let room = tokens.len().saturating_add(args.max_tokens).min(writer.context());
-    let options = StateOptions { context: Some(room), kv: args.cache.kv(), ..StateOptions::default() };
-    let mut state = writer.model.state(&options);
-    let out = &mut context.out;
-    let written =
-        writer.write(&mut state, &mut sampler, &[], &tokens, Some(args.max_tokens), &mut |piece| {
+    let most = opened.config.max_position_embeddings;
+    let room = tokens.len().saturating_add(args.max_tokens).min(most);
+    let run = Run { context: room, kv: args.cache.kv(), nested };
+    let text = Text { args, words: &words, run, sampler, tokens, context };
+    match loading {
+        Some(loading) => text.call(&loading.finish()?),
+        None => {
+            args.cache.on_device()?;
+            args.nested.on_device()?;
+            gpu::with_model(&opened, text)
+        }
+    }
+}
+
+/// A text to be written.
+struct Text<'a> {
+    args: &'a RunArgs,
+    words: &'a Words,
+    run: Run,
+    sampler: Sampler,
+    tokens: Vec<u32>,
+    context: &'a mut Context,
+}
+
+impl WithModel for Text<'_> {
+    fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
+        let Self { args, words, run, sampler, tokens, context } = self;
+        let (out, prompt) = (&mut context.out, tokens.len());
+        let mut writer = Writer::new(model, words, run)?;
+        let written = writer.write(sampler, tokens, args.max_tokens, &mut |piece| {
             if args.json { Ok(()) } else { out.stream(piece) }
         })?;
-    finish(args, &written, tokens.len(), context)
+        finish(args, &written, prompt, context)
+    }
 }
 
 /// Prints what remains to be said after the text.
@@ -132,7 +144,7 @@ fn finish(args: &RunArgs, written: &Written, prompt: usize, context: &mut Contex
             "text": written.text,
             "tokens": written.tokens,
             "prompt_tokens": prompt,
-            "stop": stop_name(written.stop),
+            "stop": finish_name(written.finish),
             "prefill_tokens_per_second": written.speed.prefill_rate(),
             "decode_tokens_per_second": written.speed.decode_rate(),
             "guessed_tokens": written.speed.guessed,

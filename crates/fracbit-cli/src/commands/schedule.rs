@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Writer, conversation},
+    generate::{Loading, conversation},
     table::Table,
 };
 use clap::{Args, Subcommand, ValueEnum};
@@ -13,7 +13,8 @@ use fracbit::schedule::{
     Fit, FitOptions, Judged, Policy, Quality, TrainOptions, Trained, beginnings, fit, train,
 };
 use fracbit_base::Rate;
-use fracbit_io::{Bos, Claim, EncodeOptions, Message};
+use fracbit_io::{Bos, Claim, EncodeOptions, Message, Tokenizer};
+use fracbit_model::Model;
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -211,33 +212,35 @@ pub(crate) fn run(args: &ScheduleArgs, context: &mut Context) -> Result<(), Fail
 }
 
 /// A line is a prompt.
-fn prompts_of(text: &str, writer: &Writer, chat: bool) -> Result<Vec<Vec<u32>>, Failure> {
+fn prompts_of(text: &str, tokenizer: &Tokenizer, chat: bool) -> Result<Vec<Vec<u32>>, Failure> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let prompts = lines.map(|line| {
         if chat {
-            return conversation(&writer.tokenizer, &[Message::new("user", line)], false);
+            return conversation(tokenizer, &[Message::new("user", line)], false);
         }
-        Ok(writer.tokenizer.encode(line, EncodeOptions::default())?)
+        Ok(tokenizer.encode(line, EncodeOptions::default())?)
     });
     prompts.collect()
 }
 
-fn load(model: &Path, context: &Context) -> Result<Writer, Failure> {
+fn load(model: &Path, context: &Context) -> Result<(Model, Tokenizer), Failure> {
     let opened = Arc::new(files::open(model, context)?);
-    Loading::begin(&opened).finish(opened.tokenizer()?)
+    let loading = Loading::begin(&opened);
+    let tokenizer = opened.tokenizer()?;
+    Ok((loading.finish()?, tokenizer))
 }
 
 fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
     let _claim = args.common.claim()?;
     let path = args.text.as_ref().or(args.prompts.as_ref()).expect("clap wants one of both");
     let text = files::read_text(path)?;
-    let writer = load(&args.model, context)?;
+    let (model, tokenizer) = load(&args.model, context)?;
     let prompts = if args.prompts.is_some() {
-        prompts_of(&text, &writer, args.common.chat)?
+        prompts_of(&text, &tokenizer, args.common.chat)?
     } else {
-        let before = writer.tokenizer.encode("", EncodeOptions::default())?;
+        let before = tokenizer.encode("", EncodeOptions::default())?;
         let plain = EncodeOptions { bos: Bos::Never, ..EncodeOptions::default() };
-        beginnings(&writer.tokenizer.encode(&text, plain)?, &before, args.samples, LENGTHS, args.seed)
+        beginnings(&tokenizer.encode(&text, plain)?, &before, args.samples, LENGTHS, args.seed)
     };
     if prompts.is_empty() {
         return Err(Failure::input(format!(
@@ -248,7 +251,7 @@ fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
     }
     let fit = args.common.options(args.points);
     let options = TrainOptions { fit, rates: args.bits, blocks: args.block.clone(), seed: args.seed };
-    let trained = train(&writer.model, &prompts, &options, &context.progress)?;
+    let trained = train(&model, &prompts, &options, &context.progress)?;
     context.progress.finish();
     args.common.write(&trained.scheduler)?;
     if args.common.json {
@@ -285,10 +288,10 @@ fn loss_name(quality: Quality) -> &'static str {
 fn run_fit(args: &FitArgs, context: &mut Context) -> Result<(), Failure> {
     let _claim = args.common.claim()?;
     let text = files::read_text(&args.prompts)?;
-    let writer = load(&args.model, context)?;
-    let prompts = prompts_of(&text, &writer, args.common.chat)?;
+    let (model, tokenizer) = load(&args.model, context)?;
+    let prompts = prompts_of(&text, &tokenizer, args.common.chat)?;
     let options = args.common.options(args.points);
-    let found = fit(&writer.model, &prompts, &options, &context.progress)?;
+    let found = fit(&model, &prompts, &options, &context.progress)?;
     context.progress.finish();
     args.common.write(&found.best.schedule)?;
     if args.common.json {

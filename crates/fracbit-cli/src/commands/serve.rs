@@ -5,13 +5,14 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Loading, Nested, Writer, context_of},
+    generate::{Loading, Nested, WithModel, Words, context_of},
+    gpu::{self, DeviceName},
 };
 use clap::Args;
 use fracbit::Progress;
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
-use fracbit_model::KvPool;
+use fracbit_model::{KvPool, Runtime};
 use fracbit_server::{Options, Origin, Server, interrupt};
 use std::{
     io,
@@ -108,6 +109,9 @@ pub(crate) struct ServeArgs {
     /// that is being written does [default: as much as all texts take at their full length].
     #[arg(long, value_name = "SIZE")]
     cache_memory: Option<Bytes>,
+    /// Where the model runs.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
@@ -129,59 +133,86 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let loading = Loading::begin(&opened);
+    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
     let tokenizer = files::tokenizer(&opened, context)?;
-    let writer = loading.finish(tokenizer)?.asked(nested)?;
-    let Writer { model, tokenizer, end_tokens, nested, .. } = writer;
-    let Nested { scheduler, draft } = nested;
-    let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
-    let kv = args.cache.kv();
-    let page = KvPool::page_bytes(model.config(), kv);
-    let (one, all) = (full_pages(ctx, 1), full_pages(ctx, args.slots));
-    let bytes = |pages: usize| Bytes(pages.saturating_mul(page) as u64);
-    let pages = match args.cache_memory {
-        None => all,
-        Some(most) => KvPool::pages_within(model.config(), kv, most.0).min(all),
-    };
-    if pages < one {
-        let rule = format!(
-            "`--cache-memory` should be at least {}, the cache of one text of {ctx} tokens, got {}",
-            bytes(one),
-            args.cache_memory.unwrap_or(Bytes(0))
-        );
-        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
-            .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
+    let serving =
+        Serving { args, server, address, words: Words::new(&opened, tokenizer), ctx, nested, keys, context };
+    match loading {
+        Some(loading) => serving.call(&loading.finish()?),
+        None => {
+            args.cache.on_device()?;
+            args.nested.on_device()?;
+            gpu::with_model(&opened, serving)
+        }
     }
-    context.progress.note(&format!(
-        "`{id}`: {} texts at a time, {ctx} tokens each ({}); the cache takes at most {}",
-        args.slots,
-        bytes(one - 1),
-        bytes(pages)
-    ));
-    context.progress.note(&format!("to chat in a browser: http://{address}/"));
-    context.out.stream(&format!("serving at http://{address}/v1\n"))?;
-    let sampling = args.picking.config(0);
-    let options = Options {
-        id,
-        aliases: args.alias.clone(),
-        slots: args.slots,
-        queue: QUEUE,
-        context: ctx,
-        kv,
-        pages: Some(pages),
-        sampling,
-        keys,
-        hosts: args.allow_host.clone(),
-        origins: args.allow_origin.clone(),
-        log_requests: args.log_requests,
-        peer_connections: args.peer_connections,
-        grace: GRACE,
-        end_tokens,
-        allow_special: args.allow_special,
-        scheduler,
-        draft,
-    };
-    server.run(&model, tokenizer, options, interrupt()).map_err(failure)
+}
+
+/// What is to be served.
+struct Serving<'a> {
+    args: &'a ServeArgs,
+    server: Server,
+    address: SocketAddr,
+    words: Words,
+    ctx: usize,
+    nested: Nested,
+    keys: Vec<String>,
+    context: &'a mut Context,
+}
+
+impl WithModel for Serving<'_> {
+    fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
+        let Self { args, server, address, words, ctx, nested, keys, context } = self;
+        nested.check(model)?;
+        let Nested { scheduler, draft } = nested;
+        let Words { tokenizer, end_tokens, .. } = words;
+        let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
+        let kv = args.cache.kv();
+        let page = KvPool::page_bytes(model.config(), kv);
+        let (one, all) = (full_pages(ctx, 1), full_pages(ctx, args.slots));
+        let bytes = |pages: usize| Bytes(pages.saturating_mul(page) as u64);
+        let pages = match args.cache_memory {
+            None => all,
+            Some(most) => KvPool::pages_within(model.config(), kv, most.0).min(all),
+        };
+        if pages < one {
+            let rule = format!(
+                "`--cache-memory` should be at least {}, the cache of one text of {ctx} tokens, got {}",
+                bytes(one),
+                args.cache_memory.unwrap_or(Bytes(0))
+            );
+            return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
+                .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
+        }
+        context.progress.note(&format!(
+            "`{id}`: {} texts at a time, {ctx} tokens each ({}); the cache takes at most {}",
+            args.slots,
+            bytes(one - 1),
+            bytes(pages)
+        ));
+        context.progress.note(&format!("to chat in a browser: http://{address}/"));
+        context.out.stream(&format!("serving at http://{address}/v1\n"))?;
+        let options = Options {
+            id,
+            aliases: args.alias.clone(),
+            slots: args.slots,
+            queue: QUEUE,
+            context: ctx,
+            kv,
+            pages: Some(pages),
+            sampling: args.picking.config(0),
+            keys,
+            hosts: args.allow_host.clone(),
+            origins: args.allow_origin.clone(),
+            log_requests: args.log_requests,
+            peer_connections: args.peer_connections,
+            grace: GRACE,
+            end_tokens,
+            allow_special: args.allow_special,
+            scheduler,
+            draft,
+        };
+        server.run(model, tokenizer, options, interrupt()).map_err(failure)
+    }
 }
 
 /// The keys in a file: its lines without spaces around them, but empty ones.

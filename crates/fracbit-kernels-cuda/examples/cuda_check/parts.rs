@@ -9,7 +9,7 @@ use crate::{
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, DeviceError, Gpu,
-    ops::{self, Before, Cache, Draw, SampleWork, Step},
+    ops::{self, Before, Cache, Draw, Rows, SampleWork, Step},
 };
 use std::error::Error;
 
@@ -30,8 +30,12 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
 
 fn attention(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     for (heads, kv_heads, d) in [(32, 8, 128), (32, 8, 64), (8, 4, 256)] {
-        let of =
-            |capacity| Attention { heads, kv_heads, d, capacity, norms: false, rotation: true, window: 0 };
+        let sized = |capacity, sequences| {
+            let (norms, rotation, window) = (false, true, 0);
+            Attention { heads, kv_heads, d, capacity, sequences, norms, rotation, window }
+        };
+        let of = |capacity| sized(capacity, 1);
+        sized(600, 8).on(gpu, 2)?.check_together(&[300, 0, 64, 17, 128, 63, 1, 511])?;
         let mut bench = of(4100).on(gpu, 1)?;
         let mut worst = 0f64;
         for (before, rows) in [(0, 1), (127, 1), (2047, 1), (2000, 8), (4095, 1)] {
@@ -67,13 +71,12 @@ fn timed_attention(
     let read = 4 * shape.kv_heads * context * shape.d;
     let count = COLD.div_ceil(read).clamp(4, LAUNCHES);
     // With room for the longest context, as in a model; their content does not matter.
-    let bytes = 2 * shape.kv_heads * shape.capacity * shape.d;
-    let room = || Buffer::room(gpu, bytes, "KV cache");
+    let room = || Buffer::room(gpu, bench.bytes(), "KV cache");
     let caches: Vec<Cache<'_, Gpu>> = (0..count)
         .map(|_| Ok(Cache { keys: room()?, values: room()? }))
         .collect::<Result<_, DeviceError>>()?;
     bench.at(context - rows, rows)?;
-    time(gpu, LAUNCHES, |i| bench.launch(&caches[i % count], rows))
+    time(gpu, LAUNCHES, |i| bench.launch(&caches[i % count], Rows::of_one(rows)))
 }
 
 fn turns(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
@@ -120,7 +123,7 @@ fn sampling(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     let vocabulary = 128_256;
     let greedy = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, penalty: 1.0 };
     let logits: Vec<f32> = cases::activations(vocabulary, 5).into_iter().map(|v| 6.0 * v).collect();
-    let step = Buffer::of(gpu, &[Step::new(0, &[0])], "step")?;
+    let step = Buffer::of(gpu, &[Step::new(&[0], &[0])], "step")?;
     let on = Buffer::of(gpu, &logits, "logits")?;
     let out = Buffer::zeroed(gpu, 4 * 2000, "tokens")?;
     let numbers: Vec<f32> = cases::activations(2000, 3).iter().map(|v| v.abs() / 4.1).collect();
@@ -134,7 +137,7 @@ fn sampling(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
         ("temperature .8, min-p .05", Draw { temperature: 0.8, min_p: 0.05, ..greedy }),
         ("temperature .8, top-p .95", Draw { temperature: 0.8, top_p: 0.95, ..greedy }),
     ] {
-        step.write(&[Step::new(0, &[0])])?;
+        step.write(&[Step::new(&[0], &[0])])?;
         let us = time(gpu, LAUNCHES, |_| ops::sample(&step, &on, &out, &uniforms, &seen, &work, &draw))?;
         check(gpu, Logits { vocabulary, steps: 0.5 }, draw, 8)?;
         println!("sample of {vocabulary}, {name}: {us:.2} us");

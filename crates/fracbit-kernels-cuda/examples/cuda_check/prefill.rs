@@ -6,7 +6,7 @@ use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed, Random};
 use fracbit_kernels_cuda::{
     Buffer, Device as _, DeviceMatrix, Gpu,
-    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, Step},
+    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, PAGE, PageTables, Rows, Step},
 };
 use half::f16;
 use std::error::Error;
@@ -121,16 +121,17 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
     let held = position + ROWS;
     let shape = AttentionShape { heads: 32, kv_heads: 8, d: 128, capacity: held };
     let (d, width) = (shape.d, shape.row());
-    let cache = Cache::new(gpu, &shape)?;
-    let (keys, values) = (halves(8 * held * d, 3), halves(8 * held * d, 4));
+    let pages = held.div_ceil(PAGE);
+    let (cache, tables) = (Cache::new(gpu, &shape, pages)?, PageTables::new(gpu, 1, held)?);
+    let (keys, values) = (halves(8 * pages * PAGE * d, 3), halves(8 * pages * PAGE * d, 4));
     cache.keys.write(&keys)?;
     cache.values.write(&values)?;
     let qkv = cases::activations(ROWS * width, 5);
-    let step = Buffer::of(gpu, &[Step::new(position, &[])], "step")?;
+    let step = Buffer::of(gpu, &[Step::new(&[position], &[])], "step")?;
     let input = Buffer::of(gpu, &qkv, "qkv")?;
     let out = Buffer::zeroed(gpu, 4 * ROWS * shape.heads * d, "out")?;
     let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window: 0 };
-    let run = || ops::attention(&step, &input, &cache, &out, ROWS, &shape, &options);
+    let run = || ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(ROWS), &shape, &options);
     run()?;
     let got: Vec<f32> = out.read(ROWS * shape.heads * d)?;
     let of_row = |p: usize, head: usize| &qkv[(p - position) * width + head * d..][..d];
@@ -139,7 +140,7 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
         let (q, kv) = (of_row(position + row, head), head / 4);
         let cached = |part: usize, p: usize| -> Vec<f64> {
             if p < position {
-                return [&keys, &values][part][(kv * held + p) * d..][..d]
+                return [&keys, &values][part][((p / PAGE * 8 + kv) * PAGE + p % PAGE) * d..][..d]
                     .iter()
                     .map(|&h| value(h))
                     .collect();

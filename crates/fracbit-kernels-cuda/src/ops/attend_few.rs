@@ -1,6 +1,6 @@
 //! Attention of the few tokens of a decoding step: one launch of `attend_few.cuh`.
 
-use super::{AttentionShape, Cache, HeadOptions, at, holds, u32_of};
+use super::{AttentionShape, Cache, HeadOptions, PageTables, Rows, SEQUENCES, at, holds, u32_of};
 use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
 use bytemuck::{Pod, Zeroable};
 
@@ -17,13 +17,14 @@ struct AttendFewArgs {
     turns: Address,
     keys: Address,
     values: Address,
+    tables: Address,
     out: Address,
     partial: Address,
     counters: Address,
     heads: u32,
     kv_heads: u32,
     d: u32,
-    capacity: u32,
+    pages: u32,
     window: u32,
     rows: u32,
     tiles: u32,
@@ -39,13 +40,15 @@ struct Plan {
     dims: usize,
     /// Queries (tokens times query heads of a key-value head) of a block.
     queries: usize,
-    /// Blocks that share a key-value head.
+    /// Blocks that share a key-value head of a sequence.
     tiles: usize,
     /// Shares of the cache: blocks along y.
     shares: usize,
 }
 
 impl Plan {
+    /// For `rows` tokens of each sequence. However many sequences there are, each is shared out as
+    /// if it were alone, so that its sums are the same.
     fn new(shape: &AttentionShape, rows: usize, limits: &Limits) -> Self {
         let all = rows * shape.heads / shape.kv_heads;
         let dims = [64, 128, 256].into_iter().find(|&n| n >= shape.d).unwrap_or(256);
@@ -58,13 +61,13 @@ impl Plan {
         Self { dims, queries, tiles, shares: shares.clamp(1, shape.capacity.div_ceil(128)) }
     }
 
-    fn blocks(&self, shape: &AttentionShape) -> usize {
-        shape.kv_heads * self.tiles
+    fn blocks(&self, shape: &AttentionShape, sequences: usize) -> usize {
+        sequences * shape.kv_heads * self.tiles
     }
 
     /// Floats of the workspace: sums, most and weight of every query and share.
-    fn partial(&self, shape: &AttentionShape) -> usize {
-        self.blocks(shape) * self.shares * self.queries * (self.dims + 2)
+    fn partial(&self, shape: &AttentionShape, sequences: usize) -> usize {
+        self.blocks(shape, sequences) * self.shares * self.queries * (self.dims + 2)
     }
 
     /// Bytes of a block, as `FewRoom` counts them.
@@ -74,7 +77,7 @@ impl Plan {
     }
 }
 
-/// Workspace of [`attend_few`], for all layers of one sequence.
+/// Workspace of [`attend_few`], for all layers.
 #[derive(Debug)]
 pub struct AttentionWork<'d, D: Device> {
     partial: Buffer<'d, D>,
@@ -88,15 +91,21 @@ impl<'d, D: Device> AttentionWork<'d, D> {
     /// # Errors
     /// [`DeviceError::Memory`].
     pub fn new(device: &'d D, shape: &AttentionShape) -> Result<Self, DeviceError> {
-        let plans = || (1..=FEW).map(|rows| Plan::new(shape, rows, &device.limits()));
-        let partial = plans().map(|p| p.partial(shape)).max().unwrap_or_default();
-        let blocks = plans().map(|p| p.blocks(shape)).max().unwrap_or_default();
+        // Rows of one sequence, or of several that together have no more.
+        let plans = || (1..=FEW).map(|rows| (Plan::new(shape, rows, &device.limits()), most(rows)));
+        let partial = plans().map(|(p, sequences)| p.partial(shape, sequences)).max().unwrap_or_default();
+        let blocks = plans().map(|(p, sequences)| p.blocks(shape, sequences)).max().unwrap_or_default();
         Ok(Self {
             partial: Buffer::zeroed(device, 4 * partial, "sums of attention")?,
             counters: Buffer::zeroed(device, 4 * blocks, "counters of attention")?,
             shape: *shape,
         })
     }
+}
+
+/// Most sequences of `rows` rows each in a launch.
+fn most(rows: usize) -> usize {
+    (FEW / rows).min(SEQUENCES)
 }
 
 /// Norms, rotary embedding, cache and attention of up to [`FEW`] tokens: `qkv` is (rows, heads + 2
@@ -114,29 +123,28 @@ impl<'d, D: Device> AttentionWork<'d, D> {
 pub fn attend_few<D: Device>(
     step: &Buffer<'_, D>,
     qkv: &Buffer<'_, D>,
-    cache: &Cache<'_, D>,
+    (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
     out: &Buffer<'_, D>,
-    rows: usize,
+    rows: Rows,
     options: &HeadOptions<'_, '_, D>,
     work: &AttentionWork<'_, D>,
 ) -> Result<(), DeviceError> {
     let device = step.device();
     let shape = &work.shape;
     let AttentionShape { heads, kv_heads, d, capacity } = *shape;
-    assert!((1..=FEW).contains(&rows), "attention of {rows} tokens in one step");
+    let Rows { sequences, each } = rows;
+    assert!((1..=FEW).contains(&rows.all()), "attention of {} tokens in one step", rows.all());
+    tables.check(rows, shape);
     assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} dimensions");
     assert!(heads.is_multiple_of(kv_heads), "{heads} heads in {kv_heads} groups");
-    assert!(kv_heads * capacity * d <= 1 << 31, "a cache of less than 2^31 values");
-    holds(qkv, rows * shape.row(), "attention");
-    holds(out, rows * heads * d, "attention");
-    let bytes = 2 * kv_heads * capacity * d;
-    assert!(cache.keys.bytes() >= bytes && cache.values.bytes() >= bytes, "a cache of this shape");
+    holds(qkv, rows.all() * shape.row(), "attention");
+    holds(out, rows.all() * heads * d, "attention");
     if let Some(turns) = options.turns {
         holds(turns, capacity * d, "attention");
     }
-    let plan = Plan::new(shape, rows, &device.limits());
-    holds(&work.partial, plan.partial(shape), "attention");
-    holds(&work.counters, plan.blocks(shape), "attention");
+    let plan = Plan::new(shape, each, &device.limits());
+    holds(&work.partial, plan.partial(shape, sequences), "attention");
+    holds(&work.counters, plan.blocks(shape, sequences), "attention");
     #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
     let args = AttendFewArgs {
         step: step.at(),
@@ -146,15 +154,16 @@ pub fn attend_few<D: Device>(
         turns: at(options.turns),
         keys: cache.keys.at(),
         values: cache.values.at(),
+        tables: tables.at(),
         out: out.at(),
         partial: work.partial.at(),
         counters: work.counters.at(),
         heads: u32_of(heads),
         kv_heads: u32_of(kv_heads),
         d: u32_of(d),
-        capacity: u32_of(capacity),
+        pages: u32_of(tables.pages),
         window: u32_of(options.window),
-        rows: u32_of(rows),
+        rows: u32_of(each),
         tiles: u32_of(plan.tiles),
         eps: options.eps,
         scale: 1.0 / (d as f32).sqrt(),
@@ -162,11 +171,11 @@ pub fn attend_few<D: Device>(
     };
     let kernel = format!("fb_attend_{}_{}", plan.dims, plan.queries);
     let grid = Grid {
-        blocks: (u32_of(plan.blocks(shape)), u32_of(plan.shares)),
+        blocks: (u32_of(plan.blocks(shape, sequences)), u32_of(plan.shares)),
         threads: 256,
         shared: u32_of(plan.shared()),
     };
     device.launch(&kernel, grid, bytemuck::bytes_of(&args))
 }
 
-const _: () = assert!(size_of::<AttendFewArgs>() == 120, "as attend_few.cuh asserts");
+const _: () = assert!(size_of::<AttendFewArgs>() == 128, "as attend_few.cuh asserts");

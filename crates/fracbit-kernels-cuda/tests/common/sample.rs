@@ -29,7 +29,7 @@ pub(crate) fn check<D: Device>(device: &D, of: Logits, draw: Draw, count: usize)
     let mut logits = of.make();
     let uniforms: Vec<f32> = (0..count).map(|i| (i as f32 * 0.618_034 + 0.013).fract()).collect();
     let mut seen: Vec<u8> = (0..n).map(|i| u8::from(i % 5 == 2)).collect();
-    let step = Buffer::of(device, &[Step::new(9, &[1])], "step")?;
+    let step = Buffer::of(device, &[Step::new(&[9], &[1])], "step")?;
     let on = Buffer::of(device, &logits, "logits")?;
     let out = Buffer::zeroed(device, 4 * count, "tokens")?;
     let numbers = Buffer::of(device, &uniforms, "random numbers")?;
@@ -43,8 +43,8 @@ pub(crate) fn check<D: Device>(device: &D, of: Logits, draw: Draw, count: usize)
             logits.iter_mut().zip(&seen).filter(|(_, seen)| **seen > 0).for_each(|(l, _)| *l = penalize(*l));
         }
         let token = out.read::<u32>(i + 1)?[i];
-        let after: Vec<u32> = step.read(3)?;
-        assert_eq!(after, [10 + i as u32, 1 + i as u32, token], "{what}");
+        let after = step.read::<Step>(1)?[0];
+        assert_eq!((after.positions[0], after.drawn, after.tokens[0]), (10 + i as u32, 1 + i as u32, token), "{what}");
         seen[token as usize] |= u8::from(draw.penalty != 1.0);
         assert_eq!(held.read::<u8>(n)?, seen, "{what}");
         let top = logits.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));

@@ -4,7 +4,9 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{self, AttentionShape, AttentionWork, Cache, HeadOptions, Step},
+    ops::{
+        self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Rows, Step,
+    },
 };
 use half::f16;
 
@@ -15,6 +17,8 @@ pub(crate) struct Attention {
     pub(crate) kv_heads: usize,
     pub(crate) d: usize,
     pub(crate) capacity: usize,
+    /// That the pages are for.
+    pub(crate) sequences: usize,
     pub(crate) norms: bool,
     pub(crate) rotation: bool,
     pub(crate) window: usize,
@@ -28,17 +32,23 @@ pub(crate) struct Bench<'d, D: Device> {
     norms: [Vec<f32>; 2],
     turns: Vec<f32>,
     qkv: Vec<f32>,
-    stored: [Vec<u16>; 2], // keys and values
+    stored: [Vec<u16>; 2], // keys and values, (kv_heads, capacity, d)
     on: [Buffer<'d, D>; 6],
     cache: Cache<'d, D>,
+    tables: PageTables<'d, D>,
+    /// Pages of each sequence.
+    places: Vec<Vec<u32>>,
     work: AttentionWork<'d, D>,
 }
+
+/// Values of pages that nobody has.
+const NOTHING: u16 = 0x7E00;
 
 const EPS: f32 = 1e-5;
 
 impl Attention {
     pub(crate) fn on<D: Device>(self, device: &D, seed: u64) -> Result<Bench<'_, D>, DeviceError> {
-        let Self { heads, kv_heads, d, capacity, .. } = self;
+        let Self { heads, kv_heads, d, capacity, sequences, .. } = self;
         let shape = AttentionShape { heads, kv_heads, d, capacity };
         let norms = [1, 2].map(|i| cases::activations(d, seed + i));
         let half = d / 2;
@@ -51,26 +61,104 @@ impl Attention {
             values.into_iter().map(|v| f16::from_f32(v).to_bits()).collect()
         });
         let on = [
-            Buffer::of(device, &[Step::new(0, &[])], "step")?,
+            Buffer::of(device, &[Step::new(&[0], &[])], "step")?,
             Buffer::of(device, &norms[0], "norm")?,
             Buffer::of(device, &norms[1], "norm")?,
             Buffer::of(device, &turns, "turns")?,
             Buffer::of(device, &qkv, "qkv")?,
             Buffer::zeroed(device, 4 * 8 * heads * d, "out")?,
         ];
-        let (cache, work) = (Cache::new(device, &shape)?, AttentionWork::new(device, &shape)?);
-        Ok(Bench { of: self, shape, norms, turns, qkv, stored, on, cache, work })
+        // Pages lie anywhere in the pool, which has some more.
+        let each = capacity.div_ceil(PAGE);
+        let pool = (sequences * each + 2).next_multiple_of(2) + 1;
+        let step = (pool / 3 + 2..).find(|&n| gcd(n, pool) == 1).expect("a number");
+        let place = |i: usize| ((i * step + 1) % pool) as u32;
+        let places: Vec<Vec<u32>> =
+            (0..sequences).map(|s| (0..each).map(|i| place(s * each + i)).collect()).collect();
+        let tables = PageTables::new(device, sequences, capacity)?;
+        tables.write(&places.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        let (cache, work) = (Cache::new(device, &shape, pool)?, AttentionWork::new(device, &shape)?);
+        Ok(Bench { of: self, shape, norms, turns, qkv, stored, on, cache, tables, places, work })
     }
 }
 
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 impl<D: Device> Bench<'_, D> {
+    /// Bytes of all keys.
+    #[allow(dead_code, reason = "for timings on a GPU")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.cache.keys.bytes()
+    }
+
+    /// Where a value of a (kv_heads, capacity, d) cache of a sequence lies in the pages.
+    fn at_page(&self, sequence: usize, i: usize) -> usize {
+        let AttentionShape { kv_heads, d, capacity, .. } = self.shape;
+        let (kv, position) = (i / d / capacity, i / d % capacity);
+        let page = self.places[sequence][position / PAGE] as usize;
+        ((page * kv_heads + kv) * PAGE + position % PAGE) * d + i % d
+    }
+
+    /// Writes keys and values of some sequences to their pages; all others hold no numbers.
+    fn store(&self, sequences: &[&[Vec<u16>; 2]]) -> Result<(), DeviceError> {
+        for (which, to) in [&self.cache.keys, &self.cache.values].into_iter().enumerate() {
+            let mut all = vec![NOTHING; to.bytes() / 2];
+            for (sequence, stored) in sequences.iter().enumerate() {
+                for (i, &value) in stored[which].iter().enumerate() {
+                    all[self.at_page(sequence, i)] = value;
+                }
+            }
+            to.write(&all)?;
+        }
+        Ok(())
+    }
+
+    /// The stored keys and values without those from position `before` on.
+    fn stored_before(&self, before: usize) -> [Vec<u16>; 2] {
+        let AttentionShape { kv_heads, d, capacity, .. } = self.shape;
+        let mut caches = self.stored.clone();
+        for cache in &mut caches {
+            for kv in 0..kv_heads {
+                cache[(kv * capacity + before) * d..(kv + 1) * capacity * d].fill(NOTHING);
+            }
+        }
+        caches
+    }
+
+    /// One token of each of several sequences in one launch.
+    ///
+    /// # Panics
+    /// When one gets anything else than it gets alone.
+    pub(crate) fn check_together(&self, befores: &[usize]) -> Result<(), DeviceError> {
+        let (row, width) = (self.shape.row(), self.shape.heads * self.shape.d);
+        let [step, .., qkv, out] = &self.on;
+        let caches: Vec<_> = befores.iter().map(|&before| self.stored_before(before)).collect();
+        let mut alone = Vec::new();
+        for (s, &before) in befores.iter().enumerate() {
+            self.store(&[&caches[s]])?;
+            step.write(&[Step::new(&[before], &[0])])?;
+            qkv.write(&self.qkv[s * row..(s + 1) * row])?;
+            self.launch(&self.cache, Rows::of_one(1))?;
+            alone.extend(out.read::<f32>(width)?);
+        }
+        qkv.write(&self.qkv)?;
+        self.store(&caches.iter().collect::<Vec<_>>())?;
+        step.write(&[Step::new(befores, &vec![0; befores.len()])])?;
+        self.launch(&self.cache, Rows::one_of(befores.len()))?;
+        assert!(alone.iter().all(|v| v.is_finite()));
+        assert_eq!(alone, out.read::<f32>(befores.len() * width)?, "{:?} {befores:?}", self.of);
+        Ok(())
+    }
+
     /// Lets `rows` tokens be run after `before` others.
     pub(crate) fn at(&self, before: usize, rows: usize) -> Result<(), DeviceError> {
-        self.on[0].write(&[Step::new(before, &vec![0; rows])])
+        self.on[0].write(&[Step::new(&[before], &vec![0; rows])])
     }
 
     /// Launches attention of `rows` tokens at the position of `step`.
-    pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: usize) -> Result<(), DeviceError> {
+    pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: Rows) -> Result<(), DeviceError> {
         let [step, query_norm, key_norm, turns, qkv, out] = &self.on;
         let options = HeadOptions {
             query_norm: self.of.norms.then_some(query_norm),
@@ -79,7 +167,7 @@ impl<D: Device> Bench<'_, D> {
             eps: EPS,
             window: self.of.window,
         };
-        ops::attend_few(step, qkv, cache, out, rows, &options, &self.work)
+        ops::attend_few(step, qkv, (cache, &self.tables), out, rows, &options, &self.work)
     }
 
     /// One head in f64: norm and rotation.
@@ -112,21 +200,20 @@ impl<D: Device> Bench<'_, D> {
         self.at(before, rows)?;
         let [.., out] = &self.on;
         // No position that is not there may count: not even a value that is no number.
-        let mut caches = self.stored.clone();
-        for cache in &mut caches {
-            for kv in 0..kv_heads {
-                cache[(kv * capacity + before) * d..(kv + 1) * capacity * d].fill(0x7E00);
-            }
-        }
-        self.cache.keys.write(&caches[0])?;
-        self.cache.values.write(&caches[1])?;
-        self.launch(&self.cache, rows)?;
+        let mut caches = self.stored_before(before);
+        self.store(&[&caches])?;
+        let launch = || self.launch(&self.cache, Rows::of_one(rows));
+        launch()?;
         let got: Vec<f32> = out.read(rows * heads * d)?;
-        self.launch(&self.cache, rows)?;
+        launch()?;
         assert_eq!(got, out.read::<f32>(rows * heads * d)?, "a launch repeats itself");
-        let written = [&self.cache.keys, &self.cache.values].map(|b| b.read::<u16>(caches[0].len()));
-        let [keys, values] = written;
-        let written = [keys?, values?];
+        let all = [&self.cache.keys, &self.cache.values].map(|b| b.read::<u16>(b.bytes() / 2));
+        let [keys, values] = all;
+        let all = [keys?, values?];
+        let numbers = all[0].iter().filter(|&&v| v != NOTHING).count();
+        assert_eq!(numbers, kv_heads * (before + rows) * d, "other pages are left alone");
+        let gather = |from: &Vec<u16>| (0..caches[0].len()).map(|i| from[self.at_page(0, i)]).collect();
+        let written: [Vec<u16>; 2] = all.each_ref().map(gather);
         for (which, cache) in caches.iter_mut().enumerate() {
             for (row, kv) in (0..rows).flat_map(|row| (0..kv_heads).map(move |kv| (row, kv))) {
                 let norm = (which == 0).then_some(self.norms[1].as_slice());

@@ -15,8 +15,8 @@
 use std::time::Duration;
 
 /// Most tokens of a draft: with the token that is run anyway, as many rows as kernels take in their
-/// way for few ([`fracbit_kernels::PANEL_FROM`] less one).
-pub const MOST: usize = 7;
+/// way for few (`fracbit_kernels::PANEL_FROM` less one).
+pub(crate) const MOST: usize = 7;
 /// Matches at least this long count alike.
 const LONG: usize = 8;
 /// What the last token of a draft should be worth, in steps of one token. With AVX-512 and AMX a
@@ -28,7 +28,7 @@ const NEWS: f32 = 1.0 / 16.0;
 
 /// A text and how well it foretells itself.
 #[derive(Clone, Debug)]
-pub struct Drafter {
+pub(crate) struct Drafter {
     text: Vec<u32>,
     /// Share of first guesses that were right, by length of the match less one.
     rates: [f32; LONG],
@@ -39,7 +39,7 @@ pub struct Drafter {
 impl Drafter {
     /// A text to be continued.
     #[must_use]
-    pub fn new(text: Vec<u32>) -> Self {
+    pub(crate) fn new(text: Vec<u32>) -> Self {
         // What a match is worth before anything is known.
         let rates = std::array::from_fn(|i| [0.1, 0.2, 0.4, 0.6][i.min(3)]);
         let mut new = Self { text, rates, found: None };
@@ -48,13 +48,13 @@ impl Drafter {
     }
 
     /// Room for so many tokens more.
-    pub fn reserve(&mut self, tokens: usize) {
+    pub(crate) fn reserve(&mut self, tokens: usize) {
         self.text.reserve(tokens);
     }
 
     /// What probably comes next, as many tokens as pay, at most `most`; nothing where the end of
     /// the text is new. What ends with the text is taken to begin again.
-    pub fn draft(&self, most: usize) -> impl Iterator<Item = u32> {
+    pub(crate) fn draft(&self, most: usize) -> impl Iterator<Item = u32> {
         let (start, rate) =
             self.found.map_or((self.text.len(), 0.0), |(start, len)| (start, self.rates[len]));
         let mut right = rate;
@@ -66,7 +66,7 @@ impl Drafter {
     }
 
     /// The text goes on with `token`.
-    pub fn push(&mut self, token: u32) {
+    pub(crate) fn push(&mut self, token: u32) {
         if let Some((start, rate)) = self.found {
             let right = f32::from(u8::from(self.text[start] == token));
             self.rates[rate] += (right - self.rates[rate]) * NEWS;

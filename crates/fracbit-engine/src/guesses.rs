@@ -4,12 +4,12 @@
 
 use std::time::Instant;
 
-use fracbit_kernels::Precision;
+use fracbit_model::{Cached, Error, Precision, Runtime, Sampler};
 
 use crate::draft::{Drafter, MOST, Pace};
-use crate::sample::Sampler;
-use crate::state::State;
-use crate::{Error, Model};
+
+/// What runs drafts: a model, what steps work in, and one sequence.
+pub(crate) type Draws<'a, R> = (&'a R, &'a mut <R as Runtime>::Work, &'a mut <R as Runtime>::State);
 
 /// How a nested model drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Draft {
 /// may draft. A step runs the last token and the guesses behind it; whether a guess is right shows
 /// when the token of its place is picked.
 #[derive(Debug)]
-pub struct Guesses {
+pub(crate) struct Guesses {
     repeated: Drafter,
     own: Option<SelfDrafter>,
     /// The last token and the guesses behind it.
@@ -37,7 +37,7 @@ pub struct Guesses {
 impl Guesses {
     /// Guesses for `text`, whose next tokens `sampler` picks.
     #[must_use]
-    pub fn new(text: Vec<u32>, draft: Option<Draft>, sampler: &Sampler) -> Self {
+    pub(crate) fn new(text: Vec<u32>, draft: Option<Draft>, sampler: &Sampler) -> Self {
         Self {
             repeated: Drafter::new(text),
             own: draft.map(|draft| SelfDrafter::new(draft, sampler)),
@@ -47,17 +47,17 @@ impl Guesses {
     }
 
     /// Room for so many tokens more.
-    pub fn reserve(&mut self, tokens: usize) {
+    pub(crate) fn reserve(&mut self, tokens: usize) {
         self.repeated.reserve(tokens);
     }
 
     /// The text goes on with `token`.
-    pub fn push(&mut self, token: u32) {
+    pub(crate) fn push(&mut self, token: u32) {
         self.repeated.push(token);
     }
 
     /// Steps read something else from now on.
-    pub fn forget_times(&mut self) {
+    pub(crate) fn forget_times(&mut self) {
         if let Some(own) = &mut self.own {
             own.forget_times();
         }
@@ -67,27 +67,28 @@ impl Guesses {
     /// what follows it, none of which the sampler's constraint bars.
     ///
     /// # Errors
-    /// As for [`Model::forward`] and [`Sampler::sample`].
-    pub fn make(
+    /// As for [`Runtime::step`] and [`Sampler::sample`].
+    pub(crate) fn make<R: Runtime>(
         &mut self,
-        (model, state, sampler): (&Model, &mut State, &mut Sampler),
+        runs: Draws<'_, R>,
+        sampler: &mut Sampler,
         tokens: &mut Vec<u32>,
         most: usize,
     ) -> Result<&[u32], Error> {
-        let vocab = model.config().vocab_size;
+        let vocab = runs.0.config().vocab_size;
         self.run.clear();
         self.run.extend(tokens.last());
         self.run.extend(self.repeated.draft(most).take_while(|&token| (token as usize) < vocab));
         self.run.truncate(1 + sampler.valid(&self.run[1..]));
         self.drafted = self.run.len() == 1;
         if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
-            own.draft((model, state, sampler), tokens, most, &mut self.run)?;
+            own.draft(runs, sampler, tokens, most, &mut self.run)?;
         }
         Ok(&self.run)
     }
 
     /// The step that runs them is done.
-    pub fn ran(&mut self) {
+    pub(crate) fn ran(&mut self) {
         if let Some(own) = &mut self.own {
             own.ran();
         }
@@ -95,7 +96,7 @@ impl Guesses {
 
     /// `token` was picked for the place `row` behind the last token, from 1 on: whether it was
     /// guessed.
-    pub fn judge(&mut self, row: usize, token: u32) -> bool {
+    pub(crate) fn judge(&mut self, row: usize, token: u32) -> bool {
         let Some(&guess) = self.run.get(row) else { return false };
         if let Some(own) = self.own.as_mut().filter(|_| self.drafted) {
             own.judge(guess == token);
@@ -114,14 +115,12 @@ struct SelfDrafter {
     pace: Pace,
     /// When the step that checks a draft began, and how many tokens it checks.
     running: Option<(Instant, usize)>,
-    hidden: Vec<f32>,
     logits: Vec<f32>,
 }
 
 impl SelfDrafter {
     fn new(draft: Draft, sampler: &Sampler) -> Self {
-        let (hidden, logits) = (Vec::new(), Vec::new());
-        Self { draft, sampler: sampler.clone(), pace: Pace::default(), running: None, hidden, logits }
+        Self { draft, sampler: sampler.clone(), pace: Pace::default(), running: None, logits: Vec::new() }
     }
 
     fn forget_times(&mut self) {
@@ -131,9 +130,10 @@ impl SelfDrafter {
     /// Appends to `run`, which holds the last token of `text`, what the draft's planes would say
     /// next: at most `most` tokens. `state` holds the text but its last token, and does so
     /// afterwards; the step that checks the draft writes these places of the cache anew.
-    fn draft(
+    fn draft<R: Runtime>(
         &mut self,
-        (model, state, sampler): (&Model, &mut State, &Sampler),
+        (model, work, state): Draws<'_, R>,
+        sampler: &Sampler,
         text: &mut Vec<u32>,
         most: usize,
         run: &mut Vec<u32>,
@@ -143,7 +143,7 @@ impl SelfDrafter {
             return Ok(());
         }
         let length = self.draft.length.unwrap_or_else(|| self.pace.length()).min(most).min(MOST);
-        let (held, known) = (state.len(), text.len());
+        let (held, known) = (state.cache().len(), text.len());
         self.sampler.follow(sampler);
         state.set_precision(self.draft.precision);
         let mut step = || {
@@ -151,8 +151,8 @@ impl SelfDrafter {
                 return Ok(());
             }
             let start = Instant::now();
-            model.forward(state, &text[text.len() - 1..], &mut self.hidden)?;
-            model.logits(state, &self.hidden, &mut self.logits)?;
+            model.step(work, state, &text[text.len() - 1..])?;
+            model.logits(work, state, 0..1, &mut self.logits)?;
             let token = self.sampler.sample(&self.logits, text)?;
             self.pace.drafted(start.elapsed());
             run.push(token);
@@ -161,7 +161,7 @@ impl SelfDrafter {
         };
         let drafted = (0..length).try_for_each(|_| step());
         text.truncate(known);
-        state.truncate(held);
+        state.cache_mut().truncate(held);
         state.set_precision(full);
         self.running = Some((Instant::now(), run.len() - 1));
         drafted
