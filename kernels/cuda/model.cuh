@@ -19,9 +19,9 @@ struct Step {
 /// stands in its row of a table, (sequences, pages of a sequence).
 constexpr uint32_t PAGE = 64;
 
-/// The row of a cache that holds a position of a head.
+/// The row of a cache that holds a position of a head. No kernel writes tables.
 FB_DEVICE uint32_t cache_row(const uint32_t* table, uint32_t kv_heads, uint32_t kv, uint32_t position) {
-    return (ldg(table + position / PAGE) * kv_heads + kv) * PAGE + position % PAGE;
+    return (ldc(table + position / PAGE) * kv_heads + kv) * PAGE + position % PAGE;
 }
 
 /// Sums `v` over the block; every thread gets the result. Uses 132 bytes of shared memory at `at`.

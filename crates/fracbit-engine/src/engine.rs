@@ -422,7 +422,8 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         if other {
             sequence.guesses.forget_times();
         }
-        let mut most = sequence.left(self.options.context).saturating_sub(1).min(alike - 1);
+        let more = if self.model.exact() { sequence.left(self.options.context) } else { 1 };
+        let mut most = more.saturating_sub(1).min(alike - 1);
         if !self.make_room(state.cache().wanted(1 + most)) {
             // What is on the page of the token itself is there.
             self.make_room(state.cache().wanted(1));

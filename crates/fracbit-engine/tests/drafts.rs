@@ -1,4 +1,5 @@
-//! Several tokens run in one step on a guess: the tokens, and the logits behind them, of one by one.
+//! Several tokens run in one step on a guess: the tokens, and the logits behind them, of one by
+//! one.
 
 #![expect(clippy::print_stderr, reason = "skips are said aloud")]
 

@@ -112,9 +112,9 @@ pub struct Grid {
 ///
 /// Addresses in arguments are not checked here: kernels are launched by this workspace's code only,
 /// which builds arguments from [`Buffer`]s and plans.
-pub trait Device {
+pub trait Device: fmt::Debug + Sync {
     /// Launches recorded to be repeated.
-    type Graph: fmt::Debug;
+    type Graph: fmt::Debug + Send;
     /// What a block may use.
     fn limits(&self) -> Limits;
     /// Whether it has the kernels with products of warpgroups (`warpgroup.cuh`).

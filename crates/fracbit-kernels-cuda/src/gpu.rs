@@ -60,6 +60,9 @@ unsafe impl Send for Gpu {}
 // SAFETY: as above; what this type changes itself is behind a mutex.
 unsafe impl Sync for Gpu {}
 
+// SAFETY: a handle that belongs to the context, not to a thread; the driver's calls take it on any.
+unsafe impl Send for Graph {}
+
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: made by `record`, destroyed once.

@@ -71,7 +71,8 @@ fn check(device: &Shim, case: &Case) {
     let input = Buffer::of(device, &qkv, "qkv").expect("memory");
     let out = Buffer::zeroed(device, 4 * rows * heads * d, "out").expect("memory");
     let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window };
-    ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(rows), &shape, &options).expect("a launch");
+    ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(rows), &shape, &options)
+        .expect("a launch");
     let got: Vec<f32> = out.read(rows * heads * d).expect("a copy");
     let value = |bits: u16| f64::from(f16::from_bits(bits));
     // Keys (part 0) and values (part 1) as the cache holds them.

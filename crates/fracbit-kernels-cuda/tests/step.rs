@@ -59,7 +59,8 @@ fn attention_of_few_tokens() {
         CASES.iter().enumerate()
     {
         let device = device(multiprocessors);
-        let attention = Attention { heads, kv_heads, d, capacity: 530, sequences: 8, norms, rotation, window };
+        let attention =
+            Attention { heads, kv_heads, d, capacity: 530, sequences: 8, norms, rotation, window };
         let mut bench = attention.on(&device, number as u64).expect("memory");
         for &(before, rows) in lengths {
             let worst = bench.check(before, rows).expect("a launch");

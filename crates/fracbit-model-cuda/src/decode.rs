@@ -3,7 +3,7 @@
 use crate::{DeviceModel, DeviceState, Error};
 use fracbit_kernels_cuda::{
     Buffer, Device,
-    ops::{self, Draw, SampleWork, Step},
+    ops::{self, Draw, Rows, SampleWork, Step},
 };
 use fracbit_model::SampleConfig;
 
@@ -36,9 +36,9 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         sampling: &SampleConfig,
         most: usize,
     ) -> Result<Self, Error> {
-        let device = model.device();
+        let device = model.device;
         let (&last, before) = prompt.split_last().ok_or_else(|| Error::Missing("a prompt".to_owned()))?;
-        model.check(state, prompt)?;
+        model.check(state.len(), state.capacity(), prompt)?;
         model.run::<Error>(state, before, None)?;
         let most = most.min(state.capacity() - state.len());
         let vocabulary = model.config().vocab_size;
@@ -48,7 +48,8 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         let uniforms = Buffer::of(device, &uniforms(sampling.seed, most.max(1)), "random numbers")?;
         let out = Buffer::zeroed(device, 4 * most.max(1), "tokens")?;
         let work = SampleWork::new(device, vocabulary)?;
-        state.step.write(&[Step::new(state.len(), &[last])])?;
+        let position = state.len();
+        state.work.step.write(&[Step::new(&[position], &[last])])?;
         let draw = Draw {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -57,11 +58,11 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
             penalty: sampling.repetition_penalty,
         };
         let graph = {
-            let state = &*state;
+            let (on, caches) = (&state.work, state.sequence.list.pool().memory().caches());
             device.record(&mut || {
-                model.blocks(state, 1, None)?;
-                model.head(state, 0, 1)?;
-                ops::sample(&state.step, &state.logits, &out, &uniforms, &seen, &work, &draw)
+                model.blocks(on, caches, Rows::of_one(1), None)?;
+                model.head(on, &on.x, 0, 1)?;
+                ops::sample(&on.step, &on.logits, &out, &uniforms, &seen, &work, &draw)
             })?
         };
         Ok(Self { model, state, graph, out, _draws: ([uniforms, seen], work), drawn: 0, most })
@@ -75,12 +76,13 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         if self.drawn == self.most {
             return Ok(None);
         }
-        self.model.device().replay(&self.graph)?;
+        self.model.device.replay(&self.graph)?;
         self.drawn += 1;
-        self.state.len += 1;
-        // The one wait: the newest token is the next to be run, behind the position and the count.
-        let step: Vec<u32> = self.state.step.read(3)?;
-        Ok(Some(step[2]))
+        self.state.sequence.list.advance(1);
+        // The one wait: the newest token is the next to be run.
+        const AT: usize = std::mem::offset_of!(Step, tokens) / size_of::<u32>();
+        let step: Vec<u32> = self.state.work.step.read(AT + 1)?;
+        Ok(Some(step[AT]))
     }
 
     /// All tokens drawn so far, read from the device.
@@ -96,7 +98,7 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
     /// # Errors
     /// When the device fails.
     pub fn logits(&self) -> Result<Vec<f32>, Error> {
-        Ok(self.state.logits.read(self.model.config().vocab_size)?)
+        Ok(self.state.work.logits.read(self.model.config().vocab_size)?)
     }
 }
 

@@ -1,7 +1,15 @@
 #![doc = include_str!("../README.md")]
 
+mod cache;
 mod decode;
+mod graph;
 mod model;
+mod runtime;
+mod state;
 
+pub use cache::{DeviceMemory, DeviceSequence};
 pub use decode::Decoder;
-pub use model::{Builder, DeviceModel, DeviceState, Each, Error, MAX_ROWS, PROMPT_FROM, tables};
+pub use graph::{DeviceWork, MAX_ROWS, PROMPT_FROM};
+pub use model::{Builder, DeviceModel, Error, tables};
+pub use runtime::EngineWork;
+pub use state::{DeviceState, Each};

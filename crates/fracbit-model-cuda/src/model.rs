@@ -4,22 +4,12 @@ use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{Activation, ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
-    ops::{
-        self, AttentionShape, AttentionWork, Before, Cache, DenseMatrix, FEW, HeadOptions, PROMPT,
-        RotationTables, Step,
-    },
+    ops::{DenseMatrix, RotationTables},
 };
-use fracbit_model::{FloatId, LayerLinear, LinearId, Sites, sites::HeadSite};
+use fracbit_model::{FloatId, KvType, LayerLinear, LinearId, Sites, sites::HeadSite};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
 use std::collections::BTreeMap;
-
-/// Tokens that the products of packed matrices take together.
-pub const MAX_ROWS: usize = 8;
-/// Tokens from which on weights are expanded and multiplied as dense matrices: expansion writes 16
-/// bits for each weight, some ten times what the products read, and each product of eight tokens
-/// reads the codes again.
-pub const PROMPT_FROM: usize = 48;
 
 /// A model that does not come to the device, or a step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +44,23 @@ pub enum Error {
         /// Tokens given.
         got: usize,
     },
+    /// A cache of another element type.
+    #[error("the cache on a GPU should be of 16 bits, got {}", .0.bits())]
+    Kind(KvType),
+    /// A cache that kernels cannot count in 32 bits.
+    #[error("the cache on a GPU should have at most {most} pages, got {pages}")]
+    Pages {
+        /// Asked for.
+        pages: usize,
+        /// Most.
+        most: usize,
+    },
+    /// A schedule of precisions.
+    #[error("precision of nested weights should be left alone on a GPU: they run on the processor")]
+    Nested,
+    /// What pages say.
+    #[error(transparent)]
+    Model(Box<fracbit_model::Error>),
     /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary}")]
     Token {
@@ -64,38 +71,49 @@ pub enum Error {
     },
 }
 
+impl From<Error> for fracbit_model::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Token { token, vocabulary } => Self::Token { token, vocab: vocabulary },
+            Error::ContextFull { capacity, len, got } => Self::ContextFull { capacity, len, got },
+            Error::Model(error) => *error,
+            other => Self::Device(Box::new(other)),
+        }
+    }
+}
+
 #[derive(Debug)]
-enum Linear<'d, D: Device> {
+pub(crate) enum Linear<'d, D: Device> {
     Packed(Box<DeviceMatrix<'d, D>>),
     Dense(DenseMatrix<'d, D>),
 }
 
 /// Matrices that read one input, each writing its own rows of one output.
 #[derive(Debug)]
-struct Group<'d, D: Device> {
-    parts: Vec<(usize, Linear<'d, D>)>, // first output row
-    rows: usize,
+pub(crate) struct Group<'d, D: Device> {
+    pub(crate) parts: Vec<(usize, Linear<'d, D>)>, // first output row
+    pub(crate) rows: usize,
 }
 
 #[derive(Debug)]
-struct Layer<'d, D: Device> {
-    qkv: Group<'d, D>,
-    output: Group<'d, D>,
-    gate_up: Group<'d, D>,
-    down: Group<'d, D>,
-    attention_norm: Buffer<'d, D>,
-    mlp_norm: Buffer<'d, D>,
-    query_norm: Option<Buffer<'d, D>>,
-    key_norm: Option<Buffer<'d, D>>,
-    attention_in: Option<RotationTables<'d, D>>,
-    output_in: Option<RotationTables<'d, D>>,
-    mlp_in: Option<RotationTables<'d, D>>,
-    down_in: Option<RotationTables<'d, D>>,
+pub(crate) struct Layer<'d, D: Device> {
+    pub(crate) qkv: Group<'d, D>,
+    pub(crate) output: Group<'d, D>,
+    pub(crate) gate_up: Group<'d, D>,
+    pub(crate) down: Group<'d, D>,
+    pub(crate) attention_norm: Buffer<'d, D>,
+    pub(crate) mlp_norm: Buffer<'d, D>,
+    pub(crate) query_norm: Option<Buffer<'d, D>>,
+    pub(crate) key_norm: Option<Buffer<'d, D>>,
+    pub(crate) attention_in: Option<RotationTables<'d, D>>,
+    pub(crate) output_in: Option<RotationTables<'d, D>>,
+    pub(crate) mlp_in: Option<RotationTables<'d, D>>,
+    pub(crate) down_in: Option<RotationTables<'d, D>>,
 }
 
 /// What comes between the final norm and the head.
 #[derive(Debug)]
-enum HeadTurn<'d, D: Device> {
+pub(crate) enum HeadTurn<'d, D: Device> {
     Plain,
     Rotate(RotationTables<'d, D>),
     Regain(RotationTables<'d, D>),
@@ -104,78 +122,16 @@ enum HeadTurn<'d, D: Device> {
 /// A decoder on a device.
 #[derive(Debug)]
 pub struct DeviceModel<'d, D: Device> {
-    device: &'d D,
-    config: ModelConfig,
-    embed: DenseMatrix<'d, D>,
-    embed_out: Option<RotationTables<'d, D>>,
-    head: Option<Group<'d, D>>, // None: the embedding
-    head_turn: HeadTurn<'d, D>,
-    final_norm: Buffer<'d, D>,
-    layers: Vec<Layer<'d, D>>,
-    work: Workspace<'d, D>,
-    eps: f32,
-}
-
-/// Takes logits (tokens, vocabulary).
-pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
-
-/// One sequence.
-#[derive(Debug)]
-pub struct DeviceState<'d, D: Device> {
-    pub(crate) step: Buffer<'d, D>,
-    pub(crate) logits: Buffer<'d, D>, // (MAX_ROWS, vocabulary)
-    x: Buffer<'d, D>,                 // (rows, hidden)
-    n: Buffer<'d, D>,                 // (rows, widest input)
-    turned: Buffer<'d, D>,            // (rows, widest input)
-    wide: Buffer<'d, D>,              // (rows, q + k + v or gate + up)
-    /// Tokens that may run together.
-    rows: usize,
-    caches: Vec<Cache<'d, D>>,
-    attention: AttentionWork<'d, D>,
-    turns: Buffer<'d, D>,
-    shape: AttentionShape,
-    pub(crate) len: usize,
-}
-
-impl<D: Device> DeviceState<'_, D> {
-    /// Tokens held.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing was run.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Most tokens.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.shape.capacity
-    }
-
-    /// Waits for everything launched for it.
-    ///
-    /// # Errors
-    /// When a launch failed.
-    pub fn wait(&self) -> Result<(), Error> {
-        self.step.read::<u32>(1)?;
-        Ok(())
-    }
-
-    /// Forgets all tokens but the first `len`.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-}
-
-/// What long prompts take beside a state: inputs in half precision, and one expanded matrix.
-#[derive(Debug)]
-pub(crate) struct Dense<'d, D: Device> {
-    halves: Buffer<'d, D>,
-    weights: Buffer<'d, D>,
+    pub(crate) device: &'d D,
+    pub(crate) config: ModelConfig,
+    pub(crate) embed: DenseMatrix<'d, D>,
+    pub(crate) embed_out: Option<RotationTables<'d, D>>,
+    pub(crate) head: Option<Group<'d, D>>, // None: the embedding
+    pub(crate) head_turn: HeadTurn<'d, D>,
+    pub(crate) final_norm: Buffer<'d, D>,
+    pub(crate) layers: Vec<Layer<'d, D>>,
+    pub(crate) work: Workspace<'d, D>,
+    pub(crate) eps: f32,
 }
 
 /// Weights as they were read.
@@ -420,37 +376,6 @@ pub fn tables<'d, D: Device>(
     RotationTables::new(device, &signs, &factors)
 }
 
-impl<'d, D: Device> Group<'d, D> {
-    fn apply(
-        &self,
-        model: &DeviceModel<'d, D>,
-        x: &Buffer<'_, D>,
-        y: &Buffer<'_, D>,
-        batch: usize,
-        accumulate: bool,
-        many: Option<&Dense<'d, D>>,
-    ) -> Result<(), DeviceError> {
-        if let Some(Dense { halves, weights }) = many {
-            let cols = match &self.parts[0].1 {
-                Linear::Packed(m) => m.shape().cols,
-                Linear::Dense(m) => m.cols(),
-            };
-            ops::halve(model.device, x, halves, batch * cols)?;
-            return self.parts.iter().try_for_each(|(offset, linear)| {
-                let place = (*offset, self.rows);
-                match linear {
-                    Linear::Packed(m) => m.apply_many(halves, weights, y, place, batch, accumulate),
-                    Linear::Dense(m) => m.apply_many(model.device, halves, y, place, batch, accumulate),
-                }
-            });
-        }
-        self.parts.iter().try_for_each(|(offset, linear)| match linear {
-            Linear::Packed(m) => m.apply_at(x, y, (*offset, self.rows), batch, accumulate, &model.work),
-            Linear::Dense(m) => m.apply_at(model.device, x, y, (*offset, self.rows), batch, accumulate),
-        })
-    }
-}
-
 impl<'d, D: Device> DeviceModel<'d, D> {
     /// What the model is.
     #[must_use]
@@ -458,8 +383,15 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         &self.config
     }
 
-    pub(crate) fn device(&self) -> &'d D {
-        self.device
+    /// Mean bits of a weight that a step reads.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn step_bits(&self) -> f64 {
+        let id = |layer, which| LinearId::Layer(layer, which);
+        let layers = 0..self.config.num_hidden_layers();
+        let all = layers.flat_map(|i| LayerLinear::ALL.map(|which| id(i, which))).chain([LinearId::Embed]);
+        let weights: usize = all.map(|id| id.shape(&self.config).len()).sum();
+        (8 * self.step_bytes()) as f64 / weights.max(1) as f64
     }
 
     /// Launches that one step of the packed products takes: fewer where matrices share a scheme.
@@ -481,198 +413,5 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             })
             .sum();
         read + if self.head.is_none() { self.embed.weights().bytes() } else { 0 }
-    }
-
-    /// An empty sequence of at most `capacity` tokens.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`].
-    pub fn state(&self, capacity: usize) -> Result<DeviceState<'d, D>, Error> {
-        let (config, device) = (&self.config, self.device);
-        let shape = AttentionShape {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            d: config.head_dim,
-            capacity,
-        };
-        let widest = config.hidden_size.max(config.q_dim()).max(config.intermediate_size);
-        let together = if capacity < PROMPT_FROM { MAX_ROWS } else { capacity.min(PROMPT) };
-        let rows = |width: usize| Buffer::zeroed(device, 4 * together * width, "activations");
-        let caches =
-            (0..config.num_hidden_layers()).map(|_| Cache::new(device, &shape)).collect::<Result<_, _>>()?;
-        Ok(DeviceState {
-            step: Buffer::of(device, &[Step::new(0, &[])], "step")?,
-            logits: Buffer::zeroed(device, 4 * MAX_ROWS * config.vocab_size, "logits")?,
-            x: rows(config.hidden_size)?,
-            n: rows(widest)?,
-            turned: rows(widest)?,
-            wide: rows(shape.row().max(2 * config.intermediate_size))?,
-            rows: together,
-            caches,
-            attention: AttentionWork::new(device, &shape)?,
-            turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
-            shape,
-            len: 0,
-        })
-    }
-
-    /// Checks that `tokens` may follow what `state` holds.
-    pub(crate) fn check(&self, state: &DeviceState<'d, D>, tokens: &[u32]) -> Result<(), Error> {
-        let vocabulary = self.config.vocab_size;
-        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocabulary) {
-            return Err(Error::Token { token, vocabulary });
-        }
-        let (capacity, len, got) = (state.capacity(), state.len, tokens.len());
-        if len + got > capacity {
-            return Err(Error::ContextFull { capacity, len, got });
-        }
-        Ok(())
-    }
-
-    /// Runs `tokens` after those in `state`; `each` gets the logits (tokens, vocabulary) of some of
-    /// them at a time, in order.
-    ///
-    /// # Errors
-    /// [`Error::Token`], [`Error::ContextFull`], or what `each` returns.
-    pub fn run<E: From<Error>>(
-        &self,
-        state: &mut DeviceState<'d, D>,
-        tokens: &[u32],
-        mut each: Option<&mut Each<'_, E>>,
-    ) -> Result<(), E> {
-        self.check(state, tokens)?;
-        let dense = self.dense(state.rows.min(tokens.len()));
-        let mut rest = tokens;
-        while !rest.is_empty() {
-            let many = dense.as_ref().filter(|_| rest.len() >= PROMPT_FROM);
-            let (chunk, behind) =
-                rest.split_at(rest.len().min(if many.is_some() { state.rows } else { MAX_ROWS }));
-            rest = behind;
-            state.step.write(&[Step::new(state.len, chunk)]).map_err(Error::Device)?;
-            self.blocks(state, chunk.len(), many).map_err(Error::Device)?;
-            state.len += chunk.len();
-            let Some(each) = each.as_mut() else { continue };
-            for first in (0..chunk.len()).step_by(MAX_ROWS) {
-                let rows = MAX_ROWS.min(chunk.len() - first);
-                self.head(state, first, rows).map_err(Error::Device)?;
-                each(&state.logits.read(rows * self.config.vocab_size).map_err(Error::Device)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or
-    /// memory is short: then tokens run eight at a time.
-    fn dense(&self, rows: usize) -> Option<Dense<'d, D>> {
-        let groups = || self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
-        let inputs = [self.config.hidden_size, self.config.q_dim(), self.config.intermediate_size];
-        if rows < PROMPT_FROM || inputs.iter().any(|cols| !cols.is_multiple_of(8)) {
-            return None;
-        }
-        let widest = inputs.into_iter().max().unwrap_or_default();
-        let largest = groups().flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
-            Linear::Packed(matrix) => Some(matrix.shape().len()),
-            Linear::Dense(_) => None,
-        });
-        let halves = Buffer::room(self.device, 2 * rows * widest, "inputs of a prompt").ok()?;
-        let weights = Buffer::room(self.device, 2 * largest.max().unwrap_or_default(), "weights of a prompt");
-        Some(Dense { halves, weights: weights.ok()? })
-    }
-
-    /// Launches embedding and blocks for the tokens of the step.
-    pub(crate) fn blocks(
-        &self,
-        s: &DeviceState<'d, D>,
-        rows: usize,
-        many: Option<&Dense<'d, D>>,
-    ) -> Result<(), DeviceError> {
-        let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
-        match &self.embed_out {
-            None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
-            Some(tables) => {
-                ops::embed(device, &s.step, self.embed.weights(), &s.n, rows, width)?;
-                tables.rotate(device, &s.n, &s.x, rows, true, false)?;
-            }
-        }
-        for ((i, layer), cache) in self.layers.iter().enumerate().zip(&s.caches) {
-            let gain = Some(&layer.attention_norm);
-            let input = self.normed(s, gain, layer.attention_in.as_ref(), (0, rows), false)?;
-            layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
-            let options = HeadOptions {
-                query_norm: layer.query_norm.as_ref(),
-                key_norm: layer.key_norm.as_ref(),
-                turns: config.layers[i].rope.then_some(&s.turns),
-                eps: self.eps,
-                window: config.layers[i].sliding_window.unwrap_or(0),
-            };
-            if rows <= FEW && s.shape.d.is_multiple_of(8) {
-                ops::attend_few(&s.step, &s.wide, cache, &s.n, rows, &options, &s.attention)?;
-            } else {
-                ops::attention(&s.step, &s.wide, cache, &s.n, rows, &s.shape, &options)?;
-            }
-            let mut input = &s.n;
-            if let Some(tables) = &layer.output_in {
-                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
-                input = &s.turned;
-            }
-            layer.output.apply(self, input, &s.x, rows, true, many)?;
-
-            let gain = Some(&layer.mlp_norm);
-            let input = self.normed(s, gain, layer.mlp_in.as_ref(), (0, rows), false)?;
-            layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
-            match &layer.down_in {
-                Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
-                None => ops::swiglu(device, &s.wide, &s.turned, (rows, config.intermediate_size))?,
-            }
-            layer.down.apply(self, &s.turned, &s.x, rows, true, many)?;
-        }
-        Ok(())
-    }
-
-    /// Norm, and rotation where there is one, of `rows` rows of the residual stream from row
-    /// `first` on; returns where they are.
-    fn normed<'s>(
-        &self,
-        s: &'s DeviceState<'d, D>,
-        gain: Option<&Buffer<'d, D>>,
-        turn: Option<&RotationTables<'d, D>>,
-        (first, rows): (usize, usize),
-        inverse: bool,
-    ) -> Result<&'s Buffer<'d, D>, DeviceError> {
-        let (device, width) = (self.device, self.config.hidden_size);
-        if let Some(tables) = turn.filter(|t| t.takes_few(device, rows)) {
-            let before = Before { norm: Some(self.eps), gain, gated: false };
-            tables.rotate_few(device, &s.x, &s.turned, (first, rows), inverse, &before)?;
-            return Ok(&s.turned);
-        }
-        ops::norm(device, &s.x, gain, &s.n, (first, rows, width), self.eps)?;
-        let Some(tables) = turn else { return Ok(&s.n) };
-        tables.rotate(device, &s.n, &s.turned, rows, inverse, false)?;
-        Ok(&s.turned)
-    }
-
-    /// Launches final norm and head for `rows` (at most eight) rows of the residual stream from row
-    /// `first` on.
-    pub(crate) fn head(&self, s: &DeviceState<'d, D>, first: usize, rows: usize) -> Result<(), DeviceError> {
-        let (device, these) = (self.device, (first, rows));
-        let input = match &self.head_turn {
-            HeadTurn::Plain => self.normed(s, Some(&self.final_norm), None, these, false)?,
-            HeadTurn::Rotate(tables) => self.normed(s, Some(&self.final_norm), Some(tables), these, false)?,
-            HeadTurn::Regain(tables) => {
-                self.normed(s, None, Some(tables), these, true)?;
-                if tables.takes_few(device, rows) {
-                    let before = Before { gain: Some(&self.final_norm), ..Before::default() };
-                    tables.rotate_few(device, &s.turned, &s.n, (0, rows), false, &before)?;
-                } else {
-                    ops::gain(device, &s.turned, &self.final_norm, (rows, self.config.hidden_size))?;
-                    tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
-                }
-                &s.n
-            }
-        };
-        match &self.head {
-            Some(group) => group.apply(self, input, &s.logits, rows, false, None),
-            None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false),
-        }
     }
 }

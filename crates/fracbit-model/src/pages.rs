@@ -97,6 +97,12 @@ impl<M: PageMemory> PagePool<M> {
         self.0.most - self.rooms().taken
     }
 
+    /// Whether another is a clone of it.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Where its pages are.
     #[must_use]
     pub fn memory(&self) -> &M {

@@ -2,8 +2,7 @@
 //!
 //! Whoever schedules sequences ([`crate::generate`], `fracbit-engine`) knows a [`Runtime`] and no
 //! device. A step runs several tokens of one sequence or one token of each of several; its rows
-//! wait in [`Runtime::Work`] until logits of some of them are asked for. What a row becomes depends
-//! neither on its neighbours in a step nor on how a prompt is cut into steps.
+//! wait in [`Runtime::Work`] until logits of some of them are asked for.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -59,6 +58,13 @@ pub trait Runtime: Debug + Sync {
     /// What the model is.
     fn config(&self) -> &ModelConfig;
 
+    /// Whether a row's numbers depend neither on its neighbours nor on how a prompt is cut, to the
+    /// last bit; otherwise they do so in their rounding, and nothing is guessed ahead, since
+    /// guesses should change no text.
+    fn exact(&self) -> bool {
+        true
+    }
+
     /// A cache of `pages` pages.
     ///
     /// # Errors
@@ -92,8 +98,8 @@ pub trait Runtime: Debug + Sync {
         tokens: &[u32],
     ) -> Result<(), Error>;
 
-    /// Fills `out` with logits of rows of the last [`step`](Self::step), (rows, vocabulary). `state`
-    /// is the one of that step.
+    /// Fills `out` with logits of rows of the last [`step`](Self::step), (rows, vocabulary).
+    /// `state` is the one of that step.
     ///
     /// # Errors
     /// [`Error::Device`].

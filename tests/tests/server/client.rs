@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fracbit_io::{ModelConfig, Tokenizer};
 use fracbit_model::{
-    GenerateOptions, Generation, KvType, Model, RotationMode, SampleConfig, Sampler, StateOptions,
+    GenerateOptions, Generation, KvType, Model, RotationMode, Runtime, SampleConfig, Sampler, StateOptions,
 };
 use fracbit_schedule::Scheduler;
 use fracbit_server::{Options, Server};
@@ -81,7 +81,7 @@ pub(crate) fn serve(options: Options, tokenizer: Tokenizer) -> Serving {
     serve_model(model(), options, tokenizer)
 }
 
-pub(crate) fn serve_model(model: &'static Model, options: Options, tokenizer: Tokenizer) -> Serving {
+pub(crate) fn serve_model<R: Runtime>(model: &'static R, options: Options, tokenizer: Tokenizer) -> Serving {
     let server = Server::bind(([127, 0, 0, 1], 0).into()).expect("a free port");
     let address = server.address().expect("a bound socket");
     let (stop, stopped) = oneshot::channel();
@@ -219,8 +219,7 @@ pub(crate) fn write_by(
     let mut sampler = Sampler::new(sampling).expect("good settings");
     let tokenizer = tokenizer(None);
     let end_tokens = tokenizer.eos_ids().to_vec();
-    let options =
-        GenerateOptions { max_tokens: Some(most), end_tokens, scheduler, ..GenerateOptions::default() };
+    let options = GenerateOptions { max_tokens: Some(most), end_tokens, scheduler };
     let written: Vec<u32> = Generation::new(model, &mut state, &mut sampler, tokens, options)
         .expect("a prompt")
         .map(|token| token.expect("a good model"))

@@ -1,6 +1,7 @@
 //! The server as its clients meet it: bytes over a socket, a real model behind.
 
 mod client;
+mod device;
 mod fields;
 mod limits;
 mod soak;

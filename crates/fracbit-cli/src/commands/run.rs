@@ -61,8 +61,8 @@ pub(crate) struct RunArgs {
     /// Let what the prompt spells become control tokens of the chat, as without `--chat`.
     #[arg(long, requires = "chat")]
     allow_special: bool,
-    /// Where the model runs. On a GPU numbers are rounded in other places, so the same seed may give
-    /// another text there than on the processor.
+    /// Where the model runs. On a GPU numbers are rounded in other places, so the same seed may
+    /// give another text there than on the processor.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
     /// Print one JSON object at the end instead of the text.

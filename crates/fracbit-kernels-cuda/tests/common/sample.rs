@@ -44,7 +44,11 @@ pub(crate) fn check<D: Device>(device: &D, of: Logits, draw: Draw, count: usize)
         }
         let token = out.read::<u32>(i + 1)?[i];
         let after = step.read::<Step>(1)?[0];
-        assert_eq!((after.positions[0], after.drawn, after.tokens[0]), (10 + i as u32, 1 + i as u32, token), "{what}");
+        assert_eq!(
+            (after.positions[0], after.drawn, after.tokens[0]),
+            (10 + i as u32, 1 + i as u32, token),
+            "{what}"
+        );
         seen[token as usize] |= u8::from(draw.penalty != 1.0);
         assert_eq!(held.read::<u8>(n)?, seen, "{what}");
         let top = logits.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));

@@ -4,9 +4,7 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{
-        self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Rows, Step,
-    },
+    ops::{self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Rows, Step},
 };
 use half::f16;
 

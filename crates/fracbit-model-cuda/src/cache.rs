@@ -1,0 +1,98 @@
+//! Keys and values on a device, in pages.
+
+use crate::Error;
+use fracbit_kernels_cuda::{
+    Device, DeviceError,
+    ops::{AttentionShape, Cache},
+};
+use fracbit_model::{Cached, PageList, PageMemory, PagePool, Precision, pages::POSITIONS};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const _: () = assert!(POSITIONS == fracbit_kernels_cuda::ops::PAGE, "pages are the same everywhere");
+
+/// Pages on a device, in half precision; a page has a number, the same in all layers.
+#[derive(Debug)]
+pub struct DeviceMemory<'d, D: Device> {
+    caches: Vec<Cache<'d, D>>,
+    shape: AttentionShape,
+    /// Numbers that were given out.
+    taken: AtomicU32,
+}
+
+impl<'d, D: Device> DeviceMemory<'d, D> {
+    pub(crate) fn new(
+        device: &'d D,
+        shape: AttentionShape,
+        layers: usize,
+        pages: usize,
+    ) -> Result<Self, DeviceError> {
+        let caches = (0..layers).map(|_| Cache::new(device, &shape, pages)).collect::<Result<_, _>>()?;
+        Ok(Self { caches, shape, taken: AtomicU32::new(0) })
+    }
+
+    /// Those of each layer.
+    pub(crate) fn caches(&self) -> &[Cache<'d, D>] {
+        &self.caches
+    }
+}
+
+impl<D: Device> PageMemory for DeviceMemory<'_, D> {
+    type Room = u32;
+
+    fn room(&self, _: usize) -> Result<u32, fracbit_model::Error> {
+        // The pool asks no more often than it has pages, and all of these are there.
+        Ok(self.taken.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn copy(&self, from: &u32, to: &mut u32) -> Result<(), fracbit_model::Error> {
+        let (from, to) = (*from as usize, *to as usize);
+        let copied = self.caches.iter().try_for_each(|cache| cache.copy_page(&self.shape, from, to));
+        copied.map_err(|error| Error::from(error).into())
+    }
+}
+
+/// One sequence.
+#[derive(Debug)]
+pub struct DeviceSequence<'d, D: Device> {
+    pub(crate) list: PageList<DeviceMemory<'d, D>>,
+    pub(crate) chunk: usize,
+}
+
+impl<'d, D: Device> DeviceSequence<'d, D> {
+    pub(crate) fn new(pool: PagePool<DeviceMemory<'d, D>>, capacity: usize, chunk: usize) -> Self {
+        Self { list: PageList::new(pool, capacity), chunk }
+    }
+
+    /// Numbers of the pages that are there.
+    pub(crate) fn table(&self) -> Vec<u32> {
+        self.list.reserved().iter().map(|page| *page.room()).collect()
+    }
+}
+
+impl<'d, D: Device> Cached for DeviceSequence<'d, D> {
+    type Memory = DeviceMemory<'d, D>;
+
+    fn cache(&self) -> &PageList<DeviceMemory<'d, D>> {
+        &self.list
+    }
+
+    fn cache_mut(&mut self) -> &mut PageList<DeviceMemory<'d, D>> {
+        &mut self.list
+    }
+
+    fn reserve(&mut self, tokens: usize) -> Result<(), fracbit_model::Error> {
+        self.list.reserve(tokens)
+    }
+
+    fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::FULL
+    }
+
+    fn set_precision(&mut self, _: Precision) {
+        // Nested weights, which alone have several, do not come to a device.
+    }
+}

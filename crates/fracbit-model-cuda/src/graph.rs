@@ -1,0 +1,244 @@
+//! The graph over the weights: what a step launches.
+
+use crate::model::{DeviceModel, Group, HeadTurn, Linear};
+use fracbit_kernels_cuda::{
+    Buffer, Device, DeviceError,
+    ops::{
+        self, AttentionShape, AttentionWork, Before, Cache, FEW, HeadOptions, PROMPT, PageTables,
+        RotationTables, Rows, SEQUENCES, Step,
+    },
+};
+
+/// Tokens that the products of packed matrices take together.
+pub const MAX_ROWS: usize = 8;
+/// Tokens from which on weights are expanded and multiplied as dense matrices: expansion writes 16
+/// bits for each weight, some ten times what the products read, and each product of eight tokens
+/// reads the codes again.
+pub const PROMPT_FROM: usize = 48;
+
+const _: () = assert!(MAX_ROWS == FEW && MAX_ROWS == SEQUENCES, "rows of products are those of attention");
+
+/// What long prompts take beside other work: inputs in half precision, and one expanded matrix.
+#[derive(Debug)]
+pub(crate) struct Dense<'d, D: Device> {
+    halves: Buffer<'d, D>,
+    weights: Buffer<'d, D>,
+}
+
+impl<'d, D: Device> Group<'d, D> {
+    fn apply(
+        &self,
+        model: &DeviceModel<'d, D>,
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        batch: usize,
+        accumulate: bool,
+        many: Option<&Dense<'d, D>>,
+    ) -> Result<(), DeviceError> {
+        if let Some(Dense { halves, weights }) = many {
+            let cols = match &self.parts[0].1 {
+                Linear::Packed(m) => m.shape().cols,
+                Linear::Dense(m) => m.cols(),
+            };
+            ops::halve(model.device, x, halves, batch * cols)?;
+            return self.parts.iter().try_for_each(|(offset, linear)| {
+                let place = (*offset, self.rows);
+                match linear {
+                    Linear::Packed(m) => m.apply_many(halves, weights, y, place, batch, accumulate),
+                    Linear::Dense(m) => m.apply_many(model.device, halves, y, place, batch, accumulate),
+                }
+            });
+        }
+        self.parts.iter().try_for_each(|(offset, linear)| match linear {
+            Linear::Packed(m) => m.apply_at(x, y, (*offset, self.rows), batch, accumulate, &model.work),
+            Linear::Dense(m) => m.apply_at(model.device, x, y, (*offset, self.rows), batch, accumulate),
+        })
+    }
+}
+
+/// What steps work in.
+#[derive(Debug)]
+pub struct DeviceWork<'d, D: Device> {
+    pub(crate) step: Buffer<'d, D>,
+    pub(crate) tables: PageTables<'d, D>,
+    pub(crate) logits: Buffer<'d, D>, // (MAX_ROWS, vocabulary)
+    pub(crate) x: Buffer<'d, D>,      // (rows, hidden)
+    pub(crate) kept: Buffer<'d, D>,   // (rows, hidden): of steps that take several passes
+    n: Buffer<'d, D>,                 // (rows, widest input)
+    turned: Buffer<'d, D>,            // (rows, widest input)
+    wide: Buffer<'d, D>,              // (rows, q + k + v or gate + up)
+    /// Tokens that may run together.
+    pub(crate) rows: usize,
+    attention: AttentionWork<'d, D>,
+    turns: Buffer<'d, D>,
+    shape: AttentionShape,
+    /// `None` where it is not worth it, or memory is short: then tokens run eight at a time.
+    pub(crate) dense: Option<Dense<'d, D>>,
+}
+
+impl<'d, D: Device> DeviceModel<'d, D> {
+    /// The shape of attention over sequences of at most `capacity` tokens.
+    pub(crate) fn attention_shape(&self, capacity: usize) -> AttentionShape {
+        AttentionShape {
+            heads: self.config.num_attention_heads,
+            kv_heads: self.config.num_key_value_heads,
+            d: self.config.head_dim,
+            capacity,
+        }
+    }
+
+    /// Tokens that run together in steps of sequences of `capacity` tokens.
+    pub(crate) fn together(capacity: usize) -> usize {
+        if capacity < PROMPT_FROM { MAX_ROWS } else { capacity.min(PROMPT) }
+    }
+
+    /// What steps of sequences of at most `capacity` tokens work in.
+    pub(crate) fn work_for(&self, capacity: usize) -> Result<DeviceWork<'d, D>, DeviceError> {
+        let (config, device) = (&self.config, self.device);
+        let shape = self.attention_shape(capacity);
+        let widest = config.hidden_size.max(config.q_dim()).max(config.intermediate_size);
+        let together = Self::together(capacity);
+        let rows = |width: usize| Buffer::zeroed(device, 4 * together * width, "activations");
+        Ok(DeviceWork {
+            step: Buffer::of(device, &[Step::new(&[], &[])], "step")?,
+            tables: PageTables::new(device, SEQUENCES, capacity)?,
+            logits: Buffer::zeroed(device, 4 * MAX_ROWS * config.vocab_size, "logits")?,
+            x: rows(config.hidden_size)?,
+            kept: rows(config.hidden_size)?,
+            n: rows(widest)?,
+            turned: rows(widest)?,
+            wide: rows(shape.row().max(2 * config.intermediate_size))?,
+            rows: together,
+            attention: AttentionWork::new(device, &shape)?,
+            turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
+            shape,
+            dense: self.dense(together),
+        })
+    }
+
+    /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or
+    /// memory is short: then tokens run eight at a time.
+    fn dense(&self, rows: usize) -> Option<Dense<'d, D>> {
+        let groups = || self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let inputs = [self.config.hidden_size, self.config.q_dim(), self.config.intermediate_size];
+        if rows < PROMPT_FROM || inputs.iter().any(|cols| !cols.is_multiple_of(8)) {
+            return None;
+        }
+        let widest = inputs.into_iter().max().unwrap_or_default();
+        let largest = groups().flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
+            Linear::Packed(matrix) => Some(matrix.shape().len()),
+            Linear::Dense(_) => None,
+        });
+        let halves = Buffer::room(self.device, 2 * rows * widest, "inputs of a prompt").ok()?;
+        let weights = Buffer::room(self.device, 2 * largest.max().unwrap_or_default(), "weights of a prompt");
+        Some(Dense { halves, weights: weights.ok()? })
+    }
+
+    /// Launches embedding and blocks for the tokens of the step.
+    pub(crate) fn blocks(
+        &self,
+        s: &DeviceWork<'d, D>,
+        caches: &[Cache<'d, D>],
+        of: Rows,
+        many: Option<&Dense<'d, D>>,
+    ) -> Result<(), DeviceError> {
+        let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
+        let rows = of.all();
+        match &self.embed_out {
+            None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
+            Some(tables) => {
+                ops::embed(device, &s.step, self.embed.weights(), &s.n, rows, width)?;
+                tables.rotate(device, &s.n, &s.x, rows, true, false)?;
+            }
+        }
+        for ((i, layer), cache) in self.layers.iter().enumerate().zip(caches) {
+            let gain = Some(&layer.attention_norm);
+            let input = self.normed(s, &s.x, gain, layer.attention_in.as_ref(), (0, rows), false)?;
+            layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
+            let options = HeadOptions {
+                query_norm: layer.query_norm.as_ref(),
+                key_norm: layer.key_norm.as_ref(),
+                turns: config.layers[i].rope.then_some(&s.turns),
+                eps: self.eps,
+                window: config.layers[i].sliding_window.unwrap_or(0),
+            };
+            if rows <= FEW && s.shape.d.is_multiple_of(8) {
+                ops::attend_few(&s.step, &s.wide, (cache, &s.tables), &s.n, of, &options, &s.attention)?;
+            } else {
+                ops::attention(&s.step, &s.wide, (cache, &s.tables), &s.n, of, &s.shape, &options)?;
+            }
+            let mut input = &s.n;
+            if let Some(tables) = &layer.output_in {
+                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
+                input = &s.turned;
+            }
+            layer.output.apply(self, input, &s.x, rows, true, many)?;
+
+            let gain = Some(&layer.mlp_norm);
+            let input = self.normed(s, &s.x, gain, layer.mlp_in.as_ref(), (0, rows), false)?;
+            layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
+            match &layer.down_in {
+                Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
+                None => ops::swiglu(device, &s.wide, &s.turned, (rows, config.intermediate_size))?,
+            }
+            layer.down.apply(self, &s.turned, &s.x, rows, true, many)?;
+        }
+        Ok(())
+    }
+
+    /// Norm, and rotation where there is one, of `rows` rows of `x` from row `first` on; returns
+    /// where they are.
+    fn normed<'s>(
+        &self,
+        s: &'s DeviceWork<'d, D>,
+        x: &Buffer<'d, D>,
+        gain: Option<&Buffer<'d, D>>,
+        turn: Option<&RotationTables<'d, D>>,
+        (first, rows): (usize, usize),
+        inverse: bool,
+    ) -> Result<&'s Buffer<'d, D>, DeviceError> {
+        let (device, width) = (self.device, self.config.hidden_size);
+        if let Some(tables) = turn.filter(|t| t.takes_few(device, rows)) {
+            let before = Before { norm: Some(self.eps), gain, gated: false };
+            tables.rotate_few(device, x, &s.turned, (first, rows), inverse, &before)?;
+            return Ok(&s.turned);
+        }
+        ops::norm(device, x, gain, &s.n, (first, rows, width), self.eps)?;
+        let Some(tables) = turn else { return Ok(&s.n) };
+        tables.rotate(device, &s.n, &s.turned, rows, inverse, false)?;
+        Ok(&s.turned)
+    }
+
+    /// Launches final norm and head for `rows` (at most eight) rows of a residual stream from row
+    /// `first` on.
+    pub(crate) fn head(
+        &self,
+        s: &DeviceWork<'d, D>,
+        x: &Buffer<'d, D>,
+        first: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let (device, these) = (self.device, (first, rows));
+        let input = match &self.head_turn {
+            HeadTurn::Plain => self.normed(s, x, Some(&self.final_norm), None, these, false)?,
+            HeadTurn::Rotate(tables) => {
+                self.normed(s, x, Some(&self.final_norm), Some(tables), these, false)?
+            }
+            HeadTurn::Regain(tables) => {
+                self.normed(s, x, None, Some(tables), these, true)?;
+                if tables.takes_few(device, rows) {
+                    let before = Before { gain: Some(&self.final_norm), ..Before::default() };
+                    tables.rotate_few(device, &s.turned, &s.n, (0, rows), false, &before)?;
+                } else {
+                    ops::gain(device, &s.turned, &self.final_norm, (rows, self.config.hidden_size))?;
+                    tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
+                }
+                &s.n
+            }
+        };
+        match &self.head {
+            Some(group) => group.apply(self, input, &s.logits, rows, false, None),
+            None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One sequence with everything that running it takes, for evaluation and measurements.
+
+use crate::{
+    Error,
+    cache::{DeviceMemory, DeviceSequence},
+    graph::{DeviceWork, MAX_ROWS, PROMPT_FROM},
+    model::DeviceModel,
+};
+use fracbit_kernels_cuda::{
+    Device,
+    ops::{Rows, Step},
+};
+use fracbit_model::{PagePool, pages::POSITIONS};
+
+/// Takes logits (tokens, vocabulary).
+pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
+
+/// One sequence with a cache and work space of its own.
+#[derive(Debug)]
+pub struct DeviceState<'d, D: Device> {
+    pub(crate) work: DeviceWork<'d, D>,
+    pub(crate) sequence: DeviceSequence<'d, D>,
+}
+
+impl<D: Device> DeviceState<'_, D> {
+    /// Tokens held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sequence.list.len()
+    }
+
+    /// Whether nothing was run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sequence.list.is_empty()
+    }
+
+    /// Most tokens.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.sequence.list.capacity()
+    }
+
+    /// Waits for everything launched for it.
+    ///
+    /// # Errors
+    /// When a launch failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.work.step.read::<u32>(1)?;
+        Ok(())
+    }
+
+    /// Forgets all tokens but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.sequence.list.truncate(len);
+    }
+}
+
+impl<'d, D: Device> DeviceModel<'d, D> {
+    /// An empty sequence of at most `capacity` tokens, all memory taken.
+    ///
+    /// # Errors
+    /// [`fracbit_kernels_cuda::DeviceError::Memory`].
+    pub fn state(&self, capacity: usize) -> Result<DeviceState<'d, D>, Error> {
+        let work = self.work_for(capacity)?;
+        let pool = self.pool_of(self.attention_shape(capacity), capacity.div_ceil(POSITIONS))?;
+        let mut sequence = DeviceSequence::new(pool, capacity, work.rows);
+        sequence.list.reserve(capacity).map_err(|error| Error::Model(Box::new(error)))?;
+        work.tables.write(&[&sequence.table()])?;
+        Ok(DeviceState { work, sequence })
+    }
+
+    pub(crate) fn pool_of(
+        &self,
+        shape: fracbit_kernels_cuda::ops::AttentionShape,
+        pages: usize,
+    ) -> Result<PagePool<DeviceMemory<'d, D>>, Error> {
+        let layers = self.config.num_hidden_layers();
+        Ok(PagePool::of(DeviceMemory::new(self.device, shape, layers, pages)?, pages))
+    }
+
+    /// Checks that `tokens` may follow `len` others.
+    pub(crate) fn check(&self, len: usize, capacity: usize, tokens: &[u32]) -> Result<(), Error> {
+        let vocabulary = self.config.vocab_size;
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocabulary) {
+            return Err(Error::Token { token, vocabulary });
+        }
+        let got = tokens.len();
+        if len + got > capacity {
+            return Err(Error::ContextFull { capacity, len, got });
+        }
+        Ok(())
+    }
+
+    /// Runs `tokens` after those in `state`; `each` gets the logits (tokens, vocabulary) of some of
+    /// them at a time, in order.
+    ///
+    /// # Errors
+    /// [`Error::Token`], [`Error::ContextFull`], or what `each` returns.
+    pub fn run<E: From<Error>>(
+        &self,
+        state: &mut DeviceState<'d, D>,
+        tokens: &[u32],
+        mut each: Option<&mut Each<'_, E>>,
+    ) -> Result<(), E> {
+        self.check(state.len(), state.capacity(), tokens)?;
+        let DeviceState { work, sequence } = state;
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at(work.pass(rest.len()));
+            rest = behind;
+            self.pass(work, sequence, chunk)?;
+            let Some(each) = each.as_mut() else { continue };
+            for first in (0..chunk.len()).step_by(MAX_ROWS) {
+                let rows = MAX_ROWS.min(chunk.len() - first);
+                self.head(work, &work.x, first, rows).map_err(Error::Device)?;
+                each(&work.logits.read(rows * self.config.vocab_size).map_err(Error::Device)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs as many tokens of one sequence as go together, whose pages stand in the first table.
+    pub(crate) fn pass(
+        &self,
+        work: &DeviceWork<'d, D>,
+        sequence: &mut DeviceSequence<'d, D>,
+        tokens: &[u32],
+    ) -> Result<(), Error> {
+        work.step.write(&[Step::new(&[sequence.list.len()], tokens)])?;
+        let many = work.dense.as_ref().filter(|_| tokens.len() >= PROMPT_FROM);
+        let caches = sequence.list.pool().memory().caches();
+        self.blocks(work, caches, Rows::of_one(tokens.len()), many)?;
+        sequence.list.advance(tokens.len());
+        Ok(())
+    }
+}
+
+impl<D: Device> DeviceWork<'_, D> {
+    /// How many of `left` tokens run together.
+    pub(crate) fn pass(&self, left: usize) -> usize {
+        let many = self.dense.is_some() && left >= PROMPT_FROM;
+        left.min(if many { self.rows } else { MAX_ROWS })
+    }
+}

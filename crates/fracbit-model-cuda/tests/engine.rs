@@ -1,0 +1,158 @@
+//! Many sequences on a device (the host shim): each gets the tokens that it gets alone.
+#![expect(clippy::print_stderr, reason = "skips are said aloud")]
+
+#[path = "../../fracbit-model/tests/common/mod.rs"]
+#[allow(clippy::unwrap_used, reason = "shared with the tests of fracbit-model")]
+mod common;
+
+use common::{Reference, references};
+use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
+use fracbit_kernels_cuda::{Limits, shim::Shim};
+use fracbit_model::{
+    Error, FloatId, KvType, LinearId, Model, RotationMode, Runtime, SampleConfig, Sampler, WeightSource,
+};
+use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
+use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc};
+
+const CONTEXT: usize = 160;
+
+fn device() -> Shim {
+    let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
+    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
+}
+
+fn on_device<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
+    let config = source.config();
+    let mut builder = Builder::new(device, config.clone(), source.sites().clone()).expect("it has bodies");
+    for id in LinearId::all(config) {
+        let matrix = source.linear(id).expect("a matrix of the checkpoint");
+        builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
+    }
+    for id in FloatId::all(config) {
+        builder.norm(id, source.floats(id).expect("a norm of the checkpoint"));
+    }
+    builder.build().expect("a whole model")
+}
+
+type Said = Rc<RefCell<BTreeMap<usize, (Vec<u32>, Option<Done>)>>>;
+
+#[derive(Debug)]
+struct Listener(usize, Said);
+
+impl Output for Listener {
+    fn token(&mut self, token: u32) -> Result<ControlFlow<()>, Error> {
+        self.1.borrow_mut().entry(self.0).or_default().0.push(token);
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn done(self, done: Done) {
+        self.1.borrow_mut().entry(self.0).or_default().1 = Some(done);
+    }
+
+    fn failed(self, error: &Error) {
+        panic!("sequence {}: {error}", self.0);
+    }
+}
+
+fn sampler(i: usize) -> Sampler {
+    // Every other one is greedy.
+    let temperature = [0.0, 0.8][i % 2];
+    Sampler::new(SampleConfig { temperature, top_p: 0.9, seed: i as u64, ..SampleConfig::default() })
+        .expect("good settings")
+}
+
+/// Tokens, and how many of the prompt were in the cache, of every sequence; and how often one gave
+/// up its pages.
+fn run<R: Runtime>(
+    model: &R,
+    prompts: &[Vec<u32>],
+    sequences: usize,
+    pages: Option<usize>,
+) -> (Vec<(Vec<u32>, usize)>, usize) {
+    let options = EngineOptions { sequences, context: CONTEXT, pages, ..EngineOptions::default() };
+    let (said, mut engine) = (Said::default(), Engine::new(model, options).expect("good options"));
+    for (i, prompt) in prompts.iter().enumerate() {
+        let request = Request {
+            prompt: prompt.clone(),
+            score_prompt: false,
+            max_tokens: 12 + i,
+            end_tokens: Vec::new(),
+            sampler: sampler(i),
+            output: Listener(i, Rc::clone(&said)),
+        };
+        engine.add(request).expect("a good prompt");
+        for _ in 0..i % 3 {
+            engine.step();
+        }
+    }
+    while engine.step() {}
+    let done = |(tokens, done): &(Vec<u32>, Option<Done>)| (tokens.clone(), done.expect("it ended").cached);
+    (said.borrow().values().map(done).collect(), engine.preempted())
+}
+
+#[test]
+fn sequences_together_get_the_tokens_they_get_alone() {
+    let Some(references) = references() else { return };
+    let device = device();
+    // Grouped heads, norms of heads, biases, a sliding window.
+    for (name, count) in [("llama3", 10), ("qwen3", 4), ("qwen2", 4), ("mistral", 4)] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        let source = r.source(RotationMode::Online, 7);
+        let model = on_device(&device, &source);
+        let vocab = source.config().vocab_size as u32;
+        let token = |i: u32| (i * i * 31 + i * 17 + 5) % vocab;
+        // From one token to a whole prompt of dense products; two that begin with the same page.
+        let lengths = [1, 5, 17, 63, 80, 80, 64, 30, 9, 2];
+        let prompts: Vec<Vec<u32>> = (0..)
+            .zip(lengths)
+            .take(count)
+            .map(|(i, len)| {
+                let seed = if len == 80 { 4 } else { i };
+                let mut prompt: Vec<u32> = (0..len).map(|at| token(at + 100 * seed)).collect();
+                *prompt.last_mut().expect("one at least") = token(7 * i);
+                prompt
+            })
+            .collect();
+        let (alone, _) = run(&model, &prompts, 1, None);
+        assert!(alone.iter().zip(12..).all(|((tokens, _), most)| tokens.len() == most));
+        let check = |pages: Option<usize>| {
+            let (together, preempted) = run(&model, &prompts, count, pages);
+            for (i, ((got, _), (want, _))) in together.iter().zip(&alone).enumerate() {
+                assert_eq!(got, want, "{name}: sequence {i}, pages {pages:?}");
+            }
+            preempted
+        };
+        check(None);
+        if count == 10 {
+            assert_eq!(alone[5].1, 79, "what another left of a beginning is found");
+            assert!(check(Some(full_pages(CONTEXT, 1))) > 0, "pages for one are too few for ten");
+        }
+        // A greedy one is what the decoder draws on the device.
+        let mut state = model.state(CONTEXT).expect("memory");
+        let greedy = SampleConfig::default();
+        let mut decoder = Decoder::new(&model, &mut state, &prompts[2], &greedy, 14).expect("a decoder");
+        while decoder.next_token().expect("a token").is_some() {}
+        assert_eq!(decoder.tokens().expect("tokens"), alone[2].0, "{name}");
+        // And, in other numbers, what the processor writes.
+        let (processor, _) = run(&Model::from_source(&source).expect("a model"), &prompts, count, None);
+        let same = alone.iter().zip(&processor).filter(|(a, b)| a.0 == b.0).count();
+        eprintln!("{name}: {same} of {} texts are those of the processor", alone.len());
+        assert!(2 * same > alone.len(), "{name}: {same} texts are those of the processor");
+    }
+}
+
+#[test]
+fn what_a_device_does_not_hold_is_refused() {
+    let Some(references) = references() else { return };
+    let device = device();
+    let model = on_device(&device, &references[0].source(RotationMode::None, 0));
+    let refused = |options| Engine::<_, Listener>::new(&model, options).expect_err("refused").to_string();
+    let base = EngineOptions { context: CONTEXT, ..EngineOptions::default() };
+    let kind = refused(EngineOptions { kv: KvType::I8, ..base.clone() });
+    assert_eq!(kind, "the cache on a GPU should be of 16 bits, got 8");
+    let pages = refused(EngineOptions { pages: Some(1 << 40), ..base.clone() });
+    assert!(pages.contains("at most"), "{pages}");
+    let schedule: fracbit_schedule::Schedule = "prefill=4,decode=2".parse().expect("a schedule");
+    let nested = refused(EngineOptions { scheduler: Some(schedule.into()), ..base });
+    assert!(nested.contains("processor"), "{nested}");
+}
