@@ -17,6 +17,7 @@ struct AttendFewArgs {
     const float* query_norm;  // (d) or null
     const float* key_norm;    // (d) or null
     const float* turns;       // (positions, d) cosines, then sines of d/2 planes; null: no rotation
+    const float* growth;      // (positions) factors of queries, or null
     uint16_t* keys;           // the cache
     uint16_t* values;
     const uint32_t* tables;   // (sequences, pages)
@@ -27,7 +28,7 @@ struct AttendFewArgs {
     uint32_t rows;            // of each sequence
     uint32_t tiles;           // blocks along x of one key-value head of a sequence
     float eps, scale;         // scale of the queries
-    uint32_t pad;
+    float cap;                // of scores; 0: none
 };
 
 constexpr uint32_t FEW_WARPS = 8, FEW_CHUNK = 16;
@@ -79,7 +80,7 @@ template <int N, class Load> FB_DEVICE void take_values(Positions<N>& p, uint32_
 }
 
 /// Scores of 8 queries (from tile `tile` of those in shared memory) and 16 positions: s[j][e] is position 8 j + 2 (lane % 4) + e.
-template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_t tile, float (&s)[2][2]) {
+template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_t tile, float cap, float (&s)[2][2]) {
     using Room = FewRoom<N, T>;
     const uint32_t at = (8 * tile + thread_x() % 32 / 4) * Room::QUERY + 32 * (thread_x() % 4);
     float d[2][4] = {};
@@ -93,7 +94,7 @@ template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_
         }
     }
     FB_UNROLL
-    for (uint32_t j = 0; j < 2; j++) s[j][0] = d[j][0] + d[j][2], s[j][1] = d[j][1] + d[j][3];
+    for (uint32_t j = 0; j < 2; j++) s[j][0] = capped(d[j][0] + d[j][2], cap), s[j][1] = capped(d[j][1] + d[j][3], cap);
 }
 
 
@@ -270,13 +271,14 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
         float v[2 * N];
         few_head<N>(a, a.qkv + ((size_t)(first_row + row) * all + head) * a.d, query ? a.query_norm : value ? nullptr : a.key_norm,
                     a.turns && !value ? a.turns + (size_t)(position + row) * a.d : nullptr, scratch, v);
+        const float scale = a.scale * (a.growth ? ldc(a.growth + position + row) : 1.f);
         const uint32_t here = query ? 0u : cache_row(table, a.kv_heads, kv, position + row);
         uint16_t* cache = (value ? a.values : a.keys) + (size_t)here * a.d;
         const uint32_t to = (value ? Room::VALUES : Room::KEYS) + row * Room::ROW;
         FB_UNROLL
         for (uint32_t t = 0; t < 2 * N; t++) {
             const uint32_t at = lane + 32 * t;
-            const float scaled = query ? v[t] * a.scale : v[t];
+            const float scaled = query ? v[t] * scale : v[t];
             const uint16_t high = to_half(scaled);
             if (query) {
                 const uint32_t word = i * Room::QUERY + 8 * (at / 2) + 2 * (at % 2);
@@ -306,7 +308,7 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
         uint32_t b[T][2];
         float s[T][2][2];
         FB_UNROLL
-        for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, s[t]);
+        for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
         first += stride, begins = next;
         if (first < end) take_keys(p, a.d, fetch(a.keys));
         FB_UNROLL
@@ -326,7 +328,7 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
         for (uint32_t t = 0; t < T; t++) {
             uint32_t b[2];
             float s[2][2];
-            few_scores<N, T>(p, t, s);
+            few_scores<N, T>(p, t, a.cap, s);
             const uint32_t seen = (first_query + 8 * t + g) / group + 1;
             few_weights(q[t], s, 0, a.window > 0 && seen > a.window ? seen - a.window : 0, seen, b);
             few_values(q[t], p, b);
@@ -399,4 +401,4 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     if (thread_x() == 0) stg(a.counters + block_x(), 0u);
 }
 
-static_assert(sizeof(AttendFewArgs) == 128, "arguments");
+static_assert(sizeof(AttendFewArgs) == 136, "arguments");

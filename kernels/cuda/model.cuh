@@ -52,17 +52,19 @@ FB_DEVICE void embed(const EmbedArgs& a) {
 struct NormArgs {
     const float* x;     // (rows, width)
     const float* gain;  // (width) or null
-    float* out;         // (rows, width)
+    float* out;         // (rows, width); may be x
     uint32_t width;
     float eps;
+    uint32_t stride;  // from row to row of both
+    uint32_t pad;
 };
 FB_DEVICE void norm(const NormArgs& a) {
     constexpr uint32_t MOST = 4;  // four neighbours each of a thread that keeps its part of the row
     grid_release();
-    const float* x = a.x + (size_t)block_x() * a.width;
-    float* out = a.out + (size_t)block_x() * a.width;
+    const float* x = a.x + (size_t)block_x() * a.stride;
+    float* out = a.out + (size_t)block_x() * a.stride;
     float square = 0.f;
-    if (a.width % 4 != 0 || a.width > 4 * MOST * threads_x()) {
+    if (a.stride % 4 != 0 || ((size_t)a.x | (size_t)a.out) % 16 != 0 || a.width % 4 != 0 || a.width > 4 * MOST * threads_x()) {
         grid_wait();
         for (uint32_t i = thread_x(); i < a.width; i += threads_x()) square += ldg(x + i) * ldg(x + i);
         const float scale = 1.f / root(sum_block(square, 0) / (float)a.width + a.eps);
@@ -102,23 +104,50 @@ FB_DEVICE void gain(const GainArgs& a) {
     for (uint32_t i = thread_x(); i < a.width; i += threads_x()) stg(x + i, ldg(x + i) * ldg(a.gain + i));
 }
 
-/// SwiGLU where no rotation follows: out = silu(gate) up.
-struct SwigluArgs {
+/// Adds what a block makes to the residual stream, where a norm stands between.
+struct AddArgs {
+    float* to;
+    const float* x;
+    uint32_t count, pad;
+};
+FB_DEVICE void add(const AddArgs& a) {
+    for (uint32_t i = block_x() * threads_x() + thread_x(); i < a.count; i += blocks_x() * threads_x()) stg(a.to + i, ldg(a.to + i) + ldg(a.x + i));
+}
+
+/// cap tanh(x / cap); cap 0: x.
+FB_DEVICE float capped(float x, float cap) { return cap > 0.f ? cap - fast_div(2.f * cap, 1.f + fast_exp(2.f * x / cap)) : x; }
+struct CapArgs {
+    float* x;
+    uint32_t count;
+    float cap;
+};
+FB_DEVICE void cap(const CapArgs& a) {
+    for (uint32_t i = block_x() * threads_x() + thread_x(); i < a.count; i += blocks_x() * threads_x()) stg(a.x + i, capped(ldg(a.x + i), a.cap));
+}
+
+/// What stands between gate and up.
+constexpr uint32_t GATE_NONE = 0, GATE_SILU = 1, GATE_GELU = 2;
+/// The gated product: of SiLU, x / (1 + exp(-x)), or of GELU by a hyperbolic tangent, which is x / (1 + exp(-2 u)) with u the polynomial.
+FB_DEVICE float gated_of(uint32_t kind, float gate, float up) {
+    const float by = kind == GATE_SILU ? 1.f : 1.5957691216f * (1.f + 0.044715f * gate * gate);
+    return fast_div(gate, 1.f + fast_exp(-gate * by)) * up;
+}
+/// The gated product where no rotation follows.
+struct GateArgs {
     const float* gate_up;  // (rows, 2 width)
     float* out;            // (rows, width)
-    uint32_t width, pad;
+    uint32_t width, kind;
 };
-FB_DEVICE float swiglu_of(float gate, float up) { return fast_div(gate, 1.f + fast_exp(-gate)) * up; }
-FB_DEVICE void swiglu(const SwigluArgs& a) {
+FB_DEVICE void gate(const GateArgs& a) {
     const float* from = a.gate_up + (size_t)block_x() * 2 * a.width;
     for (uint32_t i = block_y() * threads_x() + thread_x(); i < a.width; i += blocks_y() * threads_x()) {
-        stg(a.out + (size_t)block_x() * a.width + i, swiglu_of(ldg(from + i), ldg(from + a.width + i)));
+        stg(a.out + (size_t)block_x() * a.width + i, gated_of(a.kind, ldg(from + i), ldg(from + a.width + i)));
     }
 }
 
 /// Rotation of a row: signs, then the Kronecker product of dense factors and a Walsh matrix (fracbit-rotation), or its inverse.
 struct RotateArgs {
-    const float* x;           // (rows, n), or gate and up (rows, 2n) when `gated`
+    const float* x;           // (rows, n), or gate and up (rows, 2n) where `gated` says by what
     float* out;               // (rows, n), not x
     const float* signs;       // (n), scaled by 1/sqrt(n)
     const float* factors[2];  // dense (order, order), slowest first; transposed for the inverse
@@ -201,7 +230,7 @@ FB_DEVICE void butterflies_parts(const RotateArgs& a, float* out) {
 FB_DEVICE void rotate_parts(const RotateArgs& a, const float* x, float* out) {
     const uint32_t inner = a.orders[1] > 0 ? a.walsh * a.orders[1] : a.walsh;
     for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
-        const float v = a.gated ? swiglu_of(ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
+        const float v = a.gated ? gated_of(a.gated, ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
         stg(out + i, a.inverse ? v : v * ldg(a.signs + i));
     }
     if (!a.inverse) butterflies_parts(a, out);
@@ -218,7 +247,7 @@ FB_DEVICE void rotate(const RotateArgs& a) {
     float* out = a.out + (size_t)block_x() * a.n;
     if (a.room < a.n) return rotate_parts(a, x, out);
     for (uint32_t i = thread_x(); i < a.n; i += threads_x()) {
-        const float v = a.gated ? swiglu_of(ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
+        const float v = a.gated ? gated_of(a.gated, ldg(x + i), ldg(x + a.n + i)) : ldg(x + i);
         sts<float>(4 * i, a.inverse ? v : v * ldg(a.signs + i));
     }
     sync_block();
@@ -245,6 +274,7 @@ struct HeadsArgs {
     const float* query_norm;  // (d) or null
     const float* key_norm;    // (d) or null
     const float* turns;       // (positions, d) cosines, then sines of d/2 planes; null: no rotation
+    const float* growth;      // (positions) factors of queries, or null
     uint16_t* keys;           // the cache
     uint16_t* values;
     const uint32_t* tables;  // (sequences, pages)
@@ -279,7 +309,7 @@ FB_DEVICE void heads(const HeadsArgs& a) {
             v = i < half ? v * c - normed(i + half) * s : v * c + normed(i - half) * s;
         }
         if (query) {
-            stg(x + i, v * a.scale);
+            stg(x + i, v * a.scale * (a.growth ? ldc(a.growth + position) : 1.f));
         } else {
             const uint32_t kv = (head - a.heads) % a.kv_heads;
             uint16_t* cache = value ? a.values : a.keys;
@@ -298,6 +328,8 @@ struct AttendArgs {
     float* out;              // (rows, heads, d)
     uint32_t heads, kv_heads, d, pages, window;  // window 0: all positions
     uint32_t each;                               // rows of a sequence
+    float cap;                                   // of scores; 0: none
+    uint32_t pad;
 };
 constexpr int MAX_SLICE = 8;  // head dimensions up to 256
 FB_DEVICE void attend(const AttendArgs& a) {
@@ -324,7 +356,7 @@ FB_DEVICE void attend(const AttendArgs& a) {
             const uint32_t i = lane + 32 * (uint32_t)t;
             if (i < a.d) score += query[t] * from_half(ldg(k + i));
         }
-        score = sum_lanes(score);
+        score = capped(sum_lanes(score), a.cap);
         const float higher = score > most ? score : most;
         const float old = fast_exp(most - higher), fresh = fast_exp(score - higher);
         weight = weight * old + fresh;
@@ -365,6 +397,6 @@ FB_DEVICE void attend(const AttendArgs& a) {
     }
 }
 
-static_assert(sizeof(Step) == 4132 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 32 && sizeof(GainArgs) == 24, "arguments");
-static_assert(sizeof(SwigluArgs) == 24 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 96, "arguments");
-static_assert(sizeof(AttendArgs) == 72, "arguments");
+static_assert(sizeof(Step) == 4132 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 40 && sizeof(GainArgs) == 24, "arguments");
+static_assert(sizeof(GateArgs) == 24 && sizeof(AddArgs) == 24 && sizeof(CapArgs) == 16 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 104, "arguments");
+static_assert(sizeof(AttendArgs) == 80, "arguments");

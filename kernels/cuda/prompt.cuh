@@ -14,7 +14,8 @@ struct PromptArgs {
     const uint32_t* table;   // pages of the one sequence
     float* out;              // (rows, heads, d)
     uint32_t heads, kv_heads, d, window;  // d: a multiple of 8; window 0: all positions
-    uint32_t rows, pad;
+    uint32_t rows;
+    float cap;  // of scores; 0: none
 };
 static_assert(sizeof(PromptArgs) == 72, "arguments");
 
@@ -78,6 +79,10 @@ template <int D> FB_DEVICE void prompt(const PromptArgs& a) {
                 mma(s[2 * j], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
                 mma(s[2 * j + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
             }
+        }
+        if (a.cap > 0.f) {
+            FB_UNROLL
+            for (uint32_t i = 0; i < POSITIONS / 2; i++) s[i / 4][i % 4] = capped(s[i / 4][i % 4], a.cap * LOG2_E);
         }
         // Only tiles at the ends of what a row sees hold other positions.
         if (from + POSITIONS - 1 > warp_first || (a.window > 0 && from + a.window <= warp_last)) {

@@ -9,7 +9,7 @@
 #include "model.cuh"
 
 struct RotateFewArgs {
-    const float* x;      // (rows, n), or gate and up (rows, 2n) when `gated`
+    const float* x;      // (rows, n), or gate and up (rows, 2n) where `gated` says by what
     float* out;          // (rows, n), not x
     const float* signs;  // (n), scaled by 1/sqrt(n)
     const float* gain;   // (n) or null, before the signs
@@ -100,7 +100,7 @@ template <uint32_t R> FB_DEVICE void rotate_few(const RotateFewArgs& a) {
                 FB_UNROLL
                 for (uint32_t e = 0; e < 4; e++) {
                     float w = float_of(v[t].w[e]);
-                    if (a.gated) w = swiglu_of(w, float_of(up[t].w[e]));
+                    if (a.gated) w = gated_of(a.gated, w, float_of(up[t].w[e]));
                     square += w * w;
                     w *= before[t][e];
                     FB_UNROLL

@@ -68,6 +68,8 @@ struct NormArgs {
     out: Address,
     width: u32,
     eps: f32,
+    stride: u32,
+    pad: u32,
 }
 
 #[repr(C)]
@@ -77,6 +79,41 @@ struct GainArgs {
     gain: Address,
     width: u32,
     pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct AddArgs {
+    to: Address,
+    x: Address,
+    count: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct CapArgs {
+    x: Address,
+    count: u32,
+    cap: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct GateArgs {
+    gate_up: Address,
+    out: Address,
+    width: u32,
+    kind: u32,
+}
+
+/// What stands between gate and up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x sigmoid(x)`.
+    Silu = 1,
+    /// GELU by a hyperbolic tangent.
+    GeluTanh = 2,
 }
 
 #[repr(C)]
@@ -103,6 +140,7 @@ struct HeadsArgs {
     query_norm: Address,
     key_norm: Address,
     turns: Address,
+    growth: Address,
     keys: Address,
     values: Address,
     tables: Address,
@@ -131,6 +169,8 @@ struct AttendArgs {
     pages: u32,
     window: u32,
     each: u32,
+    cap: f32,
+    pad: u32,
 }
 
 #[repr(C)]
@@ -213,9 +253,76 @@ pub fn norm<D: Device>(
         out: out.at(),
         width: u32_of(width),
         eps,
+        stride: u32_of(width),
+        pad: 0,
     };
-    let grid = Grid { blocks: (u32_of(rows), 1), threads: threads_for(width / 4, 1024), shared: 132 };
-    device.launch("fb_norm", grid, bytemuck::bytes_of(&args))
+    launch_norm(device, rows, &args)
+}
+
+/// A part of each row in its place: `width` floats from `offset` on, of rows of `stride`.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn norm_part<D: Device>(
+    device: &D,
+    x: &Buffer<'_, D>,
+    gain: &Buffer<'_, D>,
+    rows: usize,
+    (offset, width, stride): (usize, usize, usize),
+    eps: f32,
+) -> Result<(), DeviceError> {
+    assert!(offset + width <= stride, "a part of a row");
+    holds(x, rows * stride, "norm");
+    holds(gain, width, "norm");
+    let at = x.at() + 4 * offset as u64;
+    let (width, stride) = (u32_of(width), u32_of(stride));
+    launch_norm(device, rows, &NormArgs { x: at, gain: gain.at(), out: at, width, eps, stride, pad: 0 })
+}
+
+fn launch_norm<D: Device>(device: &D, rows: usize, args: &NormArgs) -> Result<(), DeviceError> {
+    let threads = threads_for(args.width as usize / 4, 1024);
+    let grid = Grid { blocks: (u32_of(rows), 1), threads, shared: 132 };
+    device.launch("fb_norm", grid, bytemuck::bytes_of(args))
+}
+
+/// Blocks of 256 threads for `count` values.
+fn each(count: usize) -> Grid {
+    Grid { blocks: (u32_of(count.div_ceil(256).clamp(1, 512)), 1), threads: 256, shared: 0 }
+}
+
+/// `to += x`, of `count` values.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn add<D: Device>(
+    device: &D,
+    to: &Buffer<'_, D>,
+    x: &Buffer<'_, D>,
+    count: usize,
+) -> Result<(), DeviceError> {
+    holds(to, count, "add");
+    holds(x, count, "add");
+    let args = AddArgs { to: to.at(), x: x.at(), count: u32_of(count), pad: 0 };
+    device.launch("fb_add", each(count), bytemuck::bytes_of(&args))
+}
+
+/// `x = cap tanh(x / cap)`, of `count` values.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When the buffer is too short.
+pub fn cap<D: Device>(device: &D, x: &Buffer<'_, D>, count: usize, cap: f32) -> Result<(), DeviceError> {
+    holds(x, count, "cap");
+    let args = CapArgs { x: x.at(), count: u32_of(count), cap };
+    device.launch("fb_cap", each(count), bytemuck::bytes_of(&args))
 }
 
 /// `x *= gain` for every row.
@@ -238,24 +345,25 @@ pub fn gain<D: Device>(
     device.launch("fb_gain", grid, bytemuck::bytes_of(&args))
 }
 
-/// `out = silu(gate) up` for rows (gate, up) of twice `width`.
+/// `out = f(gate) up` for rows (gate, up) of twice `width`.
 ///
 /// # Errors
 /// When the launch is refused.
 ///
 /// # Panics
 /// When a buffer is too short.
-pub fn swiglu<D: Device>(
+pub fn gate<D: Device>(
     device: &D,
+    kind: Gate,
     gate_up: &Buffer<'_, D>,
     out: &Buffer<'_, D>,
     (rows, width): (usize, usize),
 ) -> Result<(), DeviceError> {
-    holds(gate_up, 2 * rows * width, "swiglu");
-    holds(out, rows * width, "swiglu");
-    let args = GainArgs { x: gate_up.at(), gain: out.at(), width: u32_of(width), pad: 0 };
+    holds(gate_up, 2 * rows * width, "gate");
+    holds(out, rows * width, "gate");
+    let args = GateArgs { gate_up: gate_up.at(), out: out.at(), width: u32_of(width), kind: kind as u32 };
     let grid = Grid { blocks: (u32_of(rows), u32_of(width.div_ceil(256).min(64))), threads: 256, shared: 0 };
-    device.launch("fb_swiglu", grid, bytemuck::bytes_of(&args))
+    device.launch("fb_gate", grid, bytemuck::bytes_of(&args))
 }
 
 /// A rotation's parts on the device: what `rotate` takes.
@@ -311,8 +419,8 @@ impl<'d, D: Device> RotationTables<'d, D> {
         })
     }
 
-    /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gated` rows of `x` are (gate,
-    /// up) and `silu(gate) up` is rotated. A row of more than `4 n` bytes of shared memory goes
+    /// `out = R x` or, with `inverse`, `R^T x`, for every row; with `gate` rows of `x` are (gate,
+    /// up) and `f(gate) up` is rotated. A row of more than `4 n` bytes of shared memory goes
     /// through it in parts.
     ///
     /// # Errors
@@ -327,7 +435,7 @@ impl<'d, D: Device> RotationTables<'d, D> {
         out: &Buffer<'_, D>,
         rows: usize,
         inverse: bool,
-        gated: bool,
+        gate: Option<Gate>,
     ) -> Result<(), DeviceError> {
         if self.takes_few(device, rows) {
             return self.rotate_few(
@@ -336,10 +444,10 @@ impl<'d, D: Device> RotationTables<'d, D> {
                 out,
                 (0, rows),
                 inverse,
-                &Before { gated, ..Before::default() },
+                &Before { gate, ..Before::default() },
             );
         }
-        holds(x, rows * self.n * (1 + usize::from(gated)), "rotate");
+        holds(x, rows * self.n * (1 + usize::from(gate.is_some())), "rotate");
         holds(out, rows * self.n, "rotate");
         assert_ne!(x.at(), out.at(), "a rotation does not run in place");
         let matrices = if inverse { &self.backward } else { &self.forward };
@@ -357,7 +465,7 @@ impl<'d, D: Device> RotationTables<'d, D> {
             n: u32_of(self.n),
             walsh: u32_of(self.walsh),
             inverse: u32::from(inverse),
-            gated: u32::from(gated),
+            gated: gate.map_or(0, |gate| gate as u32),
             room: u32_of(room),
             ..RotateArgs::default()
         };
@@ -533,6 +641,10 @@ pub struct HeadOptions<'a, 'd, D: Device> {
     pub turns: Option<&'a Buffer<'d, D>>,
     /// Of the norms.
     pub eps: f32,
+    /// Factors of queries by position (capacity), beside the root of their width.
+    pub growth: Option<&'a Buffer<'d, D>>,
+    /// Scores become `cap tanh(score / cap)`; 0: they stay.
+    pub cap: f32,
     /// Sliding window; 0: none.
     pub window: usize,
 }
@@ -565,6 +677,9 @@ pub fn attention<D: Device>(
     if let Some(turns) = options.turns {
         holds(turns, capacity * d, "attention");
     }
+    if let Some(growth) = options.growth {
+        holds(growth, capacity, "attention");
+    }
     #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
     let args = HeadsArgs {
         step: step.at(),
@@ -572,6 +687,7 @@ pub fn attention<D: Device>(
         query_norm: at(options.query_norm),
         key_norm: at(options.key_norm),
         turns: at(options.turns),
+        growth: at(options.growth),
         keys: cache.keys.at(),
         values: cache.values.at(),
         tables: tables.at(),
@@ -591,7 +707,15 @@ pub fn attention<D: Device>(
     };
     device.launch("fb_heads", grid, bytemuck::bytes_of(&args))?;
     if rows.sequences == 1 && prompt::takes(rows.each, d) {
-        return prompt::attend(step, qkv, (cache, tables), out, rows.each, shape, options.window);
+        return prompt::attend(
+            step,
+            qkv,
+            (cache, tables),
+            out,
+            rows.each,
+            shape,
+            (options.window, options.cap),
+        );
     }
     let args = AttendArgs {
         step: step.at(),
@@ -606,6 +730,8 @@ pub fn attention<D: Device>(
         pages: u32_of(tables.pages),
         window: u32_of(options.window),
         each: u32_of(rows.each),
+        cap: options.cap,
+        pad: 0,
     };
     let grid = Grid {
         blocks: (u32_of(heads), u32_of(rows.all())),
@@ -782,8 +908,9 @@ impl<D: Device> DenseMatrix<'_, D> {
 const _: () = assert!(
     size_of::<Step>() == 4132
         && size_of::<RotateArgs>() == 72
-        && size_of::<HeadsArgs>() == 96
-        && size_of::<AttendArgs>() == 72
+        && size_of::<HeadsArgs>() == 104
+        && size_of::<AttendArgs>() == 80
+        && size_of::<NormArgs>() == 40
         && size_of::<DenseArgs>() == 56,
     "as model.cuh and dense.cuh assert"
 );

@@ -20,7 +20,7 @@ struct PromptArgs {
     d: u32,
     window: u32,
     rows: u32,
-    pad: u32,
+    cap: f32,
 }
 
 const _: () = assert!(size_of::<PromptArgs>() == 72, "as prompt.cuh asserts");
@@ -42,7 +42,7 @@ pub(crate) fn attend<D: Device>(
     out: &Buffer<'_, D>,
     rows: usize,
     shape: &AttentionShape,
-    window: usize,
+    (window, cap): (usize, f32),
 ) -> Result<(), DeviceError> {
     const ROWS: usize = 64; // of a block
     let u32_of = |n: usize| u32::try_from(n).expect("sizes of models fit 32 bits");
@@ -64,7 +64,7 @@ pub(crate) fn attend<D: Device>(
         d: u32_of(shape.d),
         window: if window < shape.capacity { u32_of(window) } else { 0 },
         rows: u32_of(rows),
-        pad: 0,
+        cap,
     };
     // Two places of keys and values, rows of an odd number of 16-byte pieces.
     let shared = u32_of(2 * 2 * positions * (2 * columns + 16));

@@ -17,6 +17,8 @@ struct Case {
     position: usize,
     rows: usize,
     window: usize,
+    /// Of scores; 0: none.
+    cap: f32,
 }
 
 #[test]
@@ -24,8 +26,15 @@ fn rows_of_a_prompt_see_their_positions() {
     let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
     let device =
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
-    let case =
-        |heads, kv_heads, d, position, rows, window| Case { heads, kv_heads, d, position, rows, window };
+    let case = |heads, kv_heads, d, position, rows, window| Case {
+        heads,
+        kv_heads,
+        d,
+        position,
+        rows,
+        window,
+        cap: 0.0,
+    };
     // Widths with and without columns to spare; blocks of rows and tiles of positions that are
     // whole, begin or are just over; windows that end inside a tile, skip tiles, or hold one
     // position.
@@ -43,12 +52,14 @@ fn rows_of_a_prompt_see_their_positions() {
         case(1, 1, 200, 0, 12, 500),
     ] {
         check(&device, &case);
+        check(&device, &Case { cap: 1.5, ..case });
     }
 }
 
 fn check(device: &Shim, case: &Case) {
-    let &Case { heads, kv_heads, d, position, rows, window } = case;
-    let what = format!("{heads}/{kv_heads} heads of {d}, {rows} rows after {position}, window {window}");
+    let &Case { heads, kv_heads, d, position, rows, window, cap } = case;
+    let what =
+        format!("{heads}/{kv_heads} heads of {d}, {rows} rows after {position}, window {window}, cap {cap}");
     let held = position + rows;
     // The pages of the sequence are the pool's, the last one first.
     let pages = held.div_ceil(PAGE);
@@ -70,7 +81,8 @@ fn check(device: &Shim, case: &Case) {
     let step = Buffer::of(device, &[Step::new(&[position], &[])], "step").expect("memory");
     let input = Buffer::of(device, &qkv, "qkv").expect("memory");
     let out = Buffer::zeroed(device, 4 * rows * heads * d, "out").expect("memory");
-    let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window };
+    let options =
+        HeadOptions { query_norm: None, key_norm: None, turns: None, growth: None, cap, eps: 0.0, window };
     ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(rows), &shape, &options)
         .expect("a launch");
     let got: Vec<f32> = out.read(rows * heads * d).expect("a copy");
@@ -91,7 +103,10 @@ fn check(device: &Shim, case: &Case) {
             let q = &qkv[row * shape.row() + head * d..][..d];
             let scores: Vec<f64> = (first..=last)
                 .map(|p| {
-                    (0..d).map(|i| f64::from(q[i]) * cached(0, kv, p, i)).sum::<f64>() / (d as f64).sqrt()
+                    let score = (0..d).map(|i| f64::from(q[i]) * cached(0, kv, p, i)).sum::<f64>()
+                        / (d as f64).sqrt();
+                    let cap = f64::from(cap);
+                    if cap > 0.0 { cap * (score / cap).tanh() } else { score }
                 })
                 .collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -7,12 +7,13 @@ mod step;
 #[path = "common/turn.rs"]
 mod turn;
 
-use fracbit_kernels_cuda::ops::Draw;
-use fracbit_kernels_cuda::{Limits, shim::Shim};
+use fracbit_kernels::cases;
+use fracbit_kernels_cuda::ops::{self, Draw, Gate};
+use fracbit_kernels_cuda::{Buffer, Limits, shim::Shim};
 use sample::{Logits, check};
 use std::path::Path;
 use step::Attention;
-use turn::Turn;
+use turn::{Turn, gated};
 
 fn device(multiprocessors: usize) -> Shim {
     let limits = Limits { multiprocessors, shared: 99 << 10 };
@@ -59,8 +60,20 @@ fn attention_of_few_tokens() {
         CASES.iter().enumerate()
     {
         let device = device(multiprocessors);
-        let attention =
-            Attention { heads, kv_heads, d, capacity: 530, sequences: 8, norms, rotation, window };
+        // A cap that matters.
+        let (cap, growth) = (if number % 3 == 1 { 2.0 } else { 0.0 }, number % 2 == 1);
+        let attention = Attention {
+            heads,
+            kv_heads,
+            d,
+            capacity: 530,
+            sequences: 8,
+            norms,
+            rotation,
+            window,
+            cap,
+            growth,
+        };
         let mut bench = attention.on(&device, number as u64).expect("memory");
         for &(before, rows) in lengths {
             let worst = bench.check(before, rows).expect("a launch");
@@ -141,6 +154,49 @@ fn draws_follow_the_rules() {
         }
         for draw in draws {
             check(&device, logits, draw, if all { 8 } else { 3 }).expect("a launch");
+        }
+    }
+}
+
+#[test]
+fn small_operations() {
+    let device = device(2);
+    let (rows, width, stride) = (3, 37, 100);
+    let x = cases::activations(2 * rows * stride, 5);
+    let input = || Buffer::of(&device, &x, "x").expect("memory");
+    let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= 2e-6 * want.abs() + 1e-6;
+    for kind in [Gate::Silu, Gate::GeluTanh] {
+        let out = Buffer::zeroed(&device, 4 * rows * stride, "out").expect("memory");
+        ops::gate(&device, kind, &input(), &out, (rows, stride)).expect("a launch");
+        for (i, got) in out.read::<f32>(rows * stride).expect("a copy").into_iter().enumerate() {
+            let (row, at) = (i / stride, i % stride);
+            let [g, up] = [0, stride].map(|by| f64::from(x[2 * row * stride + by + at]));
+            assert!(near(got, gated(kind, g) * up), "{kind:?} of {g}: {got}");
+        }
+    }
+    let (to, other) = (input(), Buffer::of(&device, &x[7..], "y").expect("memory"));
+    ops::add(&device, &to, &other, 500).expect("a launch");
+    let sums: Vec<f32> = to.read(600).expect("a copy");
+    assert!((0..500).all(|i| sums[i] == x[i] + x[i + 7]) && sums[500..] == x[500..600]);
+    let to = input();
+    ops::cap(&device, &to, 400, 1.5).expect("a launch");
+    for (got, &x) in to.read::<f32>(400).expect("a copy").into_iter().zip(&x) {
+        assert!(near(got, 1.5 * (f64::from(x) / 1.5).tanh()), "{x}: {got}");
+    }
+    // In place, a part of each row; of whole fours and not.
+    for (offset, width) in [(5, width), (6, 64), (8, 64)] {
+        let (to, gain) = (input(), Buffer::of(&device, &x[3..], "gain").expect("memory"));
+        ops::norm_part(&device, &to, &gain, rows, (offset, width, stride), 1e-5).expect("a launch");
+        for (i, got) in to.read::<f32>(rows * stride).expect("a copy").into_iter().enumerate() {
+            let (row, at) = (i / stride, (i % stride).wrapping_sub(offset));
+            if at >= width {
+                assert_eq!(got, x[i], "beside the part");
+                continue;
+            }
+            let part = &x[row * stride + offset..][..width];
+            let square: f64 = part.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let by = 1.0 / (square / width as f64 + 1e-5).sqrt();
+            assert!(near(got, f64::from(x[i]) * by * f64::from(x[3 + at])), "{i}: {got}");
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The graph over the weights: what a step launches.
 
 use crate::model::{DeviceModel, Group, HeadTurn, Linear};
+use fracbit_io::{Activation, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
     ops::{
-        self, AttentionShape, AttentionWork, Before, Cache, FEW, HeadOptions, PROMPT, PageTables,
+        self, AttentionShape, AttentionWork, Before, Cache, FEW, Gate, HeadOptions, PROMPT, PageTables,
         RotationTables, Rows, SEQUENCES, Step,
     },
 };
@@ -71,6 +72,9 @@ pub struct DeviceWork<'d, D: Device> {
     pub(crate) rows: usize,
     attention: AttentionWork<'d, D>,
     turns: Buffer<'d, D>,
+    /// Of layers with a window, where these have angles of their own.
+    local_turns: Option<Buffer<'d, D>>,
+    growth: Option<Buffer<'d, D>>,
     shape: AttentionShape,
     /// `None` where it is not worth it, or memory is short: then tokens run eight at a time.
     pub(crate) dense: Option<Dense<'d, D>>,
@@ -99,6 +103,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         let widest = config.hidden_size.max(config.q_dim()).max(config.intermediate_size);
         let together = Self::together(capacity);
         let rows = |width: usize| Buffer::zeroed(device, 4 * together * width, "activations");
+        let growth: Vec<f32> = (0..capacity).map(|p| config.rope.query_factor(p) as f32).collect();
         Ok(DeviceWork {
             step: Buffer::of(device, &[Step::new(&[], &[])], "step")?,
             tables: PageTables::new(device, SEQUENCES, capacity)?,
@@ -110,7 +115,17 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
             rows: together,
             attention: AttentionWork::new(device, &shape)?,
-            turns: Buffer::of(device, &fracbit_model::turns(config, capacity), "rotary table")?,
+            turns: Buffer::of(device, &fracbit_model::turns(&config.rope, config, capacity), "rotary table")?,
+            local_turns: config
+                .local_rope
+                .as_ref()
+                .map(|rope| Buffer::of(device, &fracbit_model::turns(rope, config, capacity), "rotary table"))
+                .transpose()?,
+            growth: config
+                .rope
+                .growth
+                .map(|_| Buffer::of(device, &growth, "growth of queries"))
+                .transpose()?,
             shape,
             dense: self.dense(together),
         })
@@ -148,18 +163,34 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
             Some(tables) => {
                 ops::embed(device, &s.step, self.embed.weights(), &s.n, rows, width)?;
-                tables.rotate(device, &s.n, &s.x, rows, true, false)?;
+                tables.rotate(device, &s.n, &s.x, rows, true, None)?;
             }
         }
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        let cap = config.score_cap.map_or(0.0, |cap| cap as f32);
+        let gate = match config.activation {
+            Activation::Silu => Gate::Silu,
+            Activation::GeluTanh => Gate::GeluTanh,
+        };
         for ((i, layer), cache) in self.layers.iter().enumerate().zip(caches) {
-            let gain = Some(&layer.attention_norm);
-            let input = self.normed(s, &s.x, gain, layer.attention_in.as_ref(), (0, rows), false)?;
+            let input = self.read(s, layer.attention_norm.as_ref(), layer.attention_in.as_ref(), rows)?;
             layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
+            if config.qk_norm == QkNorm::Whole {
+                let (q, k, stride) = (config.q_dim(), config.kv_dim(), s.shape.row());
+                for (norm, part) in [(&layer.query_norm, (0, q, stride)), (&layer.key_norm, (q, k, stride))] {
+                    let Some(gain) = norm else { continue };
+                    ops::norm_part(device, &s.wide, gain, rows, part, self.inner_eps)?;
+                }
+            }
+            let of_heads = config.qk_norm == QkNorm::Heads;
+            let turns = s.local_turns.as_ref().filter(|_| config.turns_locally(i)).unwrap_or(&s.turns);
             let options = HeadOptions {
-                query_norm: layer.query_norm.as_ref(),
-                key_norm: layer.key_norm.as_ref(),
-                turns: config.layers[i].rope.then_some(&s.turns),
-                eps: self.eps,
+                query_norm: layer.query_norm.as_ref().filter(|_| of_heads),
+                key_norm: layer.key_norm.as_ref().filter(|_| of_heads),
+                turns: config.layers[i].rope.then_some(turns),
+                growth: s.growth.as_ref(),
+                cap,
+                eps: self.inner_eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
             };
             if rows <= FEW && s.shape.d.is_multiple_of(8) {
@@ -169,21 +200,62 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
             let mut input = &s.n;
             if let Some(tables) = &layer.output_in {
-                tables.rotate(device, &s.n, &s.turned, rows, false, false)?;
+                tables.rotate(device, &s.n, &s.turned, rows, false, None)?;
                 input = &s.turned;
             }
-            layer.output.apply(self, input, &s.x, rows, true, many)?;
+            let [after_attention, after_mlp] =
+                layer.out_norms.as_ref().map_or([None; 2], |n| n.each_ref().map(Some));
+            self.write(s, &layer.output, input, after_attention, rows, many)?;
 
-            let gain = Some(&layer.mlp_norm);
-            let input = self.normed(s, &s.x, gain, layer.mlp_in.as_ref(), (0, rows), false)?;
+            let input = self.read(s, layer.mlp_norm.as_ref(), layer.mlp_in.as_ref(), rows)?;
             layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
             match &layer.down_in {
-                Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, true)?,
-                None => ops::swiglu(device, &s.wide, &s.turned, (rows, config.intermediate_size))?,
+                Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, Some(gate))?,
+                None => ops::gate(device, gate, &s.wide, &s.turned, (rows, config.intermediate_size))?,
             }
-            layer.down.apply(self, &s.turned, &s.x, rows, true, many)?;
+            self.write(s, &layer.down, &s.turned, after_mlp, rows, many)?;
         }
         Ok(())
+    }
+
+    /// The residual stream, behind norm and rotation where there are such; returns where.
+    fn read<'s>(
+        &self,
+        s: &'s DeviceWork<'d, D>,
+        norm: Option<&Buffer<'d, D>>,
+        turn: Option<&RotationTables<'d, D>>,
+        rows: usize,
+    ) -> Result<&'s Buffer<'d, D>, DeviceError> {
+        match (norm, turn) {
+            (Some(_), _) => self.normed(s, &s.x, norm, turn, (0, rows), false),
+            (None, None) => Ok(&s.x),
+            (None, Some(tables)) => {
+                tables.rotate(self.device, &s.x, &s.turned, rows, false, None)?;
+                Ok(&s.turned)
+            }
+        }
+    }
+
+    /// What a product makes of its input, or the norm of that, is added to the residual stream.
+    fn write(
+        &self,
+        s: &DeviceWork<'d, D>,
+        product: &Group<'d, D>,
+        input: &Buffer<'d, D>,
+        norm: Option<&Buffer<'d, D>>,
+        rows: usize,
+        many: Option<&Dense<'d, D>>,
+    ) -> Result<(), DeviceError> {
+        let (device, width) = (self.device, self.config.hidden_size);
+        let Some(gain) = norm else { return product.apply(self, input, &s.x, rows, true, many) };
+        product.apply(self, input, &s.wide, rows, false, many)?;
+        ops::norm(device, &s.wide, Some(gain), &s.n, (0, rows, width), self.inner_eps)?;
+        let mut out = &s.n;
+        if let Some(tables) = &self.branch_out {
+            tables.rotate(device, &s.n, &s.turned, rows, false, None)?;
+            out = &s.turned;
+        }
+        ops::add(device, &s.x, out, rows * width)
     }
 
     /// Norm, and rotation where there is one, of `rows` rows of `x` from row `first` on; returns
@@ -199,13 +271,13 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     ) -> Result<&'s Buffer<'d, D>, DeviceError> {
         let (device, width) = (self.device, self.config.hidden_size);
         if let Some(tables) = turn.filter(|t| t.takes_few(device, rows)) {
-            let before = Before { norm: Some(self.eps), gain, gated: false };
+            let before = Before { norm: Some(self.eps), gain, gate: None };
             tables.rotate_few(device, x, &s.turned, (first, rows), inverse, &before)?;
             return Ok(&s.turned);
         }
         ops::norm(device, x, gain, &s.n, (first, rows, width), self.eps)?;
         let Some(tables) = turn else { return Ok(&s.n) };
-        tables.rotate(device, &s.n, &s.turned, rows, inverse, false)?;
+        tables.rotate(device, &s.n, &s.turned, rows, inverse, None)?;
         Ok(&s.turned)
     }
 
@@ -231,14 +303,19 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                     tables.rotate_few(device, &s.turned, &s.n, (0, rows), false, &before)?;
                 } else {
                     ops::gain(device, &s.turned, &self.final_norm, (rows, self.config.hidden_size))?;
-                    tables.rotate(device, &s.turned, &s.n, rows, false, false)?;
+                    tables.rotate(device, &s.turned, &s.n, rows, false, None)?;
                 }
                 &s.n
             }
         };
         match &self.head {
-            Some(group) => group.apply(self, input, &s.logits, rows, false, None),
-            None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false),
+            Some(group) => group.apply(self, input, &s.logits, rows, false, None)?,
+            None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false)?,
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        match self.config.logit_cap {
+            Some(cap) => ops::cap(device, &s.logits, rows * self.config.vocab_size, cap as f32),
+            None => Ok(()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Weights on the device and the graph over them.
 
 use fracbit_format::{PackedMatrixData, PackedView};
-use fracbit_io::{Activation, ModelConfig, QkNorm};
+use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
     ops::{DenseMatrix, RotationTables},
@@ -27,9 +27,7 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An architecture that has no bodies here.
-    #[error(
-        "`{0}` runs on the processor only: what it adds to the residual stream is normalized first, for which there is no GPU kernel yet"
-    )]
+    #[error("`{0}` runs on the processor only: there are no GPU kernels yet for its mixtures of experts")]
     Architecture(&'static str),
     /// A part was not given.
     #[error("model: {0} is missing")]
@@ -101,8 +99,11 @@ pub(crate) struct Layer<'d, D: Device> {
     pub(crate) output: Group<'d, D>,
     pub(crate) gate_up: Group<'d, D>,
     pub(crate) down: Group<'d, D>,
-    pub(crate) attention_norm: Buffer<'d, D>,
-    pub(crate) mlp_norm: Buffer<'d, D>,
+    /// Before attention and MLP, where there are such.
+    pub(crate) attention_norm: Option<Buffer<'d, D>>,
+    pub(crate) mlp_norm: Option<Buffer<'d, D>>,
+    /// Behind attention and MLP, likewise.
+    pub(crate) out_norms: Option<[Buffer<'d, D>; 2]>,
     pub(crate) query_norm: Option<Buffer<'d, D>>,
     pub(crate) key_norm: Option<Buffer<'d, D>>,
     pub(crate) attention_in: Option<RotationTables<'d, D>>,
@@ -132,6 +133,10 @@ pub struct DeviceModel<'d, D: Device> {
     pub(crate) layers: Vec<Layer<'d, D>>,
     pub(crate) work: Workspace<'d, D>,
     pub(crate) eps: f32,
+    /// Of queries, keys, and behind attention and MLP.
+    pub(crate) inner_eps: f32,
+    /// Of what norms behind attention and MLP make.
+    pub(crate) branch_out: Option<RotationTables<'d, D>>,
 }
 
 /// Weights as they were read.
@@ -162,10 +167,7 @@ impl<'d, D: Device> Builder<'d, D> {
     /// # Errors
     /// [`Error::Architecture`].
     pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Result<Self, Error> {
-        let other_norms = config.post_norms || config.qk_norm == QkNorm::Whole;
-        let other_mlp = config.activation != Activation::Silu || config.experts.is_some();
-        let other_rope = config.local_rope.is_some() || config.rope.growth.is_some();
-        if other_norms || other_mlp || other_rope {
+        if config.experts.is_some() {
             return Err(Error::Architecture(config.arch.model_type()));
         }
         Ok(Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() })
@@ -277,20 +279,22 @@ impl<'d, D: Device> Builder<'d, D> {
             let output = self.group(&[id(LayerLinear::O)])?;
             let gate_up = self.group(&[id(LayerLinear::Gate), id(LayerLinear::Up)])?;
             let down = self.group(&[id(LayerLinear::Down)])?;
-            let sites = self.sites.layer(i);
+            let (sites, gain) = (self.sites.layer(i), |id| self.gain(id));
+            let before = |which| FloatId::before(&config, i, which).map(gain).transpose();
+            let qk_norm = config.qk_norm != QkNorm::Absent;
             layers.push(Layer {
                 qkv,
                 output,
                 gate_up,
                 down,
-                attention_norm: self.gain(FloatId::Attention(i))?,
-                mlp_norm: self.gain(FloatId::Mlp(i))?,
-                query_norm: (config.qk_norm == QkNorm::Heads)
-                    .then(|| self.gain(FloatId::Query(i)))
+                attention_norm: before(LayerLinear::Q)?,
+                mlp_norm: before(LayerLinear::Gate)?,
+                out_norms: config
+                    .post_norms
+                    .then(|| Ok::<_, Error>([gain(FloatId::AttentionOut(i))?, gain(FloatId::MlpOut(i))?]))
                     .transpose()?,
-                key_norm: (config.qk_norm == QkNorm::Heads)
-                    .then(|| self.gain(FloatId::Key(i)))
-                    .transpose()?,
+                query_norm: qk_norm.then(|| gain(FloatId::Query(i))).transpose()?,
+                key_norm: qk_norm.then(|| gain(FloatId::Key(i))).transpose()?,
                 attention_in: rotation(&sites.attention_in)?,
                 output_in: rotation(&sites.output_in)?,
                 mlp_in: rotation(&sites.mlp_in)?,
@@ -336,8 +340,22 @@ impl<'d, D: Device> Builder<'d, D> {
             Workspace::new(device, packed)?
         };
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        let eps = config.rms_norm_eps as f32;
-        Ok(DeviceModel { device, embed, embed_out, head, head_turn, final_norm, layers, work, eps, config })
+        let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
+        let branch_out = rotation(&self.sites.branch_out().cloned())?;
+        Ok(DeviceModel {
+            branch_out,
+            inner_eps,
+            device,
+            embed,
+            embed_out,
+            head,
+            head_turn,
+            final_norm,
+            layers,
+            work,
+            eps,
+            config,
+        })
     }
 }
 

@@ -25,8 +25,8 @@ fn check(device: &Shim, n: usize) {
     let input = Buffer::of(device, &x, "x").expect("memory");
     let (out, back) = (Buffer::zeroed(device, 8 * n, "y"), Buffer::zeroed(device, 8 * n, "z"));
     let (out, back) = (out.expect("memory"), back.expect("memory"));
-    turned.rotate(device, &input, &out, 2, false, false).expect("a launch");
-    turned.rotate(device, &out, &back, 2, true, false).expect("a launch");
+    turned.rotate(device, &input, &out, 2, false, None).expect("a launch");
+    turned.rotate(device, &out, &back, 2, true, None).expect("a launch");
     let (got, again): (Vec<f32>, Vec<f32>) = (out.read(2 * n).expect("y"), back.read(2 * n).expect("z"));
     let mut want = x.clone();
     want.chunks_exact_mut(n).for_each(|row| rotation.apply(row));

@@ -72,11 +72,10 @@ impl Rope {
 }
 
 /// Cosines and sines of the first `positions` positions of a context of as many, (position,
-/// head_dim): half of each row cosines, half sines. Of all layers, but where those with a window
-/// have an embedding of their own ([`ModelConfig::local_rope`]).
+/// head_dim): half of each row cosines, half sines. `rope` is one of the configuration's.
 #[must_use]
-pub fn turns(config: &ModelConfig, positions: usize) -> Vec<f32> {
-    let rope = Rope::new(&config.rope);
+pub fn turns(rope: &RopeConfig, config: &ModelConfig, positions: usize) -> Vec<f32> {
+    let rope = Rope::new(rope);
     let mut out = vec![0.0; positions * config.head_dim];
     for (position, row) in out.chunks_exact_mut(config.head_dim.max(1)).enumerate() {
         let (cos, sin) = row.split_at_mut(config.head_dim / 2);

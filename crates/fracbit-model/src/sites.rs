@@ -211,6 +211,12 @@ impl Sites {
         &self.head
     }
 
+    /// Rotation of what norms behind attention and MLP make, where the residual stream is rotated.
+    #[must_use]
+    pub fn branch_out(&self) -> Option<&Rotation> {
+        self.branch_out.as_ref()
+    }
+
     /// What turns embedding rows back, applied inverted.
     #[must_use]
     pub fn embed_out(&self) -> Option<&Rotation> {

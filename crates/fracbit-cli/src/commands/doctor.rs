@@ -182,8 +182,8 @@ impl fmt::Display for Findings {
         }
         let mut line = |name: &str, value: String| writeln!(f, "{name:<16} {value}");
         let device = if self.gpu.is_some() { "; with `--device cuda` on the GPU" } else { "" };
-        line("\nrun, eval, bench", format!("on the processor, {threads} threads{device}"))?;
-        line("chat, serve", format!("on the processor, {threads} threads"))?;
+        line("\nrun, chat, serve", format!("on the processor, {threads} threads{device}"))?;
+        line("eval, bench", format!("on the processor, {threads} threads{device}"))?;
         // A token reads every weight once.
         line("", format!("at most {rate:.1} tokens/s of a model of 1 GB, {:.1} of one of 4 GB", rate / 4.0))?;
         if let Some(memory) = self.memory {

@@ -9,7 +9,7 @@ use crate::{
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, DeviceError, Gpu,
-    ops::{self, Before, Cache, Draw, Rows, SampleWork, Step},
+    ops::{self, Before, Cache, Draw, Gate, Rows, SampleWork, Step},
 };
 use std::error::Error;
 
@@ -32,7 +32,18 @@ fn attention(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     for (heads, kv_heads, d) in [(32, 8, 128), (32, 8, 64), (8, 4, 256)] {
         let sized = |capacity, sequences| {
             let (norms, rotation, window) = (false, true, 0);
-            Attention { heads, kv_heads, d, capacity, sequences, norms, rotation, window }
+            Attention {
+                heads,
+                kv_heads,
+                d,
+                capacity,
+                sequences,
+                norms,
+                rotation,
+                window,
+                cap: 0.0,
+                growth: false,
+            }
         };
         let of = |capacity| sized(capacity, 1);
         sized(600, 8).on(gpu, 2)?.check_together(&[300, 0, 64, 17, 128, 63, 1, 511])?;
@@ -103,8 +114,8 @@ fn turns(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
                 time(gpu, LAUNCHES, |_| tables.rotate_few(gpu, &x, &out, (0, rows), false, before))
             };
             let plain = one(&Before::default())?;
-            let gated = one(&Before { gated: true, ..Before::default() })?;
-            let normed = one(&Before { norm: Some(1e-5), gain: Some(&gain), gated: false })?;
+            let gated = one(&Before { gate: Some(Gate::Silu), ..Before::default() })?;
+            let normed = one(&Before { norm: Some(1e-5), gain: Some(&gain), gate: None })?;
             line += &format!(" {rows} rows: {plain:.2}, gated {gated:.2}, normed {normed:.2};");
         }
         println!("{line}");

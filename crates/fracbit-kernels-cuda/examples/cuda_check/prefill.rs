@@ -130,7 +130,15 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
     let step = Buffer::of(gpu, &[Step::new(&[position], &[])], "step")?;
     let input = Buffer::of(gpu, &qkv, "qkv")?;
     let out = Buffer::zeroed(gpu, 4 * ROWS * shape.heads * d, "out")?;
-    let options = HeadOptions { query_norm: None, key_norm: None, turns: None, eps: 0.0, window: 0 };
+    let options = HeadOptions {
+        query_norm: None,
+        key_norm: None,
+        turns: None,
+        growth: None,
+        cap: 0.0,
+        eps: 0.0,
+        window: 0,
+    };
     let run = || ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(ROWS), &shape, &options);
     run()?;
     let got: Vec<f32> = out.read(ROWS * shape.heads * d)?;

@@ -15,6 +15,7 @@ struct AttendFewArgs {
     query_norm: Address,
     key_norm: Address,
     turns: Address,
+    growth: Address,
     keys: Address,
     values: Address,
     tables: Address,
@@ -30,7 +31,7 @@ struct AttendFewArgs {
     tiles: u32,
     eps: f32,
     scale: f32,
-    pad: u32,
+    cap: f32,
 }
 
 /// How one launch is laid out.
@@ -142,6 +143,9 @@ pub fn attend_few<D: Device>(
     if let Some(turns) = options.turns {
         holds(turns, capacity * d, "attention");
     }
+    if let Some(growth) = options.growth {
+        holds(growth, capacity, "attention");
+    }
     let plan = Plan::new(shape, each, &device.limits());
     holds(&work.partial, plan.partial(shape, sequences), "attention");
     holds(&work.counters, plan.blocks(shape, sequences), "attention");
@@ -152,6 +156,7 @@ pub fn attend_few<D: Device>(
         query_norm: at(options.query_norm),
         key_norm: at(options.key_norm),
         turns: at(options.turns),
+        growth: at(options.growth),
         keys: cache.keys.at(),
         values: cache.values.at(),
         tables: tables.at(),
@@ -167,7 +172,7 @@ pub fn attend_few<D: Device>(
         tiles: u32_of(plan.tiles),
         eps: options.eps,
         scale: 1.0 / (d as f32).sqrt(),
-        pad: 0,
+        cap: options.cap,
     };
     let kernel = format!("fb_attend_{}_{}", plan.dims, plan.queries);
     let grid = Grid {
@@ -178,4 +183,4 @@ pub fn attend_few<D: Device>(
     device.launch(&kernel, grid, bytemuck::bytes_of(&args))
 }
 
-const _: () = assert!(size_of::<AttendFewArgs>() == 128, "as attend_few.cuh asserts");
+const _: () = assert!(size_of::<AttendFewArgs>() == 136, "as attend_few.cuh asserts");

@@ -1,6 +1,6 @@
 //! Rotations of few rows, by many blocks a row: `rotate_few.cuh`.
 
-use super::{FEW, RotationTables, at, holds, threads_for, u32_of};
+use super::{FEW, Gate, RotationTables, at, holds, threads_for, u32_of};
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
 
@@ -26,8 +26,8 @@ struct RotateFewArgs {
 /// What is done to rows before they are rotated.
 #[derive(Debug)]
 pub struct Before<'a, 'd, D: Device> {
-    /// Rows are (gate, up) and become `silu(gate) up`.
-    pub gated: bool,
+    /// Rows are (gate, up) and become `f(gate) up`.
+    pub gate: Option<Gate>,
     /// Division by the root of the mean square, to which this is added.
     pub norm: Option<f32>,
     /// Multiplication by these, one for each value of a row.
@@ -36,7 +36,7 @@ pub struct Before<'a, 'd, D: Device> {
 
 impl<D: Device> Default for Before<'_, '_, D> {
     fn default() -> Self {
-        Self { gated: false, norm: None, gain: None }
+        Self { gate: None, norm: None, gain: None }
     }
 }
 
@@ -102,7 +102,7 @@ impl<D: Device> RotationTables<'_, D> {
         before: &Before<'_, '_, D>,
     ) -> Result<(), DeviceError> {
         assert!(self.takes_few(device, rows), "a rotation of {rows} rows of {}", self.n);
-        let width = self.n * (1 + usize::from(before.gated));
+        let width = self.n * (1 + usize::from(before.gate.is_some()));
         holds(x, (first + rows) * width, "rotate");
         holds(out, rows * self.n, "rotate");
         assert_ne!(x.at(), out.at(), "a rotation does not run in place");
@@ -123,7 +123,7 @@ impl<D: Device> RotationTables<'_, D> {
             second_order: u32_of(second_order),
             walsh: u32_of(walsh),
             inverse: u32::from(inverse),
-            gated: u32::from(before.gated),
+            gated: before.gate.map_or(0, |gate| gate as u32),
             norm: u32::from(before.norm.is_some()),
             eps: before.norm.unwrap_or_default(),
         };

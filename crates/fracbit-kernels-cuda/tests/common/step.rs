@@ -20,6 +20,10 @@ pub(crate) struct Attention {
     pub(crate) norms: bool,
     pub(crate) rotation: bool,
     pub(crate) window: usize,
+    /// Of scores; 0: none.
+    pub(crate) cap: f32,
+    /// Factors of queries by position.
+    pub(crate) growth: bool,
 }
 
 /// An [`Attention`] on a device.
@@ -31,7 +35,8 @@ pub(crate) struct Bench<'d, D: Device> {
     turns: Vec<f32>,
     qkv: Vec<f32>,
     stored: [Vec<u16>; 2], // keys and values, (kv_heads, capacity, d)
-    on: [Buffer<'d, D>; 6],
+    growth: Vec<f32>,
+    on: [Buffer<'d, D>; 7],
     cache: Cache<'d, D>,
     tables: PageTables<'d, D>,
     /// Pages of each sequence.
@@ -58,11 +63,13 @@ impl Attention {
             let values = cases::activations(kv_heads * capacity * d, seed + i);
             values.into_iter().map(|v| f16::from_f32(v).to_bits()).collect()
         });
+        let growth: Vec<f32> = (0..capacity).map(|p| 1.0 + 0.003 * p as f32).collect();
         let on = [
             Buffer::of(device, &[Step::new(&[0], &[])], "step")?,
             Buffer::of(device, &norms[0], "norm")?,
             Buffer::of(device, &norms[1], "norm")?,
             Buffer::of(device, &turns, "turns")?,
+            Buffer::of(device, &growth, "growth")?,
             Buffer::of(device, &qkv, "qkv")?,
             Buffer::zeroed(device, 4 * 8 * heads * d, "out")?,
         ];
@@ -76,7 +83,7 @@ impl Attention {
         let tables = PageTables::new(device, sequences, capacity)?;
         tables.write(&places.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         let (cache, work) = (Cache::new(device, &shape, pool)?, AttentionWork::new(device, &shape)?);
-        Ok(Bench { of: self, shape, norms, turns, qkv, stored, on, cache, tables, places, work })
+        Ok(Bench { of: self, shape, norms, turns, qkv, stored, growth, on, cache, tables, places, work })
     }
 }
 
@@ -157,11 +164,13 @@ impl<D: Device> Bench<'_, D> {
 
     /// Launches attention of `rows` tokens at the position of `step`.
     pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: Rows) -> Result<(), DeviceError> {
-        let [step, query_norm, key_norm, turns, qkv, out] = &self.on;
+        let [step, query_norm, key_norm, turns, growth, qkv, out] = &self.on;
         let options = HeadOptions {
             query_norm: self.of.norms.then_some(query_norm),
             key_norm: self.of.norms.then_some(key_norm),
             turns: self.of.rotation.then_some(turns),
+            growth: self.of.growth.then_some(growth),
+            cap: self.of.cap,
             eps: EPS,
             window: self.of.window,
         };
@@ -238,7 +247,10 @@ impl<D: Device> Bench<'_, D> {
             let place = |p: usize| (head / (heads / kv_heads) * capacity + p) * d;
             let score = |p: usize| -> f64 {
                 let key = &stored[0][place(p)..place(p) + d];
-                query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                let by = if self.of.growth { f64::from(self.growth[before + row]) } else { 1.0 };
+                let score = by * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
+                let cap = f64::from(self.of.cap);
+                if cap > 0.0 { cap * (score / cap).tanh() } else { score }
             };
             let scores: Vec<f64> = (first..end).map(score).collect();
             let top = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));

@@ -3,7 +3,7 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{self, Before, FEW, RotationTables},
+    ops::{self, Before, FEW, Gate, RotationTables},
 };
 
 /// A rotation: orders of the dense factors, order of the Walsh matrix.
@@ -17,6 +17,17 @@ fn along(x: &mut [f64], m: &dyn Fn(usize, usize) -> f64, order: usize, stride: u
         let j = i / stride % order;
         let base = i - j * stride;
         *v = (0..order).map(|k| m(j, k) * old[base + k * stride]).sum();
+    }
+}
+
+/// What stands between gate and up, in f64.
+pub(crate) fn gated(gate: Gate, g: f64) -> f64 {
+    match gate {
+        Gate::Silu => g / (1.0 + (-g).exp()),
+        Gate::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3));
+            g * (1.0 + u.tanh()) / 2.0
+        }
     }
 }
 
@@ -78,16 +89,14 @@ impl Turn {
                 worst = if share.is_nan() { f64::INFINITY } else { worst.max(share) };
             }
         };
-        for gated in [false, true] {
-            tables.rotate(device, &input, &out, rows, inverse, gated)?;
+        for gate in [None, Some(Gate::Silu), Some(Gate::GeluTanh)] {
+            tables.rotate(device, &input, &out, rows, inverse, gate)?;
             let got: Vec<f32> = out.read(rows * n)?;
             for row in 0..rows {
                 let value = |i: usize| {
-                    if !gated {
-                        return f64::from(x[row * n + i]);
-                    }
-                    let (gate, up) = (f64::from(x[2 * row * n + i]), f64::from(x[(2 * row + 1) * n + i]));
-                    gate / (1.0 + (-gate).exp()) * up
+                    let Some(gate) = gate else { return f64::from(x[row * n + i]) };
+                    let (g, up) = (f64::from(x[2 * row * n + i]), f64::from(x[(2 * row + 1) * n + i]));
+                    gated(gate, g) * up
                 };
                 compare(row, (0..n).map(value).collect(), &got);
             }
@@ -102,7 +111,7 @@ impl Turn {
         };
         for gain in [None, Some((&gain, &gains))] {
             if rows <= FEW && tables.takes_few(device, rows) {
-                let before = Before { norm: Some(eps), gain: gain.map(|g| g.1), gated: false };
+                let before = Before { norm: Some(eps), gain: gain.map(|g| g.1), gate: None };
                 tables.rotate_few(device, &input, &out, (first, rows), inverse, &before)?;
                 let got: Vec<f32> = out.read(rows * n)?;
                 (0..rows).for_each(|row| compare(row, normed(row, gain.map(|g| g.0.as_slice())), &got));
