@@ -76,7 +76,27 @@ def check_responses(base):
     assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == whole.output_text
     assert events[-1].response.usage.output_tokens == 8
+    # JSON by a schema, and a function that is called, with what it returned.
+    parsed = client.responses.parse(model="tiny", input="Hello", text_format=Pet, max_output_tokens=200)
+    assert isinstance(parsed.output_parsed, Pet)
+    adopt = dict(type="function", name="adopt", strict=True, parameters=Pet.model_json_schema())
+    calling = dict(model="tiny", input="Hello", tools=[adopt], tool_choice="required", max_output_tokens=200)
+    calling |= dict(parallel_tool_calls=False, temperature=0)
+    called = client.responses.create(**calling)
+    (call,) = called.output
+    assert call.type == "function_call" and call.name == "adopt" and call.call_id.startswith("call_")
+    assert Pet(**json.loads(call.arguments)) and called.status == "completed"
+    with client.responses.stream(**calling) as stream:
+        events = list(stream)
+    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call.arguments and len(pieces) > 3
+    assert events[-1].response.output[0].arguments == call.arguments
+    result = dict(type="function_call_output", call_id=call.call_id, output="Done.")
+    history = [dict(role="user", content="Hello"), call, result]
+    answer = client.responses.create(model="tiny", input=history, tools=[adopt], max_output_tokens=8)
+    assert answer.usage.output_tokens == 8
     for wrong, param in [
+        (dict(tools=[{"type": "web_search"}]), "tools"),
         (dict(previous_response_id="resp_1"), "previous_response_id"),
         (dict(reasoning={"effort": "low"}), "reasoning"),
         (dict(max_output_tokens=0), "max_output_tokens"),
@@ -115,7 +135,7 @@ def check_anthropic(base):
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == word
     assert text.startswith(stopped.content[0].text) and word not in stopped.content[0].text
     for wrong, param in [
-        (dict(tools=[dict(name="f", input_schema=dict(type="object"))]), "tools"),
+        (dict(tools=[dict(name="f", input_schema=3)]), "tools"),
         (dict(thinking=dict(type="enabled", budget_tokens=1024)), "thinking"),
         (dict(extra_body={"top_p": 2}), "top_p"),
     ]:
@@ -125,6 +145,23 @@ def check_anthropic(base):
             assert error.body["type"] == "error" and error.body["error"]["param"] == param, error.body
         else:
             raise AssertionError(f"`{param}` was accepted")
+    # A function is called, and what it returned goes back.
+    adopt = dict(name="adopt", description="Adopts a pet.", input_schema=Pet.model_json_schema())
+    calling = asked | dict(tools=[adopt], tool_choice=dict(type="tool", name="adopt"), max_tokens=200)
+    called = client.messages.create(**calling)
+    (call,) = called.content
+    assert called.stop_reason == "tool_use" and call.type == "tool_use" and call.name == "adopt"
+    assert Pet(**call.input) and call.id.startswith("toolu_")
+    with client.messages.stream(**calling) as stream:
+        pieces = [e.partial_json for e in stream if e.type == "input_json"]
+        last = stream.get_final_message()
+    assert last.content[0].input == call.input and last.stop_reason == "tool_use" and len(pieces) > 3
+    result = dict(type="tool_result", tool_use_id=call.id, content=[dict(type="text", text="Done.")])
+    history = [*said, dict(role="assistant", content=called.content), dict(role="user", content=[result])]
+    answer = client.messages.create(**{**asked, "messages": history}, tools=[adopt], max_tokens=8)
+    assert answer.content[0].type == "text" and answer.usage.output_tokens == 8
+    with_tools = client.messages.count_tokens(model="tiny", messages=said, tools=[adopt])
+    assert with_tools.input_tokens > client.messages.count_tokens(model="tiny", messages=said).input_tokens
     try:
         client.messages.create(**{**asked, "model": "other"}, max_tokens=8)
     except anthropic.NotFoundError as error:

@@ -12,7 +12,7 @@ use crate::fields::Refusal;
 use crate::form::{Answering, Events, Form};
 use crate::request::{Prompt, Request};
 use crate::scores::Score;
-use crate::tools::{Calls, Said};
+use crate::tools::{Calls, Said, Spoken, call_id, calls_of, rest_of, said_of};
 
 /// The answers to one request, in the form of `/v1/chat/completions` and `/v1/completions`.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Answers {
     model: String,
     tokenizer: Arc<Tokenizer>,
     /// The calls of each text, where there may be some.
-    calls: Option<Vec<Calls>>,
+    calls: Vec<Option<Calls>>,
     /// Texts still to be done, and the tokens of those that are.
     left: usize,
     total: Usage,
@@ -47,33 +47,9 @@ struct Usage {
 /// One text as far as it is there.
 #[derive(Clone, Debug, Default)]
 struct Choice {
-    text: String,
+    spoken: Spoken,
     scores: Vec<Score>,
-    /// Names and arguments.
-    calls: Vec<(String, String)>,
     finish: Option<&'static str>,
-}
-
-impl Choice {
-    /// Adds what was said.
-    fn add(&mut self, said: Vec<Said>) {
-        for said in said {
-            match said {
-                Said::Text(text) => self.text += &text,
-                Said::Call(name) => self.calls.push((name, String::new())),
-                Said::Arguments(piece) => {
-                    if let Some((_, arguments)) = self.calls.last_mut() {
-                        *arguments += &piece;
-                    }
-                }
-                // Not a call: all of it is text.
-                Said::Broken { all, .. } => {
-                    self.calls.pop();
-                    self.text += &all;
-                }
-            }
-        }
-    }
 }
 
 impl Form for Answers {
@@ -82,10 +58,7 @@ impl Form for Answers {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let number = id;
         let id = format!("{}-{id:016x}", if chat { "chatcmpl" } else { "cmpl" });
-        let calls = request.tools.as_ref().map(|tools| {
-            let names = tools.functions.iter().map(|function| function.name.clone()).collect();
-            vec![Calls::new(format, names); texts]
-        });
+        let calls = vec![calls_of(request, format); texts];
         let Request { usage, n, logprobs, .. } = *request;
         let (left, total) = (texts, Usage::default());
         Self { chat, usage, n, logprobs, number, id, created, model, tokenizer, calls, left, total }
@@ -96,13 +69,13 @@ impl Form for Answers {
         while self.left > 0 {
             match events.recv().await {
                 Some((at, Event::Piece(text, scores))) => {
-                    let said = self.read(at, text);
-                    choices[at].add(said);
+                    let said = said_of(&mut self.calls[at], text);
+                    choices[at].spoken.add(said);
                     choices[at].scores.extend(scores);
                 }
                 Some((at, Event::Done(done, _))) => {
-                    let said = self.finish(at);
-                    choices[at].add(said);
+                    let said = rest_of(&mut self.calls[at]);
+                    choices[at].spoken.add(said);
                     choices[at].finish = Some(self.reason(at, done.finish));
                     self.count(at, done);
                 }
@@ -128,12 +101,12 @@ impl Form for Answers {
         }
         let refusal = match event {
             Event::Piece(text, scores) => {
-                if self.calls.is_none() {
+                if self.calls[at].is_none() {
                     return Some(self.piece(at, json!({ "content": text }), &text, scores, None));
                 }
                 let mut scores = Some(scores).filter(|scores| !scores.is_empty());
                 let before = self.called(at);
-                let said = self.read(at, text);
+                let said = said_of(&mut self.calls[at], text);
                 let pieces = self.said(at, before, said, &mut scores);
                 // Nothing is known of the text yet, and of its probabilities all.
                 let rest = scores.map(|scores| self.piece(at, json!({}), "", scores, None));
@@ -142,7 +115,7 @@ impl Form for Answers {
             Event::Done(done, _) => {
                 self.count(at, done);
                 let before = self.called(at);
-                let said = self.finish(at);
+                let said = rest_of(&mut self.calls[at]);
                 let pieces = self.said(at, before, said, &mut None);
                 let reason = self.reason(at, done.finish);
                 let last = pieces + &self.piece(at, json!({}), "", Vec::new(), Some(reason));
@@ -157,22 +130,9 @@ impl Form for Answers {
 }
 
 impl Answers {
-    /// What a piece of a text is.
-    fn read(&mut self, at: usize, text: String) -> Vec<Said> {
-        match &mut self.calls {
-            Some(calls) => calls[at].push(&text),
-            None => vec![Said::Text(text)],
-        }
-    }
-
-    /// What is left of a text.
-    fn finish(&mut self, at: usize) -> Vec<Said> {
-        self.calls.as_mut().map(|calls| calls[at].finish()).unwrap_or_default()
-    }
-
     /// Calls of a text so far.
     fn called(&self, at: usize) -> usize {
-        self.calls.as_ref().map_or(0, |calls| calls[at].count())
+        self.calls[at].as_ref().map_or(0, Calls::count)
     }
 
     fn reason(&self, at: usize, finish: Finish) -> &'static str {
@@ -208,17 +168,8 @@ impl Answers {
         events
     }
 
-    /// A call. Its name for answers has nine letters and digits, since some templates want that.
     fn call(&self, at: usize, index: usize, name: &str, arguments: &str) -> Value {
-        const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-        // Numbers of requests follow each other; multiplying by an odd one keeps them apart.
-        let mut rest = self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 36u64.pow(5);
-        rest = (rest * 36u64.pow(2) + at as u64 % 36u64.pow(2)) * 36u64.pow(2) + index as u64 % 36u64.pow(2);
-        let mut id = String::new();
-        for _ in 0..9 {
-            id.push(LETTERS[(rest % 36) as usize].into());
-            rest /= 36;
-        }
+        let id = call_id(self.number, at, index);
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
@@ -241,7 +192,7 @@ impl Answers {
         if self.chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn choice(&self, at: usize, Choice { text, scores, calls, finish }: Choice) -> Value {
+    fn choice(&self, at: usize, Choice { spoken: Spoken { text, calls }, scores, finish }: Choice) -> Value {
         let mut choice = json!({ "index": at });
         if self.chat {
             choice["message"] = json!({ "role": "assistant", "content": text });

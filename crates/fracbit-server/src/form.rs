@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
 use crate::request::{Prompt, Request};
-use crate::tools::Format;
+use crate::tools::{Calls, Format, Spoken, rest_of, said_of};
 
 /// The texts of a request, as they come: which, and what of it.
 pub(crate) type Events = UnboundedReceiver<(usize, Event)>;
@@ -57,13 +57,20 @@ pub(crate) fn named(name: &str, mut data: Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }
 
-/// The one text of a request: all of it, its counts and the stop text that ended it.
-pub(crate) async fn text_of(events: &mut Events) -> Result<(String, Done, Option<String>), Refusal> {
-    let mut text = String::new();
+/// The one text of a request, with its calls: all of it, its counts and the stop text that ended
+/// it.
+pub(crate) async fn text_of(
+    events: &mut Events,
+    calls: &mut Option<Calls>,
+) -> Result<(Spoken, Done, Option<String>), Refusal> {
+    let mut spoken = Spoken::default();
     loop {
         match events.recv().await {
-            Some((_, Event::Piece(piece, _))) => text += &piece,
-            Some((_, Event::Done(done, stop))) => return Ok((text, done, stop)),
+            Some((_, Event::Piece(piece, _))) => spoken.add(said_of(calls, piece)),
+            Some((_, Event::Done(done, stop))) => {
+                spoken.add(rest_of(calls));
+                return Ok((spoken, done, stop));
+            }
             Some((_, Event::Failed(message))) => return Err(Refusal::new(500, message)),
             Some((_, Event::GivenUp)) | None => return Err(Refusal::ending()),
         }
@@ -101,13 +108,70 @@ impl Turns {
         Ok(())
     }
 
+    /// A call in an answer of the model: part of the message before, if that is one of its own.
+    pub(crate) fn push_call(&mut self, id: &str, name: &str, arguments: &str) {
+        let call = json!({
+            "id": id, "type": "function", "function": { "name": name, "arguments": arguments },
+        });
+        if self.all.last().is_none_or(|last| last["role"] != "assistant") {
+            self.all.push(json!({ "role": "assistant", "content": null }));
+        }
+        let last = self.all.last_mut().expect("one was pushed");
+        match last["tool_calls"].as_array_mut() {
+            Some(calls) => calls.push(call),
+            None => last["tool_calls"] = json!([call]),
+        }
+    }
+
+    /// What came of a call.
+    pub(crate) fn push_result(&mut self, id: &str, content: &str) {
+        self.all.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+    }
+
     /// The list, which should end with what is to be answered.
     pub(crate) fn end(self) -> Result<Value, Refusal> {
         match self.all.last() {
-            Some(last) if last["role"] == "user" => Ok(Value::Array(self.all)),
+            Some(last) if last["role"] == "user" || last["role"] == "tool" => Ok(Value::Array(self.all)),
             _ => Err(Refusal::field(self.field, "should end with a message of the user")),
         }
     }
+}
+
+/// The functions of a request, `[{"name", "description", schema}]`, as those of chat completions;
+/// what else a function has should be in `known`.
+pub(crate) fn functions(
+    fields: &mut Fields,
+    schema: &str,
+    known: &[(&str, Option<&str>)],
+) -> Result<Option<Value>, Refusal> {
+    let want = "a list of functions, each with a name";
+    let Some(all) = fields.take::<Vec<Map<String, Value>>>("tools", want)? else { return Ok(None) };
+    let mut functions = Vec::new();
+    for (i, mut tool) in all.into_iter().enumerate() {
+        let bad = |rule: &str| Refusal::field("tools", format_args!("[{i}] {rule}"));
+        for (name, only) in known {
+            let value = tool.shift_remove(*name).unwrap_or_default();
+            let right = only.is_none_or(|only| value == only) || value.is_null();
+            if !right {
+                return Err(bad(&format!("should have no `{name}` of {value}: it is not served")));
+            }
+        }
+        let mut take = |name: &str| tool.shift_remove(name).filter(|value| !value.is_null());
+        let mut function = Map::new();
+        for (from, to) in [("name", "name"), ("description", "description"), (schema, "parameters")] {
+            function.extend(take(from).map(|value| (to.to_owned(), value)));
+        }
+        if let Some((name, _)) = tool.iter().find(|(_, value)| !value.is_null()) {
+            return Err(bad(&format!("should have no `{name}`: it is not served")));
+        }
+        functions.push(json!({ "type": "function", "function": function }));
+    }
+    Ok(Some(Value::Array(functions)))
+}
+
+/// A name of a call without what a form puts before it.
+pub(crate) fn plain_id<'a>(id: &'a str, prefix: &str) -> &'a str {
+    id.strip_prefix(prefix).unwrap_or(id)
 }
 
 /// The text of a content: a text, or a list of parts of these types, each with a text.

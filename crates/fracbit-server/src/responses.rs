@@ -1,5 +1,5 @@
-//! `/v1/responses`, in the form of OpenAI's API: text in, one text out. Nothing is kept between
-//! requests.
+//! `/v1/responses`, in the form of OpenAI's API: texts and calls of functions. Nothing is kept
+//! between requests.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,8 +9,11 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
-use crate::form::{Answering, Events, Form, Turns, instruction, moved, named, renamed, text_in, text_of};
+use crate::form::{
+    Answering, Events, Form, Turns, functions, instruction, moved, named, plain_id, renamed, text_in, text_of,
+};
 use crate::request::Request;
+use crate::tools::{Calls, Said, Spoken, call_id, calls_of, rest_of, said_of};
 
 /// Fields with the names that they have in chat completions.
 const SAME: [(&str, &str); 5] = [
@@ -34,30 +37,77 @@ pub(crate) fn read(body: &[u8], defaults: SampleConfig) -> Result<Request, Refus
         _ => return Err(Refusal::field("input", "should be a text or a list of messages")),
     }
     chat.insert("messages".to_owned(), turns.end()?);
-    let none = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
-    for field in ["tools", "include"] {
-        fields.only(field, none)?;
-    }
-    fields.only("tool_choice", |v| v == "none" || v == "auto")?;
+    tools(&mut fields, &mut chat)?;
+    fields.only("include", |v| v.as_array().is_some_and(Vec::is_empty))?;
     fields.only("truncation", |v| v == "disabled")?;
     fields.only("background", |v| v == false)?;
-    fields.only("text", |v| {
-        let plain = |(name, value): (&String, &Value)| match name.as_str() {
-            "format" => value == &json!({ "type": "text" }),
-            name => name == "verbosity",
-        };
-        v.as_object().is_some_and(|text| text.iter().all(plain))
-    })?;
+    chat.extend(structure(&mut fields)?.map(|format| ("response_format".to_owned(), format)));
     fields.only("stream_options", |v| {
         v.as_object().is_some_and(|options| options.keys().all(|name| name == "include_obfuscation"))
     })?;
     fields.end()?;
     let body = Value::Object(chat).to_string();
-    Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &SAME))
+    let names = [SAME.as_slice(), &[("text", "response_format"), ("input", "messages")]].concat();
+    Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))
 }
 
-/// One item of `input`: a message, perhaps one that this server gave as output.
+/// Functions, and what is to be done with them.
+fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), Refusal> {
+    let known = [("type", Some("function")), ("strict", None)];
+    chat.extend(functions(fields, "parameters", &known)?.map(|all| ("tools".to_owned(), all)));
+    moved(fields, &[("parallel_tool_calls", "parallel_tool_calls")], chat);
+    let same = fields.value("tool_choice").map(|choice| match (choice["type"].as_str(), &choice["name"]) {
+        (Some("function"), Value::String(name)) => {
+            json!({ "type": "function", "function": { "name": name } })
+        }
+        _ => choice,
+    });
+    chat.extend(same.map(|choice| ("tool_choice".to_owned(), choice)));
+    Ok(())
+}
+
+/// What `text` says of the form of the answer, as `response_format`.
+fn structure(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
+    let want = "an object with a `format`";
+    let Some(mut text) = fields.take::<Map<String, Value>>("text", want)? else { return Ok(None) };
+    // How long answers should be is nothing that a model here was trained for.
+    let (format, _) = (text.shift_remove("format"), text.shift_remove("verbosity"));
+    if let Some(name) = text.keys().next() {
+        return Err(Refusal::field("text", format_args!("should have no `{name}`")));
+    }
+    Ok(format.filter(|format| !format.is_null()).map(|mut format| {
+        if format["type"] != "json_schema" {
+            return format;
+        }
+        // Its name and schema lie one level higher here.
+        let mut schema = format.as_object_mut().map(std::mem::take).unwrap_or_default();
+        schema.shift_remove("type");
+        json!({ "type": "json_schema", "json_schema": schema })
+    }))
+}
+
+/// What stands before the name of a call.
+const PREFIX: &str = "call_";
+
+/// One item of `input`: a message, perhaps one that this server gave as output, a call that it
+/// made, or what came of it.
 fn push(turns: &mut Turns, item: Value) -> Result<(), Refusal> {
+    let word = |name: &str| {
+        let bad = || Refusal::field("input", format_args!("should have a text as `{name}` in calls"));
+        item[name].as_str().ok_or_else(bad)
+    };
+    match item["type"].as_str() {
+        Some("function_call") => {
+            turns.push_call(plain_id(word("call_id")?, PREFIX), word("name")?, word("arguments")?);
+            return Ok(());
+        }
+        Some("function_call_output") => {
+            let text = text_in(item["output"].clone(), "input", &["input_text", "output_text", "text"])?;
+            turns.push_result(plain_id(word("call_id")?, PREFIX), &text);
+            return Ok(());
+        }
+        _ => {}
+    }
     let want = "should have messages, each with a role and a content";
     let Value::Object(mut item) = item else { return Err(Refusal::field("input", want)) };
     let mut take = |name: &str| item.shift_remove(name).unwrap_or_default();
@@ -84,15 +134,26 @@ pub(crate) struct Response {
     instructions: Option<String>,
     max_tokens: Option<usize>,
     sampling: SampleConfig,
-    /// The text as far as it is there.
-    text: String,
+    calls: Option<Calls>,
+    /// What the output has so far; the last one may go on.
+    items: Vec<Item>,
+    /// Whether the last one does.
+    open: bool,
     /// Events said so far.
     said: usize,
     over: bool,
 }
 
+/// One item of an output.
+#[derive(Clone)]
+enum Item {
+    Text(String),
+    /// Its name and its arguments.
+    Call(String, String),
+}
+
 impl Form for Response {
-    fn new(request: &Request, Answering { id, model, .. }: Answering) -> Self {
+    fn new(request: &Request, Answering { id, model, format, .. }: Answering) -> Self {
         Self {
             id,
             model,
@@ -100,28 +161,25 @@ impl Form for Response {
             instructions: instruction(request),
             max_tokens: request.max_tokens,
             sampling: request.sampling,
-            text: String::new(),
+            calls: calls_of(request, format),
+            items: Vec::new(),
+            open: false,
             said: 0,
             over: false,
         }
     }
 
     async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
-        let (text, done, _) = text_of(events).await?;
-        self.text = text;
+        let (Spoken { text, calls }, done, _) = text_of(events, &mut self.calls).await?;
+        self.items.extend((!text.is_empty() || calls.is_empty()).then_some(Item::Text(text)));
+        self.items.extend(calls.into_iter().map(|(name, arguments)| Item::Call(name, arguments)));
         Ok(self.response(Some(done)))
     }
 
     fn first(&mut self) -> String {
         let begun = self.response(None);
         let created = self.say("response.created", json!({ "response": begun }));
-        let running = self.say("response.in_progress", json!({ "response": begun }));
-        let (item, part) = (self.item("in_progress", &[]), part(""));
-        let added = self.say("response.output_item.added", json!({ "output_index": 0, "item": item }));
-        created
-            + &running
-            + &added
-            + &self.say("response.content_part.added", self.at(json!({ "part": part })))
+        created + &self.say("response.in_progress", json!({ "response": begun }))
     }
 
     fn event(&mut self, _: usize, event: Event) -> Option<String> {
@@ -130,13 +188,13 @@ impl Form for Response {
         }
         let refusal = match event {
             Event::Piece(text, _) => {
-                self.text += &text;
-                let delta = json!({ "delta": text, "logprobs": [] });
-                return Some(self.say("response.output_text.delta", self.at(delta)));
+                let said = said_of(&mut self.calls, text);
+                return Some(self.tell(said));
             }
             Event::Done(done, _) => {
                 self.over = true;
-                return Some(self.last(done));
+                let said = rest_of(&mut self.calls);
+                return Some(self.tell(said) + &self.last(done));
             }
             Event::Failed(message) => Refusal::new(500, message),
             Event::GivenUp => Refusal::ending(),
@@ -155,34 +213,115 @@ impl Response {
         named(name, data)
     }
 
-    /// Something about the text, with where it is.
+    /// What a stream says of a piece.
+    fn tell(&mut self, said: Vec<Said>) -> String {
+        let mut all = String::new();
+        for said in said {
+            all += &match said {
+                Said::Text(text) | Said::Broken { rest: text, .. } if text.is_empty() => continue,
+                Said::Text(text) | Said::Broken { rest: text, .. } => self.text(&text),
+                Said::Call(name) => self.begin(Item::Call(name, String::new())),
+                Said::Arguments(piece) => {
+                    if let Some(Item::Call(_, arguments)) = self.items.last_mut() {
+                        *arguments += &piece;
+                    }
+                    let delta = self.at(json!({ "delta": piece }));
+                    self.say("response.function_call_arguments.delta", delta)
+                }
+            };
+        }
+        all
+    }
+
+    fn text(&mut self, text: &str) -> String {
+        let goes_on = self.open && matches!(self.items.last(), Some(Item::Text(_)));
+        let begun = if goes_on { String::new() } else { self.begin(Item::Text(String::new())) };
+        if let Some(Item::Text(all)) = self.items.last_mut() {
+            *all += text;
+        }
+        let mut delta = self.at(json!({ "delta": text, "logprobs": [] }));
+        delta["content_index"] = 0.into();
+        begun + &self.say("response.output_text.delta", delta)
+    }
+
+    /// Begins an item behind the one that is open.
+    fn begin(&mut self, item: Item) -> String {
+        let closed = self.close("completed");
+        let is_text = matches!(item, Item::Text(_));
+        self.items.push(item);
+        self.open = true;
+        let at = self.items.len() - 1;
+        let mut shown = self.item(at, "in_progress");
+        if is_text {
+            shown["content"] = json!([]);
+        }
+        let added = self.say("response.output_item.added", json!({ "output_index": at, "item": shown }));
+        if !is_text {
+            return closed + &added;
+        }
+        let mut begun = self.at(json!({ "part": part("") }));
+        begun["content_index"] = 0.into();
+        closed + &added + &self.say("response.content_part.added", begun)
+    }
+
+    /// Ends the item that is open.
+    fn close(&mut self, status: &str) -> String {
+        if !std::mem::replace(&mut self.open, false) {
+            return String::new();
+        }
+        let at = self.items.len() - 1;
+        let mut all = String::new();
+        match self.items[at].clone() {
+            Item::Text(text) => {
+                for (name, data) in [
+                    ("response.output_text.done", json!({ "text": text, "logprobs": [] })),
+                    ("response.content_part.done", json!({ "part": part(&text) })),
+                ] {
+                    let mut data = self.at(data);
+                    data["content_index"] = 0.into();
+                    all += &self.say(name, data);
+                }
+            }
+            Item::Call(name, arguments) => {
+                let data = self.at(json!({ "name": name, "arguments": arguments }));
+                all += &self.say("response.function_call_arguments.done", data);
+            }
+        }
+        let item = self.item(at, status);
+        all + &self.say("response.output_item.done", json!({ "output_index": at, "item": item }))
+    }
+
+    /// Something about the last item, with where it is.
     fn at(&self, mut data: Value) -> Value {
-        data["item_id"] = self.item_id().into();
-        data["output_index"] = 0.into();
-        data["content_index"] = 0.into();
+        let at = self.items.len() - 1;
+        data["item_id"] = self.item(at, "")["id"].take();
+        data["output_index"] = at.into();
         data
     }
 
     /// What a stream ends with.
     fn last(&mut self, done: Done) -> String {
-        let (text, response) = (self.text.clone(), self.response(Some(done)));
-        let (status, item) = (response["status"].clone(), response["output"][0].clone());
-        let name = format!("response.{}", status.as_str().unwrap_or_default());
-        let all = [
-            ("response.output_text.done", self.at(json!({ "text": text, "logprobs": [] }))),
-            ("response.content_part.done", self.at(json!({ "part": part(&text) }))),
-            ("response.output_item.done", json!({ "output_index": 0, "item": item })),
-            (name.as_str(), json!({ "response": response })),
-        ];
-        all.into_iter().map(|(name, data)| self.say(name, data)).collect()
+        let mut all = String::new();
+        if self.items.is_empty() {
+            all += &self.begin(Item::Text(String::new()));
+        }
+        let status = if done.finish.is_cut() { "incomplete" } else { "completed" };
+        all += &self.close(status);
+        let response = self.response(Some(done));
+        all + &self.say(&format!("response.{status}"), json!({ "response": response }))
     }
 
-    fn item_id(&self) -> String {
-        format!("msg_{:016x}", self.id)
-    }
-
-    fn item(&self, status: &str, content: &[Value]) -> Value {
-        json!({ "id": self.item_id(), "type": "message", "status": status, "role": "assistant", "content": content })
+    fn item(&self, at: usize, status: &str) -> Value {
+        match &self.items[at] {
+            Item::Text(text) => json!({
+                "id": format!("msg_{:016x}_{at}", self.id), "type": "message", "status": status,
+                "role": "assistant", "content": [part(text)],
+            }),
+            Item::Call(name, arguments) => json!({
+                "id": format!("fc_{:016x}_{at}", self.id), "type": "function_call", "status": status,
+                "call_id": format!("{PREFIX}{}", call_id(self.id, 0, at)), "name": name, "arguments": arguments,
+            }),
+        }
     }
 
     /// The response; without `done` while it is being written.
@@ -192,7 +331,10 @@ impl Response {
             Some(false) => ("completed", Value::Null),
             Some(true) => ("incomplete", json!({ "reason": "max_output_tokens" })),
         };
-        let output: Vec<Value> = done.iter().map(|_| self.item(status, &[part(&self.text)])).collect();
+        // Only the last item can be cut.
+        let last = self.items.len().saturating_sub(1);
+        let of = |at: usize| self.item(at, if at == last { status } else { "completed" });
+        let output: Vec<Value> = done.iter().flat_map(|_| (0..self.items.len()).map(of)).collect();
         let usage = done.map(|Done { prompt, cached, tokens, .. }| {
             json!({
                 "input_tokens": prompt, "input_tokens_details": { "cached_tokens": cached },
@@ -207,12 +349,13 @@ impl Response {
             "max_output_tokens": self.max_tokens, "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p, "background": false, "metadata": {}, "parallel_tool_calls": false,
             "previous_response_id": null, "store": false, "text": { "format": { "type": "text" } },
-            "tool_choice": "none", "tools": [], "truncation": "disabled",
+            "tool_choice": if self.calls.is_some() { "auto" } else { "none" }, "tools": [],
+            "truncation": "disabled",
         })
     }
 }
 
-/// The one part of the output.
+/// The one part of a text.
 fn part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
 }
@@ -258,11 +401,16 @@ mod tests {
         assert!(read_of(&good).is_ok());
         for (field, value) in [
             ("input", Value::Null),
-            ("input", json!([{ "type": "function_call_output", "call_id": "c", "output": "o" }])),
+            ("input", json!([{ "type": "function_call_output", "output": "o" }])),
+            ("input", json!([{ "type": "function_call", "call_id": "c", "name": "f", "arguments": {} }])),
+            ("input", json!([{ "type": "reasoning", "summary": [] }])),
+            ("tools", json!([{ "type": "function", "function": { "name": "f" } }])),
+            ("tool_choice", json!("required")),
             ("input", json!([{ "role": "user", "content": [{ "type": "input_image", "image_url": "u" }] }])),
             ("max_output_tokens", json!(0)),
             ("tools", json!([{ "type": "web_search" }])),
-            ("text", json!({ "format": { "type": "json_object" } })),
+            ("text", json!({ "size": 3 })),
+            ("text", json!({ "format": { "type": "xml" } })),
             ("reasoning", json!({ "effort": "high" })),
             ("previous_response_id", json!("resp_1")),
             ("conversation", json!("conv_1")),

@@ -336,3 +336,105 @@ fn what_came_of_calls_is_part_of_the_conversation() {
     let bad = json!({ "messages": user("a"), "tools": bad, "tool_choice": "required" });
     assert_eq!(ask(serving.address, CHAT, "", &bad).json()["error"]["param"], "tools");
 }
+
+/// Functions in the forms of other clients.
+#[test]
+fn functions_are_called_in_every_form() {
+    let serving = serve(Options { context: 1500, ..options() }, tokenizer(Some(TEMPLATE)));
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["a"],
+        "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 99 } },
+    });
+    let function = json!({ "name": "add", "description": "Adds.", "parameters": schema });
+    let chat = json!({
+        "messages": user("What is it?"), "tools": [{ "type": "function", "function": function }],
+        "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 160, "temperature": 0,
+    });
+    let want = answered(&serving, CHAT, &chat);
+    let call = want["choices"][0]["message"]["tool_calls"][0]["function"].clone();
+    let arguments = call["arguments"].as_str().expect("arguments as a text");
+    let value: Value = serde_json::from_str(arguments).expect("JSON");
+    assert!(fits(&value, &schema, &schema), "{call}");
+    let asked = want["usage"]["prompt_tokens"].clone();
+
+    let messages = json!({
+        "messages": user("What is it?"), "max_tokens": 160, "temperature": 0,
+        "tools": [{ "name": "add", "description": "Adds.", "input_schema": schema }],
+        "tool_choice": { "type": "any", "disable_parallel_tool_use": true },
+    });
+    const MESSAGES: &str = "POST /v1/messages";
+    let answer = answered(&serving, MESSAGES, &messages);
+    let block = &answer["content"][0];
+    assert_eq!((&answer["stop_reason"], &block["type"]), (&json!("tool_use"), &json!("tool_use")));
+    assert_eq!((&block["name"], &block["input"]), (&call["name"], &value));
+    let count = |usage: &Value| {
+        let part = |name: &str| usage[name].as_u64().expect("a count");
+        part("input_tokens") + part("cache_read_input_tokens")
+    };
+    assert_eq!(json!(count(&answer["usage"])), asked, "the same prompt");
+    let mut stream = messages.clone();
+    stream["stream"] = true.into();
+    let events = said_in(&ask(serving.address, MESSAGES, "", &stream));
+    let kinds: Vec<&str> = events.iter().map(|e| e["type"].as_str().expect("a type")).collect();
+    assert_eq!(kinds[..2], ["message_start", "content_block_start"]);
+    assert_eq!(kinds[kinds.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let pieces = events.iter().filter_map(|e| e["delta"]["partial_json"].as_str());
+    assert_eq!(pieces.collect::<String>(), arguments);
+    // What came of it, with a text behind; the template has the call as it was.
+    let history = json!([
+        { "role": "user", "content": "Add." },
+        { "role": "assistant", "content": [{ "type": "tool_use", "id": "toolu_abcdefghi", "name": "add", "input": { "a": 2 } }] },
+        { "role": "user", "content": [
+            { "type": "tool_result", "tool_use_id": "toolu_abcdefghi", "content": "3", "is_error": true },
+            { "type": "text", "text": "So?" },
+        ] },
+    ]);
+    let prompt = "user: Add.assistant: <tool_call>add 2</tool_call>tool: Error: 3user: So?assistant:";
+    let plain = json!({ "prompt": prompt, "max_tokens": 2 });
+    let want = answered(&serving, COMPLETIONS, &plain)["usage"]["prompt_tokens"].clone();
+    let body = json!({ "messages": history, "max_tokens": 2 });
+    assert_eq!(json!(count(&answered(&serving, MESSAGES, &body)["usage"])), want);
+
+    let responses = json!({
+        "input": "What is it?", "max_output_tokens": 160, "temperature": 0, "parallel_tool_calls": false,
+        "tools": [{ "type": "function", "name": "add", "description": "Adds.", "parameters": schema, "strict": true }],
+        "tool_choice": { "type": "function", "name": "add" },
+    });
+    const RESPONSES: &str = "POST /v1/responses";
+    let answer = answered(&serving, RESPONSES, &responses);
+    let item = &answer["output"][0];
+    assert_eq!((&answer["status"], &item["type"]), (&json!("completed"), &json!("function_call")));
+    assert_eq!((&item["name"], &item["arguments"]), (&call["name"], &call["arguments"]));
+    assert_eq!(answer["usage"]["input_tokens"], asked);
+    let mut stream = responses.clone();
+    stream["stream"] = true.into();
+    let events = said_in(&ask(serving.address, RESPONSES, "", &stream));
+    let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).cloned().collect::<Vec<_>>();
+    let pieces = of("response.function_call_arguments.delta");
+    assert_eq!(pieces.iter().filter_map(|e| e["delta"].as_str()).collect::<String>(), arguments);
+    assert_eq!(of("response.output_item.done")[0]["item"]["arguments"], call["arguments"]);
+    let last = events.last().expect("an end");
+    assert_eq!(last["type"], "response.completed");
+    assert_eq!(last["response"]["output"][0]["name"], call["name"]);
+    let input = json!([
+        { "role": "user", "content": "Add." },
+        { "type": "function_call", "id": "fc_1", "call_id": "call_abcdefghi", "name": "add", "arguments": "{\"a\": 2}" },
+        { "type": "function_call_output", "call_id": "call_abcdefghi", "output": "3" },
+    ]);
+    let prompt = "user: Add.assistant: <tool_call>add 2</tool_call>tool: 3assistant:";
+    let plain = json!({ "prompt": prompt, "max_tokens": 2 });
+    let want = answered(&serving, COMPLETIONS, &plain)["usage"]["prompt_tokens"].clone();
+    let body = json!({ "input": input, "max_output_tokens": 2 });
+    assert_eq!(answered(&serving, RESPONSES, &body)["usage"]["input_tokens"], want);
+    let format = json!({ "format": { "type": "json_schema", "name": "it", "schema": schema } });
+    let body = json!({ "input": "a", "text": format, "max_output_tokens": 100 });
+    let text = answered(&serving, RESPONSES, &body)["output"][0]["content"][0]["text"].clone();
+    let value: Value = serde_json::from_str(text.as_str().expect("a text")).expect("JSON");
+    assert!(fits(&value, &schema, &schema), "{value}");
+}
+
+/// The data of all events of a stream.
+fn said_in(answer: &Answer) -> Vec<Value> {
+    let read = |line: &str| serde_json::from_str(line).expect("JSON");
+    answer.body.lines().filter_map(|line| line.strip_prefix("data: ")).map(read).collect()
+}
