@@ -1,8 +1,8 @@
 //! `config.json` and `generation_config.json`: what the model is.
 //!
 //! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5).
-//! What is particular to an architecture stands in its module ([`architecture`]): names, defaults,
-//! rules, and why. Here is what they have in common.
+//! What is particular to an architecture stands in its module in `config/architecture`: names,
+//! defaults, rules, and why. Here is what they have in common.
 //!
 //! Of models of text and images or sounds (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`,
 //! `qwen3_vl`, `internvl`, `llava`, `idefics3`, ...) the language model is taken alone where it is
