@@ -19,7 +19,9 @@ TEXT = (
 
 
 def theirs(path, text):
-    model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, logits_all=True, verbose=False)
+    # Both caches in single precision.
+    single = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, logits_all=True, verbose=False, **single)
     tokens = model.tokenize(text.encode(), add_bos=True, special=False)
     model.eval(tokens)
     return tokens, np.array(model.scores[: len(tokens)], dtype=np.float32)

@@ -43,6 +43,7 @@ Usage: cargo xtask COMMAND
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   wheel              build the wheel of the Python package into target/wheel, and test it
+  published          fetch published chat templates and tokenizers (300 MB) and compare with their own programs
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
   release [DIR] [--binary FILE]...
                      what people download, in target/release-files or DIR: archives, Debian packages, licences,
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         ["man", dir] => man(dir),
         ["release", rest @ ..] => release(rest),
         ["wheel"] => wheel::run_release(),
+        ["published"] => published(),
         ["zoo", dir] => zoo(&[dir]),
         ["zoo", dir, text] => zoo(&[dir, text]),
         ["tidy"] => tidy::run(),
@@ -133,6 +135,9 @@ fn test() -> Outcome {
     let warnings = [("RUSTDOCFLAGS", "--deny warnings"), highs[0]];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
     setup::python_clients();
+    if let Err(why) = setup::published(&["--quick"]) {
+        println!("skipped: published chat templates and tokenizers: {why}");
+    }
     // Examples are checked above; linking them takes as long as the tests of a crate.
     run("cargo", &["test", "--workspace", "--lib", "--bins", "--tests"], &highs)?;
     run("cargo", &["test", "--workspace", "--doc"], &highs)?;
@@ -144,6 +149,12 @@ fn test() -> Outcome {
         println!("skipped: tests of the models and texts in ../shared, which is not there");
     }
     Ok(())
+}
+
+/// Published chat templates and tokenizers, beside the programs that they were made for.
+fn published() -> Outcome {
+    setup::published(&[])?;
+    run("cargo", &["test", "--package", "fracbit-io", "--test", "published", "--", "--nocapture"], &[])
 }
 
 /// Builds the program and writes its manual pages.

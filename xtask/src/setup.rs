@@ -103,6 +103,21 @@ pub(crate) fn python_clients() {
     }
 }
 
+/// Fetches published chat templates and tokenizers, and what they are compared with, for a test of
+/// `fracbit-io` that looks for them.
+pub(crate) fn published(more: &[&str]) -> Outcome {
+    const PACKAGES: [&str; 4] =
+        ["jinja2==3.1.6", "tokenizers==0.23.3", "sentencepiece==0.2.3", "mistral_common==1.13.1"];
+    let Some(python) = python_with("jinja2, tokenizers, sentencepiece, mistral_common", &PACKAGES)? else {
+        return Err(format!(
+            "install what is compared with by:\n  python3 -m venv .venv && .venv/bin/pip install {}",
+            PACKAGES.join(" ")
+        ));
+    };
+    const SCRIPT: &str = "crates/fracbit-io/tests/golden/fetch_published.py";
+    crate::run(&python, &[&[SCRIPT, "target/published"], more].concat(), &[])
+}
+
 /// A Python that has modules: the system's, or a virtual environment that gets their packages here
 /// when installing is allowed.
 pub(crate) fn python_with(modules: &str, packages: &[&str]) -> Result<Option<String>, Failure> {

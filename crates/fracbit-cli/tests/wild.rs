@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{BAD_INPUT, FAILED, USAGE, copy, demo, fracbit, names, stories, text};
+use common::{BAD_INPUT, FAILED, USAGE, copy, demo, edit_json, edit_shard, fracbit, names, stories, text};
 use serde_json::{Value, json};
 use std::{fs, os::unix::ffi::OsStrExt, path::Path, process::Stdio};
 
@@ -13,25 +13,14 @@ const LAST: &str = "model.layers.5.mlp.down_proj.weight";
 /// The demo model with another header and other data.
 fn reshaped(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> tempfile::TempDir {
     let place = copy(&demo());
-    let path = place.path().join("model.safetensors");
-    let bytes = fs::read(&path).expect("a shard");
-    let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
-    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length)).expect("a small header"));
-    let (mut header, mut data) = (serde_json::from_slice(header).expect("a header"), data.to_vec());
-    change(&mut header, &mut data);
-    let header = header.to_string();
-    let length = (header.len() as u64).to_le_bytes();
-    fs::write(&path, [&length[..], header.as_bytes(), &data].concat()).expect("a writable place");
+    edit_shard(&place.path().join("model.safetensors"), change);
     place
 }
 
 /// The demo model with another value in a JSON file.
 fn configured(file: &str, field: &str, value: Value) -> tempfile::TempDir {
     let place = copy(&demo());
-    let path = place.path().join(file);
-    let mut document: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
-    document[field] = value;
-    fs::write(&path, document.to_string()).expect("a writable place");
+    edit_json(&place.path().join(file), |document| document[field] = value);
     place
 }
 

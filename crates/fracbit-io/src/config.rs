@@ -1,65 +1,17 @@
 //! `config.json` and `generation_config.json`: what the model is.
 //!
-//! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5),
-//! per architecture:
+//! Fields and defaults follow the configuration classes of Hugging Face transformers (4.5x and 5).
+//! What is particular to an architecture stands in its module in `config/architecture`: names,
+//! defaults, rules, and why. Here is what they have in common.
 //!
-//! | `model_type` | biases | QK norm | sliding window | rotary |
-//! | --- | --- | --- | --- | --- |
-//! | `llama` (Llama 1/2/3, SmolLM2) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
-//! | `mistral` | none | no | `sliding_window` on all layers; null: none; left out: 4096 | all layers |
-//! | `ministral3` (Ministral 3) | none | no | `sliding_window` on all layers | all layers; queries grow with their position |
-//! | `qwen2` | q, k, v always | no | with `use_sliding_window`, layers from `max_window_layers` on, or `layer_types` | all layers |
-//! | `qwen3` | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
-//! | `smollm3` | `attention_bias`, `mlp_bias` | no | with `use_sliding_window`, NoPE layers, or `layer_types` | where `no_rope_layers[i]` is 1 |
-//! | `phi3` (Phi-3, Phi-3.5, Phi-4, Phi-4-mini) | none | no | `sliding_window` on all layers | all layers; `partial_rotary_factor`, `longrope` |
-//! | `granite` (Granite 3) | `attention_bias` on q, k, v, o; `mlp_bias` | no | no | all layers |
-//! | `seed_oss` | `attention_bias` on q, k, v, true where left out; `attention_out_bias`; `mlp_bias` | no | no | all layers |
-//! | `ernie4_5` (ERNIE 4.5, dense) | `use_bias` on all | no | no | all layers, neighbouring channels |
-//! | `glm`, `glm4` (GLM-4) | `attention_bias` on q, k, v, true where left out | no | no | all layers, neighbouring channels; `partial_rotary_factor`, 0.5 where left out |
-//! | `exaone4` | none | yes | where `sliding_window` is not null by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; where some have a window, those |
-//! | `gemma2` | none | no | by `layer_types`, or every other layer from the first on | all layers |
-//! | `gemma3_text` (Gemma 3, text only) | none | yes | by `layer_types`, or all but every `sliding_window_pattern`-th layer | all layers; those with a window by `rope_local_base_freq` |
-//! | `qwen3_moe` (Qwen3-30B-A3B) | `attention_bias` on q, k, v, o | yes | as `qwen2` | all layers |
-//! | `mixtral` | none | no | `sliding_window` on all layers | all layers |
-//! | `granitemoe` (Granite 3 A400M, A800M) | `attention_bias` on q, k, v, o | no | no | all layers |
-//! | `olmoe` | `attention_bias` on q, k, v, o | over all heads | no | all layers |
-//! | `olmo2`, `olmo3` | `attention_bias` on q, k, v, o | over all heads | `olmo3`: by `layer_types`, or all but every fourth layer | all layers; those with a window without scaling |
+//! Of models of text and images or sounds (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`,
+//! `qwen3_vl`, `internvl`, `llava`, `idefics3`, ...) the language model is taken alone where it is
+//! one of these: `text_config`, and the tensors without the prefix `language_model.` or
+//! `text_model.`. Where all is text, the three positions of a token in `mrope` are one, and it
+//! turns as others do.
 //!
-//! `phi3` stores q, k, v and gate, up as one tensor each ([`crate::Checkpoint::parted`]). The four
-//! factors of `granite` leave the graph as it is: in units of `embedding_multiplier` the residual
-//! stream begins as the embedding itself, what is written to it is multiplied by
-//! `residual_multiplier / embedding_multiplier` (in the weights), and norms, which do not see such
-//! units, by their ε alone, which is divided by `embedding_multiplier^2`; `logits_scaling` divides
-//! the final gain, `attention_multiplier` is in [`RopeConfig::gain`]. A `granitemoehybrid` (Granite
-//! 4) whose layers all have attention, and no experts, is read as `granite`; its gate and up are
-//! one tensor as well.
-//!
-//! `olmo2`, `olmo3` and `exaone4` normalize what attention and MLP write to the residual stream *in
-//! place* of what they read ([`ModelConfig::pre_norms`]). Where frequencies of `olmo3` are
-//! stretched, those of layers without a window are, as in training, transformers 4.57 and vLLM
-//! (transformers 5 stretched all of them by mistake until 5.13, which writes a set of
-//! `rope_parameters` for each type of layers).
-//!
-//! `qwen3_moe`, `mixtral`, `granitemoe` and `olmoe` have experts in place of the MLP in every layer
-//! ([`Experts`]). They are stored under three names, of which [`crate::Checkpoint::parted`] makes
-//! one; `granitemoe` has the factors of `granite`.
-//!
-//! `gemma2` and `gemma3_text` normalize what attention and MLP write to the residual stream as well
-//! ([`ModelConfig::post_norms`]), their gains are stored less 1 ([`ModelConfig::gain_offset`]), and
-//! the embedding is multiplied by the root of its width: the same units, so that the gains of those
-//! norms are divided by it (not rounded to bf16, as transformers does where weights are of that
-//! type). `query_pre_attn_scalar` is in [`RopeConfig::gain`]. `gemma2` caps scores and logits
-//! ([`ModelConfig::score_cap`]; Gemma Team 2024, arXiv 2408.00118, section 2). Of models of text
-//! and images or sounds (`gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `internvl`,
-//! `llava`, `idefics3`, ...) the language model is taken alone where it is one of these:
-//! `text_config`, and the tensors without the prefix `language_model.` or `text_model.`. Where all
-//! is text, the three positions of a token in `mrope` are one, and it turns as others do.
-//!
-//! `glm4` has norms behind attention and MLP as well, under names of its own
-//! ([`crate::Checkpoint::parted`]), and both have gate and up in one tensor.
-//!
-//! The name `no_rope_layers` misleads: 1 means the layer *does* rotate. Without the list every
-//! fourth layer (`no_rope_layer_interval`) does not.
+//! Mixtures have experts in place of the MLP in every layer ([`Experts`]); they are stored under
+//! three names, of which [`crate::Checkpoint::parted`] makes one.
 //!
 //! Unknown fields are kept and ignored; a field that is used must have the right type and a sane
 //! value. Rules that would change the numbers without our knowing (`dynamic` rope scaling, another
@@ -75,6 +27,9 @@ mod rope;
 use std::path::{Path, PathBuf};
 
 pub use architecture::Architecture;
+pub(crate) use architecture::{
+    Biases, Caps, ExpertFields, Facts, GgufNames, Layout, LocalRope, Pattern, Window,
+};
 pub use rope::{QueryGrowth, RopeConfig, RopeScaling};
 use serde_json::{Map, Value};
 
@@ -92,6 +47,8 @@ const MAX_CONFIG: u64 = 16 << 20;
 const MAX_SIZE: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 14;
 const MAX_EXPERTS: u64 = 1 << 12;
+/// Bounds of the magnitude of scores and logits.
+pub(crate) const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
 
 /// The MLPs of a mixture: a router gives every token some of them. With r the softmax over all
 /// experts of `Router n`, the MLP's output is the sum of those of the experts with the largest r,
@@ -412,87 +369,49 @@ impl Fields {
 
     /// Which layers have a window, by `layer_types` or by the architecture's own rule.
     fn layers(&self, arch: Architecture) -> Result<Vec<LayerConfig>, Error> {
+        let facts = arch.facts();
         let n = self.size("num_hidden_layers", MAX_LAYERS, None)?;
-        let rope = if arch == Architecture::SmolLm3 { self.smollm3_rope(n)? } else { vec![true; n] };
-        let window = match arch {
-            Architecture::Llama
-            | Architecture::Granite
-            | Architecture::GraniteMoe
-            | Architecture::Olmoe
-            | Architecture::Olmo2
-            | Architecture::SeedOss
-            | Architecture::Ernie45
-            | Architecture::Glm
-            | Architecture::Glm4 => None,
-            Architecture::Exaone4 if !self.map.contains_key("sliding_window") => Some(4096),
-            Architecture::Exaone4 => self.window()?,
-            Architecture::Phi3 | Architecture::Mixtral | Architecture::Ministral3 => self.window()?,
-            Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Olmo3 => {
-                Some(self.size("sliding_window", 1 << 32, Some(4096))?)
-            }
-            Architecture::Mistral if !self.map.contains_key("sliding_window") => Some(4096),
-            Architecture::Mistral => self.window()?,
-            _ if self.flag("use_sliding_window", false)? => match self.window()? {
-                // transformers' default of the Qwen classes; SmolLM3 has none.
-                None if arch != Architecture::SmolLm3 && !self.map.contains_key("sliding_window") => {
-                    Some(4096)
-                }
-                w => w,
-            },
-            _ => None,
+        let rope = if facts.some_turn { self.turning_layers(n)? } else { vec![true; n] };
+        let left_out = !self.map.contains_key("sliding_window");
+        let window = match facts.window {
+            Window::None => None,
+            Window::Always(usual) => Some(self.size("sliding_window", 1 << 32, Some(usual))?),
+            Window::Flag(_) if !self.flag("use_sliding_window", false)? => None,
+            Window::Flag(usual) | Window::Field(usual) if left_out => usual,
+            Window::Flag(_) | Window::Field(_) => self.window()?,
         };
-        use Architecture::{Exaone4, Gemma2, Gemma3, Olmo3, Qwen2, Qwen3, Qwen3Moe, SmolLm3};
-        let uniform = !matches!(arch, Qwen2 | Qwen3 | Qwen3Moe | SmolLm3 | Gemma2 | Gemma3 | Olmo3 | Exaone4);
-        let sliding: Vec<bool> = match self.layer_types(n)? {
-            Some(types) if uniform => {
-                if types.iter().any(|&s| s != window.is_some()) {
-                    return Err(self.bad(
-                        "layer_types",
-                        format!("should be the same for all layers of `{}`", arch.model_type()),
-                    ));
-                }
-                types
+        let sliding: Vec<bool> = match (self.layer_types(n)?, facts.pattern) {
+            (Some(types), Pattern::All) if types.iter().any(|&s| s != window.is_some()) => {
+                return Err(self.bad(
+                    "layer_types",
+                    format!("should be the same for all layers of `{}`", facts.model_type),
+                ));
             }
-            Some(types) => types,
-            None => match arch {
-                _ if uniform => vec![true; n],
-                Gemma3 => {
-                    let pattern = ["sliding_window_pattern", "_sliding_window_pattern"];
-                    let field = pattern.into_iter().find(|f| self.get(f).is_some()).unwrap_or(pattern[0]);
-                    let every = self.size(field, MAX_LAYERS, Some(6))?;
-                    (1..=n).map(|i| i % every != 0).collect()
-                }
-                Gemma2 => (1..=n).map(|i| i % 2 != 0).collect(),
-                Exaone4 if window.is_none() => vec![false; n],
-                // Files that say it by letters ("LLLG") list the layers, too.
-                Exaone4 => {
-                    let every = self.size("sliding_window_pattern", MAX_LAYERS, Some(4))?;
-                    (1..=n).map(|i| i % every != 0).collect()
-                }
-                Olmo3 => (1..=n).map(|i| i % 4 != 0).collect(),
-                Qwen2 | Qwen3 | Qwen3Moe => {
-                    let from = match self.get("max_window_layers") {
-                        None => 28,
-                        Some(v) => v.as_u64().ok_or_else(|| {
-                            self.bad(
-                                "max_window_layers",
-                                format!("should be a whole number, got {}", short(v)),
-                            )
-                        })?,
-                    };
-                    (0..n as u64).map(|i| i >= from).collect()
-                }
-                _ => rope.iter().map(|r| !r).collect(),
-            },
+            (Some(types), _) => types,
+            (None, Pattern::All) => vec![true; n],
+            (None, Pattern::AllBut(..)) if window.is_none() => vec![false; n],
+            (None, Pattern::AllBut(fields, usual)) => {
+                let field = fields.iter().find(|f| self.get(f).is_some());
+                let every = field.map_or(Ok(usual), |field| self.size(field, MAX_LAYERS, None))?;
+                (1..=n).map(|i| i % every != 0).collect()
+            }
+            (None, Pattern::From(usual)) => {
+                let from = match self.get("max_window_layers") {
+                    None => usual,
+                    Some(v) => v.as_u64().ok_or_else(|| {
+                        self.bad("max_window_layers", format!("should be a whole number, got {}", short(v)))
+                    })?,
+                };
+                (0..n as u64).map(|i| i >= from).collect()
+            }
+            (None, Pattern::Unturned) => rope.iter().map(|turns| !turns).collect(),
         };
-        Ok(rope
-            .into_iter()
-            .zip(sliding)
-            .map(|(rope, s)| LayerConfig {
-                rope: rope && (arch != Exaone4 || s || window.is_none()),
-                sliding_window: window.filter(|_| s),
-            })
-            .collect())
+        let turns = |sliding: bool| !facts.only_local_turn || sliding || window.is_none();
+        let layer = |(rope, sliding)| LayerConfig {
+            rope: rope && turns(sliding),
+            sliding_window: window.filter(|_| sliding),
+        };
+        Ok(rope.into_iter().zip(sliding).map(layer).collect())
     }
 
     fn window(&self) -> Result<Option<usize>, Error> {
@@ -517,7 +436,8 @@ impl Fields {
         list.iter().map(one).collect::<Result<_, _>>().map(Some)
     }
 
-    fn smollm3_rope(&self, n: usize) -> Result<Vec<bool>, Error> {
+    /// `no_rope_layers`: 1 where a layer does turn.
+    fn turning_layers(&self, n: usize) -> Result<Vec<bool>, Error> {
         let Some(v) = self.get("no_rope_layers") else {
             let every = self.size("no_rope_layer_interval", MAX_LAYERS, Some(4))?;
             return Ok((1..=n).map(|i| i % every != 0).collect());
@@ -533,38 +453,39 @@ impl Fields {
         list.iter().map(one).collect()
     }
 
-    /// Refuses what Gemma's configurations have fields for and no published model of these types
-    /// uses.
-    fn plain_gemma(&self, arch: Architecture) -> Result<(), Error> {
-        let capped = ["attn_logit_softcapping", "final_logit_softcapping"];
-        for field in capped.into_iter().filter(|_| arch == Architecture::Gemma3) {
+    /// Refuses what the configurations of an architecture have fields for and no published model
+    /// of it uses.
+    fn without(&self, facts: &Facts) -> Result<(), Error> {
+        for field in CAPS.into_iter().filter(|_| facts.caps == Caps::Refused) {
             if self.get(field).is_some() {
-                return Err(self.bad(field, "should be null: capped logits are known of `gemma2` only"));
+                let known = Architecture::those(|facts| matches!(facts.caps, Caps::Fields(_)));
+                return Err(
+                    self.bad(field, format!("should be null: capped logits are known of {known} only"))
+                );
             }
         }
-        for field in ["attention_bias", "use_bidirectional_attention"] {
+        for field in facts.without {
             if self.flag(field, false)? {
-                let rule = format!("should be false: not supported for `{}`", arch.model_type());
+                let rule = format!("should be false: not supported for `{}`", facts.model_type);
                 return Err(self.bad(field, rule));
             }
         }
         Ok(())
     }
 
-    /// What the magnitude of scores or logits stays below; null is no cap.
-    fn cap(&self, arch: Architecture, field: &str, default: f64) -> Result<Option<f64>, Error> {
-        let null = self.map.get(field).is_some_and(Value::is_null);
-        (arch == Architecture::Gemma2 && !null).then(|| self.moderate(field, Some(default))).transpose()
+    /// What the magnitude of scores and logits stays below; null is no cap.
+    fn caps(&self, facts: &Facts) -> Result<[Option<f64>; 2], Error> {
+        let Caps::Fields(usual) = facts.caps else { return Ok([None; 2]) };
+        let cap = |i: usize| {
+            let null = self.map.get(CAPS[i]).is_some_and(Value::is_null);
+            (!null).then(|| self.moderate(CAPS[i], Some(usual[i]))).transpose()
+        };
+        Ok([cap(0)?, cap(1)?])
     }
 
     /// The experts, and the width of each.
-    fn experts(&self, arch: Architecture, hidden_size: usize) -> Result<(Experts, usize), Error> {
-        use Architecture::{GraniteMoe, Mixtral, Olmoe, Qwen3Moe};
-        let (width, count) = match arch {
-            Qwen3Moe => ("moe_intermediate_size", "num_experts"),
-            Olmoe => ("intermediate_size", "num_experts"),
-            _ => ("intermediate_size", "num_local_experts"),
-        };
+    fn experts(&self, fields: ExpertFields, hidden_size: usize) -> Result<(Experts, usize), Error> {
+        let ExpertFields { width, count, renormalized } = fields;
         let intermediate_size = self.size(width, MAX_SIZE, None)?;
         // An expert is a range of rows of a packed matrix, which has strips of 16.
         for (field, size) in [(width, intermediate_size), ("hidden_size", hidden_size)] {
@@ -579,32 +500,27 @@ impl Fields {
             return Err(self.bad(count, rule));
         }
         let active = self.size("num_experts_per_tok", n as u64, None)?;
-        if arch == Qwen3Moe {
-            if self.size("decoder_sparse_step", MAX_LAYERS, Some(1))? != 1 {
-                return Err(self.bad("decoder_sparse_step", "should be 1: every layer has experts"));
-            }
-            if self.get("mlp_only_layers").is_some_and(|v| v.as_array().is_none_or(|l| !l.is_empty())) {
-                return Err(self.bad("mlp_only_layers", "should be an empty list: every layer has experts"));
-            }
+        if self.size("decoder_sparse_step", MAX_LAYERS, Some(1))? != 1 {
+            return Err(self.bad("decoder_sparse_step", "should be 1: every layer has experts"));
         }
-        if arch == Olmoe && self.get("clip_qkv").is_some() {
+        if self.get("mlp_only_layers").is_some_and(|v| v.as_array().is_none_or(|l| !l.is_empty())) {
+            return Err(self.bad("mlp_only_layers", "should be an empty list: every layer has experts"));
+        }
+        if self.get("clip_qkv").is_some() {
             return Err(
                 self.bad("clip_qkv", "should be null: clipped queries, keys and values are not supported")
             );
         }
-        let renormalized = matches!(arch, Mixtral | GraniteMoe) || self.flag("norm_topk_prob", false)?;
+        let renormalized = renormalized || self.flag("norm_topk_prob", false)?;
         Ok((Experts { count: n, active, renormalized }, intermediate_size))
     }
 
     fn into_config(self) -> Result<ModelConfig, Error> {
-        use Architecture::{
-            Ernie45, Exaone4, Gemma2, Gemma3, Glm4, Granite, GraniteMoe, Llama, Ministral3, Mixtral, Olmo2,
-            Olmo3, Olmoe, Phi3, Qwen2, Qwen3, Qwen3Moe, SeedOss, SmolLm3,
-        };
         let arch = self.architecture()?;
-        let (activation, names) = match arch {
-            Gemma2 | Gemma3 => (Activation::GeluTanh, ["gelu_pytorch_tanh", "gelu_new"]),
-            _ => (Activation::Silu, ["silu", "swish"]),
+        let facts = arch.facts();
+        let names = match facts.activation {
+            Activation::GeluTanh => ["gelu_pytorch_tanh", "gelu_new"],
+            Activation::Silu => ["silu", "swish"],
         };
         for field in ["hidden_act", "hidden_activation"] {
             if let Some(act) = self.text(field)?
@@ -613,25 +529,17 @@ impl Fields {
                 return Err(self.bad(field, format!("should be `{}`, got `{}`", names[0], clip(act))));
             }
         }
-        if arch.is_gemma() {
-            self.plain_gemma(arch)?;
-        }
+        self.without(facts)?;
         let hidden_size = self.size("hidden_size", MAX_SIZE, None)?;
-        // What the files of `gemma3` leave out.
-        let usual = |size: usize| arch.is_gemma().then_some(size);
-        let heads = self.size("num_attention_heads", MAX_SIZE, usual(8))?;
-        let kv = self.size("num_key_value_heads", MAX_SIZE, usual(4).or(Some(heads)))?;
+        let heads = self.size("num_attention_heads", MAX_SIZE, facts.heads.map(|[heads, _]| heads))?;
+        let usual = facts.heads.map_or(heads, |[_, kv]| kv);
+        let kv = self.size("num_key_value_heads", MAX_SIZE, Some(usual))?;
         if heads % kv != 0 {
             let rule = format!("should divide num_attention_heads ({heads}), got {kv}");
             return Err(self.bad("num_key_value_heads", rule));
         }
-        let default_head_dim = match arch {
-            _ if self.map.contains_key("head_dim") => None,
-            Qwen3 | Qwen3Moe | SeedOss | Ernie45 | Ministral3 => Some(128),
-            _ if arch.is_glm() => Some(128),
-            Gemma2 | Gemma3 => Some(256),
-            _ => None,
-        };
+        // Null is not left out: transformers then divides.
+        let default_head_dim = facts.head_dim.filter(|_| !self.map.contains_key("head_dim"));
         let head_dim = match (self.get("head_dim"), default_head_dim) {
             (Some(_), _) => self.size("head_dim", MAX_SIZE, None)?,
             (None, Some(d)) => d,
@@ -650,59 +558,50 @@ impl Fields {
                 self.bad("head_dim", format!("times num_attention_heads should be at most {MAX_SIZE}"))
             );
         }
-        let vocab_size =
-            self.size("vocab_size", MAX_SIZE, usual(if arch == Gemma2 { 256_000 } else { 262_208 }))?;
-        let context = match arch {
-            Phi3 | Olmoe => 4096,
-            Gemma2 => 8192,
-            SeedOss => 524_288,
-            Ministral3 => 262_144,
-            Mixtral | Gemma3 | Ernie45 => 131_072,
-            _ if arch.is_glm() => 131_072,
-            _ => 2048,
-        };
-        let mut max_position_embeddings = self.size("max_position_embeddings", 1 << 32, Some(context))?;
+        let vocab_size = self.size("vocab_size", MAX_SIZE, facts.vocab_size)?;
+        let mut max_position_embeddings =
+            self.size("max_position_embeddings", 1 << 32, Some(facts.context))?;
         let mut rope = self.rope(arch, head_dim, &mut max_position_embeddings)?;
-        let factor = |field| match arch {
-            Granite | GraniteMoe => self.moderate(field, Some(1.0)),
-            _ => Ok(1.0),
-        };
-        let mut local_rope = match arch {
-            Gemma3 | Olmo3 => Some(self.local_rope(arch, &rope, &mut max_position_embeddings)?),
-            _ => None,
+        let factor = |field| if facts.multipliers { self.moderate(field, Some(1.0)) } else { Ok(1.0) };
+        let mut local_rope = match facts.local_rope {
+            Some(kind) => Some(self.local_rope(arch, kind, &rope, &mut max_position_embeddings)?),
+            None => None,
         };
         #[expect(clippy::cast_precision_loss, reason = "widths are small")]
         let (root, width) = ((head_dim as f64).sqrt(), hidden_size as f64);
-        let embedding = if arch.is_gemma() { width.sqrt() } else { factor("embedding_multiplier")? };
+        let embedding = if facts.scaled_embedding { width.sqrt() } else { factor("embedding_multiplier")? };
         // In place of 1 / sqrt(head_dim).
-        let scores = match arch {
-            Granite | GraniteMoe => Some(factor("attention_multiplier")?),
-            Gemma2 | Gemma3 => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(256.0))?.sqrt()),
-            _ => None,
+        let scores = match facts.score_scalar {
+            Some(usual) => Some(1.0 / self.moderate("query_pre_attn_scalar", Some(usual))?.sqrt()),
+            None if facts.multipliers => Some(factor("attention_multiplier")?),
+            None => None,
         };
         if let Some(scores) = scores {
             let gain = (scores * root).sqrt();
             [Some(&mut rope), local_rope.as_mut()].into_iter().flatten().for_each(|rope| rope.gain *= gain);
         }
-        let usual_eps = match arch {
-            Phi3 | Mixtral | Olmoe | Olmo2 | Olmo3 | Exaone4 | Ernie45 | Ministral3 => 1e-5,
-            _ if arch.is_glm() => 1.5625e-7,
-            _ => 1e-6,
-        };
-        let eps = self.number("rms_norm_eps", Some(usual_eps))?;
+        let eps = self.number("rms_norm_eps", Some(facts.eps))?;
         if eps > 1.0 {
             return Err(self.bad("rms_norm_eps", format!("should be at most 1, got {eps:e}")));
         }
-        let attention_bias = self.flag("attention_bias", arch == SeedOss || arch.is_glm())?;
-        let every_bias = arch == Ernie45 && self.flag("use_bias", false)?;
-        let bias_flag_used =
-            matches!(arch, Llama | Qwen3 | SmolLm3 | Granite | Qwen3Moe | GraniteMoe | Olmoe | Olmo2 | Olmo3);
-        let (experts, intermediate_size) = if arch.has_experts() {
-            let (experts, width) = self.experts(arch, hidden_size)?;
-            (Some(experts), width)
-        } else {
-            (None, self.size("intermediate_size", MAX_SIZE, None)?)
+        let by_itself = matches!(facts.biases, Biases::InputsFlag | Biases::TwoFlags);
+        let attention_bias = self.flag("attention_bias", by_itself)?;
+        let [qkv_bias, o_bias, every_bias] = match facts.biases {
+            Biases::None => [false; 3],
+            Biases::Inputs => [true, false, false],
+            Biases::Flag => [attention_bias, attention_bias, false],
+            Biases::InputsFlag => [attention_bias, false, false],
+            Biases::TwoFlags => [attention_bias, self.flag("attention_out_bias", false)?, false],
+            Biases::Every => [self.flag("use_bias", false)?; 3],
         };
+        let (experts, intermediate_size) = match facts.experts {
+            Some(fields) => {
+                let (experts, width) = self.experts(fields, hidden_size)?;
+                (Some(experts), width)
+            }
+            None => (None, self.size("intermediate_size", MAX_SIZE, None)?),
+        };
+        let [score_cap, logit_cap] = self.caps(facts)?;
         let mut notes = Vec::new();
         Ok(ModelConfig {
             arch,
@@ -718,34 +617,20 @@ impl Fields {
             inner_norm_eps: eps,
             rope,
             local_rope,
-            activation,
-            pre_norms: !matches!(arch, Olmo2 | Olmo3 | Exaone4),
-            post_norms: arch.is_gemma() || matches!(arch, Olmo2 | Olmo3 | Exaone4 | Glm4),
-            gain_offset: if arch.is_gemma() { 1.0 } else { 0.0 },
+            activation: facts.activation,
+            pre_norms: facts.pre_norms,
+            post_norms: facts.post_norms,
+            gain_offset: facts.gain_offset,
             residual_factor: factor("residual_multiplier")? / embedding,
             logit_factor: 1.0 / factor("logits_scaling")?,
-            score_cap: self.cap(arch, "attn_logit_softcapping", 50.0)?,
-            logit_cap: self.cap(arch, "final_logit_softcapping", 30.0)?,
-            tie_word_embeddings: self
-                .flag("tie_word_embeddings", matches!(arch, SmolLm3 | Ernie45) || arch.is_gemma())?,
-            qkv_bias: match arch {
-                Qwen2 => true,
-                Ernie45 => every_bias,
-                _ => (bias_flag_used || arch == SeedOss || arch.is_glm()) && attention_bias,
-            },
-            o_bias: match arch {
-                SeedOss => self.flag("attention_out_bias", false)?,
-                Ernie45 => every_bias,
-                _ => bias_flag_used && attention_bias,
-            },
-            mlp_bias: every_bias
-                || matches!(arch, Llama | SmolLm3 | Granite | SeedOss) && self.flag("mlp_bias", false)?,
-            qk_norm: match arch {
-                Qwen3 | Qwen3Moe | Gemma3 | Exaone4 => QkNorm::Heads,
-                Olmoe | Olmo2 | Olmo3 => QkNorm::Whole,
-                _ => QkNorm::Absent,
-            },
-            neighbours_turn: arch == Ernie45 || arch.is_glm(),
+            score_cap,
+            logit_cap,
+            tie_word_embeddings: self.flag("tie_word_embeddings", facts.tied)?,
+            qkv_bias,
+            o_bias,
+            mlp_bias: every_bias || facts.mlp_bias && self.flag("mlp_bias", false)?,
+            qk_norm: facts.qk_norm,
+            neighbours_turn: facts.neighbours_turn,
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size, &mut notes)?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id", vocab_size, &mut notes)?,

@@ -551,6 +551,21 @@ fn hostile_files_are_refused_by_the_rule() {
     assert!(e.contains("should end with the last tensor"), "{e}");
 }
 
+/// The page of formats lists the architectures that are refused nowhere.
+#[test]
+fn the_page_of_formats_lists_all_architectures() {
+    let mut raw = llama();
+    raw.set("general.architecture", text("mamba"));
+    let e = opened(&raw).unwrap_err();
+    let (known, _) = e.split_once(", got").unwrap();
+    let (_, known) = known.split_once("one of ").unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
+    let page = fs::read_to_string(page).unwrap();
+    let row = page.lines().find(|line| line.starts_with("| `general.architecture`")).unwrap();
+    let listed: Vec<&str> = row.split('`').skip(3).step_by(2).collect();
+    assert_eq!(listed, known.split(", ").collect::<Vec<_>>());
+}
+
 #[test]
 fn no_cut_and_no_flipped_byte_hurts() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,8 +4,10 @@
 use serde_json::Value;
 use std::{
     fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 pub(crate) const DONE: i32 = 0;
@@ -112,4 +114,66 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
         .collect();
     all.sort();
     all
+}
+
+/// Changes a JSON file.
+pub(crate) fn edit_json(path: &Path, change: impl FnOnce(&mut Value)) {
+    let mut document = serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON");
+    change(&mut document);
+    fs::write(path, document.to_string()).expect("a writable place");
+}
+
+/// Changes header and data of a file of tensors.
+pub(crate) fn edit_shard(path: &Path, change: impl FnOnce(&mut Value, &mut Vec<u8>)) {
+    let bytes = fs::read(path).expect("a shard");
+    let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length)).expect("a small header"));
+    let (mut header, mut data) = (serde_json::from_slice(header).expect("a header"), data.to_vec());
+    change(&mut header, &mut data);
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&length[..], header.as_bytes(), &data].concat()).expect("a writable place");
+}
+
+/// A server that ends with the test.
+pub(crate) struct Serving {
+    child: Child,
+    address: String,
+}
+
+impl Serving {
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut child =
+            command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the program starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("UTF-8");
+        let address = line.trim().strip_prefix("serving at http://").and_then(|l| l.strip_suffix("/v1"));
+        let address = address.unwrap_or_else(|| panic!("an address: {line}")).to_owned();
+        Self { child, address }
+    }
+
+    /// The answer to a request that is a good one.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Value {
+        let (address, body) = (&self.address, body.to_string());
+        let mut stream = TcpStream::connect(address).expect("a listener");
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("a listener that reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).expect("JSON")
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

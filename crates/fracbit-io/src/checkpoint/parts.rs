@@ -1,7 +1,7 @@
 //! One naming for all architectures: fused tensors in parts, experts under one set of names.
 
 use super::{Checkpoint, Entry, Stored};
-use crate::config::{Architecture, ModelConfig};
+use crate::config::{Layout, ModelConfig};
 use crate::error::Error;
 use crate::header::TensorInfo;
 
@@ -34,13 +34,13 @@ impl Checkpoint {
             self.rename(&stored, name)?;
         }
         self.adopt_prefix()?;
-        match config.arch {
-            Architecture::Phi3 => self.part_phi3(config)?,
-            Architecture::Granite => self.part_dense_granite(config)?,
-            Architecture::Glm | Architecture::Glm4 => self.part_glm(config)?,
-            Architecture::Mixtral => self.rename_mixtral(config)?,
-            Architecture::GraniteMoe => self.part_granite(config)?,
-            _ => {}
+        match config.arch.facts().layout {
+            Layout::Plain => {}
+            Layout::FusedInputs => self.part_inputs(config)?,
+            Layout::FusedGate => self.part_gates(config)?,
+            Layout::SharedMlp => self.part_shared_mlp(config)?,
+            Layout::SparseMoe => self.rename_experts(config)?,
+            Layout::FusedExperts => self.part_experts(config)?,
         }
         Ok(self)
     }
@@ -72,7 +72,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn part_phi3(&mut self, config: &ModelConfig) -> Result<(), Error> {
+    fn part_inputs(&mut self, config: &ModelConfig) -> Result<(), Error> {
         let (q, kv, wide) = (config.q_dim(), config.kv_dim(), config.intermediate_size);
         for layer in 0..config.num_hidden_layers() {
             let fused = [
@@ -90,7 +90,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn part_dense_granite(&mut self, config: &ModelConfig) -> Result<(), Error> {
+    fn part_shared_mlp(&mut self, config: &ModelConfig) -> Result<(), Error> {
         for layer in 0..config.num_hidden_layers() {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
             self.part_gate_and_up(config, layer, "shared_mlp.input_linear")?;
@@ -105,7 +105,7 @@ impl Checkpoint {
         self.part(&name(whole), halves.to_vec())
     }
 
-    fn part_glm(&mut self, config: &ModelConfig) -> Result<(), Error> {
+    fn part_gates(&mut self, config: &ModelConfig) -> Result<(), Error> {
         for layer in 0..config.num_hidden_layers() {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
             self.part_gate_and_up(config, layer, "mlp.gate_up_proj")?;
@@ -123,7 +123,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn rename_mixtral(&mut self, config: &ModelConfig) -> Result<(), Error> {
+    fn rename_experts(&mut self, config: &ModelConfig) -> Result<(), Error> {
         for (block, moe) in blocks(config) {
             self.rename(&format!("{moe}.gate.weight"), router(&block))?;
             for e in experts(config) {
@@ -135,7 +135,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn part_granite(&mut self, config: &ModelConfig) -> Result<(), Error> {
+    fn part_experts(&mut self, config: &ModelConfig) -> Result<(), Error> {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         for (block, moe) in blocks(config) {
             self.rename(&format!("{moe}.router.layer.weight"), router(&block))?;

@@ -1,6 +1,6 @@
 //! Language models beside encoders of images or sounds.
 
-use super::{Architecture, Error, Fields, clip};
+use super::{Architecture, Error, Facts, Fields, clip};
 
 impl Fields {
     /// The language model beside encoders of images or sounds as one of its own: that of
@@ -11,14 +11,12 @@ impl Fields {
         };
         let (mut text, arch) = match self.object("text_config", "")? {
             Some(text) => {
-                let arch = match (text.text("model_type")?, kind) {
-                    (Some("qwen2_vl_text" | "qwen2_5_vl_text"), _) => Some(Architecture::Qwen2),
-                    (Some("qwen3_vl_text"), _) => Some(Architecture::Qwen3),
-                    (Some(inner), _) => Architecture::of(inner),
-                    (None, "gemma3") => Some(Architecture::Gemma3),
-                    (None, "mistral3") => Some(Architecture::Mistral),
-                    (None, _) => None,
+                let inner = text.text("model_type")?;
+                let here = |facts: &Facts| match inner {
+                    Some(inner) => facts.model_type == inner || facts.inside.contains(&inner),
+                    None => facts.unnamed_inside == Some(kind),
                 };
+                let arch = Architecture::ALL.into_iter().find(|arch| here(arch.facts()));
                 let Some(arch) = arch else {
                     let got = text.text("model_type")?.map_or("none".to_owned(), clip);
                     let rule = format!("should be one of {}, got `{got}`", Architecture::known());

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{Architecture, Fields, clip, short};
+use super::{Architecture, Fields, LocalRope, clip, short};
 use crate::error::Error;
 
 /// How rotary frequencies are stretched beyond the trained context.
@@ -115,16 +115,13 @@ impl Fields {
         head_dim: usize,
         max_positions: &mut usize,
     ) -> Result<RopeConfig, Error> {
-        let default_theta = match arch {
-            Architecture::SmolLm3 => 2e6,
-            Architecture::Ernie45 => 5e5,
-            Architecture::Gemma3 | Architecture::Mixtral | Architecture::Ministral3 => 1e6,
-            _ => 1e4,
-        };
+        let facts = arch.facts();
         // transformers 5 moved everything into `rope_parameters`; older files have `rope_theta` and
         // `rope_scaling`, some have both.
         let parameters = match self.object("rope_parameters", PARAMETERS)? {
-            Some(p) if arch == Architecture::Gemma3 || arch == Architecture::Olmo3 && p.per_layer_type() => {
+            Some(p)
+                if facts.local_rope.is_some_and(|kind| kind == LocalRope::OwnBase || p.per_layer_type()) =>
+            {
                 Some(p.of_layers("full_attention")?)
             }
             Some(p) if p.per_layer_type() => {
@@ -140,7 +137,7 @@ impl Fields {
         };
         let inner = scaling.as_ref().filter(|s| s.get("rope_theta").is_some());
         let theta = match (inner, self.get("rope_theta")) {
-            (None, _) => self.number("rope_theta", Some(default_theta))?,
+            (None, _) => self.number("rope_theta", Some(facts.theta))?,
             (Some(inner), None) => inner.number("rope_theta", None)?,
             (Some(inner), Some(_)) => {
                 let (inside, outside) = (inner.number("rope_theta", None)?, self.number("rope_theta", None)?);
@@ -152,7 +149,10 @@ impl Fields {
                 inside
             }
         };
-        let mut dim = if arch.is_glm() { self.turning(arch, head_dim, 0.5)? } else { head_dim };
+        let mut dim = match facts.turning {
+            Some(part) => self.turning(arch, head_dim, part)?,
+            None => head_dim,
+        };
         for f in std::iter::once(self).chain(&scaling) {
             if f.get("partial_rotary_factor").is_some() {
                 let part = f.number("partial_rotary_factor", None)?;
@@ -160,7 +160,7 @@ impl Fields {
             }
         }
         let mut rope = RopeConfig { theta, scaling: RopeScaling::None, dim, gain: 1.0, growth: None };
-        if arch == Architecture::Ministral3 && scaling.is_none() {
+        if facts.growing && scaling.is_none() {
             return Err(self.bad("rope_parameters", "should be an object, is missing"));
         }
         if let Some(s) = scaling {
@@ -174,16 +174,17 @@ impl Fields {
     pub(super) fn local_rope(
         &self,
         arch: Architecture,
+        kind: LocalRope,
         full: &RopeConfig,
         max_positions: &mut usize,
     ) -> Result<RopeConfig, Error> {
-        let base = match arch {
-            Architecture::Gemma3 => self.number("rope_local_base_freq", Some(1e4))?,
-            _ => full.theta,
+        let base = match kind {
+            LocalRope::OwnBase => self.number("rope_local_base_freq", Some(1e4))?,
+            LocalRope::SameBase => full.theta,
         };
         let mut rope = RopeConfig { theta: base, scaling: RopeScaling::None, gain: 1.0, ..full.clone() };
         let parameters = self.object("rope_parameters", PARAMETERS)?;
-        if let Some(p) = parameters.filter(|p| arch == Architecture::Gemma3 || p.per_layer_type()) {
+        if let Some(p) = parameters.filter(|p| kind == LocalRope::OwnBase || p.per_layer_type()) {
             let p = p.of_layers("sliding_attention")?;
             rope.theta = p.number("rope_theta", Some(base))?;
             self.stretch(&p, arch, max_positions, &mut rope)?;
@@ -243,9 +244,9 @@ impl Fields {
 
     /// Channels that turn where it is a part of a head.
     fn turning(&self, arch: Architecture, head_dim: usize, part: f64) -> Result<usize, Error> {
-        if arch != Architecture::Phi3 && !arch.is_glm() {
-            let rule =
-                format!("should be 1 (partial rotary is known of `phi3`, `glm` and `glm4` only), got {part}");
+        if arch.facts().turning.is_none() {
+            let known = Architecture::those(|facts| facts.turning.is_some());
+            let rule = format!("should be 1 (partial rotary is known of {known} only), got {part}");
             return Err(self.bad("partial_rotary_factor", rule));
         }
         #[expect(
@@ -288,12 +289,14 @@ impl Fields {
         };
         const GROWTH: &str = "llama_4_scaling_beta";
         if s.get(GROWTH).is_some() {
-            if arch != Architecture::Ministral3 {
-                return Err(s.bad(GROWTH, "should be absent: known of `ministral3` only"));
+            if !arch.facts().growing {
+                let known = Architecture::those(|facts| facts.growing);
+                return Err(s.bad(GROWTH, format!("should be absent: known of {known} only")));
             }
             let growth = QueryGrowth { beta: s.moderate(GROWTH, None)?, every: original(*max_positions)? };
             rope.growth = Some(growth);
         }
+        let longrope = arch.facts().longrope;
         let attention_factor =
             || s.get("attention_factor").map(|_| s.moderate("attention_factor", None)).transpose();
         rope.scaling = match kind {
@@ -315,9 +318,9 @@ impl Fields {
                 }
             }
             // Phi-3's own names for it, before transformers had one.
-            "longrope" | "su" | "yarn" if kind == "longrope" || arch == Architecture::Phi3 => {
+            "longrope" | "su" | "yarn" if kind == "longrope" || longrope.is_some() => {
                 let planes = rope.dim / 2;
-                let original = original(if arch == Architecture::Phi3 { 4096 } else { *max_positions })?;
+                let original = original(longrope.unwrap_or(*max_positions))?;
                 rope.gain = match attention_factor()? {
                     Some(factor) => factor,
                     #[expect(clippy::cast_precision_loss, reason = "contexts are far below 2^53")]

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::Gguf;
 use super::metadata::Metadata;
-use super::names::{FAMILIES, Family};
-use crate::config::{Architecture, ModelConfig, clip};
+use super::names::{Family, families};
+use crate::config::{Architecture, Biases, CAPS, Caps, LocalRope, ModelConfig, Pattern, Window, clip};
 use crate::convert::to_f32_into;
 use crate::error::Error;
 
@@ -60,11 +60,11 @@ impl Gguf {
     pub(super) fn family(&self) -> Result<Family, Error> {
         let m = self.metadata();
         let known = || {
-            let list: Vec<_> = FAMILIES.iter().map(|f| f.name).collect();
+            let list: Vec<_> = families().iter().map(|f| f.name).collect();
             format!("one of {}", list.join(", "))
         };
         let name = m.text(ARCHITECTURE)?.ok_or_else(|| m.missing(ARCHITECTURE, &known()))?;
-        FAMILIES
+        families()
             .into_iter()
             .find(|f| f.name == name)
             .ok_or_else(|| m.bad(ARCHITECTURE, format!("should be {}, got `{}`", known(), clip(name))))
@@ -84,8 +84,7 @@ impl Gguf {
 
     /// The `config.json`.
     pub(super) fn config(&self) -> Result<Value, Error> {
-        use Architecture::{Ernie45, Gemma2, Gemma3, Glm, Glm4, Granite, GraniteMoe, Llama, Mixtral};
-        use Architecture::{Exaone4, Ministral3, Olmo2, Olmo3, Olmoe, Phi3, Qwen3Moe, SeedOss};
+        use Architecture::{Llama, Mixtral, Olmo2, Olmo3};
         let family = self.family()?;
         let own = Own { metadata: self.metadata(), prefix: family.name };
         let experts = own.size("expert_count")?.filter(|&n| n > 0);
@@ -95,6 +94,7 @@ impl Gguf {
             Olmo2 if window.is_some() => Olmo3,
             other => other,
         };
+        let facts = arch.facts();
         if experts.is_some() && !arch.has_experts() {
             return Err(own.bad("expert_count", "should be 0: this architecture is known without experts"));
         }
@@ -142,104 +142,91 @@ impl Gguf {
             set(key, json!(value));
         }
         let bias = |part: &str| self.has_tensor(&format!("{part}.bias"));
-        match arch {
-            SeedOss => {
-                set("attention_bias", json!(bias("attn_q")));
-                set("attention_out_bias", json!(bias("attn_output")));
-                set("mlp_bias", json!(bias("ffn_up")));
-            }
-            Ernie45 => _ = set("use_bias", json!(bias("attn_q"))),
-            _ => {
+        match facts.biases {
+            Biases::Every => _ = set("use_bias", json!(bias("attn_q"))),
+            biases => {
                 set("attention_bias", json!(bias("attn_q")));
                 set("mlp_bias", json!(bias("ffn_up")));
+                if biases == Biases::TwoFlags {
+                    set("attention_out_bias", json!(bias("attn_output")));
+                }
             }
         }
-        if let Some(n) = experts {
-            let width = own.size("expert_feed_forward_length")?;
-            let (count, renormalized) = match arch {
-                Qwen3Moe => ("num_experts", true),
-                Olmoe => ("num_experts", false),
-                _ => ("num_local_experts", true),
-            };
-            set(count, json!(n));
+        if let Some((n, fields)) = experts.zip(facts.experts) {
+            set(fields.count, json!(n));
             set("num_experts_per_tok", json!(own.required("expert_used_count")?));
-            set("norm_topk_prob", json!(renormalized));
-            if let Some(width) = width {
-                let field = if arch == Qwen3Moe { "moe_intermediate_size" } else { "intermediate_size" };
-                set(field, json!(width));
+            set("norm_topk_prob", json!(facts.gguf.renormalized));
+            if let Some(width) = own.size("expert_feed_forward_length")? {
+                set(fields.width, json!(width));
+            }
+            if let Some(clip) = own.number("attention.clamp_kqv")?.filter(|&c| c != 0.0) {
+                set("clip_qkv", json!(clip));
             }
         }
-        match arch {
-            Granite | GraniteMoe => {
-                for (field, key) in [
-                    ("embedding_multiplier", "embedding_scale"),
-                    ("residual_multiplier", "residual_scale"),
-                    ("attention_multiplier", "attention.scale"),
-                    ("logits_scaling", "logit_scale"),
-                ] {
-                    // 0 is what llama.cpp takes for "none".
-                    if let Some(factor) = own.number(key)?.filter(|&f| f != 0.0) {
-                        set(field, json!(factor));
-                    }
+        if facts.multipliers {
+            for (field, key) in [
+                ("embedding_multiplier", "embedding_scale"),
+                ("residual_multiplier", "residual_scale"),
+                ("attention_multiplier", "attention.scale"),
+                ("logits_scaling", "logit_scale"),
+            ] {
+                // 0 is what llama.cpp takes for "none".
+                if let Some(factor) = own.number(key)?.filter(|&f| f != 0.0) {
+                    set(field, json!(factor));
                 }
             }
-            Gemma2 | Gemma3 => {
-                // The two of 27 billion scale by the width for each head, the others by that of a
-                // head.
-                let large = if arch == Gemma2 { 46 } else { 62 };
-                let scalar = if layers == large { hidden as f64 / heads as f64 } else { head as f64 };
-                set("query_pre_attn_scalar", json!(scalar));
-                if arch == Gemma2 {
-                    let cap = |key, usual| Ok::<_, Error>(json!(own.number(key)?.unwrap_or(usual)));
-                    set("attn_logit_softcapping", cap("attn_logit_softcapping", 50.0)?);
-                    set("final_logit_softcapping", cap("final_logit_softcapping", 30.0)?);
-                } else {
-                    let base = own.number("rope.freq_base_swa")?.unwrap_or(1e4);
-                    set("rope_local_base_freq", json!(base));
-                    if own.number("final_logit_softcapping")?.is_some_and(|cap| cap != 0.0) {
-                        return Err(own.bad("final_logit_softcapping", "should be absent"));
-                    }
-                }
-            }
-            Olmoe => {
-                if let Some(clip) = own.number("attention.clamp_kqv")?.filter(|&c| c != 0.0) {
-                    set("clip_qkv", json!(clip));
-                }
-            }
-            _ => {}
         }
-        if matches!(arch, Gemma2 | Gemma3 | Olmo3 | Exaone4 | Phi3 | Ministral3 | Mixtral) {
+        if facts.score_scalar.is_some() {
+            let large = layers == facts.gguf.large as u64;
+            let scalar = if large { hidden as f64 / heads as f64 } else { head as f64 };
+            set("query_pre_attn_scalar", json!(scalar));
+        }
+        match facts.caps {
+            Caps::Ignored => {}
+            Caps::Fields(usual) => {
+                for (key, usual) in CAPS.into_iter().zip(usual) {
+                    set(key, json!(own.number(key)?.unwrap_or(usual)));
+                }
+            }
+            Caps::Refused => {
+                if own.number(CAPS[1])?.is_some_and(|cap| cap != 0.0) {
+                    return Err(own.bad(CAPS[1], "should be absent"));
+                }
+            }
+        }
+        if facts.local_rope == Some(LocalRope::OwnBase) {
+            let base = own.number("rope.freq_base_swa")?.unwrap_or(1e4);
+            set("rope_local_base_freq", json!(base));
+        }
+        if matches!(facts.window, Window::Always(_) | Window::Field(_)) {
             set("sliding_window", json!(window));
         }
-        if window.is_some() && matches!(arch, Gemma2 | Gemma3 | Olmo3 | Exaone4) {
+        if let (Some(_), Pattern::AllBut(_, usual)) = (window, facts.pattern) {
             const PATTERN: &str = "attention.sliding_window_pattern";
             let pattern: Vec<bool> = if own.metadata.is_list(&own.key(PATTERN)) {
                 let list = own.metadata.numbers(&own.key(PATTERN))?.unwrap_or_default();
                 list.iter().map(|&n| n != 0.0).collect()
             } else {
-                let usual = match arch {
-                    Gemma2 => 2,
-                    Gemma3 => 6,
-                    _ => 4,
-                };
-                let every = own.metadata.unsigned(&own.key(PATTERN))?.unwrap_or(usual).max(1);
+                let every = own.metadata.unsigned(&own.key(PATTERN))?.unwrap_or(usual as u64).max(1);
                 (1..=layers).map(|i| i % every != 0).collect()
             };
             let kind = |&s: &bool| if s { "sliding_attention" } else { "full_attention" };
             set("layer_types", json!(pattern.iter().map(kind).collect::<Vec<_>>()));
         }
         let turning = own.size("rope.dimension_count")?.unwrap_or(head);
-        if matches!(arch, Glm | Glm4 | Phi3) {
+        if facts.turning.is_some() {
             set("partial_rotary_factor", json!(turning as f64 / head.max(1) as f64));
         } else if turning != head {
             let rule = format!("should be {head}, all channels of a head, got {turning}");
             return Err(own.bad("rope.dimension_count", rule));
         }
         if let Some(scaling) = self.scaling(&own, arch, turning)? {
-            if let Some(original) = scaling.get("original_max_position_embeddings").filter(|_| arch == Phi3) {
+            if let Some(original) =
+                scaling.get("original_max_position_embeddings").filter(|_| facts.longrope.is_some())
+            {
                 set("original_max_position_embeddings", original.clone());
             }
-            let field = if arch == Ministral3 { "rope_parameters" } else { "rope_scaling" };
+            let field = if facts.growing { "rope_parameters" } else { "rope_scaling" };
             set(field, scaling);
         }
         Ok(Value::Object(c))
@@ -307,7 +294,7 @@ impl Gguf {
                 m.as_object().cloned().unwrap_or_default()
             });
         }
-        if arch == Architecture::Ministral3 {
+        if arch.facts().growing {
             s.entry("rope_type").or_insert("default".into());
             s.insert("rope_theta".into(), json!(own.number("rope.freq_base")?.unwrap_or(1e4)));
             if let Some(beta) = own.number("attention.temperature_scale")?.filter(|&n| n != 0.0) {

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::config::yarn_gain;
 use super::container::ALIGNMENT_KEY;
-use super::names::family_of;
+use super::names::{names_of, written};
 use super::{Gguf, tokens};
 use crate::checkpoint::{EMBED, HEAD};
-use crate::config::{Architecture, ModelConfig, QkNorm, RopeScaling};
+use crate::config::{CAPS, Caps, LayerConfig, Layout, LocalRope, ModelConfig, Pattern, QkNorm, RopeScaling};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 
@@ -58,8 +58,7 @@ impl TensorOut {
 /// The tensors of a model's file but for those of [`Description::factors`].
 #[must_use]
 pub fn tensors(config: &ModelConfig) -> Vec<TensorOut> {
-    use Architecture::{Glm, Glm4, Phi3, SeedOss};
-    let (family, arch) = (family_of(config.arch), config.arch);
+    let (names, layout) = (names_of(config.arch), config.arch.facts().layout);
     let (hidden, inner, q, kv) =
         (config.hidden_size, config.intermediate_size, config.q_dim(), config.kv_dim());
     let mut out = Vec::new();
@@ -97,12 +96,12 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorOut> {
                 norm("ffn_norm", "pre_feedforward_layernorm", hidden);
             }
         } else {
-            let name = if arch == SeedOss { "post_attention_norm" } else { "ffn_norm" };
+            let name = if names.norms[0].is_empty() { "post_attention_norm" } else { "ffn_norm" };
             norm(name, "post_attention_layernorm", hidden);
         }
-        let head = if family.paired { config.head_dim } else { 0 };
+        let head = if names.paired { config.head_dim } else { 0 };
         let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
-        if arch == Phi3 {
+        if layout == Layout::FusedInputs {
             weight("attn_qkv", &qkv, &[q + 2 * kv, hidden], config.qkv_bias, 0);
         } else {
             for ((name, source), (rows, head)) in
@@ -125,7 +124,7 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorOut> {
                 weight(name, &sources, &[experts.count, rows, cols], false, 0);
             }
         } else {
-            if matches!(arch, Phi3 | Glm | Glm4) {
+            if names.fused {
                 weight("ffn_up", &[gate, up], &[2 * inner, hidden], false, 0);
             } else {
                 weight("ffn_gate", &[gate], &[inner, hidden], config.mlp_bias, 0);
@@ -186,10 +185,9 @@ pub fn describe(
     path: &Path,
     name: &str,
 ) -> Result<Description, Error> {
-    use Architecture::{Exaone4, Gemma2, Gemma3, Granite, GraniteMoe, Ministral3, Olmo3, Phi3, SmolLm3};
     let bad =
         |field: &str, rule: String| Error::Config { path: path.to_owned(), field: field.to_owned(), rule };
-    let (arch, prefix, layers) = (config.arch, family_of(config.arch).name, config.num_hidden_layers());
+    let (facts, prefix, layers) = (config.arch.facts(), written(config.arch), config.num_hidden_layers());
     let key = |key: &str| format!("{prefix}.{key}");
     let raw = |field: &str| config.raw.get(field).and_then(Value::as_f64);
     let mut d = Description::default();
@@ -216,7 +214,7 @@ pub fn describe(
         d.u32(&key("expert_count"), experts.count);
         d.u32(&key("expert_used_count"), experts.active);
         d.u32(&key("expert_feed_forward_length"), config.intermediate_size);
-        let usual = arch != Architecture::Olmoe;
+        let usual = facts.gguf.renormalized;
         if experts.renormalized != usual {
             return Err(bad(
                 "norm_topk_prob",
@@ -224,47 +222,43 @@ pub fn describe(
             ));
         }
     }
-    match arch {
-        Granite | GraniteMoe => {
-            for (own, field) in [
-                ("embedding_scale", "embedding_multiplier"),
-                ("residual_scale", "residual_multiplier"),
-                ("attention.scale", "attention_multiplier"),
-                ("logit_scale", "logits_scaling"),
-            ] {
-                d.f32(&key(own), raw(field).unwrap_or(1.0));
-            }
+    if facts.multipliers {
+        for (own, field) in [
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("attention.scale", "attention_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ] {
+            d.f32(&key(own), raw(field).unwrap_or(1.0));
         }
-        Gemma2 | Gemma3 => {
-            let large = if arch == Gemma2 { 46 } else { 62 };
-            let taken = if layers == large {
-                config.hidden_size as f64 / config.num_attention_heads as f64
-            } else {
-                config.head_dim as f64
-            };
-            let own = raw("query_pre_attn_scalar").unwrap_or(256.0);
-            if own != taken {
-                let rule =
-                    format!("should be {taken}, as llama.cpp takes for granted of such a model, got {own}");
-                return Err(bad("query_pre_attn_scalar", rule));
-            }
-            if let (Some(scores), Some(logits)) = (config.score_cap, config.logit_cap) {
-                d.f32(&key("attn_logit_softcapping"), scores);
-                d.f32(&key("final_logit_softcapping"), logits);
-            } else if arch == Gemma2 {
-                let rule = "should be numbers, as llama.cpp takes for granted of `gemma2`".to_owned();
-                return Err(bad("attn_logit_softcapping", rule));
-            }
+    }
+    if let Some(usual) = facts.score_scalar {
+        let taken = if layers == facts.gguf.large {
+            config.hidden_size as f64 / config.num_attention_heads as f64
+        } else {
+            config.head_dim as f64
+        };
+        let own = raw("query_pre_attn_scalar").unwrap_or(usual);
+        if own != taken {
+            let rule =
+                format!("should be {taken}, as llama.cpp takes for granted of such a model, got {own}");
+            return Err(bad("query_pre_attn_scalar", rule));
         }
-        SmolLm3 if config.layers.iter().enumerate().any(|(i, l)| l.rope == ((i + 1) % 4 == 0)) => {
-            let rule = "should leave out every fourth layer, as llama.cpp does".to_owned();
-            return Err(bad("no_rope_layers", rule));
-        }
-        _ => {}
+    }
+    if let (Some(scores), Some(logits)) = (config.score_cap, config.logit_cap) {
+        d.f32(&key(CAPS[0]), scores);
+        d.f32(&key(CAPS[1]), logits);
+    } else if matches!(facts.caps, Caps::Fields(_)) {
+        return Err(bad(CAPS[0], format!("should be numbers, as llama.cpp takes for granted of `{prefix}`")));
+    }
+    let fourth = |(i, layer): (usize, &LayerConfig)| layer.rope == ((i + 1) % 4 == 0);
+    if facts.some_turn && config.layers.iter().enumerate().any(fourth) {
+        let rule = "should leave out every fourth layer, as llama.cpp does".to_owned();
+        return Err(bad("no_rope_layers", rule));
     }
     let windows: Vec<bool> = config.layers.iter().map(|l| l.sliding_window.is_some()).collect();
     if let Some(window) = config.layers.iter().find_map(|l| l.sliding_window) {
-        let known = matches!(arch, Gemma2 | Gemma3 | Olmo3 | Exaone4 | Phi3);
+        let known = facts.gguf.windows;
         if !known && window < config.max_position_embeddings {
             let rule = format!("should be null: `{prefix}` of llama.cpp has no windows, got {window}");
             return Err(bad("sliding_window", rule));
@@ -272,11 +266,13 @@ pub fn describe(
         if known {
             d.u32(&key("attention.sliding_window"), window);
         }
-        if known && arch != Phi3 {
+        if known && matches!(facts.pattern, Pattern::AllBut(..)) {
             d.bools(&key("attention.sliding_window_pattern"), &windows);
         }
     }
-    if let Some(local) = config.local_rope.as_ref().filter(|l| arch == Gemma3 && l.theta != 1e4) {
+    if let Some(local) = config.local_rope.as_ref().filter(|l| l.theta != 1e4)
+        && facts.local_rope == Some(LocalRope::OwnBase)
+    {
         d.f32(&key("rope.freq_base_swa"), local.theta);
     }
     let scaled = |d: &mut Description, kind: &str, factor: f64, original: Option<usize>| {
@@ -307,7 +303,7 @@ pub fn describe(
         }
         RopeScaling::LongRope { short, long, original_max_position_embeddings } => {
             let single = |list: &[f64]| list.iter().map(|&n| n as f32).collect::<Vec<_>>();
-            if arch == Phi3 {
+            if facts.longrope.is_some() {
                 d.u32(&key("rope.scaling.original_context_length"), *original_max_position_embeddings);
                 d.f32(&key("rope.scaling.attn_factor"), config.rope.gain);
                 d.factors.push(("rope_factors_long.weight".to_owned(), single(long)));
@@ -320,7 +316,6 @@ pub fn describe(
         }
     }
     if let Some(growth) = config.rope.growth {
-        debug_assert_eq!(arch, Ministral3);
         d.f32(&key("attention.temperature_scale"), growth.beta);
     }
     if let Some(tokenizer) = tokenizer {

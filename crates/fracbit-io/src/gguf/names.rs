@@ -7,70 +7,41 @@
 use std::path::Path;
 
 use crate::checkpoint::{EMBED, HEAD, Stored};
-use crate::config::{Architecture, ModelConfig};
+use crate::config::{Architecture, GgufNames, ModelConfig};
 use crate::error::Error;
 use crate::header::TensorInfo;
 
-/// How llama.cpp calls an architecture, and what its converter does to the weights.
+/// How llama.cpp calls an architecture.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Family {
     /// `general.architecture`.
     pub(super) name: &'static str,
     /// What it is here, as far as the name says.
     pub(super) arch: Architecture,
-    /// Rows of queries and keys are in the order of neighbouring channels, which the checkpoint's
-    /// are not.
-    pub(super) paired: bool,
-    /// Gate and up are one tensor, under the name of up.
-    pub(super) fused: bool,
 }
 
-const fn family(name: &'static str, arch: Architecture) -> Family {
-    Family { name, arch, paired: false, fused: false }
+/// All names that are known. Where several architectures share one (`llama` is Mixtral's, too), the
+/// first of them has it and metadata decide.
+pub(super) fn families() -> Vec<Family> {
+    let mut all: Vec<Family> = Vec::new();
+    for arch in Architecture::ALL {
+        for name in arch.facts().gguf.names {
+            if all.iter().all(|family| family.name != *name) {
+                all.push(Family { name, arch });
+            }
+        }
+    }
+    all
 }
 
-const fn paired(name: &'static str, arch: Architecture) -> Family {
-    Family { paired: true, ..family(name, arch) }
+/// The names of an architecture's models.
+pub(super) fn names_of(arch: Architecture) -> &'static GgufNames {
+    &arch.facts().gguf
 }
 
-const fn fused(name: &'static str, arch: Architecture) -> Family {
-    Family { fused: true, ..family(name, arch) }
-}
-
-/// All that are known. Where several architectures share a name (`llama` is Mixtral's, too),
-/// metadata decide.
-pub(super) const FAMILIES: [Family; 21] = [
-    paired("llama", Architecture::Llama),
-    paired("mistral3", Architecture::Ministral3),
-    paired("smollm3", Architecture::SmolLm3),
-    paired("granite", Architecture::Granite),
-    paired("granitemoe", Architecture::GraniteMoe),
-    family("qwen2", Architecture::Qwen2),
-    family("qwen2vl", Architecture::Qwen2),
-    family("qwen3", Architecture::Qwen3),
-    family("qwen3vl", Architecture::Qwen3),
-    family("qwen3moe", Architecture::Qwen3Moe),
-    fused("phi3", Architecture::Phi3),
-    family("gemma2", Architecture::Gemma2),
-    family("gemma3", Architecture::Gemma3),
-    family("olmo2", Architecture::Olmo2),
-    family("olmoe", Architecture::Olmoe),
-    family("exaone4", Architecture::Exaone4),
-    family("seed_oss", Architecture::SeedOss),
-    family("ernie4_5", Architecture::Ernie45),
-    family("ernie4.5", Architecture::Ernie45),
-    fused("chatglm", Architecture::Glm),
-    fused("glm4", Architecture::Glm4),
-];
-
-/// The family that has an architecture's models, with the name that is written.
-pub(super) fn family_of(arch: Architecture) -> Family {
-    let name = match arch {
-        Architecture::Mistral | Architecture::Mixtral => Architecture::Llama,
-        Architecture::Olmo3 => Architecture::Olmo2,
-        other => other,
-    };
-    FAMILIES.into_iter().find(|f| f.arch == name).expect("every architecture has a family")
+/// The name that is written.
+pub(super) fn written(arch: Architecture) -> &'static str {
+    names_of(arch).names[0]
 }
 
 /// Names within a block, but for the feed-forward part.
@@ -88,20 +59,6 @@ const BLOCK: [(&str, &str); 9] = [
 
 const EXPERTS: [(&str, &str); 3] =
     [("ffn_gate", "gate_proj"), ("ffn_up", "up_proj"), ("ffn_down", "down_proj")];
-
-/// Norms of a block that go by different names: `ffn_norm`, `post_attention_norm`, `post_ffw_norm`.
-fn norms(arch: Architecture) -> [&'static str; 3] {
-    use Architecture::{Exaone4, Gemma2, Gemma3, Glm4, Olmo2, Olmo3, SeedOss};
-    match arch {
-        Gemma2 | Gemma3 => {
-            ["pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"]
-        }
-        Olmo2 | Olmo3 | Exaone4 => ["", "post_attention_layernorm", "post_feedforward_layernorm"],
-        Glm4 => ["post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"],
-        SeedOss => ["", "post_attention_layernorm", ""],
-        _ => ["post_attention_layernorm", "", ""],
-    }
-}
 
 /// Where a tensor of the file goes.
 #[derive(Debug, PartialEq)]
@@ -126,7 +83,7 @@ pub(crate) fn place(
 ) -> Result<(Place, Stored), Error> {
     let bad = |rule: String| Error::Tensor { path: path.to_owned(), tensor: name.to_owned(), rule };
     let unknown =
-        || bad(format!("should be one that models of architecture `{}` have", family_of(config.arch).name));
+        || bad(format!("should be one that models of architecture `{}` have", written(config.arch)));
     let one = |name: &str, stored| Ok((Place::One(name.to_owned()), stored));
     let shift = if config.gain_offset == 0.0 || !name.ends_with("norm.weight") { 0.0 } else { 1.0 };
     let norm = Stored { shift, ..Stored::AS_NAMED };
@@ -146,11 +103,11 @@ pub(crate) fn place(
         return Err(unknown());
     }
     let hf = |own: &str| format!("model.layers.{layer}.{own}.{kind}");
-    let family = family_of(config.arch);
+    let names = names_of(config.arch);
     if let Some((_, own)) = BLOCK.iter().find(|(p, _)| *p == part) {
         let heads = match part {
-            "attn_q" if family.paired => Some(config.num_attention_heads),
-            "attn_k" if family.paired => Some(config.num_key_value_heads),
+            "attn_q" if names.paired => Some(config.num_attention_heads),
+            "attn_k" if names.paired => Some(config.num_key_value_heads),
             _ => None,
         };
         let stored = match heads {
@@ -168,10 +125,10 @@ pub(crate) fn place(
         return one(&hf(own), stored);
     }
     let at = ["ffn_norm", "post_attention_norm", "post_ffw_norm"].iter().position(|n| *n == part);
-    if let Some(own) = at.map(|at| norms(config.arch)[at]) {
+    if let Some(own) = at.map(|at| names.norms[at]) {
         return if own.is_empty() { Err(unknown()) } else { one(&hf(own), norm) };
     }
-    if part == "ffn_up" && family.fused {
+    if part == "ffn_up" && names.fused {
         return one(&hf("mlp.gate_up_proj"), Stored::AS_NAMED);
     }
     let count = config.experts.map_or(0, |experts| experts.count);

@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use super::text::{self, Text};
 use super::value::{Kind, Loop, Value};
-use super::{Fail, methods, text};
+use super::{Fail, methods};
 
 pub(super) fn no_operand(operator: &str, value: &Value) -> Fail {
     Fail::new(match value {
@@ -114,7 +115,9 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value, Fail> {
     };
     let found = match value {
         Value::Undefined(what) => return Err(Fail::new(what.to_string())),
-        Value::Text(t) => place(t.len()).and_then(|i| t.get(i)).map(|u| Value::from(&[*u][..])),
+        Value::Text(t) => place(t.len())
+            .and_then(|i| t.get(i))
+            .map(|u| Value::Text(Text::from(&[*u][..]).with_safety(t.safe))),
         Value::Sequence(Kind::List | Kind::Tuple | Kind::Group | Kind::Range(_), items) => {
             place(items.len()).and_then(|i| items.get(i)).cloned()
         }

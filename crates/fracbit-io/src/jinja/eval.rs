@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::access::{attribute, compare, hashable, item, no_operand};
 use super::parser::{Arguments, Expr, For, Macro, Postfix, Statement, Target, What};
-use super::text;
+use super::text::{self, Text};
 use super::value::{Closure, Dict, Kind, Loop, Value};
-use super::{FUEL, Fail, MAX_OUTPUT, MAX_TEXT, filters, format, methods, tests};
+use super::{FUEL, Fail, MAX_OUTPUT, MAX_TEXT, filters, format, markup, methods, tests};
 
 /// Most expressions, blocks and macros within each other while running.
 const DEPTH: usize = 180;
@@ -440,7 +440,7 @@ impl Run {
             Expr::Bool(b) => Value::Bool(*b),
             Expr::Integer(i) => Value::Integer(*i),
             Expr::Float(f) => Value::Float(*f),
-            Expr::Text(t) => Value::Text(Arc::clone(t)),
+            Expr::Text(t) => Value::Text(Arc::clone(t).into()),
             Expr::Name(name) => self.lookup(name),
             _ => return self.deeper(|run| run.compound(expr)).and_then(not_too_deep),
         })
@@ -622,7 +622,10 @@ impl Run {
         }
         self.spend(picked.len())?;
         Ok(match value {
-            Value::Text(t) => picked.into_iter().map(|i| t[i]).collect::<Vec<_>>().into(),
+            Value::Text(t) => {
+                let units: Vec<u32> = picked.into_iter().map(|i| t[i]).collect();
+                Value::Text(Text::from(units).with_safety(t.safe))
+            }
             Value::Sequence(kind, items) => {
                 let picked: Vec<Value> = picked.into_iter().map(|i| items[i].clone()).collect();
                 let kind = match kind {
@@ -643,7 +646,7 @@ impl Run {
     fn arithmetic(&mut self, operator: &str, a: &Value, b: &Value) -> Result<Value, Fail> {
         match (operator, a, b) {
             ("%", Value::Text(format), _) => return format::percent(self, format, b),
-            ("+", Value::Text(s), Value::Text(t)) => return self.made([&s[..], &t[..]].concat()),
+            ("+", Value::Text(_), Value::Text(_)) => return markup::added(self, a, b),
             ("+", Value::Sequence(k @ (Kind::List | Kind::Tuple), s), Value::Sequence(l, t)) if k == l => {
                 self.spend(s.len() + t.len())?;
                 return Ok(Value::sequence(*k, s.iter().chain(t.iter()).cloned().collect()));
@@ -651,7 +654,7 @@ impl Run {
             ("*", Value::Text(s), n) | ("*", n, Value::Text(s)) if n.integer().is_some() => {
                 let times = usize::try_from(n.integer().unwrap_or(0)).unwrap_or(0);
                 self.spend(s.len().saturating_mul(times))?;
-                return Ok(s.repeat(times).into());
+                return Ok(Value::Text(Text::from(s.repeat(times)).with_safety(s.safe)));
             }
             ("*", Value::Sequence(k @ (Kind::List | Kind::Tuple), s), n)
             | ("*", n, Value::Sequence(k @ (Kind::List | Kind::Tuple), s))

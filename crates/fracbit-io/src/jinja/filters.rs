@@ -8,7 +8,7 @@ use super::eval::{Args, Run};
 use super::methods::wanted_text;
 use super::text::{self, Ends, units};
 use super::value::{Kind, Value};
-use super::{Fail, dump, format, tests, text_filters};
+use super::{Fail, dump, format, markup, tests, text_filters};
 
 const NAMES: [&str; 56] = [
     "abs",
@@ -79,6 +79,18 @@ pub(super) fn exists(name: &str) -> bool {
 pub(super) fn apply(run: &mut Run, name: &str, value: Value, args: Args) -> Result<Value, Fail> {
     run.work(1)?;
     match name {
+        "escape" | "e" => {
+            let [] = args.bind(name, [])?;
+            return markup::escaped(run, &value);
+        }
+        "safe" => {
+            let [] = args.bind(name, [])?;
+            return Ok(markup::safe(Value::Text(value.string())));
+        }
+        _ if markup::is_safe(&value) && !["d", "default", "format", "truncate"].contains(&name) => {
+            let plain = Value::Text(value.string());
+            return Ok(markup::filtered(name, apply(run, name, plain, args)?));
+        }
         "map" | "select" | "reject" | "selectattr" | "rejectattr" => return each(run, name, &value, args),
         "format" => {
             let values = if args.named.is_empty() {
@@ -89,14 +101,14 @@ pub(super) fn apply(run: &mut Run, name: &str, value: Value, args: Args) -> Resu
             } else {
                 return Err(Fail::new("`format` takes values with names or without, not both"));
             };
-            return format::percent(run, &value.string(), &values);
+            let format = if let Value::Text(t) = value { t } else { value.string() };
+            return format::percent(run, &format, &values);
         }
         "sort" | "unique" | "min" | "max" | "dictsort" | "groupby" | "sum" => {
             return ordered(run, name, &value, args);
         }
-        "capitalize" | "center" | "escape" | "e" | "forceescape" | "indent" | "lower" | "replace"
-        | "safe" | "string" | "striptags" | "title" | "trim" | "truncate" | "upper" | "urlencode"
-        | "wordcount" | "wordwrap" => {
+        "capitalize" | "center" | "forceescape" | "indent" | "lower" | "replace" | "string" | "striptags"
+        | "title" | "trim" | "truncate" | "upper" | "urlencode" | "wordcount" | "wordwrap" => {
             return text_filters::apply(run, name, &value, args);
         }
         "abs" | "float" | "int" | "round" | "filesizeformat" => return of_number(name, &value, args),

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::Fail;
 use super::access::{attribute, item, no_operand};
 use super::eval::Run;
-use super::text::{self, units};
+use super::text::{self, Text, units};
 use super::value::{Kind, Value, float};
+use super::{Fail, markup};
 
 /// How a value is written.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ const PLAIN: Spec = Spec {
 const DIGITS: usize = 1000;
 
 /// `format % values`.
-pub(super) fn percent(run: &mut Run, format: &[u32], values: &Value) -> Result<Value, Fail> {
+pub(super) fn percent(run: &mut Run, format: &Text, values: &Value) -> Result<Value, Fail> {
     let single;
     let (list, named) = match values {
         Value::Sequence(Kind::Tuple | Kind::Group, items) => (&items[..], None),
@@ -146,8 +146,11 @@ pub(super) fn percent(run: &mut Run, format: &[u32], values: &Value) -> Result<V
             spec.fill = u32::from(b'0');
         }
         let made = match c {
+            's' if format.safe => cut(&markup::escaped(run, &value)?.string(), &spec),
             's' => cut(&value.string(), &spec),
+            'r' | 'a' if format.safe => cut(&markup::entities(&value.repr()), &spec),
             'r' | 'a' => cut(&value.repr(), &spec),
+            'c' | 'x' | 'X' | 'o' if format.safe => return Err(no_operand(&format!("%{c}"), &value)),
             'c' => match &value {
                 Value::Text(t) if t.len() == 1 => t.to_vec(),
                 Value::Integer(i) => {
@@ -180,7 +183,8 @@ pub(super) fn percent(run: &mut Run, format: &[u32], values: &Value) -> Result<V
     if used < list.len() && !by_name && named.is_none() && !matches!(values, Value::Sequence(Kind::List, _)) {
         return Err(fail("should have a place for every value"));
     }
-    run.made(out)
+    let made = run.made(out)?;
+    Ok(if format.safe { markup::safe(made) } else { made })
 }
 
 fn cut(t: &[u32], spec: &Spec) -> Vec<u32> {
@@ -305,18 +309,19 @@ fn real(run: &mut Run, f: f64, spec: &Spec) -> Result<Vec<u32>, Fail> {
 /// `format.format(*positional, **named)`.
 pub(super) fn braces(
     run: &mut Run,
-    format: &[u32],
+    format: &Text,
     positional: &[Value],
     named: &[(Arc<str>, Value)],
 ) -> Result<Value, Fail> {
     let mut numbered = 0;
-    let out = fields(run, format, positional, named, &mut numbered, 0)?;
+    let out = fields(run, format, format.safe, positional, named, &mut numbered, 0)?;
     run.made(out)
 }
 
 fn fields(
     run: &mut Run,
     format: &[u32],
+    safe: bool,
     positional: &[Value],
     named: &[(Arc<str>, Value)],
     numbered: &mut usize,
@@ -377,11 +382,16 @@ fn fields(
         let spec = match rest.split_first() {
             None => Vec::new(),
             Some((&colon, spec)) if text::character(colon) == ':' => {
-                fields(run, spec, positional, named, numbered, depth + 1)?
+                fields(run, spec, safe, positional, named, numbered, depth + 1)?
             }
             Some(_) => return Err(fail("should have `:` behind a conversion")),
         };
-        out.extend(formatted(run, &value, &spec)?);
+        out.extend(match markup::is_safe(&value) && safe {
+            true if !spec.is_empty() => return Err(fail("should not shape a text that is safe already")),
+            true => value.string().to_vec(),
+            false if safe => markup::entities(&formatted(run, &value, &spec)?),
+            false => formatted(run, &value, &spec)?,
+        });
     }
     Ok(out)
 }

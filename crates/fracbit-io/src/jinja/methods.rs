@@ -6,7 +6,7 @@ use super::access::no_operand;
 use super::eval::{Args, Run};
 use super::text::{self, Ends, Text};
 use super::value::{Kind, Value};
-use super::{Fail, format};
+use super::{Fail, format, markup};
 
 const OF_TEXT: [&str; 44] = [
     "capitalize",
@@ -73,6 +73,10 @@ pub(super) fn exists(value: &Value, name: &str) -> bool {
 /// Calls a method that [`exists`].
 pub(super) fn call(run: &mut Run, value: &Value, name: &str, args: Args) -> Result<Value, Fail> {
     match value {
+        Value::Text(t) if t.safe => {
+            let args = markup::arguments(run, name, args)?;
+            of_text(run, t, name, args).map(markup::safe)
+        }
         Value::Text(t) => of_text(run, t, name, args),
         Value::Dict(d) => {
             let pairs = |view: &'static str, items: Vec<Value>| Value::sequence(Kind::View(view), items);

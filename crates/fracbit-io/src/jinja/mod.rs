@@ -24,6 +24,7 @@ mod filters;
 mod format;
 mod functions;
 mod lexer;
+mod markup;
 mod methods;
 mod parser;
 mod tests;

@@ -4,7 +4,7 @@ use super::access::{compare, contains};
 use super::eval::Args;
 use super::filters;
 use super::value::{Kind, Value};
-use super::{Fail, text};
+use super::{Fail, markup, text};
 
 const NAMES: [&str; 39] = [
     "defined",
@@ -120,7 +120,7 @@ pub(super) fn check(name: &str, value: &Value, args: Args) -> Result<bool, Fail>
             }
             if name == "upper" { large && !small } else { small && !large }
         }
-        "escaped" => false,
+        "escaped" => markup::is_safe(value),
         "filter" => filters::exists(&text::plain(&value.string())),
         "test" => exists(&text::plain(&value.string())),
         _ => return Err(Fail::new(format!("unknown test `{name}`"))),

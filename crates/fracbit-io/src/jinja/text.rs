@@ -13,7 +13,34 @@ pub(crate) const ASSISTANT: u32 = 1 << 30;
 const CHARACTER: u32 = (1 << 21) - 1;
 
 /// A text.
-pub(super) type Text = Arc<[u32]>;
+#[derive(Clone, Debug, Default)]
+pub(super) struct Text {
+    units: Arc<[u32]>,
+    /// Safe in a page ([`super::markup`]).
+    pub(super) safe: bool,
+}
+
+impl Text {
+    /// The same text, safe or not.
+    pub(super) fn with_safety(mut self, safe: bool) -> Self {
+        self.safe = safe;
+        self
+    }
+}
+
+impl std::ops::Deref for Text {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.units
+    }
+}
+
+impl<T: Into<Arc<[u32]>>> From<T> for Text {
+    fn from(units: T) -> Self {
+        Self { units: units.into(), safe: false }
+    }
+}
 
 /// The character of a unit.
 pub(crate) fn character(unit: u32) -> char {

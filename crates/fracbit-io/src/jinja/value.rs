@@ -222,6 +222,7 @@ impl Value {
             Self::Bool(_) => "bool",
             Self::Integer(_) => "int",
             Self::Float(_) => "float",
+            Self::Text(t) if t.safe => "Markup",
             Self::Text(_) => "str",
             Self::Sequence(Kind::List, _) => "list",
             Self::Sequence(Kind::Tuple | Kind::Group, _) => "tuple",
@@ -365,7 +366,7 @@ impl Value {
     /// `str`.
     pub(super) fn string(&self) -> Text {
         match self {
-            Self::Text(t) => Arc::clone(t),
+            Self::Text(t) => t.clone().with_safety(false),
             Self::Undefined(_) => Text::default(),
             _ => self.repr().into(),
         }
@@ -386,6 +387,11 @@ impl Value {
             Self::Bool(b) => push(if *b { "True" } else { "False" }),
             Self::Integer(i) => push(&i.to_string()),
             Self::Float(f) => push(&float(*f)),
+            Self::Text(t) if t.safe => {
+                push("Markup(");
+                quoted(t, out);
+                out.push(u32::from(b')'));
+            }
             Self::Text(t) => quoted(t, out),
             Self::Sequence(Kind::Generator, _) => push("<generator object>"),
             Self::Sequence(Kind::Range([start, stop, step]), _) => push(&match step {

@@ -1,6 +1,6 @@
 """What Jinja2 makes of several conversations in every template (*.jinja) of a folder. Writes JSON to OUT.
 
-python3 published_templates.py FOLDER OUT; the tests of this crate (published.rs) run it, with `target/published/templates` as the folder.
+python3 published_templates.py FOLDER OUT; the tests of this crate (published.rs) run it.
 """
 import datetime
 import functools

@@ -1,7 +1,7 @@
 """What the packages `tokenizers`, `sentencepiece` and `mistral_common` make of hostile texts in every tokenizer of a folder. Writes JSON to OUT.
 
-pip install tokenizers sentencepiece mistral_common; python3 published_tokenizers.py FOLDER OUT; the tests of this crate (published.rs) run it, with
-`target/published/tokenizers` as the folder: in it a directory with tokenizer.json, tokenizer.model or tekken.json for each.
+pip install tokenizers sentencepiece mistral_common; python3 published_tokenizers.py FOLDER OUT; the tests of this crate (published.rs) run it. In FOLDER is a
+directory with tokenizer.json, tokenizer.model or tekken.json for each.
 """
 import json
 import os
