@@ -304,16 +304,15 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     FB_UNROLL_1
     while (first < end) {
         sync_warp();  // or the compiler keeps the queries in registers, which positions need
-        const uint32_t here = first, next = row_of(first + stride);
         uint32_t b[T][2];
         float s[T][2][2];
         FB_UNROLL
         for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
-        first += stride, begins = next;
+        first += stride, begins = row_of(first);
         if (first < end) take_keys(p, a.d, fetch(a.keys));
         FB_UNROLL
         for (uint32_t t = 0; t < T; t++) {
-            few_weights(q[t], s[t], here, low[t], end, b[t]);
+            few_weights(q[t], s[t], first - stride, low[t], end, b[t]);
             few_values(q[t], p, b[t]);
         }
         if (first < end) take_values(p, a.d, fetch(a.values));
