@@ -3,6 +3,7 @@
 mod bodies;
 pub mod calibrate;
 pub mod cuda;
+pub mod dense;
 pub mod directory;
 pub mod distortion;
 mod error;
@@ -30,6 +31,7 @@ pub mod tune;
 
 pub use bodies::{Bodies, bodies};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use dense::Dense;
 pub use error::Error;
 pub use evaluate::{EvalOptions, Evaluation, evaluate};
 pub use export::{ExportOptions, ExportReport, ExportType, export};
