@@ -29,7 +29,7 @@ mod work;
 #[pyo3::pymodule]
 mod _fracbit {
     #[pymodule_export]
-    use super::command::{command, main};
+    use super::command::{command, main, make_part};
     #[pymodule_export]
     use super::dense::Dense;
     #[pymodule_export]

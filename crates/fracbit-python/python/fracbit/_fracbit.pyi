@@ -1,5 +1,5 @@
 # Types of what is written in Rust; its documentation is there and in `help()`.
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
@@ -12,8 +12,11 @@ from fracbit._results import Evaluation
 
 __version__: str
 
-def command(args: Sequence[str], progress: Progress = None) -> str: ...
-def main(args: Sequence[str]) -> int: ...
+def command(
+    args: Sequence[str], progress: Progress = None, cluster: Callable[[str], Any] | None = None
+) -> str: ...
+def main(args: Sequence[str], cluster: Callable[[str], Any] | None = None) -> int: ...
+def make_part(job: str, index: int) -> bytes: ...
 def load(path: str | PathLike[str], *, verify: bool = True) -> Model: ...
 def quantize_matrix(
     weights: npt.ArrayLike,
