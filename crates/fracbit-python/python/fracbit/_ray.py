@@ -8,6 +8,7 @@ same paths: the checkpoint, the calibration if there is one, and this package.
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from fracbit import _fracbit
@@ -17,6 +18,8 @@ from fracbit._errors import ArgumentError, Error
 RETRIES = 3
 # Matrices that are under way or wait, for each worker: one more than it rounds.
 AHEAD = 2
+# Seconds in which a cluster should answer.
+PATIENCE = 20
 
 
 def _make(job: str, index: int, threads: int) -> bytes:
@@ -44,6 +47,7 @@ class Dealer:
         if self.own:
             address = None if self.address == "local" else self.address
             try:
+                _answers(self.address)
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -87,6 +91,13 @@ class Dealer:
         self.tasks.clear()
         if self.own and self.ray.is_initialized():
             self.ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    """Whether anybody listens there; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
 
 
 def _first_line(error: Exception) -> str:
