@@ -1,6 +1,6 @@
 //! What every command gets: a place for results and a place for progress.
 
-use crate::{Listener, failure::Failure, progress::Reporter};
+use crate::{Cluster, Listener, failure::Failure, progress::Reporter};
 use serde::Serialize;
 use std::{
     io::{self, BufWriter, Write},
@@ -13,18 +13,24 @@ pub(crate) struct Context {
     pub(crate) out: Out,
     /// Progress and notes.
     pub(crate) progress: Reporter,
+    /// Who rounds matrices for `--ray`.
+    pub(crate) cluster: Option<Cluster>,
 }
 
 impl Context {
     pub(crate) fn new(quiet: bool) -> Self {
-        Self { out: Out(BufWriter::new(Box::new(io::stdout()))), progress: Reporter::new(quiet) }
+        Self {
+            out: Out(BufWriter::new(Box::new(io::stdout()))),
+            progress: Reporter::new(quiet),
+            cluster: None,
+        }
     }
 
     /// For a program: results are kept, progress and notes go to `listener`.
     pub(crate) fn heard(listener: Listener) -> (Self, Kept) {
         let kept = Kept::default();
         let out = Out(BufWriter::new(Box::new(kept.clone())));
-        (Self { out, progress: Reporter::to(listener) }, kept)
+        (Self { out, progress: Reporter::to(listener), cluster: None }, kept)
     }
 }
 

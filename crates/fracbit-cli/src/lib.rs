@@ -30,15 +30,23 @@ pub use generate::Prompt;
 use clap::Parser;
 use context::Context;
 use failure::Failure;
-use fracbit::{Opened, Progress};
+use fracbit::{Dealt, Opened, Progress};
 use fracbit_io::Tokenizer;
 use std::{ffi::OsString, io, path::Path, sync::Arc};
 
 /// Whom a command tells how far it is, in place of standard error.
 pub type Listener = Arc<dyn Progress + Send + Sync>;
 
+/// Who rounds matrices for `quantize --ray ADDRESS`, by the address.
+pub type Cluster = Arc<dyn Fn(&str) -> Arc<dyn Dealt> + Send + Sync>;
+
 /// Runs the program: `args` are those of the process, with its name.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
+    main_with(args, None)
+}
+
+/// [`main`] where matrices can be dealt to a cluster.
+pub fn main_with(args: impl IntoIterator<Item = OsString>, cluster: Option<Cluster>) -> Exit {
     let cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -48,7 +56,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
             return if error.use_stderr() { Exit::Usage } else { Exit::Done };
         }
     };
-    let mut context = Context::new(cli.global.quiet);
+    let mut context = Context { cluster, ..Context::new(cli.global.quiet) };
     let outcome = start(&cli.global, &context).and_then(|()| commands::run(&cli.command, &mut context));
     if outcome.is_ok() {
         context.progress.finish();
@@ -83,6 +91,18 @@ fn start(global: &cli::Global, context: &Context) -> Result<(), Failure> {
 /// # Errors
 /// What the command would print as an error, with the exit code that it would have.
 pub fn call(args: impl IntoIterator<Item = OsString>, listener: Listener) -> Result<String, Refusal> {
+    call_with(args, listener, None)
+}
+
+/// [`call`] where matrices can be dealt to a cluster.
+///
+/// # Errors
+/// As for [`call`].
+pub fn call_with(
+    args: impl IntoIterator<Item = OsString>,
+    listener: Listener,
+    cluster: Option<Cluster>,
+) -> Result<String, Refusal> {
     let name = OsString::from("fracbit");
     let cli = match cli::Cli::try_parse_from(std::iter::once(name).chain(args)) {
         Ok(cli) => cli,
@@ -90,6 +110,7 @@ pub fn call(args: impl IntoIterator<Item = OsString>, listener: Listener) -> Res
         Err(error) => return Err(error.into()),
     };
     let (mut context, out) = Context::heard(listener);
+    context.cluster = cluster;
     commands::run(&cli.command, &mut context)?;
     context.out.finish()?;
     drop(context);

@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`source`] | a checkpoint's weights, rotated, one matrix at a time |
+//! | [`basis`] | the way back: weights and activations in the checkpoint's basis |
 //! | [`sites`] | which rotations the runtime applies |
 //! | [`smoothing`] | factors between inputs and weights |
 //! | [`linear`] | dense and packed linear layers |
@@ -30,6 +31,7 @@
 
 mod attention;
 mod banded;
+pub mod basis;
 pub mod block;
 mod builder;
 mod coarse;
@@ -55,6 +57,7 @@ pub mod source;
 pub mod state;
 mod stored;
 
+pub use basis::Basis;
 pub use block::{Block, BlockInput};
 pub use builder::ModelBuilder;
 pub use error::Error;

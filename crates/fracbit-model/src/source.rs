@@ -49,7 +49,7 @@ use crate::block::BlockInput;
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
 use crate::smoothing::{Place, Smoothing};
-use crate::stored::{Change, Order};
+use crate::stored::Change;
 
 /// Weights that a thread checks in one go.
 const CHECKED_AT_ONCE: usize = 1 << 18;
@@ -292,17 +292,7 @@ impl WeightSource {
     /// How the stored rows of a matrix, and the entries of its bias, become those of the model
     /// before any rotation.
     pub(crate) fn change(&self, id: LinearId) -> Change {
-        let (turn, head, pairs) = (self.config.rope.dim, self.config.head_dim, self.config.neighbours_turn);
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
-        match id {
-            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) if !self.config.post_norms => {
-                Change { factor: self.config.residual_factor as f32, ..Change::NONE }
-            }
-            LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head || pairs => {
-                Change { order: Some(Order { turn: turn / 2, head, pairs }), ..Change::NONE }
-            }
-            _ => Change::NONE,
-        }
+        Change::of(&self.config, id)
     }
 
     fn fold(&self, id: LinearId, shape: Shape, data: &mut [f32]) -> Result<(), Error> {

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fracbit_base::Shape;
-use fracbit_io::{Checkpoint, Dtype, TensorView, to_f32_into};
+use fracbit_io::{Checkpoint, Dtype, ModelConfig, TensorView, to_f32_into};
 use fracbit_kernels::Team;
 use fracbit_kernels::vectors::plain::{LANES, accumulate, finish};
 use rayon::prelude::*;
 
+use crate::id::{LayerLinear, LinearId};
 use crate::linear::{CONVERT, vector_product};
 
 /// How a matrix of the model follows from the stored one; [`crate::WeightSource`] says why.
@@ -53,9 +54,39 @@ impl Change {
     /// Rows as they are stored.
     pub(crate) const NONE: Self = Self { factor: 1.0, order: None };
 
+    /// That of a matrix.
+    pub(crate) fn of(config: &ModelConfig, id: LinearId) -> Self {
+        let (turn, head, pairs) = (config.rope.dim, config.head_dim, config.neighbours_turn);
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+        match id {
+            LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) if !config.post_norms => {
+                Self { factor: config.residual_factor as f32, ..Self::NONE }
+            }
+            LinearId::Layer(_, LayerLinear::Q | LayerLinear::K) if turn < head || pairs => {
+                Self { order: Some(Order { turn: turn / 2, head, pairs }), ..Self::NONE }
+            }
+            _ => Self::NONE,
+        }
+    }
+
     /// Where row `row` is stored.
     fn stored(self, row: usize) -> usize {
         self.order.map_or(row, |order| order.stored(row))
+    }
+
+    /// Undoes [`Change::apply`], up to the rounding of the factor.
+    pub(crate) fn undo(self, data: &mut [f32], width: usize) {
+        if self.factor != 1.0 {
+            data.iter_mut().for_each(|w| *w /= self.factor);
+        }
+        if let Some(order) = self.order {
+            data.par_chunks_exact_mut(order.head * width).for_each(|rows| {
+                let own = rows.to_vec();
+                for (row, values) in own.chunks_exact(width).enumerate() {
+                    rows[order.stored(row) * width..][..width].copy_from_slice(values);
+                }
+            });
+        }
     }
 
     /// Changes stored rows of `width` (1 for a bias), whole heads of them, to the model's.

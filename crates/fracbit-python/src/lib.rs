@@ -8,6 +8,7 @@
 //! | `model` | a model in memory |
 //! | `generation` | text as an iterator |
 //! | `tokenizer` | texts and tokens |
+//! | `dense` | weights for other programs |
 //! | `matrix` | single matrices, numpy in and out |
 //! | `work` | long work: the interpreter's lock released, progress, interruption |
 //! | `errors` | refusals as exceptions |
@@ -16,6 +17,7 @@
 //! takes more than a moment lets other threads of the interpreter run.
 
 mod command;
+mod dense;
 mod errors;
 mod generation;
 mod matrix;
@@ -27,7 +29,9 @@ mod work;
 #[pyo3::pymodule]
 mod _fracbit {
     #[pymodule_export]
-    use super::command::{command, main};
+    use super::command::{command, main, make_part};
+    #[pymodule_export]
+    use super::dense::Dense;
     #[pymodule_export]
     use super::generation::Generation;
     #[pymodule_export]

@@ -88,6 +88,12 @@ pub enum Error {
         /// What should hold.
         rule: String,
     },
+    /// Other processes were to round matrices, and did not.
+    #[error("--ray: {rule}")]
+    Dealt {
+        /// What happened.
+        rule: String,
+    },
     /// An option has a value that makes no sense.
     #[error("{option}: {rule}")]
     Option {

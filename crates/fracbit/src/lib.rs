@@ -3,6 +3,8 @@
 mod bodies;
 pub mod calibrate;
 pub mod cuda;
+pub mod deal;
+pub mod dense;
 pub mod directory;
 pub mod distortion;
 mod error;
@@ -30,6 +32,8 @@ pub mod tune;
 
 pub use bodies::{Bodies, bodies};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use deal::{Dealt, Job, Part, Worker};
+pub use dense::Dense;
 pub use error::Error;
 pub use evaluate::{EvalOptions, Evaluation, evaluate};
 pub use export::{ExportOptions, ExportReport, ExportType, export};

@@ -30,6 +30,13 @@ pub struct LayerReport {
     pub loss: f64,
 }
 
+impl LayerReport {
+    pub(crate) fn new(layer: &PlannedLayer, relative_error: f64) -> Self {
+        let (name, loss) = (layer.name.clone(), layer.sensitivity * relative_error);
+        Self { name, scheme: layer.scheme, relative_error, loss }
+    }
+}
+
 /// A matrix of a model in a scheme; errors name its tensor.
 pub(crate) fn rounded(
     id: LinearId,
@@ -59,11 +66,10 @@ pub(crate) fn planned_matrix(
     Ok(matrix)
 }
 
-/// What storing matrices takes.
-pub(crate) struct Matrices<'a> {
+/// What rounding matrices takes.
+pub(crate) struct Rounds<'a> {
     pub(crate) source: &'a WeightSource,
     pub(crate) plan: &'a Plan,
-    pub(crate) writer: ShardWriter<'a>,
     pub(crate) progress: &'a dyn Progress,
     pub(crate) rounders: &'a Rounders,
     /// Tables that are not the built-in ones.
@@ -73,13 +79,46 @@ pub(crate) struct Matrices<'a> {
     pub(crate) moments: Option<(LinearId, Vec<Hessian>)>,
 }
 
+/// What storing them takes, too.
+pub(crate) struct Matrices<'a> {
+    pub(crate) rounds: Rounds<'a>,
+    pub(crate) writer: ShardWriter<'a>,
+}
+
 /// A stored matrix.
 pub(crate) enum Stored {
     Half(Vec<f16>),
     Packed(Box<fracbit_quant::Quantized>),
 }
 
-impl Matrices<'_> {
+/// A rounded matrix and its bias.
+pub(crate) struct Made {
+    pub(crate) report: LayerReport,
+    bias: Option<Vec<f32>>,
+    pub(crate) stored: Stored,
+}
+
+impl Made {
+    /// Gives the tensors that it is stored in to `take`, in their order.
+    pub(crate) fn tensors(
+        &self,
+        id: LinearId,
+        layer: &PlannedLayer,
+        mut take: impl FnMut(String, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if let Some(bias) = &self.bias {
+            take(id.bias_name(), &f32_bytes(bias))?;
+        }
+        match &self.stored {
+            Stored::Half(rounded) => take(id.weight_name(), &f16_bytes(rounded)),
+            Stored::Packed(packed) => packed.data.planes().try_for_each(|(plane, values)| {
+                take(plane_name(id, layer.band(), plane.name), &values.to_bytes())
+            }),
+        }
+    }
+}
+
+impl Rounds<'_> {
     /// Takes the moments for `id` from a calibration, unless its neighbour's serve it too.
     pub(crate) fn calibrated(&mut self, calibration: &Calibration, id: LinearId) -> Result<(), Error> {
         let reader = first_reader(id);
@@ -90,17 +129,15 @@ impl Matrices<'_> {
         Ok(())
     }
 
-    /// Stores one matrix, rounded for the moments that were set for it if any; `shift` is added to
-    /// it before.
-    pub(crate) fn write(
-        &mut self,
+    /// Rounds one matrix, for the moments that were set for it if any; `shift` is added to it
+    /// before.
+    pub(crate) fn make(
+        &self,
         id: LinearId,
         layer: &PlannedLayer,
         shift: Option<&[f32]>,
-    ) -> Result<(LayerReport, Stored), Error> {
-        if let Some(bias) = self.source.bias(id)? {
-            self.writer.write(&id.bias_name(), &f32_bytes(&bias))?;
-        }
+    ) -> Result<Made, Error> {
+        let bias = self.source.bias(id)?;
         let mut matrix = planned_matrix(self.source, self.plan, id, layer)?;
         if let Some(shift) = shift {
             matrix.data.iter_mut().zip(shift).for_each(|(w, s)| *w += s);
@@ -108,7 +145,6 @@ impl Matrices<'_> {
         let (relative_error, stored) = match layer.scheme {
             Storage::F16 => {
                 let (error, rounded) = halves(&matrix.data, self.source, id)?;
-                self.writer.write(&id.weight_name(), &f16_bytes(&rounded))?;
                 self.progress.advance(matrix.data.len() as u64);
                 (error, Stored::Half(rounded))
             }
@@ -119,20 +155,25 @@ impl Matrices<'_> {
                 let rounding =
                     Rounding { moments, rounders: self.rounders, codebook: self.codebooks.get(&scheme) };
                 let packed = rounded(id, &matrix, scheme, layer.grouping(), rounding, &advance)?;
-                for (plane, values) in packed.data.planes() {
-                    let name = plane_name(id, layer.band(), plane.name);
-                    self.writer.write(&name, &values.to_bytes())?;
-                }
                 (packed.relative_error, Stored::Packed(Box::new(packed)))
             }
         };
-        let report = LayerReport {
-            name: layer.name.clone(),
-            scheme: layer.scheme,
-            relative_error,
-            loss: layer.sensitivity * relative_error,
-        };
-        Ok((report, stored))
+        let report = LayerReport::new(layer, relative_error);
+        Ok(Made { report, bias, stored })
+    }
+}
+
+impl Matrices<'_> {
+    /// Stores one matrix, as [`Rounds::make`] makes it.
+    pub(crate) fn write(
+        &mut self,
+        id: LinearId,
+        layer: &PlannedLayer,
+        shift: Option<&[f32]>,
+    ) -> Result<(LayerReport, Stored), Error> {
+        let made = self.rounds.make(id, layer, shift)?;
+        made.tensors(id, layer, |name, bytes| Ok(self.writer.write(&name, bytes)?))?;
+        Ok((made.report, made.stored))
     }
 
     /// Stores the parts of one matrix, the whole or all bands, as [`Matrices::write`] does.
@@ -145,11 +186,11 @@ impl Matrices<'_> {
 
     /// The layer that a stored matrix will be at run time.
     pub(crate) fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
-        let bias = self.source.bias(id)?;
+        let bias = self.rounds.source.bias(id)?;
         let linear = match stored {
             Stored::Half(values) => {
                 let values = values.into_iter().map(f16::to_f32).collect();
-                Linear::dense(id.shape(self.source.config()), values, bias)
+                Linear::dense(id.shape(self.rounds.source.config()), values, bias)
             }
             Stored::Packed(packed) => Linear::packed(PackedMatrix::new(kernels, &packed.view()), bias),
         };
@@ -163,7 +204,7 @@ impl Matrices<'_> {
         mut parts: Vec<Stored>,
         kernels: &Kernels,
     ) -> Result<Linear, Error> {
-        let Some(bands) = self.plan.bands.as_ref().filter(|_| parts.len() > 1) else {
+        let Some(bands) = self.rounds.plan.bands.as_ref().filter(|_| parts.len() > 1) else {
             return self.linear(id, parts.remove(0), kernels);
         };
         let packed = |part: Stored| match part {
@@ -171,7 +212,7 @@ impl Matrices<'_> {
             Stored::Half(_) => None, // refused with the plan
         };
         let matrices = parts.into_iter().filter_map(packed).collect();
-        let linear = Linear::banded(matrices, bands.each(), self.source.bias(id)?);
+        let linear = Linear::banded(matrices, bands.each(), self.rounds.source.bias(id)?);
         Ok(linear.map_err(fracbit_model::Error::from)?)
     }
 }

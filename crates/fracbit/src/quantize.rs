@@ -10,10 +10,11 @@ use crate::{
     Error, Opened, PlanError, Progress,
     bands::Bands,
     calibrate::Calibration,
+    deal::{Dealt, Job, Part},
     directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
     error::require_memory,
     groups, inventory,
-    matrices::{LayerReport, Matrices, f32_bytes},
+    matrices::{LayerReport, Matrices, Rounds, f32_bytes},
     plan::{self, Inventory, Plan, PlannedLayer, Storage},
     sequential,
 };
@@ -29,6 +30,9 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+/// Bytes of trained codebooks where nothing is said.
+const USUAL_CODEBOOK_BYTES: usize = 16;
 
 /// Files of the source that go along unchanged when present: all that its texts are read and
 /// written by.
@@ -90,6 +94,8 @@ pub struct QuantizeOptions {
     pub codebook_bytes: Option<usize>,
     /// Codebooks of group-wise schemes to use as they are; those of other schemes are trained.
     pub codebooks: Vec<Codebook>,
+    /// Who rounds the matrices, if not this process.
+    pub dealt: Option<Arc<dyn Dealt>>,
 }
 
 /// What was written.
@@ -226,6 +232,11 @@ pub fn quantize_in(
         let rule = "needs a calibration, for its text".to_owned();
         return Err(Error::Option { option: "--sequential", rule });
     }
+    if options.dealt.is_some() && (options.sequential || !options.codebooks.is_empty()) {
+        let rule =
+            "deals matrices that are rounded for themselves: layer by layer each waits for those before it";
+        return Err(Error::Option { option: "--ray", rule: rule.to_owned() });
+    }
     if let Some(calibration) = &options.calibration {
         calibration.require_source(&options.source_hash)?;
     }
@@ -286,25 +297,41 @@ pub fn quantize_in(
         |count: usize| inventory.matrices[..count].iter().map(|m| m.shape.len() as u64).sum::<u64>();
     progress.stage("quantizing", weights(inventory.matrices.len()));
     progress.advance(weights(layers.len()));
-    let mut matrices = Matrices {
+    let rounds = Rounds {
         source,
         plan: &plan,
-        writer,
         progress,
         rounders: &options.rounders,
         codebooks: &trained,
         moments: None,
     };
+    let mut matrices = Matrices { rounds, writer };
     let todo: Vec<(LinearId, PlannedLayer)> =
         inventory.matrices.iter().map(|m| m.id).zip(plan.layers.iter().cloned()).collect();
-    match &options.calibration {
-        Some(calibration) if options.sequential => {
+    match (&options.calibration, &options.dealt) {
+        (calibration, Some(dealt)) => {
+            let (first, effort) = (layers.len(), options.rounders.effort());
+            let bytes = options.codebook_bytes.unwrap_or(USUAL_CODEBOOK_BYTES);
+            let job = Job::new(source, &plan, calibration.as_deref(), effort, bytes)?;
+            dealt.begin(&job, first, todo.len())?;
+            for (index, (id, layer)) in todo.iter().enumerate().skip(first) {
+                let part = Part::take(&**dealt, (source, *id), index)?;
+                for (name, bytes) in &part.tensors {
+                    matrices.writer.write(name, bytes)?;
+                }
+                let report = LayerReport::new(layer, part.relative_error);
+                matrices.writer.checkpoint(json!([report]))?;
+                layers.push(report);
+                progress.advance((layer.rows * layer.cols) as u64);
+            }
+        }
+        (Some(calibration), None) if options.sequential => {
             sequential::quantize(&mut matrices, calibration, &todo, &scratch, &mut layers)?;
         }
-        calibration => {
+        (calibration, None) => {
             for (id, layer) in &todo[layers.len()..] {
                 if let Some(calibration) = calibration {
-                    matrices.calibrated(calibration, *id)?;
+                    matrices.rounds.calibrated(calibration, *id)?;
                 }
                 let (report, _) = matrices.write(*id, layer, None)?;
                 matrices.writer.checkpoint(json!([report]))?;
@@ -373,8 +400,8 @@ fn group_codebooks(
     let given: BTreeMap<Scheme, Codebook> =
         options.codebooks.iter().map(|b| (b.scheme(), b.clone())).collect();
     let calibration = options.calibration.as_deref();
-    let mut all =
-        groups::train(source, plan, &given, calibration, options.codebook_bytes.unwrap_or(16), progress)?;
+    let bytes = options.codebook_bytes.unwrap_or(USUAL_CODEBOOK_BYTES);
+    let mut all = groups::train(source, plan, &given, calibration, bytes, progress)?;
     all.extend(given);
     Ok(all)
 }

@@ -51,7 +51,7 @@ pub(crate) fn quantize(
     scratch: &Path,
     layers: &mut Vec<LayerReport>,
 ) -> Result<(), Error> {
-    let (source, kernels) = (matrices.source, kernels()?);
+    let (source, kernels) = (matrices.rounds.source, kernels()?);
     let sequences = calibration.sequences()?;
     let done = layers.len();
     let embedding = todo.iter().filter(|(id, _)| *id == LinearId::Embed).count();
@@ -76,13 +76,13 @@ pub(crate) fn quantize(
                 })?;
                 let mut full = moments::square(n, &inputs.triangle()).map_err(fracbit_model::Error::from)?;
                 source.rotate_moments(LinearId::Head, &mut full)?;
-                matrices.moments =
+                matrices.rounds.moments =
                     Some((LinearId::Head, vec![hessian(LinearId::Head, n, full, inputs.rows())?]));
                 matrices.write_parts(unit)?.0
             }
             (LinearId::Embed, _) => {
                 // The head comes last, so a tied embedding takes the original model's moments.
-                matrices.calibrated(calibration, LinearId::Embed)?;
+                matrices.rounds.calibrated(calibration, LinearId::Embed)?;
                 let (reports, parts) = matrices.write_parts(unit)?;
                 streams.begin(source, &matrices.joined(LinearId::Embed, parts, &kernels)?)?;
                 reports
@@ -126,14 +126,14 @@ impl Streams<'_> {
         unit: &[(LinearId, PlannedLayer)],
         kernels: &Kernels,
     ) -> Result<Vec<LayerReport>, Error> {
-        let source = matrices.source;
+        let source = matrices.rounds.source;
         let exact = Observed::new(source, index)?;
         let mut quantized = Observed::new(source, index)?;
         let mut reports = Vec::with_capacity(unit.len());
         // The order of the inputs is that of the matrices.
         for input in BlockInput::ALL {
             let first = LinearId::Layer(index, input.reader());
-            matrices.moments = None;
+            matrices.rounds.moments = None;
             let Collected { inputs, lost, streams } =
                 self.collect(source, &exact, &quantized, input, &kernels.vectors())?;
             let n = first.shape(source.config()).cols;
@@ -146,7 +146,7 @@ impl Streams<'_> {
             }
             let unsolved = |source| Error::Moments { matrix: first.to_string(), source };
             let cross = Cross::new(&moments, &trusts, lost, streams).map_err(unsolved)?;
-            matrices.moments = Some((first, moments));
+            matrices.rounds.moments = Some((first, moments));
             for (id, layer) in unit {
                 let LinearId::Layer(_, which) = *id else { continue };
                 if BlockInput::of(which) == input {

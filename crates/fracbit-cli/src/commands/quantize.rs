@@ -10,7 +10,7 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress,
+    Calibration, Dealt, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress,
     QuantizeOptions, Rounders, Target, calibrate, learn,
     pace::{About, Pace, Work},
     plan::Inventory,
@@ -97,6 +97,11 @@ pub(crate) struct QuantizeArgs {
     /// Where codes of trellis schemes are searched: with `--effort exact` the same bytes on both.
     #[arg(long, value_enum, default_value_t)]
     device: DeviceName,
+    /// Let a cluster of Ray round the matrices, with the same bytes: `auto`, `local` or host:port.
+    /// Of the Python package alone; with --data-free or --calibration.
+    #[arg(long, value_name = "ADDRESS",
+        conflicts_with_all = ["sequential", "text", "learn", "time", "tokens", "dry_run"])]
+    ray: Option<String>,
     /// Print one JSON document: the report, or with --dry-run the plan.
     #[arg(long)]
     json: bool,
@@ -330,6 +335,27 @@ impl QuantizeArgs {
         self.effort.unwrap_or(default)
     }
 
+    /// Who rounds the matrices, if not this process.
+    fn dealt(&self, context: &Context) -> Result<Option<Arc<dyn Dealt>>, Failure> {
+        let Some(address) = &self.ray else { return Ok(None) };
+        let refuse = |rule: &str| {
+            let rule = rule.to_owned();
+            Failure::from(fracbit::Error::Option { option: "--ray", rule })
+        };
+        if !self.learning.data_free && self.calibration.is_none() {
+            let rule = "deals matrices that are rounded each for itself; by default they are rounded layer by layer, each for what those before it give";
+            return Err(refuse(rule).hint("`fracbit calibrate` and `--calibration DIR`, or `--data-free`"));
+        }
+        if self.device != DeviceName::Cpu {
+            return Err(refuse("is for processors: leave out --device"));
+        }
+        let Some(cluster) = &context.cluster else {
+            let hint = "pip install 'fracbit[ray]' brings a `fracbit` that can";
+            return Err(refuse("is of the Python package, and this is the program alone").hint(hint));
+        };
+        Ok(Some(cluster(address)))
+    }
+
     /// What searches for codes.
     fn rounders(&self) -> Result<Rounders, Failure> {
         let effort = self.effort();
@@ -426,6 +452,7 @@ fn measuring_line(bytes: Bytes) -> String {
 
 pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Failure> {
     let rounders = args.rounders()?;
+    let dealt = args.dealt(context)?;
     if let (Some(out), false) = (&args.out, args.dry_run) {
         let read = [Some(&args.model), args.plan.as_ref(), args.calibration.as_ref(), args.learning.file()];
         files::apart(out, &read.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
@@ -547,6 +574,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         rounders,
         codebook_bytes: Some(args.codebook_bytes),
         codebooks: Vec::new(),
+        dealt,
     };
     let (report, tuned) = if args.learning.learn.is_some() {
         tune::quantize_and_tune(dir, &source.opened, &inventory, &plan, &options, &context.progress)?

@@ -13,6 +13,7 @@ results do not depend on their number.
 from fracbit._commands import distortion, evaluate, generate, plan, quantize
 from fracbit._errors import ArgumentError, BudgetError, Error, InputError
 from fracbit._fracbit import (
+    Dense,
     Generation,
     Model,
     PackedMatrix,
@@ -27,6 +28,7 @@ from fracbit._results import Distortion, Evaluation, Plan, Quantized
 __all__ = [
     "ArgumentError",
     "BudgetError",
+    "Dense",
     "Distortion",
     "Error",
     "Evaluation",

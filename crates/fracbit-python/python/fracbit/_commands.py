@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fracbit import _fracbit
+from fracbit import _fracbit, _ray
 from fracbit._errors import ArgumentError
 from fracbit._progress import Progress
 from fracbit._results import Distortion, Evaluation, Plan, Quantized
@@ -35,7 +35,7 @@ def _run(command: str, *operands: StrPath, progress: Progress, **options: Any) -
                 each = os.fspath(each) if isinstance(each, os.PathLike) else each
                 line.append(f"{flag}={each}")
     line += ["--", *(os.fspath(operand) for operand in operands)]
-    return _fracbit.command(line, progress)
+    return _fracbit.command(line, progress, _ray.Dealer)
 
 
 def _seconds(time: str | float | None) -> str | None:
@@ -164,6 +164,7 @@ def quantize(
     exclude: str | Sequence[str] | None = None,
     sensitivity: StrPath | None = None,
     max_memory: str | int | None = None,
+    ray: str | None = None,
     resume: bool = False,
     force: bool = False,
     progress: Progress = None,
@@ -175,8 +176,9 @@ def quantize(
     and `prefix_space` say how it becomes tokens; with `data_free` on nothing. `learn` (True, or a
     text file) takes longest and loses least. `tokens` or `time` (seconds, or text such as "5m")
     limit the calibration; `calibration` is a directory of `fracbit calibrate`. `effort` is how
-    thoroughly codes are searched: "fast", "balanced" (the default) or "exact". `force` replaces
-    `out` when it is a model directory.
+    thoroughly codes are searched: "fast", "balanced" (the default) or "exact". `ray` is the address
+    of a cluster that rounds the matrices, "auto" or "local", with `data_free` or `calibration`.
+    `force` replaces `out` when it is a model directory.
 
     The same checkpoint, options and seed give the same bytes as the command. `out` gets its name
     when everything in it is on disk; the same call with `resume` continues one that was stopped.
@@ -229,6 +231,7 @@ def quantize(
             exclude=_listed(exclude),
             sensitivity=sensitivity,
             max_memory=max_memory,
+            ray=ray,
             resume=resume,
             force=force,
             json=True,

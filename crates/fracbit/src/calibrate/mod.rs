@@ -498,6 +498,11 @@ impl Calibration {
         Err(Error::Calibration { path: self.path.clone(), rule })
     }
 
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What the calibration is, for keys and provenance: the hash over its files.
     #[must_use]
     pub fn digest(&self) -> &str {
