@@ -17,10 +17,11 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::Error;
 use crate::engine::Order;
+use crate::tls::Tls;
 
 /// Connections at a time.
 const CONNECTIONS: usize = 512;
@@ -162,7 +163,7 @@ pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     orders: Sender<Order>,
-    (most_of_peer, grace): (usize, Duration),
+    (most_of_peer, grace, tls): (usize, Duration, Option<Tls>),
     stop: impl Future<Output = ()>,
     engine_end: oneshot::Receiver<()>,
 ) -> Result<(), Error> {
@@ -191,10 +192,24 @@ pub(crate) async fn serve(
                     // Pieces of text are small and should not wait for each other.
                     let _ = stream.set_nodelay(true);
                     let service = TowerToHyperService::new(router.clone());
-                    let stream = TokioIo::new(Patient::new(stream, STALLED));
-                    let connection = graceful.watch(http.serve_connection(stream, service));
+                    let stream = Patient::new(stream, STALLED);
+                    let (http, watcher, tls) = (http.clone(), graceful.watcher(), tls.clone());
                     tokio::spawn(async move {
-                        if let Err(error) = connection.await {
+                        let ended = match tls {
+                            None => {
+                                let connection = http.serve_connection(TokioIo::new(stream), service);
+                                watcher.watch(connection).await
+                            }
+                            Some(Tls(acceptor)) => match timeout(HEAD, acceptor.accept(stream)).await {
+                                Ok(Ok(stream)) => {
+                                    let connection = http.serve_connection(TokioIo::new(stream), service);
+                                    watcher.watch(connection).await
+                                }
+                                Ok(Err(error)) => return tracing::debug!(%error, "no TLS"),
+                                Err(_) => return tracing::debug!("no TLS in time"),
+                            },
+                        };
+                        if let Err(error) = ended {
                             tracing::debug!(%error, "a connection ended");
                         }
                         drop(connected);
@@ -217,7 +232,7 @@ pub(crate) async fn serve(
         () = sleep(grace) => {
             tracing::warn!("texts were given up: the server ends");
             let _ = orders.send(Order::Stop);
-            let _ = tokio::time::timeout(LAST_WORDS, closed).await;
+            let _ = timeout(LAST_WORDS, closed).await;
         }
     }
     Ok(())

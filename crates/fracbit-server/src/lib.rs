@@ -17,6 +17,7 @@ mod responses;
 mod scores;
 mod stops;
 mod structure;
+mod tls;
 mod tools;
 
 use std::collections::hash_map::RandomState;
@@ -38,6 +39,7 @@ use fracbit_schedule::Scheduler;
 pub use crate::access::Origin;
 use crate::app::{AppState, Limits};
 use crate::metrics::Metrics;
+pub use crate::tls::{Tls, TlsError};
 use crate::tools::Format;
 
 /// Waits for the user (Ctrl-C) or the system (SIGTERM) to end the program.
@@ -105,6 +107,8 @@ pub struct Options {
     /// Connections at a time from one address, or from one network of the sixth version, at least
     /// 1; further ones are turned away.
     pub peer_connections: usize,
+    /// What connections are encrypted with; `None`: they are not.
+    pub tls: Option<Tls>,
     /// How long texts may still take when the server should end.
     pub grace: Duration,
     /// Tokens that end a text, beside those of the tokenizer.
@@ -225,7 +229,7 @@ impl Server {
                 engine::run(engine, words, &received, &metrics);
             });
             let engine = engine.map_err(Error::Start)?;
-            let limits = (options.peer_connections, options.grace);
+            let limits = (options.peer_connections, options.grace, options.tls);
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
                 connections::serve(listener, http::router(app, origins), orders, limits, stop, end).await

@@ -53,6 +53,7 @@ pub(crate) fn options() -> Options {
         hosts: Vec::new(),
         origins: Vec::new(),
         log_requests: false,
+        tls: None,
         aliases: Vec::new(),
         slots: 4,
         queue: 64,

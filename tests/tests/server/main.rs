@@ -6,6 +6,7 @@ mod fields;
 mod limits;
 mod soak;
 mod structured;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fs;

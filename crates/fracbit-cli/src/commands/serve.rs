@@ -13,7 +13,7 @@ use fracbit::Progress;
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
 use fracbit_model::{KvPool, Runtime};
-use fracbit_server::{Options, Origin, Server, interrupt};
+use fracbit_server::{Options, Origin, Server, Tls, interrupt};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -83,6 +83,13 @@ pub(crate) struct ServeArgs {
     /// seconds until it began.
     #[arg(long)]
     log_requests: bool,
+    /// Certificate in PEM form, with those that vouch for it behind it: connections are then
+    /// encrypted (https).
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, in PEM form.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Name of the model in requests [default: that of its directory].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -128,6 +135,9 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
             format!("`--host {}` lets other machines in: it wants `--api-keys FILE` with it", args.host);
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
     }
+    let tls = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
+    let tls = tls.map(|(cert, key)| Tls::read(cert, key)).transpose();
+    let tls = tls.map_err(|error| Failure::new(Exit::BadInput, error.into()))?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
@@ -135,8 +145,17 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let address = server.address().map_err(failure)?;
     let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
     let tokenizer = files::tokenizer(&opened, context)?;
-    let serving =
-        Serving { args, server, address, words: Words::new(&opened, tokenizer), ctx, nested, keys, context };
+    let serving = Serving {
+        args,
+        server,
+        address,
+        words: Words::new(&opened, tokenizer),
+        ctx,
+        nested,
+        keys,
+        tls,
+        context,
+    };
     match loading {
         Some(loading) => serving.call(&loading.finish()?),
         None => {
@@ -156,12 +175,13 @@ struct Serving<'a> {
     ctx: usize,
     nested: Nested,
     keys: Vec<String>,
+    tls: Option<Tls>,
     context: &'a mut Context,
 }
 
 impl WithModel for Serving<'_> {
     fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
-        let Self { args, server, address, words, ctx, nested, keys, context } = self;
+        let Self { args, server, address, words, ctx, nested, keys, tls, context } = self;
         nested.check(model)?;
         let Nested { scheduler, draft } = nested;
         let Words { tokenizer, end_tokens, .. } = words;
@@ -189,8 +209,9 @@ impl WithModel for Serving<'_> {
             bytes(one - 1),
             bytes(pages)
         ));
-        context.progress.note(&format!("to chat in a browser: http://{address}/"));
-        context.out.stream(&format!("serving at http://{address}/v1\n"))?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        context.progress.note(&format!("to chat in a browser: {scheme}://{address}/"));
+        context.out.stream(&format!("serving at {scheme}://{address}/v1\n"))?;
         let options = Options {
             id,
             aliases: args.alias.clone(),
@@ -204,6 +225,7 @@ impl WithModel for Serving<'_> {
             hosts: args.allow_host.clone(),
             origins: args.allow_origin.clone(),
             log_requests: args.log_requests,
+            tls,
             peer_connections: args.peer_connections,
             grace: GRACE,
             end_tokens,
