@@ -79,7 +79,7 @@ def check_responses(base):
     # JSON by a schema, and a function that is called, with what it returned.
     parsed = client.responses.parse(model="tiny", input="Hello", text_format=Pet, max_output_tokens=200)
     assert isinstance(parsed.output_parsed, Pet)
-    adopt = dict(type="function", name="adopt", strict=True, parameters=Pet.model_json_schema())
+    adopt = dict(type="function", name="adopt", strict=True, parameters=PET)
     calling = dict(model="tiny", input="Hello", tools=[adopt], tool_choice="required", max_output_tokens=200)
     calling |= dict(parallel_tool_calls=False, temperature=0)
     called = client.responses.create(**calling)
@@ -146,7 +146,7 @@ def check_anthropic(base):
         else:
             raise AssertionError(f"`{param}` was accepted")
     # A function is called, and what it returned goes back.
-    adopt = dict(name="adopt", description="Adopts a pet.", input_schema=Pet.model_json_schema())
+    adopt = dict(name="adopt", description="Adopts a pet.", input_schema=PET)
     calling = asked | dict(tools=[adopt], tool_choice=dict(type="tool", name="adopt"), max_tokens=200)
     called = client.messages.create(**calling)
     (call,) = called.content
@@ -203,6 +203,10 @@ def check_state(base):
 class Pet(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=8)
     legs: int = pydantic.Field(ge=0, le=8)
+
+
+# Without the last word other members may follow, and this model never ends them.
+PET = Pet.model_json_schema() | {"additionalProperties": False}
 
 
 class Pets(pydantic.BaseModel):
