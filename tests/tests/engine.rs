@@ -100,7 +100,7 @@ impl Output for Listener {
         self.said.borrow_mut().entry(self.id).or_default().1 = Some(done);
     }
 
-    fn failed(self, error: &Error) {
+    fn failed(self, error: Error) {
         panic!("sequence {}: {error}", self.id);
     }
 }
@@ -536,7 +536,7 @@ impl Output for Scorer {
         self.1.borrow_mut().entry(self.0).or_default().1 = Some(done);
     }
 
-    fn failed(self, error: &Error) {
+    fn failed(self, error: Error) {
         panic!("sequence {}: {error}", self.0);
     }
 }

@@ -91,7 +91,7 @@ impl Output for Clock {
         self.all.borrow_mut().extend(self.first);
     }
 
-    fn failed(self, error: &fracbit_model::Error) {
+    fn failed(self, error: fracbit_model::Error) {
         self.failed.borrow_mut().get_or_insert_with(|| error.to_string());
     }
 }

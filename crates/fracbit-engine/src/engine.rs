@@ -265,7 +265,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             sequence.cached.get_or_insert(len);
             match state.reserve(rest) {
                 Ok(()) => self.reading.push((sequence, state)),
-                Err(error) => fail(sequence, &error),
+                Err(error) => sequence.output.failed(error),
             }
         }
     }
@@ -331,7 +331,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             next_token(&mut sequence, logits, self.options.context).map(Some)
         });
         match done {
-            Err(error) => fail(sequence, &error),
+            Err(error) => sequence.output.failed(error),
             Ok(None) => {
                 self.keep(&sequence, &state, POSITIONS);
                 self.reading.push((sequence, state));
@@ -368,8 +368,13 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             .and_then(|()| self.model.logits_together(rows, &mut self.states, logits));
         if let Err(error) = done {
             // Memory for a cache, for all one knows: who asks again may find some.
-            self.writing.drain(..).for_each(|sequence| fail(sequence, &error));
+            let said = error.to_string();
             self.states.clear();
+            let last = self.writing.pop();
+            self.writing.drain(..).for_each(|sequence| sequence.output.failed(Error::Sequence(said.clone())));
+            if let Some(sequence) = last {
+                sequence.output.failed(error);
+            }
             return;
         }
         let vocab = self.model.config().vocab_size;
@@ -382,7 +387,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             }
             let (sequence, state) = (self.writing.swap_remove(i), self.states.swap_remove(i));
             match next {
-                Err(error) => fail(sequence, &error),
+                Err(error) => sequence.output.failed(error),
                 Ok(Next::Ends(finish)) => self.end(sequence, &state, finish),
                 Ok(Next::Goes) => {}
             }
@@ -451,7 +456,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             }
         });
         match done {
-            Err(error) => fail(sequence, &error),
+            Err(error) => sequence.output.failed(error),
             Ok(Next::Ends(finish)) => self.end(sequence, &state, finish),
             Ok(Next::Goes) => {
                 self.writing.push(sequence);
@@ -561,9 +566,4 @@ fn set_precision<R: Runtime, O>(
     let other = precision != state.precision();
     state.set_precision(precision);
     (other, alike)
-}
-
-fn fail<O: Output>(sequence: Sequence<O>, error: &Error) {
-    tracing::warn!(%error, "a text failed");
-    sequence.output.failed(error);
 }

@@ -32,7 +32,7 @@ pub trait Output {
     fn done(self, done: Done);
 
     /// The text cannot go on.
-    fn failed(self, error: &Error);
+    fn failed(self, error: Error);
 }
 
 /// A text to be continued.

@@ -42,8 +42,8 @@ impl Output for Listener {
         lock(&self.0).end = Some(Ok(done));
     }
 
-    fn failed(self, error: &Error) {
-        lock(&self.0).end = Some(Err(Error::Sequence(error.to_string())));
+    fn failed(self, error: Error) {
+        lock(&self.0).end = Some(Err(error));
     }
 }
 

@@ -44,7 +44,7 @@ impl Output for Listener {
         (told.0.finish, told.1) = (Some(done.finish), done.guessed);
     }
 
-    fn failed(self, error: &Error) {
+    fn failed(self, error: Error) {
         panic!("{error}");
     }
 }

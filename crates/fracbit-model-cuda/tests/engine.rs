@@ -49,7 +49,7 @@ impl Output for Listener {
         self.1.borrow_mut().entry(self.0).or_default().1 = Some(done);
     }
 
-    fn failed(self, error: &Error) {
+    fn failed(self, error: Error) {
         panic!("sequence {}: {error}", self.0);
     }
 }

@@ -94,7 +94,7 @@ pub enum Error {
     /// The device that the model runs on.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
-    /// A sequence that an engine ran, in the words of its error.
+    /// What one of several sequences failed by that ran together, in words.
     #[error("{0}")]
     Sequence(String),
     /// Every page of the cache is held.

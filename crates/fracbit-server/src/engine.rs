@@ -182,7 +182,7 @@ fn start<'a, R: Runtime>(job: Job, engine: &mut Engine<'_, R, Text<'a>>, tokeniz
     let offsets = if echo { output.echo(&prompt) } else { Ok(VecDeque::new()) };
     let offsets = match offsets {
         Ok(offsets) => offsets,
-        Err(error) => return output.failed(&error.into()),
+        Err(error) => return output.failed(error.into()),
     };
     output.scores = logprobs.map(|top| Scores::new(top, &prompt, offsets));
     let score_prompt = echo && logprobs.is_some();
@@ -266,7 +266,7 @@ impl Output for Text<'_> {
         if !self.stopped {
             let rest = match std::mem::replace(&mut self.stream, self.tokenizer.stream(true)).finish() {
                 Ok(rest) => rest,
-                Err(error) => return self.failed(&error.into()),
+                Err(error) => return self.failed(error.into()),
             };
             let (mut text, stopped) = self.stops.push(&rest);
             if stopped {
@@ -286,7 +286,8 @@ impl Output for Text<'_> {
         self.line.end(outcome, Event::Done(done, stop));
     }
 
-    fn failed(self, error: &Error) {
+    fn failed(self, error: Error) {
+        tracing::warn!(%error, "a text failed");
         self.line.end(Outcome::Failed, Event::Failed(error.to_string()));
     }
 }
