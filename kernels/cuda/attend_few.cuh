@@ -1,9 +1,11 @@
 // Attention of up to eight tokens over a long cache: norms, rotary embedding, cache and attention in one launch.
 //
-// A block takes one key-value head of one sequence and one share of its cache for up to 8 T queries (tokens times query heads of the group), so that keys
-// and values are read once. A warp takes 16 positions at a time, loaded straight into the operands of mma: any order of the dimensions
-// serves a dot product, so that a lane reads 16 bytes in one piece. Products with keys have the queries' upper halves in rows 0 to 7 and
-// their lower halves in rows 8 to 15; products with values have dimensions as rows and queries as columns.
+// A block takes one key-value head of one sequence and one share of its cache for up to 8 T
+// queries (tokens times query heads of the group), so that keys and values are read once. A warp
+// takes 16 positions at a time, loaded straight into the operands of mma: any order of the
+// dimensions serves a dot product, so that a lane reads 16 bytes in one piece. Products with keys
+// have the queries' upper halves in rows 0 to 7 and their lower halves in rows 8 to 15; products
+// with values have dimensions as rows and queries as columns.
 //
 // The keys and values of the step's own tokens come from `qkv`, never from the cache, so that blocks need not wait for each other and the
 // cache is read before `grid_wait`. Shares depend on the position alone and are added in their order: the same bits at every run.
@@ -239,8 +241,9 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     const uint32_t turns = (chunks + FEW_WARPS - 1) / FEW_WARPS, some = turns < blocks_y() ? turns : blocks_y();
     const uint32_t shares = some > 0 ? some : 1;
     if (block_y() >= shares) return;
-    // The chunk's first position, and the row of the cache that holds it. A position behind the last repeats that, with no weight. Caches
-    // have less than 2^32 values: 64-bit places would take registers.
+    // The chunk's first position, and the row of the cache that holds it. A position behind the
+    // last repeats that, with no weight. Caches have less than 2^32 values: 64-bit places would
+    // take registers.
     const uint32_t end = position, stride = FEW_CHUNK * FEW_WARPS * blocks_y();
     uint32_t first = start + (block_y() * FEW_WARPS + warp) * FEW_CHUNK;
     const auto row_of = [&](uint32_t at) { return at < end ? cache_row(table, a.kv_heads, kv, at) : 0u; };

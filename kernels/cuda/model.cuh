@@ -7,16 +7,16 @@
 
 constexpr int PROMPT = 1024, SEQUENCES = 8;
 
-/// What a step runs: read, and where it draws advanced, by its kernels. Rows are those of the sequences, one behind the other and the same
-/// number of each.
+/// What a step runs: read, and where it draws advanced, by its kernels. Rows are those of the
+/// sequences, one behind the other and the same number of each.
 struct Step {
     uint32_t drawn;                 // tokens drawn
     uint32_t positions[SEQUENCES];  // tokens in the cache, of each sequence
     uint32_t tokens[PROMPT];        // to be run
 };
 
-/// Positions of a page. A cache is f16 (pages, kv_heads, PAGE, d) for keys and the same for values of a layer; which pages a sequence has
-/// stands in its row of a table, (sequences, pages of a sequence).
+/// Positions of a page. A cache is f16 (pages, kv_heads, PAGE, d) for keys and the same for values
+/// of a layer; which pages a sequence has stands in its row of a table, (sequences, pages).
 constexpr uint32_t PAGE = 64;
 
 /// The row of a cache that holds a position of a head. No kernel writes tables.
@@ -127,7 +127,8 @@ FB_DEVICE void cap(const CapArgs& a) {
 
 /// What stands between gate and up.
 constexpr uint32_t GATE_NONE = 0, GATE_SILU = 1, GATE_GELU = 2;
-/// The gated product: of SiLU, x / (1 + exp(-x)), or of GELU by a hyperbolic tangent, which is x / (1 + exp(-2 u)) with u the polynomial.
+/// The gated product: of SiLU, x / (1 + exp(-x)), or of GELU by a hyperbolic tangent, which is
+/// x / (1 + exp(-2 u)) with u the polynomial.
 FB_DEVICE float gated_of(uint32_t kind, float gate, float up) {
     const float by = kind == GATE_SILU ? 1.f : 1.5957691216f * (1.f + 0.044715f * gate * gate);
     return fast_div(gate, 1.f + fast_exp(-gate * by)) * up;

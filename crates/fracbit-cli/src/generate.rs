@@ -1,9 +1,10 @@
 //! Text from a model, piece by piece, with the time it took. Shared by `run`, `chat` and `demo`.
 
 use crate::{
-    args::{NestedArgs, Steps},
+    args::{CacheArgs, NestedArgs, Steps},
     failure::{Exit, Failure},
     files,
+    gpu::{self, DeviceName},
     interrupt::Interrupt,
 };
 use fracbit::Opened;
@@ -35,6 +36,37 @@ impl Loading {
     /// The model.
     pub(crate) fn finish(self) -> Result<Model, Failure> {
         self.0.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+/// A model where it should run, or on its way there.
+pub(crate) enum Start {
+    Processor(Loading),
+    Device(Arc<Opened>),
+}
+
+impl Start {
+    /// Begins to load a model that runs on the processor, or refuses what a device does not do.
+    pub(crate) fn begin(
+        opened: &Arc<Opened>,
+        device: DeviceName,
+        cache: CacheArgs,
+        nested: &NestedArgs,
+    ) -> Result<Self, Failure> {
+        if device == DeviceName::Cpu {
+            return Ok(Self::Processor(Loading::begin(opened)));
+        }
+        cache.on_device()?;
+        nested.on_device()?;
+        Ok(Self::Device(Arc::clone(opened)))
+    }
+
+    /// Does something with the model.
+    pub(crate) fn with(self, with: impl WithModel) -> Result<(), Failure> {
+        match self {
+            Self::Processor(loading) => with.call(&loading.finish()?),
+            Self::Device(opened) => gpu::with_model(&opened, with),
+        }
     }
 }
 

@@ -4,35 +4,16 @@
 #[path = "../../fracbit-model/tests/common/mod.rs"]
 #[allow(clippy::unwrap_used, reason = "shared with the tests of fracbit-model")]
 mod common;
+mod device;
 
 use common::{Reference, references};
+use device::{dense, device};
 use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
-use fracbit_kernels_cuda::{Limits, shim::Shim};
-use fracbit_model::{
-    Error, FloatId, KvType, LinearId, Model, RotationMode, Runtime, SampleConfig, Sampler, WeightSource,
-};
-use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
-use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, path::Path, rc::Rc};
+use fracbit_model::{Error, KvType, Model, RotationMode, Runtime, SampleConfig, Sampler};
+use fracbit_model_cuda::Decoder;
+use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, rc::Rc};
 
 const CONTEXT: usize = 160;
-
-fn device() -> Shim {
-    let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
-    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
-}
-
-fn on_device<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
-    let config = source.config();
-    let mut builder = Builder::new(device, config.clone(), source.sites().clone()).expect("it has bodies");
-    for id in LinearId::all(config) {
-        let matrix = source.linear(id).expect("a matrix of the checkpoint");
-        builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
-    }
-    for id in FloatId::all(config) {
-        builder.norm(id, source.floats(id).expect("a norm of the checkpoint"));
-    }
-    builder.build().expect("a whole model")
-}
 
 type Said = Rc<RefCell<BTreeMap<usize, (Vec<u32>, Option<Done>)>>>;
 
@@ -98,7 +79,7 @@ fn sequences_together_get_the_tokens_they_get_alone() {
     for (name, count) in [("llama3", 10), ("qwen3", 4), ("qwen2", 4), ("mistral", 4)] {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
         let source = r.source(RotationMode::Online, 7);
-        let model = on_device(&device, &source);
+        let model = dense(&device, &source);
         let vocab = source.config().vocab_size as u32;
         let token = |i: u32| (i * i * 31 + i * 17 + 5) % vocab;
         // From one token to a whole prompt of dense products; two that begin with the same page.
@@ -145,7 +126,7 @@ fn sequences_together_get_the_tokens_they_get_alone() {
 fn what_a_device_does_not_hold_is_refused() {
     let Some(references) = references() else { return };
     let device = device();
-    let model = on_device(&device, &references[0].source(RotationMode::None, 0));
+    let model = dense(&device, &references[0].source(RotationMode::None, 0));
     let refused = |options| Engine::<_, Listener>::new(&model, options).expect_err("refused").to_string();
     let base = EngineOptions { context: CONTEXT, ..EngineOptions::default() };
     let kind = refused(EngineOptions { kv: KvType::I8, ..base.clone() });

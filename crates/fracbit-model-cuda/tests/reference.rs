@@ -5,35 +5,16 @@
 #[path = "../../fracbit-model/tests/common/mod.rs"]
 #[allow(clippy::unwrap_used, reason = "shared with the tests of fracbit-model")]
 mod common;
+mod device;
 
 use common::{Reference, references, relative};
+use device::{dense, device};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedView};
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Limits, shim::Shim};
-use fracbit_model::{
-    FloatId, LayerLinear, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig, WeightSource,
-};
+use fracbit_kernels_cuda::shim::Shim;
+use fracbit_model::{FloatId, LayerLinear, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error, PROMPT_FROM};
-use std::path::Path;
-
-fn device() -> Shim {
-    let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
-    Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts")
-}
-
-fn dense<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
-    let config = source.config();
-    let mut builder = Builder::new(device, config.clone(), source.sites().clone()).expect("it has bodies");
-    for id in LinearId::all(config) {
-        let matrix = source.linear(id).expect("a matrix of the checkpoint");
-        builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
-    }
-    for id in FloatId::all(config) {
-        builder.norm(id, source.floats(id).expect("a norm of the checkpoint"));
-    }
-    builder.build().expect("a whole model")
-}
 
 fn logits(model: &DeviceModel<'_, Shim>, tokens: &[u32]) -> Vec<f32> {
     let mut state = model.state(64).expect("memory");

@@ -140,11 +140,7 @@ impl Basis {
         if let (FloatId::Final, Some(divisors)) = (id, self.sites.embedding_divisors()) {
             values.iter_mut().zip(divisors).for_each(|(g, by)| *g *= by);
         }
-        let factor = match id {
-            FloatId::Final => self.config.logit_factor,
-            FloatId::AttentionOut(_) | FloatId::MlpOut(_) => self.config.residual_factor,
-            _ => 1.0,
-        };
+        let factor = id.factor(&self.config);
         let offset = self.config.gain_offset;
         if factor != 1.0 || offset != 0.0 {
             #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]

@@ -268,6 +268,15 @@ impl FloatId {
         }
     }
 
+    /// What the checkpoint's gains are multiplied by, since the graph has no such factor.
+    pub(crate) const fn factor(self, config: &ModelConfig) -> f64 {
+        match self {
+            Self::Final => config.logit_factor,
+            Self::AttentionOut(_) | Self::MlpOut(_) => config.residual_factor,
+            _ => 1.0,
+        }
+    }
+
     /// The block that it belongs to.
     #[must_use]
     pub const fn layer(self) -> Option<usize> {

@@ -515,11 +515,7 @@ impl WeightSource {
 
     fn stored_norm(&self, id: FloatId) -> Result<Vec<f32>, Error> {
         let mut gain = self.checkpoint.to_f32(&id.weight_name())?;
-        let factor = match id {
-            FloatId::Final => self.config.logit_factor,
-            FloatId::AttentionOut(_) | FloatId::MlpOut(_) => self.config.residual_factor,
-            _ => 1.0,
-        };
+        let factor = id.factor(&self.config);
         let offset = self.config.gain_offset;
         if factor != 1.0 || offset != 0.0 {
             #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]

@@ -9,8 +9,8 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Run, WithModel, Words, Writer, context_of, conversation, finish_name},
-    gpu::{self, DeviceName},
+    generate::{Nested, Run, Start, WithModel, Words, Writer, context_of, conversation, finish_name},
+    gpu::DeviceName,
     interrupt::Interrupt,
 };
 use clap::Args;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     Sampler::new(sampling)?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
-    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
+    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
     // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;
@@ -83,14 +83,7 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     let capacity = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let run = Run { context: capacity, kv: args.cache.kv(), nested };
     let talks = Talks { args, words: &words, run, sampling, context };
-    match loading {
-        Some(loading) => talks.call(&loading.finish()?),
-        None => {
-            args.cache.on_device()?;
-            args.nested.on_device()?;
-            gpu::with_model(&opened, talks)
-        }
-    }
+    start.with(talks)
 }
 
 /// A conversation to be had.

@@ -5,8 +5,8 @@ use crate::{
     context::Context,
     failure::Failure,
     files,
-    generate::{Loading, Nested, Prompt, Run, WithModel, Words, Writer, Written, encode, finish_name},
-    gpu::{self, DeviceName},
+    generate::{Nested, Prompt, Run, Start, WithModel, Words, Writer, Written, encode, finish_name},
+    gpu::DeviceName,
     structure::{RuleArgs, follow},
 };
 use clap::Args;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         (None, Some(path)) => files::read_text(path)?,
         (None, None) => String::new(),
     };
-    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
+    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
     let tokenizer = files::tokenizer(&opened, context)?;
     let message = [Message::new("user", prompt)];
     let prompt = match args.chat {
@@ -105,14 +105,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let room = tokens.len().saturating_add(args.max_tokens).min(most);
     let run = Run { context: room, kv: args.cache.kv(), nested };
     let text = Text { args, words: &words, run, sampler, tokens, context };
-    match loading {
-        Some(loading) => text.call(&loading.finish()?),
-        None => {
-            args.cache.on_device()?;
-            args.nested.on_device()?;
-            gpu::with_model(&opened, text)
-        }
-    }
+    start.with(text)
 }
 
 /// A text to be written.

@@ -5,8 +5,8 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Loading, Nested, WithModel, Words, context_of},
-    gpu::{self, DeviceName},
+    generate::{Nested, Start, WithModel, Words, context_of},
+    gpu::DeviceName,
 };
 use clap::Args;
 use fracbit::Progress;
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let loading = (args.device == DeviceName::Cpu).then(|| Loading::begin(&opened));
+    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
     let tokenizer = files::tokenizer(&opened, context)?;
     let serving = Serving {
         args,
@@ -156,14 +156,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         tls,
         context,
     };
-    match loading {
-        Some(loading) => serving.call(&loading.finish()?),
-        None => {
-            args.cache.on_device()?;
-            args.nested.on_device()?;
-            gpu::with_model(&opened, serving)
-        }
-    }
+    start.with(serving)
 }
 
 /// What is to be served.

@@ -132,7 +132,7 @@ pub fn attend_few<D: Device>(
 ) -> Result<(), DeviceError> {
     let device = step.device();
     let shape = &work.shape;
-    let AttentionShape { heads, kv_heads, d, capacity } = *shape;
+    let AttentionShape { heads, kv_heads, d, .. } = *shape;
     let Rows { sequences, each } = rows;
     assert!((1..=FEW).contains(&rows.all()), "attention of {} tokens in one step", rows.all());
     tables.check(rows, shape);
@@ -140,12 +140,7 @@ pub fn attend_few<D: Device>(
     assert!(heads.is_multiple_of(kv_heads), "{heads} heads in {kv_heads} groups");
     holds(qkv, rows.all() * shape.row(), "attention");
     holds(out, rows.all() * heads * d, "attention");
-    if let Some(turns) = options.turns {
-        holds(turns, capacity * d, "attention");
-    }
-    if let Some(growth) = options.growth {
-        holds(growth, capacity, "attention");
-    }
+    options.check(shape);
     let plan = Plan::new(shape, each, &device.limits());
     holds(&work.partial, plan.partial(shape, sequences), "attention");
     holds(&work.counters, plan.blocks(shape, sequences), "attention");

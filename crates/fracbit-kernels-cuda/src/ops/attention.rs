@@ -215,6 +215,18 @@ pub struct HeadOptions<'a, 'd, D: Device> {
     pub window: usize,
 }
 
+impl<D: Device> HeadOptions<'_, '_, D> {
+    /// Tables reach as far as sequences.
+    pub(super) fn check(&self, shape: &AttentionShape) {
+        if let Some(turns) = self.turns {
+            holds(turns, shape.capacity * shape.d, "attention");
+        }
+        if let Some(growth) = self.growth {
+            holds(growth, shape.capacity, "attention");
+        }
+    }
+}
+
 /// Norms, rotary embedding and attention: `qkv` is (rows, heads + 2 kv_heads, d), `out` (rows,
 /// heads, d).
 ///
@@ -235,17 +247,12 @@ pub fn attention<D: Device>(
 ) -> Result<(), DeviceError> {
     const WARPS: usize = 8;
     let device = step.device();
-    let &AttentionShape { heads, kv_heads, d, capacity } = shape;
+    let &AttentionShape { heads, kv_heads, d, .. } = shape;
     assert!(d <= 256, "heads of at most 256, got {d}");
     holds(qkv, rows.all() * shape.row(), "attention");
     holds(out, rows.all() * heads * d, "attention");
     tables.check(rows, shape);
-    if let Some(turns) = options.turns {
-        holds(turns, capacity * d, "attention");
-    }
-    if let Some(growth) = options.growth {
-        holds(growth, capacity, "attention");
-    }
+    options.check(shape);
     #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
     let args = HeadsArgs {
         step: step.at(),
