@@ -9,7 +9,7 @@
 
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix,
+    Activations, Kernels, PackedMatrix,
     cases::{self, Packed},
     matmul,
 };
@@ -35,6 +35,8 @@ impl Case {
         let scheme: Scheme = name.parse().expect("a scheme");
         let book = if name == "tcq-fast-2" {
             cases::ramped(scheme, 63) // as the built-in one
+        } else if name.starts_with("aq") {
+            cases::centroids(scheme)
         } else {
             cases::codebooks(scheme, 0, 127).remove(0)
         };
@@ -61,9 +63,9 @@ fn time(matrix: &PackedMatrix, input: &[f32], x: &mut Activations, y: &mut [f32]
 fn main() {
     let rounds: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(9);
     let mut kernels = Kernels::scalar();
-    let isa = fracbit_kernels_x86::install_up_to(&mut kernels, Isa::Avx2);
+    let isa = fracbit_kernels_x86::install(&mut kernels).expect("an instruction set");
     let bodies = kernels.clone();
-    assert!(fracbit_kernels_x86::install_psumbook(&mut kernels), "a processor with AVX2");
+    assert!(fracbit_kernels_x86::install_psumbook(&mut kernels, isa), "a processor with AVX2");
     let mut cases = vec![Case::new("vq-2", &kernels, ""), Case::new("tcq-fast-2", &kernels, "")];
     for name in ["aq-m1v4", "aq-m2v8", "aq-m1v8", "aq-m3v8"] {
         cases.push(Case::new(name, &kernels, "psumbook"));

@@ -67,15 +67,18 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
 }
 
 /// Makes matrices of additive codebooks build and read Psumbooks for few tokens, in place of
-/// expanding codes; false where the processor lacks AVX2. [`install`] leaves it out, because
-/// expanding is faster (`docs/lab/2026-11-speed.md`); results have the same bits.
-pub fn install_psumbook(kernels: &mut Kernels) -> bool {
+/// expanding codes, up to `most`; false where the processor lacks AVX2. [`install`] leaves it out
+/// (`docs/lab/2026-11-speed.md`); results have the same bits.
+pub fn install_psumbook(kernels: &mut Kernels, most: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if avx2::Avx2::detect().is_some() {
+    if most >= Isa::Avx512 && avx512::Avx512::detect().is_some() {
+        kernels.install_linear(avx512::psumbook::linear);
+        return true;
+    } else if most >= Isa::Avx2 && avx2::Avx2::detect().is_some() {
         kernels.install_linear(avx2::linear);
         return true;
     }
-    let _ = kernels;
+    let _ = (kernels, most);
     false
 }
 

@@ -54,7 +54,7 @@ fn every_body_gives_the_bits_of_the_reference() {
                     assert_same(&want, &got, &what);
                     if books[0].additive().is_some() {
                         let mut kernels = kernels.clone();
-                        assert!(fracbit_kernels_x86::install_psumbook(&mut kernels), "{isa}");
+                        assert!(fracbit_kernels_x86::install_psumbook(&mut kernels, *isa), "{isa}");
                         let got = product(&kernels, &packed, &mut x);
                         assert_same(&want, &got, &format!("{what}, by a Psumbook"));
                     }

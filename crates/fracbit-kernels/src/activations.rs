@@ -3,6 +3,7 @@
 use crate::{
     Interleave, Panel, Team,
     args::{PANEL_TOKENS, ROW_OVERREAD, ROWS, panel_groups},
+    expand::psumbook::Psums,
     lines::Numbers,
     vectors::{
         Rounded, Vectors,
@@ -35,6 +36,7 @@ pub struct Activations {
     pub(crate) block_scales: Vec<f32>, // (segment, batch, block) of the current matrix
     pub(crate) block_starts: Vec<i32>, // (segment, batch, block)
     pub(crate) refined: Vec<f32>,      // (2, batch, rows), of a refined product
+    pub(crate) psums: Vec<Psums>,      // of each set of additive codebooks that met the values
 }
 
 /// One integer form.
@@ -100,6 +102,7 @@ impl Activations {
     fn forget(&mut self) {
         (self.narrow.ready, self.narrow.packed, self.narrow.split) = (false, None, false);
         (self.wide.ready, self.wide.packed) = (false, None);
+        self.psums.iter_mut().for_each(|psums| psums.ready = false);
     }
 
     /// Doubles the batch: behind the tokens `x` come, in their order, the values that rounding them

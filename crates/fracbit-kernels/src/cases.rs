@@ -12,7 +12,7 @@ use crate::{
     vectors::{Gate, Vectors},
     with_team,
 };
-use fracbit_base::{Code, Scheme, Shape};
+use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{
     Codebook, Grid, Grouping, Layers, Layout, PackedError, PackedView, Planes, Ramp, SchemeSpec,
     quarter_turns,
@@ -80,8 +80,8 @@ pub fn grids(scheme: Scheme) -> &'static [i16] {
 }
 
 /// All sets of codebooks to try for a scheme: every grid, every length; for trellises of magnitudes
-/// such as are never negative and such as are ramps, and for pairs such as are a quarter and its
-/// turns, too.
+/// such as are never negative and such as are ramps, for pairs such as are a quarter and its turns,
+/// and for additive codebooks such as a Psumbook takes, too.
 #[must_use]
 pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     let lengths = scheme.tables().map(|s| table_lengths(s).len()).max().unwrap_or(1);
@@ -96,6 +96,9 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     }
     if Codebook::may_be_turned(scheme) {
         all.push(vec![turned(scheme)]);
+    }
+    if matches!(scheme.family(), Family::Additive(_)) {
+        all.push(vec![centroids(scheme)]);
     }
     all
 }
@@ -290,6 +293,32 @@ pub fn turned(scheme: Scheme) -> Codebook {
     let book = Codebook::new(scheme, entries.collect(), 0.01).expect("a length of the scheme");
     assert!(book.quarter().is_some(), "{scheme}");
     book
+}
+
+/// Additive codebooks whose partial sums fit 16 bits, the largest and the smallest among them, with
+/// activations of 127 in magnitude.
+///
+/// # Panics
+/// When `scheme` has no additive codebooks.
+#[must_use]
+pub fn centroids(scheme: Scheme) -> Codebook {
+    let Family::Additive(books) = scheme.family() else { panic!("{scheme} has no centroids") };
+    let (most, room) = (127 / books.count(), 32_767 / 127);
+    let mut random = Random::new(u64::from(scheme.quarters()));
+    let mut entries: Vec<i16> = Vec::new();
+    for i in 0..books.count() << 8 {
+        let mut left = room;
+        for _ in 0..books.weights() {
+            // Every 128th takes what there is.
+            let most = most.min(left);
+            let magnitude = if i % 128 == 0 { most } else { random.next() as usize % (most + 1) };
+            left -= magnitude;
+            let magnitude = i16::try_from(magnitude).expect("small");
+            let negative = if i % 128 == 0 { i % 256 > 0 } else { random.next() & 64 > 0 };
+            entries.push(if negative { -magnitude } else { magnitude });
+        }
+    }
+    Codebook::new(scheme, entries, 0.01).expect("centroids whose sums are within the grid")
 }
 
 /// Codebooks of every segment of `scheme`, as [`codebook`] makes them, with the `nth` allowed

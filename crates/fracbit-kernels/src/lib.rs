@@ -20,7 +20,9 @@ pub use args::{
     Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS,
     ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
-pub use expand::psumbook::{BuildFn, Centroids, PSUM_TOKENS, PsumBody, ReadFn, psumbook};
+pub use expand::psumbook::{
+    BuildFn, Centroids, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, ReadFn, psumbook,
+};
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
 pub use linear::{Call, Input, LinearKernel, Precision, Prepared};

@@ -1,6 +1,6 @@
 //! The contract of a kernel: how one matrix meets activations.
 
-use crate::{Activations, Isa, Team};
+use crate::{Activations, Isa, Team, args::ONE_TOKEN_STRIPS};
 use fracbit_base::{Rate, Shape};
 use std::{fmt, ops::Range};
 
@@ -118,6 +118,12 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
 
     /// Most tokens that a call should have where `together` meet the same rows.
     fn call_tokens(&self, precision: Precision, together: usize) -> usize;
+
+    /// Most strips that a call should have where fewer tokens meet the same rows than come in
+    /// panels; threads that would go without get shorter ones.
+    fn call_strips(&self, _precision: Precision, _together: usize) -> usize {
+        ONE_TOKEN_STRIPS
+    }
 
     /// Makes of the activations what its rows want, once for all of them: integer forms, which
     /// matrices with one input share, and numbers of its own.

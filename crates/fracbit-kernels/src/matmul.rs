@@ -12,6 +12,8 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
 const TASKS: usize = 16;
+/// Most strips of a call for few tokens, whatever a kernel wants.
+const MOST_STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
 /// Strips whose outputs are stored together when there are panels of tokens. The outputs of one
 /// strip are 64 bytes in each token's row of `y`; rows are a power of two apart in most models, so
 /// that such pieces fall on the same few sets of the caches: stored strip by strip they took 10 %
@@ -229,9 +231,14 @@ fn product(
         let input = Input { values, precision: of.precision, together, most };
         of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), team);
     }
-    let job = Job { of, gate, factors, most, together, x, y: out };
     let strips = rows.div_ceil(TILE_ROWS);
-    let unit = if together >= PANEL_FROM { GATHER } else { MAX_STRIPS };
+    let wide = call_strips(of, together, groups.len() * strips / team.threads());
+    let unit = match wide {
+        _ if together >= PANEL_FROM => GATHER,
+        ONE_TOKEN_STRIPS => MAX_STRIPS,
+        wide => wide,
+    };
+    let job = Job { of, gate, factors, most, wide, together, x, y: out };
     let each = task_strips(groups.len() * strips, team.threads(), unit);
     let tasks = strips.div_ceil(each);
     team.for_each(groups.len() * tasks, |task| {
@@ -289,6 +296,14 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     strips.div_ceil(tasks).next_multiple_of(unit)
 }
 
+/// Strips of one call of a kernel for few tokens, where a thread has `share` of them.
+fn call_strips(of: &[RowsOf<'_>], together: usize, share: usize) -> usize {
+    let each = of.iter().map(|of| of.matrix.kernel().call_strips(of.precision, together));
+    let most = each.max().unwrap_or(ONE_TOKEN_STRIPS).min(MOST_STRIPS);
+    // A few tasks for each thread, so that they end at about the same time.
+    most.min((share / 4).next_multiple_of(ONE_TOKEN_STRIPS)).max(ONE_TOKEN_STRIPS)
+}
+
 /// Most tokens of one call of a kernel.
 fn call_tokens(of: &[RowsOf<'_>], together: usize) -> usize {
     let each = of.iter().map(|of| of.matrix.kernel().call_tokens(of.precision, together));
@@ -305,6 +320,8 @@ struct Job<'a> {
     factors: [usize; 2],
     /// Most tokens of a call.
     most: usize,
+    /// Most strips of a call for few tokens.
+    wide: usize,
     /// Most tokens of a group.
     together: usize,
     x: &'a Activations,
@@ -316,12 +333,12 @@ impl Job<'_> {
     /// it, and only what is used is cleared: a decode step's task would spend several percent of
     /// its time on more, and so would prefill's on several threads.
     fn run(&self, group: &Group, strips: Range<usize>) {
-        const ONE: usize = 2 * ONE_TOKEN_STRIPS * TILE_ROWS;
+        const ONE: usize = 2 * MOST_STRIPS * TILE_ROWS;
         const FEW: usize = (PANEL_FROM - 1) * ONE;
         match group.tokens.len() {
-            1 => self.through(&mut [const { MaybeUninit::uninit() }; ONE], group, strips, ONE_TOKEN_STRIPS),
+            1 => self.through(&mut [const { MaybeUninit::uninit() }; ONE], group, strips, self.wide),
             2..PANEL_FROM => {
-                self.through(&mut [const { MaybeUninit::uninit() }; FEW], group, strips, ONE_TOKEN_STRIPS)
+                self.through(&mut [const { MaybeUninit::uninit() }; FEW], group, strips, self.wide)
             }
             _ => self.many(group, strips),
         }

@@ -1,11 +1,13 @@
 //! Products by a Psumbook are those of expanded codes, bit for bit.
 
-use fracbit_base::{Scheme, Shape};
+use fracbit_base::{Family, Scheme, Shape};
+use fracbit_format::{Codebook, Layout, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{
     Activations, Kernels, PackedMatrix, PsumBody, RowsOf,
     cases::{self, CASES, Case, Packed, assert_same, product},
     psumbook,
 };
+use half::f16;
 
 /// Names of the schemes of additive codebooks.
 const SCHEMES: [&str; 4] = ["aq-m1v8", "aq-m1v4", "aq-m2v8", "aq-m3v8"];
@@ -18,7 +20,9 @@ fn kernels() -> Kernels {
 
 fn packed(name: &str, shape: Shape, group: usize, seed: u64) -> Packed {
     let scheme: Scheme = name.parse().expect("a scheme");
-    Packed::random(scheme, shape, cases::codebooks(scheme, 0, 127), group, seed)
+    let additive = matches!(scheme.family(), Family::Additive(_));
+    let books = if additive { vec![cases::centroids(scheme)] } else { cases::codebooks(scheme, 0, 127) };
+    Packed::random(scheme, shape, books, group, seed)
 }
 
 #[test]
@@ -59,7 +63,76 @@ fn gates_and_experts_have_the_psums_of_their_own_tokens() {
 fn others_are_left_to_others() {
     for (name, taken) in [("aq-m2v8", true), ("vq-2", false), ("nest-tcq-2+1", false)] {
         let packed = packed(name, Shape::new(16, 32), 32, 1);
-        let matrix = PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit"));
-        assert_eq!(format!("{matrix:?}").contains("Psumbook"), taken, "{name}");
+        assert_eq!(by_psumbook(&packed), taken, "{name}");
+    }
+    // One more than fits: 127 * 259 = 32 893.
+    let scheme: Scheme = "aq-m1v4".parse().expect("a scheme");
+    let mut entries = cases::centroids(scheme).entries().to_vec();
+    for (last, taken) in [(4, true), (5, false)] {
+        entries[..4].copy_from_slice(&[127, -127, last, 0]);
+        let book = Codebook::new(scheme, entries.clone(), 0.01).expect("within the grid");
+        let packed = Packed::random(scheme, Shape::new(16, 32), vec![book], 32, 1);
+        assert_eq!(by_psumbook(&packed), taken, "{last}");
+    }
+}
+
+fn by_psumbook(packed: &Packed) -> bool {
+    let matrix = PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit"));
+    format!("{matrix:?}").contains("Psumbook")
+}
+
+/// CodeGEMM (section 5): with centroids {0, 1}^v times powers of two a Psumbook multiplies uniform
+/// weights, with {-1, 1}^v times any factors binary-coded ones.
+#[test]
+fn uniform_and_binary_weights_are_additive_codebooks() {
+    const WEIGHTS: usize = 8;
+    let shape = Shape::new(37, 560);
+    let bit = |code: usize, k: usize| i16::try_from(code >> k & 1).expect("a bit");
+    for (name, factors, values) in [
+        ("aq-m1v8", &[1i16][..], [0i16, 1]),
+        ("aq-m2v8", &[1, 2], [0, 1]),
+        ("aq-m3v8", &[1, 2, 4], [0, 1]),
+        ("aq-m2v8", &[19, 7], [-1, 1]),
+        ("aq-m3v8", &[17, 9, 5], [-1, 1]),
+    ] {
+        let scheme: Scheme = name.parse().expect("a scheme");
+        let entries = factors.iter().flat_map(|factor| {
+            let entry = move |i: usize| factor * values[usize::from(bit(i / WEIGHTS, i % WEIGHTS) > 0)];
+            (0..256 * WEIGHTS).map(entry)
+        });
+        // The gain of such matrices is .7; the factor of all products is 1.
+        let step = 1.0 / 0.7f32;
+        assert_eq!(step * 0.7, 1.0);
+        let book = Codebook::new(scheme, entries.collect(), step).expect("within the grid");
+        let mut packed = Packed::random(scheme, shape, vec![book], shape.cols, 5);
+        packed.scales.fill(f16::ONE);
+        // Each weight by itself: its bits, plane by plane.
+        let planes = factors.len();
+        let layout = Layout::new(scheme, shape);
+        let weight = |r: usize, c: usize| -> i32 {
+            let tile = &packed.codes[layout.tile(0, r / TILE_ROWS, c / TILE_COLS)];
+            let vector = c % TILE_COLS / WEIGHTS;
+            let plane = |p: usize| {
+                let code = tile[(vector * planes + p) * TILE_ROWS + r % TILE_ROWS];
+                i32::from(factors[p] * values[usize::from(bit(code.into(), c % WEIGHTS) > 0)])
+            };
+            (0..planes).map(plane).sum()
+        };
+        for batch in [1, 3, 8] {
+            // Integers whose largest is 127 in every group are rounded to themselves.
+            let int = |i: usize| i32::try_from(i * 31 % 255).expect("small") - 127;
+            let input = |t: usize, c: usize| if c % 256 == 0 { 127 } else { int(t * shape.cols + c) };
+            let values = (0..batch * shape.cols).map(|i| input(i / shape.cols, i % shape.cols) as f32);
+            let mut x = Activations::new();
+            x.set(&values.collect::<Vec<f32>>(), shape.cols).expect("whole tokens");
+            let got = product(&kernels(), &packed, &mut x);
+            for (t, got) in got.chunks_exact(shape.rows).enumerate() {
+                for (r, got) in got.iter().enumerate() {
+                    let want: i32 = (0..shape.cols).map(|c| weight(r, c) * input(t, c)).sum();
+                    assert_eq!(*got, want as f32, "{name}, factors {factors:?}, row {r} of token {t}");
+                }
+            }
+        }
+        assert!(by_psumbook(&packed), "{name}");
     }
 }

@@ -25,6 +25,9 @@ const ROUNDS: [usize; 2] = [60, 40];
 const SWEEPS: usize = 3;
 /// Largest sum of entries.
 const LARGEST: f64 = 127.0;
+/// Largest sum of the magnitudes of a centroid's entries: products with activations of at most 127
+/// in magnitude then fit 16 bits, which a Psumbook's partial sums have.
+const MOST: f64 = 258.0;
 
 /// The codebooks of least error that these rounds come to, on the int8 grid, the centroids of each
 /// ascending.
@@ -103,15 +106,23 @@ fn refine(weights: usize, centroids: &mut [f64], samples: &[f64], rounds: usize)
 fn on_grid(weights: usize, centroids: &[f64], samples: &[f64]) -> (Vec<f64>, f64) {
     let books = || centroids.chunks_exact(CENTROIDS * weights);
     let peak = |book: &[f64]| book.iter().fold(0.0f64, |max, c| max.max(c.abs()));
+    let magnitude = |centroid: &[f64]| centroid.iter().map(|c| c.abs()).sum::<f64>();
     let range: f64 = books().map(peak).sum();
-    let all = (0..8).map(|i| {
-        let step = range / LARGEST * (1.0 - 0.05 * f64::from(i));
+    let reach = centroids.chunks_exact(weights).map(magnitude).fold(0.0, f64::max);
+    let largest = (range / LARGEST).max(reach / MOST);
+    // Rounding may carry a magnitude across its limit, so there the first steps are wider.
+    let first = if largest > range / LARGEST { -2 } else { 0 };
+    let all = (first..8).filter_map(|i: i8| {
+        let step = largest * (1.0 - 0.05 * f64::from(i));
         let integers: Vec<f64> = books()
             .flat_map(|book| {
                 let limit = (LARGEST * peak(book) / range).floor();
                 book.iter().map(move |c| (c / step).round().clamp(-limit, limit))
             })
             .collect();
+        if integers.chunks_exact(weights).any(|c| magnitude(c) > MOST) {
+            return None;
+        }
         let scaled: Vec<f64> = samples.iter().map(|x| x / step).collect();
         let codes = assign(&Search::new(weights, &integers), weights, &scaled);
         // The best step for these codes: least squares.
@@ -123,7 +134,7 @@ fn on_grid(weights: usize, centroids: &[f64], samples: &[f64]) -> (Vec<f64>, f64
                 (cross, own, energy) = (cross + x * q, own + q * q, energy + x * x);
             }
         }
-        ((energy - cross * cross / own) * step * step, integers, step * cross / own)
+        Some(((energy - cross * cross / own) * step * step, integers, step * cross / own))
     });
     let (_, integers, step) = all.min_by(|a, b| a.0.total_cmp(&b.0)).expect("there are steps to try");
     (integers, step)

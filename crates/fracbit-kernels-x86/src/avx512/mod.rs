@@ -37,6 +37,7 @@ mod groups;
 mod nibbles;
 mod panel;
 pub(crate) mod progressive;
+pub(crate) mod psumbook;
 mod spread;
 mod strips;
 mod tables;

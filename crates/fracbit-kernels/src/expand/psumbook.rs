@@ -2,19 +2,22 @@
 //!
 //! A weight vector is a sum of centroids, so its product with activations is a sum of products of
 //! centroids with activations, of which there are only 256 for each codebook and each place of the
-//! vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all: it is built for some
-//! columns at a time, in a first-level cache, and read by the codes of all strips of a call.
-//! Building costs what 256 rows cost with one codebook; reading costs a load and an addition for
-//! each code, in place of as many multiplications as a centroid has weights.
+//! vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all. It is built once for
+//! all rows of a product, and for all matrices that have this input and these codebooks; a first
+//! level cache then holds those of some columns while the codes of many strips read them. Building
+//! costs what 256 rows cost with one codebook; reading costs a load and an addition for each code,
+//! in place of as many multiplications as a centroid has weights.
 //!
 //! The paper's partial sums are of half-precision numbers. Ours are integers of the activations and
 //! centroids that the expanding kernel multiplies, so that block sums, and all behind them, have
-//! the same bits.
+//! the same bits. They fit 16 bits: magnitudes of a centroid's entries add up to at most 258, those
+//! of activations are at most 127.
 
 use super::{ExpandThenDot, Part};
 use crate::{
     Activations, Call, Input, Isa, Kernels, LinearKernel, Precision, Prepared, Team,
-    args::{Block, ONE_TOKEN_STRIPS},
+    args::{Block, MAX_INT8, ONE_TOKEN_STRIPS},
+    lines::Numbers,
 };
 use fracbit_base::Shape;
 use fracbit_format::{Codebook, Index, PackedView, TILE_COLS, TILE_ROWS};
@@ -27,64 +30,103 @@ const CENTROIDS: usize = 256;
 pub const PSUM_TOKENS: usize = 4;
 /// Most tokens that meet the same rows by a Psumbook; for more codes are expanded.
 const MOST_TOKENS: usize = 8;
-/// Partial sums that are built, and read for all strips of a call, before the next ones: half of a
-/// first-level cache.
-const CHUNK: usize = 4096;
-/// Room for them: at least for a tile of the most codebooks.
-const MOST_PSUMS: usize = 6 * CENTROIDS * PSUM_TOKENS;
+/// Partial sums that are read for all strips of a call before the next ones: half of a first-level
+/// cache.
+const CHUNK: usize = 8192;
+/// Most strips of a call: the more, the rarer is it that partial sums come from a farther cache.
+const STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
+
+/// Sums of 16 rows for as many tokens as lie side by side, `(row, token)`.
+pub type PsumRows = [i32; TILE_ROWS * PSUM_TOKENS];
 
 /// Builds the part of a Psumbook that belongs to one tile of columns.
 ///
-/// Adds nothing: `out`, `(vector of columns, book, centroid, token)`, becomes the products of
-/// centroids with the activations of one token or [`PSUM_TOKENS`].
-pub type BuildFn = unsafe fn(&Centroids, &[[i8; TILE_COLS]], &mut [i32]);
+/// Adds nothing: `out`, `(vector of columns, book, centroid, token)` or what else the body wants
+/// to read, becomes the products of centroids with the activations of as many tokens as lie side
+/// by side.
+pub type BuildFn = unsafe fn(&Centroids, &[[i8; TILE_COLS]], &mut [i16]);
 
-/// Reads a part of a Psumbook with the codes of 16 rows.
-///
-/// For every 16 codes, `psums` has 256 partial sums for each token; `sums`, `(row, token)`, gets
-/// those of the codes added. Both kinds of numbers of tokens: 1 and [`PSUM_TOKENS`].
-pub type ReadFn = unsafe fn(&[[u8; TILE_ROWS]], &[i32], &mut [i32]);
+/// Reads a part of a Psumbook with the codes of some strips and adds the partial sums to theirs:
+/// the numbers are the part, which has 256 partial sums for each 16 codes and token, and the tokens
+/// side by side.
+pub type ReadFn = unsafe fn(PsumCodes<'_>, (&[i16], usize), &mut [PsumRows]);
+
+/// Codes of some strips in some tiles of columns.
+#[derive(Clone, Copy, Debug)]
+pub struct PsumCodes<'a> {
+    all: &'a [u8],
+    stride: usize,
+    bytes: usize,
+}
+
+impl<'a> PsumCodes<'a> {
+    /// Those of a strip, 16 rows at a time by vectors of columns and codebooks.
+    ///
+    /// # Panics
+    /// When the strip is not within the matrix.
+    #[must_use]
+    pub fn strip(&self, strip: usize) -> &'a [[u8; TILE_ROWS]] {
+        self.all[strip * self.stride..][..self.bytes].as_chunks().0
+    }
+
+    /// Bytes from a strip to the next.
+    #[must_use]
+    pub const fn stride(&self) -> usize {
+        self.stride
+    }
+}
 
 /// How an instruction set builds and reads a Psumbook.
 #[derive(Clone, Copy, Debug)]
 pub struct PsumBody {
     isa: Isa,
+    tokens: usize,
     build: BuildFn,
     read: ReadFn,
 }
 
 impl PsumBody {
-    /// A body for `isa`.
+    /// A body for `isa` in whose Psumbooks up to `tokens` tokens, 1 or [`PSUM_TOKENS`], lie side by
+    /// side.
+    ///
+    /// # Panics
+    /// For other numbers of tokens.
     ///
     /// # Safety
-    /// The processor has `isa`. `build` is sound for any [`Centroids`] with one token or
-    /// [`PSUM_TOKENS`] and an `out` of [`Centroids::psums`] numbers for each, `read` for any codes
-    /// with 256 partial sums for each 16 of them and token, and 16 sums for each token.
+    /// The processor has `isa`. `build` is sound for any [`Centroids`] with one token or `tokens`
+    /// and an `out` of [`Centroids::psums`] numbers for each, `read` for any codes, with 256 partial
+    /// sums for each 16 of a strip and token as `build` makes them, and as many sums as strips.
     #[must_use]
     #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
-    pub const unsafe fn new(isa: Isa, build: BuildFn, read: ReadFn) -> Self {
-        Self { isa, build, read }
+    pub const unsafe fn new(isa: Isa, tokens: usize, build: BuildFn, read: ReadFn) -> Self {
+        assert!(matches!(tokens, 1 | PSUM_TOKENS), "tokens side by side");
+        Self { isa, tokens, build, read }
     }
 
     /// The body in plain Rust.
     #[must_use]
     pub const fn portable() -> Self {
-        Self { isa: Isa::Scalar, build, read }
+        Self { isa: Isa::Scalar, tokens: PSUM_TOKENS, build, read }
     }
 }
 
 /// Centroids as a build wants them: neighbouring weights in pairs, all centroids of a pair side by
 /// side.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Centroids {
     index: Index,
     pairs: Vec<[i16; 2]>, // (book, pair of columns, centroid)
 }
 
 impl Centroids {
-    /// Those of an additive codebook; `None` for every other.
+    /// Those of an additive codebook whose partial sums fit 16 bits; `None` for every other.
     fn of(codebook: &Codebook) -> Option<Self> {
         let index = codebook.additive()?;
+        let magnitude = |centroid: &[i16]| centroid.iter().map(|c| i32::from(*c).abs()).sum::<i32>();
+        let most = codebook.entries().chunks_exact(index.weights).map(magnitude).max()?;
+        if most * MAX_INT8 > i32::from(i16::MAX) {
+            return None;
+        }
         let entry =
             |book: usize, k: usize, c: usize| codebook.entries()[(book * CENTROIDS + c) * index.weights + k];
         let mut pairs = Vec::with_capacity(codebook.entries().len() / 2);
@@ -118,15 +160,30 @@ impl Centroids {
         all.first_chunk().expect("a codebook and a pair that there are")
     }
 
-    /// Codes of a row in a tile.
-    const fn codes(&self) -> usize {
-        TILE_COLS / self.index.weights * self.index.count
-    }
-
     /// Partial sums of a token in a tile of columns.
     #[must_use]
     pub const fn psums(&self) -> usize {
-        self.codes() * CENTROIDS
+        TILE_COLS / self.index.weights * self.index.count * CENTROIDS
+    }
+}
+
+/// The Psumbook of the current activations and one set of codebooks.
+#[derive(Clone, Debug)]
+pub(crate) struct Psums {
+    /// Whether it is that of the activations.
+    pub(crate) ready: bool,
+    centroids: Arc<Centroids>,
+    /// Whose body has built it.
+    isa: Isa,
+    /// Tokens side by side.
+    lanes: usize,
+    sums: Numbers<i16>, // (token or tokens, tile, what the body builds)
+}
+
+impl Psums {
+    fn is_of(&self, matrix: &Psumbook, lanes: usize) -> bool {
+        let alike = || Arc::ptr_eq(&self.centroids, &matrix.centroids) || self.centroids == matrix.centroids;
+        self.ready && self.lanes == lanes && self.isa == matrix.body.isa && alike()
     }
 }
 
@@ -135,7 +192,7 @@ impl Centroids {
 #[derive(Clone, Debug)]
 struct Psumbook {
     expand: ExpandThenDot,
-    centroids: Centroids,
+    centroids: Arc<Centroids>,
     body: PsumBody,
 }
 
@@ -144,7 +201,7 @@ struct Psumbook {
 #[must_use]
 pub fn psumbook(kernels: &Kernels, view: &PackedView<'_>, body: PsumBody) -> Option<Arc<dyn LinearKernel>> {
     let [codebook] = view.codebooks() else { return None };
-    let centroids = Centroids::of(codebook)?;
+    let centroids = Arc::new(Centroids::of(codebook)?);
     let expand = ExpandThenDot::new(kernels, view);
     // Rows and codes are taken in the canonical order.
     let [part] = &*expand.parts else { return None };
@@ -157,56 +214,81 @@ impl Psumbook {
         &self.expand.parts[0]
     }
 
-    /// Tokens side by side in a Psumbook where so many meet the same rows; `None` where codes are
-    /// expanded.
-    fn lanes(&self, together: usize) -> Option<usize> {
+    /// Tokens side by side in a Psumbook where so many of `batch` meet the same rows; `None` where
+    /// codes are expanded: for many tokens, and for several that do not begin with the first.
+    fn lanes(&self, together: usize, batch: usize) -> Option<usize> {
         let few = together <= MOST_TOKENS && self.part().body.interleave(together).is_none();
-        few.then_some(if together == 1 { 1 } else { PSUM_TOKENS })
+        match together {
+            1 => few.then_some(1),
+            _ => (few && together == batch).then_some(self.body.tokens),
+        }
     }
 
-    /// Partial sums of some tokens, at most as many as `out` has room for, and a tile of columns.
-    fn build(&self, x: &Activations, tokens: Range<usize>, tile: usize, out: &mut [i32]) {
-        let mut ints = [[0; TILE_COLS]; PSUM_TOKENS];
-        for (ints, token) in ints.iter_mut().zip(tokens) {
-            ints.copy_from_slice(&x.narrow.ints[token * x.stride() + tile * TILE_COLS..][..TILE_COLS]);
+    /// Builds the Psumbook of the activations unless it is there.
+    fn build(&self, x: &mut Activations, lanes: usize, team: &Team<'_>) {
+        if x.psums.iter().any(|psums| psums.is_of(self, lanes)) {
+            return;
         }
-        let lanes = out.len() / self.centroids.psums();
-        #[expect(unsafe_code, reason = "the one call that builds a Psumbook")]
-        // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for one token or
-        // `PSUM_TOKENS` and this many partial sums.
-        unsafe {
-            (self.body.build)(&self.centroids, &ints[..lanes], out);
-        }
+        let mut psums = match x.psums.iter().position(|psums| !psums.ready) {
+            Some(stale) => x.psums.swap_remove(stale),
+            None => Psums {
+                ready: false,
+                centroids: Arc::clone(&self.centroids),
+                isa: self.body.isa,
+                lanes,
+                sums: Numbers::default(),
+            },
+        };
+        (psums.ready, psums.centroids) = (true, Arc::clone(&self.centroids));
+        (psums.isa, psums.lanes) = (self.body.isa, lanes);
+        let (tiles, each) = (x.tiles(), self.centroids.psums() * lanes);
+        psums.sums.renew(x.batch().div_ceil(lanes) * tiles * each);
+        team.chunks(&mut psums.sums, each, |i, out| {
+            let (first, tile) = (i / tiles * lanes, i % tiles);
+            let mut ints = [[0; TILE_COLS]; PSUM_TOKENS];
+            for (ints, token) in ints[..lanes].iter_mut().zip(first..x.batch()) {
+                ints.copy_from_slice(&x.narrow.ints[token * x.stride() + tile * TILE_COLS..][..TILE_COLS]);
+            }
+            #[expect(unsafe_code, reason = "the one call that builds a Psumbook")]
+            // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for one token
+            // or all that lie side by side, and this many partial sums.
+            unsafe {
+                (self.body.build)(&self.centroids, &ints[..lanes], out);
+            }
+        });
+        x.psums.push(psums);
     }
 
     /// Some strips and the tokens of a call, `lanes` of them side by side.
     fn read(&self, call: &Call<'_>, lanes: usize, strips: Range<usize>, out: &mut [f32]) {
         let (part, x) = (self.part(), call.x);
-        let (codes_of_tile, psums_of_tile) = (self.centroids.codes(), self.centroids.psums() * lanes);
+        let psums = x.psums.iter().find(|psums| psums.is_of(self, lanes));
+        let psums = &*psums.expect("prepared for these tokens").sums;
+        let (tile_bytes, psums_of_tile) = (part.segment.tile_bytes, self.centroids.psums() * lanes);
         let at_once = (CHUNK / psums_of_tile).max(1);
-        let mut psums = [0; MOST_PSUMS];
-        let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; ONE_TOKEN_STRIPS];
-        let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; ONE_TOKEN_STRIPS];
+        let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; STRIPS];
+        let sums = &mut sums[..strips.len()];
+        let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; STRIPS];
         for first in call.tokens.clone().step_by(lanes) {
             let tokens = first..call.tokens.end.min(first + lanes);
+            let psums = &psums[first / lanes * x.tiles() * psums_of_tile..];
             for (index, block) in part.blocks.iter().enumerate() {
                 let end = block.start + block.tiles;
-                sums[..strips.len()].fill([0; TILE_ROWS * PSUM_TOKENS]);
+                sums.fill([0; TILE_ROWS * PSUM_TOKENS]);
                 for from in (block.start..end).step_by(at_once) {
                     let tiles = from..end.min(from + at_once);
-                    let psums = &mut psums[..tiles.len() * psums_of_tile];
-                    for (tile, psums) in tiles.clone().zip(psums.chunks_exact_mut(psums_of_tile)) {
-                        self.build(x, tokens.clone(), tile, &mut psums[..psums_of_tile]);
-                    }
-                    for (strip, sums) in strips.clone().zip(&mut sums) {
-                        let codes = self.expand.codes_of(part, strip).as_chunks().0;
-                        let codes = &codes[tiles.start * codes_of_tile..tiles.end * codes_of_tile];
-                        #[expect(unsafe_code, reason = "the one call that reads a Psumbook")]
-                        // SAFETY: `PsumBody::new` was promised the instruction set, and soundness
-                        // for 256 partial sums for each 16 codes and token, and as many sums.
-                        unsafe {
-                            (self.body.read)(codes, psums, &mut sums[..TILE_ROWS * lanes]);
-                        }
+                    let psums = &psums[tiles.start * psums_of_tile..tiles.end * psums_of_tile];
+                    let codes = PsumCodes {
+                        all: &self.expand.codes_of(part, strips.start)[tiles.start * tile_bytes..],
+                        stride: self.expand.stride(),
+                        bytes: tiles.len() * tile_bytes,
+                    };
+                    #[expect(unsafe_code, reason = "the one call that reads a Psumbook")]
+                    // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for
+                    // 256 partial sums for each 16 codes of a strip and token, built by the same
+                    // body.
+                    unsafe {
+                        (self.body.read)(codes, (psums, lanes), sums);
                     }
                 }
                 for (s, strip) in strips.clone().enumerate() {
@@ -278,20 +360,29 @@ impl LinearKernel for Psumbook {
         self.expand.call_tokens(precision, together)
     }
 
+    fn call_strips(&self, _: Precision, together: usize) -> usize {
+        if together <= MOST_TOKENS { STRIPS } else { ONE_TOKEN_STRIPS }
+    }
+
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         self.expand.prepare(input, to, team);
+        if let Some(lanes) = self.lanes(input.together, to.0.batch()) {
+            self.build(to.0, lanes, team);
+        }
     }
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
-        let Some(lanes) = self.lanes(call.together) else { return self.expand.rows(call, out) };
-        for first in call.strips.clone().step_by(ONE_TOKEN_STRIPS) {
-            self.read(call, lanes, first..call.strips.end.min(first + ONE_TOKEN_STRIPS), out);
+        let Some(lanes) = self.lanes(call.together, call.x.batch()) else {
+            return self.expand.rows(call, out);
+        };
+        for first in call.strips.clone().step_by(STRIPS) {
+            self.read(call, lanes, first..call.strips.end.min(first + STRIPS), out);
         }
     }
 }
 
 /// See [`BuildFn`].
-fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i32]) {
+fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
     let weights = 2 * centroids.pairs();
     let each = centroids.count() * CENTROIDS * x.len();
     for (vector, out) in out.chunks_exact_mut(each).enumerate() {
@@ -301,8 +392,8 @@ fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i32]) {
                 for (out, c) in out.chunks_exact_mut(x.len()).zip(centroids.of_pair(book, pair)) {
                     for (out, x) in out.iter_mut().zip(x) {
                         let x = &x[vector * weights + 2 * pair..];
-                        let product = |k: usize| i32::from(c[k]) * i32::from(x[k]);
-                        *out += product(0) + product(1);
+                        // In range: `Centroids::of` has seen to it.
+                        *out += c[0] * i16::from(x[0]) + c[1] * i16::from(x[1]);
                     }
                 }
             }
@@ -311,12 +402,13 @@ fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i32]) {
 }
 
 /// See [`ReadFn`].
-fn read(codes: &[[u8; TILE_ROWS]], psums: &[i32], sums: &mut [i32]) {
-    let lanes = sums.len() / TILE_ROWS;
-    for (codes, psums) in codes.iter().zip(psums.chunks_exact(CENTROIDS * lanes)) {
-        for (sums, &code) in sums.chunks_exact_mut(lanes).zip(codes) {
-            let psums = &psums[usize::from(code) * lanes..][..lanes];
-            sums.iter_mut().zip(psums).for_each(|(sum, psum)| *sum += psum);
+fn read(codes: PsumCodes<'_>, (psums, lanes): (&[i16], usize), sums: &mut [PsumRows]) {
+    for (strip, sums) in sums.iter_mut().enumerate() {
+        for (codes, psums) in codes.strip(strip).iter().zip(psums.chunks_exact(CENTROIDS * lanes)) {
+            for (sums, &code) in sums.chunks_exact_mut(lanes).zip(codes) {
+                let psums = &psums[usize::from(code) * lanes..][..lanes];
+                sums.iter_mut().zip(psums).for_each(|(sum, psum)| *sum += i32::from(*psum));
+            }
         }
     }
 }
