@@ -106,8 +106,9 @@ pub(crate) struct Pace {
     row: Option<f64>,
     /// Share of guesses that were right, where those before them were.
     right: f64,
-    /// Steps since the last draft.
+    /// Steps since the last draft, and after how many of them one is tried again.
     idle: usize,
+    again: usize,
     /// Steps without a draft, and steps with one since the last of those.
     plain: usize,
     busy: usize,
@@ -115,13 +116,23 @@ pub(crate) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { step: None, draft: None, row: None, right: 0.8, idle: 0, plain: 0, busy: 0 }
+        Self {
+            step: None,
+            draft: None,
+            row: None,
+            right: 0.8,
+            idle: 0,
+            again: Self::AGAIN[0],
+            plain: 0,
+            busy: 0,
+        }
     }
 }
 
 impl Pace {
-    /// Steps without a draft after which one is tried again.
-    const AGAIN: usize = 64;
+    /// Steps without a draft after which one is tried again: of the first trial, and the most.
+    /// Every trial in vain doubles them, for it costs up to two steps.
+    const AGAIN: [usize; 2] = [64, 4096];
     /// Steps without a draft before one is tried: the first does not count, since memory was cold.
     const FIRST: usize = 4;
     /// Steps with drafts behind which one goes without, to see what that takes by now: an estimate
@@ -162,15 +173,27 @@ impl Pace {
             _ if guesses == 0 && self.plain > 1 => Self::learn(&mut self.step, time),
             _ => {}
         }
+        if guesses > 0 {
+            let [first, most] = Self::AGAIN;
+            self.again = if self.pays() > 0 { first } else { most.min(2 * self.again) };
+        }
     }
 
     /// Tokens of the next draft: those with which most tokens a second are expected.
     pub(crate) fn length(&self) -> usize {
-        let Some(step) = self.step else { return 0 };
-        if self.plain < Self::FIRST || self.busy >= Self::BETWEEN {
+        if self.step.is_none() || self.plain < Self::FIRST || self.busy >= Self::BETWEEN {
             return 0;
         }
-        let (Some(draft), Some(row)) = (self.draft, self.row) else { return 1 };
+        if self.draft.is_none() || self.row.is_none() {
+            return 1;
+        }
+        let best = self.pays();
+        if best == 0 && self.idle >= self.again { 1 } else { best }
+    }
+
+    /// Tokens of a draft with which most tokens a second are expected, as far as times are known.
+    fn pays(&self) -> usize {
+        let (Some(step), Some(draft), Some(row)) = (self.step, self.draft, self.row) else { return 0 };
         let (mut best, mut rate) = (0, 1.0 / step);
         let (mut tokens, mut time, mut right) = (1.0, step, 1.0);
         for length in 1..=MOST {
@@ -180,7 +203,7 @@ impl Pace {
                 (best, rate) = (length, tokens / time);
             }
         }
-        if best == 0 && self.idle >= Self::AGAIN { 1 } else { best }
+        best
     }
 }
 
@@ -256,8 +279,21 @@ mod tests {
         assert!((1..MOST).contains(&some), "{some}");
         let mut dear = paced(9.0, 3.0, 9);
         assert_eq!(dear.length(), 0, "a draft that costs a step");
-        (0..Pace::AGAIN).for_each(|_| dear.ran(0, ms(10.0)));
-        assert_eq!(dear.length(), 1, "tried again");
+        // Tried again, more and more rarely, for ever.
+        let (mut steps, mut trials) = (0, Vec::new());
+        while steps < 20_000 {
+            let guesses = dear.length();
+            if guesses > 0 {
+                trials.push(steps);
+                dear.drafted(ms(9.0));
+            }
+            dear.ran(guesses, ms(10.0 + 3.0 * guesses as f64));
+            steps += 1;
+        }
+        let between: Vec<usize> = trials.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(trials[0] <= 2 * Pace::AGAIN[0] && between.is_sorted(), "{trials:?}");
+        assert!(between.iter().all(|&steps| steps <= Pace::AGAIN[1] + 1), "{trials:?}");
+        assert!((7..12).contains(&trials.len()), "{trials:?}");
         dear.forget_times();
         assert_eq!(dear.length(), 0);
         // What a step takes is looked at again and again: here it has become shorter.
