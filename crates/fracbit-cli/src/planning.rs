@@ -445,11 +445,16 @@ impl fmt::Display for Shown<'_> {
         for point in plan.operating_points().unwrap_or_default() {
             let OperatingPoint { precision, bits, bytes, predicted_loss } = point;
             let name = format!("at {precision} bits");
-            writeln!(
+            write!(
                 f,
                 "{name:<17}{bits:.4} bits per weight are read, {}, predicted loss {predicted_loss:.6}",
                 Bytes(bytes)
             )?;
+            let points = plan.speed.iter().flat_map(|speed| &speed.points);
+            match points.into_iter().find(|point| point.precision == precision) {
+                Some(point) => writeln!(f, ", {:.3} ms a step", point.step_us / 1000.0)?,
+                None => writeln!(f)?,
+            }
         }
         if let Some(forecast) = &plan.forecast {
             let Forecast { kl, low, high, perplexity_ratio } = forecast;

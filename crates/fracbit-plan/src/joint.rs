@@ -70,6 +70,19 @@ pub struct PlannedSpeed {
     pub batch: usize,
     /// Processor, instruction set and threads of the profile.
     pub machine: String,
+    /// The steps of a nested model at each of its precisions, ascending, where the profile has the
+    /// kernels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<PointSpeed>,
+}
+
+/// The speed of a nested model at one precision.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PointSpeed {
+    /// Most bits of a nested matrix that are read.
+    pub precision: f64,
+    /// Microseconds of a decode step.
+    pub step_us: f64,
 }
 
 /// Loss saved per further unit of each budget.
@@ -383,6 +396,7 @@ impl<'a> Joint<'a> {
             context: self.speed.context,
             batch: self.speed.batch,
             machine: format!("{}, {}, {} threads", profile.cpu, profile.isa, profile.threads),
+            points: Vec::new(),
         }
     }
 
@@ -563,6 +577,31 @@ mod tests {
             asked.predict(&bench.inventory, &bench.speed).unwrap();
             assert!((step(&asked) - step(&fused)).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn nested_models_have_a_step_for_each_precision() {
+        let mut bench = Bench::new();
+        let uniform = |bench: &Bench, name: &str| {
+            bench.plan(Target::Uniform(name.parse().unwrap()), None, |_| {}).unwrap()
+        };
+        let nested = uniform(&bench, "nest-tcq-2+1+1");
+        let points = nested.speed.clone().unwrap().points;
+        assert_eq!(points.iter().map(|p| p.precision).collect::<Vec<_>>(), [2.0, 3.0, 4.0]);
+        // The base is the native code, and the test's machine goes by bits.
+        assert!(!nested.fused.is_empty());
+        assert!((points[0].step_us - step(&uniform(&bench, "tcq-2"))).abs() < 1e-9);
+        assert!(points.is_sorted_by(|a, b| a.step_us < b.step_us));
+        assert!((points[2].step_us - step(&nested)).abs() < 1e-9);
+        let read = Plan::parse(&serde_json::to_string(&nested).unwrap(), "plan.json").unwrap();
+        assert_eq!(read.speed, nested.speed);
+        assert!(uniform(&bench, "tcq-4").speed.unwrap().points.is_empty());
+        // What the profile has not is left out.
+        let mut machine = MachineProfile::clone(&bench.speed.profile);
+        machine.kernels.retain(|kernel| kernel.scheme.to_string() != "nest-tcq-2+1");
+        bench.speed = Speed::new(Arc::new(machine));
+        let points = uniform(&bench, "nest-tcq-2+1+1").speed.unwrap().points;
+        assert_eq!(points.iter().map(|p| p.precision).collect::<Vec<_>>(), [2.0, 4.0]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use error::Error;
 pub use explain::{Explanation, explain};
 pub use forecast::Forecast;
 pub use inventory::Inventory;
-pub use joint::{PlannedSpeed, Prices, Speed};
+pub use joint::{PlannedSpeed, PointSpeed, Prices, Speed};
 pub use machine::MachineProfile;
 pub use overrides::{Exclude, Pin};
 pub use plan::{Plan, PlanOptions, Target, plan};

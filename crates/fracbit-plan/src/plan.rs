@@ -10,7 +10,7 @@ use crate::{
     bands::Bands,
     forecast::Forecast,
     fusion,
-    joint::{Joined, Joint, PlannedSpeed, Prices, Speed},
+    joint::{Joined, Joint, PlannedSpeed, PointSpeed, Prices, Speed},
     overrides::{self, Exclude, Pin},
     planned::planned,
     sensitivities::{Objective, Sensitivities},
@@ -218,18 +218,10 @@ impl Plan {
     /// # Errors
     /// When the palette has no measured error for a scheme.
     pub fn operating_points(&self) -> Result<Vec<OperatingPoint>, Error> {
-        let nested = self.layers.iter().filter_map(|layer| match layer.scheme {
-            Storage::Packed(scheme) if scheme.planes() > 1 => Some(scheme),
-            _ => None,
-        });
-        let rates: BTreeSet<Rate> = nested.flat_map(Scheme::precisions).collect();
         let point = |rate: Rate| {
             let (mut bytes, mut weights, mut loss) = (0, 0, 0.0);
             for layer in &self.layers {
-                let left = match layer.scheme {
-                    Storage::Packed(scheme) => Storage::Packed(scheme.at(rate)),
-                    Storage::F16 => Storage::F16,
-                };
+                let left = layer.scheme.at(rate);
                 let shape = Shape::new(layer.rows, layer.cols);
                 bytes += left.bytes(shape, layer.grouping()).0;
                 weights += shape.len() as u64;
@@ -239,7 +231,31 @@ impl Plan {
             let bits = bits_per_weight(bytes, weights);
             Ok(OperatingPoint { precision: rate.bits(), bits, bytes, predicted_loss: loss })
         };
-        rates.into_iter().map(point).collect()
+        self.precisions().into_iter().map(point).collect()
+    }
+
+    /// The rates at which nested matrices can be read, ascending.
+    fn precisions(&self) -> BTreeSet<Rate> {
+        let nested = self.layers.iter().filter_map(|layer| match layer.scheme {
+            Storage::Packed(scheme) if scheme.planes() > 1 => Some(scheme),
+            _ => None,
+        });
+        nested.flat_map(Scheme::precisions).collect()
+    }
+
+    /// As `planned` says, with the steps of every precision; those for which the profile has no
+    /// kernels are left out.
+    fn sped(&mut self, inventory: &Inventory, planned: PlannedSpeed, speed: &Speed) {
+        let step = |rate: Rate| {
+            let menu =
+                |layer: &PlannedLayer| vec![PlannedLayer { scheme: layer.scheme.at(rate), ..layer.clone() }];
+            let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(menu).collect();
+            let joint = Joint::new(inventory, &menus, speed).ok()?;
+            let PlannedSpeed { step_us, .. } = joint.planned(joint.kernels_us(&self.fused).ok()?);
+            Some(PointSpeed { precision: rate.bits(), step_us })
+        };
+        let points = self.precisions().into_iter().filter_map(step).collect();
+        self.speed = Some(PlannedSpeed { points, ..planned });
     }
 
     /// Reads `plan.json` text; `origin` names it in messages.
@@ -595,7 +611,7 @@ impl Plan {
         self.lower_bound = bound.min(self.predicted_loss);
         self.prices = prices;
         self.fused = fused;
-        self.speed = Some(joint.planned(kernels_us));
+        self.sped(inventory, joint.planned(kernels_us), joint.speed());
     }
 
     /// Predicts the speed, where there is a profile, and fuses what is faster fused.
@@ -605,8 +621,8 @@ impl Plan {
         let joint = Joint::new(inventory, &menus, speed)?;
         let Joined { fused, kernels_us, .. } = joint.fastest()?;
         let planned = joint.planned(kernels_us);
-        self.speed = Some(planned);
         self.fused = fused;
+        self.sped(inventory, planned, speed);
         Ok(self)
     }
 
@@ -618,7 +634,8 @@ impl Plan {
         let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
         let inventory = inventory.with_bands(self.bands.as_ref())?;
         let joint = Joint::new(&inventory, &menus, speed)?;
-        self.speed = Some(joint.planned(joint.kernels_us(&self.fused)?));
+        let planned = joint.planned(joint.kernels_us(&self.fused)?);
+        self.sped(&inventory, planned, speed);
         Ok(())
     }
 }

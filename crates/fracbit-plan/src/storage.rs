@@ -1,7 +1,7 @@
 //! How one matrix is stored.
 
 use crate::Error;
-use fracbit_base::{Bytes, Code, Scheme, Shape};
+use fracbit_base::{Bytes, Code, Rate, Scheme, Shape};
 use fracbit_format::{Grouping, SchemeSpec, TILE_COLS};
 use fracbit_model::RotationMode;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,15 @@ impl Storage {
         match self {
             Self::Packed(scheme) => scheme.rate().bits(),
             Self::F16 => 16.0,
+        }
+    }
+
+    /// What is read of it at `rate` bits per weight: planes of a nested scheme, all of any other.
+    #[must_use]
+    pub fn at(self, rate: Rate) -> Self {
+        match self {
+            Self::Packed(scheme) => Self::Packed(scheme.at(rate)),
+            Self::F16 => Self::F16,
         }
     }
 
