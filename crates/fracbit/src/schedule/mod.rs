@@ -7,14 +7,15 @@
 
 use crate::{Error, Progress};
 use fracbit_base::Rate;
-use fracbit_model::{
-    GenerateOptions, Generation, Model, Precision, SampleConfig, Sampler, State, StateOptions, eval,
-};
+use fracbit_model::{Model, Precision, SampleConfig, Sampler, State, StateOptions, eval};
 use fracbit_schedule::{Phase, Schedule, cheapest};
 use serde::Serialize;
+use std::time::{Duration, Instant};
 
+mod compare;
 mod train;
 
+pub use compare::{Compared, compare};
 pub use train::{Policy, TrainOptions, Trained, beginnings, train};
 
 const ONE_PRECISION: &str =
@@ -195,9 +196,10 @@ fn mean_loss(
 
 /// Loss of a schedule on a prompt.
 fn loss_of(model: &Model, one: &Answered, schedule: &Schedule, quality: Quality) -> Result<f64, Error> {
-    let own = || free(model, &one.prompt, one.answer.len(), Some(schedule.clone()));
+    let read = |phase| schedule.precision(phase);
+    let own = || Ok::<_, Error>(free(model, &one.prompt, one.answer.len(), Some(&read))?.0);
     Ok(match quality {
-        Quality::Kl => divergence(model, one, schedule)?,
+        Quality::Kl => divergence(model, one, &read)?,
         Quality::Match => 1.0 - share_alike(&own()?, &one.answer),
         Quality::RougeL => 1.0 - rouge_l(&own()?, &one.answer),
     })
@@ -207,19 +209,34 @@ fn state(model: &Model, tokens: usize) -> State {
     model.state(&StateOptions { context: Some(tokens), ..StateOptions::default() })
 }
 
-/// A greedy answer of `steps` tokens, which no end token cuts short: schedules are compared at
-/// every place.
-fn free(model: &Model, prompt: &[u32], steps: usize, schedule: Option<Schedule>) -> Result<Vec<u32>, Error> {
+/// A greedy answer of `steps` tokens, which no end token cuts short: what steps read is compared at
+/// every place. With the time of all steps behind the prompt's.
+fn free(
+    model: &Model,
+    prompt: &[u32],
+    steps: usize,
+    read: Option<&dyn Fn(Phase) -> Rate>,
+) -> Result<(Vec<u32>, Duration), Error> {
     let mut state = state(model, prompt.len() + steps);
     let mut sampler = Sampler::new(SampleConfig::default())?;
-    let scheduler = schedule.map(Into::into);
-    let options = GenerateOptions { max_tokens: Some(steps), scheduler, ..GenerateOptions::default() };
-    let tokens = Generation::new(model, &mut state, &mut sampler, prompt, options)?;
-    Ok(tokens.collect::<Result<_, _>>()?)
+    let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+    let (mut text, mut start) = (prompt.to_vec(), Instant::now());
+    for step in 0..steps {
+        let phase = step.checked_sub(1).map_or(Phase::Prefill, Phase::Decode);
+        state.set_precision(read.map_or(Precision::FULL, |read| Precision::at_most(read(phase))));
+        let held = state.len();
+        model.forward(&mut state, &text[held..], &mut hidden)?;
+        model.logits(&mut state, &hidden[hidden.len() - model.config().hidden_size..], &mut logits)?;
+        text.push(sampler.sample(&logits, &text)?);
+        if step == 0 {
+            start = Instant::now();
+        }
+    }
+    Ok((text.split_off(prompt.len()), start.elapsed()))
 }
 
 fn answer(model: &Model, prompt: &[u32], steps: usize) -> Result<Answered, Error> {
-    let answer = free(model, prompt, steps, None)?;
+    let (answer, _) = free(model, prompt, steps, None)?;
     let mut state = state(model, prompt.len() + steps);
     let mut hidden = Vec::new();
     let run = [prompt, &answer[..answer.len().saturating_sub(1)]].concat();
@@ -230,7 +247,7 @@ fn answer(model: &Model, prompt: &[u32], steps: usize) -> Result<Answered, Error
 }
 
 /// Divergence along the answer of full precision, nats per token.
-fn divergence(model: &Model, one: &Answered, schedule: &Schedule) -> Result<f64, Error> {
+fn divergence(model: &Model, one: &Answered, read: &dyn Fn(Phase) -> Rate) -> Result<f64, Error> {
     let (steps, width) = (one.answer.len(), model.config().hidden_size);
     let mut state = state(model, one.prompt.len() + steps);
     let (mut hidden, mut own, mut full) = (Vec::new(), Vec::new(), Vec::new());
@@ -247,14 +264,15 @@ fn divergence(model: &Model, one: &Answered, schedule: &Schedule) -> Result<f64,
         sum += rows.map(|(p, q)| eval::row_kl(p, q)).sum::<f64>();
         Ok(())
     };
-    state.set_precision(Precision::at_most(schedule.precision(Phase::Prefill)));
+    state.set_precision(Precision::at_most(read(Phase::Prefill)));
     model.forward(&mut state, &one.prompt, &mut hidden)?;
     judge(&mut state, &hidden[hidden.len() - width..], 0)?;
     let mut step = 0;
     while step + 1 < steps {
-        let alike = schedule.steps_alike(step).unwrap_or(usize::MAX);
-        let end = step.saturating_add(alike).min(steps - 1);
-        state.set_precision(Precision::at_most(schedule.precision(Phase::Decode(step))));
+        let rate = read(Phase::Decode(step));
+        let alike = (step + 1..steps - 1).take_while(|&next| read(Phase::Decode(next)) == rate).count();
+        let end = step + 1 + alike;
+        state.set_precision(Precision::at_most(rate));
         model.forward(&mut state, &one.answer[step..end], &mut hidden)?;
         judge(&mut state, &hidden, step + 1)?;
         step = end;
