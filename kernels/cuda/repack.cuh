@@ -10,12 +10,17 @@ struct RepackArgs {
     uint32_t offset;            // of the segment inside such a row
     uint32_t strips, tiles;     // rows of tiles; tile columns of the segment
     uint32_t pairs, octets;
-    uint32_t integers;          // bytes are integers, of which -128 means -127
+    uint32_t kind;              // of bytes: INTEGERS, PLACES or any other
     uint32_t scales_row;        // of group-wise schemes: scales of a row of an octet, behind its codes; else 0
     uint32_t rows, group, groups;
     const uint16_t* scales;     // (rows, groups)
 };
 static_assert(sizeof(RepackArgs) == 72, "arguments");
+
+/// Bytes are integers, of which -128 means -127.
+constexpr uint32_t INTEGERS = 1;
+/// Bytes of a tile are in the order (place, row), of additive codebooks: a lane gets those of its first row, then of its second.
+constexpr uint32_t PLACES = 2;
 
 /// One thread moves two bytes of a lane at a time, which odd rates may have from two tiles.
 FB_DEVICE void repack(const RepackArgs& a) {
@@ -43,10 +48,12 @@ FB_DEVICE void repack(const RepackArgs& a) {
         FB_UNROLL
         for (uint32_t k = 0; k < 2; k++) {
             const uint32_t q = (byte + k) / unit;
-            const uint32_t tile = octet * 8 + q * 4 + lane % 4, in_tile = lane / 4 * unit + byte + k - q * unit;
+            const uint32_t tile = octet * 8 + q * 4 + lane % 4, own = byte + k - q * unit;
+            const uint32_t row = own / words, place = own - row * words;
+            const uint32_t in_tile = a.kind == PLACES ? place * 16 + lane / 4 * 2 + row : lane / 4 * unit + own;
             if (strip < a.strips && tile < a.tiles) {
                 const uint32_t b = ldg(a.from + (size_t)strip * a.row_bytes + a.offset + (size_t)tile * tile_bytes + in_tile);
-                v |= (a.integers && b == 0x80 ? 0x81 : b) << (8 * k);
+                v |= (a.kind == INTEGERS && b == 0x80 ? 0x81 : b) << (8 * k);
             }
         }
         stg((uint16_t*)(a.to + rest / 2 * octet_bytes + strip_in_pair * strip_bytes + at), (uint16_t)v);

@@ -50,9 +50,9 @@ pub(crate) fn run(check: bool) -> Outcome {
 }
 
 /// The units of CUDA instances: one for pairs and scalars, one for group-wise schemes, one for each
-/// trellis code, one for each half-trellis code.
-pub(crate) const CUDA_UNITS: [&str; 8] =
-    ["pair", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb"];
+/// trellis code, one for each half-trellis code, one for additive codebooks.
+pub(crate) const CUDA_UNITS: [&str; 9] =
+    ["pair", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb", "additive"];
 
 /// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is
 /// numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
@@ -62,6 +62,19 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
         bodies.entry(unit.to_owned()).or_default().insert((q, line));
     };
     for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
+        if family.name == "aq" {
+            for books in &family.rates {
+                let body = books.to_uppercase();
+                add("additive", 0, format!("FB_GEMV(gemv_aq_{books}, {body}, {body})"));
+                add("additive", 0, format!("FB_DEQUANT(dequant_aq_{books}, {body})"));
+                // By bits of a partial sum and tokens side by side.
+                for (bits, tokens) in [(16, 1), (16, 4), (32, 1), (32, 2)] {
+                    let name = format!("psums_aq_{books}_{bits}_{tokens}");
+                    add("additive", 0, format!("FB_PSUMS({name}, {body}, int{bits}_t, {tokens})"));
+                }
+            }
+            continue;
+        }
         for rate in if family.codes.is_empty() { family.rates.as_slice() } else { &[] } {
             let q = quarters(rate)?;
             // Two scalar codes side by side are a vector code whose table is the product of theirs.
@@ -94,13 +107,20 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     if !bodies.keys().map(String::as_str).eq(BTreeSet::from(CUDA_UNITS)) {
         return Err(format!("CUDA units: expected {CUDA_UNITS:?}, got {:?}", bodies.keys()));
     }
-    let header = "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"expand.cuh\"\n";
+    let header = |unit: &str| {
+        let source = if unit == "additive" { "psumbook" } else { "expand" };
+        format!(
+            "// Written by `cargo xtask codegen` from kernels/families.toml: do not edit.\n#include \"{source}.cuh\"\n"
+        )
+    };
     let text = |lines: &BTreeSet<(u32, String)>| {
         lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     };
     Ok(bodies
         .iter()
-        .map(|(unit, lines)| (format!("kernels/cuda/gen/{unit}.inc"), format!("{header}{}\n", text(lines))))
+        .map(|(unit, lines)| {
+            (format!("kernels/cuda/gen/{unit}.inc"), format!("{}{}\n", header(unit), text(lines)))
+        })
         .collect())
 }
 

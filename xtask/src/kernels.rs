@@ -34,7 +34,7 @@ const ARCHITECTURES: [u32; 4] = [80, 86, 89, 90];
 /// Most instructions per weight of an inner loop, by kernel; the first match counts. The tensor
 /// cores take eight tokens for the price of one. Trellis codes are bound by their lookups, not by
 /// this (docs/cuda.md).
-const GATES: [(&str, f64); 12] = [
+const GATES: [(&str, f64); 15] = [
     ("gemv_fast_8", 3.3),
     ("gemv_fast_", 4.6),
     ("gemv_hyb_", 3.3),
@@ -47,6 +47,9 @@ const GATES: [(&str, f64); 12] = [
     ("gemv_half_hyb_", 3.3),
     ("gemv_half_fine_", 6.5),
     ("gemv_fine_", 6.5),
+    ("gemv_aq_m1", 2.3),
+    ("gemv_aq_m2", 3.6),
+    ("gemv_aq_m3", 4.4),
 ];
 
 /// The gate of a kernel, if it has one.

@@ -73,6 +73,24 @@ pub(crate) struct GemvArgs {
     pub(crate) accumulate: u32,
 }
 
+/// `PsumArgs` of `psumbook.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct PsumArgs {
+    pub(crate) w: MatrixArgs,
+    pub(crate) centroids: Address,
+    pub(crate) x: Address,
+    pub(crate) y: Address,
+    pub(crate) parts: Address,
+    pub(crate) scales: Address,
+    pub(crate) batch: u32,
+    pub(crate) x_stride: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) strips: u32,
+    pub(crate) ranges: u32,
+}
+
 /// `DequantArgs` of `expand.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -96,7 +114,7 @@ pub(crate) struct RepackArgs {
     pub(crate) tiles: u32,
     pub(crate) pairs: u32,
     pub(crate) octets: u32,
-    pub(crate) integers: u32,
+    pub(crate) kind: u32,
     pub(crate) scales_row: u32,
     pub(crate) rows: u32,
     pub(crate) group: u32,
@@ -105,6 +123,9 @@ pub(crate) struct RepackArgs {
 }
 
 const _: () = assert!(
-    size_of::<GemvArgs>() == 232 && size_of::<MatrixArgs>() == 184 && size_of::<RepackArgs>() == 72,
-    "as gemv.cuh and repack.cuh assert"
+    size_of::<GemvArgs>() == 232
+        && size_of::<MatrixArgs>() == 184
+        && size_of::<RepackArgs>() == 72
+        && size_of::<PsumArgs>() == 248,
+    "as gemv.cuh, repack.cuh and psumbook.cuh assert"
 );

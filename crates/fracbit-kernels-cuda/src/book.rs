@@ -1,6 +1,6 @@
 //! Codebooks as the kernels' tables.
 
-use fracbit_base::{Code, Family};
+use fracbit_base::{Books, Code, Family};
 use fracbit_format::Codebook;
 use half::f16;
 
@@ -30,6 +30,7 @@ impl Book {
         let twice = |entry: i16| pair(entry, entry);
         let signed = |entry: i16, negative: bool| if negative { -entry } else { entry };
         match (scheme.family(), scheme.code()) {
+            (Family::Additive(books), _) => Self::widest(centroid_words(entries, books)),
             (Family::Nuq, _) if scheme.quarters() <= 28 => {
                 // Two neighbouring indices, the first in the low bits, are one index.
                 let (rows, log) = (entries.len() * entries.len(), entries.len().trailing_zeros());
@@ -99,15 +100,78 @@ impl Book {
     }
 }
 
+/// Four bytes of a centroid a word, (codebook, code, word), up to a power of two: shifted so that
+/// words of one centroid of each codebook add up without a carry, to bytes 128 above the weights.
+fn centroid_words(entries: &[i16], books: Books) -> Vec<u32> {
+    let (count, weights) = (books.count(), books.weights());
+    let size = entries.len() / count;
+    let least = |book: usize, k: usize| {
+        entries[book * size..][..size].iter().skip(k).step_by(weights).copied().min().expect("centroids")
+    };
+    let shift = |book: usize, k: usize| match book {
+        0 => 128 + (1..count).map(|other| least(other, k)).sum::<i16>(),
+        _ => -least(book, k),
+    };
+    let byte = |i: usize| u8::try_from(entries[i] + shift(i / size, i % weights));
+    let word = |first: usize| {
+        let bytes = [0, 1, 2, 3].map(|j| byte(4 * first + j).expect("sums of entries stay within a byte"));
+        u32::from_le_bytes(bytes)
+    };
+    let mut words: Vec<u32> = (0..entries.len() / 4).map(word).collect();
+    words.resize(words.len().next_power_of_two(), 0);
+    words
+}
+
 #[cfg(test)]
 mod tests {
+    use super::Book;
     use fracbit_base::{Code, Family, Scheme};
-    use fracbit_format::trellis::{FINE_ADD, fast_factor};
+    use fracbit_format::{
+        Codebook,
+        trellis::{FINE_ADD, fast_factor},
+    };
 
     /// A hexadecimal constant of `codes.cuh` behind `before`.
     fn constant(source: &str, before: &str) -> Option<u32> {
         let (_, rest) = source.split_once(&format!("{before}0x"))?;
         u32::from_str_radix(rest.split(';').next()?, 16).ok()
+    }
+
+    #[test]
+    fn words_of_centroids_add_up_without_a_carry() {
+        for (name, parts) in [("aq-m1v4", 1), ("aq-m1v8", 2), ("aq-m2v8", 2), ("aq-m3v8", 2)] {
+            let scheme: Scheme = name.parse().expect("a scheme");
+            let Family::Additive(books) = scheme.family() else { panic!("{name} is additive") };
+            // Far from symmetric: sums reach both ends of what a table may have.
+            let ranges = [[-127, 127], [-100, 60], [-90, 40]];
+            let ranges: &[[i16; 2]] = match books.count() {
+                1 => &ranges[..1],
+                2 => &[[-27, 67], [-100, 60]],
+                _ => &[[63, 73], [-100, 14], [-90, 40]],
+            };
+            let size = 256 * books.weights();
+            let entry = |i: usize| {
+                let [low, high] = ranges[i / size];
+                low + (i * 7919 % (high - low + 1).unsigned_abs() as usize) as i16
+            };
+            let entries: Vec<i16> = (0..books.count() * size).map(entry).collect();
+            let codebook = Codebook::new(scheme, entries.clone(), 0.1).expect("sums within -127..=127");
+            let table = Book::new(&codebook);
+            let words: usize = 256 * parts * [1, 2, 4][books.count() - 1];
+            assert_eq!((table.rows.len(), table.log_stride), (words, 16 - words.trailing_zeros().max(9)));
+            for first in 0..256 {
+                let codes = [first, first * 37 % 256, first * 91 % 256];
+                for part in 0..parts {
+                    let rows = (0..books.count()).map(|b| table.rows[(b * 256 + codes[b]) * parts + part]);
+                    let sum = rows.fold(0u32, |sum, row| sum.checked_add(row).expect("no carry"));
+                    for (k, byte) in sum.to_le_bytes().into_iter().enumerate() {
+                        let at = |b: usize| entries[b * size + codes[b] * books.weights() + 4 * part + k];
+                        let want = (0..books.count()).map(at).sum::<i16>();
+                        assert_eq!(i16::from(byte) - 128, want, "{name}, codes {codes:?}, part {part}, {k}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

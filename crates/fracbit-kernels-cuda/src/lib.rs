@@ -11,6 +11,7 @@ mod matrix;
 pub mod ops;
 mod plan;
 mod prompt;
+mod psumbook;
 pub mod shim;
 
 pub use args::Address;
@@ -21,3 +22,4 @@ pub use encode::TrellisEncoder;
 pub use gpu::{Gpu, Graph};
 pub use matrix::{DeviceMatrix, LoadError, Workspace};
 pub use plan::{Deal, Launch, Limits, MatrixPlan, OCTET, SegmentPlan, Unsupported};
+pub use psumbook::{Product, PsumPlan};

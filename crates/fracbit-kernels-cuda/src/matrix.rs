@@ -2,8 +2,8 @@
 
 use crate::gemm::{Gemm, GemmArgs};
 use crate::{
-    Address, Buffer, Device, DeviceError, Grid, Launch, MatrixPlan, Unsupported,
-    args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, RepackArgs, SegmentArgs},
+    Address, Buffer, Device, DeviceError, Grid, Launch, MatrixPlan, Product, PsumPlan, Unsupported,
+    args::{BookArgs, DequantArgs, GemvArgs, MatrixArgs, PsumArgs, RepackArgs, SegmentArgs},
 };
 use fracbit_base::{Family, Shape};
 use fracbit_format::{PackedView, Planes};
@@ -27,7 +27,10 @@ pub struct DeviceMatrix<'d, D: Device> {
     plan: MatrixPlan,
     /// For 1 to 8 tokens.
     launches: Vec<Launch>,
+    products: Vec<Product>,
     args: MatrixArgs,
+    /// Of additive codebooks.
+    centroids: Address,
     /// Codes and tables of the segments, scales, bias: owned by `args`' addresses.
     held: Vec<Buffer<'d, D>>,
 }
@@ -54,7 +57,7 @@ impl<'d, D: Device> Workspace<'d, D> {
     {
         let (mut partial, mut pairs) = (0, 1);
         for matrix in matrices {
-            partial = matrix.launches.iter().map(|l| l.partial).fold(partial, usize::max);
+            partial = (1..=8).map(|batch| matrix.workspace(batch)).fold(partial, usize::max);
             pairs = pairs.max(matrix.plan.pairs);
         }
         Ok(Self {
@@ -170,7 +173,12 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
                 tiles: u32_of(segment.tiles),
                 pairs: args.pairs,
                 octets: u32_of(segment.octets),
-                integers: u32::from(scheme.family() == Family::Int && segment.quarters == 32),
+                // `INTEGERS` and `PLACES` of `repack.cuh`.
+                kind: match scheme.family() {
+                    Family::Int if segment.quarters == 32 => 1,
+                    Family::Additive(_) => 2,
+                    _ => 0,
+                },
                 scales_row: u32_of(segment.scales),
                 rows: args.rows,
                 group: args.group,
@@ -207,8 +215,44 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             args.bias = bias.at();
             held.push(bias);
         }
-        let launches = (1..=8).map(|batch| plan.launch(batch, &device.limits())).collect();
-        Ok(Self { device, plan, launches, args, held })
+        let mut centroids = 0;
+        if let Some(psums) = &plan.psums {
+            let words = Buffer::of(device, &psums.centroids, "centroids")?;
+            centroids = words.at();
+            held.push(words);
+        }
+        let limits = device.limits();
+        let launches = (1..=8).map(|batch| plan.launch(batch, &limits)).collect();
+        let products = (1..=8).map(|batch| plan.product(batch, &limits)).collect();
+        Ok(Self { device, plan, launches, products, args, centroids, held })
+    }
+
+    /// How a product of `batch` (1 to 8) tokens is made.
+    ///
+    /// # Panics
+    /// When there is no such product.
+    #[must_use]
+    pub fn product(&self, batch: usize) -> Product {
+        self.products[batch - 1]
+    }
+
+    /// Makes all products in one way, whatever is faster: for tests and measurements. Workspaces
+    /// made before may be too small.
+    ///
+    /// # Panics
+    /// When the matrix has no Psumbook and one is asked for.
+    pub fn set_product(&mut self, product: Product) {
+        let possible = product == Product::Expand || self.plan.psums.is_some();
+        assert!(possible, "{} has no Psumbook", self.plan.gemv);
+        self.products.fill(product);
+    }
+
+    /// Words of workspace of a product.
+    fn workspace(&self, batch: usize) -> usize {
+        match self.product(batch) {
+            Product::Expand => self.launches[batch - 1].partial,
+            Product::Psumbook => PsumPlan::workspace(&self.plan, batch),
+        }
     }
 
     /// A second copy in memory of its own, for measurements that must not hit a cache.
@@ -229,7 +273,10 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         }
         moved(&mut args.scales);
         moved(&mut args.bias);
-        Ok(Self { device: self.device, plan: self.plan.clone(), launches: self.launches.clone(), args, held })
+        let mut centroids = self.centroids;
+        moved(&mut centroids);
+        let (plan, launches, products) = (self.plan.clone(), self.launches.clone(), self.products.clone());
+        Ok(Self { device: self.device, plan, launches, products, args, centroids, held })
     }
 
     /// The plan.
@@ -290,11 +337,28 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
         assert!((1..=8).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
-        let launch = &self.launches[batch - 1];
+        let (launch, y) = (&self.launches[batch - 1], y.at() + 4 * offset as u64);
+        assert!(4 * self.workspace(batch) <= work.partial.bytes(), "workspace made for this matrix");
+        if let (Product::Psumbook, Some(psums)) = (self.product(batch), &self.plan.psums) {
+            let args = PsumArgs {
+                w: self.args,
+                centroids: self.centroids,
+                x: x.at(),
+                y,
+                parts: work.partial.at(),
+                batch: u32_of(batch),
+                x_stride: self.args.cols,
+                y_stride: u32_of(stride),
+                accumulate: u32::from(accumulate),
+                // The launch says where scales are and how it is dealt.
+                ..PsumArgs::default()
+            };
+            return psums.launch(self.device, &self.plan, args);
+        }
         let mut args = GemvArgs {
             w: self.args,
             x: x.at(),
-            y: y.at() + 4 * offset as u64,
+            y,
             partial: work.partial.at(),
             counters: work.counters.at(),
             batch: u32_of(batch),
@@ -302,7 +366,6 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
             y_stride: u32_of(stride),
             accumulate: u32::from(accumulate),
         };
-        assert!(4 * launch.partial <= work.partial.bytes(), "workspace made for this matrix");
         assert!(4 * self.plan.pairs <= work.counters.bytes(), "workspace made for this matrix");
         for (slot, deal) in args.w.segments.iter_mut().zip(&launch.deals) {
             (slot.panels, slot.width, slot.blocks) =

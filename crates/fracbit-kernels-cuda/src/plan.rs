@@ -1,6 +1,6 @@
 //! How a packed matrix is laid out on a device and how its kernels are launched.
 
-use crate::Book;
+use crate::{Book, Product, PsumPlan};
 use fracbit_base::{Code, Family, Scheme, Shape};
 use fracbit_format::{Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
 
@@ -36,7 +36,7 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
-    /// A scheme of several planes, levels or codebooks.
+    /// A scheme of several planes or levels.
     #[error("cuda: {scheme} has no kernels here yet; run it on the CPU")]
     Scheme {
         /// The scheme.
@@ -86,6 +86,8 @@ pub struct MatrixPlan {
     pub row_bytes: usize,
     /// One, or two for half-trellis schemes.
     pub segments: Vec<SegmentPlan>,
+    /// Of additive codebooks: products by a Psumbook.
+    pub psums: Option<PsumPlan>,
 }
 
 /// What a device offers to a block.
@@ -136,10 +138,12 @@ impl Launch {
     }
 }
 
-/// The expander of a scheme without halves, and its rate in quarters of a bit per weight.
-fn expander(scheme: Scheme) -> (&'static str, usize) {
+/// The expander of a scheme without halves, with its rate in quarters of a bit per weight, or its
+/// codebooks.
+fn expander(scheme: Scheme) -> String {
     let quarters = usize::from(scheme.quarters());
     let name = match (scheme.family(), scheme.code()) {
+        (Family::Additive(books), _) => return format!("aq_{books}"),
         (Family::Nuq, _) if quarters > 28 => "single",
         (Family::Nuq | Family::Vq, _) => "pair",
         (Family::Int, _) if quarters == 32 => "bytes",
@@ -147,15 +151,14 @@ fn expander(scheme: Scheme) -> (&'static str, usize) {
         (Family::Gnuq, _) => "books",
         (_, code) => code.unwrap_or(Code::Fine).name(),
     };
-    (name, quarters)
+    format!("{name}_{quarters}")
 }
 
 impl MatrixPlan {
-    /// Whether there are kernels for a scheme: not for nested, progressive and additive ones.
+    /// Whether there are kernels for a scheme: not for nested and progressive ones.
     #[must_use]
     pub fn supports(scheme: Scheme) -> bool {
-        let additive = matches!(scheme.family(), Family::Additive(_));
-        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none() && !additive
+        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none()
     }
 
     /// Refuses what there are no kernels for.
@@ -185,10 +188,9 @@ impl MatrixPlan {
             if groups > 1 && !first_col.is_multiple_of(OCTET_COLS) {
                 return Err(unsupported);
             }
-            let (name, quarters) = expander(segment.scheme);
             segments.push(SegmentPlan {
-                dequant: format!("dequant_{name}_{quarters}"),
-                quarters,
+                dequant: format!("dequant_{}", expander(segment.scheme)),
+                quarters: usize::from(segment.scheme.quarters()),
                 scales: match view.group() {
                     _ if !grouped => 0,
                     _ if groups == 1 => 1,
@@ -205,17 +207,24 @@ impl MatrixPlan {
                 book: Book::new(codebook),
             });
         }
-        let (name, quarters) = layout.segments().first().map_or(("pair", 6), |s| expander(s.scheme));
+        let name = layout.segments().first().map_or_else(String::new, |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
         Ok(Self {
-            gemv: format!("gemv_{half}{name}_{quarters}"),
+            gemv: format!("gemv_{half}{name}"),
             shape,
             group: view.group(),
             groups,
             pairs: layout.tiles_down().div_ceil(2),
             row_bytes: layout.row_bytes(),
             segments,
+            psums: view.codebooks().first().and_then(|book| PsumPlan::new(book)),
         })
+    }
+
+    /// How a product of `batch` (1 to 8) tokens is made: what is faster, by counts.
+    #[must_use]
+    pub fn product(&self, batch: usize, limits: &Limits) -> Product {
+        self.psums.as_ref().map_or(Product::Expand, |psums| psums.choose(self, batch, limits))
     }
 
     /// Bytes of one segment's codes on the device.

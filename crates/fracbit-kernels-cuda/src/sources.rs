@@ -1,7 +1,7 @@
 // What the device code is made of. The build script of this crate and `xtask` include this file.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 12] = [
+pub(crate) const UNITS: [(&str, &str); 13] = [
     ("model", "model.inc"),
     ("gemm", "gemm.inc"),
     ("prompt", "prompt.inc"),
@@ -14,14 +14,16 @@ pub(crate) const UNITS: [(&str, &str); 12] = [
     ("half_fine", "gen/half_fine.inc"),
     ("half_fast", "gen/half_fast.inc"),
     ("half_hyb", "gen/half_hyb.inc"),
+    ("additive", "gen/additive.inc"),
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 5] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
     ("model", &["attend_few.cuh", "dense.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),
+    ("additive", &["additive.cuh", "codes.cuh", "expand.cuh", "gemv.cuh", "integers.cuh", "psumbook.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];
 

@@ -10,7 +10,7 @@ mod parity;
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
 use fracbit_kernels_cuda::{
-    Limits, MatrixPlan,
+    Limits, MatrixPlan, Product,
     shim::{self, Shim},
 };
 use std::{fs, path::Path};
@@ -24,6 +24,7 @@ fn every_instance_matches_the_reference() {
         let device = Shim::start(folder, limits).expect("the shim builds and starts");
         parity::check_all(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
         parity::check_deals(&device, |case| case.multiprocessors == multiprocessors, &mut found);
+        parity::check_psums(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
     }
     // All generated instances ran.
     for unit in fs::read_dir(shim::sources().join("gen")).expect("kernels/cuda/gen").flatten() {
@@ -62,9 +63,39 @@ fn launches_fill_the_device() {
     }
 }
 
+/// Of the shapes of Llama-3.1-8B on an H200: a Psumbook where tables of expanded codes have few
+/// copies, tokens are few and rows many.
+#[test]
+fn a_psumbook_is_taken_where_counts_favour_it() {
+    let limits = Limits { multiprocessors: 132, shared: 227 << 10 };
+    let product = |scheme: &str, (rows, cols), batch| {
+        let scheme: Scheme = scheme.parse().expect("a scheme");
+        let packed =
+            Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, 100), cols, 1);
+        MatrixPlan::new(&packed.view().expect("parts that fit")).expect("a plan").product(batch, &limits)
+    };
+    let (down, small, tall) = ((4096, 14336), (1024, 4096), (28672, 4096));
+    assert_eq!(product("aq-m3v8", tall, 1), Product::Psumbook);
+    let expanded = [
+        ("aq-m1v4", tall, 1),
+        ("aq-m1v8", tall, 1),
+        ("aq-m2v8", tall, 1),
+        ("aq-m3v8", down, 1),
+        ("aq-m3v8", small, 1),
+        ("aq-m3v8", tall, 2),
+        ("aq-m3v8", tall, 8),
+    ];
+    for (scheme, shape, batch) in expanded {
+        assert_eq!(product(scheme, shape, batch), Product::Expand, "{scheme} {shape:?} {batch}");
+    }
+    assert_eq!(product("nuq-4", down, 1), Product::Expand);
+}
+
 #[test]
 fn scales_that_no_kernel_takes_are_refused() {
-    for (scheme, group, unit) in [("nuq-4", 64, "128"), ("tcq-3", 192, "128"), ("gnuq-3", 16, "32")] {
+    for (scheme, group, unit) in
+        [("nuq-4", 64, "128"), ("tcq-3", 192, "128"), ("gnuq-3", 16, "32"), ("aq-m2v8", 32, "128")]
+    {
         let scheme: Scheme = scheme.parse().expect("a scheme");
         let packed = Packed::random(scheme, Shape::new(16, 384), cases::codebooks(scheme, 0, 100), group, 1);
         let refused =

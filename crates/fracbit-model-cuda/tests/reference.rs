@@ -97,10 +97,12 @@ fn packed_matrices_in_fused_and_single_launches() {
     let palette = ["tcq-fast-2", "nuq-4", "half-tcq-2.25", "vq-3", "tcq-3"];
     // A scale for every 32 columns; activations are rounded to 8 bits.
     let grouped = ["gnuq-2", "int-8", "gnuq-3", "int-4", "gnuq-4"];
+    let additive = ["aq-m2v8", "aq-m1v4", "aq-m3v8", "aq-m1v8", "aq-m2v8"];
     for (name, launches, schemes, bound) in [
         ("llama3", 5, palette, 2.0 * HALF),
         ("qwen2", 7, palette, 2.0 * HALF),
         ("llama3", 5, grouped, 8.0 * HALF),
+        ("llama3", 5, additive, 2.0 * HALF),
     ] {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
         packed(&device, r, launches, schemes, bound);

@@ -323,6 +323,10 @@ FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) {
     return (uint32_t)(((uint64_t)hi << 32 | lo) >> (shift & 31));
 }
+FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+    for (int i = 0; i < 32; i += 8) c += (int32_t)(int8_t)(a >> i) * (int8_t)(b >> i);
+    return c;
+}
 
 FB_DEVICE uint32_t bits_of(float v) { uint32_t b; memcpy(&b, &v, 4); return b; }
 FB_DEVICE float float_of(uint32_t b) { float v; memcpy(&v, &b, 4); return v; }

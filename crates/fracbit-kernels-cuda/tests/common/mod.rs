@@ -1,11 +1,15 @@
 //! Parity of packed products on any device: what `tests/host.rs` runs on the shim and
 //! `examples/cuda_check.rs` on a GPU.
 
-use fracbit_base::{Code, Scheme, Shape};
-use fracbit_format::{Grid, PackedView};
-use fracbit_kernels::cases::{self, Packed};
+use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_format::{Codebook, Grid, PackedView, Planes};
+use fracbit_kernels::{
+    Activations, Kernels, PackedMatrix,
+    cases::{self, Packed},
+    matmul,
+};
 use fracbit_kernels_cuda::{
-    Buffer, Device, DeviceError, DeviceMatrix, Limits, LoadError, MatrixPlan, Workspace,
+    Buffer, Device, DeviceError, DeviceMatrix, Limits, LoadError, MatrixPlan, Product, Workspace,
 };
 use half::f16;
 use std::collections::BTreeSet;
@@ -68,6 +72,20 @@ const DEALS: [Case; 8] = [
     Case { rows: 500, cols: 14336, group: 512, batch: 4, multiprocessors: 132, bias: false, why: "panels and groups" },
 ];
 
+/// Products by a Psumbook, which every scheme of additive codebooks runs with partial sums of 16
+/// and of 32 bits.
+#[rustfmt::skip]
+const PSUMS: [Case; 8] = [
+    Case { rows: 16, cols: 16, group: 0, batch: 1, multiprocessors: 1, bias: false, why: "one tile" },
+    Case { rows: 41, cols: 400, group: 0, batch: 3, multiprocessors: 2, bias: true, why: "padded edges" },
+    Case { rows: 70, cols: 1280, group: 128, batch: 8, multiprocessors: 2, bias: false, why: "two scales an activation scale" },
+    Case { rows: 33, cols: 1000, group: 384, batch: 4, multiprocessors: 3, bias: true, why: "scales that cross activation scales" },
+    Case { rows: 1200, cols: 130, group: 0, batch: 1, multiprocessors: 1, bias: true, why: "more strips than a block has in flight" },
+    Case { rows: 90, cols: 300, group: 256, batch: 5, multiprocessors: 5, bias: false, why: "few strips a block" },
+    Case { rows: 300, cols: 4096, group: 0, batch: 2, multiprocessors: 132, bias: true, why: "ranges of strips" },
+    Case { rows: 4100, cols: 4096, group: 0, batch: 8, multiprocessors: 132, bias: true, why: "all multiprocessors" },
+];
+
 struct Answer {
     raw: Vec<f32>,
     weights: Vec<f32>,
@@ -82,15 +100,18 @@ struct Prepared {
 }
 
 fn prepare(scheme: Scheme, number: usize, case: &Case) -> Prepared {
-    let shape = Shape::new(case.rows, case.cols);
-    let row = scheme.group().unwrap_or(case.cols.next_multiple_of(16));
-    let group = if case.group == 0 { row } else { case.group };
     // Full range of the table words on the grid of the built-in tables, and every allowed length in
     // turn.
     let wide = fracbit_codebook::builtin(scheme).is_some_and(|b| b.grid() == Grid::I16);
     let most = if wide || scheme.code() == Some(Code::Hyb) { 32_000 } else { 127 };
-    let packed =
-        Packed::random(scheme, shape, cases::codebooks(scheme, number, most), group, number as u64 + 9);
+    prepare_with(scheme, number, case, cases::codebooks(scheme, number, most))
+}
+
+fn prepare_with(scheme: Scheme, number: usize, case: &Case, tables: Vec<Codebook>) -> Prepared {
+    let shape = Shape::new(case.rows, case.cols);
+    let row = scheme.group().unwrap_or(case.cols.next_multiple_of(16));
+    let group = if case.group == 0 { row } else { case.group };
+    let packed = Packed::random(scheme, shape, tables, group, number as u64 + 9);
     let x = cases::activations(case.batch * case.cols, 31 + number as u64);
     let bias = case.bias.then(|| cases::activations(case.rows, 5));
     Prepared { packed, x, bias, start: cases::activations(case.batch * case.rows, 6) }
@@ -225,12 +246,98 @@ pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) ->
 /// # Panics
 /// When one does not hold.
 pub(crate) fn check_deals<D: Device>(device: &D, chosen: impl Fn(&Case) -> bool, found: &mut Found) {
-    for name in ["tcq-fast-2", "tcq-2.25", "vq-4", "int-4", "gnuq-3", "half-tcq-2.25"] {
+    for name in ["tcq-fast-2", "tcq-2.25", "vq-4", "int-4", "gnuq-3", "half-tcq-2.25", "aq-m2v8"] {
         let scheme: Scheme = name.parse().expect("a scheme");
         for (number, case) in DEALS.iter().enumerate().filter(|(_, case)| chosen(case)) {
             check_one(device, scheme, number, case, found);
         }
     }
+}
+
+/// Runs every additive scheme by a Psumbook: the bits are those of the scalar reference.
+///
+/// # Panics
+/// When they are not.
+pub(crate) fn check_psums<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
+    for scheme in Scheme::all() {
+        let Family::Additive(books) = scheme.family() else { continue };
+        // Sums of magnitudes of 258 and less fit 16 bits.
+        let count = i16::try_from(books.count()).expect("a few");
+        let narrow = count * i16::try_from(258 / books.weights()).expect("small");
+        for (number, case) in PSUMS.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
+            for (bits, most) in [(16, narrow), (32, 127)] {
+                let tables = cases::codebooks(scheme, 0, most);
+                let mut p = prepare_with(scheme, number, case, tables);
+                // Columns of no magnitude, and of none that counts.
+                let zeros = case.cols.min(256);
+                if number == 1 {
+                    p.x[..zeros].fill(0.0);
+                    p.x[case.cols..][..zeros].fill(-1e-35);
+                }
+                check_psum(device, case, &p, bits, found);
+            }
+            // The largest partial sums of 16 bits.
+            let mut p = prepare_with(scheme, number, case, vec![largest(scheme)]);
+            for row in p.x.chunks_mut(case.cols) {
+                row.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 2 == 0 { 1.0 } else { -1.0 });
+            }
+            check_psum(device, case, &p, 16, found);
+        }
+    }
+}
+
+/// Centroids whose products with activations of 127 and alternating signs are 127 * 258.
+fn largest(scheme: Scheme) -> Codebook {
+    let index = cases::codebooks(scheme, 0, 127)[0].additive().expect("additive codebooks");
+    let entry = |i: usize| {
+        let (code, k) = (i / index.weights, i % index.weights);
+        let magnitude = 258 / index.weights + usize::from(k < 2);
+        let magnitude = i16::try_from(magnitude).expect("small");
+        if (code + k).is_multiple_of(2) { magnitude } else { -magnitude }
+    };
+    let entries = (0..256 * index.count * index.weights).map(entry).collect();
+    Codebook::new(scheme, entries, 0.25).expect("sums within -127..=127")
+}
+
+fn check_psum<D: Device>(device: &D, case: &Case, p: &Prepared, bits: u32, found: &mut Found) {
+    let (scheme, rows, cols, batch) = (p.packed.scheme, case.rows, case.cols, case.batch);
+    let what = format!("{scheme} {rows}x{cols} batch {batch}, sums of {bits} bits: {}", case.why);
+    // The device multiplies scales by the gain, the processor sums: the same where it is a power of
+    // two, as in files that `quantize` writes.
+    let Packed { shape, codebooks, codes, scales, group, .. } = &p.packed;
+    let planes = Planes { codes, second_level: &[], scales, gains: &[0.5] };
+    let books: Vec<&Codebook> = codebooks.iter().collect();
+    let view = PackedView::new(scheme, *shape, &books, planes, *group).expect("parts that fit");
+    let product = || -> Result<_, LoadError> {
+        let mut matrix = DeviceMatrix::new(device, &view, p.bias.as_deref())?;
+        matrix.set_product(Product::Psumbook);
+        let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
+        let work = Workspace::new(device, [&matrix])?;
+        matrix.apply(&x, &y, batch, case.bias, &work)?;
+        let once: Vec<f32> = y.read(batch * rows)?;
+        y.write(&p.start)?;
+        matrix.apply(&x, &y, batch, case.bias, &work)?;
+        assert_eq!(once, y.read::<f32>(batch * rows)?, "{what}: a launch repeats itself");
+        Ok((once, matrix.plan().clone()))
+    };
+    let (got, plan) = product().unwrap_or_else(|e| panic!("{what}: {e}"));
+    let kernel = plan.psums.as_ref().expect("a Psumbook").kernel(batch);
+    assert!(kernel.contains(&format!("_{bits}_")), "{what}: {kernel}");
+    let mut x = Activations::new();
+    x.set(&p.x, cols).expect("whole tokens");
+    let mut want = vec![f32::NAN; batch * rows];
+    let reference = PackedMatrix::new(&Kernels::scalar(), &view);
+    matmul(&reference, &mut x, &mut want).expect("shapes that fit");
+    for (i, want) in want.iter_mut().enumerate() {
+        if let Some(bias) = &p.bias {
+            *want = p.start[i] + (*want + bias[i % rows]);
+        }
+    }
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{what}: output {i}: {got}, want {want}");
+    }
+    found.names.insert(kernel);
+    found.cases += 1;
 }
 
 fn check_one<D: Device>(device: &D, scheme: Scheme, number: usize, case: &Case, found: &mut Found) {
