@@ -18,7 +18,7 @@ echo "## compute-sanitizer, one scheme of each family"
 if command -v compute-sanitizer >/dev/null; then
     # Where it does not support the device it says so.
     part compute-sanitizer 40 compute-sanitizer --error-exitcode 9 \
-        ./cuda_check parity nuq-4 vq-2.5 tcq-2 tcq-fast-2 tcq-hyb-2.5 half-tcq-2.25 int-4 gnuq-3
+        ./cuda_check parity nuq-4 vq-2.5 tcq-2 tcq-fast-2 tcq-hyb-2.5 half-tcq-2.25 int-4 gnuq-3 aq-m2v8
 else
     echo "skipped: no compute-sanitizer on this machine"
 fi
@@ -30,7 +30,7 @@ else
     echo "skipped: no PyTorch on this machine; speed-ups and shares of the copy rate will be missing"
 fi
 echo "## speed, cold caches, graph replay"
-part speed 60 ./cuda_check speed dense.json
+part speed 75 ./cuda_check speed dense.json
 echo "## what a step takes beside its products"
 part parts 20 ./cuda_check parts
 echo "## products, expansion and attention of prompts"

@@ -25,7 +25,9 @@ mod turn;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{Buffer, Device as _, DeviceError, DeviceMatrix, Gpu, MatrixPlan, Workspace};
+use fracbit_kernels_cuda::{
+    Buffer, Device as _, DeviceError, DeviceMatrix, Gpu, MatrixPlan, Product, Workspace,
+};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
@@ -44,8 +46,18 @@ const SHAPES: [(usize, usize); 11] = [
     (8192, 28672),
 ];
 /// Schemes timed at every shape; at the target shape all are.
-const SCHEMES: [&str; 9] =
-    ["nuq-4", "vq-2", "vq-4", "tcq-fast-2", "tcq-2", "tcq-3", "tcq-4", "tcq-hyb-2", "half-tcq-2.25"];
+const SCHEMES: [&str; 10] = [
+    "nuq-4",
+    "vq-2",
+    "vq-4",
+    "tcq-fast-2",
+    "tcq-2",
+    "tcq-3",
+    "tcq-4",
+    "tcq-hyb-2",
+    "half-tcq-2.25",
+    "aq-m2v8",
+];
 const TARGET: (usize, usize) = (4096, 14336);
 /// Bytes of weights that a timed graph walks over.
 const COLD: usize = 2 << 30;
@@ -89,6 +101,7 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
     let chosen =
         |scheme, case: &parity::Case| schemes.is_empty() || (some(scheme) && case.multiprocessors > 1);
     parity::check_all(gpu, chosen, &mut found);
+    parity::check_psums(gpu, chosen, &mut found);
     if schemes.is_empty() {
         parity::check_deals(gpu, |_| true, &mut found);
     }
@@ -171,7 +184,12 @@ fn time_products(
     (rows, cols): (usize, usize),
     batches: &[usize],
 ) -> Result<(), Box<dyn Error>> {
-    let most = if scheme.family() == Family::Nuq { 100 } else { 90 };
+    let most = match scheme.family() {
+        Family::Nuq => 100,
+        // Partial sums fit 16 bits, as those of built-in codebooks.
+        Family::Additive(books) => i16::try_from(books.count() * (258 / books.weights()))?,
+        _ => 90,
+    };
     let group = scheme.group().unwrap_or(cols);
     let packed = Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, most), group, 1);
     let view = packed.view()?;
@@ -180,12 +198,19 @@ fn time_products(
     while matrices.len() < COLD.div_ceil(bytes).max(2) {
         matrices.push(matrices[0].copy()?);
     }
-    let work = Workspace::new(gpu, [&matrices[0]])?;
-    for &batch in batches {
-        let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
-        let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
-        let us = time(gpu, matrices.len(), |i| matrices[i].apply(&x, &y, batch, false, &work))?;
-        report(dense, &scheme.to_string(), (rows, cols), batch, us, bytes);
+    // Additive codebooks both ways, whichever is taken.
+    let psums = matrices[0].plan().psums.is_some();
+    let products = [Product::Expand, Product::Psumbook];
+    for product in products.into_iter().filter(|&p| psums || p == Product::Expand) {
+        matrices.iter_mut().for_each(|matrix| matrix.set_product(product));
+        let name = if product == Product::Psumbook { " (Psumbook)" } else { "" };
+        let work = Workspace::new(gpu, [&matrices[0]])?;
+        for &batch in batches {
+            let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
+            let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
+            let us = time(gpu, matrices.len(), |i| matrices[i].apply(&x, &y, batch, false, &work))?;
+            report(dense, &format!("{scheme}{name}"), (rows, cols), batch, us, bytes);
+        }
     }
     Ok(())
 }
