@@ -1,6 +1,6 @@
 """A plain float64 decoder: the second, independent implementation that the Rust runtime is compared with.
 
-    python3 reference.py                   # (re)write models/*/reference.json, models/*/logits.f32 and rope.json
+    python3 reference.py                   # (re)write models/*/{reference.json,logits.f32,hidden.f32} and rope.json
     python3 reference.py --check           # recompute and compare with the committed files; exit status 1 on any difference
 
 Written from the definitions of the models, for reading rather than for speed: the whole sequence at once, no cache, one head at a
@@ -405,6 +405,11 @@ def read(config, tensors, name, x):
 
 def logits(config, tensors, tokens):
     """(s, vocab) float64 logits of a token sequence."""
+    return outputs(config, tensors, tokens)[1]
+
+
+def outputs(config, tensors, tokens):
+    """(s, h) normalized final hidden states and (s, vocab) logits of a token sequence, float64."""
     config = {**DEFAULTS.get(config["model_type"], {}), **config}
     if "rope_parameters" in config:  # as transformers 5 writes it
         config = {**config, "rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": config["rope_parameters"]}
@@ -430,8 +435,9 @@ def logits(config, tensors, tokens):
         if gemma or only_behind or glm:
             added = norm(config, tensors, f"{block}.post_mlp_layernorm" if glm else f"{block}.post_feedforward_layernorm", added)
         x = x + share * added
-    out = norm(config, tensors, "model.norm", x) @ head.T / config.get("logits_scaling", 1.0)
-    return soft_cap(out, config.get("final_logit_softcapping"))
+    hidden = norm(config, tensors, "model.norm", x)
+    out = hidden @ head.T / config.get("logits_scaling", 1.0)
+    return hidden, soft_cap(out, config.get("final_logit_softcapping"))
 
 
 def nll(rows, targets):
@@ -473,7 +479,7 @@ def greedy(config, tensors, tokens):
 
 
 def compute(directory):
-    """(reference.json as a dictionary, float64 logits) of one checkpoint."""
+    """(reference.json as a dictionary, float64 hidden states and logits by file) of one checkpoint."""
     config = json.loads((directory / "config.json").read_text())
     tensors = st.load_model(directory)
     for attempt in itertools.count():
@@ -485,7 +491,7 @@ def compute(directory):
         if found is not None:
             break
     continuation, least = found
-    values = logits(config, tensors, tokens)
+    hidden, values = outputs(config, tensors, tokens)
     lines = {
         "tokens": tokens,
         "logits": {"file": "logits.f32", "dtype": "F32", "order": "little-endian, row-major", "shape": list(values.shape)},
@@ -496,7 +502,7 @@ def compute(directory):
     }
     if experts_of(config):
         lines["experts_least_lead"] = least_lead_of_experts(config, tensors, tokens + continuation)
-    return lines, values
+    return lines, {"logits.f32": values, "hidden.f32": hidden}
 
 
 # Published RoPE settings: (head_dim, theta, factor), with low 1, high 4, original context 8192 for all of them.
@@ -530,17 +536,23 @@ def same(a, b):
     return a == b
 
 
-def check(directory, lines, values):
+def check(directory, lines, files):
     """Complaints about the committed files of one checkpoint; empty when they agree."""
-    json_file, raw_file = directory / "reference.json", directory / "logits.f32"
-    if not (json_file.exists() and raw_file.exists()):
-        return [f"{directory}: reference.json and logits.f32 should exist"]
-    out = []
+    absent = [name for name in ("reference.json", *files) if not (directory / name).exists()]
+    if absent:
+        return [f"{directory}: {name} should exist" for name in absent]
+    json_file, out = directory / "reference.json", []
     if not same(lines, json.loads(json_file.read_text())):
         out.append(f"{json_file}: differs from what reference.py computes")
+    return out + [complaint for name, values in files.items() for complaint in check_values(directory / name, values)]
+
+
+def check_values(raw_file, values):
+    """The same of one file of numbers."""
+    out = []
     stored = np.frombuffer(raw_file.read_bytes(), dtype="<f4")
     if stored.size != values.size:
-        return [*out, f"{raw_file}: should hold {values.size} values, got {stored.size}"]
+        return [f"{raw_file}: should hold {values.size} values, got {stored.size}"]
     fresh = values.astype("<f4").reshape(-1)
     # One unit in the last place of f32; a logit that happens to be near 0 carries the float64 error of its larger terms instead.
     error = np.abs(stored.astype(np.float64) - fresh.astype(np.float64))
@@ -562,12 +574,13 @@ def main():
     complaints = []
     names = sorted(p.name for p in MODELS.iterdir() if p.is_dir())
     for name in names:
-        lines, values = compute(MODELS / name)
+        lines, files = compute(MODELS / name)
         if args.check:
-            complaints += check(MODELS / name, lines, values)
+            complaints += check(MODELS / name, lines, files)
         else:
             (MODELS / name / "reference.json").write_text(to_json(lines))
-            (MODELS / name / "logits.f32").write_bytes(values.astype("<f4").tobytes())
+            for file, values in files.items():
+                (MODELS / name / file).write_bytes(values.astype("<f4").tobytes())
         print(f"{name:12} {lines['nats_per_token']:8.4f} nats/token, logit std {lines['logit_std']:.2f}, "
               f"{len(lines['greedy'])} greedy tokens, least lead {lines['greedy_least_lead']:.3f}")
     if args.check:

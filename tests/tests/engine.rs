@@ -110,6 +110,7 @@ fn request(said: &Said, id: usize, prompt: &[u32], max_tokens: usize) -> Request
     Request {
         prompt: prompt.to_vec(),
         score_prompt: false,
+        hidden: false,
         max_tokens,
         end_tokens: Vec::new(),
         sampler: sampler(id),
@@ -554,6 +555,7 @@ fn every_token_is_scored_once_whatever_else_runs() {
             let request = Request {
                 prompt: prompt.clone(),
                 score_prompt: id % 3 < 2,
+                hidden: false,
                 max_tokens: if id == 1 { 0 } else { 40 },
                 end_tokens: Vec::new(),
                 sampler: sampler(id),

@@ -169,6 +169,7 @@ fn run(
         engine.add(Request {
             prompt: (0..prompt).map(token).collect(),
             score_prompt: false,
+            hidden: false,
             max_tokens: generate,
             end_tokens: Vec::new(),
             sampler,

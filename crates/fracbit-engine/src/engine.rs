@@ -138,9 +138,10 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::Token`], [`Error::ContextFull`] when the prompt leaves no
-    /// room for a token.
+    /// room for a token, [`Error::Hidden`].
     pub fn add(&mut self, request: Request<O>) -> Result<(), Error> {
-        let Request { mut prompt, score_prompt, max_tokens, end_tokens, mut sampler, output } = request;
+        let Request { mut prompt, score_prompt, hidden, max_tokens, end_tokens, mut sampler, output } =
+            request;
         let (vocab, capacity) = (self.model.config().vocab_size, self.options.context);
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -152,6 +153,9 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         if got > capacity {
             return Err(Error::ContextFull { capacity, len: 0, got });
         }
+        if hidden {
+            self.model.check_hidden()?;
+        }
         self.model.prepare_sampler(&mut sampler);
         // All memory that tokens take, so that no step does.
         let room = max_tokens.min(capacity - prompt.len());
@@ -162,6 +166,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         self.waiting.push_back(Sequence {
             prompt: prompt.len(),
             scored: if score_prompt { 0 } else { prompt.len() - 1 },
+            shown: if hidden { 0 } else { prompt.len() },
             max_tokens,
             end_tokens,
             cached: None,
@@ -321,6 +326,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         let (run, Work { rows, logits, .. }) = (next.len(), &mut self.work);
         let done = self.model.step(rows, &mut state, next).and_then(|()| {
             score(self.model, rows, &mut state, &mut sequence, run, logits)?;
+            show(self.model, rows, &state, &mut sequence, run)?;
             if held + run < sequence.tokens.len() {
                 return Ok(None);
             }
@@ -540,6 +546,27 @@ fn score<R: Runtime, O: Output>(
                 sequence.scored += 1;
             }
         }
+    }
+    Ok(())
+}
+
+/// Tells the output the hidden states of those tokens of the prompt that are among the `run` rows
+/// of the last step.
+fn show<R: Runtime, O: Output>(
+    model: &R,
+    work: &mut R::Work,
+    state: &R::State,
+    sequence: &mut Sequence<O>,
+    run: usize,
+) -> Result<(), Error> {
+    let end = state.cache().len();
+    let (first, until) = (end - run, end.min(sequence.prompt));
+    let from = sequence.shown.max(first);
+    if from < until {
+        let mut rows = Vec::new();
+        model.hidden(work, from - first..until - first, &mut rows)?;
+        sequence.output.hidden(&rows);
+        sequence.shown = until;
     }
     Ok(())
 }

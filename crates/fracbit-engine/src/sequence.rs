@@ -23,6 +23,12 @@ pub trait Output {
         let _ = (token, logits);
     }
 
+    /// Final hidden states of the next tokens of the prompt, (tokens, hidden), where the request
+    /// wants them; see [`fracbit_model::Runtime::hidden`].
+    fn hidden(&mut self, rows: &[f32]) {
+        let _ = rows;
+    }
+
     /// Whether anybody still wants the text; asked between steps.
     fn wanted(&self) -> bool {
         true
@@ -43,6 +49,9 @@ pub struct Request<O> {
     /// Whether the output wants to know the logits of the prompt's tokens. All of it is then run,
     /// whatever others left of its beginning.
     pub score_prompt: bool,
+    /// Whether the output wants to know the final hidden states of the prompt's tokens. All of it
+    /// is then run, too.
+    pub hidden: bool,
     /// Most tokens to come, with the one that ends the text; 0 only runs the prompt.
     pub max_tokens: usize,
     /// Tokens that end the text.
@@ -104,6 +113,8 @@ pub(crate) struct Sequence<O> {
     pub(crate) prompt: usize,
     /// Tokens of the prompt, but the first, whose logits the output does not want or knows.
     pub(crate) scored: usize,
+    /// Tokens of the prompt whose hidden states the output does not want or knows.
+    pub(crate) shown: usize,
     pub(crate) max_tokens: usize,
     pub(crate) end_tokens: Vec<u32>,
     pub(crate) sampler: Sampler,
@@ -131,7 +142,12 @@ impl<O> Sequence<O> {
     /// be for its logits.
     pub(crate) fn skippable(&self) -> usize {
         let unscored = self.scored + 1 < self.prompt;
-        (self.tokens.len() - 1).min(if unscored { self.scored } else { usize::MAX })
+        let unshown = self.shown < self.prompt;
+        (self.tokens.len() - 1).min(if unscored { self.scored } else { usize::MAX }).min(if unshown {
+            self.shown
+        } else {
+            usize::MAX
+        })
     }
 
     /// Most tokens still to come.

@@ -75,7 +75,8 @@ impl<'a, R: Runtime, E: BorrowMut<Engine<'a, R, Listener>>> Tokens<'a, R, E> {
     ) -> Result<Self, Error> {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let output = Listener(Arc::clone(&heard));
-        let asked = Request { prompt, score_prompt: false, max_tokens, end_tokens, sampler, output };
+        let asked =
+            Request { prompt, score_prompt: false, hidden: false, max_tokens, end_tokens, sampler, output };
         engine.borrow_mut().add(asked)?;
         Ok(Self { engine, heard, over: false, done: None, model: PhantomData })
     }

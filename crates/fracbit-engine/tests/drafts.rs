@@ -99,6 +99,7 @@ fn guessed(
     let request = Request {
         prompt: prompt.to_vec(),
         score_prompt: false,
+        hidden: false,
         max_tokens: most.unwrap_or(usize::MAX),
         end_tokens: if most.is_none() { ENDS.to_vec() } else { Vec::new() },
         sampler: Sampler::new(sampling).expect("good settings"),

@@ -56,6 +56,7 @@ fn run<R: Runtime>(
         let request = Request {
             prompt: prompt.clone(),
             score_prompt: false,
+            hidden: false,
             max_tokens: 12 + i,
             end_tokens: Vec::new(),
             sampler: sampler(i),

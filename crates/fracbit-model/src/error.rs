@@ -140,6 +140,9 @@ pub enum Error {
         "the model's predictions should be numbers, they are NaN or minus infinity: its weights take it beyond the range of f32"
     )]
     NoLogit,
+    /// Hidden states that cannot be given in the checkpoint's basis.
+    #[error("hidden states: {0}")]
+    Hidden(&'static str),
     /// Rules for a text that cannot be followed further, such as a grammar that takes too long.
     #[error("following the constraint: {0}")]
     Constraint(String),

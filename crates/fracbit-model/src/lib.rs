@@ -42,6 +42,7 @@ mod experts;
 pub mod generate;
 pub mod gradient;
 mod heads;
+mod hidden;
 mod id;
 mod key_bias;
 mod kv;

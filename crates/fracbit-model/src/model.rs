@@ -91,7 +91,8 @@ impl Model {
     /// [`Error::Io`] for NaN or infinite weights, and as for [`ModelBuilder`].
     pub fn from_source(source: &WeightSource) -> Result<Self, Error> {
         let config = source.config();
-        let mut builder = ModelBuilder::new(config.clone(), source.sites().clone())?;
+        let sites = source.sites().clone().with_final_factors(config, source.final_factors()?)?;
+        let mut builder = ModelBuilder::new(config.clone(), sites)?;
         for id in LinearId::all(config) {
             builder.set(id, Linear::from_source(source, id)?)?;
         }

@@ -123,6 +123,24 @@ pub trait Runtime: Debug + Sync {
         out: &mut Vec<f32>,
     ) -> Result<(), Error>;
 
+    /// Whether [`hidden`](Self::hidden) can be asked for.
+    ///
+    /// # Errors
+    /// [`Error::Hidden`] why not.
+    fn check_hidden(&self) -> Result<(), Error> {
+        Err(Error::Hidden("models on this device do not give them; they do on the processor"))
+    }
+
+    /// Fills `out` with the final hidden states of rows of the last [`step`](Self::step), behind
+    /// the final norm and in the basis of the model's checkpoint: (rows, hidden).
+    ///
+    /// # Errors
+    /// As for [`check_hidden`](Self::check_hidden).
+    fn hidden(&self, work: &mut Self::Work, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), Error> {
+        let _ = (work, rows, out);
+        self.check_hidden()
+    }
+
     /// Bytes of weights that a step reads at a precision.
     fn weight_bytes_at(&self, precision: Precision) -> usize;
 
@@ -224,6 +242,17 @@ impl Runtime for Model {
         out: &mut Vec<f32>,
     ) -> Result<(), Error> {
         self.logits_batch(states, work, out)
+    }
+
+    fn check_hidden(&self) -> Result<(), Error> {
+        self.check_leave()
+    }
+
+    fn hidden(&self, work: &mut Vec<f32>, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), Error> {
+        let width = Model::config(self).hidden_size;
+        out.clear();
+        out.extend_from_slice(&work[rows.start * width..rows.end * width]);
+        self.leave(out)
     }
 
     fn weight_bytes_at(&self, precision: Precision) -> usize {

@@ -129,6 +129,7 @@ pub struct Sites {
     pub(crate) layers: Vec<LayerSites>,
     pub(crate) branch_out: Option<Rotation>, // behind the norms of what attention and MLP write
     pub(crate) head: HeadSite,
+    pub(crate) final_factors: Option<Arc<[f32]>>, // (hidden), of a head of its own
 }
 
 impl Sites {
@@ -164,7 +165,16 @@ impl Sites {
         };
         let turned = mode == RotationMode::Fold && config.post_norms;
         let branch_out = turned.then(|| rotation(h, RESIDUAL)).transpose()?;
-        Ok(Self { mode, seed, embed_out, embed_divisors: None, layers, branch_out, head })
+        Ok(Self {
+            mode,
+            seed,
+            embed_out,
+            embed_divisors: None,
+            layers,
+            branch_out,
+            head,
+            final_factors: None,
+        })
     }
 
     /// The same with factors that the columns of a tied embedding were multiplied by: its rows are
@@ -179,6 +189,18 @@ impl Sites {
             ShapeError::check_len("embedding", "divisors", width, divisors.len())?;
         }
         Ok(Self { embed_divisors: divisors.map(Into::into), ..self })
+    }
+
+    /// The same with what final hidden states, turned back, are multiplied by to be those of the
+    /// checkpoint: see [`crate::WeightSource::final_factors`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless there is one for each channel.
+    pub fn with_final_factors(self, config: &ModelConfig, factors: Option<Vec<f32>>) -> Result<Self, Error> {
+        if let Some(factors) = &factors {
+            ShapeError::check_len("final norm", "factors", config.hidden_size, factors.len())?;
+        }
+        Ok(Self { final_factors: factors.map(Into::into), ..self })
     }
 
     /// What embedding rows are divided by once they are turned back.

@@ -408,6 +408,24 @@ impl WeightSource {
         }
     }
 
+    /// What the gain of the final norm is less here than in the checkpoint, having moved into a
+    /// head of its own: by these factors (hidden) the normalized final hidden states, turned back,
+    /// become those of the checkpoint. `None` of a tied model, and where nothing is rotated.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn final_factors(&self) -> Result<Option<Vec<f32>>, Error> {
+        let (config, mode) = (&self.config, self.sites.mode());
+        if config.tie_word_embeddings || mode == RotationMode::None {
+            return Ok(None);
+        }
+        if FloatId::Final.folded(config, mode) {
+            return Ok(Some(self.stored_norm(FloatId::Final)?));
+        }
+        let factors = self.gain_divisors(FloatId::Final);
+        Ok(Some(factors.unwrap_or_else(|| vec![1.0; config.hidden_size])))
+    }
+
     fn router(&self, i: usize) -> Result<Vec<f32>, Error> {
         let mut weights = self.checkpoint.to_f32(&FloatId::Router(i).weight_name())?;
         if let Some(columns) = self.columns(LinearId::Layer(i, LayerLinear::Gate))? {

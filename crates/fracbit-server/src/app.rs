@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use fracbit_grammar::{Rule, RuleError, Vocabulary};
-use fracbit_io::{Bos, EncodeOptions, Tokenizer};
+use fracbit_io::{Bos, EncodeOptions, Pooling, Tokenizer};
 use fracbit_model::{Adjustments, Constraint, SampleConfig, Sampler};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::embeddings::{Embedding, Wanted};
 use crate::engine::{Event, Job, Line, Order};
 use crate::fields::Refusal;
 use crate::metrics::Metrics;
@@ -24,6 +25,8 @@ pub(crate) const BODY: usize = 4 << 20;
 /// takes some times as much.
 const BODIES: usize = 64 << 10;
 const UNIT: usize = 1 << 10;
+/// Most bytes of an answer of vectors, which count like those of bodies.
+pub(crate) const RESULTS: usize = BODIES * UNIT / 2;
 /// Bodies that are read and tokenized at a time: 4 MB of text take half a gigabyte meanwhile.
 const READERS: usize = 2;
 
@@ -40,6 +43,10 @@ pub(crate) struct AppState {
     pub(crate) slots: usize,
     /// Rows of the embedding.
     pub(crate) vocab: usize,
+    /// Its columns.
+    pub(crate) width: usize,
+    /// How vectors are made, or why there are none.
+    pub(crate) pooling: Result<Pooling, String>,
     /// Text of messages may make control tokens.
     pub(crate) allow_special: bool,
     pub(crate) sampling: SampleConfig,
@@ -143,25 +150,93 @@ impl AppState {
         })
     }
 
+    /// Hands the texts of a request for vectors to the model.
+    pub(crate) fn embed(
+        &self,
+        wanted: &Wanted,
+        permits: [OwnedSemaphorePermit; 2],
+    ) -> Result<Coming, Refusal> {
+        let arrived = Instant::now();
+        let pooling = self.pooling.as_ref();
+        let none = |rule: &String| Refusal::new(501, format!("this server gives no embeddings: {rule}"));
+        let pooling = *pooling.map_err(none)?;
+        let [place, mut memory] = permits;
+        memory.merge(self.limits.memory(0, wanted.bytes(self.width)?)?);
+        let inputs = wanted.inputs.iter().enumerate().map(|(i, input)| {
+            let tokens = match input {
+                Prompt::Text(text) => {
+                    self.surely(text, "input", self.context)?;
+                    Prompt::Tokens(
+                        self.tokenizer.encode_whole(text).map_err(|e| Refusal::new(500, e.to_string()))?,
+                    )
+                }
+                other => other.clone(),
+            };
+            self.tokens_in("input", &tokens, Bos::AsConfigured, self.context).map_err(|mut refusal| {
+                refusal.message += &format!(" (text {i})");
+                refusal
+            })
+        });
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+        let sampler = Sampler::new(SampleConfig::default()).map_err(|e| Refusal::new(400, e.to_string()))?;
+        let [ticket, twin] = Ticket::pair([place, memory]);
+        let twin = Arc::new(twin);
+        let (events, answer) = unbounded_channel();
+        let texts = inputs.len();
+        for (choice, prompt) in inputs.into_iter().enumerate() {
+            let job = Job {
+                prompt,
+                max_tokens: 0,
+                sampler: sampler.clone(),
+                end_tokens: Vec::new(),
+                stops: Vec::new(),
+                min_tokens: 0,
+                skip_special: true,
+                kept: Vec::new(),
+                echo: false,
+                embedding: Some(Embedding::new(pooling, self.width, wanted.encoding)),
+                logprobs: None,
+                line: Line {
+                    choice,
+                    events: events.clone(),
+                    metrics: Arc::clone(&self.metrics),
+                    _ticket: Arc::clone(&twin),
+                    arrived,
+                    over: false,
+                },
+            };
+            self.orders.send(Order::Write(Box::new(job))).map_err(|_| Refusal::ending())?;
+        }
+        Ok(Coming { events: answer, texts, ticket })
+    }
+
+    /// Refuses a text that surely has more tokens than `most`, without making tokens of all of it.
+    fn surely(&self, text: &str, field: &str, most: usize) -> Result<(), Refusal> {
+        match self.tokenizer.fewest_tokens(text) {
+            fewest if fewest > most => Err(self.too_long(field, most, format_args!("at least {fewest}"))),
+            _ => Ok(()),
+        }
+    }
+
     /// The tokens of a prompt, at least one and at most so many; `bos` is for a text.
     pub(crate) fn tokens(&self, prompt: &Prompt, bos: Bos, most: usize) -> Result<Arc<[u32]>, Refusal> {
+        self.tokens_in("prompt", prompt, bos, most)
+    }
+
+    /// The same of a prompt that stands in `field`, unless it is a conversation.
+    fn tokens_in(&self, field: &str, prompt: &Prompt, bos: Bos, most: usize) -> Result<Arc<[u32]>, Refusal> {
         let broken = |e: fracbit_io::Error| match e {
             fracbit_io::Error::Template(_) => {
                 Refusal::field("messages", format_args!("do not suit the model: {e}"))
             }
             e => Refusal::new(500, e.to_string()),
         };
-        // Told without making tokens of all of it.
-        let surely = |text: &str, field: &str| match self.tokenizer.fewest_tokens(text) {
-            fewest if fewest > most => Err(self.too_long(field, most, format_args!("at least {fewest}"))),
-            _ => Ok(()),
-        };
         let (tokens, field) = match prompt {
-            Prompt::Tokens(tokens) => (tokens.clone(), "prompt"),
+            Prompt::Tokens(tokens) => (tokens.clone(), field),
             Prompt::Text(text) => {
-                surely(text, "prompt")?;
+                self.surely(text, field, most)?;
                 let options = EncodeOptions { bos, ..EncodeOptions::default() };
-                (self.tokenizer.encode(text, options).map_err(broken)?, "prompt")
+                (self.tokenizer.encode(text, options).map_err(broken)?, field)
             }
             Prompt::Chat { messages, variables, tools } => {
                 let (messages, list) = self.format.prompt(messages, tools);
@@ -170,7 +245,7 @@ impl AppState {
                 let rendered = self.tokenizer.render_conversation(&messages, &variables, self.allow_special);
                 let none = "cannot be read: this model has no chat template, it was not trained for conversations; /v1/completions continues a text";
                 let rendered = rendered.map_err(broken)?.ok_or_else(|| Refusal::field("messages", none))?;
-                surely(rendered.text(), "messages")?;
+                self.surely(rendered.text(), "messages", most)?;
                 (self.tokenizer.encode_conversation(&rendered).map_err(broken)?, "messages")
             }
         };
@@ -283,6 +358,7 @@ impl AppState {
                     skip_special: request.skip_special,
                     kept: kept.clone(),
                     echo: request.echo,
+                    embedding: None,
                     logprobs: request.logprobs,
                     line: Line {
                         choice: texts,

@@ -13,6 +13,7 @@ use fracbit_model::{Error, Runtime, Sampler};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::app::Ticket;
+use crate::embeddings::Embedding;
 use crate::metrics::{Metrics, Outcome};
 use crate::scores::{Score, Scores};
 use crate::stops::Stops;
@@ -46,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) kept: Vec<u32>,
     /// The text begins with its prompt.
     pub(crate) echo: bool,
+    /// The text is the prompt's vector, and nothing is written.
+    pub(crate) embedding: Option<Embedding>,
     /// Scores of its tokens, and of so many likeliest ones beside each.
     pub(crate) logprobs: Option<usize>,
     pub(crate) line: Line,
@@ -114,6 +117,7 @@ pub(crate) struct Text<'a> {
     skip_special: bool,
     kept: Vec<u32>,
     scores: Option<Scores>,
+    embedding: Option<Embedding>,
     /// Characters of the text so far, and how many of them were said.
     chars: usize,
     said: usize,
@@ -173,6 +177,7 @@ fn start<'a, R: Runtime>(job: Job, engine: &mut Engine<'_, R, Text<'a>>, tokeniz
         skip_special: job.skip_special,
         kept: job.kept,
         scores: None,
+        embedding: job.embedding,
         chars: 0,
         said: 0,
         written: 0,
@@ -186,10 +191,10 @@ fn start<'a, R: Runtime>(job: Job, engine: &mut Engine<'_, R, Text<'a>>, tokeniz
     };
     output.scores = logprobs.map(|top| Scores::new(top, &prompt, offsets));
     let score_prompt = echo && logprobs.is_some();
-    let prompt = prompt.to_vec();
+    let (prompt, hidden) = (prompt.to_vec(), output.embedding.is_some());
     // What can be wrong was looked at before; the client is told that it was given up.
-    if let Err(error) = engine.add(Request { prompt, score_prompt, max_tokens, end_tokens, sampler, output })
-    {
+    let asked = Request { prompt, score_prompt, hidden, max_tokens, end_tokens, sampler, output };
+    if let Err(error) = engine.add(asked) {
         tracing::error!(%error, "a request that should be refused came through");
     }
 }
@@ -258,12 +263,22 @@ impl Output for Text<'_> {
         }
     }
 
+    fn hidden(&mut self, rows: &[f32]) {
+        if let Some(embedding) = &mut self.embedding {
+            embedding.push(rows);
+        }
+    }
+
     fn wanted(&self) -> bool {
         self.line.wanted()
     }
 
     fn done(mut self, mut done: Done) {
-        if !self.stopped {
+        if let Some(embedding) = self.embedding.take() {
+            // All that was asked for.
+            done.finish = Finish::Output;
+            self.say(embedding.text());
+        } else if !self.stopped {
             let rest = match std::mem::replace(&mut self.stream, self.tokenizer.stream(true)).finish() {
                 Ok(rest) => rest,
                 Err(error) => return self.failed(error.into()),

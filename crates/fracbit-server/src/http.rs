@@ -24,6 +24,7 @@ use tower_http::cors::{AllowHeaders, CorsLayer};
 use crate::access::admit;
 use crate::answer::Answers;
 use crate::app::{AppState, BODY, Coming};
+use crate::embeddings::{self, Wanted};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
 use crate::form::{Answering, Form};
@@ -56,6 +57,7 @@ pub(crate) fn router(app: AppState, origins: Vec<HeaderValue>) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embeddings))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))
@@ -99,6 +101,7 @@ pub(crate) fn judged(path: &str, body: &[u8]) -> Result<(), u16> {
         "/v1/completions" => Request::completion(body, defaults).map(drop),
         "/v1/chat/completions" => Request::chat(body, defaults).map(drop),
         "/v1/responses" => responses::read(body, defaults).map(drop),
+        "/v1/embeddings" => Wanted::read(body).map(drop),
         "/v1/messages" => messages::read(body, defaults).map(drop),
         "/v1/messages/count_tokens" => Fields::parse(body).and_then(messages::counted).map(drop),
         _ => Err(Refusal::new(404, "no such address")),
@@ -136,6 +139,22 @@ async fn responses(State(app): State<Shared>, request: HttpRequest) -> Response 
 
 async fn messages(State(app): State<Shared>, request: HttpRequest) -> Response {
     answer::<Message>(app, request, messages::read).await
+}
+
+async fn embeddings(State(app): State<Shared>, request: HttpRequest) -> Response {
+    let embedded = async {
+        let (body, memory) = body(&app, request).await?;
+        let place = app.limits.place()?;
+        let shared = Arc::clone(&app);
+        let work = move || {
+            let wanted = Wanted::read(&body)?;
+            let model = shared.name(wanted.model.as_deref())?.to_owned();
+            Ok((shared.embed(&wanted, [place, memory])?, model))
+        };
+        let (coming, model) = read(&app, work).await?;
+        embeddings::answer(coming, &model).await
+    };
+    embedded.await.unwrap_or_else(IntoResponse::into_response)
 }
 
 fn too_large() -> Refusal {

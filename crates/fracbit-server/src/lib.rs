@@ -4,6 +4,7 @@ mod access;
 mod answer;
 mod app;
 mod connections;
+mod embeddings;
 mod engine;
 mod fields;
 mod form;
@@ -32,7 +33,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fracbit_engine::{Draft, Engine, EngineError, EngineOptions};
-use fracbit_io::Tokenizer;
+use fracbit_io::{Pooling, Tokenizer};
 use fracbit_model::{KvType, Runtime, SampleConfig};
 use fracbit_schedule::Scheduler;
 
@@ -120,6 +121,8 @@ pub struct Options {
     pub scheduler: Option<Scheduler>,
     /// How a nested model drafts for a text that is alone.
     pub draft: Option<Draft>,
+    /// How vectors are made of texts, or why they are not.
+    pub pooling: Result<Pooling, String>,
 }
 
 /// What can fail beside single requests, which are told themselves.
@@ -197,6 +200,8 @@ impl Server {
             context: options.context,
             slots: options.slots,
             vocab: model.config().vocab_size,
+            width: model.config().hidden_size,
+            pooling: model.check_hidden().map_err(|e| e.to_string()).and(options.pooling),
             allow_special: options.allow_special,
             sampling: options.sampling,
             end_tokens,

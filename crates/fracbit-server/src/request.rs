@@ -194,7 +194,7 @@ pub(crate) fn tokens(value: &Value) -> Option<Vec<u32>> {
 }
 
 /// One prompt, or a list of them.
-fn prompts(value: Value) -> Option<Vec<Prompt>> {
+pub(crate) fn prompts(value: Value) -> Option<Vec<Prompt>> {
     match value {
         Value::String(text) => Some(vec![Prompt::Text(text)]),
         Value::Array(all) if matches!(all.first(), Some(Value::String(_))) => {

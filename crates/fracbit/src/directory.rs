@@ -45,6 +45,10 @@ pub struct QuantizationConfig {
     /// Whether embedding rows, turned back, are divided by [`EMBEDDING_DIVISORS`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub embedding_divisors: bool,
+    /// Whether [`FINAL_FACTORS`] are there, without which hidden states of a head of its own are not
+    /// those of the checkpoint; logits do without.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub final_factors: bool,
 }
 
 impl QuantizationConfig {
@@ -60,6 +64,7 @@ impl QuantizationConfig {
             modules: plan.layers.iter().map(|l| (l.name.clone(), l.module())).collect(),
             fused: plan.fused.clone(),
             embedding_divisors: source.sites().embedding_divisors().is_some(),
+            final_factors: has_final_factors(source),
         }
     }
 
@@ -172,6 +177,15 @@ pub const BANDS: &str = "fracbit.bands";
 
 /// Tensor of what the rows of a tied embedding are divided by, once they are turned back.
 pub const EMBEDDING_DIVISORS: &str = "fracbit.embedding_divisors";
+
+/// Tensor of what final hidden states, turned back, are multiplied by to be those of the
+/// checkpoint.
+pub const FINAL_FACTORS: &str = "fracbit.final_factors";
+
+/// Whether a directory of these weights holds [`FINAL_FACTORS`].
+pub(crate) fn has_final_factors(source: &WeightSource) -> bool {
+    !source.config().tie_word_embeddings && source.sites().mode() != RotationMode::None
+}
 
 /// Tensor names of a codebook: entries, step.
 #[must_use]

@@ -3,7 +3,9 @@
 use crate::{
     Error,
     bands::Bands,
-    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
+    directory::{
+        self, BANDS, EMBEDDING_DIVISORS, FINAL_FACTORS, QuantizationConfig, codebook_names, plane_name,
+    },
     foreign,
     storage::{Module, Storage},
 };
@@ -50,7 +52,11 @@ pub struct Opened {
 impl QuantizationConfig {
     /// What the runtime rotates and divides.
     pub(crate) fn sites(&self, config: &ModelConfig, reader: &Reader<'_>) -> Result<Sites, Error> {
-        let sites = Sites::new(config, self.rotation, self.seed)?;
+        let mut sites = Sites::new(config, self.rotation, self.seed)?;
+        if self.final_factors {
+            let factors = reader.f32s(FINAL_FACTORS, config.hidden_size)?;
+            sites = sites.with_final_factors(config, Some(factors))?;
+        }
         if !self.embedding_divisors {
             return Ok(sites);
         }

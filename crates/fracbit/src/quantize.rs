@@ -11,7 +11,9 @@ use crate::{
     bands::Bands,
     calibrate::Calibration,
     deal::{Dealt, Job, Part},
-    directory::{self, BANDS, EMBEDDING_DIVISORS, QuantizationConfig, codebook_names, plane_name},
+    directory::{
+        self, BANDS, EMBEDDING_DIVISORS, FINAL_FACTORS, QuantizationConfig, codebook_names, plane_name,
+    },
     error::require_memory,
     groups, inventory,
     matrices::{LayerReport, Matrices, Rounds, f32_bytes},
@@ -20,7 +22,9 @@ use crate::{
 };
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Codebook, SchemeSpec};
-use fracbit_io::{Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, ShardWriter, TensorSpec, gguf};
+use fracbit_io::{
+    Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, Pooling, ShardWriter, TensorSpec, gguf, pooling::POOLING,
+};
 use fracbit_model::{LayerLinear, LinearId, WeightSource};
 use fracbit_quant::Rounders;
 use serde::{Deserialize, Serialize};
@@ -240,6 +244,8 @@ pub fn quantize_in(
     if let Some(calibration) = &options.calibration {
         calibration.require_source(&options.source_hash)?;
     }
+    // What is not done of it is said before hours of work.
+    let pooling = Pooling::read(source.checkpoint().path(), source.config().hidden_size)?;
     let inventory = &*inventory.with_bands(plan.bands.as_ref())?;
     let estimate = MemoryEstimate::new(
         &plan,
@@ -291,6 +297,9 @@ pub fn quantize_in(
         }
         if let Some(divisors) = source.sites().embedding_divisors() {
             writer.write(EMBEDDING_DIVISORS, &f32_bytes(divisors))?;
+        }
+        if let Some(factors) = source.final_factors()? {
+            writer.write(FINAL_FACTORS, &f32_bytes(&factors))?;
         }
     }
     let weights =
@@ -358,6 +367,9 @@ pub fn quantize_in(
     } else {
         for path in beside_weights(from) {
             dir.copy_file(&path)?;
+        }
+        if let Some(pooling) = pooling {
+            dir.write_file(POOLING, pretty(&json!(pooling)).as_bytes())?;
         }
     }
     let predicted_loss = layers.iter().map(|l| l.loss).sum();
@@ -436,6 +448,9 @@ fn tensor_specs(
     }
     if let Some(divisors) = source.sites().embedding_divisors() {
         specs.push(spec(EMBEDDING_DIVISORS.to_owned(), Dtype::F32, &[divisors.len()]));
+    }
+    if directory::has_final_factors(source) {
+        specs.push(spec(FINAL_FACTORS.to_owned(), Dtype::F32, &[config.hidden_size]));
     }
     for (id, layer) in plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer))) {
         let shape = Shape::new(layer.rows, layer.cols);

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fracbit_io::{ModelConfig, Tokenizer};
+use fracbit_io::{ModelConfig, Pooling, Tokenizer};
 use fracbit_model::{
     GenerateOptions, Generation, KvType, Model, RotationMode, Runtime, SampleConfig, Sampler, StateOptions,
 };
@@ -68,6 +68,7 @@ pub(crate) fn options() -> Options {
         allow_special: false,
         scheduler: None,
         draft: None,
+        pooling: Ok(Pooling::default()),
     }
 }
 

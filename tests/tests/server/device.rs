@@ -32,6 +32,9 @@ fn a_model_on_a_device_is_served() {
     let processor = serve_model(model(), options(), tokenizer(None));
     let first = complete(processor.address, &body(prompts[0]));
     assert_eq!(first, together[0]);
+    // Hidden states stay there, which is said.
+    let refused = ask(address, "POST /v1/embeddings", "", &json!({ "input": "a" }));
+    assert!(refused.status == 501 && refused.body.contains("device"), "{refused:?}");
     // A beginning that was run before is kept on the device.
     let again = ask(address, COMPLETIONS, "", &body(prompts[0])).json();
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();

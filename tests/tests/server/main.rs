@@ -2,6 +2,7 @@
 
 mod client;
 mod device;
+mod embeddings;
 mod fields;
 mod limits;
 mod soak;

@@ -12,6 +12,7 @@ use clap::Args;
 use fracbit::Progress;
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
+use fracbit_io::Pooling;
 use fracbit_model::{KvPool, Runtime};
 use fracbit_server::{Options, Origin, Server, Tls, interrupt};
 use std::{
@@ -29,7 +30,7 @@ const QUEUE: usize = 64;
 const GRACE: Duration = Duration::from_secs(10);
 
 const AFTER: &str = "\
-A browser finds a page to chat in at the address itself, http://127.0.0.1:8080/. Addresses for programs, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models; as in Anthropic's: /v1/messages, \
+A browser finds a page to chat in at the address itself, http://127.0.0.1:8080/. Addresses for programs, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models; as in Anthropic's: /v1/messages, \
 /v1/messages/count_tokens. Beside them /tokenize, /detokenize, \
 /tokenizer_info, /props, /slots, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
 min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. Texts follow a JSON schema (response_format, guided_json), a regular \
@@ -149,6 +150,9 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
         args,
         server,
         address,
+        pooling: Pooling::read(opened.checkpoint.path(), opened.config.hidden_size)
+            .map(Option::unwrap_or_default)
+            .map_err(|e| e.to_string()),
         words: Words::new(&opened, tokenizer),
         ctx,
         nested,
@@ -165,6 +169,7 @@ struct Serving<'a> {
     server: Server,
     address: SocketAddr,
     words: Words,
+    pooling: Result<Pooling, String>,
     ctx: usize,
     nested: Nested,
     keys: Vec<String>,
@@ -174,7 +179,7 @@ struct Serving<'a> {
 
 impl WithModel for Serving<'_> {
     fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
-        let Self { args, server, address, words, ctx, nested, keys, tls, context } = self;
+        let Self { args, server, address, words, pooling, ctx, nested, keys, tls, context } = self;
         nested.check(model)?;
         let Nested { scheduler, draft } = nested;
         let Words { tokenizer, end_tokens, .. } = words;
@@ -225,6 +230,7 @@ impl WithModel for Serving<'_> {
             allow_special: args.allow_special,
             scheduler,
             draft,
+            pooling,
         };
         server.run(model, tokenizer, options, interrupt()).map_err(failure)
     }

@@ -11,6 +11,7 @@ use super::names::{Family, families};
 use crate::config::{Architecture, Biases, CAPS, Caps, LocalRope, ModelConfig, Pattern, Window, clip};
 use crate::convert::to_f32_into;
 use crate::error::Error;
+use crate::pooling::{Pooling, PoolingMode};
 
 /// Metadata key of the architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
@@ -326,6 +327,23 @@ impl Gguf {
 
     fn eos(&self) -> Result<Option<u64>, Error> {
         self.metadata().unsigned("tokenizer.ggml.eos_token_id")
+    }
+
+    /// How llama.cpp makes one vector of a text's hidden states, normalized; `None` where the file
+    /// says nothing of it.
+    pub(crate) fn pooling(&self) -> Result<Option<Pooling>, Error> {
+        let (m, key) = (self.metadata(), format!("{}.pooling_type", self.family()?.name));
+        let mode = match m.unsigned(&key)? {
+            None | Some(0) => return Ok(None),
+            Some(1) => PoolingMode::Mean,
+            Some(2) => PoolingMode::Cls,
+            Some(3) => PoolingMode::LastToken,
+            Some(other) => {
+                let rule = format!("should be 0 (none), 1 (mean), 2 (cls) or 3 (last), got {other}");
+                return Err(m.bad(&key, rule));
+            }
+        };
+        Ok(Some(Pooling { mode, normalize: true }))
     }
 
     /// The `generation_config.json`: the tokens that begin a text, and all that end one.

@@ -176,6 +176,10 @@ impl Gguf {
             documents.push((crate::tokenizer::TOKENIZER, self.tokenizer()?.to_string()));
             documents.push((crate::tokenizer::TOKENIZER_CONFIG, pretty(&self.tokenizer_config()?)));
         }
+        if let Some(pooling) = self.pooling()? {
+            let text = serde_json::to_string_pretty(&pooling).unwrap_or_default();
+            documents.push((crate::pooling::POOLING, text));
+        }
         Ok(documents)
     }
 }

@@ -184,6 +184,20 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Token ids of a text that is whole, and not to be continued: EOS stands behind it where
+    /// `add_eos_token` or the post-processor says so.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode`].
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.encode(text, EncodeOptions::default())?;
+        let eos = self.settings.eos.as_ref().filter(|_| self.settings.add_eos).map(|(_, id)| *id);
+        if let Some(eos) = eos.filter(|eos| ids.last() != Some(eos)) {
+            ids.push(eos);
+        }
+        Ok(ids)
+    }
+
     /// Text of token ids. Ids beyond the vocabulary (padding rows of the embedding) give nothing.
     ///
     /// # Errors

@@ -46,6 +46,7 @@ pub(super) struct Settings {
     pub(super) eos: Option<(String, u32)>,
     pub(super) eos_ids: Vec<u32>,
     pub(super) add_bos: Option<bool>,
+    pub(super) add_eos: bool,
     /// Texts of all that have a name ending in `_token`.
     pub(super) special: BTreeMap<String, String>,
 }
@@ -192,7 +193,8 @@ impl Tokenizer {
             Some(_) => Err(bad(path, field, "should be true or false")),
         };
         let add_bos = flag("add_bos_token")?;
-        if flag("add_eos_token")? == Some(true) {
+        let add_eos = flag("add_eos_token")? == Some(true);
+        if add_eos {
             self.notes.push(format!(
                 "`{}`: `add_eos_token` is not followed: a prompt that is to be continued does not end",
                 path.display()
@@ -216,7 +218,7 @@ impl Tokenizer {
             None => templates_in(settings, path)?,
         };
         let eos_ids = eos.iter().map(|(_, id)| *id).collect();
-        self.settings = Settings { bos, eos, eos_ids, add_bos, special };
+        self.settings = Settings { bos, eos, eos_ids, add_bos, add_eos, special };
         let begins = self.begins_with_bos();
         if let (Some(begins), Some(add)) = (begins, add_bos)
             && begins != add
