@@ -44,6 +44,16 @@ pub(crate) enum Failure {
     Because(Box<Reason>),
 }
 
+impl Failure {
+    /// The error with its causes in one line, for a log.
+    pub(crate) fn line(&self) -> String {
+        match self {
+            Self::ClosedPipe => "the output is closed".to_owned(),
+            Self::Because(reason) => format!("{:#}", reason.error),
+        }
+    }
+}
+
 /// What to tell.
 #[derive(Debug)]
 pub(crate) struct Reason {

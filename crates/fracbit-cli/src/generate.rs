@@ -111,6 +111,30 @@ impl Words {
     }
 }
 
+/// What is done with models that are loaded again and again, on whatever device.
+pub(crate) trait WithLoader {
+    /// `load` makes the model of a directory, every checksum checked.
+    fn call<R: Runtime + Send>(
+        self,
+        load: impl Fn(&Opened) -> Result<R, Failure> + Sync,
+    ) -> Result<(), Failure>;
+}
+
+/// Does something with what loads models for a device, or refuses what that does not do.
+pub(crate) fn with_loader(
+    device: DeviceName,
+    cache: CacheArgs,
+    nested: &NestedArgs,
+    with: impl WithLoader,
+) -> Result<(), Failure> {
+    if device == DeviceName::Cpu {
+        return with.call(|opened| Ok(opened.model(&fracbit::kernels()?, true)?));
+    }
+    cache.on_device()?;
+    nested.on_device()?;
+    gpu::with_loader(with)
+}
+
 /// What is done with a model, on whatever device.
 pub(crate) trait WithModel {
     fn call<R: Runtime>(self, model: &R) -> Result<(), Failure>;

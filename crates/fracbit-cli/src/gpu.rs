@@ -17,7 +17,7 @@ mod built {
     use crate::{
         context::Context,
         failure::{Exit, Failure},
-        generate::WithModel,
+        generate::{WithLoader, WithModel},
     };
     use fracbit::{
         EvalOptions, Evaluation, Opened, Progress as _, Rounders,
@@ -33,6 +33,12 @@ mod built {
     pub(crate) fn with_model(opened: &Opened, with: impl WithModel) -> Result<(), Failure> {
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
         with.call(&opened.on_device(&gpu, true)?)
+    }
+
+    /// Does something with what loads models on the GPU.
+    pub(crate) fn with_loader(with: impl WithLoader) -> Result<(), Failure> {
+        let gpu = Gpu::open().map_err(fracbit::Error::from)?;
+        with.call(|opened| Ok(opened.on_device(&gpu, true)?))
     }
 
     /// What a GPU is.
@@ -95,7 +101,7 @@ mod built {
     use crate::{
         context::Context,
         failure::{Exit, Failure},
-        generate::WithModel,
+        generate::{WithLoader, WithModel},
     };
     use fracbit::{EvalOptions, Evaluation, Opened, Rounders};
     use fracbit_bench::{DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions};
@@ -108,6 +114,10 @@ mod built {
     }
 
     pub(crate) fn with_model(_: &Opened, _: impl WithModel) -> Result<(), Failure> {
+        Err(absent())
+    }
+
+    pub(crate) fn with_loader(_: impl WithLoader) -> Result<(), Failure> {
         Err(absent())
     }
 
@@ -146,4 +156,6 @@ mod built {
     }
 }
 
-pub(crate) use built::{Facts, bench_kernels, bench_model, describe, evaluate, rounders, with_model};
+pub(crate) use built::{
+    Facts, bench_kernels, bench_model, describe, evaluate, rounders, with_loader, with_model,
+};

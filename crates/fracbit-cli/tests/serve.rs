@@ -79,6 +79,65 @@ fn what_run_writes_is_what_serve_answers() {
     assert!(logged["seconds"].as_f64().is_some_and(|s| s > 0.0), "{logged}");
 }
 
+/// SIGHUP: another model in the place of the first, and one that is none.
+#[test]
+fn a_signal_loads_the_directory_anew() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let model = place.path().join("model");
+    let put = |from: &Path, change: &dyn Fn(&Path)| {
+        let fresh = copy(from);
+        change(fresh.path());
+        if model.exists() {
+            fs::rename(&model, place.path().join("old")).expect("a writable place");
+            fs::remove_dir_all(place.path().join("old")).expect("a writable place");
+        }
+        fs::rename(fresh.keep(), &model).expect("one file system");
+    };
+    put(&demo(), &|_| {});
+    let mut serving = command(&["serve", text(&model), "--port", "0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut line = String::new();
+    BufReader::new(serving.stdout.take().expect("piped")).read_line(&mut line).expect("UTF-8");
+    let address = line.trim().strip_prefix("serving at http://").and_then(|l| l.strip_suffix("/v1"));
+    let address = address.unwrap_or_else(|| panic!("an address: {line}")).to_owned();
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(&address).expect("a listener");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+            .expect("a listener that reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    let context = |n: usize| get("/v1/models").contains(&format!("\"context_length\":{n},"));
+    assert!(context(512), "{}", get("/v1/models"));
+    let hang_up = |outcome: &str| {
+        let kill = format!("kill -HUP {}", serving.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
+        let start = std::time::Instant::now();
+        while !get("/metrics").contains(&format!("fracbit_reloads_total{{outcome=\"{outcome}\"}} 1")) {
+            assert!(start.elapsed().as_secs() < 60, "{}", get("/metrics"));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    put(&demo(), &|dir| fs::write(dir.join("config.json"), "{").expect("a writable place"));
+    hang_up("failed");
+    assert!(context(512));
+    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models/smollm2");
+    put(&other, &|_| {});
+    hang_up("done");
+    assert!(!context(512), "{}", get("/v1/models"));
+    let kill = format!("kill -TERM {}", serving.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
+    assert_eq!(serving.wait().expect("a child").code(), Some(DONE));
+    let mut notes = String::new();
+    serving.stderr.take().expect("piped").read_to_string(&mut notes).expect("UTF-8");
+    assert!(notes.contains("was not loaded anew") || notes.contains("goes on"), "{notes}");
+    assert!(notes.contains("config.json") && notes.contains("the model was loaded anew"), "{notes}");
+}
+
 #[test]
 fn what_cannot_be_served_is_said_at_once() {
     let demo = demo();

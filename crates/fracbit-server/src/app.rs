@@ -2,9 +2,10 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
+use axum::extract::FromRef;
 use fracbit_grammar::{Rule, RuleError, Vocabulary};
 use fracbit_io::{Bos, EncodeOptions, Pooling, Tokenizer};
 use fracbit_model::{Adjustments, Constraint, SampleConfig, Sampler};
@@ -61,14 +62,53 @@ pub(crate) struct AppState {
     /// Names that a server without keys may be asked for by.
     pub(crate) hosts: Vec<String>,
     /// Numbers of answers and, with a random start, seeds.
-    pub(crate) next: AtomicU64,
+    pub(crate) next: Arc<AtomicU64>,
     pub(crate) metrics: Arc<Metrics>,
     /// Answers are told on standard error.
     pub(crate) log: bool,
     pub(crate) limits: Limits,
 }
 
+/// What requests are served from now: another, once another model is loaded. Who has asked already
+/// keeps what was there.
+#[derive(Clone)]
+pub(crate) struct Current(Arc<RwLock<Arc<AppState>>>);
+
+impl Current {
+    pub(crate) fn new(app: AppState) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(app))))
+    }
+
+    pub(crate) fn now(&self) -> Arc<AppState> {
+        // What it guards is whole after every statement.
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn replace(&self, app: AppState) {
+        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *place, Arc::new(app));
+        // What it holds is given back without anybody waiting.
+        drop(place);
+        drop(old);
+    }
+}
+
+impl FromRef<Current> for Arc<AppState> {
+    fn from_ref(current: &Current) -> Self {
+        current.now()
+    }
+}
+
+impl Drop for AppState {
+    /// Nobody can ask for this model any more: its thread ends when its texts are done.
+    fn drop(&mut self) {
+        // Gone already: nothing to end.
+        let _ = self.orders.send(Order::Retire);
+    }
+}
+
 /// What all requests share.
+#[derive(Clone)]
 pub(crate) struct Limits {
     /// Requests that run or wait.
     places: Arc<Semaphore>,

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,11 +15,13 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::Error;
 use crate::engine::Order;
+use crate::models::Engines;
 use crate::tls::Tls;
 
 /// Connections at a time.
@@ -162,17 +163,16 @@ impl AsyncWrite for Patient {
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    orders: Sender<Order>,
+    engines: &Engines,
     (most_of_peer, grace, tls): (usize, Duration, Option<Tls>),
     stop: impl Future<Output = ()>,
-    engine_end: oneshot::Receiver<()>,
+    mut failed: UnboundedReceiver<()>,
 ) -> Result<(), Error> {
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(HEAD_BYTES);
     let (graceful, places) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS)));
     let peers = Arc::new(Peers::default());
     let mut stop = std::pin::pin!(stop);
-    let mut engine_end = std::pin::pin!(engine_end);
     loop {
         let accept = async {
             let permit = Arc::clone(&places).acquire_owned().await.expect("never closed");
@@ -180,7 +180,7 @@ pub(crate) async fn serve(
         };
         tokio::select! {
             () = &mut stop => break,
-            _ = &mut engine_end => return Err(Error::Thread),
+            Some(()) = failed.recv() => return Err(Error::Thread),
             (accepted, permit) = accept => match accepted {
                 Ok((stream, address)) => {
                     let Some(connected) = peers.enter(address.ip(), most_of_peer, permit) else {
@@ -224,14 +224,13 @@ pub(crate) async fn serve(
         }
     }
     drop((listener, router));
-    // Nobody there: the thread that runs the model has ended already.
-    let _ = orders.send(Order::Drain);
+    engines.tell(|| Order::Drain);
     let mut closed = std::pin::pin!(graceful.shutdown());
     tokio::select! {
         () = &mut closed => {}
         () = sleep(grace) => {
             tracing::warn!("texts were given up: the server ends");
-            let _ = orders.send(Order::Stop);
+            engines.tell(|| Order::Stop);
             let _ = timeout(LAST_WORDS, closed).await;
         }
     }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::app::Ticket;
 use crate::embeddings::Embedding;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{Measured, Metrics, Outcome};
 use crate::scores::{Score, Scores};
 use crate::stops::Stops;
 
@@ -23,6 +23,8 @@ use crate::stops::Stops;
 pub(crate) enum Order {
     /// Continue a text.
     Write(Box<Job>),
+    /// Nothing comes any more: end when all texts are done.
+    Retire,
     /// Give up what still waits, and whatever comes; what runs may end.
     Drain,
     /// Give up all.
@@ -127,17 +129,20 @@ pub(crate) struct Text<'a> {
     line: Line,
 }
 
-/// Serves until it is told to stop, or all senders are gone and their texts are done.
+/// Serves until it is told to stop, or nothing comes any more and all texts are done.
 pub(crate) fn run<'a, R: Runtime>(
     mut engine: Engine<'_, R, Text<'a>>,
     tokenizer: &'a Tokenizer,
     orders: &Receiver<Order>,
-    metrics: &Metrics,
+    metrics: &Measured,
 ) {
-    let (mut waiting, mut open) = (VecDeque::<Box<Job>>::new(), true);
+    let (mut waiting, mut open, mut last) = (VecDeque::<Box<Job>>::new(), true, false);
     loop {
         metrics.engine(&engine, waiting.len());
         let idle = engine.sequences() == 0 && waiting.is_empty();
+        if idle && last {
+            return;
+        }
         let first = if idle {
             let Ok(order) = orders.recv() else { return };
             Some(order)
@@ -148,6 +153,7 @@ pub(crate) fn run<'a, R: Runtime>(
             match order {
                 Order::Write(job) if open => waiting.push_back(job),
                 Order::Write(_) => {}
+                Order::Retire => last = true,
                 Order::Drain => {
                     open = false;
                     waiting.clear();

@@ -23,7 +23,7 @@ use tower_http::cors::{AllowHeaders, CorsLayer};
 
 use crate::access::admit;
 use crate::answer::Answers;
-use crate::app::{AppState, BODY, Coming};
+use crate::app::{AppState, BODY, Coming, Current};
 use crate::embeddings::{self, Wanted};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
@@ -41,8 +41,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 type Shared = Arc<AppState>;
 
 /// The routes. Pages of `origins` may read answers.
-pub(crate) fn router(app: AppState, origins: Vec<HeaderValue>) -> Router {
-    let app = Arc::new(app);
+pub(crate) fn router(current: Current, origins: Vec<HeaderValue>) -> Router {
     // A page asks before it sends: it may send whatever headers it asks for, such as a key.
     let shared = CorsLayer::new()
         .allow_origin(origins)
@@ -67,7 +66,7 @@ pub(crate) fn router(app: AppState, origins: Vec<HeaderValue>) -> Router {
         .route("/props", get(crate::props::props))
         .route("/slots", get(crate::props::slots))
         .route("/version", get(async || axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), admit))
+        .route_layer(middleware::from_fn_with_state(current.clone(), admit))
         // Both say nothing but that the server is there. The page asks for the key itself.
         .route("/", get(crate::page::page))
         .route("/health", get(async || axum::Json(json!({ "status": "ok" }))))
@@ -76,7 +75,7 @@ pub(crate) fn router(app: AppState, origins: Vec<HeaderValue>) -> Router {
         })
         .method_not_allowed_fallback(async || Refusal::new(405, "this address is for another method"))
         .layer(shared)
-        .with_state(app)
+        .with_state(current)
 }
 
 impl IntoResponse for Refusal {

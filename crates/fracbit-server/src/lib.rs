@@ -11,6 +11,7 @@ mod form;
 mod http;
 mod messages;
 mod metrics;
+mod models;
 mod page;
 mod props;
 mod request;
@@ -27,21 +28,21 @@ use std::hash::BuildHasher;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::channel;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use fracbit_engine::{Draft, Engine, EngineError, EngineOptions};
-use fracbit_io::{Pooling, Tokenizer};
+use fracbit_engine::{Draft, EngineError};
 use fracbit_model::{KvType, Runtime, SampleConfig};
 use fracbit_schedule::Scheduler;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub use crate::access::Origin;
-use crate::app::{AppState, Limits};
+use crate::app::{Current, Limits};
 use crate::metrics::Metrics;
+pub use crate::models::Loaded;
+use crate::models::{Engines, Shared};
 pub use crate::tls::{Tls, TlsError};
-use crate::tools::Format;
 
 /// Waits for the user (Ctrl-C) or the system (SIGTERM) to end the program.
 pub async fn interrupt() {
@@ -65,6 +66,29 @@ pub async fn interrupt() {
     }
 }
 
+/// Hears when the system asks to load what is served anew (SIGHUP); never where it has no such
+/// signal.
+///
+/// # Errors
+/// When the system lets nobody hear it.
+pub fn reloads() -> io::Result<UnboundedReceiver<()>> {
+    let (tell, heard) = unbounded_channel();
+    #[cfg(unix)]
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut signal = {
+            let _inside = runtime.enter();
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?
+        };
+        thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            runtime.block_on(async { while signal.recv().await.is_some() && tell.send(()).is_ok() {} });
+        })?;
+    }
+    #[cfg(not(unix))]
+    drop(tell);
+    Ok(heard)
+}
+
 /// What a body sent to `path` is refused with before the model is needed; for tests that make up
 /// bodies.
 ///
@@ -86,13 +110,8 @@ pub struct Options {
     pub slots: usize,
     /// Requests that may wait; further ones are turned away.
     pub queue: usize,
-    /// Most tokens of a text with its prompt, at least 2.
-    pub context: usize,
     /// Element type of the cache.
     pub kv: KvType,
-    /// Most pages of the cache, which all texts share; `None`: as many as all take at their full
-    /// length.
-    pub pages: Option<usize>,
     /// How tokens are picked where a request does not say; its seed is not used, every such request
     /// has another.
     pub sampling: SampleConfig,
@@ -112,8 +131,6 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// How long texts may still take when the server should end.
     pub grace: Duration,
-    /// Tokens that end a text, beside those of the tokenizer.
-    pub end_tokens: Vec<u32>,
     /// Text of messages and of variables of the template may make control tokens. Otherwise it
     /// stays text.
     pub allow_special: bool,
@@ -121,8 +138,6 @@ pub struct Options {
     pub scheduler: Option<Scheduler>,
     /// How a nested model drafts for a text that is alone.
     pub draft: Option<Draft>,
-    /// How vectors are made of texts, or why they are not.
-    pub pooling: Result<Pooling, String>,
 }
 
 /// What can fail beside single requests, which are told themselves.
@@ -143,6 +158,9 @@ pub enum Error {
     /// No thread, no timer, no sockets.
     #[error("starting the server: {0}")]
     Start(#[source] io::Error),
+    /// The model cannot be loaded anew.
+    #[error("{0}")]
+    Load(String),
     /// A bug: the thread that runs the model has ended.
     #[error("the thread that runs the model has failed; what it said stands above")]
     Thread,
@@ -173,77 +191,63 @@ impl Server {
     /// Serves until `stop` is there. Requests that wait are then refused, and texts that are being
     /// written have [`Options::grace`] to end.
     ///
+    /// Whenever `reloads` says so, `load` makes a model anew, in the background. Requests that come
+    /// once it is there go to it; those before are done on the model before, which is then freed.
+    /// Until then both are in memory. Where it fails, nothing changes.
+    ///
     /// # Errors
     /// [`Error::Engine`], [`Error::Start`], [`Error::Thread`].
-    pub fn run<R: Runtime>(
+    pub fn run<R: Runtime + Send>(
         self,
-        model: &R,
-        tokenizer: Tokenizer,
+        first: Loaded<R>,
         options: Options,
+        (load, reloads): (impl Fn() -> Result<Loaded<R>, String> + Sync, UnboundedReceiver<()>),
         stop: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Start)?;
-        let tokenizer = Arc::new(tokenizer);
-        let mut end_tokens = options.end_tokens;
-        end_tokens.extend(tokenizer.eos_ids());
-        let (orders, received) = channel();
-        let metrics = Arc::new(Metrics::default());
         let mut names = options.aliases;
         names.insert(0, options.id);
         let origins = options.origins.into_iter().map(|origin| origin.0).collect();
-        let app = AppState {
-            orders: orders.clone(),
-            tokenizer: Arc::clone(&tokenizer),
+        let (failed, failures) = unbounded_channel();
+        let shared = Shared {
             names,
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            context: options.context,
             slots: options.slots,
-            vocab: model.config().vocab_size,
-            width: model.config().hidden_size,
-            pooling: model.check_hidden().map_err(|e| e.to_string()).and(options.pooling),
+            kv: options.kv,
+            scheduler: options.scheduler,
+            draft: options.draft,
             allow_special: options.allow_special,
             sampling: options.sampling,
-            end_tokens,
-            format: Format::of(tokenizer.chat_template_source()),
-            vocabulary: OnceLock::new(),
             keys: options.keys,
             hosts: options.hosts,
-            next: AtomicU64::new(RandomState::new().hash_one(())),
-            metrics: Arc::clone(&metrics),
+            next: Arc::new(AtomicU64::new(RandomState::new().hash_one(()))),
+            metrics: Arc::new(Metrics::default()),
             log: options.log_requests,
             limits: Limits::new(options.slots.saturating_add(options.queue)),
+            engines: Engines::default(),
+            failed,
         };
-        let engine = Engine::new(
-            model,
-            EngineOptions {
-                sequences: options.slots,
-                context: options.context,
-                kv: options.kv,
-                pages: options.pages,
-                scheduler: options.scheduler,
-                draft: options.draft,
-            },
-        )?;
-        let words = &*tokenizer;
+        let load = &load;
         thread::scope(|scope| {
-            let (ended, end) = tokio::sync::oneshot::channel::<()>();
-            let engine = thread::Builder::new().name("model".to_owned()).spawn_scoped(scope, move || {
-                // Dropped at the end of the thread, whatever ends it.
-                let _ended = ended;
-                engine::run(engine, words, &received, &metrics);
-            });
-            let engine = engine.map_err(Error::Start)?;
+            let (made, thread) = shared.start(scope, move || Ok(first))?;
+            let threads = Mutex::new(vec![thread]);
             let limits = (options.peer_connections, options.grace, options.tls);
             let served = runtime.block_on(async {
+                let current = Current::new(made.await.unwrap_or(Err(Error::Thread))?);
                 let listener = tokio::net::TcpListener::from_std(self.0).map_err(Error::Start)?;
-                connections::serve(listener, http::router(app, origins), orders, limits, stop, end).await
+                let router = http::router(current.clone(), origins);
+                let serving = connections::serve(listener, router, &shared.engines, limits, stop, failures);
+                tokio::select! {
+                    served = serving => served,
+                    () = shared.reload(scope, load, reloads, &current, &threads) => Ok(()),
+                }
             });
-            // Whatever still waits for the model is dropped, and with it the last sender of orders:
-            // the thread ends.
+            // Whatever still waits for a model is dropped, and with it what requests are served from:
+            // the threads end.
             runtime.shutdown_timeout(Duration::from_secs(1));
-            engine.join().map_err(|_| Error::Thread)?;
-            served
+            let threads = threads.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let failed = threads.into_iter().map(|thread| thread.join()).filter(Result::is_err).count();
+            if failed > 0 { Err(Error::Thread) } else { served }
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fracbit_engine::{Done, Engine, Output};
@@ -64,17 +64,67 @@ impl Histogram {
 struct Counts {
     responses: BTreeMap<u16, u64>,
     texts: BTreeMap<Outcome, u64>,
-    running: usize,
-    waiting: usize,
+    reloads: BTreeMap<bool, u64>,
+    /// Of each model that is there: of several, while one takes the place of another.
+    engines: BTreeMap<u64, Held>,
+    /// Engines so far.
+    begun: u64,
     prompt: u64,
     cached: u64,
     generated: u64,
     guessed: u64,
+    /// Of engines that are gone.
+    preempted: usize,
+    first: Histogram,
+    between: Histogram,
+}
+
+/// What an engine holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    running: usize,
+    waiting: usize,
     preempted: usize,
     pages: usize,
     free_pages: usize,
-    first: Histogram,
-    between: Histogram,
+}
+
+/// One engine's numbers among those of the server; gone with the engine.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    metrics: Arc<Metrics>,
+    number: u64,
+}
+
+impl Measured {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        let number = {
+            let mut counts = metrics.counts();
+            counts.begun += 1;
+            counts.begun
+        };
+        Self { metrics, number }
+    }
+
+    /// What the engine holds, and how many texts wait for it.
+    pub(crate) fn engine<R: Runtime, O: Output>(&self, engine: &Engine<'_, R, O>, waiting: usize) {
+        let held = Held {
+            running: engine.sequences(),
+            waiting,
+            preempted: engine.preempted(),
+            pages: engine.pool().pages(),
+            free_pages: engine.pool().free(),
+        };
+        self.metrics.counts().engines.insert(self.number, held);
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        let mut counts = self.metrics.counts();
+        let held = counts.engines.remove(&self.number).unwrap_or_default();
+        counts.preempted += held.preempted;
+    }
 }
 
 /// Counts since the server began.
@@ -94,7 +144,12 @@ impl Metrics {
 
     /// Texts that are being written.
     pub(crate) fn running(&self) -> usize {
-        self.counts().running
+        self.counts().engines.values().map(|held| held.running).sum()
+    }
+
+    /// The model was loaded anew, or could not be.
+    pub(crate) fn reloaded(&self, done: bool) {
+        *self.counts().reloads.entry(done).or_default() += 1;
     }
 
     /// A token came, so long after the one before it, or after its request.
@@ -117,17 +172,10 @@ impl Metrics {
         counts.guessed += done.guessed as u64;
     }
 
-    /// What the engine holds, and how many texts wait for it.
-    pub(crate) fn engine<R: Runtime, O: Output>(&self, engine: &Engine<'_, R, O>, waiting: usize) {
-        let mut counts = self.counts();
-        (counts.running, counts.waiting) = (engine.sequences(), waiting);
-        (counts.pages, counts.free_pages) = (engine.pool().pages(), engine.pool().free());
-        counts.preempted = engine.preempted();
-    }
-
     /// All of it.
     pub(crate) fn text(&self) -> String {
         let counts = self.counts();
+        let all = |of: fn(&Held) -> usize| counts.engines.values().map(of).sum::<usize>();
         let mut out = Page(String::new());
         out.family("requests_total", "counter", "Requests to the API by the status of their answer.");
         for (status, count) in &counts.responses {
@@ -138,8 +186,8 @@ impl Metrics {
             let count = counts.texts.get(&outcome).copied().unwrap_or(0);
             out.value("texts_total", &format!("{{outcome=\"{}\"}}", outcome.name()), count);
         }
-        out.one("texts_running", "gauge", "Texts that are being read or written.", counts.running);
-        out.one("texts_waiting", "gauge", "Texts that wait for a place.", counts.waiting);
+        out.one("texts_running", "gauge", "Texts that are being read or written.", all(|held| held.running));
+        out.one("texts_waiting", "gauge", "Texts that wait for a place.", all(|held| held.waiting));
         out.one("prompt_tokens_total", "counter", "Tokens of prompts of texts that are done.", counts.prompt);
         let help = "Of those, tokens whose keys and values were there from another text.";
         out.one("cached_tokens_total", "counter", help, counts.cached);
@@ -148,10 +196,15 @@ impl Metrics {
         let help = "Of those, tokens that were guessed ahead and took no step of their own.";
         out.one("accepted_guesses_total", "counter", help, counts.guessed);
         let help = "Times that a text gave up its pages to another.";
-        out.one("preemptions_total", "counter", help, counts.preempted);
+        out.one("preemptions_total", "counter", help, counts.preempted + all(|held| held.preempted));
         out.family("cache_pages", "gauge", "Pages of the cache of keys and values.");
-        out.value("cache_pages", "{state=\"held\"}", counts.pages - counts.free_pages);
-        out.value("cache_pages", "{state=\"free\"}", counts.free_pages);
+        out.value("cache_pages", "{state=\"held\"}", all(|held| held.pages - held.free_pages));
+        out.value("cache_pages", "{state=\"free\"}", all(|held| held.free_pages));
+        out.family("reloads_total", "counter", "Times that the model was loaded anew, or could not be.");
+        for (done, name) in [(true, "done"), (false, "failed")] {
+            let count = counts.reloads.get(&done).copied().unwrap_or(0);
+            out.value("reloads_total", &format!("{{outcome=\"{name}\"}}"), count);
+        }
         let help = "Seconds from a request to the first token of a text.";
         out.histogram("time_to_first_token_seconds", help, &counts.first);
         out.histogram("inter_token_seconds", "Seconds between two tokens of a text.", &counts.between);

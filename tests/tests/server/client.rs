@@ -13,9 +13,10 @@ use fracbit_model::{
     GenerateOptions, Generation, KvType, Model, RotationMode, Runtime, SampleConfig, Sampler, StateOptions,
 };
 use fracbit_schedule::Scheduler;
-use fracbit_server::{Options, Server};
+use fracbit_server::{Loaded, Options, Server};
 use fracbit_tests::{demo_model, stories, uniform_demo};
 use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 /// Longer than anything here takes.
@@ -57,18 +58,14 @@ pub(crate) fn options() -> Options {
         aliases: Vec::new(),
         slots: 4,
         queue: 64,
-        context: 384,
         kv: KvType::I16,
-        pages: None,
         sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
         keys: Vec::new(),
         peer_connections: 256,
         grace: Duration::from_secs(10),
-        end_tokens: Vec::new(),
         allow_special: false,
         scheduler: None,
         draft: None,
-        pooling: Ok(Pooling::default()),
     }
 }
 
@@ -79,17 +76,39 @@ pub(crate) struct Serving {
     thread: Option<thread::JoinHandle<Result<(), fracbit_server::Error>>>,
 }
 
-pub(crate) fn serve(options: Options, tokenizer: Tokenizer) -> Serving {
-    serve_model(model(), options, tokenizer)
+/// A model for short texts.
+pub(crate) fn loaded<R>(model: R, tokenizer: Tokenizer) -> Loaded<R> {
+    let pooling = Ok(Pooling::default());
+    Loaded { model, tokenizer, context: 384, pages: None, end_tokens: Vec::new(), pooling }
 }
 
-pub(crate) fn serve_model<R: Runtime>(model: &'static R, options: Options, tokenizer: Tokenizer) -> Serving {
+pub(crate) fn serve(options: Options, tokenizer: Tokenizer) -> Serving {
+    serve_loaded(loaded(model().clone(), tokenizer), options)
+}
+
+/// The demo model for texts of another length.
+pub(crate) fn serve_long(context: usize, options: Options, tokenizer: Tokenizer) -> Serving {
+    serve_loaded(Loaded { context, ..loaded(model().clone(), tokenizer) }, options)
+}
+
+pub(crate) fn serve_loaded<R: Runtime + Send + 'static>(first: Loaded<R>, options: Options) -> Serving {
+    let (_, never) = unbounded_channel();
+    serve_again(first, options, || Err("nobody asked".to_owned()), never)
+}
+
+/// One that loads its model anew when it is told to.
+pub(crate) fn serve_again<R: Runtime + Send + 'static>(
+    first: Loaded<R>,
+    options: Options,
+    load: impl Fn() -> Result<Loaded<R>, String> + Send + Sync + 'static,
+    reloads: UnboundedReceiver<()>,
+) -> Serving {
     let server = Server::bind(([127, 0, 0, 1], 0).into()).expect("a free port");
     let address = server.address().expect("a bound socket");
     let (stop, stopped) = oneshot::channel();
     let thread = thread::spawn(move || {
         let stop = async { _ = stopped.await };
-        server.run(model, tokenizer, options, stop)
+        server.run(first, options, (load, reloads), stop)
     });
     Serving { address, stop: Some(stop), thread: Some(thread) }
 }

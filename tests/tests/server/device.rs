@@ -1,9 +1,9 @@
 //! The server in front of a model on a device (the host shim).
 
-use crate::client::{COMPLETIONS, ask, complete, model, options, serve_model, tokenizer};
+use crate::client::{COMPLETIONS, ask, complete, loaded, model, options, serve, serve_loaded, tokenizer};
 use fracbit::Opened;
 use fracbit_kernels_cuda::{Limits, shim::Shim};
-use fracbit_server::Options;
+use fracbit_server::Loaded;
 use serde_json::json;
 use std::{path::Path, thread};
 
@@ -15,8 +15,8 @@ fn a_model_on_a_device_is_served() {
     let limits = Limits { multiprocessors: 4, shared: 99 << 10 };
     let device: &Shim = Box::leak(Box::new(Shim::start(place, limits).expect("the shim builds and starts")));
     let opened = Opened::new(&place.join("server-nuq-4")).expect("a directory we wrote");
-    let on_device = Box::leak(Box::new(opened.on_device(device, true).expect("a model for a device")));
-    let serving = serve_model(&*on_device, Options { context: 64, ..options() }, tokenizer(None));
+    let on_device = opened.on_device(device, true).expect("a model for a device");
+    let serving = serve_loaded(Loaded { context: 64, ..loaded(on_device, tokenizer(None)) }, options());
     let address = serving.address;
     let body = |prompt: &str| json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
     let prompts = ["Once upon a time", "The little dog", "Tom saw a big red ball and"];
@@ -29,7 +29,7 @@ fn a_model_on_a_device_is_served() {
         assert_eq!(complete(address, &body(prompt)), *text, "alone: {prompt}");
     }
     // What the processor writes, here without near ties.
-    let processor = serve_model(model(), options(), tokenizer(None));
+    let processor = serve(options(), tokenizer(None));
     let first = complete(processor.address, &body(prompts[0]));
     assert_eq!(first, together[0]);
     // Hidden states stay there, which is said.

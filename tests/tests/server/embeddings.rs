@@ -6,12 +6,13 @@ use std::thread;
 use fracbit::Opened;
 use fracbit_io::{EncodeOptions, Pooling, PoolingMode};
 use fracbit_model::{KvType, Model, RotationMode, StateOptions};
-use fracbit_server::Options;
+use fracbit_server::{Loaded, Options};
 use fracbit_tests::{Source, load, reference, references, relative};
 use serde_json::{Value, json};
 
 use crate::client::{
-    COMPLETIONS, ask, complete, metric, model, options, prompts, send, serve, serve_model, tokenizer, until,
+    COMPLETIONS, ask, complete, loaded, metric, model, options, prompts, send, serve, serve_loaded,
+    tokenizer, until,
 };
 
 const EMBEDDINGS: &str = "POST /v1/embeddings";
@@ -44,10 +45,11 @@ fn vectors_are_means_of_the_checkpoints_hidden_states() {
     {
         let opened = Opened::new(&reference.dir).expect("a reference checkpoint");
         let kernels = fracbit::kernels().expect("FRACBIT_ISA is good");
-        let model: &Model = Box::leak(Box::new(opened.model(&kernels, true).expect("a good checkpoint")));
+        let model = opened.model(&kernels, true).expect("a good checkpoint");
         let pooling = Ok(Pooling { normalize: false, ..Pooling::default() });
-        let options = Options { kv: KvType::F32, context: 64, pooling, ..options() };
-        let serving = serve_model(model, options, opened.tokenizer().expect("its tokenizer"));
+        let options = Options { kv: KvType::F32, ..options() };
+        let first = loaded(model, opened.tokenizer().expect("its tokenizer"));
+        let serving = serve_loaded(Loaded { context: 64, pooling, ..first }, options);
         let body = json!({ "input": reference.tokens });
         let answer = ask(serving.address, EMBEDDINGS, "", &body).json();
         assert_eq!(answer["usage"]["prompt_tokens"], reference.tokens.len(), "{answer}");
@@ -99,6 +101,7 @@ fn quantized_directories_pool_as_their_checkpoints_do() {
         let block = config["quantization_config"].as_object_mut().expect("its block");
         assert_eq!(block.remove("final_factors").is_some(), mode != RotationMode::None, "{mode}");
         fs::write(&path, config.to_string()).expect("a writable place");
+        fs::remove_file(out.join("manifest.json")).expect("just written");
         let opened = Opened::new(&out).expect("a good directory");
         let model = opened.model(&fracbit::kernels().expect("FRACBIT_ISA is good"), false);
         let refused = model.expect("a good directory").leave(&mut vec![1.0; width]);
@@ -170,7 +173,8 @@ fn what_has_no_vector_is_refused() {
         assert!(answer.status == status && said.contains(word), "{body}: {answer:?}");
     }
     let pooling = Err("`Dense` is not done".to_owned());
-    let other = serve(Options { pooling, ..options() }, tokenizer(None));
+    let first = loaded(model().clone(), tokenizer(None));
+    let other = serve_loaded(Loaded { pooling, ..first }, options());
     let answer = ask(other.address, EMBEDDINGS, "", &json!({ "input": "a" }));
     assert!(answer.status == 501 && answer.body.contains("`Dense`"), "{answer:?}");
     assert_eq!(ask(other.address, COMPLETIONS, "", &json!({ "prompt": "a", "max_tokens": 1 })).status, 200);

@@ -12,7 +12,7 @@ use tokio::net::TcpSocket;
 
 use crate::client::{
     CHAT, COMPLETIONS, PATIENCE, TEMPLATE, ask, complete, connect, endless, metric, options, peak_memory,
-    receive, send, serve, tokenizer, until,
+    receive, send, serve, serve_long, tokenizer, until,
 };
 
 /// A text that is not done in a minute.
@@ -33,7 +33,7 @@ fn begin(address: SocketAddr) -> BufReader<TcpStream> {
 
 #[test]
 fn who_goes_away_leaves_the_place_to_others_and_who_comes_too_late_is_told() {
-    let serving = serve(Options { slots: 1, queue: 1, context: 1 << 20, ..options() }, endless());
+    let serving = serve_long(1 << 20, Options { slots: 1, queue: 1, ..options() }, endless());
     let address = serving.address;
     let first = begin(address);
     for stream in [false, true] {
@@ -212,8 +212,8 @@ fn texts_end_before_the_server_does() {
 #[test]
 fn a_server_that_ends_tells_all_that_are_there() {
     let grace = Duration::from_secs(1);
-    let options = Options { slots: 1, context: 1 << 20, grace, ..options() };
-    let mut serving = serve(options, endless());
+    let options = Options { slots: 1, grace, ..options() };
+    let mut serving = serve_long(1 << 20, options, endless());
     let address = serving.address;
     let running = begin(address);
     let waiting = [false, true].map(|stream| send(address, COMPLETIONS, "", &endless_text(stream)));

@@ -5,6 +5,7 @@ mod device;
 mod embeddings;
 mod fields;
 mod limits;
+mod reload;
 mod soak;
 mod structured;
 mod tls;
@@ -26,8 +27,8 @@ use fracbit_tests::{demo_model, uniform_demo};
 use serde_json::{Value, json};
 
 use client::{
-    CHAT, COMPLETIONS, TEMPLATE, ask, complete, connect, model, options, prompts, receive, serve,
-    serve_model, tokenizer, write, write_by,
+    CHAT, COMPLETIONS, TEMPLATE, ask, complete, connect, loaded, model, options, prompts, receive, serve,
+    serve_loaded, tokenizer, write, write_by,
 };
 
 #[test]
@@ -91,7 +92,7 @@ fn precision_falls_text_by_text_and_drafts_change_nothing() {
         let scheduler: Option<Scheduler> =
             schedule.map(|text| text.parse::<Schedule>().expect("a schedule").into());
         let options = Options { scheduler: scheduler.clone(), draft, ..options() };
-        let serving = serve_model(nested(), options, tokenizer(None));
+        let serving = serve_loaded(loaded(nested().clone(), tokenizer(None)), options);
         let address = serving.address;
         let body = |i: usize, prompt: &str| json!({ "prompt": prompt, "max_tokens": 40, "seed": i, "temperature": 0.7 });
         let want = |i: usize, prompt: &str| {

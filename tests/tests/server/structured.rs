@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use fracbit_server::Options;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, CHAT, COMPLETIONS, PATIENCE, Serving, ask, options, serve, tokenizer};
+use crate::client::{
+    Answer, CHAT, COMPLETIONS, PATIENCE, Serving, ask, options, serve, serve_long, tokenizer,
+};
 
 /// A template that knows functions, in the form of Hermes.
 const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }} <tool_call>\n{\"name\": ...}\n</tool_call>{% endif %}\
@@ -77,7 +78,7 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
 /// The model knows nothing of JSON: what it writes is by the schema alone.
 #[test]
 fn answers_are_json_by_their_schema() {
-    let serving = serve(Options { context: 1000, ..options() }, tokenizer(Some(TEMPLATE)));
+    let serving = serve_long(1000, options(), tokenizer(Some(TEMPLATE)));
     let word = json!({ "type": "string", "maxLength": 8 });
     let person = json!({
         "type": "object", "additionalProperties": false, "required": ["name", "age"],
@@ -239,7 +240,7 @@ fn collected(events: &[Value]) -> Vec<Value> {
 fn functions_are_called_by_their_schema() {
     for template in [TEMPLATE, PLAIN] {
         // The functions alone take some hundred of this model's tokens.
-        let serving = serve(Options { context: 1500, ..options() }, tokenizer(Some(template)));
+        let serving = serve_long(1500, options(), tokenizer(Some(template)));
         let format = answered(&serving, "GET /props", &Value::Null)["tool_calls"].clone();
         assert_eq!(format, if template == PLAIN { "generic" } else { "hermes" });
         let only = json!({ "type": "function", "function": { "name": "add" } });
@@ -340,7 +341,7 @@ fn what_came_of_calls_is_part_of_the_conversation() {
 /// Functions in the forms of other clients.
 #[test]
 fn functions_are_called_in_every_form() {
-    let serving = serve(Options { context: 1500, ..options() }, tokenizer(Some(TEMPLATE)));
+    let serving = serve_long(1500, options(), tokenizer(Some(TEMPLATE)));
     let schema = json!({
         "type": "object", "additionalProperties": false, "required": ["a"],
         "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 99 } },

@@ -5,21 +5,22 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     files,
-    generate::{Nested, Start, WithModel, Words, context_of},
+    generate::{Nested, WithLoader, Words, context_of, with_loader},
     gpu::DeviceName,
 };
 use clap::Args;
-use fracbit::Progress;
+use fracbit::{Opened, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
-use fracbit_io::Pooling;
+use fracbit_io::{Pooling, Tokenizer};
 use fracbit_model::{KvPool, Runtime};
-use fracbit_server::{Options, Origin, Server, Tls, interrupt};
+use fracbit_server::{Loaded, Options, Origin, Server, Tls, interrupt, reloads};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    panic::resume_unwind,
     path::{Path, PathBuf},
-    sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -40,7 +41,9 @@ Probabilities (logprobs) are the model's own, before penalties, temperature and 
 
 The options under Sampling hold where a request says nothing; without a seed every request has another.
 
-The line with the address is printed when requests are served. Ctrl-C or SIGTERM end the server: requests that wait are refused, texts that are being written have 10 s to end.
+The line with the address is printed when requests are served. Ctrl-C or SIGTERM end the server: requests that wait are refused, texts that are being written have 10 s to end. \
+SIGHUP loads the model directory anew, in the background: requests that come once it is there go to the new model, those before are done on the old one, which is then freed; \
+until then both are in memory. What cannot be loaded is told in the log, and the model before goes on. Put a new directory in the place of the old one by renaming, not by writing into its files.
 
 Examples:
   fracbit serve small
@@ -140,84 +143,90 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let tls = tls.map(|(cert, key)| Tls::read(cert, key)).transpose();
     let tls = tls.map_err(|error| Failure::new(Exit::BadInput, error.into()))?;
     let nested = Nested::read(&args.nested)?;
-    let opened = Arc::new(files::open(&args.model, context)?);
-    let ctx = context_of(args.ctx, opened.config.max_position_embeddings)?;
+    let opened = files::open(&args.model, context)?;
+    context_of(args.ctx, opened.config.max_position_embeddings)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
-    let tokenizer = files::tokenizer(&opened, context)?;
-    let serving = Serving {
-        args,
-        server,
-        address,
-        pooling: Pooling::read(opened.checkpoint.path(), opened.config.hidden_size)
-            .map(Option::unwrap_or_default)
-            .map_err(|e| e.to_string()),
-        words: Words::new(&opened, tokenizer),
-        ctx,
-        nested,
-        keys,
-        tls,
-        context,
-    };
-    start.with(serving)
+    let serving = Serving { args, opened, server, address, nested, keys, tls, context };
+    with_loader(args.device, args.cache, &args.nested, serving)
 }
 
 /// What is to be served.
 struct Serving<'a> {
     args: &'a ServeArgs,
+    opened: Opened,
     server: Server,
     address: SocketAddr,
-    words: Words,
-    pooling: Result<Pooling, String>,
-    ctx: usize,
     nested: Nested,
     keys: Vec<String>,
     tls: Option<Tls>,
     context: &'a mut Context,
 }
 
-impl WithModel for Serving<'_> {
-    fn call<R: Runtime>(self, model: &R) -> Result<(), Failure> {
-        let Self { args, server, address, words, pooling, ctx, nested, keys, tls, context } = self;
-        nested.check(model)?;
-        let Nested { scheduler, draft } = nested;
-        let Words { tokenizer, end_tokens, .. } = words;
+/// The model of a directory with its tokenizer, as the arguments want it.
+fn loaded<R: Runtime>(
+    args: &ServeArgs,
+    nested: &Nested,
+    opened: &Opened,
+    tokenizer: Tokenizer,
+    model: R,
+) -> Result<Loaded<R>, Failure> {
+    nested.check(&model)?;
+    let context = context_of(args.ctx, opened.config.max_position_embeddings)?;
+    let kv = args.cache.kv();
+    let (one, all) = (full_pages(context, 1), full_pages(context, args.slots));
+    let pages = match args.cache_memory {
+        None => all,
+        Some(most) => KvPool::pages_within(model.config(), kv, most.0).min(all),
+    };
+    if pages < one {
+        let least = (one as u64).saturating_mul(KvPool::page_bytes(model.config(), kv) as u64);
+        let rule = format!(
+            "`--cache-memory` should be at least {}, the cache of one text of {context} tokens, got {}",
+            Bytes(least),
+            args.cache_memory.unwrap_or(Bytes(0))
+        );
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
+            .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
+    }
+    let Words { tokenizer, end_tokens, .. } = Words::new(opened, tokenizer);
+    let pooling = Pooling::read(opened.checkpoint.path(), opened.config.hidden_size);
+    let pooling = pooling.map(Option::unwrap_or_default).map_err(|e| e.to_string());
+    Ok(Loaded { model, tokenizer, context, pages: Some(pages), end_tokens, pooling })
+}
+
+impl WithLoader for Serving<'_> {
+    fn call<R: Runtime + Send>(
+        self,
+        load: impl Fn(&Opened) -> Result<R, Failure> + Sync,
+    ) -> Result<(), Failure> {
+        let Self { args, opened, server, address, nested, keys, tls, context } = self;
+        // The tokenizer is read meanwhile: both take half a second where the vocabulary is large.
+        let (model, tokenizer) = thread::scope(|scope| {
+            let model = scope.spawn(|| load(&opened));
+            let tokenizer = files::tokenizer(&opened, context);
+            (model.join().unwrap_or_else(|panic| resume_unwind(panic)), tokenizer)
+        });
+        let first = loaded(args, &nested, &opened, tokenizer?, model?)?;
+        drop(opened);
         let id = args.name.clone().unwrap_or_else(|| name_of(&args.model));
-        let kv = args.cache.kv();
-        let page = KvPool::page_bytes(model.config(), kv);
-        let (one, all) = (full_pages(ctx, 1), full_pages(ctx, args.slots));
+        let page = KvPool::page_bytes(first.model.config(), args.cache.kv());
         let bytes = |pages: usize| Bytes(pages.saturating_mul(page) as u64);
-        let pages = match args.cache_memory {
-            None => all,
-            Some(most) => KvPool::pages_within(model.config(), kv, most.0).min(all),
-        };
-        if pages < one {
-            let rule = format!(
-                "`--cache-memory` should be at least {}, the cache of one text of {ctx} tokens, got {}",
-                bytes(one),
-                args.cache_memory.unwrap_or(Bytes(0))
-            );
-            return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
-                .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
-        }
         context.progress.note(&format!(
-            "`{id}`: {} texts at a time, {ctx} tokens each ({}); the cache takes at most {}",
+            "`{id}`: {} texts at a time, {} tokens each ({}); the cache takes at most {}",
             args.slots,
-            bytes(one - 1),
-            bytes(pages)
+            first.context,
+            bytes(full_pages(first.context, 1) - 1),
+            bytes(first.pages.unwrap_or(0))
         ));
         let scheme = if tls.is_some() { "https" } else { "http" };
         context.progress.note(&format!("to chat in a browser: {scheme}://{address}/"));
-        context.out.stream(&format!("serving at {scheme}://{address}/v1\n"))?;
         let options = Options {
             id,
             aliases: args.alias.clone(),
             slots: args.slots,
             queue: QUEUE,
-            context: ctx,
-            kv,
-            pages: Some(pages),
+            kv: args.cache.kv(),
             sampling: args.picking.config(0),
             keys,
             hosts: args.allow_host.clone(),
@@ -226,13 +235,20 @@ impl WithModel for Serving<'_> {
             tls,
             peer_connections: args.peer_connections,
             grace: GRACE,
-            end_tokens,
             allow_special: args.allow_special,
-            scheduler,
-            draft,
-            pooling,
+            scheduler: nested.scheduler.clone(),
+            draft: nested.draft,
         };
-        server.run(model, tokenizer, options, interrupt()).map_err(failure)
+        // Before the address is said: who has read it may send the signal.
+        let reloads = reloads().map_err(|e| Failure::new(Exit::Failed, e.into()))?;
+        context.out.stream(&format!("serving at {scheme}://{address}/v1\n"))?;
+        let again = || {
+            let opened = Opened::new(&args.model)?;
+            let tokenizer = opened.tokenizer()?;
+            loaded(args, &nested, &opened, tokenizer, load(&opened)?)
+        };
+        let again = || again().map_err(|failure: Failure| failure.line());
+        server.run(first, options, (again, reloads), interrupt()).map_err(failure)
     }
 }
 
