@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod gbnf;
 mod grammar;
 mod vocabulary;
 

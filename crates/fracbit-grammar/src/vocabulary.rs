@@ -10,6 +10,7 @@ use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use serde_json::{Value, json};
 
+use crate::gbnf;
 use crate::grammar::Grammar;
 
 /// Most bytes of a rule.
@@ -35,6 +36,8 @@ pub enum Rule {
     Choice(Vec<String>),
     /// What a grammar in the notation of Lark derives from `start`.
     Lark(String),
+    /// What a grammar in the notation of llama.cpp (GBNF) derives from `root`.
+    Gbnf(String),
 }
 
 /// A rule that no grammar can be made of.
@@ -110,36 +113,41 @@ impl Vocabulary {
     pub fn grammar(&self, rule: &Rule) -> Result<Grammar, RuleError> {
         let size = match rule {
             Rule::Json(schema) => schema.to_string().len(),
-            Rule::Regex(text) | Rule::Lark(text) => text.len(),
+            Rule::Regex(text) | Rule::Lark(text) | Rule::Gbnf(text) => text.len(),
             Rule::Choice(texts) => texts.iter().map(String::len).sum(),
         };
         if size > MAX_RULE {
             return Err(RuleError::Size(size));
         }
-        if let Rule::Lark(grammar) = rule {
+        if let Rule::Lark(grammar) | Rule::Gbnf(grammar) = rule {
             let lines = grammar.lines().count();
             if lines > MAX_LINES {
                 return Err(RuleError::Lines(lines));
             }
         }
-        let written = match rule {
-            Rule::Json(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone())),
-            Rule::Regex(regex) => {
-                GrammarWithLexer::from_lark(format!("start: /{}/", regex_to_lark(regex, "")))
-            }
-            Rule::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)?),
-            Rule::Lark(grammar) => GrammarWithLexer::from_lark(grammar.clone()),
+        let written = || -> Result<_, RuleError> {
+            Ok(match rule {
+                Rule::Json(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone())),
+                Rule::Regex(regex) => {
+                    GrammarWithLexer::from_lark(format!("start: /{}/", regex_to_lark(regex, "")))
+                }
+                Rule::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)?),
+                Rule::Lark(grammar) => GrammarWithLexer::from_lark(grammar.clone()),
+                Rule::Gbnf(grammar) => {
+                    GrammarWithLexer::from_lark(gbnf::lark(grammar).map_err(RuleError::Rule)?)
+                }
+            })
         };
-        let make = || {
-            let parser = self.0.create_parser(TopLevelGrammar::from_grammar(written));
+        let make = || -> Result<_, RuleError> {
+            let parser = self.0.create_parser(TopLevelGrammar::from_grammar(written()?));
             let mut matcher = Matcher::new(parser);
             // A rule that nothing fits is told here; an error stays in the matcher.
             let _ = matcher.compute_mask_or_eos();
-            matcher
+            Ok(matcher)
         };
         let matcher = thread::scope(|scope| {
             let made = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, make)?;
-            made.join().map_err(|_| RuleError::Rule("reading it failed".to_owned()))
+            made.join().map_err(|_| RuleError::Rule("reading it failed".to_owned()))?
         })?;
         match matcher.get_error() {
             None => Ok(Grammar::new(matcher)),

@@ -72,8 +72,12 @@ pub(crate) fn structure(fields: &mut Fields) -> Result<Option<Structure>, Refusa
     if let Some(texts) = fields.take("guided_choice", "a list of texts")? {
         add("guided_choice", Rule::Choice(texts));
     }
-    if let Some(grammar) = fields.take("guided_grammar", "a grammar in the notation of Lark")? {
-        add("guided_grammar", lark("guided_grammar", grammar)?);
+    if let Some(grammar) = fields.take("guided_grammar", "a grammar in the notation of Lark or GBNF")? {
+        add("guided_grammar", grammar_rule(grammar));
+    }
+    // The name of llama.cpp, whose notation it is.
+    if let Some(grammar) = fields.take("grammar", "a grammar in GBNF")? {
+        add("grammar", Rule::Gbnf(grammar));
     }
     let field = "structured_outputs";
     let want = "an object with one of `json`, `json_object`, `regex`, `choice` and `grammar`";
@@ -84,7 +88,7 @@ pub(crate) fn structure(fields: &mut Fields) -> Result<Option<Structure>, Refusa
             json_object.filter(|wanted| *wanted).map(|_| Rule::Json(any())),
             regex.map(Rule::Regex),
             choice.map(Rule::Choice),
-            grammar.map(|grammar| lark(field, grammar)).transpose()?,
+            grammar.map(grammar_rule),
         ];
         let mut rules = rules.into_iter().flatten();
         let (Some(rule), None) = (rules.next(), rules.next()) else {
@@ -114,13 +118,9 @@ fn json_rule(field: &str, schema: Value) -> Result<Rule, Refusal> {
     Ok(Rule::Json(schema))
 }
 
-/// A grammar in the notation of Lark, not that of llama.cpp.
-fn lark(field: &str, grammar: String) -> Result<Rule, Refusal> {
-    if grammar.contains("::=") {
-        let rule = "should be in the notation of Lark (`start: \"yes\" | \"no\"`); with `::=` it is GBNF, which is not served";
-        return Err(Refusal::field(field, rule));
-    }
-    Ok(Rule::Lark(grammar))
+/// A grammar in the notation of Lark, or with `::=` in that of llama.cpp.
+fn grammar_rule(grammar: String) -> Rule {
+    if grammar.contains("::=") { Rule::Gbnf(grammar) } else { Rule::Lark(grammar) }
 }
 
 #[cfg(test)]
@@ -142,6 +142,7 @@ mod tests {
         let regex = |text: &str| Rule::Regex(text.to_owned());
         let choice = Rule::Choice(vec!["a".to_owned(), "b".to_owned()]);
         let lark = Rule::Lark("start: \"a\"".to_owned());
+        let gbnf = Rule::Gbnf("root ::= \"a\"".to_owned());
         for (field, value, want) in [
             ("response_format", json!({ "type": "json_schema", "json_schema": named }), &number),
             ("response_format", json!({ "type": "json_object" }), &object),
@@ -152,6 +153,9 @@ mod tests {
             ("guided_regex", "[ab]+".into(), &regex("[ab]+")),
             ("guided_choice", json!(["a", "b"]), &choice),
             ("guided_grammar", "start: \"a\"".into(), &lark),
+            ("guided_grammar", "root ::= \"a\"".into(), &gbnf),
+            ("grammar", "root ::= \"a\"".into(), &gbnf),
+            ("structured_outputs", json!({ "grammar": "root ::= \"a\"" }), &gbnf),
             ("structured_outputs", json!({ "json": schema }), &number),
             ("structured_outputs", json!({ "json_object": true }), &object),
             ("structured_outputs", json!({ "regex": "a", "json": null }), &regex("a")),
@@ -183,13 +187,12 @@ mod tests {
             ),
             (json!({ "guided_json": "{" }), "guided_json"),
             (json!({ "guided_choice": "a" }), "guided_choice"),
-            (json!({ "guided_grammar": "root ::= \"a\"" }), "guided_grammar"),
+            (json!({ "guided_grammar": 1 }), "guided_grammar"),
             (json!({ "guided_decoding_backend": "xgrammar" }), "guided_decoding_backend"),
-            (json!({ "grammar": "root ::= \"a\"" }), "grammar"),
+            (json!({ "grammar": ["root"] }), "grammar"),
             (json!({ "structured_outputs": {} }), "structured_outputs"),
             (json!({ "structured_outputs": { "regex": "a", "choice": ["a"] } }), "structured_outputs"),
             (json!({ "structured_outputs": { "structural_tag": "a" } }), "structured_outputs"),
-            (json!({ "structured_outputs": { "grammar": "a ::= b" } }), "structured_outputs"),
             (json!({ "response_format": { "type": "json_object" }, "guided_json": schema }), "guided_json"),
         ] {
             let refusal = read(body.clone()).expect_err("a refusal");

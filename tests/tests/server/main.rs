@@ -4,6 +4,7 @@ mod client;
 mod device;
 mod embeddings;
 mod fields;
+mod gbnf;
 mod limits;
 mod reload;
 mod soak;

@@ -35,7 +35,7 @@ A browser finds a page to chat in at the address itself, http://127.0.0.1:8080/.
 /v1/messages/count_tokens. Beside them /tokenize, /detokenize, \
 /tokenizer_info, /props, /slots, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
 min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. Texts follow a JSON schema (response_format, guided_json), a regular \
-expression (guided_regex), a list (guided_choice) or a grammar (guided_grammar, in the notation of Lark); structured_outputs has them all. Chats may call functions \
+expression (guided_regex), a list (guided_choice) or a grammar (guided_grammar, in the notation of Lark or GBNF; grammar, in GBNF); structured_outputs has them all. Chats may call functions \
 (tools, tool_choice, parallel_tool_calls), in the form of the model's template, which /props names. A field that the server does not know or cannot serve is refused by name. \
 Probabilities (logprobs) are the model's own, before penalties, temperature and filters.
 
