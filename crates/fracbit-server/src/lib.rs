@@ -242,8 +242,8 @@ impl Server {
                     () = shared.reload(scope, load, reloads, &current, &threads) => Ok(()),
                 }
             });
-            // Whatever still waits for a model is dropped, and with it what requests are served from:
-            // the threads end.
+            // Whatever still waits for a model is dropped, and with it what requests are served
+            // from: the threads end.
             runtime.shutdown_timeout(Duration::from_secs(1));
             let threads = threads.into_inner().unwrap_or_else(PoisonError::into_inner);
             let failed = threads.into_iter().map(|thread| thread.join()).filter(Result::is_err).count();

@@ -86,8 +86,8 @@ impl Drop for Watch {
 }
 
 impl Shared {
-    /// Starts the thread of a model, which loads it, says what requests are served from, and runs it
-    /// until that is dropped and all texts are done. The model is freed with the thread.
+    /// Starts the thread of a model, which loads it, says what requests are served from, and runs
+    /// it until that is dropped and all texts are done. The model is freed with the thread.
     pub(crate) fn start<'scope, R: Runtime>(
         &self,
         scope: &'scope Scope<'scope, '_>,
@@ -147,8 +147,8 @@ impl Shared {
         Ok((made, thread.map_err(Error::Start)?))
     }
 
-    /// Loads the model anew whenever it is asked to, and puts it in the place of the one before once
-    /// it is there. One that cannot be loaded changes nothing.
+    /// Loads the model anew whenever it is asked to, and puts it in the place of the one before
+    /// once it is there. One that cannot be loaded changes nothing.
     pub(crate) async fn reload<'scope, R: Runtime>(
         &self,
         scope: &'scope Scope<'scope, '_>,

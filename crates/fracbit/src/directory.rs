@@ -45,8 +45,8 @@ pub struct QuantizationConfig {
     /// Whether embedding rows, turned back, are divided by [`EMBEDDING_DIVISORS`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub embedding_divisors: bool,
-    /// Whether [`FINAL_FACTORS`] are there, without which hidden states of a head of its own are not
-    /// those of the checkpoint; logits do without.
+    /// Whether [`FINAL_FACTORS`] are there, without which hidden states of a head of its own are
+    /// not those of the checkpoint; logits do without.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub final_factors: bool,
 }
