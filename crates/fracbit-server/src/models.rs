@@ -73,6 +73,9 @@ pub(crate) struct Shared {
     pub(crate) failed: UnboundedSender<()>,
 }
 
+/// What requests are served from, once it is there, and the thread that makes it.
+type Starting<'scope> = (oneshot::Receiver<Result<AppState, Error>>, ScopedJoinHandle<'scope, ()>);
+
 /// Tells that its thread panicked.
 struct Watch(UnboundedSender<()>);
 
@@ -92,7 +95,7 @@ impl Shared {
         &self,
         scope: &'scope Scope<'scope, '_>,
         load: impl FnOnce() -> Result<Loaded<R>, Error> + Send + 'scope,
-    ) -> Result<(oneshot::Receiver<Result<AppState, Error>>, ScopedJoinHandle<'scope, ()>), Error> {
+    ) -> Result<Starting<'scope>, Error> {
         let (shared, (ready, made)) = (self.clone(), oneshot::channel());
         let thread = thread::Builder::new().name("model".to_owned()).spawn_scoped(scope, move || {
             let _watch = Watch(shared.failed.clone());
@@ -161,9 +164,7 @@ impl Shared {
             tracing::info!("loading the model anew");
             let made = match self.start(scope, move || load().map_err(Error::Load)) {
                 Ok((made, thread)) => {
-                    let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
-                    threads.push(thread);
-                    drop(threads);
+                    threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
                     made.await.unwrap_or(Err(Error::Thread))
                 }
                 Err(error) => Err(error),
