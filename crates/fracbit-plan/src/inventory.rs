@@ -46,7 +46,8 @@ pub struct Inventory {
     pub matrices: Vec<Matrix>,
     /// Parameters outside the matrices: norms and biases.
     pub other_params: u64,
-    /// Those of them that a directory stores (as f32): norms that are folded away are not.
+    /// Those of them that a directory stores (as f32): norms that are folded away are not, factors
+    /// of final hidden states are.
     pub stored_other: u64,
     /// Head and embedding are one matrix.
     pub tied: bool,
@@ -69,11 +70,12 @@ impl Inventory {
         let norms = |ids: &mut dyn Iterator<Item = FloatId>| ids.map(|id| id.width(config)).sum::<usize>();
         let all_norms = norms(&mut FloatId::all(config));
         let kept_norms = norms(&mut stored_floats(config, rotation));
+        let factors = if stores_final_factors(config, rotation) { config.hidden_size } else { 0 };
         Self {
             source_hash,
             matrices,
             other_params: (biases + all_norms) as u64,
-            stored_other: (biases + kept_norms) as u64,
+            stored_other: (biases + kept_norms + factors) as u64,
             tied: config.tie_word_embeddings,
             bands: None,
         }
@@ -141,6 +143,13 @@ pub fn stored_floats(
     rotation: RotationMode,
 ) -> impl Iterator<Item = FloatId> + use<'_> {
     FloatId::all(config).filter(move |id| !id.folded(config, rotation))
+}
+
+/// Whether a directory stores what final hidden states, turned back, are multiplied by to be those
+/// of the checkpoint: a head of its own may hold the final norm's gain.
+#[must_use]
+pub fn stores_final_factors(config: &ModelConfig, rotation: RotationMode) -> bool {
+    !config.tie_word_embeddings && rotation != RotationMode::None
 }
 
 /// A hash of the configuration and the tensor table: what a plan depends on, and cheap to compute.

@@ -4,6 +4,7 @@ use crate::{
     Error, Plan,
     bands::{self, band_name},
     fusion,
+    inventory::stores_final_factors,
     storage::{Module, Storage, spread_group},
 };
 use fracbit_base::Scheme;
@@ -184,7 +185,7 @@ pub const FINAL_FACTORS: &str = "fracbit.final_factors";
 
 /// Whether a directory of these weights holds [`FINAL_FACTORS`].
 pub(crate) fn has_final_factors(source: &WeightSource) -> bool {
-    !source.config().tie_word_embeddings && source.sites().mode() != RotationMode::None
+    stores_final_factors(source.config(), source.sites().mode())
 }
 
 /// Tensor names of a codebook: entries, step.
