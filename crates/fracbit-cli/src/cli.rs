@@ -21,7 +21,8 @@ Environment:
 Example:
   fracbit demo";
 
-/// Make large language models small at any number of bits per weight, and run them on the CPU.
+/// Make large language models small at any number of bits per weight, and run them on CPUs and
+/// NVIDIA GPUs.
 ///
 /// fracbit gives every weight matrix the precision that serves the model best within a budget of
 /// bits, bytes or time per token on this machine, writes the result as a model directory, measures
