@@ -12,9 +12,9 @@ use crate::{
     vectors::{Gate, Vectors},
     with_team,
 };
-use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{
-    Codebook, Grid, Grouping, Layers, Layout, PackedError, PackedView, Planes, Ramp, SchemeSpec,
+    Codebook, Grid, Grouping, Index, Layers, Layout, PackedError, PackedView, Planes, Ramp, SchemeSpec,
     quarter_turns,
 };
 use half::f16;
@@ -97,7 +97,7 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     if Codebook::may_be_turned(scheme) {
         all.push(vec![turned(scheme)]);
     }
-    if matches!(scheme.family(), Family::Additive(_)) {
+    if all.iter().flatten().any(|book| book.additive().is_some()) {
         all.push(vec![centroids(scheme)]);
     }
     all
@@ -302,13 +302,14 @@ pub fn turned(scheme: Scheme) -> Codebook {
 /// When `scheme` has no additive codebooks.
 #[must_use]
 pub fn centroids(scheme: Scheme) -> Codebook {
-    let Family::Additive(books) = scheme.family() else { panic!("{scheme} has no centroids") };
-    let (most, room) = (127 / books.count(), 32_767 / 127);
+    let index = SchemeSpec::of(scheme).table.and_then(|table| table.index);
+    let Index { weights, count, .. } = index.expect("codes that are indices");
+    let (most, room) = (127 / count, 32_767 / 127);
     let mut random = Random::new(u64::from(scheme.quarters()));
     let mut entries: Vec<i16> = Vec::new();
-    for i in 0..books.count() << 8 {
+    for i in 0..count << 8 {
         let mut left = room;
-        for _ in 0..books.weights() {
+        for _ in 0..weights {
             // Every 128th takes what there is.
             let most = most.min(left);
             let magnitude = if i % 128 == 0 { most } else { random.next() as usize % (most + 1) };

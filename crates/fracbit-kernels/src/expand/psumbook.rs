@@ -94,8 +94,9 @@ impl PsumBody {
     ///
     /// # Safety
     /// The processor has `isa`. `build` is sound for any [`Centroids`] with one token or `tokens`
-    /// and an `out` of [`Centroids::psums`] numbers for each, `read` for any codes, with 256 partial
-    /// sums for each 16 of a strip and token as `build` makes them, and as many sums as strips.
+    /// and an `out` of [`Centroids::psums`] numbers for each, `read` for any codes, with 256
+    /// partial sums for each 16 of a strip and token as `build` makes them, and as many sums as
+    /// strips.
     #[must_use]
     #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
     pub const unsafe fn new(isa: Isa, tokens: usize, build: BuildFn, read: ReadFn) -> Self {
