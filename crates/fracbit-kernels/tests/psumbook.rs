@@ -121,7 +121,8 @@ fn uniform_and_binary_weights_are_additive_codebooks() {
         for batch in [1, 3, 8] {
             // Integers whose largest is 127 in every group are rounded to themselves.
             let int = |i: usize| i32::try_from(i * 31 % 255).expect("small") - 127;
-            let input = |t: usize, c: usize| if c % 256 == 0 { 127 } else { int(t * shape.cols + c) };
+            let input =
+                |t: usize, c: usize| if c.is_multiple_of(256) { 127 } else { int(t * shape.cols + c) };
             let values = (0..batch * shape.cols).map(|i| input(i / shape.cols, i % shape.cols) as f32);
             let mut x = Activations::new();
             x.set(&values.collect::<Vec<f32>>(), shape.cols).expect("whole tokens");

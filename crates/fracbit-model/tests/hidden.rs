@@ -1,6 +1,12 @@
 //! Final hidden states against those of the float64 implementation, whatever was turned, folded and
 //! smoothed on the way.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test's helpers fail by panicking and report on stderr"
+)]
+
 mod common;
 
 use common::{F32, references, relative};
