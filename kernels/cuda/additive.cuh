@@ -1,10 +1,12 @@
 // Additive codebooks: `V` neighbouring weights are the sum of `M` centroids, each named by a byte.
 //
-// A lane's bytes of a tile are its first row's codes in the order (vector of columns, codebook), then its second row's: repack.cuh turns the
-// canonical order, by places and then rows, into this one.
+// A lane's bytes of a tile are its first row's codes in the order (vector of columns, codebook),
+// then its second row's: repack.cuh turns the canonical order, by places and then rows, into this
+// one.
 //
-// A table word holds four bytes of a centroid, shifted so that words can be added as they are: no byte is negative, and no sum of one of
-// each codebook leaves its byte. Sums are 128 above the weights (fracbit-kernels-cuda, `book`).
+// A table word holds four bytes of a centroid, shifted so that words can be added as they are: no
+// byte is negative, and no sum of one of each codebook leaves its byte. Sums are 128 above the
+// weights (fracbit-kernels-cuda, `book`).
 #pragma once
 #include "expand.cuh"
 
@@ -30,8 +32,9 @@ template <int M_, int V_> struct Additive {
         const uint32_t part = (uint32_t)i * 4 % V / 4;
         uint32_t sum;
         if constexpr (V == 8 && LOG_COPIES < 5) {
-            // Lanes that share a copy look up different words of a centroid at a time, which lie in different banks. Both words are asked for
-            // by this quad and its neighbour: the compiler does so once.
+            // Lanes that share a copy look up different words of a centroid at a time, which lie in
+            // different banks. Both words are asked for by this quad and its neighbour: the
+            // compiler does so once.
             const uint32_t turned = thread_x() / 16 % 2;
             const uint32_t first = sum_of(codes, t, place, turned), second = sum_of(codes, t, place, turned ^ 1);
             sum = part == turned ? first : second;

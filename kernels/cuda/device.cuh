@@ -113,6 +113,8 @@ FB_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 }
 /// The 32 bits at bit `shift` (below 32) of `hi:lo`.
 FB_DEVICE uint32_t funnel(uint32_t lo, uint32_t hi, uint32_t shift) { return __funnelshift_r(lo, hi, shift); }
+/// c plus the products of the four signed bytes of a and b.
+FB_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
 
 /// Products and differences of two halves each.
 FB_DEVICE uint32_t mul_halves(uint32_t a, uint32_t b) {

@@ -1,13 +1,14 @@
-// y = W x for additive codebooks and up to 8 tokens without weights: products of centroids with activations are looked up (CodeGEMM, section 3).
+// y = W x for additive codebooks and up to 8 tokens without weights: products of centroids with
+// activations are looked up (CodeGEMM, section 3).
 //
-// A block takes one octet of columns and some strips. It rounds the octet's activations to 8-bit integers, one scale for 256 columns as the
-// processor does, builds the *Psumbook*, the products of all centroids with them at every place, in shared memory, and reads it by the
-// codes of its strips: one code is one lookup for all tokens of a block. All of this is integers and exact. Sums of an octet go to a
-// workspace, and a second kernel adds them and multiplies by scales in the processor's order: the same bits as the scalar
-// reference, however the work is dealt.
+// A block takes one octet of columns and some strips. It rounds the octet's activations to 8-bit
+// integers, one scale for 256 columns as the processor does, builds the *Psumbook*, the products of
+// all centroids with them at every place, in shared memory, and reads it by the codes of its
+// strips: one code is one lookup for all tokens of a block. All of this is integers and exact. Sums
+// of an octet go to a workspace, and a second kernel adds them and multiplies by scales in the
+// processor's order: the same bits as the scalar reference, however the work is dealt.
 #pragma once
 #include "additive.cuh"
-#include "integers.cuh"
 
 struct PsumArgs {
     Matrix w;
@@ -51,9 +52,11 @@ template <class Sum, int T> struct Psums {
     }
 };
 
-/// Rounds one token's activations of an octet to integers, four a word at `at`, by the lanes of a warp; returns their scale.
+/// Rounds one token's activations of an octet to integers, four a word at `at`, by the lanes of a
+/// warp; returns their scale.
 ///
-/// As `fracbit_kernels::Activations` says, for the 256 columns that share a scale: the octet's and those of its neighbour.
+/// As `fracbit_kernels::Activations` says, for the 256 columns that share a scale: the octet's and
+/// those of its neighbour.
 FB_DEVICE float round_octet(uint32_t at, const float* x, uint32_t cols, uint32_t octet, uint32_t lane) {
     constexpr float MAGIC = 12582912.f;  // 1.5 * 2^23: sums have their last bit at the integers
     const uint32_t first = octet / 2 * 256 + lane * 8;

@@ -1,4 +1,5 @@
-// From the canonical tiles to the device layout (see codes.cuh): a permutation of bytes, run once when a matrix is loaded.
+// From the canonical tiles to the device layout (see codes.cuh): a permutation of bytes, run once
+// when a matrix is loaded.
 #pragma once
 #include "device.cuh"
 
@@ -19,7 +20,8 @@ static_assert(sizeof(RepackArgs) == 72, "arguments");
 
 /// Bytes are integers, of which -128 means -127.
 constexpr uint32_t INTEGERS = 1;
-/// Bytes of a tile are in the order (place, row), of additive codebooks: a lane gets those of its first row, then of its second.
+/// Bytes of a tile are in the order (place, row), of additive codebooks: a lane gets those of its
+/// first row, then of its second.
 constexpr uint32_t PLACES = 2;
 
 /// One thread moves two bytes of a lane at a time, which odd rates may have from two tiles.

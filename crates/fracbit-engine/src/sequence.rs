@@ -141,13 +141,10 @@ impl<O> Sequence<O> {
     /// How many tokens from the beginning need not be run where others left them: the last one must
     /// be for its logits.
     pub(crate) fn skippable(&self) -> usize {
-        let unscored = self.scored + 1 < self.prompt;
-        let unshown = self.shown < self.prompt;
-        (self.tokens.len() - 1).min(if unscored { self.scored } else { usize::MAX }).min(if unshown {
-            self.shown
-        } else {
-            usize::MAX
-        })
+        let unscored = (self.scored + 1 < self.prompt).then_some(self.scored);
+        let unshown = (self.shown < self.prompt).then_some(self.shown);
+        let wanted = unscored.into_iter().chain(unshown).min();
+        wanted.unwrap_or(usize::MAX).min(self.tokens.len() - 1)
     }
 
     /// Most tokens still to come.

@@ -20,7 +20,7 @@ pub const MAX_RULE: usize = 256 << 10;
 const MAX_LINES: usize = 2000;
 /// Stack of the thread that makes a rule ready: rules may refer to each other in long chains, which
 /// `llguidance` follows by recursion. Only what is used takes memory.
-const STACK: usize = 256 << 20;
+pub(crate) const STACK: usize = 256 << 20;
 /// What stands between the parts of JSON. Any number of spaces would let a model that has nothing
 /// to say write spaces for ever.
 const SPACE: &str = r"\x20|\x0A[\x20\x09]{0,16}";

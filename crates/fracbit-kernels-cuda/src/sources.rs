@@ -23,7 +23,7 @@ pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),
-    ("additive", &["additive.cuh", "codes.cuh", "expand.cuh", "gemv.cuh", "integers.cuh", "psumbook.cuh"]),
+    ("additive", &["additive.cuh", "codes.cuh", "expand.cuh", "gemv.cuh", "psumbook.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];
 

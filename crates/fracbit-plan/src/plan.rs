@@ -243,9 +243,9 @@ impl Plan {
         nested.flat_map(Scheme::precisions).collect()
     }
 
-    /// As `planned` says, with the steps of every precision; those for which the profile has no
-    /// kernels are left out.
-    fn sped(&mut self, inventory: &Inventory, planned: PlannedSpeed, speed: &Speed) {
+    /// Sets the speed, with the steps of every precision; those for which the profile has no kernels
+    /// are left out.
+    fn set_speed(&mut self, inventory: &Inventory, planned: PlannedSpeed, speed: &Speed) {
         let step = |rate: Rate| {
             let menu =
                 |layer: &PlannedLayer| vec![PlannedLayer { scheme: layer.scheme.at(rate), ..layer.clone() }];
@@ -611,7 +611,7 @@ impl Plan {
         self.lower_bound = bound.min(self.predicted_loss);
         self.prices = prices;
         self.fused = fused;
-        self.sped(inventory, joint.planned(kernels_us), joint.speed());
+        self.set_speed(inventory, joint.planned(kernels_us), joint.speed());
     }
 
     /// Predicts the speed, where there is a profile, and fuses what is faster fused.
@@ -622,7 +622,7 @@ impl Plan {
         let Joined { fused, kernels_us, .. } = joint.fastest()?;
         let planned = joint.planned(kernels_us);
         self.fused = fused;
-        self.sped(inventory, planned, speed);
+        self.set_speed(inventory, planned, speed);
         Ok(self)
     }
 
@@ -635,7 +635,7 @@ impl Plan {
         let inventory = inventory.with_bands(self.bands.as_ref())?;
         let joint = Joint::new(&inventory, &menus, speed)?;
         let planned = joint.planned(joint.kernels_us(&self.fused)?);
-        self.sped(&inventory, planned, speed);
+        self.set_speed(&inventory, planned, speed);
         Ok(())
     }
 }

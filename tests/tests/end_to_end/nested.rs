@@ -1,13 +1,16 @@
 //! One copy of the weights, several precisions, and guesses from its first planes.
 
 use crate::{Made, beside_the_original, demo};
-use fracbit::{Effort, Target};
+use fracbit::{
+    Effort, Quiet, Target,
+    schedule::{FitOptions, compare, fit},
+};
 use fracbit_base::Rate;
 use fracbit_engine::Draft;
 use fracbit_model::{
     GenerateOptions, Generation, Model, Precision, RotationMode, SampleConfig, Sampler, StateOptions,
 };
-use fracbit_schedule::Scheduler;
+use fracbit_schedule::{Phase, Scheduler};
 use fracbit_tests::{drafted, load, logits_with, scheme};
 use std::{fs, path::Path, sync::OnceLock};
 
@@ -145,4 +148,28 @@ fn guesses_of_its_first_planes_change_no_token() {
     let two = load(&two_bits().dir).expect("written");
     let plain = GenerateOptions { max_tokens: Some(60), ..GenerateOptions::default() };
     assert_eq!(write(&model, greedy, &at(Rate::quarter_bits(8))), write(&two, greedy, &plain));
+}
+
+#[test]
+fn policies_are_judged_as_schedules_are() {
+    let model = load(&nested().dir).expect("written");
+    let prompts = [prompt()];
+    let [low, high] = [8, 16].map(Rate::quarter_bits);
+    let alternating = |phase| match phase {
+        Phase::Decode(step) if step % 2 > 0 => low,
+        _ => high,
+    };
+    let policies: [(&str, &dyn Fn(Phase) -> Rate); 3] =
+        [("high", &|_| high), ("low", &|_| low), ("alternating", &alternating)];
+    let found = compare(&model, &prompts, 33, &policies, &Quiet).expect("prompts that fit");
+    let bits: Vec<f64> = found.iter().map(|one| one.mean_bits).collect();
+    assert_eq!(bits, [4.0, 2.0, 3.0]);
+    let [full, two, between] = &found[..] else { panic!("three policies") };
+    assert_eq!([full.kl, full.alike, full.rouge_l], [0.0, 1.0, 1.0]);
+    assert!(0.0 < between.kl && between.kl < two.kl, "{found:?}");
+    assert!(found.iter().all(|one| one.tokens_per_second > 0.0));
+    // What a schedule can say is what `fit` says of it.
+    let fitted = fit(&model, &prompts, &FitOptions { steps: 33, ..FitOptions::default() }, &Quiet);
+    assert_eq!(fitted.expect("a nested model").uniform[0].loss, two.kl);
+    compare(&model, &[], 33, &policies, &Quiet).expect_err("nothing to compare on");
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::Steps;
 use super::parse::{Node, Rules};
 use super::set::Set;
 
@@ -25,23 +26,27 @@ pub(super) struct Lexeme {
 }
 
 impl Lexeme {
-    /// Of a part that refers to no rule that refers to itself; `None` of one that is too large.
-    pub(super) fn new(rules: &Rules, node: &Node) -> Option<Self> {
+    /// Of a part that refers to no rule that refers to itself; `None` of one that is too large, and
+    /// where no steps are left.
+    pub(super) fn new(rules: &Rules, node: &Node, steps: &Steps) -> Option<Self> {
         let mut all = Self::default();
-        let part = all.add(rules, node)?;
+        let part = all.add(rules, node, steps)?;
         (all.first, all.last, all.nullable) = (part.first, part.last, part.nullable);
         Some(all)
     }
 
-    fn link(&mut self, from: &BTreeSet<usize>, to: &BTreeSet<usize>) {
+    fn link(&mut self, from: &BTreeSet<usize>, to: &BTreeSet<usize>, steps: &Steps) -> Option<()> {
         for &at in from {
+            steps.take(to.len()).then_some(())?;
             self.follow[at].extend(to);
         }
+        Some(())
     }
 
     /// Two parts, one behind the other.
-    fn join(&mut self, a: Ends, b: Ends) -> Ends {
-        self.link(&a.last, &b.first);
+    fn join(&mut self, a: Ends, b: Ends, steps: &Steps) -> Option<Ends> {
+        self.link(&a.last, &b.first, steps)?;
+        steps.take(a.last.len() + b.first.len()).then_some(())?;
         let (mut first, mut last) = (a.first, b.last);
         if a.nullable {
             first.extend(&b.first);
@@ -49,10 +54,12 @@ impl Lexeme {
         if b.nullable {
             last.extend(&a.last);
         }
-        Ends { first, last, nullable: a.nullable && b.nullable }
+        Some(Ends { first, last, nullable: a.nullable && b.nullable })
     }
 
-    fn add(&mut self, rules: &Rules, node: &Node) -> Option<Ends> {
+    fn add(&mut self, rules: &Rules, node: &Node, steps: &Steps) -> Option<Ends> {
+        // Also of parts without characters, which may refer to each other in any number.
+        steps.take(1).then_some(())?;
         let empty = Ends { nullable: true, ..Ends::default() };
         match node {
             Node::Class(set) => {
@@ -65,11 +72,12 @@ impl Lexeme {
                 Some(Ends { first: only.clone(), last: only, nullable: false })
             }
             Node::Seq(parts) => parts.iter().try_fold(empty, |before, part| {
-                let part = self.add(rules, part)?;
-                Some(self.join(before, part))
+                let part = self.add(rules, part, steps)?;
+                self.join(before, part, steps)
             }),
             Node::Alt(parts) => parts.iter().try_fold(Ends::default(), |mut all, part| {
-                let part = self.add(rules, part)?;
+                let part = self.add(rules, part, steps)?;
+                steps.take(part.first.len() + part.last.len()).then_some(())?;
                 all.first.extend(part.first);
                 all.last.extend(part.last);
                 all.nullable |= part.nullable;
@@ -79,17 +87,22 @@ impl Lexeme {
                 let mut all = empty;
                 let copies = most.unwrap_or(*least.max(&1));
                 for i in 0..copies {
-                    let mut one = self.add(rules, part)?;
+                    let mut one = self.add(rules, part, steps)?;
                     if i + 1 == copies && most.is_none() {
-                        self.link(&one.last, &one.first);
+                        self.link(&one.last, &one.first, steps)?;
                     }
                     one.nullable |= i >= *least;
-                    all = self.join(all, one);
+                    all = self.join(all, one, steps)?;
                 }
                 Some(all)
             }
-            Node::Rule(number) => self.add(rules, &rules.bodies[*number]),
+            Node::Rule(number) => self.add(rules, &rules.bodies[*number], steps),
         }
+    }
+
+    /// Positions that begin its texts.
+    pub(super) fn size(&self) -> usize {
+        self.first.len()
     }
 
     /// The characters that begin its texts.
@@ -102,8 +115,8 @@ impl Lexeme {
     }
 
     /// Whether a text of this one, with one of the characters `behind` it, begins a text of
-    /// another.
-    pub(super) fn runs_into(&self, other: &Self, behind: &Set) -> bool {
+    /// another; also where no steps are left.
+    pub(super) fn runs_into(&self, other: &Self, behind: &Set, steps: &Steps) -> bool {
         let mut seen = BTreeSet::new();
         let mut todo = VecDeque::new();
         let mut meet = |a: &BTreeSet<usize>, b: &BTreeSet<usize>, todo: &mut VecDeque<(usize, usize)>| {
@@ -115,8 +128,14 @@ impl Lexeme {
                 }
             }
         };
+        if !steps.take(self.first.len() * other.first.len()) {
+            return true;
+        }
         meet(&self.first, &other.first, &mut todo);
         while let Some((p, q)) = todo.pop_front() {
+            if !steps.take(1 + behind.len() + self.follow[p].len() * other.follow[q].len()) {
+                return true;
+            }
             if self.last.contains(&p) && other.follow[q].iter().any(|&next| other.chars[next].meets(behind)) {
                 return true;
             }

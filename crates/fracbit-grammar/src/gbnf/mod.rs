@@ -8,6 +8,7 @@ mod lexemes;
 mod parse;
 mod set;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -17,6 +18,32 @@ use set::Set;
 
 /// Most rounds of taking lexemes apart; each makes one smaller.
 const ROUNDS: usize = 400;
+/// Steps of everything together, a second or two: rules are short, and what they mean together may
+/// grow with any power of their number.
+const STEPS: usize = 10_000_000;
+
+/// Steps that are left.
+#[derive(Debug)]
+struct Steps(Cell<usize>);
+
+impl Steps {
+    /// Takes so many; false where they are not left, from then on.
+    fn take(&self, count: usize) -> bool {
+        let left = self.0.get().checked_sub(count);
+        self.0.set(left.unwrap_or(0));
+        left.is_some_and(|left| left > 0)
+    }
+
+    /// # Errors
+    /// Where none is left.
+    fn check(&self) -> Result<(), String> {
+        if self.0.get() > 0 {
+            Ok(())
+        } else {
+            Err("it should be simpler: it takes too long to read".to_owned())
+        }
+    }
+}
 
 /// A grammar in the notation of Lark with the texts of one in GBNF.
 ///
@@ -25,10 +52,15 @@ const ROUNDS: usize = 400;
 pub(crate) fn lark(text: &str) -> Result<String, String> {
     let rules = parse::parse(text)?;
     let recursive = recursive(&rules);
-    let mut parts = Parts { rules: &rules, recursive, apart: BTreeSet::new(), whole: BTreeMap::new() };
+    let steps = Steps(Cell::new(STEPS));
+    let mut parts = Parts { rules: &rules, recursive, apart: BTreeSet::new(), whole: BTreeMap::new(), steps };
     for _ in 0..ROUNDS {
-        parts.find()?;
-        match parts.wrong() {
+        let found = parts.find();
+        parts.steps.check()?;
+        found?;
+        let wrong = parts.wrong();
+        parts.steps.check()?;
+        match wrong {
             Some(path) => _ = parts.apart.insert(path),
             None => return Ok(parts.written()),
         }
@@ -36,25 +68,25 @@ pub(crate) fn lark(text: &str) -> Result<String, String> {
     Err(format!("it should be simpler: {ROUNDS} of its parts have no end that is sure"))
 }
 
-/// Rules that refer to themselves, by whatever way.
+/// Rules that refer to themselves, by whatever way, or lead to such a rule: none that a lexeme may
+/// hold. The others are found from those that refer to nothing on.
 fn recursive(rules: &Rules) -> Vec<bool> {
-    let count = rules.bodies.len();
-    let mut reach: Vec<BTreeSet<usize>> = rules.bodies.iter().map(refers).collect();
-    loop {
-        let mut grown = false;
-        for i in 0..count {
-            let more: BTreeSet<usize> = reach[i].iter().flat_map(|&j| reach[j].iter().copied()).collect();
-            let before = reach[i].len();
-            reach[i].extend(more);
-            grown |= reach[i].len() > before;
-        }
-        if !grown {
-            break;
+    let refers: Vec<BTreeSet<usize>> = rules.bodies.iter().map(refers).collect();
+    let mut readers = vec![Vec::new(); refers.len()];
+    for (rule, others) in refers.iter().enumerate() {
+        others.iter().for_each(|&other| readers[other].push(rule));
+    }
+    let mut left: Vec<usize> = refers.iter().map(BTreeSet::len).collect();
+    let mut done: Vec<usize> = (0..left.len()).filter(|&rule| left[rule] == 0).collect();
+    while let Some(rule) = done.pop() {
+        for &reader in &readers[rule] {
+            left[reader] -= 1;
+            if left[reader] == 0 {
+                done.push(reader);
+            }
         }
     }
-    // A rule that only leads to such a rule is none that a lexeme may hold, either.
-    let own: Vec<bool> = (0..count).map(|i| reach[i].contains(&i)).collect();
-    (0..count).map(|i| own[i] || reach[i].iter().any(|&j| own[j])).collect()
+    left.into_iter().map(|left| left > 0).collect()
 }
 
 fn refers(node: &Node) -> BTreeSet<usize> {
@@ -75,8 +107,9 @@ struct Parts<'a> {
     recursive: Vec<bool>,
     /// Parts that are no lexemes though they could be.
     apart: BTreeSet<Path>,
-    /// Those that are.
-    whole: BTreeMap<Path, (&'a Node, Lexeme)>,
+    /// Those that are, with their numbers.
+    whole: BTreeMap<Path, (usize, &'a Node, Lexeme)>,
+    steps: Steps,
 }
 
 /// What may stand at the beginning of a part.
@@ -110,9 +143,9 @@ impl<'a> Parts<'a> {
         found: &mut BTreeSet<usize>,
     ) -> Result<(), String> {
         if self.regular(node) && !self.apart.contains(path) {
-            match Lexeme::new(self.rules, node) {
+            match Lexeme::new(self.rules, node, &self.steps) {
                 Some(lexeme) => {
-                    self.whole.insert(path.clone(), (node, lexeme));
+                    self.whole.insert(path.clone(), (self.whole.len(), node, lexeme));
                     return Ok(());
                 }
                 None => _ = self.apart.insert(path.clone()),
@@ -139,9 +172,12 @@ impl<'a> Parts<'a> {
     fn wrong(&self) -> Option<Path> {
         let begins = self.begins();
         let behind = self.behind(&begins);
-        for (path, (_, lexeme)) in &self.whole {
-            for (other, (node, longer)) in &self.whole {
-                if !matches!(node, Node::Class(_)) && lexeme.runs_into(longer, &behind[path]) {
+        for (path, (_, _, lexeme)) in &self.whole {
+            if !self.steps.take(self.whole.len()) {
+                return None;
+            }
+            for (other, (_, node, longer)) in &self.whole {
+                if !matches!(node, Node::Class(_)) && lexeme.runs_into(longer, &behind[path], &self.steps) {
                     return Some(other.clone());
                 }
             }
@@ -159,15 +195,20 @@ impl<'a> Parts<'a> {
                 grown |= begins[rule].chars.extend(&of.chars) || of.nullable && !begins[rule].nullable;
                 begins[rule].nullable |= of.nullable;
             }
-            if !grown {
+            if !grown || self.steps.check().is_err() {
                 return begins;
             }
         }
     }
 
     fn begin(&self, node: &Node, path: &mut Path, begins: &[Begin]) -> Begin {
-        if let Some((_, lexeme)) = self.whole.get(path) {
-            return Begin { chars: lexeme.begins(), nullable: lexeme.nullable };
+        if let Some((_, _, lexeme)) = self.whole.get(path) {
+            let chars = lexeme.begins();
+            let _ = self.steps.take(lexeme.size() + chars.len());
+            return Begin { chars, nullable: lexeme.nullable };
+        }
+        if !self.steps.take(1) {
+            return Begin::default();
         }
         match node {
             Node::Class(set) => Begin { chars: set.clone(), nullable: false },
@@ -220,7 +261,7 @@ impl<'a> Parts<'a> {
                 let mut walk = Walk { parts: self, begins, rules: &mut rules, lexemes: &mut lexemes };
                 grown |= walk.visit(&self.rules.bodies[rule], &mut (rule, Vec::new()), &behind);
             }
-            if !grown {
+            if !grown || self.steps.check().is_err() {
                 return lexemes;
             }
         }
@@ -239,9 +280,7 @@ impl<'a> Parts<'a> {
             let _ = writeln!(out, "r{rule}: {body}");
             todo.extend(found.into_iter().filter(|&next| rules.insert(next)));
         }
-        let mut names = BTreeMap::new();
-        for (number, (path, (node, _))) in self.whole.iter().enumerate() {
-            names.insert(path, number);
+        for (number, node, _) in self.whole.values() {
             let mut body = String::new();
             terminal(node, &mut body);
             // What is there in any case is left to the rule.
@@ -259,8 +298,7 @@ impl<'a> Parts<'a> {
     }
 
     fn write(&self, node: &Node, path: &mut Path, out: &mut String, found: &mut BTreeSet<usize>) {
-        if let Some((_, lexeme)) = self.whole.get(path) {
-            let number = self.whole.keys().position(|key| key == path).unwrap_or_default();
+        if let Some((number, _, lexeme)) = self.whole.get(path) {
             let _ = write!(out, "L{number}{}", if lexeme.nullable { "?" } else { "" });
             return;
         }
@@ -311,6 +349,9 @@ struct Walk<'a, 'b> {
 impl Walk<'_, '_> {
     /// A part with what may follow it; whether something was new.
     fn visit(&mut self, node: &Node, path: &mut Path, behind: &Set) -> bool {
+        if !self.parts.steps.take(1 + behind.len()) {
+            return false;
+        }
         if let Some(set) = self.lexemes.get_mut(path) {
             return set.extend(behind);
         }
@@ -410,6 +451,55 @@ fn terminal(node: &Node, out: &mut String) {
                 all.push(piece);
             }
             *out += &format!("({})", all.join(" | "));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vocabulary::STACK;
+    use std::thread;
+
+    #[test]
+    fn rules_are_recursive_where_they_lead_to_a_circle() {
+        let rules =
+            parse::parse("root ::= a b\na ::= c\nb ::= \"x\" | b \"y\"\nc ::= \"z\"\nd ::= d").unwrap();
+        // In the order in which names come: root, a, b, c, d.
+        assert_eq!(recursive(&rules), [true, false, true, false, true]);
+    }
+
+    /// As `Vocabulary::grammar` does it: chains of rules are followed by recursion.
+    fn lark_of(grammar: &str) -> Result<String, String> {
+        thread::scope(|scope| {
+            let read = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || lark(grammar));
+            read.unwrap().join().unwrap()
+        })
+    }
+
+    #[test]
+    fn short_grammars_take_no_time_without_end() {
+        let doubled = |least: &str| {
+            let pairs = (1..60).map(|i| format!("r{i} ::= r{0} r{0}\n", i - 1));
+            format!("root ::= r59 \"a\"\nr0 ::= {least}\n{}", pairs.collect::<String>())
+        };
+        let chain: String = (0..1990).map(|i| format!("r{i} ::= r{} | \"a\"\n", i + 1)).collect();
+        let ring: String =
+            (0..1500).map(|i| format!("r{i} ::= \"a\" r{} | [b-z]\n", (i + 1) % 1500)).collect();
+        for (grammar, simple) in [
+            (doubled("\"\""), false),
+            (doubled("\"b\""), true),
+            ("root ::= (((\"\"{2000}){2000}){2000}){2000} \"a\"".to_owned(), false),
+            (format!("root ::= r0\n{chain}r1990 ::= \"b\""), false),
+            (format!("root ::= r0\n{ring}"), true),
+            (format!("root ::= ({})?", "\"a\" root [b-z] ".repeat(8000)), false),
+            (format!("root ::= ([{}] root)?", "a".repeat(200_000)), true),
+        ] {
+            let start: String = grammar.chars().take(60).collect();
+            match lark_of(&grammar) {
+                Ok(_) => assert!(simple, "{start}"),
+                Err(error) => assert!(!simple && error.contains("simpler"), "{start}: {error}"),
+            }
         }
     }
 }

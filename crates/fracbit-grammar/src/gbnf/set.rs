@@ -19,7 +19,10 @@ impl Set {
     }
 
     pub(super) fn ranges(ranges: &[(char, char)]) -> Self {
-        let mut all: Vec<(u32, u32)> = ranges.iter().map(|&(a, b)| (a.into(), b.into())).collect();
+        Self::joined(ranges.iter().map(|&(a, b)| (a.into(), b.into())).collect())
+    }
+
+    fn joined(mut all: Vec<(u32, u32)>) -> Self {
         all.sort_unstable();
         let mut set: Vec<(u32, u32)> = Vec::new();
         for (first, last) in all {
@@ -58,18 +61,15 @@ impl Set {
 
     /// Takes in others; whether there were new ones.
     pub(super) fn extend(&mut self, other: &Self) -> bool {
-        let mut all: Vec<(u32, u32)> = [&self.0[..], &other.0[..]].concat();
-        all.sort_unstable();
-        let mut set: Vec<(u32, u32)> = Vec::new();
-        for (first, last) in all {
-            match set.last_mut() {
-                Some(before) if first <= before.1 + 1 => before.1 = before.1.max(last),
-                _ => set.push((first, last)),
-            }
-        }
-        let grown = set != self.0;
-        self.0 = set;
+        let all = Self::joined([&self.0[..], &other.0[..]].concat());
+        let grown = all != *self;
+        *self = all;
         grown
+    }
+
+    /// Ranges, which is what an operation takes.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// The only character of a set of one.

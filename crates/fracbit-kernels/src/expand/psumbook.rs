@@ -68,12 +68,6 @@ impl<'a> PsumCodes<'a> {
     pub fn strip(&self, strip: usize) -> &'a [[u8; TILE_ROWS]] {
         self.all[strip * self.stride..][..self.bytes].as_chunks().0
     }
-
-    /// Bytes from a strip to the next.
-    #[must_use]
-    pub const fn stride(&self) -> usize {
-        self.stride
-    }
 }
 
 /// How an instruction set builds and reads a Psumbook.
