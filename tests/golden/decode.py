@@ -68,6 +68,10 @@ def tile(family, code, rate, entries, tape):
     if family == "nuq":
         r = rate // 4
         return [entries[bits(tape, i * r, r)] for i in range(TILE)]
+    if family == "nest-nuq":
+        # The table of whole codes is the last one.
+        r = rate // 4
+        return [entries[len(entries) - (1 << r) + bits(tape, i * r, r)] for i in range(TILE)]
     if family == "int":
         # Two's complement; the lowest code of eight bits means -127.
         r = rate // 4
@@ -115,6 +119,8 @@ def parse(name):
     words = name.split("-")
     if words[0] == "qoq":
         return words[0], "fine", 16
+    if name.startswith("nest-nuq-"):
+        return "nest-nuq", "fine", 4 * int(name.split("..")[1])
     if words[0] == "aq":
         m, v = int(words[1][1:].split("v")[0]), int(words[1].split("v")[1])
         return "aq", (m, v), 32 * m // v
@@ -132,7 +138,7 @@ def main():
         _, name, length, want, *first = line.split()
         family, code, rate = parse(name)
         numbers = Numbers(rate << 32 | int(length))
-        most = 127 if family == "gnuq" else 127 // code[0] if family == "aq" else 32767
+        most = 127 if family in ("gnuq", "nest-nuq") else 127 // code[0] if family == "aq" else 32767
         entries = [numbers.next() % (2 * most + 1) - most for _ in range(int(length))]
         numbers = Numbers(1)
         tape = bytes(numbers.next() >> 24 for _ in range(8 * rate))

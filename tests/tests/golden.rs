@@ -35,12 +35,14 @@ fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
 }
 
 /// Schemes that came after the first version of the format, at the end of the file: group-wise
-/// ones, quarter bits of a trellis, nested ones, progressive ones, additive ones.
-fn later() -> [Vec<Scheme>; 5] {
+/// ones, quarter bits of a trellis, nested ones, progressive ones, additive ones, nested scalar
+/// ones.
+fn later() -> [Vec<Scheme>; 6] {
     let odd = |s: &Scheme| matches!(s.family(), Family::Tcq(_)) && !s.quarters().is_multiple_of(2);
     let additive = |s: &Scheme| matches!(s.family(), Family::Additive(_));
-    let kinds: [&dyn Fn(&Scheme) -> bool; 5] =
-        [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1, &progressive, &additive];
+    let by_bits = |s: &Scheme| matches!(s.family(), Family::NestNuq(_));
+    let kinds: [&dyn Fn(&Scheme) -> bool; 6] =
+        [&|s| s.group().is_some(), &odd, &|s| s.planes() > 1, &progressive, &additive, &by_bits];
     kinds.map(|kind| Scheme::all().filter(|s| kind(s)).collect())
 }
 
@@ -56,6 +58,7 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
         (Family::Nuq | Family::Int | Family::Qoq(_), _) => vec![1 << (quarters / 4)],
         (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
+        (Family::NestNuq(ladder), _) => vec![(2 << ladder.high()) - (1 << ladder.low())],
         (Family::Additive(books), _) => vec![256 * books.count() * books.weights()],
         (Family::Tcq(Code::Hyb), _) => vec![1024, 2048, 4096],
         (Family::Tcq(Code::Fast), _) => vec![64, 128],
@@ -63,12 +66,12 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
     }
 }
 
-/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise -127..=127, and so are sums
-/// of additive ones), step 1/1024. Plain integers have no choice.
+/// A table of pseudo-random 16-bit entries (-32767..=32767; group-wise and nested scalar
+/// ones -127..=127, and so are sums of additive ones), step 1/1024. Plain integers have no choice.
 fn table(scheme: Scheme, length: usize) -> Codebook {
     let mut numbers = Numbers(u64::from(scheme.quarters()) << 32 | length as u64);
     let most: i16 = match scheme.family() {
-        Family::Gnuq => 127,
+        Family::Gnuq | Family::NestNuq(_) => 127,
         Family::Additive(books) => 127 / i16::try_from(books.count()).expect("a few"),
         _ => 32_767,
     };

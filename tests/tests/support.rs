@@ -102,7 +102,10 @@ fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
     for scheme in Scheme::all() {
         let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
         let bound = scheme.rate().gaussian_bound();
-        assert!(error > bound && error < 8.0 * bound, "{scheme}: {error} beside the bound {bound}");
+        // Nested scalar codes of 8 bits are as coarse as their grid, which serves 2 bits as well.
+        let by_bits = SchemeSpec::of(scheme).table.is_some_and(|table| table.coarsest.is_some());
+        let most = if by_bits { 12.0 } else { 8.0 };
+        assert!(error > bound && error < most * bound, "{scheme}: {error} beside the bound {bound}");
         let alone = scheme.group().is_none() && SchemeSpec::of(scheme).second_level.is_none();
         let whole = scheme.tables().eq([scheme]) && alone;
         assert_eq!(rounders.get(scheme).is_some(), whole, "{scheme}");

@@ -6,8 +6,8 @@
 //! `tcq-hyb-3`, `half-tcq-3.25`. A trellis has every quarter of a bit with the default code (with
 //! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
-//! Nested schemes, `nest-tcq-2+1+1`, are one copy that is read at several rates: a base and
-//! refinements of it. Progressive ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights
+//! Nested schemes are one copy that is read at several rates: `nest-tcq-2+1+1` a base and
+//! refinements of it, `nest-nuq-2..4` scalar codes whose lower bits are codes of fewer. Progressive ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights
 //! with a scale for each row, and 4-bit codes of these. Additive codebooks, `aq-m2v8`, are named by
 //! how many are added and by how many weights their centroids have, which make the rate.
 
@@ -58,6 +58,8 @@ pub enum Family {
     Gnuq,
     /// Nested trellis quantizers: a base, and planes that each code what the planes before leave.
     NestTcq(Code, Nest),
+    /// Nested scalar quantizer: codes whose lower bits are codes of coarser codebooks.
+    NestNuq(Ladder),
     /// QoQ's progressive quantizer: unsigned 4-bit codes with an integer scale and zero make int8
     /// weights, which have a scale for each row.
     Qoq(Granularity),
@@ -162,6 +164,41 @@ impl fmt::Display for Nest {
     }
 }
 
+/// The bits at which a nested scalar scheme can be read: from `low` to `high`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ladder {
+    low: u8,
+    high: u8,
+}
+
+impl Ladder {
+    const NAMES: &'static str = "A..B with A of 2, 3 or 4 and B from A to 8";
+
+    /// All there are, also such as have one rate only: what is left of others.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (2..=4).flat_map(|low| (low..=8).map(move |high| Self { low, high }))
+    }
+
+    /// Bits of the coarsest codes.
+    #[must_use]
+    pub const fn low(self) -> u32 {
+        self.low as u32
+    }
+
+    /// Bits of whole codes.
+    #[must_use]
+    pub const fn high(self) -> u32 {
+        self.high as u32
+    }
+}
+
+/// As in a scheme's name: `2..4`.
+impl fmt::Display for Ladder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.low, self.high)
+    }
+}
+
 impl Family {
     /// All but the nested and the additive, those of a trellis with each code.
     const FLAT: [Self; 12] = [
@@ -184,7 +221,8 @@ impl Family {
     pub fn all() -> impl Iterator<Item = Self> {
         let codes = [Code::Fine, Code::Fast].into_iter();
         let nested = codes.flat_map(|code| Nest::ALL.map(|nest| Self::NestTcq(code, nest)));
-        Self::FLAT.into_iter().chain(nested).chain(Books::ALL.map(Self::Additive))
+        let flat = Self::FLAT.into_iter().chain(nested);
+        flat.chain(Ladder::all().map(Self::NestNuq)).chain(Books::ALL.map(Self::Additive))
     }
 
     /// The name used in scheme names and files, without the code of a trellis.
@@ -198,6 +236,7 @@ impl Family {
             Self::Int => "int",
             Self::Gnuq => "gnuq",
             Self::NestTcq(..) => "nest-tcq",
+            Self::NestNuq(_) => "nest-nuq",
             Self::Qoq(_) => "qoq",
             Self::Additive(_) => "aq",
         }
@@ -218,6 +257,7 @@ impl Family {
             Self::Gnuq => (matches!(quarters, 8 | 12 | 16), "2, 3, 4"),
             Self::NestTcq(Code::Hyb, _) => (false, "no"),
             Self::NestTcq(_, nest) => (quarters == 4 * nest.bits(), Nest::NAMES),
+            Self::NestNuq(ladder) => (quarters == 4 * ladder.high(), Ladder::NAMES),
             Self::Qoq(_) => (quarters == 16, "4"),
             Self::Additive(books) => (quarters == books.quarters(), Books::NAMES),
         }
@@ -316,7 +356,9 @@ impl Scheme {
     #[must_use]
     pub fn label(self) -> String {
         match self.family {
-            Family::NestTcq(..) | Family::Qoq(_) | Family::Additive(_) => self.to_string(),
+            Family::NestTcq(..) | Family::NestNuq(_) | Family::Qoq(_) | Family::Additive(_) => {
+                self.to_string()
+            }
             _ => self.family_name().to_owned(),
         }
     }
@@ -358,7 +400,7 @@ impl Scheme {
 
     /// What a matrix consists of, plane by plane, each from left to right. Half-trellis has two
     /// components, the lower rate for the first half of the input dimension, as in the papers; a
-    /// nested scheme one for each plane; every other is its own.
+    /// nested trellis scheme one for each plane; every other is its own.
     pub fn components(self) -> impl Iterator<Item = Component> + Clone {
         let whole = |scheme, plane| Component { scheme, columns: Columns::All, plane };
         let mut found = [None; 3];
@@ -387,7 +429,8 @@ impl Scheme {
         all.filter(move |&(i, scheme)| !earlier(i, scheme)).map(|(_, scheme)| scheme)
     }
 
-    /// Planes: 1, and with a nested scheme one more for each refinement.
+    /// Planes with scales of their own, whose sum the weights are: 1, and with a nested trellis
+    /// scheme one more for each refinement.
     #[must_use]
     pub fn planes(self) -> usize {
         match self.family {
@@ -401,22 +444,43 @@ impl Scheme {
         let last = self.planes() - 1;
         let upto = move |plane| self.components().filter(move |c| c.plane <= plane);
         let sum = move |plane| upto(plane).map(|c| u32::from(c.scheme.quarters())).sum();
-        (0..last).map(move |plane| Rate::quarter_bits(sum(plane))).chain([self.rate])
+        let bits = match self.family {
+            Family::NestNuq(ladder) => ladder.low()..ladder.high(),
+            _ => 0..0,
+        };
+        let planes = (0..last).map(move |plane| Rate::quarter_bits(sum(plane)));
+        bits.map(|bits| Rate::quarter_bits(4 * bits)).chain(planes).chain([self.rate])
     }
 
-    /// The planes that are read within `most` bits: those that together have no more, and always
-    /// the first.
+    /// Whether a matrix can be read at several rates.
+    #[must_use]
+    pub fn nested(self) -> bool {
+        self.precisions().nth(1).is_some()
+    }
+
+    /// How many of the [precisions](Self::precisions), counted from the first, are within `most`
+    /// bits: the last of them is what is read, and the first always is. With a nested trellis
+    /// scheme these are planes.
     #[must_use]
     pub fn planes_within(self, most: Rate) -> usize {
         1 + self.precisions().skip(1).take_while(|&rate| rate <= most).count()
     }
 
-    /// The scheme of the matrix that is left where only the planes
-    /// [within](Self::planes_within) `most` bits are read.
+    /// The scheme of the matrix that is left where no more than `most` bits are read, as
+    /// [`planes_within`](Self::planes_within) says.
     #[must_use]
     pub fn at(self, most: Rate) -> Self {
-        let Family::NestTcq(code, nest) = self.family else { return self };
         let planes = self.planes_within(most);
+        let (code, nest) = match self.family {
+            Family::NestTcq(code, nest) => (code, nest),
+            Family::NestNuq(ladder) => {
+                let rate = self.precisions().nth(planes - 1).unwrap_or(self.rate);
+                #[expect(clippy::cast_possible_truncation, reason = "at most six more than `low`")]
+                let high = ladder.low + (planes - 1) as u8;
+                return Self { rate, family: Family::NestNuq(Ladder { high, ..ladder }) };
+            }
+            _ => return self,
+        };
         let mut kept = nest;
         kept.0[planes..].fill(0);
         let family = if planes == 1 { Family::Tcq(code) } else { Family::NestTcq(code, kept) };
@@ -456,6 +520,7 @@ impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.family {
             Family::NestTcq(_, nest) => write!(f, "{}-{nest}", self.family),
+            Family::NestNuq(ladder) => write!(f, "{}-{ladder}", self.family),
             Family::Qoq(granularity) => write!(f, "{}-{}", self.family, granularity.name()),
             Family::Additive(books) => write!(f, "{}-{books}", self.family),
             _ => write!(f, "{}-{}", self.family, self.rate.bits()),
@@ -486,6 +551,12 @@ impl FromStr for Scheme {
                 return Err(SchemeError::kind(family, Nest::NAMES, rate));
             };
             return Self::new(Family::NestTcq(code, nest), Rate::quarter_bits(4 * nest.bits()));
+        }
+        if let Family::NestNuq(_) = family {
+            let Some(found) = Ladder::all().find(|ladder| ladder.to_string() == rate) else {
+                return Err(SchemeError::kind(family, Ladder::NAMES, rate));
+            };
+            return Self::new(Family::NestNuq(found), Rate::quarter_bits(4 * found.high()));
         }
         if matches!(family, Family::Qoq(_)) {
             let Some(found) = Granularity::ALL.into_iter().find(|g| g.name() == rate) else {
@@ -545,10 +616,11 @@ impl Palette {
                 },
                 Self::Vq => s.family() == Family::Vq,
                 Self::Nuq => s.family() == Family::Nuq,
-                Self::Nest => s.planes() > 1,
+                Self::Nest => s.nested(),
                 Self::All => {
-                    let by_name = matches!(s.family(), Family::Qoq(_) | Family::Additive(_));
-                    s.group().is_none() && s.planes() == 1 && !by_name
+                    let by_name =
+                        matches!(s.family(), Family::Qoq(_) | Family::Additive(_) | Family::NestNuq(_));
+                    s.group().is_none() && !s.nested() && !by_name
                 }
             })
             .collect()
@@ -574,7 +646,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 2 + 4);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 18 + 2 + 4);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
@@ -606,6 +678,11 @@ mod tests {
             "nest-tcq-1+1",
             "nest-tcq-hyb-2+2",
             "tcq-2+2",
+            "nest-nuq-4",
+            "nest-nuq-4..3",
+            "nest-nuq-2..9",
+            "nest-nuq-5..8",
+            "nuq-2..4",
             "qoq-4",
             "qoq-g64",
             "nuq-g128",
@@ -637,7 +714,9 @@ mod tests {
             assert_eq!(all.last().map(|c| c.plane + 1), Some(scheme.planes()), "{scheme}");
             assert!(all.iter().all(|c| c.scheme.components().count() == 1), "{scheme}");
             let precisions: Vec<_> = scheme.precisions().collect();
-            assert!(precisions.is_sorted() && precisions.len() == scheme.planes(), "{scheme}");
+            let one_each = scheme.planes() == 1 || precisions.len() == scheme.planes();
+            assert!(precisions.is_sorted() && one_each, "{scheme}");
+            assert_eq!(scheme.nested(), precisions.len() > 1, "{scheme}");
             assert_eq!(precisions.last(), Some(&scheme.rate()), "{scheme}");
             // What is left at every precision is a scheme of its own.
             for &rate in &precisions {

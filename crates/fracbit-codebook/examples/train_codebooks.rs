@@ -8,8 +8,8 @@
 
 use fracbit_base::{Family, Scheme};
 use fracbit_codebook::{
-    AdditiveRounder, GroupCoder, ProgressiveCoder, VectorRounder, distortion, group_distortion,
-    progressive_distortion, published, train,
+    AdditiveRounder, GroupCoder, NestedRounder, ProgressiveCoder, VectorRounder, distortion,
+    group_distortion, progressive_distortion, published, train,
 };
 use fracbit_format::Codebook;
 use std::{error::Error, fs, path::Path, time::Instant};
@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("int", ""),
         ("qoq", ""),
         ("aq", "aq.txt"),
+        ("nest-nuq", "nest-nuq.txt"),
     ] {
         let mut text = String::new();
         for scheme in Scheme::all().filter(|s| s.family().name() == family) {
@@ -49,9 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Lines of other families are somebody else's and stay.
     let table = data.join("nmse.txt");
     let others = fs::read_to_string(&table)?;
-    let others = others
-        .lines()
-        .filter(|l| !["nuq-", "vq-", "gnuq-", "int-", "qoq-", "aq-"].iter().any(|name| l.starts_with(name)));
+    let own = ["nuq-", "vq-", "gnuq-", "int-", "qoq-", "aq-", "nest-nuq-"];
+    let others = others.lines().filter(|l| !own.iter().any(|name| l.starts_with(name)));
     errors.extend(others.map(|line| format!("{line}\n")));
     fs::write(table, errors.concat())?;
     Ok(())
@@ -73,6 +73,8 @@ fn make(scheme: Scheme) -> Result<(Codebook, f64), Box<dyn Error>> {
         group_distortion(&GroupCoder::new(book.clone()).ok_or("a group-wise codebook")?, 1 << 22, HELD_OUT.0)
     } else if matches!(scheme.family(), Family::Additive(_)) {
         distortion(&AdditiveRounder::new(book.clone())?, HELD_OUT.1 / 8, HELD_OUT.0)
+    } else if matches!(scheme.family(), Family::NestNuq(_)) {
+        distortion(&NestedRounder::new(book.clone())?, HELD_OUT.1, HELD_OUT.0)
     } else {
         distortion(&VectorRounder::new(book.clone())?, HELD_OUT.1, HELD_OUT.0)
     };

@@ -1,6 +1,6 @@
 //! The codebooks that come with the crate.
 
-use crate::{AdditiveRounder, Rounder, ScalarRounder, VectorRounder, train};
+use crate::{AdditiveRounder, NestedRounder, Rounder, ScalarRounder, VectorRounder, train};
 use fracbit_base::{Family, Scheme};
 use fracbit_format::Codebook;
 use std::{collections::BTreeMap, sync::LazyLock};
@@ -13,6 +13,7 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         include_str!("../data/vq.txt"),
         include_str!("../data/gnuq.txt"),
         include_str!("../data/aq.txt"),
+        include_str!("../data/nest-nuq.txt"),
     ];
     files
         .into_iter()
@@ -23,8 +24,8 @@ static BOOKS: LazyLock<BTreeMap<Scheme, Codebook>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The committed codebook of a scalar, vector, integer, group-wise, progressive or additive scheme,
-/// `None` for the trellis families.
+/// The committed codebook of a scalar, vector, integer, group-wise, progressive, additive or nested
+/// scalar scheme, `None` for the trellis families.
 ///
 /// Trained for N(0, 1) by `cargo run --release -p fracbit-codebook --example train_codebooks`; see
 /// [`train`](crate::train).
@@ -33,14 +34,15 @@ pub fn builtin(scheme: Scheme) -> Option<&'static Codebook> {
     BOOKS.get(&scheme)
 }
 
-/// A rounder for the committed codebook of a scalar, vector (both exact) or additive scheme, `None`
-/// for the others (those whose groups have a scale each go through
+/// A rounder for the committed codebook of a scalar (nested or not), vector or additive scheme (all
+/// but the last exact), `None` for the others (those whose groups have a scale each go through
 /// [`GroupCoder`](crate::GroupCoder)).
 #[must_use]
 pub fn rounder(scheme: Scheme) -> Option<Box<dyn Rounder>> {
     let book = builtin(scheme)?.clone();
     match scheme.family() {
         Family::Nuq => Some(Box::new(ScalarRounder::new(book).expect("a scalar codebook"))),
+        Family::NestNuq(_) => Some(Box::new(NestedRounder::new(book).expect("a nested codebook"))),
         Family::Vq => Some(Box::new(VectorRounder::new(book).expect("a vector codebook"))),
         Family::Additive(_) => Some(Box::new(AdditiveRounder::new(book).expect("additive codebooks"))),
         _ => None,

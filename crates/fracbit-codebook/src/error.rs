@@ -15,6 +15,12 @@ pub enum RounderError {
         /// Scheme of the given codebook.
         got: Scheme,
     },
+    /// A nested codebook in which a further bit of 1 stands for a smaller value than one of 0.
+    #[error("rounder: further bits of the codes of {scheme} should stand for ascending values")]
+    Order {
+        /// Scheme of the given codebook.
+        scheme: Scheme,
+    },
 }
 
 impl RounderError {

@@ -7,6 +7,7 @@ mod error;
 mod groups;
 #[doc(hidden)]
 pub mod laws;
+mod nested;
 mod progressive;
 mod rounder;
 mod scalar;
@@ -20,6 +21,7 @@ pub use distortion::{
 };
 pub use error::RounderError;
 pub use groups::{GroupCoder, Grouped, ScaledTable};
+pub use nested::NestedRounder;
 pub use progressive::{ProgressiveCoder, nearest as nearest_progressive};
 pub use rounder::Rounder;
 pub use scalar::ScalarRounder;

@@ -64,7 +64,7 @@ impl ScalarRounder {
 }
 
 /// The least f32 greater than `x`.
-fn above(x: f64) -> f32 {
+pub(crate) fn above(x: f64) -> f32 {
     #[expect(clippy::cast_possible_truncation, reason = "rounds to a neighbouring f32, then steps up")]
     let near = x as f32;
     if f64::from(near) > x { near } else { near.next_up() }

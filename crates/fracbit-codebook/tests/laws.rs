@@ -52,6 +52,33 @@ fn additive_rounders_keep_the_laws_and_their_error() {
 }
 
 #[test]
+fn nested_rounders_keep_the_laws_and_their_error() {
+    for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::NestNuq(_))) {
+        let rounder = rounder(scheme).unwrap();
+        laws::deterministic(rounder.as_ref(), 5);
+        laws::error_is_what_decoding_shows(rounder.as_ref());
+        // Finer cells are as narrow as the grid: their values may lie beyond their ends.
+        if scheme.quarters() <= 24 {
+            laws::lossless_on_own_output(rounder.as_ref(), 40);
+        }
+        laws::survives_extremes(rounder.as_ref());
+        let error = distortion(rounder.as_ref(), 1 << 18, 1);
+        let ratio = error / nmse(scheme).unwrap();
+        assert!((0.98..=1.02).contains(&ratio), "{scheme}: {ratio} of the committed error");
+    }
+    // Beside a codebook of that rate alone.
+    for (nested, alone, most) in [
+        ("nest-nuq-2..2", "nuq-2", 1.01),
+        ("nest-nuq-2..4", "nuq-4", 1.2),
+        ("nest-nuq-3..4", "nuq-4", 1.1),
+        ("nest-nuq-4..6", "nuq-6", 1.3),
+    ] {
+        let ratio = nmse(scheme(nested)).unwrap() / nmse(scheme(alone)).unwrap();
+        assert!((0.999..most).contains(&ratio), "{nested} beside {alone}: {ratio}");
+    }
+}
+
+#[test]
 fn trellis_schemes_have_no_book_here() {
     for scheme in Scheme::all().filter(|s| s.code().is_some()) {
         assert!(builtin(scheme).is_none() && rounder(scheme).is_none(), "{scheme}");
@@ -143,6 +170,7 @@ fn published_table_equals_its_source() {
             | Family::Int
             | Family::Gnuq
             | Family::NestTcq(..)
+            | Family::NestNuq(_)
             | Family::Qoq(_)
             | Family::Additive(_) => {
                 assert_eq!(published(scheme), None, "{scheme}");

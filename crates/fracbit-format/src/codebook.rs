@@ -61,7 +61,7 @@ pub enum CodebookError {
         "codebook of {0}: entries should be the integers of the code: two's complement, the least replaced by its successor at 8 bits (int), or 0 to 15 (qoq)"
     )]
     Integers(Scheme),
-    /// Group-wise codebooks are made for int8 products.
+    /// Group-wise and nested codebooks are made for int8 products.
     #[error("codebook of {0}: entries should lie in -127..=127")]
     Narrow(Scheme),
     /// Centroids of additive codebooks whose sums leave the int8 grid.
@@ -185,7 +185,7 @@ impl Codebook {
         if !(0..entries.len()).all(integers) {
             return Err(CodebookError::Integers(scheme));
         }
-        if scheme.family() == Family::Gnuq && !narrow {
+        if matches!(scheme.family(), Family::Gnuq | Family::NestNuq(_)) && !narrow {
             return Err(CodebookError::Narrow(scheme));
         }
         if let Family::Additive(books) = scheme.family() {
@@ -322,7 +322,17 @@ impl Codebook {
         self.scheme
     }
 
-    /// The table: `2^b` values (scalar), `2^b` pairs (vector), centroids (see
+    /// The values that the lower `bits` bits of a nested scheme's codes stand for; `None` where these
+    /// are no codes, and for every other scheme.
+    #[must_use]
+    pub fn at(&self, bits: u32) -> Option<&[i16]> {
+        let Family::NestNuq(ladder) = self.scheme.family() else { return None };
+        let first = (1usize << bits).checked_sub(1 << ladder.low())?;
+        self.entries.get(first..first + (1 << bits))
+    }
+
+    /// The table: `2^b` values (scalar), those of every precision (nested, see
+    /// [`at`](Self::at)), `2^b` pairs (vector), centroids (see
     /// [`additive`](Self::additive)), or magnitudes as [`trellis`] describes.
     #[must_use]
     pub fn entries(&self) -> &[i16] {
@@ -392,6 +402,13 @@ impl Codebook {
                 for (i, value) in (first..).zip(out) {
                     *value =
                         self.entries[first_entry + usize::from(read_bits(code, i * bits as usize, bits))];
+                }
+            }
+            Family::NestNuq(ladder) => {
+                let bits = ladder.high();
+                let values = self.at(bits).expect("a table for whole codes");
+                for (i, value) in (first..).zip(out) {
+                    *value = values[usize::from(read_bits(code, i * bits as usize, bits))];
                 }
             }
             Family::Qoq(_) => {
@@ -633,12 +650,23 @@ mod tests {
     }
 
     #[test]
+    fn lower_bits_of_a_nested_code_are_codes() {
+        let book = Codebook::new("nest-nuq-3..5".parse().unwrap(), (0..56).collect(), 0.1).unwrap();
+        assert_eq!(book.at(3), Some(&[0, 1, 2, 3, 4, 5, 6, 7][..]));
+        assert_eq!(book.at(4).map(|values| (values.len(), values[0])), Some((16, 8)));
+        assert_eq!(book.at(5).map(|values| (values.len(), values[31])), Some((32, 55)));
+        assert!([0, 2, 6, 30].iter().all(|&bits| book.at(bits).is_none()));
+        let wide = (0..56).map(|i| i * 3).collect();
+        assert!(Codebook::new("nest-nuq-3..5".parse().unwrap(), wide, 0.1).is_err(), "beyond int8");
+    }
+
+    #[test]
     fn a_row_equals_that_row_of_the_tile() {
         for scheme in Scheme::all().filter(|&s| s.tables().eq([s])) {
-            let want = [4, 16, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192];
-            let book = want.iter().find_map(|&n| {
+            let lengths = SchemeSpec::of(scheme).table.map(|table| table.lengths);
+            let book = lengths.unwrap().into_iter().find_map(|n| {
                 let entry =
-                    |i: i32| Codebook::integer(scheme, i as usize).unwrap_or((i * 37 % 83 - 41) as i16);
+                    |i: usize| Codebook::integer(scheme, i).unwrap_or((i as i32 * 37 % 83 - 41) as i16);
                 Codebook::new(scheme, (0..n).map(entry).collect(), 0.1).ok()
             });
             let book = book.expect("one of the lengths fits");

@@ -171,6 +171,9 @@ pub struct TableSpec {
     pub index: Option<Index>,
     /// Whether a model brings tables of its own: `quantize` trains them.
     pub trained: bool,
+    /// Bits of the coarsest code, where the lower bits of a code are codes of their own: a table of
+    /// `2^p` entries for every number of bits from this on, one behind the other.
+    pub coarsest: Option<u32>,
 }
 
 /// The description of a scheme.
@@ -271,12 +274,18 @@ impl SchemeSpec {
             grids,
             index: Some(Index { bits, weights, count: 1 }),
             trained: false,
+            coarsest: None,
         };
         let hashed = |lengths: &[usize], grids| {
-            Some(TableSpec { lengths: lengths.to_vec(), grids, index: None, trained: false })
+            Some(TableSpec { lengths: lengths.to_vec(), grids, index: None, trained: false, coarsest: None })
         };
         let (block_columns, table) = match scheme.family() {
             Family::Nuq => (1, Some(indexed(quarters / 4, 1, if quarters >= 20 { BOTH } else { NARROW }))),
+            Family::NestNuq(ladder) => {
+                let (low, high) = (ladder.low(), ladder.high());
+                let lengths = vec![(2 << high) - (1 << low)];
+                (1, Some(TableSpec { lengths, coarsest: Some(low), ..indexed(high, 1, NARROW) }))
+            }
             Family::Int => (1, Some(indexed(quarters / 4, 1, NARROW))),
             Family::Gnuq => {
                 let one = indexed(quarters / 4, 1, NARROW);

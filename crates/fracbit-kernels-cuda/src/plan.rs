@@ -158,7 +158,9 @@ impl MatrixPlan {
     /// Whether there are kernels for a scheme: not for nested and progressive ones.
     #[must_use]
     pub fn supports(scheme: Scheme) -> bool {
-        scheme.planes() == 1 && SchemeSpec::of(scheme).second_level.is_none()
+        let spec = SchemeSpec::of(scheme);
+        let by_bits = spec.table.is_some_and(|table| table.coarsest.is_some());
+        scheme.planes() == 1 && !by_bits && spec.second_level.is_none()
     }
 
     /// Refuses what there are no kernels for.

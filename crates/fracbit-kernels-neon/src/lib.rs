@@ -24,6 +24,8 @@ mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "aarch64")]
+mod nested;
+#[cfg(target_arch = "aarch64")]
 mod one;
 #[cfg(any(target_arch = "aarch64", test))]
 mod pack;
@@ -56,6 +58,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Neon {
         kernels.install_vectors(attend::vectors());
+        kernels.install_nested(nested::body());
     }
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Dotprod

@@ -40,6 +40,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install(avx2::body);
             kernels.install_vectors(avx2::vectors(proof));
             kernels.install_progressive(avx2::progressive::body(proof));
+            kernels.install_nested(avx2::nested::body(proof));
             best = Isa::Avx2;
         }
         if most >= Isa::AvxVnni

@@ -7,15 +7,15 @@
 pub mod vectors;
 
 use crate::{
-    Activations, Group, Kernels, PackedMatrix, RowsOf, matmul, matmul_gated_with, matmul_groups_with,
-    matmul_rows_with,
+    Activations, Group, Kernels, PackedMatrix, Precision, RowsOf, matmul, matmul_gated_with,
+    matmul_groups_with, matmul_rows_with,
     vectors::{Gate, Vectors},
     with_team,
 };
 use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{
-    Codebook, Grid, Grouping, Index, Layers, Layout, PackedError, PackedView, Planes, Ramp, SchemeSpec,
-    quarter_turns,
+    BitWriter, Codebook, Grid, Grouping, Index, Layers, Layout, PackedError, PackedView, Planes, Ramp,
+    SchemeSpec, quarter_turns, read_bits,
 };
 use half::f16;
 
@@ -96,6 +96,13 @@ pub fn tables(scheme: Scheme) -> Vec<Vec<Codebook>> {
     }
     if Codebook::may_be_turned(scheme) {
         all.push(vec![turned(scheme)]);
+    }
+    if scheme.family_name() == "nuq" && scheme.quarters() == 32 {
+        // Fewer values, repeated: what is read of nested codes.
+        for few in [32, 64, 128] {
+            let entries = codebook(scheme, 256, 127).entries()[256 - few..].repeat(256 / few);
+            all.push(vec![Codebook::new(scheme, entries, 0.01).expect("as many entries")]);
+        }
     }
     if all.iter().flatten().any(|book| book.additive().is_some()) {
         all.push(vec![centroids(scheme)]);
@@ -185,6 +192,46 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
         with_team(|team| matmul_gated_with(team, Gate::Silu, both, input, &mut alone, &mut want))
             .expect("rows");
         assert_same(&want, &gated[mine], &format!("{what}: tokens {tokens:?} of gate {piece}"));
+    }
+}
+
+/// Checks that products of nested scalar codes have the reference's bits at every precision, which
+/// are those of the matrix that is left of it there.
+///
+/// # Panics
+/// When they do not.
+pub fn check_nested(kernels: &Kernels, what: &str) {
+    let at = |kernels: &Kernels, packed: &Packed, input: &[f32], precision| {
+        let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
+        let rows = RowsOf::all(&w).at(precision);
+        let cols = packed.shape.cols;
+        let mut y = vec![f32::NAN; input.len() / cols * rows.rows()];
+        let mut x = Activations::new();
+        x.announce(input, cols).expect("whole tokens");
+        with_team(|team| matmul_rows_with(team, rows, input, &mut x, &mut y)).expect("shapes that fit");
+        let mut weights = vec![0.0; packed.shape.cols];
+        w.row_at(packed.shape.rows - 1, precision, &mut weights);
+        (y, weights)
+    };
+    for (seed, name) in (0..).zip(["nest-nuq-2..8", "nest-nuq-3..4", "nest-nuq-4..7", "nest-nuq-2..2"]) {
+        let scheme: Scheme = name.parse().expect("a scheme");
+        for &Case { rows, cols, batch, group, why } in CASES {
+            let packed =
+                Packed::random(scheme, Shape::new(rows, cols), codebooks(scheme, 0, 127), group, seed);
+            let input = activations(batch * cols, seed);
+            for rate in scheme.precisions() {
+                let precision = Precision::at_most(rate);
+                let (want, row) = at(&Kernels::scalar(), &packed, &input, precision);
+                let (got, own_row) = at(kernels, &packed, &input, precision);
+                let what =
+                    format!("{what}: {name} at {} bits, {rows}x{cols} batch {batch} ({why})", rate.bits());
+                assert_same(&want, &got, &what);
+                assert_same(&row, &own_row, &what);
+                let (left, left_row) = at(kernels, &packed.left(scheme.at(rate)), &input, Precision::FULL);
+                assert_same(&want, &left, &format!("{what}, alone"));
+                assert_same(&row, &left_row, &format!("{what}, alone"));
+            }
+        }
     }
 }
 
@@ -377,6 +424,20 @@ impl Packed {
         let scales = (0..scales).map(|_| f16::from_f32(0.5 + random.unit())).collect();
         let second_level = (0..seconds).map(|_| random.next().to_le_bytes()[3]).collect();
         Self { scheme, shape, codebooks, codes, second_level, scales, group }
+    }
+
+    /// What is left of a matrix of nested scalar codes in a scheme of fewer bits.
+    fn left(&self, scheme: Scheme) -> Self {
+        let [from, to] = [self.scheme, scheme].map(|s| usize::from(s.quarters() / 4));
+        let mut codes = vec![0; self.codes.len() / from * to];
+        let mut writer = BitWriter::new(&mut codes);
+        let width = u32::try_from(to).expect("at most 8 bits");
+        let count = self.codes.len() * 8 / from;
+        (0..count).for_each(|i| writer.push(read_bits(&self.codes, i * from, width), width));
+        let book = &self.codebooks[0];
+        let entries = book.entries()[..table_lengths(scheme)[0]].to_vec();
+        let codebooks = vec![Codebook::new(scheme, entries, book.step()).expect("the first tables")];
+        Self { scheme, codebooks, codes, ..self.clone() }
     }
 
     /// The view that [`PackedMatrix::new`](crate::PackedMatrix::new) takes. A one-column-tile

@@ -1,5 +1,5 @@
 //! The kernel of matrices whose codes are expanded to integers and then multiplied: a body for
-//! every segment.
+//! every segment, and for every precision of nested scalar codes.
 
 use crate::{
     Activations, Args, Ints, Isa, Kernels, Precision, Team, Vectors,
@@ -12,12 +12,15 @@ use crate::{
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
-use fracbit_base::Shape;
-use fracbit_format::{Codebook, Grid, Layout, PackedView, Segment, TILE_COLS, TILE_ROWS};
+use fracbit_base::{Family, Rate, Scheme, Shape};
+use fracbit_format::{Codebook, Grid, Layout, PackedView, SchemeSpec, Segment, TILE, TILE_COLS, TILE_ROWS};
 use half::f16;
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range, sync::Arc};
 
+pub(crate) mod nested;
 pub(crate) mod psumbook;
+
+use nested::{CHUNK, Nested};
 
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
@@ -34,19 +37,22 @@ pub(crate) struct ExpandThenDot {
     codes: Buffer,
     group: usize,
     vectors: Vectors,
-    parts: Vec<Part>, // plane by plane
+    parts: Vec<Part>, // plane by plane, or precision by precision
+    nested: Option<Nested>,
 }
 
 /// A segment with its body.
 #[derive(Clone, Debug)]
 struct Part {
     segment: Segment,
+    /// Bits of a nested code that are read; 0 for all others.
+    bits: u32,
     /// Of its plane.
     gain: f32,
     codebook: Codebook,
     body: Body,
     blocks: Vec<Block>,
-    scales: Vec<f16>, // (strip, group, lane)
+    scales: Arc<[f16]>, // (strip, group, lane)
     first_group: usize,
     groups: usize,
     /// Place of each row among the lanes.
@@ -57,6 +63,11 @@ impl ExpandThenDot {
     /// Copies `view` and chooses a body for each of its segments.
     pub(crate) fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
         let layout = view.layout().clone();
+        if let [book] = view.codebooks()
+            && SchemeSpec::of(book.scheme()).table.is_some_and(|table| table.coarsest.is_some())
+        {
+            return Self::nested(kernels, view, book);
+        }
         let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
         let parts: Vec<Part> = layout
@@ -79,13 +90,52 @@ impl ExpandThenDot {
                 }
             }
         }
-        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts }
+        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts, nested: None }
+    }
+
+    /// Puts codes in order by bits, and chooses a body of plain codes for every precision.
+    fn nested(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook) -> Self {
+        let layout = view.layout().clone();
+        let (across, scheme) = (layout.tiles_across(), layout.scheme());
+        let mut parts: Vec<Part> = Vec::new();
+        for bits in scheme.precisions().map(|rate| scheme.at(rate).quarters() / 4) {
+            let plain = plain(book, bits.into());
+            for start in (0..across).step_by(CHUNK) {
+                let (end, tile_bytes) = (across.min(start + CHUNK), plain.tile_bytes());
+                let segment = Segment { scheme, plane: 0, start, end, offset: 0, tile_bytes };
+                let mut part = Part::new(kernels, view, segment, &plain);
+                part.bits = bits.into();
+                if let Some(same) = parts.iter().find(|other| other.scales == part.scales) {
+                    part.scales = Arc::clone(&same.scales);
+                }
+                parts.push(part);
+            }
+        }
+        let nested = Nested::new(kernels.nested(), across, (scheme.quarters() / 4).into());
+        let mut codes = Buffer::zeroed(view.codes().len());
+        let stride = layout.row_bytes();
+        if stride > 0 {
+            let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(stride);
+            let nibbles = plain(book, (scheme.at(Rate::quarter_bits(0)).quarters() / 4).into());
+            let packing = kernels.body(&nibbles).packing();
+            for (strip, out) in view.codes().chunks_exact(stride).zip(strips) {
+                nested.split(&nibbles, packing, strip, out);
+            }
+        }
+        let (group, vectors) = (view.group(), kernels.vectors());
+        Self { layout, codes, group, vectors, parts, nested: Some(nested) }
     }
 
     /// The parts that are read at a precision.
     fn parts(&self, precision: Precision) -> &[Part] {
+        let scheme = self.layout.scheme();
+        if self.nested.is_some() {
+            let count = self.parts.len() / scheme.precisions().count();
+            let nth = precision.rate().map_or(scheme.precisions().count(), |most| scheme.planes_within(most));
+            return &self.parts[(nth - 1) * count..nth * count];
+        }
         let Some(most) = precision.rate() else { return &self.parts };
-        let planes = self.layout.scheme().planes_within(most);
+        let planes = scheme.planes_within(most);
         let end = self.parts.iter().take_while(|part| part.segment.plane < planes).count();
         &self.parts[..end]
     }
@@ -99,33 +149,67 @@ impl ExpandThenDot {
             let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
             let factors = before + tokens.start * blocks..before + tokens.end * blocks;
             before += x.batch() * blocks;
-            let args = Args {
-                codebook: &part.codebook,
-                table: part.body.table(),
-                codes: self.codes_of(part, strips.start),
-                stride: self.stride(),
-                tile_bytes: part.segment.tile_bytes,
-                strips: strips.len(),
-                tiles: part.segment.end - part.segment.start,
-                scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
-                groups: part.groups,
-                blocks: &part.blocks,
-                tokens: tokens.len(),
-                x: match part.codebook.grid() {
-                    Grid::I8 => Ints::I8(x.narrow.ints.get(first..).unwrap_or(&[])),
-                    Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
-                },
-                x_stride: x.stride(),
-                out_stride,
-                interleave,
-                panel: interleave.filter(|interleave| *interleave != Interleave::Rows).map(|interleave| {
-                    x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
-                }),
-                block_scales: &x.block_scales[factors.clone()],
-                block_starts: &x.block_starts[factors],
+            let run = |codes: &[u8], stride: usize, out: &mut [f32]| {
+                let args = Args {
+                    codebook: &part.codebook,
+                    table: part.body.table(),
+                    codes,
+                    stride,
+                    tile_bytes: part.segment.tile_bytes,
+                    strips: strips.len(),
+                    tiles: part.segment.end - part.segment.start,
+                    scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
+                    groups: part.groups,
+                    blocks: &part.blocks,
+                    tokens: tokens.len(),
+                    x: match part.codebook.grid() {
+                        Grid::I8 => Ints::I8(x.narrow.ints.get(first..).unwrap_or(&[])),
+                        Grid::I16 => Ints::I16(x.wide.ints.get(first..).unwrap_or(&[])),
+                    },
+                    x_stride: x.stride(),
+                    out_stride,
+                    interleave,
+                    panel: interleave.filter(|interleave| *interleave != Interleave::Rows).map(
+                        |interleave| {
+                            x.panel(part.codebook.grid(), part.segment.start, tokens.start, interleave)
+                        },
+                    ),
+                    block_scales: &x.block_scales[factors.clone()],
+                    block_starts: &x.block_starts[factors],
+                };
+                part.body.run(&args, out);
             };
-            part.body.run(&args, out);
+            match &self.nested {
+                None => run(self.codes_of(part, strips.start), self.stride(), out),
+                Some(nested) => {
+                    self.joined(nested, part, strips.clone(), |codes, stride| run(codes, stride, &mut *out))
+                }
+            }
         }
+    }
+
+    /// Calls `run` with the tiles of a part in these strips, and the bytes from a strip to the next.
+    fn joined(&self, nested: &Nested, part: &Part, strips: Range<usize>, run: impl FnOnce(&[u8], usize)) {
+        thread_local! {
+            static JOINED: RefCell<Buffer> = RefCell::new(Buffer::zeroed(0));
+        }
+        let stride = (part.segment.end - part.segment.start) * part.segment.tile_bytes;
+        JOINED.with_borrow_mut(|room| {
+            let len = strips.len() * stride + OVERREAD;
+            if size_of_val(&**room) < len {
+                *room = Buffer::zeroed(len);
+            }
+            let room = &mut lines::bytes_mut(room)[..len];
+            for (strip, out) in strips.zip(room.chunks_exact_mut(stride)) {
+                nested.join(self.strip(strip), part.segment.start, part.bits, out);
+            }
+            run(room, stride);
+        });
+    }
+
+    /// The bytes of a strip and all behind.
+    fn strip(&self, strip: usize) -> &[u8] {
+        &lines::bytes(&self.codes)[strip * self.stride()..]
     }
 
     const fn stride(&self) -> usize {
@@ -134,7 +218,7 @@ impl ExpandThenDot {
 
     /// Codes of a segment from its first tile in `strip` to the end of the buffer.
     fn codes_of(&self, part: &Part, strip: usize) -> &[u8] {
-        &lines::bytes(&self.codes)[strip * self.stride() + part.segment.offset..]
+        &self.strip(strip)[part.segment.offset..]
     }
 }
 
@@ -148,16 +232,17 @@ impl LinearKernel for ExpandThenDot {
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&*self.codes) + self.parts.iter().map(|p| size_of_val(&*p.scales)).sum::<usize>()
+        size_of_val(&*self.codes) + scale_bytes(&self.parts)
     }
 
     fn bytes_at(&self, precision: Precision) -> usize {
-        let strips = self.layout.tiles_down();
-        let part = |part: &Part| {
+        let parts = self.parts(precision);
+        let codes = |part: &Part| {
             let Segment { start, end, tile_bytes, .. } = part.segment;
-            strips * (end - start) * tile_bytes + size_of_val(&*part.scales)
+            let bytes = if part.bits > 0 { part.bits as usize * TILE / 8 } else { tile_bytes };
+            self.layout.tiles_down() * (end - start) * bytes
         };
-        self.parts(precision).iter().map(part).sum()
+        parts.iter().map(codes).sum::<usize>() + scale_bytes(parts)
     }
 
     fn row(&self, r: usize, precision: Precision, out: &mut [f32]) {
@@ -166,13 +251,19 @@ impl LinearKernel for ExpandThenDot {
         assert_eq!(out.len(), cols, "one row of weights");
         let (strip, row) = (r / TILE_ROWS, r % TILE_ROWS);
         let mut integers = [0; TILE_COLS];
-        let mut canonical = [0; MAX_TILE];
+        let (mut canonical, mut joined) = ([0; MAX_TILE], [0; MAX_TILE]);
         for part in self.parts(precision) {
             let Segment { start, end, tile_bytes, .. } = part.segment;
-            let canonical = &mut canonical[..tile_bytes];
-            let codes = self.codes_of(part, strip).chunks_exact(tile_bytes);
+            let (canonical, joined) = (&mut canonical[..tile_bytes], &mut joined[..tile_bytes]);
             let lane = usize::from(part.lane_of[row]);
-            for (across, code) in (start..end).zip(codes) {
+            for across in start..end {
+                let code = match &self.nested {
+                    None => &self.codes_of(part, strip)[(across - start) * tile_bytes..][..tile_bytes],
+                    Some(nested) => {
+                        nested.join(self.strip(strip), across, part.bits, joined);
+                        &*joined
+                    }
+                };
                 let code = match part.body.packing() {
                     None => code,
                     Some(packing) => {
@@ -267,9 +358,25 @@ impl Part {
             Grid::I16 => WIDE_BLOCK_TILES,
         };
         let blocks = blocks(&segment, view.group() / TILE_COLS, most);
-        let (gain, codebook) = (view.gains()[segment.plane], codebook.clone());
-        Self { segment, gain, codebook, body, blocks, scales, first_group, groups, lane_of }
+        let (gain, codebook, scales) = (view.gains()[segment.plane], codebook.clone(), scales.into());
+        Self { segment, bits: 0, gain, codebook, body, blocks, scales, first_group, groups, lane_of }
     }
+}
+
+/// Bytes of the scales of some parts, of which neighbours may have the same.
+fn scale_bytes(parts: &[Part]) -> usize {
+    let new = |i: &usize| parts[..*i].iter().all(|part| !Arc::ptr_eq(&part.scales, &parts[*i].scales));
+    (0..parts.len()).filter(new).map(|i| size_of_val(&*parts[i].scales)).sum()
+}
+
+/// The plain scalar codebook, of 4 or 8 bits, that has the values of `bits` bits of a nested one,
+/// repeated.
+pub(crate) fn plain(nested: &Codebook, bits: u32) -> Codebook {
+    let values = nested.at(bits).expect("a precision of the codebook");
+    let wide = if bits > 4 { 8 } else { 4 };
+    let scheme = Scheme::new(Family::Nuq, Rate::quarter_bits(4 * wide)).expect("a scalar scheme");
+    let entries = (0..1 << wide).map(|code: usize| values[code % values.len()]).collect();
+    Codebook::new(scheme, entries, nested.step()).expect("values of the int8 grid")
 }
 
 /// Makes the integer form that `part` wants and appends the factors of its blocks: `(token,

@@ -2,7 +2,7 @@
 
 use crate::{
     Args, Interleave, Isa, Line, LinearKernel, Vectors,
-    expand::ExpandThenDot,
+    expand::{self, ExpandThenDot, nested::NestedBody},
     progressive::{Progressive, ProgressiveBody},
     reference,
 };
@@ -117,6 +117,7 @@ pub struct Kernels {
     linear: Vec<LinearProvider>,
     providers: Vec<Provider>,
     progressive: Option<ProgressiveBody>,
+    nested: Option<NestedBody>,
     vectors: Vectors,
 }
 
@@ -140,6 +141,16 @@ impl Kernels {
     /// Sets the body of progressive schemes; it replaces the one installed before.
     pub fn install_progressive(&mut self, body: ProgressiveBody) {
         self.progressive = Some(body);
+    }
+
+    /// Sets what joins the bits of nested scalar codes; it replaces the one installed before.
+    pub fn install_nested(&mut self, body: NestedBody) {
+        self.nested = Some(body);
+    }
+
+    /// What joins the bits of nested scalar codes.
+    pub(crate) fn nested(&self) -> NestedBody {
+        self.nested.unwrap_or(NestedBody::scalar())
     }
 
     /// The body of progressive schemes.
@@ -180,6 +191,9 @@ impl Kernels {
         if SchemeSpec::of(codebook.scheme()).second_level.is_some() {
             return self.progressive().isa();
         }
-        self.body(codebook).isa()
+        match SchemeSpec::of(codebook.scheme()).table.and_then(|table| table.coarsest) {
+            Some(bits) => self.body(&expand::plain(codebook, bits)).isa(),
+            None => self.body(codebook).isa(),
+        }
     }
 }

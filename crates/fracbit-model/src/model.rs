@@ -189,7 +189,7 @@ impl Model {
     pub fn precisions(&self) -> BTreeSet<Rate> {
         let layers = self.layers.iter().flat_map(|l| &l.linears);
         let schemes = layers.map(|l| &**l).chain([self.head_linear()]).flat_map(Linear::schemes);
-        schemes.filter(|scheme| scheme.planes() > 1).flat_map(Scheme::precisions).collect()
+        schemes.filter(|scheme| scheme.nested()).flat_map(Scheme::precisions).collect()
     }
 
     /// Whether a scheduler may run on this model.

@@ -88,7 +88,7 @@ pub fn explain(
         Gain { what, saved, share: saved / plan.predicted_loss.max(f64::MIN_POSITIVE) }
     };
     let mut schemes = Vec::new();
-    let flat = |s: &Scheme| s.planes() == 1;
+    let flat = |s: &Scheme| !s.nested();
     for scheme in Scheme::all().filter(|s| flat(s) && !have.contains(s)) {
         if asker.measured(scheme) {
             schemes.push(gain(scheme.to_string(), asker.bound(&[scheme], None)?));

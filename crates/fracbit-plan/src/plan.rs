@@ -237,7 +237,7 @@ impl Plan {
     /// The rates at which nested matrices can be read, ascending.
     fn precisions(&self) -> BTreeSet<Rate> {
         let nested = self.layers.iter().filter_map(|layer| match layer.scheme {
-            Storage::Packed(scheme) if scheme.planes() > 1 => Some(scheme),
+            Storage::Packed(scheme) if scheme.nested() => Some(scheme),
             _ => None,
         });
         nested.flat_map(Scheme::precisions).collect()

@@ -5,6 +5,7 @@ mod grouped;
 pub mod hessian;
 mod matrix;
 pub mod moments;
+mod nested;
 mod progressive;
 mod rounders;
 pub mod sensitivity;

@@ -2,6 +2,7 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit_base::{Scheme, Shape};
+use fracbit_format::read_bits;
 use fracbit_quant::{Grouping, Hessian, Quantized, Rounders, Rounding, quantize_with};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -103,6 +104,59 @@ fn every_precision_is_near_a_code_of_its_own() {
             eprintln!("{nested}, moments: {with}: all {full:+.3} dB, the base {first:+.3} dB");
             assert!((-0.2..=most).contains(&full), "{nested} beside {native}: {full:+.3} dB");
             assert!(first <= if with { 0.5 } else { 0.0 }, "the base of {nested}: {first:+.3} dB");
+        }
+    }
+}
+
+/// Weights of a nested scalar matrix at `bits` bits, and the codes of tiles.
+fn at(made: &Quantized, bits: u32) -> (Vec<f32>, Vec<u16>) {
+    let (view, book) = (made.view(), &made.data.codebooks()[0]);
+    let whole = u32::from(made.data.scheme().quarters() / 4);
+    let values = book.at(bits).expect("a precision");
+    let low = |code: u16| code & ((1 << bits) - 1);
+    let mut out = Vec::new();
+    for r in 0..SHAPE.rows {
+        for c in 0..SHAPE.cols {
+            let code = &view.codes()[view.layout().tile(0, r / 16, c / 16)];
+            let place = (r % 16 * 16 + c % 16) * whole as usize;
+            let value = values[usize::from(low(read_bits(code, place, whole)))];
+            out.push(f32::from(value) * view.factor(0, r, c));
+        }
+    }
+    let count = made.data.codes().len() * 8 / whole as usize;
+    let codes = (0..count).map(|i| low(read_bits(made.data.codes(), i * whole as usize, whole)));
+    (out, codes.collect())
+}
+
+#[test]
+fn a_nested_scalar_code_is_one_for_each_precision() {
+    let weights = gaussian(3);
+    for moments in [vec![], vec![moments()]] {
+        let with = !moments.is_empty();
+        for (name, low) in [("nest-nuq-2..4", 2), ("nest-nuq-2..6", 2), ("nest-nuq-3..8", 3)] {
+            let made_one = made(name, &weights, &moments);
+            let high = u32::from(made_one.data.scheme().quarters() / 4);
+            for bits in low..=high {
+                let (values, codes) = at(&made_one, bits);
+                if !with {
+                    // Without moments what is read is what would be there alone.
+                    let alone = made(&format!("nest-nuq-{low}..{bits}"), &weights, &moments);
+                    assert_eq!(at(&alone, bits), (values.clone(), codes), "{name} at {bits} bits");
+                    assert_eq!(alone.data.scales(), made_one.data.scales(), "{name} at {bits} bits");
+                }
+                let own = made(&format!("nuq-{bits}"), &weights, &moments).view().dequantize();
+                let of = |values: &[f32]| loss(&weights, values, &moments);
+                let more = 10.0 * (of(&values) / of(&own)).log10();
+                eprintln!("{name}, moments: {with}: {bits} bits {more:+.3} dB");
+                // From 7 bits on the grid of 8 bits is what is coarse.
+                let most = match (with, bits) {
+                    (_, 7) => 3.0,
+                    (_, 8) => 7.0,
+                    (true, _) => 1.6,
+                    (false, _) => 1.0,
+                };
+                assert!((-0.2..=most).contains(&more), "{name} at {bits} bits: {more:+.3} dB");
+            }
         }
     }
 }

@@ -170,7 +170,7 @@ impl MemoryEstimate {
         }
         // What the planes of a nested matrix leave is kept beside it, and they are joined at the
         // end.
-        let nested = |l: &PlannedLayer| matches!(l.scheme, Storage::Packed(scheme) if scheme.planes() > 1);
+        let nested = |l: &PlannedLayer| matches!(l.scheme, Storage::Packed(scheme) if scheme.nested());
         let more = u64::from(plan.layers.iter().any(nested));
         Self {
             matrix: Bytes((2 + more) * 4 * largest),

@@ -80,6 +80,34 @@ fn a_nested_model_is_one_model_for_each_precision() {
 }
 
 #[test]
+fn scalar_codes_are_one_model_for_each_precision() {
+    let made = uniform("nest-nuq-2..4");
+    let model = load(&made.dir).expect("written");
+    let rates: Vec<f64> = model.precisions().into_iter().map(Rate::bits).collect();
+    assert_eq!(rates, [2.0, 3.0, 4.0]);
+    let mut losses = Vec::new();
+    let want = logits_with(&model, &StateOptions::default(), &tokens());
+    for (few, name) in [(2, "nest-nuq-2..2"), (3, "nest-nuq-2..3"), (4, "nest-nuq-2..4")] {
+        let alone = load(&uniform(name).dir).expect("written");
+        let options = StateOptions { precision: bits(few), ..StateOptions::default() };
+        let found = logits_with(&model, &options, &tokens());
+        assert_eq!(found, logits_with(&alone, &StateOptions::default(), &tokens()), "{name}");
+        // Token by token as in one pass.
+        let one = StateOptions { chunk: 1, ..options };
+        assert_eq!(found, logits_with(&model, &one, &tokens()), "{name}");
+        losses.push(found.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>());
+    }
+    assert!(losses.is_sorted_by(|coarse, fine| coarse > fine), "{losses:?}");
+    // Four bits are near four bits of a code of their own.
+    let [found, four] = [&made.dir, &uniform("nuq-4").dir]
+        .map(|dir| beside_the_original(dir).kl.expect("beside the original"));
+    eprintln!("KL of 2..4 bits {found:.4}, of 4 bits {four:.4}");
+    assert!(found < 1.4 * four, "{found} beside {four}");
+    let [two, four] = [bits(2), Precision::FULL].map(|precision| model.bits_at(precision));
+    assert!(two < 0.6 * four, "{two} of {four} bits");
+}
+
+#[test]
 fn switching_between_two_tokens_is_exact() {
     let model = load(&nested().dir).expect("written");
     let tokens = tokens();

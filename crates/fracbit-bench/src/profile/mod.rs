@@ -63,7 +63,7 @@ impl Default for ProfileOptions {
     /// Every scheme, single tokens, all cores.
     fn default() -> Self {
         Self {
-            schemes: Scheme::all().filter(|scheme| scheme.planes() == 1).collect(),
+            schemes: Scheme::all().filter(|scheme| !scheme.nested()).collect(),
             batch: vec![1],
             threads: machine::cores(),
             rounds: 5,

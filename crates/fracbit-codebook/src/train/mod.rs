@@ -10,6 +10,8 @@
 //!    must widen, and the finest codebook (`nuq-8`) still loses less than 0.1 %. For pairs the
 //!    codebook is also turned, which costs nothing for a circular source, to the angle that fits
 //!    the grid best. Additive codebooks are on the int8 grid, sums and all.
+//!    Nested scalars are on the int8 grid with the step at which their finest table, of 8 bits, just
+//!    fits.
 //! 3. A fixed order: scalar entries ascend; pairs ascend by first, then second integer. Of 128 and
 //!    256 pairs on the int8 grid the first quarter does, and the others are the same pairs
 //!    [turned](fracbit_format::Codebook::quarter): that costs nothing from 256 pairs on, .15 % of
@@ -22,6 +24,7 @@
 
 mod additive;
 mod groups;
+mod nested;
 mod normal;
 mod pairs;
 mod scalar;
@@ -48,6 +51,7 @@ pub fn codebook(scheme: Scheme, seed: u64) -> Option<Codebook> {
         Family::Nuq => Some(scalar_codebook(scheme)),
         Family::Vq => Some(pair_codebook(scheme, seed)),
         Family::Int | Family::Qoq(_) => Some(integers(scheme)),
+        Family::NestNuq(ladder) => Some(nested::codebook(scheme, ladder)),
         Family::Additive(books) => Some(additive::codebook(scheme, books, seed)),
         Family::Gnuq => {
             Some(group_codebooks(scheme, &mixed_groups(1 << 13, seed), None, GroupTraining::default()))

@@ -130,6 +130,29 @@ impl<const N: usize, const M: bool> Table for Banks<N, M> {
     }
 }
 
+/// A table of fewer entries than its indices have: their lowest bits count.
+#[derive(Clone, Copy)]
+pub(super) struct Low<T>(T);
+
+impl<T: Table> Table for Low<T> {
+    const BITS: u32 = 8;
+    const MAGNITUDES: bool = T::MAGNITUDES;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn new(table: &[Line], bias: u8) -> Self {
+        // SAFETY: promised by the caller.
+        Self(unsafe { T::new(table, bias) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn look(&self, index: __m256i) -> __m256i {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.look(low_bits(index, T::BITS)) }
+    }
+}
+
 /// Plain integers of eight bits, which need no table: -127 for the unused -128.
 #[derive(Clone, Copy)]
 pub(super) struct Integers {

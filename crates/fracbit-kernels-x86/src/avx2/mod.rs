@@ -21,6 +21,7 @@ mod expand;
 mod lookup;
 mod many;
 mod narrow;
+pub(crate) mod nested;
 mod orders;
 mod paired;
 mod pairs;

@@ -2,7 +2,7 @@
 
 use super::{
     expand::{Bytes, Loads, Wide},
-    lookup::{Banks, Integers, Layered, Ramped},
+    lookup::{Banks, Integers, Layered, Low, Ramped},
     narrow::{Fast, Fine, Scalar},
     paired::Paired,
     pairs::{Pairs, Pairs16, Pairs256, Rows, Turned},
@@ -68,9 +68,24 @@ fn scalar(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
         20 => both!(strips, Odd<20, Banks<2, false>>),
         24 => both!(strips, Scalar<24, Banks<4, false>>),
         28 => both!(strips, Scalar<28, Banks<8, false>>),
-        _ => both!(strips, Scalar<32, Banks<16, false>>),
+        // Fewer values, repeated: what is read of nested codes.
+        _ => match repeated(codebook.entries()) {
+            ..=32 => both!(strips, Scalar<32, Low<Banks<2, false>>>),
+            64 => both!(strips, Scalar<32, Low<Banks<4, false>>>),
+            128 => both!(strips, Scalar<32, Low<Banks<8, false>>>),
+            _ => both!(strips, Scalar<32, Banks<16, false>>),
+        },
     };
     (byte_table(codebook, 1, 0, 0), run)
+}
+
+/// After how many of its entries, a power of two from 32 on, a table repeats.
+fn repeated(entries: &[i16]) -> usize {
+    let mut len = entries.len();
+    while len > 32 && entries[..len / 2] == entries[len / 2..len] {
+        len /= 2;
+    }
+    len
 }
 
 fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
