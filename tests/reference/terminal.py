@@ -119,6 +119,20 @@ def main():
                 break
         else:
             raise AssertionError("twenty answers and none was stopped")
+        # Asked again, only its last token is run, and only that is told, stopped or not.
+        for _ in range(20):
+            chat.type("/retry\r")
+            chat.until("\r\n")
+            time.sleep(0.05)
+            chat.type(CTRL_C)
+            chat.until("prefill ")
+            shown = chat.until("\r\n")
+            assert shown.startswith("1 tokens at "), shown
+            chat.until("> ")
+            if "(stopped)" in shown:
+                break
+        else:
+            raise AssertionError("twenty answers and none was stopped")
         # It goes on after that.
         chat.type("And then?\r")
         chat.until("prefill ")

@@ -3,7 +3,7 @@
 
 use fracbit_base::Rate;
 use fracbit_engine::{
-    Done, Draft, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, full_pages,
+    Done, Draft, Engine, EngineError, EngineOptions, Finish, Output, Prefixes, Request, Tokens, full_pages,
 };
 use fracbit_grammar::{Rule, Vocabulary};
 use fracbit_io::{EncodeOptions, ModelConfig, Tokenizer};
@@ -439,6 +439,29 @@ fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     for id in 0..3 {
         let (tokens, done) = &said.borrow()[&id];
         assert!((4..12).contains(&tokens.len()) && done.is_none(), "{tokens:?}");
+    }
+}
+
+#[test]
+fn who_stops_a_text_is_told_what_was_run_of_it() {
+    let prompt = &prompts(1)[0];
+    let options = EngineOptions { context: CONTEXT, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(), options).expect("good options");
+    for (cached, most) in [(0, 9), (prompt.len() - 1, 9), (prompt.len() - 1, 3)] {
+        let mut text =
+            Tokens::begin(&mut engine, prompt.clone(), most, Vec::new(), sampler(0)).expect("a prompt");
+        let tokens = text.by_ref().take(3).count();
+        assert_eq!((tokens, text.done()), (3, None));
+        text.stop();
+        let done = *text.done().expect("it has begun");
+        assert_eq!((done.prompt, done.cached), (prompt.len(), cached));
+        // It may have guessed on, or just have ended.
+        assert!((3..=most).contains(&done.tokens) && done.guessed < done.tokens, "{done:?}");
+        let finish = if done.tokens == most { Finish::MaxTokens } else { Finish::Output };
+        assert_eq!(done.finish, finish);
+        assert!(text.is_over() && text.next().is_none());
+        drop(text);
+        assert_eq!(engine.sequences(), 0);
     }
 }
 

@@ -222,7 +222,7 @@ impl<'a, R: Runtime> Writer<'a, R> {
         let start = Instant::now();
         let length = prompt.len();
         let mut stream = self.words.tokenizer.stream(true);
-        let (mut text, mut tokens, mut first) = (String::new(), 0, None);
+        let (mut text, mut tokens, mut first, mut stopped) = (String::new(), 0, None, false);
         let mut emit = |piece: String, text: &mut String| {
             text.push_str(&piece);
             if piece.is_empty() { Ok(()) } else { sink(&piece) }
@@ -234,14 +234,18 @@ impl<'a, R: Runtime> Writer<'a, R> {
             tokens += 1;
             emit(stream.push(token?)?, &mut text)?;
             if self.interrupt.take() {
+                stopped = true;
                 break;
             }
         }
         let total = start.elapsed();
+        if stopped {
+            written.stop();
+        }
         emit(stream.finish()?, &mut text)?;
         let prefill = first.unwrap_or(total);
         let done = written.done();
-        let finish = done.map(|done| done.finish);
+        let finish = done.map(|done| done.finish).filter(|_| !stopped);
         // The first token comes out of the prefill; an end token costs a step without showing.
         let steps = (tokens + usize::from(matches!(finish, Some(Finish::End(_))))).saturating_sub(1);
         let speed = Speed {
@@ -249,7 +253,8 @@ impl<'a, R: Runtime> Writer<'a, R> {
             prefill,
             steps,
             decode: total.saturating_sub(prefill),
-            guessed: done.map_or(0, |done| done.guessed),
+            // A text that was stopped may have guesses that nobody has seen.
+            guessed: done.map_or(0, |done| done.guessed.min(steps)),
             bits: done.and_then(|done| done.bits),
         };
         Ok(Written { text, tokens, finish, speed })

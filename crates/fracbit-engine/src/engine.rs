@@ -474,10 +474,11 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
     /// A sequence has ended; `None`: nobody wants it any more.
     fn end(&mut self, sequence: Sequence<O>, state: &R::State, finish: Option<Finish>) {
         self.keep(&sequence, state, 1);
-        if let Some(finish) = finish {
-            let read = |rate| self.model.bits_at(Precision::at_most(rate));
-            let done = sequence.done(finish, read);
-            sequence.output.done(done);
+        let read = |rate| self.model.bits_at(Precision::at_most(rate));
+        let done = sequence.done(finish.unwrap_or(Finish::Output), read);
+        match finish {
+            Some(_) => sequence.output.done(done),
+            None => sequence.output.dropped(done),
         }
     }
 

@@ -37,6 +37,15 @@ pub trait Output {
     /// The text is done. Not called when nobody wanted it.
     fn done(self, done: Done);
 
+    /// The text has begun, but nobody wants it any more: what was done of it, with
+    /// [`Finish::Output`].
+    fn dropped(self, done: Done)
+    where
+        Self: Sized,
+    {
+        let _ = done;
+    }
+
     /// The text cannot go on.
     fn failed(self, error: Error);
 }

@@ -42,6 +42,10 @@ impl Output for Listener {
         lock(&self.0).end = Some(Ok(done));
     }
 
+    fn dropped(self, done: Done) {
+        lock(&self.0).end = Some(Ok(done));
+    }
+
     fn failed(self, error: Error) {
         lock(&self.0).end = Some(Err(error));
     }
@@ -87,6 +91,20 @@ impl<'a, R: Runtime, E: BorrowMut<Engine<'a, R, Listener>>> Tokens<'a, R, E> {
         self.done.as_ref()
     }
 
+    /// Ends the text where it is; [`done`](Self::done) then tells what was run of it, with
+    /// [`Finish::Output`](crate::Finish::Output) unless it had just ended.
+    pub fn stop(&mut self) {
+        if self.over {
+            return;
+        }
+        self.over = true;
+        lock(&self.heard).unwanted = true;
+        self.engine.borrow_mut().sweep();
+        if let Some(Ok(done)) = lock(&self.heard).end.take() {
+            self.done = Some(done);
+        }
+    }
+
     /// Whether no more tokens come.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -120,9 +138,6 @@ impl<'a, R: Runtime, E: BorrowMut<Engine<'a, R, Listener>>> Iterator for Tokens<
 
 impl<'a, R: Runtime, E: BorrowMut<Engine<'a, R, Listener>>> Drop for Tokens<'a, R, E> {
     fn drop(&mut self) {
-        if !self.over {
-            lock(&self.heard).unwanted = true;
-            self.engine.borrow_mut().sweep();
-        }
+        self.stop();
     }
 }
