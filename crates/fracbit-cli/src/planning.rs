@@ -296,11 +296,29 @@ pub(crate) struct Aids<'a> {
 pub(crate) fn reachable(
     source: &Source,
     options: &PlanOptions,
+    target: &TargetArgs,
     memory: Option<MemoryBudget>,
 ) -> Result<(), Failure> {
     let inventory = source.inventory(options.rotation);
-    let solved = solve(&inventory, &Sensitivities::prior(&inventory, options.rotation), options);
-    solved.map(drop).map_err(|failure| short_of_cache(failure, source, memory))
+    let sensitivities = Sensitivities::prior(&inventory, options.rotation);
+    let Err(error) = fracbit::plan(&inventory, &sensitivities, options) else { return Ok(()) };
+    let failure = match (&error, target.size) {
+        (PlanError::Budget { asked, min, min_bits, binds, .. }, Some(size))
+            if asked < min && matches!(options.target, Target::Size(_)) =>
+        {
+            let beside = fracbit::beside_tensors(&source.opened)?;
+            let rule = format!(
+                "--size {size} for the directory is out of reach: tokenizer and other files take up to {}, \
+                 and this palette stores the weights in at least {min} ({min_bits:.3} bits per weight), so \
+                 --size should be at least {}B; the layer that binds is {binds}",
+                Bytes(beside),
+                beside + min.0,
+            );
+            Failure::new(Exit::OutOfReach, anyhow::Error::msg(rule))
+        }
+        _ => error.into(),
+    };
+    Err(short_of_cache(with_head(failure, options), source, memory))
 }
 
 /// What a budget of memory is short of, beside the error of the weights alone.
@@ -319,11 +337,15 @@ fn solve(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Failure> {
-    fracbit::plan(inventory, sensitivities, options).map_err(|error| match options.keep_head {
-        true => Failure::from(error)
-            .hint("--keep-head stores the head at 16 bits per weight, out of the same budget"),
-        false => error.into(),
-    })
+    fracbit::plan(inventory, sensitivities, options).map_err(|error| with_head(error.into(), options))
+}
+
+/// What may be behind a plan that was refused.
+fn with_head(failure: Failure, options: &PlanOptions) -> Failure {
+    if !options.keep_head {
+        return failure;
+    }
+    failure.hint("--keep-head stores the head at 16 bits per weight, out of the same budget")
 }
 
 /// Sensitivities and the plan that follows from them.

@@ -35,7 +35,16 @@ fn a_size_is_that_of_the_directory() {
     }
     let tokenizer = fs::metadata(demo.join("tokenizer.json")).expect("a file").len();
     let given = (tokenizer + 10_000).to_string() + "B";
-    fracbit(&["plan", text(&demo), "--size", &given]).failed(OUT_OF_REACH, &["out of reach", "directory"]);
+    let words = ["out of reach", "tokenizer and other files take up to", "--size should be at least "];
+    let small = place.path().join("small");
+    fracbit(&["quantize", text(&demo), "-o", text(&small), "--size", &given]).failed(OUT_OF_REACH, &words);
+    assert!(!small.exists());
+    let refused = fracbit(&["plan", text(&demo), "--size", &given]).failed(OUT_OF_REACH, &words);
+    assert!(!refused.err.contains("budget 0 B"), "{}", refused.err);
+    // What it says is the least suffices.
+    let least = refused.err.split_once(words[2]).and_then(|(_, least)| least.split_once(';'));
+    let (least, _) = least.expect("a size");
+    fracbit(&["plan", text(&demo), "--size", least, "--sensitivity", "prior"]).done();
 }
 
 /// 16 bits are no limit, also where norms take more than 16.

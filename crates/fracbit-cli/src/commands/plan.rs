@@ -84,7 +84,7 @@ pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure>
             let mut options = planning::options(&source, &args.target, &args.shape, &args.speed, context)?;
             let losses = Losses::new(&args.losses, &options)?;
             let memory = planning::memory(&source, &args.target, &args.speed);
-            planning::reachable(&source, &options, memory)?;
+            planning::reachable(&source, &options, &args.target, memory)?;
             let fixed = losses.rotation(args.shape.rotation, &mut options)?;
             let weights = source.weights(fixed, &mut options, None, context)?;
             let aids = Aids { memory, ..Aids::default() };

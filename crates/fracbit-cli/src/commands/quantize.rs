@@ -469,7 +469,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     let measuring = args.measuring(&recipe, &source)?;
     let memory = planning::memory(&source, &args.target, &args.speed);
     if let Recipe::Make(options, _) = &recipe {
-        planning::reachable(&source, options, memory)?;
+        planning::reachable(&source, options, &args.target, memory)?;
     }
     if !args.dry_run {
         source.check(context)?;
