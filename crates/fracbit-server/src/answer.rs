@@ -192,7 +192,8 @@ impl Answers {
         if self.chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn choice(&self, at: usize, Choice { spoken: Spoken { text, calls }, scores, finish }: Choice) -> Value {
+    fn choice(&self, at: usize, Choice { spoken, scores, finish }: Choice) -> Value {
+        let (text, calls) = spoken.apart();
         let mut choice = json!({ "index": at });
         if self.chat {
             choice["message"] = json!({ "role": "assistant", "content": text });

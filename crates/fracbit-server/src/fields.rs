@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// Most characters of a value that a message repeats.
 const SHOWN: usize = 60;
 /// Fields that change nothing of a text.
-const OF_NO_CONSEQUENCE: [&str; 8] = [
+const OF_NO_CONSEQUENCE: [&str; 7] = [
     "user",
     "metadata",
     "store",
@@ -16,7 +16,6 @@ const OF_NO_CONSEQUENCE: [&str; 8] = [
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "verbosity",
 ];
 
 /// A request that cannot be served.
@@ -176,6 +175,13 @@ impl Fields {
             fields.insert(field, value);
         }
         Ok(Self(fields))
+    }
+
+    /// Those of these fields that are there, as they came.
+    pub(crate) fn copies(&self, fields: &[&str]) -> Map<String, Value> {
+        let there =
+            |&field: &&str| Some((field.to_owned(), self.0.get(field).filter(|v| !v.is_null())?.clone()));
+        fields.iter().filter_map(there).collect()
     }
 
     /// A field as it is; null is absent.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
-use crate::request::{Prompt, Request};
+use crate::request::Request;
 use crate::tools::{Calls, Format, Spoken, rest_of, said_of};
 
 /// The texts of a request, as they come: which, and what of it.
@@ -210,10 +210,4 @@ pub(crate) fn renamed(mut refusal: Refusal, names: &[(&str, &str)]) -> Refusal {
         refusal.field = Some((*name).to_owned());
     }
     refusal
-}
-
-/// The instruction of a request, if it has one.
-pub(crate) fn instruction(request: &Request) -> Option<String> {
-    let [Prompt::Chat { messages, .. }] = &request.prompts[..] else { return None };
-    messages.first().filter(|first| first.role == "system").map(|first| first.content.clone())
 }

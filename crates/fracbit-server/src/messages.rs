@@ -12,7 +12,7 @@ use crate::form::{
     Answering, Events, Form, Turns, functions, moved, named, plain_id, renamed, text_in, text_of,
 };
 use crate::request::Request;
-use crate::tools::{Calls, Said, Spoken, call_id, calls_of, rest_of, said_of};
+use crate::tools::{Calls, Part, Said, call_id, calls_of, rest_of, said_of};
 
 /// Fields with the names that they have in chat completions.
 const SAME: [(&str, &str); 7] = [
@@ -172,17 +172,20 @@ impl Form for Message {
     }
 
     async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
-        let (Spoken { text, calls }, done, stop) = text_of(events, &mut self.calls).await?;
-        let said = (!text.is_empty() || calls.is_empty()).then(|| json!({ "type": "text", "text": text }));
-        let calls = calls.iter().enumerate().map(|(i, (name, arguments))| {
-            // What was cut has no end.
-            let input: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
-            self.call(i, name, &input)
-        });
-        let content: Value = said.into_iter().chain(calls).collect();
-        let called = content.as_array().is_some_and(|all| all.iter().any(|b| b["type"] == "tool_use"));
+        let (spoken, done, stop) = text_of(events, &mut self.calls).await?;
+        let mut called = 0;
+        let block = |part: &Part| match part {
+            Part::Text(text) => json!({ "type": "text", "text": text }),
+            Part::Call(name, arguments) => {
+                called += 1;
+                // What was cut has no end.
+                let input: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+                self.call(called - 1, name, &input)
+            }
+        };
+        let content: Value = spoken.parts().iter().map(block).collect();
         let mut message = self.message(content, &usage(done));
-        (message["stop_reason"], message["stop_sequence"]) = ended(done, stop, called);
+        (message["stop_reason"], message["stop_sequence"]) = ended(done, stop, called > 0);
         Ok(message)
     }
 

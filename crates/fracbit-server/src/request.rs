@@ -73,6 +73,8 @@ pub(crate) struct Request {
     pub(crate) stream: bool,
     /// Count tokens at the end of a stream.
     pub(crate) usage: bool,
+    /// Fields as they came, of those that an answer of the request's form repeats.
+    pub(crate) asked: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -248,6 +250,8 @@ impl Request {
         let none = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
         fields.only("functions", none)?;
         fields.only("function_call", |v| v == "none" || v == "auto")?;
+        // How long answers should be is nothing that a model here was trained for.
+        fields.only("verbosity", |v| v == "medium")?;
         fields.only("modalities", |v| v == &json!(["text"]))?;
         let logprobs = logprobs.then_some(top.unwrap_or(0));
         let mut request = Self::rest(fields, vec![prompt], max_tokens, (false, logprobs), defaults)?;
@@ -322,6 +326,7 @@ impl Request {
             logprobs,
             stream,
             usage: options.is_some_and(|o| o.include_usage),
+            asked: Map::new(),
         };
         fields.end()?;
         Ok(request)

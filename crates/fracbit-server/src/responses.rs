@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
 use crate::form::{
-    Answering, Events, Form, Turns, functions, instruction, moved, named, plain_id, renamed, text_in, text_of,
+    Answering, Events, Form, Turns, functions, moved, named, plain_id, renamed, text_in, text_of,
 };
 use crate::request::Request;
-use crate::tools::{Calls, Said, Spoken, call_id, calls_of, rest_of, said_of};
+use crate::tools::{Calls, Part, Said, call_id, calls_of, rest_of, said_of};
 
 /// Fields with the names that they have in chat completions.
 const SAME: [(&str, &str); 5] = [
@@ -24,9 +24,26 @@ const SAME: [(&str, &str); 5] = [
     ("stream", "stream"),
 ];
 
+/// Fields that an answer repeats.
+const REPEATED: [&str; 12] = [
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "user",
+];
+
 /// Reads a request.
 pub(crate) fn read(body: &[u8], defaults: SampleConfig) -> Result<Request, Refusal> {
     let mut fields = Fields::parse(body)?;
+    let asked = fields.copies(&REPEATED);
     let mut chat = Map::new();
     moved(&mut fields, &SAME, &mut chat);
     let instructions = fields.take("instructions", "a text")?;
@@ -48,7 +65,8 @@ pub(crate) fn read(body: &[u8], defaults: SampleConfig) -> Result<Request, Refus
     fields.end()?;
     let body = Value::Object(chat).to_string();
     let names = [SAME.as_slice(), &[("text", "response_format"), ("input", "messages")]].concat();
-    Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))
+    let request = Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))?;
+    Ok(Request { asked, ..request })
 }
 
 /// Functions, and what is to be done with them.
@@ -70,9 +88,10 @@ fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), Refus
 fn structure(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
     let want = "an object with a `format`";
     let Some(mut text) = fields.take::<Map<String, Value>>("text", want)? else { return Ok(None) };
+    let (format, verbosity) = (text.shift_remove("format"), text.shift_remove("verbosity"));
     // How long answers should be is nothing that a model here was trained for.
-    let (format, _) = (text.shift_remove("format"), text.shift_remove("verbosity"));
-    if let Some(name) = text.keys().next() {
+    let other = verbosity.filter(|wanted| !(wanted.is_null() || wanted == "medium"));
+    if let Some(name) = text.keys().map(String::as_str).chain(other.iter().map(|_| "verbosity")).next() {
         return Err(Refusal::field("text", format_args!("should have no `{name}`")));
     }
     Ok(format.filter(|format| !format.is_null()).map(|mut format| {
@@ -131,25 +150,16 @@ pub(crate) struct Response {
     id: u64,
     model: String,
     created: u64,
-    instructions: Option<String>,
-    max_tokens: Option<usize>,
-    sampling: SampleConfig,
+    /// What it repeats of the request, with what holds where that said nothing.
+    asked: Map<String, Value>,
     calls: Option<Calls>,
     /// What the output has so far; the last one may go on.
-    items: Vec<Item>,
+    items: Vec<Part>,
     /// Whether the last one does.
     open: bool,
     /// Events said so far.
     said: usize,
     over: bool,
-}
-
-/// One item of an output.
-#[derive(Clone)]
-enum Item {
-    Text(String),
-    /// Its name and its arguments.
-    Call(String, String),
 }
 
 impl Form for Response {
@@ -158,9 +168,7 @@ impl Form for Response {
             id,
             model,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            instructions: instruction(request),
-            max_tokens: request.max_tokens,
-            sampling: request.sampling,
+            asked: repeated(request),
             calls: calls_of(request, format),
             items: Vec::new(),
             open: false,
@@ -170,9 +178,8 @@ impl Form for Response {
     }
 
     async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
-        let (Spoken { text, calls }, done, _) = text_of(events, &mut self.calls).await?;
-        self.items.extend((!text.is_empty() || calls.is_empty()).then_some(Item::Text(text)));
-        self.items.extend(calls.into_iter().map(|(name, arguments)| Item::Call(name, arguments)));
+        let (spoken, done, _) = text_of(events, &mut self.calls).await?;
+        self.items = spoken.parts();
         Ok(self.response(Some(done)))
     }
 
@@ -220,9 +227,9 @@ impl Response {
             all += &match said {
                 Said::Text(text) | Said::Broken { rest: text, .. } if text.is_empty() => continue,
                 Said::Text(text) | Said::Broken { rest: text, .. } => self.text(&text),
-                Said::Call(name) => self.begin(Item::Call(name, String::new())),
+                Said::Call(name) => self.begin(Part::Call(name, String::new())),
                 Said::Arguments(piece) => {
-                    if let Some(Item::Call(_, arguments)) = self.items.last_mut() {
+                    if let Some(Part::Call(_, arguments)) = self.items.last_mut() {
                         *arguments += &piece;
                     }
                     let delta = self.at(json!({ "delta": piece }));
@@ -234,9 +241,9 @@ impl Response {
     }
 
     fn text(&mut self, text: &str) -> String {
-        let goes_on = self.open && matches!(self.items.last(), Some(Item::Text(_)));
-        let begun = if goes_on { String::new() } else { self.begin(Item::Text(String::new())) };
-        if let Some(Item::Text(all)) = self.items.last_mut() {
+        let goes_on = self.open && matches!(self.items.last(), Some(Part::Text(_)));
+        let begun = if goes_on { String::new() } else { self.begin(Part::Text(String::new())) };
+        if let Some(Part::Text(all)) = self.items.last_mut() {
             *all += text;
         }
         let mut delta = self.at(json!({ "delta": text, "logprobs": [] }));
@@ -245,9 +252,9 @@ impl Response {
     }
 
     /// Begins an item behind the one that is open.
-    fn begin(&mut self, item: Item) -> String {
+    fn begin(&mut self, item: Part) -> String {
         let closed = self.close("completed");
-        let is_text = matches!(item, Item::Text(_));
+        let is_text = matches!(item, Part::Text(_));
         self.items.push(item);
         self.open = true;
         let at = self.items.len() - 1;
@@ -272,7 +279,7 @@ impl Response {
         let at = self.items.len() - 1;
         let mut all = String::new();
         match self.items[at].clone() {
-            Item::Text(text) => {
+            Part::Text(text) => {
                 for (name, data) in [
                     ("response.output_text.done", json!({ "text": text, "logprobs": [] })),
                     ("response.content_part.done", json!({ "part": part(&text) })),
@@ -282,7 +289,7 @@ impl Response {
                     all += &self.say(name, data);
                 }
             }
-            Item::Call(name, arguments) => {
+            Part::Call(name, arguments) => {
                 let data = self.at(json!({ "name": name, "arguments": arguments }));
                 all += &self.say("response.function_call_arguments.done", data);
             }
@@ -303,7 +310,7 @@ impl Response {
     fn last(&mut self, done: Done) -> String {
         let mut all = String::new();
         if self.items.is_empty() {
-            all += &self.begin(Item::Text(String::new()));
+            all += &self.begin(Part::Text(String::new()));
         }
         let status = if done.finish.is_cut() { "incomplete" } else { "completed" };
         all += &self.close(status);
@@ -313,11 +320,11 @@ impl Response {
 
     fn item(&self, at: usize, status: &str) -> Value {
         match &self.items[at] {
-            Item::Text(text) => json!({
+            Part::Text(text) => json!({
                 "id": format!("msg_{:016x}_{at}", self.id), "type": "message", "status": status,
                 "role": "assistant", "content": [part(text)],
             }),
-            Item::Call(name, arguments) => json!({
+            Part::Call(name, arguments) => json!({
                 "id": format!("fc_{:016x}_{at}", self.id), "type": "function_call", "status": status,
                 "call_id": format!("{PREFIX}{}", call_id(self.id, 0, at)), "name": name, "arguments": arguments,
             }),
@@ -342,17 +349,45 @@ impl Response {
                 "total_tokens": prompt + tokens,
             })
         });
-        json!({
+        let mut response = json!({
             "id": format!("resp_{:016x}", self.id), "object": "response", "created_at": self.created,
             "status": status, "error": null, "incomplete_details": why, "model": self.model,
-            "instructions": self.instructions, "output": output, "usage": usage,
-            "max_output_tokens": self.max_tokens, "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p, "background": false, "metadata": {}, "parallel_tool_calls": false,
-            "previous_response_id": null, "store": false, "text": { "format": { "type": "text" } },
-            "tool_choice": if self.calls.is_some() { "auto" } else { "none" }, "tools": [],
+            "output": output, "usage": usage, "background": false, "previous_response_id": null,
+            "reasoning": { "effort": null, "summary": null }, "store": false, "top_logprobs": 0,
             "truncation": "disabled",
-        })
+        });
+        if let Some(response) = response.as_object_mut() {
+            response.extend(self.asked.clone());
+        }
+        response
     }
+}
+
+/// What an answer repeats of its request, with what holds where that said nothing.
+fn repeated(request: &Request) -> Map<String, Value> {
+    let asked = &request.asked;
+    // As it is written, without the digits that a number of 32 bits gets as one of 64.
+    let number = |x: f32| x.to_string().parse::<f64>().unwrap_or(x.into());
+    let mut all = Map::new();
+    for (field, default) in [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", true.into()),
+        ("prompt_cache_key", Value::Null),
+        ("safety_identifier", Value::Null),
+        ("temperature", number(request.sampling.temperature).into()),
+        ("tool_choice", "auto".into()),
+        ("tools", json!([])),
+        ("top_p", number(request.sampling.top_p).into()),
+        ("user", Value::Null),
+    ] {
+        all.insert(field.to_owned(), asked.get(field).cloned().unwrap_or(default));
+    }
+    let format = asked.get("text").and_then(|text| text.get("format")).filter(|format| !format.is_null());
+    let format = format.cloned().unwrap_or_else(|| json!({ "type": "text" }));
+    all.insert("text".to_owned(), json!({ "format": format, "verbosity": "medium" }));
+    all
 }
 
 /// The one part of a text.
@@ -391,8 +426,35 @@ mod tests {
         });
         let want = Request::chat(same.to_string().as_bytes(), SampleConfig::default());
         let got = read_of(&body).expect("a good request");
-        assert_eq!(got, want.expect("a good request"));
-        assert_eq!(instruction(&got).as_deref(), Some("Be brief."));
+        assert_eq!(Request { asked: Map::new(), ..got }, want.expect("a good request"));
+    }
+
+    #[test]
+    fn an_answer_repeats_what_was_asked() {
+        let tool =
+            json!({ "type": "function", "name": "f", "strict": true, "parameters": { "type": "object" } });
+        let asked = json!({
+            "instructions": "Be brief.", "max_output_tokens": 9, "metadata": { "a": "b" },
+            "parallel_tool_calls": false, "prompt_cache_key": "k", "safety_identifier": "s",
+            "temperature": 0.7, "tool_choice": { "type": "function", "name": "f" }, "tools": [tool],
+            "top_p": 0.9, "user": "u",
+        });
+        let mut body = asked.clone();
+        body["input"] = "a".into();
+        let mut got = repeated(&read_of(&body).expect("a good request"));
+        let text = got.shift_remove("text").expect("a form");
+        assert_eq!(text, json!({ "format": { "type": "text" }, "verbosity": "medium" }));
+        assert_eq!(Value::Object(got), asked);
+        // The form of a text, which is none beside functions.
+        let format = json!({ "type": "json_schema", "name": "n", "schema": { "type": "integer" } });
+        let body = json!({ "input": [{ "role": "system", "content": "s" }, { "role": "user", "content": "a" }],
+            "text": { "format": format } });
+        let defaults = SampleConfig { temperature: 0.8, ..SampleConfig::default() };
+        let got = repeated(&read(body.to_string().as_bytes(), defaults).expect("a good request"));
+        assert_eq!(got["text"]["format"], format);
+        assert_eq!((&got["temperature"], &got["tools"]), (&json!(0.8), &json!([])));
+        // What the input has as a system's message is none of the instructions.
+        assert_eq!((&got["instructions"], &got["tool_choice"]), (&Value::Null, &json!("auto")));
     }
 
     #[test]
@@ -410,6 +472,7 @@ mod tests {
             ("max_output_tokens", json!(0)),
             ("tools", json!([{ "type": "web_search" }])),
             ("text", json!({ "size": 3 })),
+            ("text", json!({ "verbosity": "low" })),
             ("text", json!({ "format": { "type": "xml" } })),
             ("reasoning", json!({ "effort": "high" })),
             ("previous_response_id", json!("resp_1")),

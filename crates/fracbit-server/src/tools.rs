@@ -11,7 +11,7 @@ use crate::fields::{Fields, Refusal};
 
 pub(crate) use calls::{Calls, Said};
 pub(crate) use format::Format;
-pub(crate) use spoken::{Spoken, call_id, calls_of, rest_of, said_of};
+pub(crate) use spoken::{Part, Spoken, call_id, calls_of, rest_of, said_of};
 
 /// Most functions of a request, as in OpenAI's API.
 const FUNCTIONS: usize = 128;
