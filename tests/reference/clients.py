@@ -1,10 +1,11 @@
-"""The server as the Python packages of OpenAI and Anthropic, LangChain and the evaluation harness of EleutherAI meet it.
+"""The server as the Python packages of OpenAI and Anthropic, LangChain, litellm and the evaluation harness of EleutherAI meet it.
 
-    python3 clients.py PROGRAM MODEL    # wants openai and anthropic, asks langchain-openai; `fracbit serve MODEL` is started on a free port
+    python3 clients.py PROGRAM MODEL    # wants openai and anthropic, asks langchain-openai and litellm; `fracbit serve MODEL` is started on a free port
 """
 
 import json
 import math
+import os
 import subprocess
 import sys
 import urllib.request
@@ -86,6 +87,10 @@ def check_responses(base):
     (call,) = called.output
     assert call.type == "function_call" and call.name == "adopt" and call.call_id.startswith("call_")
     assert Pet(**json.loads(call.arguments)) and called.status == "completed"
+    # What was asked for is repeated.
+    assert called.tools[0].to_dict() == adopt and called.tool_choice == "required"
+    assert not called.parallel_tool_calls and called.max_output_tokens == 200
+    assert parsed.text.format.type == "json_schema" and parsed.parallel_tool_calls
     with client.responses.stream(**calling) as stream:
         events = list(stream)
     pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
@@ -271,6 +276,62 @@ def check_langchain(base):
     assert model.bind(max_tokens=8).invoke(history).content
 
 
+def check_litellm(base):
+    # Its list of prices comes from the network unless it is told to take its own.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    try:
+        import litellm
+    except ImportError:
+        print("skipped: litellm is not installed (litellm==1.110.2)", file=sys.stderr)
+        return
+    litellm.suppress_debug_info = True
+    client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+    said = [dict(role="user", content="Hello")]
+    asked = dict(messages=said, max_tokens=8, temperature=0)
+    want = client.chat.completions.create(model="tiny", **asked).choices[0].message.content
+    there = dict(api_base=base, api_key="none", num_retries=0)
+    adopt = dict(type="function", function=dict(name="adopt", strict=True, parameters=PET))
+    # The same server by the names of OpenAI's API and of vLLM.
+    for model in ["openai/tiny", "hosted_vllm/tiny"]:
+        whole = litellm.completion(model=model, **asked, **there)
+        assert whole.choices[0].message.content == want and whole.choices[0].finish_reason == "length"
+        assert whole.usage.completion_tokens == 8
+        pieces = list(litellm.completion(model=model, **asked, **there, stream=True, stream_options={"include_usage": True}))
+        assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == want
+        assert any(getattr(p, "usage", None) and p.usage.completion_tokens == 8 for p in pieces)
+        long = asked | dict(model=model, max_tokens=200) | there
+        parsed = litellm.completion(**long, response_format=Pet).choices[0].message.content
+        assert Pet.model_validate_json(parsed)
+        vectors = litellm.embedding(model=model, input=["Once upon a time", "The dog"], **there)
+        assert len(vectors.data) == 2 and len(vectors.data[0]["embedding"]) > 8
+        # As for vLLM it leaves out that no other members may follow, and this model never ends them.
+        if model != "openai/tiny":
+            continue
+        calling = long | dict(tools=[adopt], tool_choice="required", parallel_tool_calls=False)
+        called = litellm.completion(**calling).choices[0]
+        assert called.finish_reason == "tool_calls"
+        (call,) = called.message.tool_calls
+        assert call.function.name == "adopt" and Pet.model_validate_json(call.function.arguments)
+        chunks = list(litellm.completion(**calling, stream=True))
+        streamed = litellm.stream_chunk_builder(chunks).choices[0]
+        assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+        result = dict(role="tool", tool_call_id=call.id, content="Done.")
+        history = dict(messages=[*said, called.message.model_dump(exclude_none=True), result])
+        after = litellm.completion(**asked | there | history, model=model, tools=[adopt], tool_choice="none")
+        assert after.choices[0].message.content
+    # And by that of Anthropic's.
+    claude = litellm.completion(model="anthropic/tiny", **asked, **there | dict(api_base=base.removesuffix("/v1")))
+    assert claude.choices[0].message.content == want
+    texts = litellm.text_completion(model="text-completion-openai/tiny", prompt="Once", max_tokens=4, **there)
+    assert texts.choices[0].text
+    try:
+        litellm.completion(model="openai/other", **asked, **there)
+    except litellm.NotFoundError:
+        pass
+    else:
+        raise AssertionError("another model was served")
+
+
 def check_harness(base):
     """What `lm_eval --model local-completions` (0.4.13) sends, and how it reads the answer."""
 
@@ -318,6 +379,7 @@ def main():
         check_state(base)
         check_structure(base)
         check_langchain(base)
+        check_litellm(base)
         check_harness(base)
     finally:
         serving.terminate()

@@ -134,7 +134,7 @@ fn test() -> Outcome {
     run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &highs)?;
     let warnings = [("RUSTDOCFLAGS", "--deny warnings"), highs[0]];
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
-    setup::python_clients();
+    setup::clients();
     if let Err(why) = setup::published(&["--quick"]) {
         println!("skipped: published chat templates and tokenizers: {why}");
     }

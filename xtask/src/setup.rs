@@ -92,15 +92,62 @@ fn run_check(python: &str, script: &str) -> Outcome {
 }
 
 /// Installs what the server is asked with, for a test of the command line that looks for it.
-pub(crate) fn python_clients() {
-    const CLIENTS: [&str; 3] = ["openai==3.57.0", "anthropic==2.14.0", "langchain-openai==1.7.4"];
+pub(crate) fn clients() {
+    const PYTHON: [&str; 4] =
+        ["openai==3.57.0", "anthropic==2.14.0", "langchain-openai==1.7.4", "litellm==1.110.2"];
+    // litellm asks the network for prices when it is imported.
+    const MODULES: &str =
+        "openai, anthropic, langchain_openai, importlib.metadata; importlib.metadata.version('litellm')";
     // Without a network nothing is installed.
-    if !matches!(python_with("openai, anthropic, langchain_openai", &CLIENTS), Ok(Some(_))) {
+    if !matches!(python_with(MODULES, &PYTHON), Ok(Some(_))) {
         println!(
-            "skipped: the clients of OpenAI and Anthropic and LangChain against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
-            CLIENTS.join(" ")
+            "skipped: the clients of OpenAI and Anthropic, LangChain and litellm against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
+            PYTHON.join(" ")
         );
     }
+    if !javascript_clients() {
+        println!(
+            "skipped: the JavaScript clients of OpenAI and Vercel against `serve` (npm install --prefix {NPM_DIR} {})",
+            NPM.join(" ")
+        );
+    }
+}
+
+/// Where packages of npm are.
+const NPM_DIR: &str = "target/clients";
+/// The newest that run with Node.js 20.
+const NPM: [&str; 5] = [
+    "openai@6.49.0",
+    "ai@6.0.325",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/openai-compatible@2.0.92",
+    "zod@4.6.7",
+];
+
+/// Whether the packages of npm are there; they are installed where that is allowed.
+fn javascript_clients() -> bool {
+    let dir = root().join(NPM_DIR);
+    let there = || {
+        NPM.iter().all(|package| {
+            let Some((name, version)) = package.rsplit_once('@') else { return false };
+            let about = dir.join("node_modules").join(name).join("package.json");
+            let wanted = format!("\"version\": \"{version}\"");
+            std::fs::read_to_string(about).is_ok_and(|about| about.contains(&wanted))
+        })
+    };
+    if !starts("node") {
+        return false;
+    }
+    if there() {
+        return true;
+    }
+    if !may_install() || !starts("npm") {
+        return false;
+    }
+    // Scripts of packages are not run: these have nothing to build.
+    let options =
+        ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--prefix", NPM_DIR];
+    crate::run("npm", &[options.as_slice(), &NPM].concat(), &[]).is_ok() && there()
 }
 
 /// Fetches published chat templates and tokenizers, and what they are compared with, for a test of

@@ -159,8 +159,8 @@ fn what_cannot_be_served_is_said_at_once() {
     fracbit(&["serve", demo, "--port", &port]).failed(FAILED, &[&port, "hint: `--port N`"]);
 }
 
-/// OpenAI's and Anthropic's own clients, and the requests of an evaluation harness; skipped where
-/// there are no such packages (`cargo xtask test` installs them).
+/// OpenAI's and Anthropic's own clients, what is built on them, and the requests of an evaluation
+/// harness; skipped where there are no such packages (`cargo xtask test` installs them).
 #[test]
 fn published_clients_understand_the_answers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -175,7 +175,22 @@ fn published_clients_understand_the_answers() {
         eprintln!("skipped: the clients of OpenAI and Anthropic are not installed");
         return;
     };
-    script(Command::new(python).arg(root.join("tests/reference/clients.py")));
+    script(Command::new(python).arg(root.join("tests/reference/clients.py")), &[]);
+}
+
+/// The same in JavaScript, by the clients of OpenAI and Vercel.
+#[test]
+fn published_javascript_clients_understand_the_answers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let packages = root.join("target/clients");
+    let starts = Command::new("node").arg("--version").output().is_ok_and(|out| out.status.success());
+    let wanted = ["openai", "ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"];
+    let there = |name: &str| packages.join("node_modules").join(name).join("package.json").is_file();
+    if !starts || !wanted.into_iter().all(there) {
+        eprintln!("skipped: no Node.js, or the packages {} of npm are not installed", wanted.join(", "));
+        return;
+    }
+    script(Command::new("node").arg(root.join("tests/reference/clients.mjs")), &[text(&packages)]);
 }
 
 /// The page at `/` as a person uses it; skipped where there is no Chromium or Chrome.
@@ -190,16 +205,18 @@ fn people_chat_in_a_browser() {
         return;
     };
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    script(Command::new("python3").arg(root.join("tests/reference/page.py")).arg(browser));
+    script(Command::new("python3").arg(root.join("tests/reference/page.py")).arg(browser), &[]);
 }
 
 /// Runs a script that is told where the program is and a model for conversations, made of the
-/// embedded one.
-fn script(command: &mut Command) {
+/// embedded one, and then what is in `more`.
+fn script(command: &mut Command, more: &[&str]) {
     let model = copy(&demo());
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
     fs::write(model.path().join("chat_template.jinja"), template).expect("a temporary file");
-    let done = command.args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]).output();
-    let done = done.expect("a Python that starts");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let done = command.args([env!("CARGO_BIN_EXE_fracbit"), text(model.path())]).args(more).output();
+    let done = done.expect("an interpreter that starts");
+    let notes = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{notes}");
+    notes.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
 }
