@@ -1,6 +1,6 @@
 """The server as the Python packages of OpenAI and Anthropic, LangChain, litellm and the evaluation harness of EleutherAI meet it.
 
-    python3 clients.py PROGRAM MODEL    # wants openai and anthropic, asks langchain-openai and litellm; `fracbit serve MODEL` is started on a free port
+    python3 clients.py PROGRAM MODEL    # wants openai and anthropic, asks langchain-openai, litellm and lm-eval; `fracbit serve MODEL` is started on a free port
 """
 
 import json
@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import urllib.request
 
 import anthropic
@@ -365,6 +366,56 @@ def check_harness(base):
     assert both[0] == both[1] and likelihoods[0] < likelihoods[1] < 0
 
 
+def check_lm_eval(base):
+    """The harness itself, with the defaults of its two models, on tasks of a file."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["HF_HOME"] = place
+        try:
+            import lm_eval
+        except ImportError:
+            print("skipped: the evaluation harness is not installed (lm-eval[api]==0.4.13)", file=sys.stderr)
+            return
+        docs = [
+            dict(text="Once upon a time, there was a little", choices=[" girl", " the"]),
+            dict(text="The dog ran to the", choices=[" park", " was"]),
+            dict(text="She was very", choices=[" happy", " girl"]),
+        ]
+        path = os.path.join(place, "docs.jsonl")
+        with open(path, "w") as file:
+            file.writelines(json.dumps(doc) + "\n" for doc in docs)
+        data = dict(dataset_path="json", dataset_kwargs={"data_files": {"test": path}}, test_split="test")
+        said = data | dict(doc_to_text="{{text}}", doc_to_target="{{choices[0]}}")
+        choice = said | dict(task="choice", output_type="multiple_choice", doc_to_choice="{{choices}}")
+        choice |= dict(doc_to_target=0, target_delimiter="", metric_list=[dict(metric="acc")])
+        rolling = data | dict(task="rolling", output_type="loglikelihood_rolling", doc_to_text="")
+        rolling |= dict(doc_to_target="{{text}}", metric_list=[dict(metric="word_perplexity")])
+        written = said | dict(task="written", output_type="generate_until")
+        written |= dict(generation_kwargs=dict(until=["."], max_gen_toks=12))
+        written |= dict(metric_list=[dict(metric="bypass", aggregation="bypass")])
+
+        def evaluate(kind, path, tasks, **more):
+            args = dict(model="tiny", base_url=base + path)
+            chat = kind == "local-chat-completions"
+            tasks = [dict(task) for task in tasks]
+            return lm_eval.simple_evaluate(
+                kind, args, tasks=tasks, apply_chat_template=chat, bootstrap_iters=0, **more
+            )
+
+        def said_of(found, task):
+            return [sample["filtered_resps"] for sample in found["samples"][task]]
+
+        alone = evaluate("local-completions", "/completions", [choice, rolling, written])
+        assert alone["results"]["choice"]["acc,none"] == 1
+        assert 1 < alone["results"]["rolling"]["word_perplexity,none"] < 1000
+        # Lists of prompts are those of single ones.
+        together = evaluate("local-completions", "/completions", [choice, written], batch_size=4)
+        for task in ["choice", "written"]:
+            assert said_of(together, task) == said_of(alone, task)
+        chat = evaluate("local-chat-completions", "/chat/completions", [written])
+        assert all(text and "." not in text for (text,) in said_of(chat, "written"))
+
+
 def main():
     program, model = sys.argv[1:]
     command = [program, "serve", model, "--port", "0", "--name", "tiny", "--alias", "gpt-4o-mini"]
@@ -381,6 +432,7 @@ def main():
         check_langchain(base)
         check_litellm(base)
         check_harness(base)
+        check_lm_eval(base)
     finally:
         serving.terminate()
     assert serving.wait(30) == 0

@@ -93,15 +93,20 @@ fn run_check(python: &str, script: &str) -> Outcome {
 
 /// Installs what the server is asked with, for a test of the command line that looks for it.
 pub(crate) fn clients() {
-    const PYTHON: [&str; 4] =
-        ["openai==3.57.0", "anthropic==2.14.0", "langchain-openai==1.7.4", "litellm==1.110.2"];
-    // litellm asks the network for prices when it is imported.
-    const MODULES: &str =
-        "openai, anthropic, langchain_openai, importlib.metadata; importlib.metadata.version('litellm')";
+    const PYTHON: [&str; 5] = [
+        "openai==3.57.0",
+        "anthropic==2.14.0",
+        "langchain-openai==1.7.4",
+        "litellm==1.110.2",
+        "lm-eval[api]==0.4.13",
+    ];
+    // Two take seconds to import, and litellm then asks the network for prices.
+    const MODULES: &str = "openai, anthropic, langchain_openai; from importlib.metadata import version; \
+        version('litellm'), version('lm-eval')";
     // Without a network nothing is installed.
     if !matches!(python_with(MODULES, &PYTHON), Ok(Some(_))) {
         println!(
-            "skipped: the clients of OpenAI and Anthropic, LangChain and litellm against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
+            "skipped: the clients of OpenAI and Anthropic, LangChain, litellm and lm-eval against `serve` (python3 -m venv .venv && .venv/bin/pip install {})",
             PYTHON.join(" ")
         );
     }

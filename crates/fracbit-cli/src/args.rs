@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use fracbit::{EvalOptions, Exclude, Objective, Pin, PlanOptions, Speed, Target};
 use fracbit_base::{Bytes, Code, Palette, Rate, Scheme};
 use fracbit_engine::Draft;
-use fracbit_model::{KvType, Precision, RotationMode, SampleConfig};
+use fracbit_model::{KvType, Precision, RotationMode};
 use fracbit_schedule::{Schedule, ScheduleError};
 use std::{
     convert::Infallible,
@@ -529,62 +529,6 @@ impl RotationName {
     }
 }
 
-/// How to pick tokens.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct PickArgs {
-    /// Temperature; 0 picks the most likely token.
-    #[arg(long, visible_alias = "temperature", value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
-    pub(crate) temp: f32,
-    /// Keep the K most likely tokens; 0 keeps all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub(crate) top_k: usize,
-    /// Keep the likeliest tokens that together have this probability; 1 keeps all.
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
-    pub(crate) top_p: f32,
-    /// Keep tokens that are at least P times as likely as the likeliest; 0 keeps all.
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share)]
-    pub(crate) min_p: f32,
-    /// Make tokens that were already seen less likely; 1 leaves them.
-    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
-    pub(crate) repetition_penalty: f32,
-    /// Always the most likely token.
-    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p"])]
-    pub(crate) greedy: bool,
-}
-
-impl PickArgs {
-    /// The sampler's configuration.
-    pub(crate) fn config(&self, seed: u64) -> SampleConfig {
-        SampleConfig {
-            temperature: if self.greedy { 0.0 } else { self.temp },
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed,
-        }
-    }
-}
-
-/// How tokens are picked, the same ones in every run.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplingArgs {
-    #[command(flatten)]
-    picking: PickArgs,
-    /// Seed: the same seed gives the same text.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-}
-
-impl SamplingArgs {
-    /// The sampler's configuration.
-    pub(crate) fn config(&self) -> SampleConfig {
-        self.picking.config(self.seed)
-    }
-}
-
 /// Bits per weight.
 fn bits(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|b| *b > 0.0 && *b <= 16.0);
@@ -596,15 +540,15 @@ fn real(text: &str, want: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String>
     value.ok_or_else(|| format!("should be {want}, got `{text}`"))
 }
 
-fn temperature(text: &str) -> Result<f32, String> {
+pub(crate) fn temperature(text: &str) -> Result<f32, String> {
     real(text, "a number of at least 0", |v| v >= 0.0)
 }
 
-fn share(text: &str) -> Result<f32, String> {
+pub(crate) fn share(text: &str) -> Result<f32, String> {
     real(text, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))
 }
 
-fn positive(text: &str) -> Result<f32, String> {
+pub(crate) fn positive(text: &str) -> Result<f32, String> {
     real(text, "a positive number", |v| v > 0.0)
 }
 

@@ -79,6 +79,29 @@ fn what_run_writes_is_what_serve_answers() {
     assert!(logged["seconds"].as_f64().is_some_and(|s| s > 0.0), "{logged}");
 }
 
+/// What a model's files say of picking tokens holds where flags and requests say nothing.
+#[test]
+fn models_say_how_tokens_are_picked() {
+    let model = copy(&demo());
+    let config = model.path().join("generation_config.json");
+    let said = json!({ "eos_token_id": 0, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "do_sample": true });
+    fs::write(&config, said.to_string()).expect("a temporary file");
+    let text_of = |model: &Path, more: &[&str]| {
+        let args = ["run", text(model), "-p", "Once upon a time", "-n", "30", "--seed", "4", "--json"];
+        fracbit(&[&args[..], more].concat()).done().json()["text"].clone()
+    };
+    let same = text_of(&demo(), &["--temp", "0.6", "--top-k", "20", "--top-p", "0.9"]);
+    assert_eq!(text_of(model.path(), &[]), same);
+    let other = text_of(&demo(), &["--temp", "0.6", "--top-k", "3", "--top-p", "0.9"]);
+    assert_eq!(text_of(model.path(), &["--top-k", "3"]), other);
+    assert_ne!(other, same);
+    fs::write(&config, r#"{"top_p": 1.5}"#).expect("a temporary file");
+    let words = ["generation_config.json", "`top_p` should be above 0 and at most 1, got 1.5", "--top-p"];
+    fracbit(&["run", text(model.path()), "-p", "a"]).failed(BAD_INPUT, &words);
+    fracbit(&["serve", text(model.path()), "--port", "0"]).failed(BAD_INPUT, &words);
+    text_of(model.path(), &["--top-p", "0.5"]);
+}
+
 /// SIGHUP: another model in the place of the first, and one that is none.
 #[test]
 fn a_signal_loads_the_directory_anew() {

@@ -36,6 +36,6 @@ pub use header::{Header, HeaderError, TensorInfo};
 pub use manifest::Manifest;
 pub use output::{Leftover, OutputDir, Overwrite, Resumable, leftovers};
 pub use pooling::{Pool, Pooling, PoolingMode};
-pub use tokenizer::{Bos, EncodeOptions, PrefixSpace, Rendered, TokenStream, Tokenizer};
+pub use tokenizer::{Bos, EncodeOptions, Ending, PrefixSpace, Rendered, TokenStream, Tokenizer};
 pub use verify::{Report, verify};
 pub use writer::{MAX_SHARD, ShardWriter, TensorSpec};

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fracbit_io::{EncodeOptions, Error, Message, ModelConfig, Tokenizer};
+use fracbit_io::{EncodeOptions, Ending, Error, Message, ModelConfig, Tokenizer};
 use serde_json::{Value, json};
 
 fn case(name: &str) -> PathBuf {
@@ -216,4 +216,32 @@ fn tokens_that_the_template_writes_are_the_templates() {
         ids.iter().filter(|&&id| id == 1).count()
     };
     assert_eq!((tags("user"), tags("assistant")), (1, 2));
+}
+
+/// A conversation ends with the opening of the answer, its last message, or the text of that.
+#[test]
+fn conversations_have_three_endings() {
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let settings = json!({ "chat_template": template }).to_string();
+    let (_place, t) = changed("11-special-token-in-user-text", &[("tokenizer_config.json", Some(&settings))]);
+    let t = t.unwrap();
+    let messages = [Message::new("user", "a"), Message::new("assistant", " hello ")];
+    let made = |messages: &[Message], ending| {
+        let rendered = t.render_conversation(messages, &BTreeMap::new(), ending, false)?;
+        let rendered = rendered.expect("a template");
+        let tokens = t.encode_conversation(&rendered)?;
+        assert!(!tokens.is_empty());
+        Ok::<_, Error>(rendered.text().to_owned())
+    };
+    let before = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nhello";
+    assert_eq!(made(&messages, Ending::Continued).unwrap(), before);
+    assert_eq!(made(&messages, Ending::Message).unwrap(), format!("{before}<|im_end|>\n"));
+    let open = format!("{before}<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(made(&messages, Ending::Answer).unwrap(), open);
+    // What is to be continued has to be there.
+    for messages in [&messages[..1], &[Message::new("assistant", " ")], &[]] {
+        let error = made(messages, Ending::Continued).unwrap_err().to_string();
+        assert!(error.contains("should have a text"), "{error}");
+    }
 }

@@ -17,7 +17,7 @@ use crate::embeddings::{Embedding, Wanted};
 use crate::engine::{Event, Job, Line, Order};
 use crate::fields::Refusal;
 use crate::metrics::Metrics;
-use crate::request::{Prompt, Request};
+use crate::request::{EFFORT, Prompt, Request};
 use crate::tools::{Choice, Format};
 
 /// Most bytes of a request's body.
@@ -278,11 +278,17 @@ impl AppState {
                 let options = EncodeOptions { bos, ..EncodeOptions::default() };
                 (self.tokenizer.encode(text, options).map_err(broken)?, field)
             }
-            Prompt::Chat { messages, variables, tools } => {
+            Prompt::Chat { messages, variables, tools, ending, effort } => {
+                let known = || self.tokenizer.chat_template_source().is_some_and(|t| t.contains(EFFORT));
+                if *effort && !known() {
+                    let rule = "is nothing that this model's chat template knows: leave it out";
+                    return Err(Refusal::field(EFFORT, rule));
+                }
                 let (messages, list) = self.format.prompt(messages, tools);
                 let mut variables = variables.clone();
                 variables.extend(list.map(|list| ("tools".to_owned(), list)));
-                let rendered = self.tokenizer.render_conversation(&messages, &variables, self.allow_special);
+                let rendered =
+                    self.tokenizer.render_conversation(&messages, &variables, *ending, self.allow_special);
                 let none = "cannot be read: this model has no chat template, it was not trained for conversations; /v1/completions continues a text";
                 let rendered = rendered.map_err(broken)?.ok_or_else(|| Refusal::field("messages", none))?;
                 self.surely(rendered.text(), "messages", most)?;

@@ -234,6 +234,11 @@ impl Fields {
     }
 }
 
+/// A number as it is written, without the digits that one of 32 bits gets as one of 64.
+pub(crate) fn number(x: f32) -> Value {
+    x.to_string().parse::<f64>().unwrap_or(x.into()).into()
+}
+
 /// A name, short enough for a message.
 fn clip(name: &str) -> String {
     name.chars().take(SHOWN).collect()

@@ -8,13 +8,14 @@ use fracbit_model::SampleConfig;
 use serde_json::{Value, json};
 
 use crate::app::AppState;
+use crate::fields::number;
 
 /// The model, its template, and what holds where a request says nothing.
 pub(crate) async fn props(State(app): State<Arc<AppState>>) -> Response {
     let SampleConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = app.sampling;
     let params = json!({
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repeat_penalty": repetition_penalty,
+        "temperature": number(temperature), "top_k": top_k, "top_p": number(top_p), "min_p": number(min_p),
+        "repeat_penalty": number(repetition_penalty),
     });
     axum::Json(json!({
         "default_generation_settings": { "n_ctx": app.context, "params": params },

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use fracbit_io::Message;
+use fracbit_io::{Ending, Message};
 use fracbit_model::{Adjustments, Error, SampleConfig, Sampler};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -25,6 +25,8 @@ const STOP_BYTES: usize = 1024;
 const TOKENS: usize = 1024;
 /// Most tokens that a request may have beside each token of its text.
 const TOP: usize = 20;
+/// How long a model should think, as a field and as a variable of templates.
+pub(crate) const EFFORT: &str = "reasoning_effort";
 /// Tokens of a completion that says nothing of it, as in OpenAI's API.
 const COMPLETION_TOKENS: usize = 16;
 
@@ -39,6 +41,9 @@ pub(crate) enum Prompt {
         variables: BTreeMap<String, Value>,
         /// Functions that may be called, as the template gets them.
         tools: Vec<Value>,
+        ending: Ending,
+        /// The request asks for an effort, which the template has to know.
+        effort: bool,
     },
 }
 
@@ -344,9 +349,16 @@ pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<(Prompt, Option<
     if turns.is_empty() {
         return Err(no_messages());
     }
-    let messages = turns.into_iter().map(Turn::message).collect::<Result<_, _>>()?;
-    let variables: BTreeMap<String, Value> =
+    let messages = turns.into_iter().map(Turn::message).collect::<Result<Vec<_>, _>>()?;
+    let ending = ending(fields, &messages)?;
+    let mut variables: BTreeMap<String, Value> =
         fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
+    let effort = fields.take::<String>(EFFORT, "a word such as `low`")?;
+    if effort.is_some() && variables.contains_key(EFFORT) {
+        return Err(Refusal::field(EFFORT, "should not be there beside that of `chat_template_kwargs`"));
+    }
+    let asks_effort = effort.is_some();
+    variables.extend(effort.map(|effort| (EFFORT.to_owned(), effort.into())));
     let (list, tools) = tools(fields)?;
     if !list.is_empty() && variables.contains_key("tools") {
         return Err(Refusal::field(
@@ -354,7 +366,26 @@ pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<(Prompt, Option<
             "should have no `tools` beside those of the request",
         ));
     }
-    Ok(Some((Prompt::Chat { messages, variables, tools: list }, tools)))
+    Ok(Some((Prompt::Chat { messages, variables, tools: list, ending, effort: asks_effort }, tools)))
+}
+
+/// What the conversation ends with, by the names of vLLM.
+fn ending(fields: &mut Fields, messages: &[Message]) -> Result<Ending, Refusal> {
+    let (field, opening) = ("continue_final_message", "add_generation_prompt");
+    let continued = fields.take(field, "true or false")?.unwrap_or(false);
+    let opened = fields.take::<bool>(opening, "true or false")?;
+    if !continued {
+        return Ok(if opened == Some(false) { Ending::Message } else { Ending::Answer });
+    }
+    if opened == Some(true) {
+        return Err(Refusal::field(field, format_args!("should be false beside `{opening}` of true")));
+    }
+    let last = messages.last().filter(|last| last.role == "assistant" && !last.content.trim().is_empty());
+    if last.is_none_or(|last| last.rest.contains_key("tool_calls")) {
+        let rule = "should be there with a last message of the assistant that has a text and no calls";
+        return Err(Refusal::field(field, rule));
+    }
+    Ok(Ending::Continued)
 }
 
 /// How tokens are picked.

@@ -8,7 +8,7 @@ use fracbit_model::SampleConfig;
 use serde_json::{Map, Value, json};
 
 use crate::engine::Event;
-use crate::fields::{Fields, Refusal};
+use crate::fields::{Fields, Refusal, number};
 use crate::form::{
     Answering, Events, Form, Turns, functions, moved, named, plain_id, renamed, text_in, text_of,
 };
@@ -366,8 +366,6 @@ impl Response {
 /// What an answer repeats of its request, with what holds where that said nothing.
 fn repeated(request: &Request) -> Map<String, Value> {
     let asked = &request.asked;
-    // As it is written, without the digits that a number of 32 bits gets as one of 64.
-    let number = |x: f32| x.to_string().parse::<f64>().unwrap_or(x.into());
     let mut all = Map::new();
     for (field, default) in [
         ("instructions", Value::Null),
@@ -376,10 +374,10 @@ fn repeated(request: &Request) -> Map<String, Value> {
         ("parallel_tool_calls", true.into()),
         ("prompt_cache_key", Value::Null),
         ("safety_identifier", Value::Null),
-        ("temperature", number(request.sampling.temperature).into()),
+        ("temperature", number(request.sampling.temperature)),
         ("tool_choice", "auto".into()),
         ("tools", json!([])),
-        ("top_p", number(request.sampling.top_p).into()),
+        ("top_p", number(request.sampling.top_p)),
         ("user", Value::Null),
     ] {
         all.insert(field.to_owned(), asked.get(field).cloned().unwrap_or(default));

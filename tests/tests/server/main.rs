@@ -197,6 +197,39 @@ fn conversations_go_on_where_they_were() {
     assert_eq!(answer["choices"][0]["message"]["content"], want);
 }
 
+/// An answer that was begun goes on, and what templates know of effort gets to them.
+#[test]
+fn answers_go_on_from_their_beginning() {
+    let template = format!("{{{{ reasoning_effort | default('') }}}}{TEMPLATE}");
+    let [plain, thinking] = [TEMPLATE, &template].map(|t| serve(options(), tokenizer(Some(t))));
+    let options = EncodeOptions { bos: Bos::Never, prefix_space: PrefixSpace::Keep };
+    let tokens =
+        |text: &str| tokenizer(None).encode(&text.replace('|', "<|endoftext|>"), options).expect("a text");
+    let said = json!([
+        { "role": "user", "content": "a" }, { "role": "assistant", "content": "Once upon a" },
+    ]);
+    for (serving, more, want) in [
+        (&plain, json!({ "continue_final_message": true }), "|user|a|assistant|Once upon a"),
+        (&plain, json!({ "add_generation_prompt": false }), "|user|a|assistant|Once upon a"),
+        (&plain, json!({}), "|user|a|assistant|Once upon a|assistant|"),
+        (&thinking, json!({ "reasoning_effort": "low" }), "low|user|a|assistant|Once upon a|assistant|"),
+    ] {
+        let mut body = json!({ "messages": said, "max_tokens": 9, "temperature": 0 });
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let answer = ask(serving.address, CHAT, "", &body).json();
+        let text = write(&tokens(want), SampleConfig::default(), 9);
+        assert_eq!(answer["choices"][0]["message"]["content"], text, "{body}");
+        body.as_object_mut()
+            .expect("an object")
+            .retain(|field, _| field != "max_tokens" && field != "temperature");
+        let counted = ask(serving.address, "POST /tokenize", "", &body).json();
+        assert_eq!(counted["tokens"], json!(tokens(want)), "{body}");
+    }
+    let body = json!({ "messages": said, "reasoning_effort": "low" });
+    let refused = ask(plain.address, CHAT, "", &body);
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
+}
+
 /// What a request spells never becomes a control token, wherever it stands in it.
 #[test]
 fn requests_make_no_control_tokens() {

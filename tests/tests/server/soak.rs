@@ -1,7 +1,7 @@
 //! Thousands of requests of every kind, good and bad, from clients of every kind.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,9 +15,10 @@ use crate::client::{
 };
 
 const CLIENTS: usize = 12;
-const REQUESTS: usize = 3000;
-/// When clients stop, however many requests there were.
-const LONGEST: Duration = Duration::from_secs(50);
+const REQUESTS: usize = 10_000;
+/// When clients stop, however many requests there were: other tests run beside, and machines are
+/// slow. A quiet one with two cores takes half of it.
+const LONGEST: Duration = Duration::from_secs(100);
 
 /// A short text of a prompt.
 fn body(prompt: &str, seed: usize) -> Value {
@@ -76,6 +77,8 @@ fn once(address: SocketAddr, kind: usize, prompt: &str, (seed, want): (usize, &s
             {
                 let mut stream = connect(address);
                 let _ = stream.write_all(bytes);
+                // Nothing more comes: the server need not keep the connection for it.
+                let _ = stream.shutdown(Shutdown::Write);
                 let _ = stream.read_to_end(&mut Vec::new());
             }
         }
@@ -125,7 +128,7 @@ fn nothing_brings_it_down() {
     });
     let sent = next.load(Ordering::Relaxed).min(REQUESTS);
     println!("{sent} requests in {:?}", start.elapsed());
-    assert!(sent > 200, "{sent}");
+    assert!(sent > 1000, "{sent}");
     // Everybody has gone, and nothing is left of them.
     until(address, "fracbit_texts_running", 0.0);
     until(address, "fracbit_texts_waiting", 0.0);

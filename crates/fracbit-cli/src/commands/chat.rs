@@ -5,13 +5,14 @@ mod conversation;
 mod lines;
 
 use crate::{
-    args::{self, CacheArgs, NestedArgs, SamplingArgs},
+    args::{self, CacheArgs, NestedArgs},
     context::Context,
     failure::Failure,
     files,
     generate::{Nested, Run, Start, WithModel, Words, Writer, context_of, conversation, finish_name},
     gpu::DeviceName,
     interrupt::Interrupt,
+    sampling::SamplingArgs,
 };
 use clap::Args;
 use command::Line;
@@ -71,10 +72,10 @@ pub(crate) struct ChatArgs {
 }
 
 pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure> {
-    let sampling = args.sampling.config();
-    Sampler::new(sampling)?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
+    let sampling = args.sampling.config(&opened)?;
+    Sampler::new(sampling)?;
     let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
     // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;

@@ -1,12 +1,13 @@
 //! `fracbit run`.
 
 use crate::{
-    args::{self, CacheArgs, NestedArgs, SamplingArgs},
+    args::{self, CacheArgs, NestedArgs},
     context::Context,
     failure::Failure,
     files,
     generate::{Nested, Prompt, Run, Start, WithModel, Words, Writer, Written, encode, finish_name},
     gpu::DeviceName,
+    sampling::SamplingArgs,
     structure::{RuleArgs, follow},
 };
 use clap::Args;
@@ -80,10 +81,10 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> {
-    let sampler = Sampler::new(args.sampling.config())?;
     let rule = args.structure.rule()?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
+    let sampler = Sampler::new(args.sampling.config(&opened)?)?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => files::read_text(path)?,

@@ -1,19 +1,20 @@
 //! `fracbit serve`.
 
 use crate::{
-    args::{self, CacheArgs, NestedArgs, PickArgs},
+    args::{self, CacheArgs, NestedArgs},
     context::Context,
     failure::{Exit, Failure},
     files,
     generate::{Nested, WithLoader, Words, context_of, with_loader},
     gpu::DeviceName,
+    sampling::PickArgs,
 };
 use clap::Args;
 use fracbit::{Opened, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
 use fracbit_io::{Pooling, Tokenizer};
-use fracbit_model::{KvPool, Runtime};
+use fracbit_model::{KvPool, Runtime, SampleConfig};
 use fracbit_server::{Loaded, Options, Origin, Server, Tls, interrupt, reloads};
 use std::{
     io,
@@ -39,7 +40,7 @@ expression (guided_regex), a list (guided_choice) or a grammar (guided_grammar, 
 (tools, tool_choice, parallel_tool_calls), in the form of the model's template, which /props names. A field that the server does not know or cannot serve is refused by name. \
 Probabilities (logprobs) are the model's own, before penalties, temperature and filters.
 
-The options under Sampling hold where a request says nothing; without a seed every request has another.
+The options under Sampling, and where they are left out what generation_config.json of the model says at the start, hold where a request says nothing; without a seed every request has another.
 
 The line with the address is printed when requests are served. Ctrl-C or SIGTERM end the server: requests that wait are refused, texts that are being written have 10 s to end. \
 SIGHUP loads the model directory anew, in the background: requests that come once it is there go to the new model, those before are done on the old one, which is then freed; \
@@ -145,9 +146,10 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let nested = Nested::read(&args.nested)?;
     let opened = files::open(&args.model, context)?;
     context_of(args.ctx, opened.config.max_position_embeddings)?;
+    let sampling = args.picking.config(&opened, 0)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let serving = Serving { args, opened, server, address, nested, keys, tls, context };
+    let serving = Serving { args, opened, sampling, server, address, nested, keys, tls, context };
     with_loader(args.device, args.cache, &args.nested, serving)
 }
 
@@ -155,6 +157,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
 struct Serving<'a> {
     args: &'a ServeArgs,
     opened: Opened,
+    sampling: SampleConfig,
     server: Server,
     address: SocketAddr,
     nested: Nested,
@@ -200,7 +203,7 @@ impl WithLoader for Serving<'_> {
         self,
         load: impl Fn(&Opened) -> Result<R, Failure> + Sync,
     ) -> Result<(), Failure> {
-        let Self { args, opened, server, address, nested, keys, tls, context } = self;
+        let Self { args, opened, sampling, server, address, nested, keys, tls, context } = self;
         // The tokenizer is read meanwhile: both take half a second where the vocabulary is large.
         let (model, tokenizer) = thread::scope(|scope| {
             let model = scope.spawn(|| load(&opened));
@@ -227,7 +230,7 @@ impl WithLoader for Serving<'_> {
             slots: args.slots,
             queue: QUEUE,
             kv: args.cache.kv(),
-            sampling: args.picking.config(0),
+            sampling,
             keys,
             hosts: args.allow_host.clone(),
             origins: args.allow_origin.clone(),

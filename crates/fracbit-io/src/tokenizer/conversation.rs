@@ -7,7 +7,19 @@ use serde_json::Value;
 use super::{Bos, EncodeOptions, PrefixSpace, Tokenizer};
 use crate::chat::{ChatTemplate, Message, RenderOptions};
 use crate::error::Error;
-use crate::jinja::text::plain;
+use crate::jinja::text::{ASSISTANT, plain};
+
+/// What ends a conversation in the form of a chat template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// The opening of the answer.
+    #[default]
+    Answer,
+    /// The last message, as the template closes it.
+    Message,
+    /// The text of the last message, which is the assistant's: an answer goes on from there.
+    Continued,
+}
 
 /// A conversation in the form of a chat template, up to where the answer begins.
 #[derive(Debug)]
@@ -32,12 +44,13 @@ impl Tokenizer {
     /// and variables will make no control tokens, unless `allow_special`.
     ///
     /// # Errors
-    /// [`Error::Template`] when the template refuses the messages, [`Error::Config`] when it does
-    /// not compile.
+    /// [`Error::Template`] when the template refuses the messages or has no text to be continued,
+    /// [`Error::Config`] when it does not compile.
     pub fn render_conversation(
         &self,
         messages: &[Message],
         variables: &BTreeMap<String, Value>,
+        ending: Ending,
         allow_special: bool,
     ) -> Result<Option<Rendered<'_>>, Error> {
         let tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
@@ -45,16 +58,24 @@ impl Tokenizer {
         let name = if tools && named { "tool_use" } else { "default" };
         let Some(template) = self.template_for(name)? else { return Ok(None) };
         let options = RenderOptions {
-            add_generation_prompt: true,
+            add_generation_prompt: ending == Ending::Answer,
             special_tokens: self.special_tokens(),
             extra: variables.clone(),
             ..RenderOptions::default()
         };
-        if allow_special {
-            return Ok(Some(Rendered { text: template.render(messages, &options)?, marked: None, template }));
+        let mut marked = template.render_marked(messages, &options)?;
+        if ending == Ending::Continued {
+            let last = marked.iter().rposition(|unit| unit & ASSISTANT != 0);
+            marked.truncate(last.map_or(0, |at| at + 1));
         }
-        let marked = template.render_marked(messages, &options)?;
-        Ok(Some(Rendered { text: plain(&marked), marked: Some(marked), template }))
+        let text = plain(&marked);
+        // Templates trim what was said, or leave it out.
+        let said = messages.last().map_or("", |message| message.content.trim());
+        if ending == Ending::Continued && (said.is_empty() || !text.trim_end().ends_with(said)) {
+            let rule = "the last message should have a text that the template keeps, to be continued";
+            return Err(Error::Template(rule.to_owned()));
+        }
+        Ok(Some(Rendered { text, marked: (!allow_special).then_some(marked), template }))
     }
 
     /// Its tokens.
@@ -71,7 +92,7 @@ impl Tokenizer {
         }
     }
 
-    /// Both at once.
+    /// Both at once, with the opening of the answer.
     ///
     /// # Errors
     /// As for the two.
@@ -81,7 +102,7 @@ impl Tokenizer {
         variables: &BTreeMap<String, Value>,
         allow_special: bool,
     ) -> Result<Option<Vec<u32>>, Error> {
-        let rendered = self.render_conversation(messages, variables, allow_special)?;
+        let rendered = self.render_conversation(messages, variables, Ending::Answer, allow_special)?;
         rendered.map(|rendered| self.encode_conversation(&rendered)).transpose()
     }
 }

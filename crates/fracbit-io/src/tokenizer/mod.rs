@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-pub use conversation::Rendered;
+pub use conversation::{Ending, Rendered};
 pub use stream::TokenStream;
 
 use crate::chat::ChatTemplate;

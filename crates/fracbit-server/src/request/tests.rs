@@ -34,7 +34,8 @@ fn requests_are_read() {
     .unwrap();
     let messages = vec![Message::new("system", "ab"), Message::new("assistant", "c")];
     let variables = BTreeMap::from([("enable_thinking".to_owned(), json!(false))]);
-    assert_eq!(long.prompts, [Prompt::Chat { messages, variables, tools: Vec::new() }]);
+    let (tools, ending, effort) = (Vec::new(), Ending::Answer, false);
+    assert_eq!(long.prompts, [Prompt::Chat { messages, variables, tools, ending, effort }]);
     assert_eq!((long.max_tokens, long.stops, long.model.as_deref()), (Some(5), vec!["x".into()], Some("m")));
     assert!(long.stream && long.usage && long.ignore_eos);
     assert_eq!((long.n, long.logprobs), (2, Some(3)));
@@ -158,5 +159,54 @@ fn what_is_not_served_is_refused_by_name() {
     let long = format!(r#"{{"prompt": "a", "stop": "{}"}}"#, "x".repeat(STOP_BYTES + 1));
     for body in [many, long] {
         assert_eq!(read(false, &body).unwrap_err().field.as_deref(), Some("stop"));
+    }
+}
+
+#[test]
+fn conversations_end_as_asked() {
+    let read = |more: Value| {
+        let said = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
+        let mut body = json!({ "messages": said });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        read(true, &body.to_string()).map(|request| match &request.prompts[..] {
+            [Prompt::Chat { ending, effort, variables, .. }] => (*ending, *effort, variables.clone()),
+            other => panic!("{other:?}"),
+        })
+    };
+    let none = BTreeMap::new();
+    for (more, ending) in [
+        (json!({}), Ending::Answer),
+        (json!({ "add_generation_prompt": true, "continue_final_message": false }), Ending::Answer),
+        (json!({ "add_generation_prompt": false }), Ending::Message),
+        (json!({ "continue_final_message": true }), Ending::Continued),
+        (json!({ "add_generation_prompt": false, "continue_final_message": true }), Ending::Continued),
+    ] {
+        assert_eq!(read(more).unwrap(), (ending, false, none.clone()));
+    }
+    let low = BTreeMap::from([(EFFORT.to_owned(), json!("low"))]);
+    assert_eq!(read(json!({ "reasoning_effort": "low" })).unwrap(), (Ending::Answer, true, low.clone()));
+    // Who names a variable knows the template.
+    assert_eq!(
+        read(json!({ "chat_template_kwargs": low.clone() })).unwrap(),
+        (Ending::Answer, false, low.clone())
+    );
+    let call = json!({ "function": { "name": "f", "arguments": {} } });
+    for (more, field) in [
+        (json!({ "continue_final_message": true, "add_generation_prompt": true }), "continue_final_message"),
+        (json!({ "continue_final_message": 1 }), "continue_final_message"),
+        (json!({ "reasoning_effort": 3 }), EFFORT),
+        (json!({ "reasoning_effort": "low", "chat_template_kwargs": low }), EFFORT),
+        (
+            json!({ "continue_final_message": true, "messages": [{ "role": "user", "content": "a" }] }),
+            "continue_final_message",
+        ),
+        (
+            json!({ "continue_final_message": true, "messages": [
+                { "role": "assistant", "content": "b", "tool_calls": [call] },
+            ] }),
+            "continue_final_message",
+        ),
+    ] {
+        assert_eq!(read(more.clone()).unwrap_err().field.as_deref(), Some(field), "{more}");
     }
 }
