@@ -84,16 +84,26 @@ impl Lexeme {
                 Some(all)
             }),
             Node::Repeat(part, least, most) => {
-                let mut all = empty;
+                let (mut all, mut before) = (empty, BTreeSet::new());
                 let copies = most.unwrap_or(*least.max(&1));
                 for i in 0..copies {
-                    let mut one = self.add(rules, part, steps)?;
+                    let one = self.add(rules, part, steps)?;
                     if i + 1 == copies && most.is_none() {
                         self.link(&one.last, &one.first, steps)?;
                     }
-                    one.nullable |= i >= *least;
-                    all = self.join(all, one, steps)?;
+                    let last = one.last.clone();
+                    if i < *least || i == 0 {
+                        all = self.join(all, one, steps)?;
+                    } else {
+                        // One that need not be there follows the one before it only: links grow
+                        // with the copies, not with their square.
+                        self.link(&before, &one.first, steps)?;
+                        steps.take(last.len()).then_some(())?;
+                        all.last.extend(&last);
+                    }
+                    before = last;
                 }
+                all.nullable |= *least == 0;
                 Some(all)
             }
             Node::Rule(number) => self.add(rules, &rules.bodies[*number], steps),
