@@ -178,7 +178,9 @@ pub fn windows(
     };
     let mut windows = Vec::new();
     for document in documents.into_iter().filter(|d| !d.is_empty()) {
-        let tokens = tokenizer.encode(document, encode)?;
+        // One more than is predicted.
+        let left = options.windows.map(|most| (most - windows.len()).saturating_mul(ctx).saturating_add(1));
+        let tokens = first_tokens(&tokenizer, document, encode, left)?;
         match bos {
             // BOS predicts the first token, and takes a place of the context.
             Some(bos) => windows.extend(tokens.chunks(ctx).map(|part| [&[bos], part].concat())),
@@ -199,6 +201,43 @@ pub fn windows(
     Ok(windows)
 }
 
+/// The first `most` tokens of a text, of which no more is encoded than that takes.
+fn first_tokens(
+    tokenizer: &Tokenizer,
+    text: &str,
+    options: EncodeOptions,
+    most: Option<usize>,
+) -> Result<Vec<u32>, Error> {
+    /// Tokens behind those, so that none is beside the cut.
+    const BESIDE: usize = 64;
+    const BYTES: usize = 5;
+    let Some(most) = most else { return Ok(tokenizer.encode(text, options)?) };
+    let enough = most.saturating_add(BESIDE);
+    let mut bytes = enough.saturating_mul(BYTES);
+    loop {
+        let cut = word_end(text, bytes);
+        let mut tokens = tokenizer.encode(&text[..cut], options)?;
+        if cut == text.len() || tokens.len() >= enough {
+            tokens.truncate(most);
+            return Ok(tokens);
+        }
+        bytes = bytes.saturating_mul(2);
+    }
+}
+
+/// The first end of a word behind so many bytes of a text: tokens do not reach over it.
+fn word_end(text: &str, bytes: usize) -> usize {
+    let Some(from) = (bytes..text.len()).find(|&at| text.is_char_boundary(at)) else { return text.len() };
+    let mut in_word = false;
+    for (at, c) in text[from..].char_indices() {
+        if in_word && c.is_whitespace() {
+            return from + at;
+        }
+        in_word = !c.is_whitespace();
+    }
+    text.len()
+}
+
 /// The token to put before every window.
 fn bos_token(tokenizer: &Tokenizer, wanted: Option<bool>) -> Result<Option<u32>, Error> {
     let rule = || "the tokenizer should have a BOS token for this option".to_owned();
@@ -212,5 +251,21 @@ fn bos_token(tokenizer: &Tokenizer, wanted: Option<bool>) -> Result<Option<u32>,
             let first = tokenizer.encode("a", probe)?.first().copied();
             Ok(tokenizer.bos_id().filter(|&bos| first == Some(bos)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_where_words_end() {
+        for (text, bytes, cut) in
+            [("ab cd  ef", 0, 2), ("ab cd  ef", 1, 2), ("ab cd  ef", 2, 5), ("ab cd  ef", 6, 9), ("ab", 9, 2)]
+        {
+            assert_eq!(word_end(text, bytes), cut, "{text} {bytes}");
+        }
+        assert_eq!(word_end("€€€ €", 1), "€€€".len());
+        assert_eq!(word_end("", 0), 0);
     }
 }

@@ -478,3 +478,25 @@ fn scheme_names_in_files_are_the_palette_s() {
         assert!(Palette::Tcq.schemes(fracbit_base::Code::Fine).contains(&stored), "{stored}");
     }
 }
+
+/// The first windows of a text are the same however much of it is encoded for them.
+#[test]
+fn few_windows_are_the_first_of_all() {
+    let opened = Opened::new(&demo_model()).expect("the embedded model");
+    let (text, path) = stories();
+    let joined = text.repeat(20);
+    let without_spaces = joined.replace(char::is_whitespace, "");
+    for text in [&joined, &without_spaces] {
+        for (bos, separator) in [(Some(true), None), (Some(false), None), (None, Some("the dog".to_owned()))]
+        {
+            let options =
+                EvalOptions { ctx: Some(48), bos, separator: separator.clone(), ..EvalOptions::default() };
+            let all = fracbit::evaluate::windows(&opened, text, &path, &options).expect("a good text");
+            for most in [1, 3, all.len(), all.len() + 9] {
+                let options = EvalOptions { windows: Some(most), ..options.clone() };
+                let few = fracbit::evaluate::windows(&opened, text, &path, &options).expect("a good text");
+                assert!(few == all[..most.min(all.len())], "{most} windows, {bos:?}, {separator:?}");
+            }
+        }
+    }
+}
