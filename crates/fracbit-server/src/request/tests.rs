@@ -148,7 +148,8 @@ fn what_is_not_served_is_refused_by_name() {
         ("best_of", "1"),
         ("max_tokens", "0"),
         ("prompt", r#""b""#),
-        ("reasoning_effort", r#""low""#),
+        ("reasoning_effort", "3"),
+        ("verbosity", r#""low""#),
     ] {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "{field}": {value}}}"#);
         assert_eq!(read(true, &body).unwrap_err().field.as_deref(), Some(field), "{body}");
