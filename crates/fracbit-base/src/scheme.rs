@@ -7,9 +7,10 @@
 //! `fast` up to 2 bits); half-trellis is the papers' way to such rates. Two families want a scale
 //! for every small group of columns: plain integers, `int-4`, and group-wise codebooks, `gnuq-2`.
 //! Nested schemes are one copy that is read at several rates: `nest-tcq-2+1+1` a base and
-//! refinements of it, `nest-nuq-2..4` scalar codes whose lower bits are codes of fewer. Progressive ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights
-//! with a scale for each row, and 4-bit codes of these. Additive codebooks, `aq-m2v8`, are named by
-//! how many are added and by how many weights their centroids have, which make the rate.
+//! refinements of it, `nest-nuq-2..4` scalar codes whose lower bits are codes of fewer. Progressive
+//! ones, `qoq-g128` and `qoq-channel`, have two levels: int8 weights with a scale for each row, and
+//! 4-bit codes of these. Additive codebooks, `aq-m2v8`, are named by how many are added and by how
+//! many weights their centroids have, which make the rate.
 
 use crate::Rate;
 use std::{fmt, str::FromStr};

@@ -29,7 +29,7 @@ pub(crate) struct PickArgs {
     /// the model's, else 0].
     #[arg(long, value_name = "P", value_parser = share)]
     min_p: Option<f32>,
-    /// Make tokens that were already seen less likely; 1 leaves them [default: the model's, else 1].
+    /// Make tokens that were seen less likely; 1 leaves them [default: the model's, else 1].
     #[arg(long, value_name = "R", value_parser = positive)]
     repetition_penalty: Option<f32>,
     /// Always the most likely token.

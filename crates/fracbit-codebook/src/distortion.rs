@@ -151,8 +151,8 @@ static MEASURED: LazyLock<BTreeMap<Scheme, f64>> = LazyLock::new(|| {
 /// NMSE on N(0, 1) of the palette's committed codebooks, from `data/nmse.txt`; `None` for a scheme
 /// not yet measured.
 ///
-/// Scalar values are exact integrals but for nested ones, the others are measured by [`distortion`] on 2^24 weights or
-/// more. A half-trellis scheme has the mean of its two halves.
+/// Scalar values are exact integrals but for nested ones, the others are measured by [`distortion`]
+/// on 2^24 weights or more. A half-trellis scheme has the mean of its two halves.
 #[must_use]
 pub fn nmse(scheme: Scheme) -> Option<f64> {
     match scheme.family() {

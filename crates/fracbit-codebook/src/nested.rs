@@ -47,8 +47,8 @@ impl NestedRounder {
         Ok(Self { book, base, cuts, low: ladder.low(), known: 0 })
     }
 
-    /// The same, which keeps the lowest `bits` bits of the codes that it finds where it is to write:
-    /// further bits of codes that were found before.
+    /// The same, which keeps the lowest `bits` bits of the codes that it finds where it is to
+    /// write: further bits of codes that were found before.
     ///
     /// # Panics
     /// When `bits` are no precision of the codebook.

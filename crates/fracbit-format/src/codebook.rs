@@ -322,8 +322,8 @@ impl Codebook {
         self.scheme
     }
 
-    /// The values that the lower `bits` bits of a nested scheme's codes stand for; `None` where these
-    /// are no codes, and for every other scheme.
+    /// The values that the lower `bits` bits of a nested scheme's codes stand for; `None` where
+    /// these are no codes, and for every other scheme.
     #[must_use]
     pub fn at(&self, bits: u32) -> Option<&[i16]> {
         let Family::NestNuq(ladder) = self.scheme.family() else { return None };

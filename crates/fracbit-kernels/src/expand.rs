@@ -12,7 +12,7 @@ use crate::{
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
-use fracbit_base::{Family, Rate, Scheme, Shape};
+use fracbit_base::{Rate, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, SchemeSpec, Segment, TILE, TILE_COLS, TILE_ROWS};
 use half::f16;
 use std::{cell::RefCell, ops::Range, sync::Arc};
@@ -188,7 +188,8 @@ impl ExpandThenDot {
         }
     }
 
-    /// Calls `run` with the tiles of a part in these strips, and the bytes from a strip to the next.
+    /// Calls `run` with the tiles of a part in these strips, and the bytes from a strip to the
+    /// next.
     fn joined(&self, nested: &Nested, part: &Part, strips: Range<usize>, run: impl FnOnce(&[u8], usize)) {
         thread_local! {
             static JOINED: RefCell<Buffer> = RefCell::new(Buffer::zeroed(0));
@@ -373,8 +374,8 @@ fn scale_bytes(parts: &[Part]) -> usize {
 /// repeated.
 pub(crate) fn plain(nested: &Codebook, bits: u32) -> Codebook {
     let values = nested.at(bits).expect("a precision of the codebook");
-    let wide = if bits > 4 { 8 } else { 4 };
-    let scheme = Scheme::new(Family::Nuq, Rate::quarter_bits(4 * wide)).expect("a scalar scheme");
+    let (wide, name) = if bits > 4 { (8, "nuq-8") } else { (4, "nuq-4") };
+    let scheme: Scheme = name.parse().expect("a scalar scheme");
     let entries = (0..1 << wide).map(|code: usize| values[code % values.len()]).collect();
     Codebook::new(scheme, entries, nested.step()).expect("values of the int8 grid")
 }

@@ -243,8 +243,8 @@ impl Plan {
         nested.flat_map(Scheme::precisions).collect()
     }
 
-    /// Sets the speed, with the steps of every precision; those for which the profile has no kernels
-    /// are left out.
+    /// Sets the speed, with the steps of every precision; those for which the profile has no
+    /// kernels are left out.
     fn set_speed(&mut self, inventory: &Inventory, planned: PlannedSpeed, speed: &Speed) {
         let step = |rate: Rate| {
             let menu =

@@ -63,9 +63,7 @@ impl Strip<'_> {
             last = first;
         }
         let decoded = self.band.decode(coders, codes);
-        if self.band.fits {
-            self.refit(&decoded, scales);
-        }
+        self.refit(&decoded, scales);
         self.band.errors(&decoded, scales)
     }
 
@@ -87,11 +85,7 @@ impl Strip<'_> {
         let last = (first + TILE_COLS).min(n);
         let book = rounder.codebook();
         let mut tiles = vec![[0.0; TILE]; rows.div_ceil(TILE_ROWS)];
-        let at = segment.offset + (across - segment.start) * segment.tile_bytes;
-        // A rounder may refine the codes that are there.
-        let rows_of_tiles = codes.chunks(self.band.row_bytes);
-        let mut packed: Vec<u8> =
-            rows_of_tiles.flat_map(|row| &row[at..at + segment.tile_bytes]).copied().collect();
+        let mut packed = vec![0; tiles.len() * segment.tile_bytes];
         let mut integers = [0; TILE];
         let mut end = last;
         while end > first {
@@ -125,6 +119,7 @@ impl Strip<'_> {
             }
             end = start;
         }
+        let at = segment.offset + (across - segment.start) * segment.tile_bytes;
         for (row, code) in codes.chunks_mut(self.band.row_bytes).zip(packed.chunks_exact(segment.tile_bytes))
         {
             row[at..at + segment.tile_bytes].copy_from_slice(code);

@@ -331,7 +331,7 @@ pub(crate) fn coded(
 /// Feedback turns errors to where inputs are small, and makes them larger; the next plane has to
 /// code them as they are. All of it serves the base at the cost of all planes together, none of it
 /// the other way round (`docs/lab/2026-11-codes.md`).
-pub(crate) const SHARE: f32 = 0.75;
+const SHARE: f32 = 0.75;
 
 /// Quantizes plane after plane, each what those before leave. Without moments the base is what its
 /// own scheme makes of the matrix, bit for bit; with moments every plane is rounded with feedback

@@ -1,14 +1,14 @@
-//! Nested scalar codes: bit after bit.
+//! Nested scalar codes.
 //!
-//! The coarsest codes are rounded first, with feedback where there are moments, and their scales
-//! fitted. Every further bit is then chosen for all columns with feedback of the errors that are
-//! left with it, in the same scales: what is read at few bits does not depend on what follows,
-//! without moments not at all, and with moments but for the [`SHARE`] of its errors that is passed
-//! on.
+//! Without moments of inputs the coarsest codes are rounded first and their scales fitted, then all
+//! further bits in these scales: what is read at few bits does not depend on what follows. With
+//! moments whole codes are rounded with feedback of their errors, as plain ones are, and coarser
+//! codes are what their lower bits are: feedback for the coarsest moves weights so far that further
+//! bits, which divide cells, cannot follow (`docs/lab/2026-11-codes.md`).
 
 use crate::{
     QuantError, Quantized,
-    matrix::{Begun, Rounding, SHARE, coded, plane},
+    matrix::{Begun, Rounding, coded, plane},
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_codebook::{NestedRounder, Rounder};
@@ -23,31 +23,22 @@ pub(crate) fn quantize(
     rounding: &Rounding<'_>,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
-    let schemes: Vec<Scheme> = scheme.precisions().map(|rate| scheme.at(rate)).collect();
-    let (count, last) = (schemes.len(), schemes.len() - 1);
-    // Whole numbers of weights that add up to all.
-    let told = |nth: usize, n: usize| progress(if nth == last { n - n / count * last } else { n / count });
-    let share = |nth: usize| if nth == last { 1.0 } else { SHARE };
-    let mut made = plane(weights, shape, schemes[0], grouping, rounding, share(0), &|n| told(0, n))?;
-    for (nth, pair) in schemes.windows(2).enumerate() {
-        let nth = nth + 1;
-        let bits = pair.iter().map(|s| u32::from(s.quarters() / 4)).collect::<Vec<_>>();
-        let book = fracbit_codebook::builtin(pair[1]).ok_or(QuantError::NoCodebook(pair[1]))?;
-        let rounder = NestedRounder::new(book.clone()).map_err(|_| QuantError::NoCodebook(pair[1]))?;
-        let rounder = rounder.refining(bits[0]);
-        let layout = Layout::new(pair[1], shape);
-        let begun = Begun {
-            codes: widened(made.data.codes(), bits[0], bits[1], layout.len()),
-            scales: made.data.scales().to_vec(),
-            gain: made.data.gain(),
-            fits: false,
-        };
-        let coders: Vec<_> = layout.segments().iter().map(|&s| (s, &rounder as &dyn Rounder)).collect();
-        let feedback = (rounding.moments, share(nth));
-        let told = |n| told(nth, n);
-        made = coded(weights, shape, pair[1], grouping, feedback, (begun, &coders), &told)?;
+    let coarsest = scheme.precisions().next().map_or(scheme, |rate| scheme.at(rate));
+    if coarsest == scheme || !rounding.moments.is_empty() {
+        return plane(weights, shape, scheme, grouping, rounding, 1.0, progress);
     }
-    Ok(made)
+    // Whole numbers of weights that add up to all.
+    let base = plane(weights, shape, coarsest, grouping, rounding, 1.0, &|n| progress(n / 2))?.data;
+    let missing = QuantError::NoCodebook(scheme);
+    let book = fracbit_codebook::builtin(scheme).cloned().ok_or(missing.clone())?;
+    let [from, to] = [coarsest, scheme].map(|s| u32::from(s.quarters() / 4));
+    let rounder = NestedRounder::new(book).map_err(|_| missing)?.refining(from);
+    let layout = Layout::new(scheme, shape);
+    let codes = widened(base.codes(), from, to, layout.len());
+    let begun = Begun { codes, scales: base.scales().to_vec(), gain: base.gain(), fits: false };
+    let coders: Vec<_> = layout.segments().iter().map(|&s| (s, &rounder as &dyn Rounder)).collect();
+    let told = |n: usize| progress(n - n / 2);
+    coded(weights, shape, scheme, grouping, (&[], 1.0), (begun, &coders), &told)
 }
 
 /// Tiles of codes of `from` bits as tiles of `to` bits each, `len` bytes in all.

@@ -10,8 +10,7 @@
 //!    must widen, and the finest codebook (`nuq-8`) still loses less than 0.1 %. For pairs the
 //!    codebook is also turned, which costs nothing for a circular source, to the angle that fits
 //!    the grid best. Additive codebooks are on the int8 grid, sums and all.
-//!    Nested scalars are on the int8 grid with the step at which their finest table, of 8 bits, just
-//!    fits.
+//!    Nested scalars are on the int8 grid, with the step at which a table of 8 bits just fits.
 //! 3. A fixed order: scalar entries ascend; pairs ascend by first, then second integer. Of 128 and
 //!    256 pairs on the int8 grid the first quarter does, and the others are the same pairs
 //!    [turned](fracbit_format::Codebook::quarter): that costs nothing from 256 pairs on, .15 % of

@@ -39,8 +39,8 @@ pub struct NestedBody(JoinFn);
 
 impl NestedBody {
     /// A function that writes tiles of 4 bits a code, or of 8 where more than 4 are read, in
-    /// the order of the bodies for scalar codes that are installed with it. Bits that are not read are
-    /// 0.
+    /// the order of the bodies for scalar codes that are installed with it. Bits that are not read
+    /// are 0.
     ///
     /// # Safety
     /// `run` is sound on this processor for every [`BitPlanes`].
@@ -74,17 +74,17 @@ impl<'a> BitPlanes<'a> {
         self.count
     }
 
-    /// The two lowest bits: 64 bytes a tile. Byte `32 v + i` (`v` below 2, `i` below 32) has those of
-    /// bytes `64 v + i` and `64 v + 32 + i` of a tile of 4 bits: of their lower codes in bits 0 and 1,
-    /// and 2 and 3, of their upper ones four places above.
+    /// The two lowest bits: 64 bytes a tile. Byte `32 v + i` (`v` below 2, `i` below 32) has those
+    /// of bytes `64 v + i` and `64 v + 32 + i` of a tile of 4 bits: of their lower codes in bits 0
+    /// and 1, and 2 and 3, of their upper ones four places above.
     #[must_use]
     pub const fn pairs(&self) -> &'a [u8] {
         self.pairs
     }
 
-    /// Bit `place` (2 to 7) of all codes, 32 bytes a tile, empty where it is not read. Bit `j` below 4
-    /// of byte `i` is that of the lower code of byte `32 j + i` of a tile of 4 bits, bit `j + 4` that
-    /// of the upper one.
+    /// Bit `place` (2 to 7) of all codes, 32 bytes a tile, empty where it is not read. Bit `j`
+    /// below 4 of byte `i` is that of the lower code of byte `32 j + i` of a tile of 4 bits, bit `j
+    /// + 4` that of the upper one.
     ///
     /// # Panics
     /// When there is no such place.
@@ -109,9 +109,9 @@ impl<'a> BitPlanes<'a> {
     }
 }
 
-/// Joins the bits of tiles to whole tiles of 4 bits a code, or of 8 bits where more than 4 are read,
-/// in the canonical order: what every other [`JoinFn`] does in the order of its bodies. Bits that are
-/// not read are 0.
+/// Joins the bits of tiles to whole tiles of 4 bits a code, or of 8 bits where more than 4 are
+/// read, in the canonical order: what every other [`JoinFn`] does in the order of its bodies. Bits
+/// that are not read are 0.
 fn join(planes: &BitPlanes<'_>, out: &mut [u8]) {
     if planes.count <= 4 {
         let tiles = out.as_chunks_mut::<NIBBLES>().0.iter_mut().enumerate();
