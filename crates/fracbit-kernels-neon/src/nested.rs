@@ -90,7 +90,7 @@ fn with_bit<const TO: usize>(quarters: [uint8x16_t; 4], bits: uint8x16_t) -> [ui
         let mask = vdupq_n_u8(0x11 << TO);
         let mut out = quarters;
         for (j, out) in out.iter_mut().enumerate() {
-            #[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "-3 to 3")]
+            #[expect(clippy::cast_possible_truncation, reason = "-3 to 3")]
             let moved = vshlq_u8(bits, vdupq_n_s8(TO as i8 - j as i8));
             *out = vorrq_u8(*out, vandq_u8(moved, mask));
         }
