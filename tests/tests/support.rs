@@ -103,8 +103,7 @@ fn every_scheme_has_a_codebook_a_rounder_and_a_measured_error() {
         let error = fracbit_codebook::nmse(scheme).unwrap_or_else(|| panic!("{scheme} has a measured error"));
         let bound = scheme.rate().gaussian_bound();
         // Nested scalar codes of 8 bits are as coarse as their grid, which serves 2 bits as well.
-        let by_bits = SchemeSpec::of(scheme).table.is_some_and(|table| table.coarsest.is_some());
-        let most = if by_bits { 12.0 } else { 8.0 };
+        let most = if SchemeSpec::of(scheme).coarsest().is_some() { 12.0 } else { 8.0 };
         assert!(error > bound && error < most * bound, "{scheme}: {error} beside the bound {bound}");
         let alone = scheme.group().is_none() && SchemeSpec::of(scheme).second_level.is_none();
         let whole = scheme.tables().eq([scheme]) && alone;

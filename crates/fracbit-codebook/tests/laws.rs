@@ -3,7 +3,7 @@
 
 use fracbit_base::{Code, Family, Palette, Scheme};
 use fracbit_codebook::{
-    RounderError, ScalarRounder, VectorRounder, builtin, distortion, laws, nmse, published, rounder,
+    Rounder, RounderError, ScalarRounder, VectorRounder, builtin, distortion, laws, nmse, published, rounder,
     train::gaussian_pairs,
 };
 use fracbit_format::{Codebook, TILE};
@@ -21,14 +21,21 @@ fn pairs_of(book: &Codebook) -> Vec<[f64; 2]> {
     book.entries().as_chunks::<2>().0.iter().map(|p| p.map(weight)).collect()
 }
 
+/// What every rounder must do, and where it is exact.
+fn keeps_the_laws(rounder: &dyn Rounder, exact: bool) {
+    laws::deterministic(rounder, 5);
+    laws::error_is_what_decoding_shows(rounder);
+    laws::survives_extremes(rounder);
+    if exact {
+        laws::lossless_on_own_output(rounder, 40);
+    }
+}
+
 #[test]
 fn every_rounder_keeps_the_laws() {
     for scheme in schemes() {
         let rounder = rounder(scheme).unwrap();
-        laws::deterministic(rounder.as_ref(), 5);
-        laws::error_is_what_decoding_shows(rounder.as_ref());
-        laws::lossless_on_own_output(rounder.as_ref(), 40);
-        laws::survives_extremes(rounder.as_ref());
+        keeps_the_laws(rounder.as_ref(), true);
     }
 }
 
@@ -36,12 +43,7 @@ fn every_rounder_keeps_the_laws() {
 fn additive_rounders_keep_the_laws_and_their_error() {
     for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::Additive(_))) {
         let rounder = rounder(scheme).unwrap();
-        laws::deterministic(rounder.as_ref(), 5);
-        laws::error_is_what_decoding_shows(rounder.as_ref());
-        laws::survives_extremes(rounder.as_ref());
-        if rounder.codebook().additive().unwrap().count == 1 {
-            laws::lossless_on_own_output(rounder.as_ref(), 40);
-        }
+        keeps_the_laws(rounder.as_ref(), rounder.codebook().additive().unwrap().count == 1);
         let error = distortion(rounder.as_ref(), 1 << 18, 1);
         let ratio = error / nmse(scheme).unwrap();
         assert!((0.99..=1.01).contains(&ratio), "{scheme}: {ratio} of the committed error");
@@ -55,13 +57,8 @@ fn additive_rounders_keep_the_laws_and_their_error() {
 fn nested_rounders_keep_the_laws_and_their_error() {
     for scheme in Scheme::all().filter(|s| matches!(s.family(), Family::NestNuq(_))) {
         let rounder = rounder(scheme).unwrap();
-        laws::deterministic(rounder.as_ref(), 5);
-        laws::error_is_what_decoding_shows(rounder.as_ref());
-        // Finer cells are as narrow as the grid: their values may lie beyond their ends.
-        if scheme.quarters() <= 24 {
-            laws::lossless_on_own_output(rounder.as_ref(), 40);
-        }
-        laws::survives_extremes(rounder.as_ref());
+        // Cells of more than 6 bits are as narrow as the grid: values may lie beyond their ends.
+        keeps_the_laws(rounder.as_ref(), scheme.quarters() <= 24);
         let error = distortion(rounder.as_ref(), 1 << 18, 1);
         let ratio = error / nmse(scheme).unwrap();
         assert!((0.98..=1.02).contains(&ratio), "{scheme}: {ratio} of the committed error");

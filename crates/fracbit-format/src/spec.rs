@@ -319,6 +319,13 @@ impl SchemeSpec {
         }
     }
 
+    /// Bits of the coarsest code of a nested scalar scheme (see [`TableSpec::coarsest`]); `None`
+    /// for every other.
+    #[must_use]
+    pub fn coarsest(&self) -> Option<u32> {
+        self.table.as_ref().and_then(|table| table.coarsest)
+    }
+
     /// Whether scale and codes of a group are found together, not the scale first.
     #[must_use]
     pub fn grouped(&self) -> bool {

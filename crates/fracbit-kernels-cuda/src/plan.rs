@@ -159,8 +159,7 @@ impl MatrixPlan {
     #[must_use]
     pub fn supports(scheme: Scheme) -> bool {
         let spec = SchemeSpec::of(scheme);
-        let by_bits = spec.table.is_some_and(|table| table.coarsest.is_some());
-        scheme.planes() == 1 && !by_bits && spec.second_level.is_none()
+        scheme.planes() == 1 && spec.coarsest().is_none() && spec.second_level.is_none()
     }
 
     /// Refuses what there are no kernels for.

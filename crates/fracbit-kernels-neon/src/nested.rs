@@ -18,50 +18,19 @@ pub(crate) fn body() -> NestedBody {
 }
 
 fn run(planes: &BitPlanes<'_>, out: &mut [u8]) {
-    match planes.count() {
-        2 => tiles::<2>(planes, out),
-        3 => tiles::<3>(planes, out),
-        4 => tiles::<4>(planes, out),
-        5 => tiles::<5>(planes, out),
-        6 => tiles::<6>(planes, out),
-        7 => tiles::<7>(planes, out),
-        _ => tiles::<8>(planes, out),
-    }
-}
-
-fn tiles<const COUNT: usize>(planes: &BitPlanes<'_>, out: &mut [u8]) {
-    let pieces = if COUNT > 4 { 8 } else { 4 };
-    let count = out.len() / (pieces * BIT);
-    let pairs = &planes.pairs().as_chunks::<{ 2 * BIT }>().0[..count];
-    let more: [&[[u8; BIT]]; 6] = std::array::from_fn(|k| {
-        let bits = planes.bit(k + 2).as_chunks::<BIT>().0;
-        if k + 2 < COUNT { &bits[..count] } else { bits }
-    });
-    for (tile, (pairs, out)) in pairs.iter().zip(out.chunks_exact_mut(pieces * BIT)).enumerate() {
+    let each = if planes.wide() { 8 * BIT } else { 4 * BIT };
+    for (tile, out) in planes.tiles().zip(out.chunks_exact_mut(each)) {
         // Every operation is within bytes: halves of vectors are alike.
         for first in [0, LANES] {
-            let of = |k: usize| load(&more[k - 2][tile], first);
-            let mut low = pair_quarters([load(pairs, first), load(pairs, BIT + first)]);
-            if COUNT > 2 {
-                low = with_bit::<2>(low, of(2));
-            }
-            if COUNT > 3 {
-                low = with_bit::<3>(low, of(3));
-            }
-            if COUNT <= 4 {
+            let of = |bit: usize| load(tile.more[bit - 2], first);
+            let low = pair_quarters([load(tile.pairs, first), load(tile.pairs, BIT + first)]);
+            let low = with_bit::<3>(with_bit::<2>(low, of(2)), of(3));
+            if !planes.wide() {
                 low.into_iter().zip(0..).for_each(|(low, j): (_, usize)| store(low, out, j * BIT + first));
                 continue;
             }
-            let mut high = with_bit::<0>([zero(); 4], of(4));
-            if COUNT > 5 {
-                high = with_bit::<1>(high, of(5));
-            }
-            if COUNT > 6 {
-                high = with_bit::<2>(high, of(6));
-            }
-            if COUNT > 7 {
-                high = with_bit::<3>(high, of(7));
-            }
+            let high = with_bit::<1>(with_bit::<0>([zero(); 4], of(4)), of(5));
+            let high = with_bit::<3>(with_bit::<2>(high, of(6)), of(7));
             for (j, (low, high)) in low.into_iter().zip(high).enumerate() {
                 // SAFETY: NEON is part of the architecture.
                 let [a, b] = unsafe { [vsliq_n_u8::<4>(low, high), vsriq_n_u8::<4>(high, low)] };

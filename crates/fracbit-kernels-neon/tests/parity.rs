@@ -8,9 +8,8 @@
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::SchemeSpec;
 use fracbit_kernels::{
-    Activations, Isa, Kernels, PackedMatrix, Precision, RowsOf,
+    Activations, Isa, Kernels, PackedMatrix,
     cases::{self, CASES, Case, Packed, assert_same, product, tables},
-    matmul_rows_with, with_team,
 };
 
 /// The instruction sets beyond scalar that this machine has.
@@ -28,7 +27,7 @@ fn backends() -> Vec<(Isa, Kernels)> {
 /// All but the nested schemes: planes of trellises are matrices of others, which the parity of the
 /// workspace has, and scalar ones have a test of their own.
 fn flat() -> impl Iterator<Item = Scheme> {
-    Scheme::all().filter(|scheme| !scheme.nested() && scheme.family_name() != "nest-nuq")
+    Scheme::all().filter(|scheme| !scheme.nested() && SchemeSpec::of(*scheme).coarsest().is_none())
 }
 
 #[test]
@@ -77,28 +76,11 @@ fn every_body_gives_the_bits_of_the_reference() {
 
 #[test]
 fn nested_scalar_codes_give_the_bits_of_the_reference_at_every_precision() {
-    // `check_nested` has all cases, which take an emulated processor many minutes.
-    let scheme: Scheme = "nest-nuq-2..8".parse().unwrap();
-    for (rows, cols, batch) in [(20, 50, 1), (35, 272, 3), (16, 560, 10)] {
-        let packed = Packed::random(scheme, Shape::new(rows, cols), cases::codebooks(scheme, 0, 127), 576, 3);
-        let input = cases::activations(batch * cols, 5);
-        let product = |kernels: &Kernels, precision| {
-            let w = PackedMatrix::new(kernels, &packed.view().unwrap());
-            let (mut x, mut y) = (Activations::new(), vec![f32::NAN; batch * rows]);
-            x.announce(&input, cols).unwrap();
-            let of = RowsOf::all(&w).at(precision);
-            with_team(|team| matmul_rows_with(team, of, &input, &mut x, &mut y)).unwrap();
-            let mut row = vec![0.0; cols];
-            w.row_at(rows - 1, precision, &mut row);
-            [y, row].concat()
-        };
-        for precision in scheme.precisions().map(Precision::at_most) {
-            let want = product(&Kernels::scalar(), precision);
-            for (isa, kernels) in backends() {
-                let what = format!("{scheme} {precision:?} {isa} {rows}x{cols} batch {batch}");
-                assert_same(&want, &product(&kernels, precision), &what);
-            }
-        }
+    // Few and small: the processor is an emulated one.
+    let cases = [(20, 50, 1), (35, 272, 3), (16, 560, 10)];
+    let cases = cases.map(|(rows, cols, batch)| Case { rows, cols, batch, group: 576, why: "few" });
+    for (isa, kernels) in backends() {
+        cases::check_nested(&kernels, &cases, &isa.to_string());
     }
 }
 

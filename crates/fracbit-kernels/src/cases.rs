@@ -195,12 +195,12 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
     }
 }
 
-/// Checks that products of nested scalar codes have the reference's bits at every precision, which
-/// are those of the matrix that is left of it there.
+/// Checks on some cases that products of nested scalar codes have the reference's bits at every
+/// precision, which are those of the matrix that is left of it there.
 ///
 /// # Panics
 /// When they do not.
-pub fn check_nested(kernels: &Kernels, what: &str) {
+pub fn check_nested(kernels: &Kernels, cases: &[Case], what: &str) {
     let at = |kernels: &Kernels, packed: &Packed, input: &[f32], precision| {
         let w = PackedMatrix::new(kernels, &packed.view().expect("parts that fit"));
         let rows = RowsOf::all(&w).at(precision);
@@ -215,7 +215,7 @@ pub fn check_nested(kernels: &Kernels, what: &str) {
     };
     for (seed, name) in (0..).zip(["nest-nuq-2..8", "nest-nuq-3..4", "nest-nuq-4..7", "nest-nuq-2..2"]) {
         let scheme: Scheme = name.parse().expect("a scheme");
-        for &Case { rows, cols, batch, group, why } in CASES {
+        for &Case { rows, cols, batch, group, why } in cases {
             let packed =
                 Packed::random(scheme, Shape::new(rows, cols), codebooks(scheme, 0, 127), group, seed);
             let input = activations(batch * cols, seed);

@@ -12,7 +12,7 @@ use crate::{
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
-use fracbit_base::{Rate, Scheme, Shape};
+use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Grid, Layout, PackedView, SchemeSpec, Segment, TILE, TILE_COLS, TILE_ROWS};
 use half::f16;
 use std::{cell::RefCell, ops::Range, sync::Arc};
@@ -64,9 +64,9 @@ impl ExpandThenDot {
     pub(crate) fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
         let layout = view.layout().clone();
         if let [book] = view.codebooks()
-            && SchemeSpec::of(book.scheme()).table.is_some_and(|table| table.coarsest.is_some())
+            && let Some(low) = SchemeSpec::of(book.scheme()).coarsest()
         {
-            return Self::nested(kernels, view, book);
+            return Self::nested(kernels, view, book, low);
         }
         let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
@@ -94,7 +94,7 @@ impl ExpandThenDot {
     }
 
     /// Puts codes in order by bits, and chooses a body of plain codes for every precision.
-    fn nested(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook) -> Self {
+    fn nested(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook, low: u32) -> Self {
         let layout = view.layout().clone();
         let (across, scheme) = (layout.tiles_across(), layout.scheme());
         let mut parts: Vec<Part> = Vec::new();
@@ -116,7 +116,7 @@ impl ExpandThenDot {
         let stride = layout.row_bytes();
         if stride > 0 {
             let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(stride);
-            let nibbles = plain(book, (scheme.at(Rate::quarter_bits(0)).quarters() / 4).into());
+            let nibbles = plain(book, low);
             let packing = kernels.body(&nibbles).packing();
             for (strip, out) in view.codes().chunks_exact(stride).zip(strips) {
                 nested.split(&nibbles, packing, strip, out);
@@ -130,9 +130,10 @@ impl ExpandThenDot {
     fn parts(&self, precision: Precision) -> &[Part] {
         let scheme = self.layout.scheme();
         if self.nested.is_some() {
-            let count = self.parts.len() / scheme.precisions().count();
-            let nth = precision.rate().map_or(scheme.precisions().count(), |most| scheme.planes_within(most));
-            return &self.parts[(nth - 1) * count..nth * count];
+            let all = scheme.precisions().count();
+            let nth = precision.rate().map_or(all, |most| scheme.planes_within(most));
+            let each = self.parts.len() / all;
+            return &self.parts[(nth - 1) * each..nth * each];
         }
         let Some(most) = precision.rate() else { return &self.parts };
         let planes = scheme.planes_within(most);

@@ -188,10 +188,11 @@ impl Kernels {
     /// The instruction set of the body that runs `codebook`.
     #[must_use]
     pub fn isa(&self, codebook: &Codebook) -> Isa {
-        if SchemeSpec::of(codebook.scheme()).second_level.is_some() {
+        let spec = SchemeSpec::of(codebook.scheme());
+        if spec.second_level.is_some() {
             return self.progressive().isa();
         }
-        match SchemeSpec::of(codebook.scheme()).table.and_then(|table| table.coarsest) {
+        match spec.coarsest() {
             Some(bits) => self.body(&expand::plain(codebook, bits)).isa(),
             None => self.body(codebook).isa(),
         }

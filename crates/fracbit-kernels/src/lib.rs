@@ -20,7 +20,7 @@ pub use args::{
     Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS,
     ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
-pub use expand::nested::{BitPlanes, JoinFn, NestedBody};
+pub use expand::nested::{BitPlanes, JoinFn, NestedBody, TileBits};
 pub use expand::psumbook::{
     BuildFn, Centroids, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, ReadFn, psumbook,
 };

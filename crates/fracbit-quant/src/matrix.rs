@@ -223,7 +223,7 @@ pub fn quantize_with(
     if scheme.planes() > 1 {
         return nested(weights, shape, scheme, grouping, &rounding, progress);
     }
-    if SchemeSpec::of(scheme).table.is_some_and(|table| table.coarsest.is_some()) {
+    if SchemeSpec::of(scheme).coarsest().is_some() {
         return crate::nested::quantize(weights, shape, scheme, grouping, &rounding, progress);
     }
     if SchemeSpec::of(scheme).second_level.is_some() {
@@ -246,48 +246,22 @@ pub(crate) fn plane(
     share: f32,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Quantized, QuantError> {
+    let (group, pieces) = (grouping.columns(shape.cols), rounding.moments.len().max(1));
     let layout = Layout::new(scheme, shape);
     let rounder =
         |&s: &Segment| Ok((s, rounding.rounders.get(s.scheme).ok_or(QuantError::NoCodebook(s.scheme))?));
     let rounders = layout.segments().iter().map(rounder).collect::<Result<Vec<_>, QuantError>>()?;
     let coders: Vec<(Segment, &dyn Rounder)> = rounders.iter().map(|(s, r)| (*s, &**r)).collect();
-    let group = grouping.columns(shape.cols);
+
+    let block = SchemeSpec::of(scheme).block_columns;
+    let feedback = rounding.moments.iter().map(|moments| Ok((moments, moments.feedback(block)?)));
+    let feedback = feedback.collect::<Result<Vec<_>, QuantError>>()?;
+    let groups = shape.cols.div_ceil(group);
     let rms: Vec<f32> =
         weights.par_chunks(shape.cols).flat_map_iter(|row| row.chunks(group).map(root_mean_square)).collect();
     let gain = power_of_two_at_least(rms.iter().copied().fold(0.0, f32::max));
-    let scales: Vec<f16> = rms.iter().map(|&r| f16::from_f32(r / gain)).collect();
-    let begun = Begun { codes: vec![0; layout.len()], scales, gain, fits: true };
-    coded(weights, shape, scheme, grouping, (rounding.moments, share), (begun, &coders), progress)
-}
-
-/// What a matrix is coded from.
-pub(crate) struct Begun {
-    /// What the rounder may refine.
-    pub(crate) codes: Vec<u8>,
-    /// Scales that weights are rounded in.
-    pub(crate) scales: Vec<f16>,
-    pub(crate) gain: f32,
-    /// Whether scales are fitted to the codes that are found.
-    pub(crate) fits: bool,
-}
-
-/// [`plane`] from what was begun, with these rounders.
-pub(crate) fn coded(
-    weights: &[f32],
-    shape: Shape,
-    scheme: Scheme,
-    grouping: Grouping,
-    (moments, share): (&[Hessian], f32),
-    (begun, coders): (Begun, &Coders<'_>),
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Quantized, QuantError> {
-    let Begun { mut codes, mut scales, gain, fits } = begun;
-    let (group, pieces) = (grouping.columns(shape.cols), moments.len().max(1));
-    let layout = Layout::new(scheme, shape);
-    let block = SchemeSpec::of(scheme).block_columns;
-    let feedback = moments.iter().map(|moments| Ok((moments, moments.feedback(block)?)));
-    let feedback = feedback.collect::<Result<Vec<_>, QuantError>>()?;
-    let groups = shape.cols.div_ceil(group);
+    let mut scales: Vec<f16> = rms.iter().map(|&r| f16::from_f32(r / gain)).collect();
+    let mut codes = vec![0; layout.len()];
 
     // With feedback some rows of tiles go together, for the sake of its products.
     let down = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
@@ -307,11 +281,11 @@ pub(crate) fn coded(
         })
         .map(|(feedback, ((codes, scales), rows))| {
             progress(0); // where a caller may unwind to stop
-            let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes(), fits };
+            let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes() };
             let error = match feedback {
-                None => band.quantize(coders, codes, scales),
+                None => band.quantize(&coders, codes, scales),
                 Some((moments, feedback)) => {
-                    Strip { band: &band, moments, feedback, block, share }.quantize(coders, codes, scales)
+                    Strip { band: &band, moments, feedback, block, share }.quantize(&coders, codes, scales)
                 }
             };
             progress(rows.len());
@@ -392,23 +366,16 @@ pub(crate) struct Band<'a> {
     pub(crate) group: usize,
     pub(crate) gain: f32,
     pub(crate) row_bytes: usize,
-    /// Whether scales are fitted to the codes that are found.
-    pub(crate) fits: bool,
 }
 
 impl Band<'_> {
     /// Codes a band of one row of tiles, re-fits its scales (row-major, one per group) and returns
     /// the squared error of every row.
     fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
-        for &(segment, rounder) in coders {
-            let tiles: Vec<[f32; TILE]> =
-                (segment.start..segment.end).map(|a| self.tile(a, self.rows, scales)).collect();
-            let range = segment.offset..segment.offset + tiles.len() * segment.tile_bytes;
-            rounder.encode(&tiles, &mut codes[range]);
-        }
+        self.encode(coders, codes, scales);
         let decoded = self.decode(coders, codes);
         let groups = self.groups();
-        for (r, row) in self.rows.chunks(self.cols).enumerate().take_while(|_| self.fits) {
+        for (r, row) in self.rows.chunks(self.cols).enumerate() {
             for (g, weights) in row.chunks(self.group).enumerate() {
                 let units = &decoded[r * self.cols + g * self.group..][..weights.len()];
                 let scale = &mut scales[r * groups + g];
@@ -416,6 +383,16 @@ impl Band<'_> {
             }
         }
         self.errors(&decoded, scales)
+    }
+
+    /// Codes a band of one row of tiles in these scales.
+    pub(crate) fn encode(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &[f16]) {
+        for &(segment, rounder) in coders {
+            let tiles: Vec<[f32; TILE]> =
+                (segment.start..segment.end).map(|a| self.tile(a, self.rows, scales)).collect();
+            let range = segment.offset..segment.offset + tiles.len() * segment.tile_bytes;
+            rounder.encode(&tiles, &mut codes[range]);
+        }
     }
 
     /// Scales of a row.

@@ -8,11 +8,13 @@
 
 use crate::{
     QuantError, Quantized,
-    matrix::{Begun, Rounding, coded, plane},
+    matrix::{Band, Rounding, plane},
 };
 use fracbit_base::{Scheme, Shape};
 use fracbit_codebook::{NestedRounder, Rounder};
-use fracbit_format::{BitWriter, Grouping, Layout, TILE, read_bits};
+use fracbit_format::{BitWriter, Grouping, Layout, Plane, TILE, TILE_ROWS, read_bits};
+use rayon::prelude::*;
+use std::sync::Arc;
 
 /// As [`quantize_with`](crate::quantize_with), for a nested scalar scheme and what was checked.
 pub(crate) fn quantize(
@@ -32,13 +34,23 @@ pub(crate) fn quantize(
     let missing = QuantError::NoCodebook(scheme);
     let book = fracbit_codebook::builtin(scheme).cloned().ok_or(missing.clone())?;
     let [from, to] = [coarsest, scheme].map(|s| u32::from(s.quarters() / 4));
-    let rounder = NestedRounder::new(book).map_err(|_| missing)?.refining(from);
-    let layout = Layout::new(scheme, shape);
-    let codes = widened(base.codes(), from, to, layout.len());
-    let begun = Begun { codes, scales: base.scales().to_vec(), gain: base.gain(), fits: false };
+    let rounder = NestedRounder::new(book.clone()).map_err(|_| missing)?.refining(from);
+    let (layout, group) = (Layout::new(scheme, shape), grouping.columns(shape.cols));
     let coders: Vec<_> = layout.segments().iter().map(|&s| (s, &rounder as &dyn Rounder)).collect();
-    let told = |n: usize| progress(n - n / 2);
-    coded(weights, shape, scheme, grouping, (&[], 1.0), (begun, &coders), &told)
+    let mut codes = widened(base.codes(), from, to, layout.len());
+    let (scales, gain) = (base.scales(), base.gain());
+    codes
+        .par_chunks_mut(layout.row_bytes())
+        .zip(scales.par_chunks(TILE_ROWS * grouping.groups(shape.cols)))
+        .zip(weights.par_chunks(TILE_ROWS * shape.cols))
+        .for_each(|((codes, scales), rows)| {
+            progress(0); // where a caller may unwind to stop
+            let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes() };
+            band.encode(&coders, codes, scales);
+            progress(rows.len() - rows.len() / 2);
+        });
+    let planes = [Plane::U8(codes.into()), Plane::F16(scales.to_vec()), Plane::F32(vec![gain])];
+    Ok(Quantized::measured(scheme, shape, grouping, vec![Arc::new(book)], planes, weights))
 }
 
 /// Tiles of codes of `from` bits as tiles of `to` bits each, `len` bytes in all.

@@ -146,7 +146,7 @@ fn fit_rows(
             }
             Some((moments, feedback)) => {
                 let row_bytes = Layout::new(scheme, shape).row_bytes();
-                let band = matrix::Band { rows, cols, group, gain, row_bytes, fits: true };
+                let band = matrix::Band { rows, cols, group, gain, row_bytes };
                 Strip { band: &band, moments, feedback, block: 1, share: 1.0 }.refit(&decoded, scales);
             }
         }

@@ -74,52 +74,62 @@ impl<'a> BitPlanes<'a> {
         self.count
     }
 
-    /// The two lowest bits: 64 bytes a tile. Byte `32 v + i` (`v` below 2, `i` below 32) has those
-    /// of bytes `64 v + i` and `64 v + 32 + i` of a tile of 4 bits: of their lower codes in bits 0
-    /// and 1, and 2 and 3, of their upper ones four places above.
+    /// Whether more than 4 bits of every code are read, so that tiles of 8 bits are joined.
     #[must_use]
-    pub const fn pairs(&self) -> &'a [u8] {
-        self.pairs
+    pub const fn wide(&self) -> bool {
+        self.count > 4
     }
 
-    /// Bit `place` (2 to 7) of all codes, 32 bytes a tile, empty where it is not read. Bit `j`
-    /// below 4 of byte `i` is that of the lower code of byte `32 j + i` of a tile of 4 bits, bit `j
-    /// + 4` that of the upper one.
-    ///
-    /// # Panics
-    /// When there is no such place.
-    #[must_use]
-    pub const fn bit(&self, place: usize) -> &'a [u8] {
-        self.more[place - 2]
-    }
-
-    /// The lower four bits of a tile, or the upper ones.
-    fn nibbles(&self, tile: usize, upper: bool) -> [u8; NIBBLES] {
-        let mut out = [0; NIBBLES];
-        for (at, byte) in out.iter_mut().enumerate() {
-            let (j, i) = (at / BIT, at % BIT);
-            if !upper {
-                *byte = self.pairs[tile * PAIRS + j / 2 * BIT + i] >> (j % 2 * 2) & 0x33;
-            }
-            for place in if upper { 4..8 } else { 2..4 }.take_while(|&place| place < self.count as usize) {
-                *byte |= (self.bit(place)[tile * BIT + i] >> j & 0x11) << (place % 4);
-            }
-        }
-        out
+    /// The bits of each tile.
+    pub fn tiles(&self) -> impl Iterator<Item = TileBits<'a>> {
+        let more = self.more.map(|bits| bits.as_chunks().0);
+        let pairs = self.pairs.as_chunks().0.iter().enumerate();
+        pairs.map(move |(tile, pairs)| TileBits {
+            pairs,
+            more: more.map(|bits| bits.get(tile).unwrap_or(&[0; BIT])),
+        })
     }
 }
 
-/// Joins the bits of tiles to whole tiles of 4 bits a code, or of 8 bits where more than 4 are
-/// read, in the canonical order: what every other [`JoinFn`] does in the order of its bodies. Bits
-/// that are not read are 0.
-fn join(planes: &BitPlanes<'_>, out: &mut [u8]) {
-    if planes.count <= 4 {
-        let tiles = out.as_chunks_mut::<NIBBLES>().0.iter_mut().enumerate();
-        return tiles.for_each(|(tile, out)| *out = planes.nibbles(tile, false));
+/// The bits of a tile.
+#[derive(Clone, Copy, Debug)]
+pub struct TileBits<'a> {
+    /// The two lowest. Byte `32 v + i` (`v` below 2, `i` below 32) has those of bytes `64 v + i`
+    /// and `64 v + 32 + i` of a tile of 4 bits: of their lower codes in bits 0 and 1, and 2 and 3,
+    /// of their upper ones four places above.
+    pub pairs: &'a [u8; PAIRS],
+    /// The others, zeros where they are not read. Bit `j` below 4 of byte `i` is that of the lower
+    /// code of byte `32 j + i` of a tile of 4 bits, bit `j + 4` that of the upper one.
+    pub more: [&'a [u8; BIT]; MORE],
+}
+
+impl TileBits<'_> {
+    /// The lower four bits of all codes, or the upper ones.
+    fn nibbles(&self, upper: bool) -> [u8; NIBBLES] {
+        std::array::from_fn(|at| {
+            let (j, i) = (at / BIT, at % BIT);
+            let of = |bits: &[u8; BIT], place: usize| (bits[i] >> j & 0x11) << place;
+            let [third, fourth, rest @ ..] = &self.more;
+            if upper {
+                return rest.iter().zip(0..).fold(0, |byte, (bits, place)| byte | of(bits, place));
+            }
+            self.pairs[j / 2 * BIT + i] >> (j % 2 * 2) & 0x33 | of(third, 2) | of(fourth, 3)
+        })
     }
-    for (tile, out) in out.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
-        let [lower, upper] = [false, true].map(|upper| planes.nibbles(tile, upper));
-        for (out, (l, h)) in out.as_chunks_mut::<2>().0.iter_mut().zip(lower.iter().zip(&upper)) {
+}
+
+/// Joins the bits of tiles in the canonical order: what every other [`JoinFn`] does in the order of
+/// its bodies.
+fn join(planes: &BitPlanes<'_>, out: &mut [u8]) {
+    let size = if planes.wide() { TILE } else { NIBBLES };
+    for (tile, out) in planes.tiles().zip(out.chunks_exact_mut(size)) {
+        let lower = tile.nibbles(false);
+        if !planes.wide() {
+            out.copy_from_slice(&lower);
+            continue;
+        }
+        let both = lower.into_iter().zip(tile.nibbles(true));
+        for (out, (l, h)) in out.as_chunks_mut::<2>().0.iter_mut().zip(both) {
             *out = [l & 15 | h << 4, l >> 4 | h & 0xf0];
         }
     }
