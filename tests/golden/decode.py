@@ -91,8 +91,12 @@ def tile(family, code, rate, entries, tape):
         return [entries[2 * bits(tape, i // 2 * r, r) + i % 2] for i in range(TILE)]
     if family == "aq":
         # Codes by columns of a centroid, codebook and row; entries by codebook, centroid and weight.
-        m, v = code
-        cell = lambda r, c, b: (256 * b + tape[(c // v * m + b) * 16 + r]) * v + c % v
+        # A byte is a code, or two of four bits, the even codebook's in the low ones.
+        m, v, width = code
+        each = 8 // width
+        byte = lambda r, c, b: tape[(c // v * (m // each) + b // each) * 16 + r]
+        index = lambda r, c, b: byte(r, c, b) >> b % each * width & (1 << width) - 1
+        cell = lambda r, c, b: ((b << width) + index(r, c, b)) * v + c % v
         return [sum(entries[cell(i // 16, i % 16, b)] for b in range(m)) for i in range(TILE)]
     v = {"fine": 1, "fast": 4 if rate <= 8 else 2, "hyb": 2}[code]
     out = []
@@ -122,8 +126,10 @@ def parse(name):
     if name.startswith("nest-nuq-"):
         return "nest-nuq", "fine", 4 * int(name.split("..")[1])
     if words[0] == "aq":
-        m, v = int(words[1][1:].split("v")[0]), int(words[1].split("v")[1])
-        return "aq", (m, v), 32 * m // v
+        books, _, b = words[1].partition("b")
+        m, v = map(int, books[1:].split("v"))
+        b = int(b or 8)
+        return "aq", (m, v, b), 4 * b * m // v
     rate = int(float(words[-1]) * 4)
     code = words[1] if len(words) == 3 else "fine"
     return words[0], code, rate

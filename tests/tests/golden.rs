@@ -59,7 +59,7 @@ fn lengths(scheme: Scheme) -> Vec<usize> {
         (Family::Gnuq, _) => (0..=6 - quarters / 4).map(|c| 1 << (quarters / 4 + c)).collect(),
         (Family::Vq, _) => vec![2 << (quarters / 2)],
         (Family::NestNuq(ladder), _) => vec![(2 << ladder.high()) - (1 << ladder.low())],
-        (Family::Additive(books), _) => vec![256 * books.count() * books.weights()],
+        (Family::Additive(books), _) => vec![(books.count() * books.weights()) << books.bits()],
         (Family::Tcq(Code::Hyb), _) => vec![1024, 2048, 4096],
         (Family::Tcq(Code::Fast), _) => vec![64, 128],
         (Family::Tcq(_), _) => vec![64, 128, 256],

@@ -63,7 +63,8 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     };
     for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
         if family.name == "aq" {
-            for books in &family.rates {
+            // Codes of four bits share the kernels of the bytes that they are halves of.
+            for books in family.rates.iter().filter(|books| !books.contains('b')) {
                 let body = books.to_uppercase();
                 add("additive", 0, format!("FB_GEMV(gemv_aq_{books}, {body}, {body})"));
                 add("additive", 0, format!("FB_DEQUANT(dequant_aq_{books}, {body})"));

@@ -127,17 +127,16 @@ fn test() -> Outcome {
     tidy::run()?;
     let highs = root().join("tests/highs.cmake").display().to_string();
     let highs = [("CMAKE_TOOLCHAIN_FILE", highs.as_str())];
-    let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
-    run("cargo", &clippy, &highs)?;
-    // The GPU's half needs neither its compiler nor a driver to be checked.
-    let cuda = ["clippy", "--package", "fracbit-cli", "--features", "cuda", "--profile", "test", "--"];
-    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), &highs)?;
-    let warnings = [("RUSTDOCFLAGS", "--deny warnings"), highs[0]];
-    run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)?;
-    setup::clients();
-    if let Err(why) = setup::published(&["--quick"]) {
-        println!("skipped: published chat templates and tokenizers: {why}");
-    }
+    std::thread::scope(|scope| {
+        // What comes from the network leaves the processors idle for minutes.
+        scope.spawn(|| {
+            setup::clients();
+            if let Err(why) = setup::published(&["--quick"]) {
+                println!("skipped: published chat templates and tokenizers: {why}");
+            }
+        });
+        lints(&highs)
+    })?;
     // Examples are checked above; linking them takes as long as the tests of a crate.
     run("cargo", &["test", "--workspace", "--lib", "--bins", "--tests"], &highs)?;
     run("cargo", &["test", "--workspace", "--doc"], &highs)?;
@@ -149,6 +148,17 @@ fn test() -> Outcome {
         println!("skipped: tests of the models and texts in ../shared, which is not there");
     }
     Ok(())
+}
+
+/// What the compiler can say without running anything.
+fn lints(highs: &[(&str, &str)]) -> Outcome {
+    let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
+    run("cargo", &clippy, highs)?;
+    // The GPU's half needs neither its compiler nor a driver to be checked.
+    let cuda = ["clippy", "--package", "fracbit-cli", "--features", "cuda", "--profile", "test", "--"];
+    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), highs)?;
+    let warnings = [highs, &[("RUSTDOCFLAGS", "--deny warnings")]].concat();
+    run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)
 }
 
 /// Published chat templates and tokenizers, beside the programs that they were made for.

@@ -91,21 +91,33 @@ impl Granularity {
     }
 }
 
-/// The codebooks of an additive scheme: `m` of 256 centroids each, of `v` weights (CodeGEMM,
-/// section 2.2, with codes of b = 8 bits).
+/// The codebooks of an additive scheme: `m` of `2^b` centroids each, of `v` weights (CodeGEMM,
+/// section 2.2).
+///
+/// With b = 8 a code is a byte. With b = 4 the partial sums of a codebook are as many as the bytes
+/// of a vector register, where one instruction reads those of sixteen rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Books {
     count: u8,
     weights: u8,
+    bits: u8,
 }
 
 impl Books {
     /// All there are, by rate.
-    pub const ALL: [Self; 4] = [Self::of(1, 8), Self::of(1, 4), Self::of(2, 8), Self::of(3, 8)];
-    const NAMES: &'static str = "m1v8, m1v4, m2v8, m3v8";
+    pub const ALL: [Self; 7] = [
+        Self::of(1, 8, 8),
+        Self::of(2, 8, 4),
+        Self::of(1, 4, 8),
+        Self::of(2, 8, 8),
+        Self::of(4, 8, 4),
+        Self::of(3, 8, 8),
+        Self::of(6, 8, 4),
+    ];
+    const NAMES: &'static str = "m1v8, m2v8b4, m1v4, m2v8, m4v8b4, m3v8, m6v8b4";
 
-    const fn of(count: u8, weights: u8) -> Self {
-        Self { count, weights }
+    const fn of(count: u8, weights: u8, bits: u8) -> Self {
+        Self { count, weights, bits }
     }
 
     /// Codebooks whose centroids are added.
@@ -120,16 +132,30 @@ impl Books {
         self.weights as usize
     }
 
+    /// Bits of a code: 8 or 4.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.bits as u32
+    }
+
+    /// The codebooks of 256 centroids whose codes are the bytes of these: themselves, or as many as
+    /// pairs, each centroid the sum of one of each of two.
+    #[must_use]
+    pub const fn of_bytes(self) -> Self {
+        Self::of(self.count * self.bits / 8, self.weights, 8)
+    }
+
     /// Quarters of a bit per weight.
     const fn quarters(self) -> u32 {
-        32 * self.count as u32 / self.weights as u32
+        4 * self.bits() * self.count as u32 / self.weights as u32
     }
 }
 
-/// As in a scheme's name: `m2v8`.
+/// As in a scheme's name: `m2v8`, `m4v8b4`.
 impl fmt::Display for Books {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "m{}v{}", self.count, self.weights)
+        write!(f, "m{}v{}", self.count, self.weights)?;
+        if self.bits == 8 { Ok(()) } else { write!(f, "b{}", self.bits) }
     }
 }
 

@@ -11,10 +11,10 @@ use crate::{Rounder, RounderError};
 use fracbit_base::Family;
 use fracbit_format::{Codebook, Index, TILE, TILE_COLS, TILE_ROWS};
 
-/// Centroids of a codebook.
-pub(crate) const CENTROIDS: usize = 256;
 /// Most codebooks of a scheme.
-pub(crate) const MOST: usize = 3;
+pub(crate) const MOST: usize = 6;
+/// Most centroids of a codebook.
+const MOST_CENTROIDS: usize = 256;
 /// Beginnings that are kept.
 const BEAM: usize = 16;
 
@@ -44,7 +44,7 @@ impl AdditiveRounder {
             return Err(RounderError::Family { want, got: book.scheme() });
         };
         let centroids: Vec<f64> = book.entries().iter().map(|&entry| f64::from(entry)).collect();
-        let search = Search::new(index.weights, &centroids);
+        let search = Search::new((1 << index.bits, index.weights), &centroids);
         Ok(Self { book, index, search })
     }
 }
@@ -58,7 +58,8 @@ impl Rounder for AdditiveRounder {
         let bytes = self.book.tile_bytes();
         let scheme = self.book.scheme();
         assert_eq!(codes.len(), tiles.len() * bytes, "bytes of {} tiles of {scheme}", tiles.len());
-        let Index { weights, count, .. } = self.index;
+        let Index { weights, count, bits } = self.index;
+        let each = 8 / bits as usize;
         let (mut beam, mut x) = (Beam::default(), [0.0; TILE_COLS]);
         let x = &mut x[..weights];
         for (tile, code) in tiles.iter().zip(codes.chunks_exact_mut(bytes)) {
@@ -67,11 +68,12 @@ impl Rounder for AdditiveRounder {
                 let scaled = vector.iter().map(|&w| f64::from(w) / f64::from(self.book.step()));
                 x.iter_mut().zip(scaled).for_each(|(x, scaled)| *x = scaled);
                 let (row, across) = (i / (TILE_COLS / weights), i % (TILE_COLS / weights));
-                let places = code[across * count * TILE_ROWS + row..].iter_mut().step_by(TILE_ROWS);
-                places
-                    .zip(self.search.find(x, &mut beam))
-                    .take(count)
-                    .for_each(|(place, code)| *place = code);
+                let first = across * (count / each) * TILE_ROWS + row;
+                let found = self.search.find(x, &mut beam);
+                let places = code[first..].iter_mut().step_by(TILE_ROWS);
+                for (place, codes) in places.zip(found[..count].chunks_exact(each)) {
+                    *place = codes.iter().rev().fold(0, |byte, code| byte << (bits % 8) | code);
+                }
             }
         }
     }
@@ -94,6 +96,7 @@ pub(crate) struct Beam {
 /// What the search wants to know of centroids.
 #[derive(Clone, Debug)]
 pub(crate) struct Search {
+    centroids: usize,
     weights: usize,
     count: usize,
     columns: Vec<f64>,    // (book, weight, centroid)
@@ -104,15 +107,15 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// Of `centroids`, `(book, centroid, weight)`.
-    pub(crate) fn new(weights: usize, centroids: &[f64]) -> Self {
-        let books: Vec<&[f64]> = centroids.chunks_exact(CENTROIDS * weights).collect();
+    /// Of codebooks of so many centroids of so many weights, `(book, centroid, weight)`.
+    pub(crate) fn new((each, weights): (usize, usize), centroids: &[f64]) -> Self {
+        let books: Vec<&[f64]> = centroids.chunks_exact(each * weights).collect();
         let column = |(book, k): (&[f64], usize)| book.iter().skip(k).step_by(weights).copied().collect();
         let columns: Vec<Vec<f64>> =
             books.iter().flat_map(|&book| (0..weights).map(move |k| column((book, k)))).collect();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let half_norms = centroids.chunks_exact(weights).map(|c| dot(c, c) / 2.0).collect();
-        let mut products = Vec::with_capacity(books.len() * (books.len() - 1) / 2 * CENTROIDS * CENTROIDS);
+        let mut products = Vec::with_capacity(books.len() * (books.len() - 1) / 2 * each * each);
         for (later, own) in books.iter().enumerate() {
             for earlier in &books[..later] {
                 for first in earlier.chunks_exact(weights) {
@@ -121,24 +124,23 @@ impl Search {
                 }
             }
         }
-        Self { weights, count: books.len(), columns: columns.concat(), half_norms, products }
+        Self { centroids: each, weights, count: books.len(), columns: columns.concat(), half_norms, products }
     }
 
     /// `|c|^2 / 2 - x . c` of the centroids of a book.
-    fn scores(&self, book: usize, x: &[f64]) -> [f64; CENTROIDS] {
-        let mut scores = [0.0; CENTROIDS];
-        scores.copy_from_slice(&self.half_norms[book * CENTROIDS..][..CENTROIDS]);
+    fn scores(&self, book: usize, x: &[f64], scores: &mut [f64]) {
+        let each = self.centroids;
+        scores.copy_from_slice(&self.half_norms[book * each..][..each]);
         for (k, &x) in x.iter().enumerate() {
-            let column = &self.columns[(book * self.weights + k) * CENTROIDS..][..CENTROIDS];
+            let column = &self.columns[(book * self.weights + k) * each..][..each];
             scores.iter_mut().zip(column).for_each(|(score, c)| *score -= x * c);
         }
-        scores
     }
 
     /// Products of centroid `code` of an earlier book with all of a later one.
     fn products(&self, later: usize, earlier: usize, code: u8) -> &[f32] {
         let before = later * (later - 1) / 2 + earlier;
-        &self.products[(before * CENTROIDS + usize::from(code)) * CENTROIDS..][..CENTROIDS]
+        &self.products[(before * self.centroids + usize::from(code)) * self.centroids..][..self.centroids]
     }
 
     /// Codes of the best sum that the beam finds for `x`; of equals the first that it meets.
@@ -146,18 +148,20 @@ impl Search {
         let Beam { paths, next } = beam;
         paths.clear();
         paths.push(Path { score: 0.0, codes: [0; MOST] });
+        let (mut own, mut scores) = ([0.0; MOST_CENTROIDS], [0.0; MOST_CENTROIDS]);
+        let (own, scores) = (&mut own[..self.centroids], &mut scores[..self.centroids]);
         for book in 0..self.count {
-            let own = self.scores(book, x);
+            self.scores(book, x, own);
             let keep = if book + 1 == self.count { 1 } else { BEAM };
             next.clear();
             for path in &*paths {
-                let mut scores = own.map(|score| path.score + score);
+                scores.iter_mut().zip(&*own).for_each(|(score, own)| *score = path.score + own);
                 for (earlier, &code) in path.codes[..book].iter().enumerate() {
                     let products = self.products(book, earlier, code);
                     scores.iter_mut().zip(products).for_each(|(score, &p)| *score += f64::from(p));
                 }
                 let mut worst = if next.len() < keep { f64::INFINITY } else { next[keep - 1].score };
-                for (code, &score) in (0..=u8::MAX).zip(&scores) {
+                for (code, &score) in (0..=u8::MAX).zip(&*scores) {
                     if score < worst || next.len() < keep {
                         let at = next.partition_point(|path| path.score <= score);
                         next.truncate(keep - 1);
@@ -182,14 +186,17 @@ mod tests {
     /// a beam finds the best of two nearly always and never does better.
     #[test]
     fn sums_are_the_nearest_or_nearly() {
-        for (name, exact) in [("aq-m1v4", true), ("aq-m1v8", true), ("aq-m2v8", false)] {
+        let all = [("aq-m1v4", true), ("aq-m1v8", true), ("aq-m2v8", false), ("aq-m2v8b4", true)];
+        for (name, exact) in [all.as_slice(), &[("aq-m4v8b4", false)]].concat() {
             let book = crate::builtin(name.parse().unwrap()).unwrap();
-            let (Index { weights, count, .. }, step) = (book.additive().unwrap(), f64::from(book.step()));
+            // All bytes: sums of all centroids of one codebook or two.
+            let (Index { weights, count, bits }, step) = (book.additive().unwrap(), f64::from(book.step()));
+            let (count, sums) = (count * bits as usize / 8, book.byte_centroids().unwrap());
             let rounder = AdditiveRounder::new(book.clone()).unwrap();
             let tiles = crate::laws::tiles(1, 3);
             let codes = crate::laws::encode(&rounder, &tiles);
             let decoded = crate::laws::decode(&rounder, &codes);
-            let centroids: Vec<&[i16]> = book.entries().chunks_exact(weights).collect();
+            let centroids: Vec<&[i16]> = sums.chunks_exact(weights).collect();
             let (mut found, mut best) = (0.0, 0.0);
             for (x, got) in tiles[0].chunks_exact(weights).zip(decoded[0].chunks_exact(weights)) {
                 let error = |q: &dyn Fn(usize) -> f64| -> f64 {
@@ -199,7 +206,7 @@ mod tests {
                     let each = centroids.iter().map(|c| error(&|k| f64::from(c[k]) * step));
                     each.fold(f64::INFINITY, f64::min)
                 } else {
-                    let (a, b) = centroids.split_at(CENTROIDS);
+                    let (a, b) = centroids.split_at(MOST_CENTROIDS);
                     let sums = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
                     let each = sums.map(|(a, b)| error(&|k| f64::from(a[k] + b[k]) * step));
                     each.fold(f64::INFINITY, f64::min)

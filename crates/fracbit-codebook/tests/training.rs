@@ -37,7 +37,7 @@ fn vector_training_gives_the_committed_book_at_one_thread_and_at_two() {
 
 #[test]
 fn additive_training_gives_the_committed_book() {
-    let scheme = "aq-m1v4".parse().unwrap();
+    let scheme = "aq-m2v8b4".parse().unwrap();
     assert_eq!(train::codebook(scheme, train::SEED).as_ref(), builtin(scheme));
 }
 

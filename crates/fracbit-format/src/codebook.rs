@@ -4,7 +4,7 @@ use crate::{
     Index, SchemeSpec, SecondLevel, TILE, TILE_COLS, TILE_ROWS, TableSpec, bits::read_bits, trellis,
 };
 use fracbit_base::{Code, Family, Scheme};
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 /// Integer width that a codebook's entries need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,12 +233,33 @@ impl Codebook {
     }
 
     /// How codes find their centroids in additive codebooks: entries are `(book, centroid,
-    /// weight)`, and codes of a tile `(columns of a centroid, book, row)`, a byte each. `None` for
-    /// every other scheme.
+    /// weight)`, and codes of a tile `(columns of a centroid, book, row)`, a byte each, or the low
+    /// and high halves of one for an even book and the next. `None` for every other scheme.
     #[must_use]
     pub fn additive(&self) -> Option<Index> {
         let Family::Additive(books) = self.scheme.family() else { return None };
-        Some(Index { bits: 8, weights: books.weights(), count: books.count() })
+        Some(Index { bits: books.bits(), weights: books.weights(), count: books.count() })
+    }
+
+    /// Additive codebooks as a reader of bytes wants them, `(byte of a vector's codes, its 256
+    /// values, weight)`: the entries, or the sums of two centroids whose codes are halves of a
+    /// byte. `None` for every other scheme.
+    #[must_use]
+    pub fn byte_centroids(&self) -> Option<Cow<'_, [i16]>> {
+        let Index { bits, weights, .. } = self.additive()?;
+        if bits == 8 {
+            return Some(Cow::Borrowed(&self.entries));
+        }
+        let mut sums = Vec::with_capacity(self.entries.len() * 8);
+        for books in self.entries.chunks_exact(32 * weights) {
+            let (low, high) = books.split_at(16 * weights);
+            for high in high.chunks_exact(weights) {
+                for low in low.chunks_exact(weights) {
+                    sums.extend(low.iter().zip(high).map(|(low, high)| low + high));
+                }
+            }
+        }
+        Some(Cow::Owned(sums))
     }
 
     /// The codebook of the group that has this scale: group-wise schemes keep its number in the
@@ -426,13 +447,15 @@ impl Codebook {
                 }
             }
             Family::Additive(books) => {
-                let (count, weights) = (books.count(), books.weights());
-                let across = TILE_COLS / weights;
+                let (count, weights, bits) = (books.count(), books.weights(), books.bits() as usize);
+                let (across, bytes) = (TILE_COLS / weights, count * bits / 8);
                 for (i, values) in (first / weights..).zip(out.chunks_exact_mut(weights)) {
-                    let codes = code[i % across * count * TILE_ROWS + i / across..].iter().step_by(TILE_ROWS);
+                    let place = i % across * bytes * TILE_ROWS + i / across;
                     values.fill(0);
-                    for (book, &code) in codes.take(count).enumerate() {
-                        let centroid = &self.entries[(256 * book + usize::from(code)) * weights..];
+                    for book in 0..count {
+                        let byte = usize::from(code[place + book * bits / 8 * TILE_ROWS]);
+                        let code = byte >> (book * bits % 8) & ((1 << bits) - 1);
+                        let centroid = &self.entries[((book << bits) + code) * weights..];
                         values.iter_mut().zip(centroid).for_each(|(value, entry)| *value += entry);
                     }
                 }
@@ -647,6 +670,30 @@ mod tests {
         assert!(Codebook::new(scheme, far.clone(), 0.1).is_ok());
         far[8] += 1;
         assert_eq!(Codebook::new(scheme, far, 0.1), Err(CodebookError::Sums(scheme)));
+    }
+
+    #[test]
+    fn halves_of_a_byte_are_codes_of_two_books() {
+        let scheme: Scheme = "aq-m4v8b4".parse().unwrap();
+        let entries: Vec<i16> = (0..512).map(|i| (i * 37 % 63) - 31).collect();
+        let book = Codebook::new(scheme, entries.clone(), 0.1).unwrap();
+        assert_eq!(book.additive(), Some(Index { bits: 4, weights: 8, count: 4 }));
+        let code: Vec<u8> = (0..64).map(|i| (i * 89 + 7) as u8).collect();
+        let mut tile = [0; TILE];
+        book.expand_tile(&code, &mut tile);
+        for (at, &weight) in tile.iter().enumerate() {
+            let (r, c) = (at / TILE_COLS, at % TILE_COLS);
+            let byte = |b: usize| usize::from(code[(c / 8 * 2 + b / 2) * TILE_ROWS + r]);
+            let of = |b: usize| entries[(16 * b + (byte(b) >> (b % 2 * 4) & 15)) * 8 + c % 8];
+            assert_eq!(weight, (0..4).map(of).sum::<i16>(), "row {r} column {c}");
+        }
+        // The same codes are bytes of two books of sums.
+        let sums = book.byte_centroids().unwrap().into_owned();
+        let bytes = Codebook::new("aq-m2v8".parse().unwrap(), sums, 0.1).unwrap();
+        assert!(matches!(bytes.byte_centroids(), Some(Cow::Borrowed(same)) if same == bytes.entries()));
+        let mut same = [0; TILE];
+        bytes.expand_tile(&code, &mut same);
+        assert_eq!(tile, same);
     }
 
     #[test]

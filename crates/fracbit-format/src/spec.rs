@@ -295,8 +295,8 @@ impl SchemeSpec {
             Family::Vq => (2, Some(indexed(quarters / 2, 2, BOTH))),
             Family::Additive(books) => {
                 let (count, weights) = (books.count(), books.weights());
-                let one = indexed(8, weights, NARROW);
-                let index = Some(Index { bits: 8, weights, count });
+                let one = indexed(books.bits(), weights, NARROW);
+                let index = Some(Index { bits: books.bits(), weights, count });
                 (weights, Some(TableSpec { lengths: vec![count * one.lengths[0]], index, ..one }))
             }
             Family::Tcq(Code::Fine) => (TILE_COLS, hashed(&[64, 128, 256], NARROW)),

@@ -30,7 +30,10 @@ impl Book {
         let twice = |entry: i16| pair(entry, entry);
         let signed = |entry: i16, negative: bool| if negative { -entry } else { entry };
         match (scheme.family(), scheme.code()) {
-            (Family::Additive(books), _) => Self::widest(centroid_words(entries, books)),
+            (Family::Additive(books), _) => {
+                let entries = codebook.byte_centroids().expect("additive codebooks");
+                Self::widest(centroid_words(&entries, books.of_bytes()))
+            }
             (Family::Nuq, _) if scheme.quarters() <= 28 => {
                 // Two neighbouring indices, the first in the low bits, are one index.
                 let (rows, log) = (entries.len() * entries.len(), entries.len().trailing_zeros());

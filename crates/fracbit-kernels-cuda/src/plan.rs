@@ -143,7 +143,7 @@ impl Launch {
 fn expander(scheme: Scheme) -> String {
     let quarters = usize::from(scheme.quarters());
     let name = match (scheme.family(), scheme.code()) {
-        (Family::Additive(books), _) => return format!("aq_{books}"),
+        (Family::Additive(books), _) => return format!("aq_{}", books.of_bytes()),
         (Family::Nuq, _) if quarters > 28 => "single",
         (Family::Nuq | Family::Vq, _) => "pair",
         (Family::Int, _) if quarters == 32 => "bytes",

@@ -39,7 +39,8 @@ impl PsumPlan {
     /// Of an additive codebook; `None` for every other.
     pub(crate) fn new(codebook: &Codebook) -> Option<Self> {
         let Family::Additive(books) = codebook.scheme().family() else { return None };
-        let entries = codebook.entries();
+        // Codes that share a byte are one here.
+        let (books, entries) = (books.of_bytes(), codebook.byte_centroids()?);
         // No product of a centroid with activations is farther from 0 than the sum of its
         // magnitudes times the largest activation.
         let reach = |centroid: &[i16]| MOST * centroid.iter().map(|c| i32::from(c.abs())).sum::<i32>();

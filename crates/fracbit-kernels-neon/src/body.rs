@@ -77,7 +77,7 @@ fn provide<D: Dot, const PAIRS: bool>(isa: Isa, codebook: &Codebook) -> Option<B
     // `choose` built the table for the function and this codebook, and expanders read whole tiles
     // only.
     let body = unsafe { Body::new(isa, choice.table, LANES, choice.run) };
-    let body = body.with_packing(choice.packing);
+    let body = if let Some(packing) = choice.packing { body.with_packing(packing) } else { body };
     Some(if PAIRS && codebook.grid() == Grid::I8 { body.with_panels(&[Interleave::Pairs]) } else { body })
 }
 

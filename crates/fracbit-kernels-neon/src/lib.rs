@@ -20,6 +20,8 @@ mod expand;
 #[cfg(target_arch = "aarch64")]
 mod groups;
 #[cfg(target_arch = "aarch64")]
+mod halves;
+#[cfg(target_arch = "aarch64")]
 mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -59,6 +61,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     if most >= Isa::Neon {
         kernels.install_vectors(attend::vectors());
         kernels.install_nested(nested::body());
+        kernels.install_linear(halves::linear);
     }
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Dotprod

@@ -3,11 +3,12 @@
 //!
 //! Loads and stores stay unsafe, and come from `std::arch` as they are.
 
-use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t, uint8x8_t};
+use std::arch::aarch64::{self, float64x2_t, int8x8_t, int16x4_t, int64x2_t, uint8x8_t, uint16x4_t};
 pub(crate) use std::arch::aarch64::{
     float32x4_t, float32x4x2_t, int8x16_t, int16x8_t, int16x8x2_t, int32x4_t, uint8x16_t, uint8x16x2_t,
-    uint8x16x4_t, uint16x8_t, uint32x4_t, vld1_u8, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_u8,
-    vld1q_u16, vld2q_f32, vld2q_s8, vld2q_s16, vst1q_f32, vst1q_s8, vst1q_s16, vst1q_u16, vst2q_f32,
+    uint8x16x4_t, uint16x8_t, uint32x4_t, vld1_u8, vld1q_dup_f64, vld1q_f32, vld1q_s8, vld1q_s16, vld1q_s32,
+    vld1q_u8, vld1q_u16, vld2q_f32, vld2q_s8, vld2q_s16, vst1q_f32, vst1q_s8, vst1q_s16, vst1q_s32, vst1q_u8,
+    vst1q_u16, vst2q_f32,
 };
 
 macro_rules! safe {
@@ -107,4 +108,18 @@ safe! {
     vzip2q_s64(a: int64x2_t, b: int64x2_t) -> int64x2_t;
     vzip1q_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vzip2q_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vaddq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vget_low_u16(a: uint16x8_t) -> uint16x4_t;
+    vmlal_high_n_u16(a: uint32x4_t, b: uint16x8_t, c: u16) -> uint32x4_t;
+    vmlal_n_u16(a: uint32x4_t, b: uint16x4_t, c: u16) -> uint32x4_t;
+    vmlaq_n_s16(a: int16x8_t, b: int16x8_t, c: i16) -> int16x8_t;
+    vmovl_high_u16(a: uint16x8_t) -> uint32x4_t;
+    vmovl_u16(a: uint16x4_t) -> uint32x4_t;
+    vreinterpretq_s32_u32(a: uint32x4_t) -> int32x4_t;
+    vreinterpretq_u8_s16(a: int16x8_t) -> uint8x16_t;
+    vsraq_n_u16[const N: i32](a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vsubq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vaddq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vsubq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vuzp2q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
 }

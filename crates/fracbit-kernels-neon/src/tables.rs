@@ -4,21 +4,23 @@ use crate::{
     body::{Dot, strips},
     expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Turned, Vector, kind},
     groups::{Books2, Books4, BooksAny, Int4, Int8},
+    halves::Halves,
     pack,
 };
-use fracbit_base::{Code, Family};
+use fracbit_base::{Books, Code, Family};
 use fracbit_format::{Codebook, Grid, trellis::Steps};
 use fracbit_kernels::{Line, Packing, StripFn};
 
 /// A body for a codebook.
 pub(crate) struct Choice {
     pub(crate) table: Vec<Line>,
-    pub(crate) packing: Packing,
+    /// `None`: canonical tiles.
+    pub(crate) packing: Option<Packing>,
     pub(crate) run: StripFn,
 }
 
-const WORDS: Packing = Packing { pack: pack::to_words, unpack: pack::from_words };
-const FIELDS: Packing = Packing { pack: pack::to_fields, unpack: pack::from_fields };
+const WORDS: Option<Packing> = Some(Packing { pack: pack::to_words, unpack: pack::from_words });
+const FIELDS: Option<Packing> = Some(Packing { pack: pack::to_fields, unpack: pack::from_fields });
 
 /// The constants and the function for `codebook`, if there are.
 pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<Choice> {
@@ -27,6 +29,7 @@ pub(crate) fn choose<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Option<C
     match scheme.family() {
         Family::Int => return Some(integers::<D, PAIRS>(codebook)),
         Family::Gnuq => return Some(group_wise::<D, PAIRS>(codebook)),
+        Family::Additive(books) => return additive::<D, PAIRS>(codebook, books),
         _ => {}
     }
     let (table, run) = match (scheme.family(), scheme.code()) {
@@ -108,6 +111,20 @@ fn scalar<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
     Choice { table, packing, run }
 }
 
+/// Of codebooks of 16 centroids.
+fn additive<D: Dot, const PAIRS: bool>(codebook: &Codebook, books: Books) -> Option<Choice> {
+    let run = match (books.count(), books.weights(), books.bits()) {
+        (2, 8, 4) => run::<Halves<1>, D, PAIRS>(),
+        (4, 8, 4) => run::<Halves<2>, D, PAIRS>(),
+        (6, 8, 4) => run::<Halves<3>, D, PAIRS>(),
+        _ => return None,
+    };
+    let entries = codebook.entries();
+    // Of each codebook all first weights, then all second ones, and so on.
+    let table = bytes(entries.len(), |i| entries[i / 128 * 128 + i % 16 * 8 + i / 16 % 8]);
+    Some(Choice { table, packing: None, run })
+}
+
 fn integers<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
     if half_bits(codebook) == 8 {
         return Choice { table: Vec::new(), packing: FIELDS, run: run::<Int4, D, PAIRS>() };
@@ -117,7 +134,7 @@ fn integers<D: Dot, const PAIRS: bool>(codebook: &Codebook) -> Choice {
         pack::to_fields(book, tile, out);
         out.iter_mut().filter(|code| **code == 0x80).for_each(|code| *code = 0x81);
     };
-    let packing = Packing { pack, unpack: pack::from_fields };
+    let packing = Some(Packing { pack, unpack: pack::from_fields });
     Choice { table: Vec::new(), packing, run: run::<Int8, D, PAIRS>() }
 }
 

@@ -64,10 +64,10 @@ fn main() {
     let rounds: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(9);
     let mut kernels = Kernels::scalar();
     let isa = fracbit_kernels_x86::install(&mut kernels).expect("an instruction set");
-    let bodies = kernels.clone();
+    let bodies = kernels.clone().expanding();
     assert!(fracbit_kernels_x86::install_psumbook(&mut kernels, isa), "a processor with AVX2");
     let mut cases = vec![Case::new("vq-2", &kernels, ""), Case::new("tcq-fast-2", &kernels, "")];
-    for name in ["aq-m1v4", "aq-m2v8", "aq-m1v8", "aq-m3v8"] {
+    for name in ["aq-m4v8b4", "aq-m2v8b4", "aq-m6v8b4", "aq-m1v4", "aq-m2v8", "aq-m1v8", "aq-m3v8"] {
         cases.push(Case::new(name, &kernels, "psumbook"));
         cases.push(Case::new(name, &bodies, "expanded"));
     }

@@ -41,6 +41,7 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install_vectors(avx2::vectors(proof));
             kernels.install_progressive(avx2::progressive::body(proof));
             kernels.install_nested(avx2::nested::body(proof));
+            kernels.install_linear(avx2::halves::linear);
             best = Isa::Avx2;
         }
         if most >= Isa::AvxVnni
@@ -67,9 +68,10 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     best
 }
 
-/// Makes matrices of additive codebooks build and read Psumbooks for few tokens, in place of
-/// expanding codes, up to `most`; false where the processor lacks AVX2. [`install`] leaves it out
-/// (`docs/lab/2026-11-speed.md`); results have the same bits.
+/// Makes matrices of additive codebooks of 256 centroids build and read Psumbooks for few tokens,
+/// in place of expanding codes, up to `most`; false where the processor lacks AVX2. [`install`]
+/// leaves it out (`docs/lab/2026-11-speed.md`), and does so for codebooks of 16; results have the
+/// same bits.
 pub fn install_psumbook(kernels: &mut Kernels, most: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     if most >= Isa::Avx512 && avx512::Avx512::detect().is_some() {

@@ -350,19 +350,21 @@ pub fn turned(scheme: Scheme) -> Codebook {
 #[must_use]
 pub fn centroids(scheme: Scheme) -> Codebook {
     let index = SchemeSpec::of(scheme).table.and_then(|table| table.index);
-    let Index { weights, count, .. } = index.expect("codes that are indices");
+    let Index { weights, count, bits } = index.expect("codes that are indices");
     let (most, room) = (127 / count, 32_767 / 127);
     let mut random = Random::new(u64::from(scheme.quarters()));
     let mut entries: Vec<i16> = Vec::new();
-    for i in 0..count << 8 {
+    let each = 1 << bits;
+    for i in 0..count * each {
         let mut left = room;
         for _ in 0..weights {
-            // Every 128th takes what there is.
+            // Two of a codebook take what there is.
             let most = most.min(left);
-            let magnitude = if i % 128 == 0 { most } else { random.next() as usize % (most + 1) };
+            let far = i % (each / 2) == 0;
+            let magnitude = if far { most } else { random.next() as usize % (most + 1) };
             left -= magnitude;
             let magnitude = i16::try_from(magnitude).expect("small");
-            let negative = if i % 128 == 0 { i % 256 > 0 } else { random.next() & 64 > 0 };
+            let negative = if far { i % each > 0 } else { random.next() & 64 > 0 };
             entries.push(if negative { -magnitude } else { magnitude });
         }
     }

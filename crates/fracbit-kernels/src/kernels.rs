@@ -138,6 +138,14 @@ impl Kernels {
         self.linear.push(provider);
     }
 
+    /// The same without kernels of whole matrices: codes are expanded, to compare with or to
+    /// measure.
+    #[must_use]
+    pub fn expanding(mut self) -> Self {
+        self.linear.clear();
+        self
+    }
+
     /// Sets the body of progressive schemes; it replaces the one installed before.
     pub fn install_progressive(&mut self, body: ProgressiveBody) {
         self.progressive = Some(body);

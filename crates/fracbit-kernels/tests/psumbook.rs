@@ -10,11 +10,13 @@ use fracbit_kernels::{
 use half::f16;
 
 /// Names of the schemes of additive codebooks.
-const SCHEMES: [&str; 4] = ["aq-m1v8", "aq-m1v4", "aq-m2v8", "aq-m3v8"];
+const SCHEMES: [&str; 7] =
+    ["aq-m1v8", "aq-m2v8b4", "aq-m1v4", "aq-m2v8", "aq-m4v8b4", "aq-m3v8", "aq-m6v8b4"];
 
 fn kernels() -> Kernels {
     let mut kernels = Kernels::scalar();
-    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable()));
+    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(8)));
+    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(4)));
     kernels
 }
 
@@ -47,7 +49,7 @@ fn gates_and_experts_have_the_psums_of_their_own_tokens() {
         PackedMatrix::new(&kernels, &packed.view().expect("parts that fit"))
     };
     for (gate, up) in
-        [("aq-m1v4", "aq-m2v8"), ("aq-m3v8", "aq-m3v8"), ("vq-2", "aq-m1v8"), ("aq-m1v8", "tcq-2")]
+        [("aq-m1v4", "aq-m2v8"), ("aq-m3v8", "aq-m3v8"), ("vq-2", "aq-m4v8b4"), ("aq-m1v8", "tcq-2")]
     {
         let (gates, ups) = (new(gate), new(up));
         let [all_gates, all_ups] = [&gates, &ups].map(RowsOf::all);
@@ -61,7 +63,7 @@ fn gates_and_experts_have_the_psums_of_their_own_tokens() {
 
 #[test]
 fn others_are_left_to_others() {
-    for (name, taken) in [("aq-m2v8", true), ("vq-2", false), ("nest-tcq-2+1", false)] {
+    for (name, taken) in [("aq-m2v8", true), ("aq-m6v8b4", true), ("vq-2", false), ("nest-tcq-2+1", false)] {
         let packed = packed(name, Shape::new(16, 32), 32, 1);
         assert_eq!(by_psumbook(&packed), taken, "{name}");
     }

@@ -7,7 +7,7 @@
 //! result does not depend on the number of threads.
 
 use super::{finish, integer, single};
-use crate::additive::{Beam, CENTROIDS, Codes, Search};
+use crate::additive::{Beam, Codes, Search};
 use fracbit_base::{Books, Scheme};
 use fracbit_format::Codebook;
 use rand::{Rng, SeedableRng};
@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// Vectors of the sample, 512 for each centroid.
+/// Vectors of the sample, 512 or more for each centroid.
 const SAMPLES: usize = 1 << 17;
 /// Vectors that the grid is chosen by.
 const HELD: usize = 1 << 14;
@@ -32,35 +32,41 @@ const MOST: f64 = 258.0;
 /// The codebooks of least error that these rounds come to, on the int8 grid, the centroids of each
 /// ascending.
 pub(super) fn codebook(scheme: Scheme, books: Books, seed: u64) -> Codebook {
-    let weights = books.weights();
+    let (each, weights) = (1 << books.bits(), books.weights());
+    let size = (each, weights);
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let samples: Vec<f64> = (0..SAMPLES * weights).map(|_| random.sample(StandardNormal)).collect();
     let mut centroids = Vec::new();
     let mut rest = samples.clone();
     for _ in 0..books.count() {
-        let mut own = rest[..CENTROIDS * weights].to_vec();
-        refine(weights, &mut own, &rest, ROUNDS[0]);
-        let codes = assign(&Search::new(weights, &own), weights, &rest);
+        let mut own = rest[..each * weights].to_vec();
+        refine(size, &mut own, &rest, ROUNDS[0]);
+        let codes = assign(&Search::new(size, &own), weights, &rest);
         for (x, codes) in rest.chunks_exact_mut(weights).zip(&codes) {
-            x.iter_mut().zip(centroid(&own, weights, 0, codes)).for_each(|(x, c)| *x -= c);
+            x.iter_mut().zip(centroid(&own, size, 0, codes)).for_each(|(x, c)| *x -= c);
         }
         centroids.extend(own);
     }
     if books.count() > 1 {
-        refine(weights, &mut centroids, &samples, ROUNDS[1]);
+        refine(size, &mut centroids, &samples, ROUNDS[1]);
     }
-    for book in centroids.chunks_exact_mut(CENTROIDS * weights) {
+    for book in centroids.chunks_exact_mut(each * weights) {
         let mut sorted: Vec<Vec<f64>> = book.chunks_exact(weights).map(<[f64]>::to_vec).collect();
         sorted.sort_by(|a, b| a.partial_cmp(b).expect("means of finite numbers"));
         book.copy_from_slice(&sorted.concat());
     }
-    let (integers, step) = on_grid(weights, &centroids, &samples[..HELD * weights]);
+    let (integers, step) = on_grid(size, &centroids, &samples[..HELD * weights]);
     finish(scheme, integers.into_iter().map(integer).collect(), single(step))
 }
 
 /// Centroid of `codes` in a book.
-fn centroid<'a>(centroids: &'a [f64], weights: usize, book: usize, codes: &Codes) -> &'a [f64] {
-    &centroids[(book * CENTROIDS + usize::from(codes[book])) * weights..][..weights]
+fn centroid<'a>(
+    centroids: &'a [f64],
+    (each, weights): (usize, usize),
+    book: usize,
+    codes: &Codes,
+) -> &'a [f64] {
+    &centroids[(book * each + usize::from(codes[book])) * weights..][..weights]
 }
 
 /// Codes of all samples.
@@ -72,26 +78,26 @@ fn assign(search: &Search, weights: usize, samples: &[f64]) -> Vec<Codes> {
     samples.par_chunks(1024 * weights).flat_map_iter(part).collect()
 }
 
-/// Rounds of new codes and new centroids.
-fn refine(weights: usize, centroids: &mut [f64], samples: &[f64], rounds: usize) {
-    let count = centroids.len() / (CENTROIDS * weights);
+/// Rounds of new codes and new centroids, of codebooks of so many centroids of so many weights.
+fn refine((each, weights): (usize, usize), centroids: &mut [f64], samples: &[f64], rounds: usize) {
+    let count = centroids.len() / (each * weights);
     let sweeps = if count == 1 { 1 } else { SWEEPS };
     for _ in 0..rounds {
-        let codes = assign(&Search::new(weights, centroids), weights, samples);
+        let codes = assign(&Search::new((each, weights), centroids), weights, samples);
         for book in (0..sweeps).flat_map(|_| 0..count) {
-            let mut sums = vec![0.0; CENTROIDS * weights];
-            let mut counts = [0.0; CENTROIDS];
+            let mut sums = vec![0.0; each * weights];
+            let mut counts = vec![0.0; each];
             for (x, codes) in samples.chunks_exact(weights).zip(&codes) {
                 let code = usize::from(codes[book]);
                 counts[code] += 1.0;
                 let sums = &mut sums[code * weights..][..weights];
                 sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                 for other in (0..count).filter(|&other| other != book) {
-                    let centroid = centroid(centroids, weights, other, codes);
+                    let centroid = centroid(centroids, (each, weights), other, codes);
                     sums.iter_mut().zip(centroid).for_each(|(sum, c)| *sum -= c);
                 }
             }
-            let own = &mut centroids[book * CENTROIDS * weights..][..CENTROIDS * weights];
+            let own = &mut centroids[book * each * weights..][..each * weights];
             let cells = own.chunks_exact_mut(weights).zip(sums.chunks_exact(weights)).zip(counts);
             // A centroid that nobody takes stays where it is.
             for ((own, sums), count) in cells.filter(|(_, count)| *count > 0.0) {
@@ -103,8 +109,8 @@ fn refine(weights: usize, centroids: &mut [f64], samples: &[f64], rounds: usize)
 
 /// The integers and the step that cost least: steps from that at which every sum fits down to some
 /// that clip the farthest centroids, each codebook to its share of the range.
-fn on_grid(weights: usize, centroids: &[f64], samples: &[f64]) -> (Vec<f64>, f64) {
-    let books = || centroids.chunks_exact(CENTROIDS * weights);
+fn on_grid((each, weights): (usize, usize), centroids: &[f64], samples: &[f64]) -> (Vec<f64>, f64) {
+    let books = || centroids.chunks_exact(each * weights);
     let peak = |book: &[f64]| book.iter().fold(0.0f64, |max, c| max.max(c.abs()));
     let magnitude = |centroid: &[f64]| centroid.iter().map(|c| c.abs()).sum::<f64>();
     let range: f64 = books().map(peak).sum();
@@ -124,13 +130,13 @@ fn on_grid(weights: usize, centroids: &[f64], samples: &[f64]) -> (Vec<f64>, f64
             return None;
         }
         let scaled: Vec<f64> = samples.iter().map(|x| x / step).collect();
-        let codes = assign(&Search::new(weights, &integers), weights, &scaled);
+        let codes = assign(&Search::new((each, weights), &integers), weights, &scaled);
         // The best step for these codes: least squares.
         let (mut cross, mut own, mut energy) = (0.0, 0.0, 0.0);
         for (x, codes) in scaled.chunks_exact(weights).zip(&codes) {
             for (k, x) in x.iter().enumerate() {
                 let q: f64 =
-                    (0..books().len()).map(|book| centroid(&integers, weights, book, codes)[k]).sum();
+                    (0..books().len()).map(|book| centroid(&integers, (each, weights), book, codes)[k]).sum();
                 (cross, own, energy) = (cross + x * q, own + q * q, energy + x * x);
             }
         }

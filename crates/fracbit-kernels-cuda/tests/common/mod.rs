@@ -261,11 +261,13 @@ pub(crate) fn check_deals<D: Device>(device: &D, chosen: impl Fn(&Case) -> bool,
 pub(crate) fn check_psums<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
     for scheme in Scheme::all() {
         let Family::Additive(books) = scheme.family() else { continue };
-        // Sums of magnitudes of 258 and less fit 16 bits.
-        let count = i16::try_from(books.count()).expect("a few");
+        // Sums of magnitudes of 258 and less fit 16 bits, of all codes of a byte together.
+        let count = i16::try_from(books.of_bytes().count()).expect("a few");
         let narrow = count * i16::try_from(258 / books.weights()).expect("small");
         for (number, case) in PSUMS.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
-            for (bits, most) in [(16, narrow), (32, 127)] {
+            // Codes that share a byte have the kernels of bytes, and small entries.
+            let wide = (books.bits() == 8).then_some((32, 127));
+            for (bits, most) in [(16, narrow)].into_iter().chain(wide) {
                 let tables = cases::codebooks(scheme, 0, most);
                 let mut p = prepare_with(scheme, number, case, tables);
                 // Columns of no magnitude, and of none that counts.
@@ -289,13 +291,15 @@ pub(crate) fn check_psums<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) 
 /// Centroids whose products with activations of 127 and alternating signs are 127 * 258.
 fn largest(scheme: Scheme) -> Codebook {
     let index = cases::codebooks(scheme, 0, 127)[0].additive().expect("additive codebooks");
+    // Of all codes of a byte together.
+    let room = 258 * index.bits as usize / 8;
     let entry = |i: usize| {
         let (code, k) = (i / index.weights, i % index.weights);
-        let magnitude = 258 / index.weights + usize::from(k < 2);
+        let magnitude = room / index.weights + usize::from(k < room % index.weights);
         let magnitude = i16::try_from(magnitude).expect("small");
         if (code + k).is_multiple_of(2) { magnitude } else { -magnitude }
     };
-    let entries = (0..256 * index.count * index.weights).map(entry).collect();
+    let entries = (0..(index.count * index.weights) << index.bits).map(entry).collect();
     Codebook::new(scheme, entries, 0.25).expect("sums within -127..=127")
 }
 

@@ -18,6 +18,7 @@ mod attend;
 mod cuts;
 mod dense;
 mod expand;
+pub(crate) mod halves;
 mod lookup;
 mod many;
 mod narrow;

@@ -20,7 +20,7 @@ const CENTROIDS: usize = 256;
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
     Avx2::detect()?;
     // SAFETY: the line above; both functions check the lengths that they are given.
-    let body = unsafe { PsumBody::new(Isa::Avx2, PSUM_TOKENS, build, read) };
+    let body = unsafe { PsumBody::new(Isa::Avx2, 8, PSUM_TOKENS, build, read) };
     psumbook(kernels, view, body)
 }
 
@@ -63,7 +63,7 @@ fn pair(x: &[i8], at: usize) -> i32 {
 #[target_feature(enable = "avx2")]
 unsafe fn one<const P: usize>(centroids: &Centroids, book: usize, x: &[i8], out: &mut [i16]) {
     let x: [__m256i; P] = std::array::from_fn(|p| _mm256_set1_epi32(pair(x, 2 * p)));
-    let pairs: [_; P] = std::array::from_fn(|p| centroids.of_pair(book, p).as_ptr());
+    let pairs: [_; P] = std::array::from_fn(|p| centroids.of_pair::<CENTROIDS>(book, p).as_ptr());
     let out = out[..CENTROIDS].as_mut_ptr();
     for c in (0..CENTROIDS).step_by(16) {
         let mut sums = [_mm256_setzero_si256(); 2];
@@ -97,7 +97,7 @@ unsafe fn several<const P: usize>(
     // by side.
     let x: [[__m256i; PSUM_TOKENS]; P] =
         std::array::from_fn(|p| std::array::from_fn(|t| _mm256_set1_epi32(pair(&x[t], first + 2 * p))));
-    let pairs: [_; P] = std::array::from_fn(|p| centroids.of_pair(book, p).as_ptr());
+    let pairs: [_; P] = std::array::from_fn(|p| centroids.of_pair::<CENTROIDS>(book, p).as_ptr());
     let out = out[..CENTROIDS * PSUM_TOKENS].as_mut_ptr();
     for c in (0..CENTROIDS).step_by(8) {
         let mut sums = [_mm256_setzero_si256(); PSUM_TOKENS];

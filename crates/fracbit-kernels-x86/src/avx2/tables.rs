@@ -110,14 +110,17 @@ fn group_wise(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 
 /// For codebooks on the int8 grid, which all of them are.
 fn additive(codebook: &Codebook, books: Books) -> Option<(Vec<Line>, [StripFn; 2])> {
-    let run = match (books.count(), books.weights()) {
+    let bytes = books.of_bytes();
+    let run = match (bytes.count(), bytes.weights()) {
         (1, 4) => both!(strips, Sums<Four, 1>),
         (1, 8) => both!(strips, Sums<Eight, 1>),
         (2, 8) => both!(strips, Sums<Eight, 2>),
         (3, 8) => both!(strips, Sums<Eight, 3>),
         _ => return None,
     };
-    Some((byte_table(codebook, 1, 0, 0), run))
+    let centroids = codebook.byte_centroids()?;
+    let line = |bytes: &[i16; 64]| Line(bytes.map(|entry| entry.to_le_bytes()[0]));
+    Some((centroids.as_chunks().0.iter().map(line).collect(), run))
 }
 
 /// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those

@@ -27,7 +27,7 @@ const MOST: usize = 257;
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
     Avx512::detect()?;
     // SAFETY: the line above; both functions check the lengths that they are given.
-    let body = unsafe { PsumBody::new(Isa::Avx512, 1, build, read) };
+    let body = unsafe { PsumBody::new(Isa::Avx512, 8, 1, build, read) };
     psumbook(kernels, view, body)
 }
 

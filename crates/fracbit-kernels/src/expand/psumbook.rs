@@ -1,12 +1,13 @@
 //! The kernel of additive codebooks: partial sums are looked up and no weight is ever made.
 //!
 //! A weight vector is a sum of centroids, so its product with activations is a sum of products of
-//! centroids with activations, of which there are only 256 for each codebook and each place of the
-//! vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all. It is built once for
-//! all rows of a product, and for all matrices that have this input and these codebooks; a first
-//! level cache then holds those of some columns while the codes of many strips read them. Building
-//! costs what 256 rows cost with one codebook; reading costs a load and an addition for each code,
-//! in place of as many multiplications as a centroid has weights.
+//! centroids with activations, of which there are only 16 or 256 for each codebook and each place
+//! of the vector among the columns. A *Psumbook* (CodeGEMM, section 3) has them all. It is built
+//! once for all rows of a product, and for all matrices that have this input and these codebooks; a
+//! first level cache then holds those of some columns while the codes of many strips read them.
+//! Building costs what 16 or 256 rows cost with one codebook; reading costs a load and an addition
+//! for each code, in place of as many multiplications as a centroid has weights. Sixteen partial
+//! sums need no load: they lie in a register, and a shuffle reads those of all rows of a strip.
 //!
 //! The paper's partial sums are of half-precision numbers. Ours are integers of the activations and
 //! centroids that the expanding kernel multiplies, so that block sums, and all behind them, have
@@ -23,8 +24,8 @@ use fracbit_base::Shape;
 use fracbit_format::{Codebook, Index, PackedView, TILE_COLS, TILE_ROWS};
 use std::{ops::Range, sync::Arc};
 
-/// Centroids of a codebook.
-const CENTROIDS: usize = 256;
+/// Bits of a code.
+const CODES: [u32; 2] = [4, 8];
 /// Tokens whose partial sums lie side by side where there are several: a code is read once for all
 /// of them.
 pub const PSUM_TOKENS: usize = 4;
@@ -35,6 +36,9 @@ const MOST_TOKENS: usize = 8;
 const CHUNK: usize = 8192;
 /// Most strips of a call: the more, the rarer is it that partial sums come from a farther cache.
 const STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
+/// As many where partial sums are an eighth of that and reading them is so fast that codes must
+/// come in long runs.
+const FEW_STRIPS: usize = 4;
 
 /// Sums of 16 rows for as many tokens as lie side by side, `(row, token)`.
 pub type PsumRows = [i32; TILE_ROWS * PSUM_TOKENS];
@@ -47,8 +51,8 @@ pub type PsumRows = [i32; TILE_ROWS * PSUM_TOKENS];
 pub type BuildFn = unsafe fn(&Centroids, &[[i8; TILE_COLS]], &mut [i16]);
 
 /// Reads a part of a Psumbook with the codes of some strips and adds the partial sums to theirs:
-/// the numbers are the part, which has 256 partial sums for each 16 codes and token, and the tokens
-/// side by side.
+/// the numbers are the part, which has 256 partial sums for each 16 bytes of codes and token (or
+/// 32, of two codes in a byte), and the tokens side by side.
 pub type ReadFn = unsafe fn(PsumCodes<'_>, (&[i16], usize), &mut [PsumRows]);
 
 /// Codes of some strips in some tiles of columns.
@@ -60,7 +64,8 @@ pub struct PsumCodes<'a> {
 }
 
 impl<'a> PsumCodes<'a> {
-    /// Those of a strip, 16 rows at a time by vectors of columns and codebooks.
+    /// Those of a strip, 16 rows at a time by vectors of columns and codebooks (or two codebooks,
+    /// of codes that share a byte).
     ///
     /// # Panics
     /// When the strip is not within the matrix.
@@ -74,34 +79,40 @@ impl<'a> PsumCodes<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct PsumBody {
     isa: Isa,
+    bits: u32,
     tokens: usize,
     build: BuildFn,
     read: ReadFn,
 }
 
 impl PsumBody {
-    /// A body for `isa` in whose Psumbooks up to `tokens` tokens, 1 or [`PSUM_TOKENS`], lie side by
-    /// side.
+    /// A body for `isa` and codes of `bits`, 4 or 8, in whose Psumbooks up to `tokens` tokens, 1 or
+    /// [`PSUM_TOKENS`], lie side by side.
     ///
     /// # Panics
-    /// For other numbers of tokens.
+    /// For other numbers of tokens, and of bits.
     ///
     /// # Safety
-    /// The processor has `isa`. `build` is sound for any [`Centroids`] with one token or `tokens`
-    /// and an `out` of [`Centroids::psums`] numbers for each, `read` for any codes, with 256
-    /// partial sums for each 16 of a strip and token as `build` makes them, and as many sums as
-    /// strips.
+    /// The processor has `isa`. `build` is sound for any [`Centroids`] of codes of `bits` with one
+    /// token or `tokens` and an `out` of [`Centroids::psums`] numbers for each, `read` for any
+    /// codes, with as many partial sums as [`ReadFn`] says as `build` makes them, and as many sums
+    /// as strips.
     #[must_use]
     #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
-    pub const unsafe fn new(isa: Isa, tokens: usize, build: BuildFn, read: ReadFn) -> Self {
+    pub const unsafe fn new(isa: Isa, bits: u32, tokens: usize, build: BuildFn, read: ReadFn) -> Self {
         assert!(matches!(tokens, 1 | PSUM_TOKENS), "tokens side by side");
-        Self { isa, tokens, build, read }
+        assert!(bits == CODES[0] || bits == CODES[1], "bits of a code");
+        Self { isa, bits, tokens, build, read }
     }
 
-    /// The body in plain Rust.
+    /// The body in plain Rust for codes of `bits`, 4 or 8.
+    ///
+    /// # Panics
+    /// For other codes.
     #[must_use]
-    pub const fn portable() -> Self {
-        Self { isa: Isa::Scalar, tokens: PSUM_TOKENS, build, read }
+    pub const fn portable(bits: u32) -> Self {
+        assert!(bits == CODES[0] || bits == CODES[1], "bits of a code");
+        Self { isa: Isa::Scalar, bits, tokens: PSUM_TOKENS, build, read }
     }
 }
 
@@ -122,12 +133,13 @@ impl Centroids {
         if most * MAX_INT8 > i32::from(i16::MAX) {
             return None;
         }
+        let each = 1 << index.bits;
         let entry =
-            |book: usize, k: usize, c: usize| codebook.entries()[(book * CENTROIDS + c) * index.weights + k];
+            |book: usize, k: usize, c: usize| codebook.entries()[(book * each + c) * index.weights + k];
         let mut pairs = Vec::with_capacity(codebook.entries().len() / 2);
         for book in 0..index.count {
             for k in (0..index.weights).step_by(2) {
-                pairs.extend((0..CENTROIDS).map(|c| [entry(book, k, c), entry(book, k + 1, c)]));
+                pairs.extend((0..each).map(|c| [entry(book, k, c), entry(book, k + 1, c)]));
             }
         }
         Some(Self { index, pairs })
@@ -139,26 +151,33 @@ impl Centroids {
         self.index.count
     }
 
+    /// Centroids of a codebook, 16 or 256.
+    #[must_use]
+    pub const fn each(&self) -> usize {
+        1 << self.index.bits
+    }
+
     /// Pairs of weights of a centroid.
     #[must_use]
     pub const fn pairs(&self) -> usize {
         self.index.weights / 2
     }
 
-    /// All centroids' pair `pair`, 256, of a codebook.
+    /// The pair `pair` of all `N` centroids of a codebook.
     ///
     /// # Panics
-    /// When there is no such codebook or pair.
+    /// When there is no such codebook or pair, or `N` is not [`each`](Self::each).
     #[must_use]
-    pub fn of_pair(&self, book: usize, pair: usize) -> &[[i16; 2]; CENTROIDS] {
-        let all = &self.pairs[(book * self.pairs() + pair) * CENTROIDS..];
+    pub fn of_pair<const N: usize>(&self, book: usize, pair: usize) -> &[[i16; 2]; N] {
+        assert_eq!(N, self.each(), "centroids of a codebook");
+        let all = &self.pairs[(book * self.pairs() + pair) * N..];
         all.first_chunk().expect("a codebook and a pair that there are")
     }
 
     /// Partial sums of a token in a tile of columns.
     #[must_use]
     pub const fn psums(&self) -> usize {
-        TILE_COLS / self.index.weights * self.index.count * CENTROIDS
+        TILE_COLS / self.index.weights * self.index.count * self.each()
     }
 }
 
@@ -192,16 +211,19 @@ struct Psumbook {
 }
 
 /// The kernel of `view` that builds and reads Psumbooks by `body`, for matrices of additive
-/// codebooks; `None` for all others. Where many tokens meet, the bodies of `kernels` expand codes.
+/// codebooks and its codes; `None` for all others. Where many tokens meet, the bodies of `kernels`
+/// expand codes.
 #[must_use]
 pub fn psumbook(kernels: &Kernels, view: &PackedView<'_>, body: PsumBody) -> Option<Arc<dyn LinearKernel>> {
     let [codebook] = view.codebooks() else { return None };
-    let centroids = Arc::new(Centroids::of(codebook)?);
+    let centroids = Arc::new(Centroids::of(codebook).filter(|of| of.index.bits == body.bits)?);
     let expand = ExpandThenDot::new(kernels, view);
-    // Rows and codes are taken in the canonical order.
+    // Codes are taken in the canonical order.
     let [part] = &*expand.parts else { return None };
-    let natural = part.body.packing().is_none() && part.lane_of.iter().copied().eq(0..16);
-    natural.then(|| Arc::new(Psumbook { expand, centroids, body }) as Arc<dyn LinearKernel>)
+    part.body
+        .packing()
+        .is_none()
+        .then(|| Arc::new(Psumbook { expand, centroids, body }) as Arc<dyn LinearKernel>)
 }
 
 impl Psumbook {
@@ -254,22 +276,22 @@ impl Psumbook {
         x.psums.push(psums);
     }
 
-    /// Some strips and the tokens of a call, `lanes` of them side by side.
-    fn read(&self, call: &Call<'_>, lanes: usize, strips: Range<usize>, out: &mut [f32]) {
+    /// Some strips, at most `MOST`, and the tokens of a call, `lanes` of them side by side.
+    fn read<const MOST: usize>(&self, call: &Call<'_>, lanes: usize, strips: Range<usize>, out: &mut [f32]) {
         let (part, x) = (self.part(), call.x);
         let psums = x.psums.iter().find(|psums| psums.is_of(self, lanes));
         let psums = &*psums.expect("prepared for these tokens").sums;
         let (tile_bytes, psums_of_tile) = (part.segment.tile_bytes, self.centroids.psums() * lanes);
         let at_once = (CHUNK / psums_of_tile).max(1);
-        let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; STRIPS];
+        let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; MOST];
         let sums = &mut sums[..strips.len()];
-        let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; STRIPS];
+        let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; MOST];
         for first in call.tokens.clone().step_by(lanes) {
             let tokens = first..call.tokens.end.min(first + lanes);
             let psums = &psums[first / lanes * x.tiles() * psums_of_tile..];
             for (index, block) in part.blocks.iter().enumerate() {
                 let end = block.start + block.tiles;
-                sums.fill([0; TILE_ROWS * PSUM_TOKENS]);
+                sums.iter_mut().for_each(|sums| sums[..TILE_ROWS * lanes].fill(0));
                 for from in (block.start..end).step_by(at_once) {
                     let tiles = from..end.min(from + at_once);
                     let psums = &psums[tiles.start * psums_of_tile..tiles.end * psums_of_tile];
@@ -292,10 +314,14 @@ impl Psumbook {
                         let scale = x.block_scales[call.factors + token * part.blocks.len() + index];
                         let at = (token - call.tokens.start) * call.stride
                             + (strip - call.strips.start) * TILE_ROWS;
-                        let lane = token - first;
-                        let numbers = sums[s][lane..].iter().step_by(lanes);
-                        let inner = inner[s][lane..].iter_mut().step_by(lanes);
-                        finish(block, (numbers, inner), (scale, scales), &mut out[at..][..TILE_ROWS]);
+                        let (out, lane) = (&mut out[at..][..TILE_ROWS], token - first);
+                        let all = TILE_ROWS * lanes;
+                        let (sums, inner) = (&sums[s][lane..all], &mut inner[s][lane..all]);
+                        let scales = |row: usize| scales[usize::from(part.lane_of[row])].to_f32();
+                        match lanes {
+                            1 => finish::<1>(block, (sums, inner), scale, scales, out),
+                            _ => finish::<PSUM_TOKENS>(block, (sums, inner), scale, scales, out),
+                        }
                     }
                 }
             }
@@ -303,21 +329,27 @@ impl Psumbook {
     }
 }
 
-/// As [`Args`](crate::Args) says, for the sums of a block, a token and 16 rows.
-fn finish<'a>(
+/// As [`Args`](crate::Args) says, for the sums of a block, a token and 16 rows, `LANES` apart.
+fn finish<const LANES: usize>(
     block: &Block,
-    (sums, inner): (impl Iterator<Item = &'a i32>, impl Iterator<Item = &'a mut f32>),
-    (block_scale, scales): (f32, &[half::f16]),
+    (sums, inner): (&[i32], &mut [f32]),
+    block_scale: f32,
+    scales: impl Fn(usize) -> f32,
     out: &mut [f32],
 ) {
-    for (((sum, inner), out), scale) in sums.zip(inner).zip(out).zip(scales) {
+    const LAST: usize = TILE_ROWS - 1;
+    let (sums, inner) = (&sums[..=LAST * LANES], &mut inner[..=LAST * LANES]);
+    // Vectors where lanes are one.
+    for row in 0..TILE_ROWS {
         #[expect(clippy::cast_precision_loss, reason = "rounded to nearest, as the vector conversions do")]
-        let part = *sum as f32 * block_scale;
-        *inner += part;
-        if block.closes {
-            let scaled = *inner * scale.to_f32();
+        let part = sums[row * LANES] as f32 * block_scale;
+        inner[row * LANES] += part;
+    }
+    if block.closes {
+        for (row, out) in out.iter_mut().enumerate() {
+            let scaled = inner[row * LANES] * scales(row);
             *out += scaled;
-            *inner = 0.0;
+            inner[row * LANES] = 0.0;
         }
     }
 }
@@ -370,21 +402,32 @@ impl LinearKernel for Psumbook {
         let Some(lanes) = self.lanes(call.together, call.x.batch()) else {
             return self.expand.rows(call, out);
         };
-        for first in call.strips.clone().step_by(STRIPS) {
-            self.read(call, lanes, first..call.strips.end.min(first + STRIPS), out);
+        let (most, read) = match self.body.bits {
+            8 => (STRIPS, Self::read::<STRIPS> as fn(&Self, &Call<'_>, usize, Range<usize>, &mut [f32])),
+            _ => (FEW_STRIPS, Self::read::<FEW_STRIPS> as _),
+        };
+        for first in call.strips.clone().step_by(most) {
+            read(self, call, lanes, first..call.strips.end.min(first + most), out);
         }
     }
 }
 
 /// See [`BuildFn`].
 fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
+    match centroids.each() {
+        16 => build_of::<16>(centroids, x, out),
+        _ => build_of::<256>(centroids, x, out),
+    }
+}
+
+fn build_of<const N: usize>(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
     let weights = 2 * centroids.pairs();
-    let each = centroids.count() * CENTROIDS * x.len();
+    let each = centroids.count() * N * x.len();
     for (vector, out) in out.chunks_exact_mut(each).enumerate() {
-        for (book, out) in out.chunks_exact_mut(CENTROIDS * x.len()).enumerate() {
+        for (book, out) in out.chunks_exact_mut(N * x.len()).enumerate() {
             out.fill(0);
             for pair in 0..centroids.pairs() {
-                for (out, c) in out.chunks_exact_mut(x.len()).zip(centroids.of_pair(book, pair)) {
+                for (out, c) in out.chunks_exact_mut(x.len()).zip(centroids.of_pair::<N>(book, pair)) {
                     for (out, x) in out.iter_mut().zip(x) {
                         let x = &x[vector * weights + 2 * pair..];
                         // In range: `Centroids::of` has seen to it.
@@ -399,10 +442,24 @@ fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
 /// See [`ReadFn`].
 fn read(codes: PsumCodes<'_>, (psums, lanes): (&[i16], usize), sums: &mut [PsumRows]) {
     for (strip, sums) in sums.iter_mut().enumerate() {
-        for (codes, psums) in codes.strip(strip).iter().zip(psums.chunks_exact(CENTROIDS * lanes)) {
+        let codes = codes.strip(strip);
+        if codes.is_empty() {
+            continue;
+        }
+        let of_byte = psums.len() / codes.len();
+        for (codes, psums) in codes.iter().zip(psums.chunks_exact(of_byte)) {
             for (sums, &code) in sums.chunks_exact_mut(lanes).zip(codes) {
-                let psums = &psums[usize::from(code) * lanes..][..lanes];
-                sums.iter_mut().zip(psums).for_each(|(sum, psum)| *sum += i32::from(*psum));
+                let code = usize::from(code);
+                // A byte is a code, or one of each of two codebooks.
+                let places = if of_byte == 256 * lanes {
+                    [Some(code), None]
+                } else {
+                    [Some(code & 15), Some(16 + (code >> 4))]
+                };
+                for place in places.into_iter().flatten() {
+                    let psums = &psums[place * lanes..][..lanes];
+                    sums.iter_mut().zip(psums).for_each(|(sum, psum)| *sum += i32::from(*psum));
+                }
             }
         }
     }
