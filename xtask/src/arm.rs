@@ -58,6 +58,8 @@ impl Toolchain {
         command.current_dir(root()).env("CARGO_TARGET_DIR", root().join("target/aarch64"));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+        // Counting looks for loops by their addresses.
+        command.env("CARGO_PROFILE_RELEASE_STRIP", "none");
         for profile in ["DEV", "TEST", "RELEASE"] {
             command.env(format!("CARGO_PROFILE_{profile}_DEBUG"), "false");
         }

@@ -112,8 +112,17 @@ fn run(program: &str, args: &[&str], env: &[(&str, &str)]) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("`{program} {}` failed ({status})", args.join(" "))) }
 }
 
+/// What a build of the program from nothing takes, in minutes of a processor (Zen 3, 2.5 GHz), and
+/// how much of it only one or two can do.
+const BUILDING: [usize; 2] = [22, 6];
+
 fn demo(extra: &[&str]) -> Outcome {
     setup::compiler()?;
+    if !root().join("target/release/fracbit").exists() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let minutes = BUILDING[0].div_ceil(processors).max(BUILDING[1]);
+        println!("building the program: the first time some {minutes} minutes with {processors} processors");
+    }
     run("cargo", &["build", "--release", "--package", "fracbit-cli"], &[])?;
     let args = [&["run", "--release", "--quiet", "--package", "fracbit-cli", "--", "demo"], extra].concat();
     run("cargo", &args, &[])
