@@ -673,7 +673,7 @@ mod tests {
     #[test]
     fn every_name_round_trips() {
         let all: Vec<_> = Scheme::all().collect();
-        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 18 + 2 + 4);
+        assert_eq!(all.len(), 7 + 10 + 17 + 11 + 9 + 3 * 8 + 2 + 3 + 2 * 5 + 18 + 2 + 7);
         for scheme in all {
             assert_eq!(scheme.to_string().parse(), Ok(scheme), "{scheme}");
         }
