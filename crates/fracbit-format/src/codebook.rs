@@ -713,7 +713,7 @@ mod tests {
             let lengths = SchemeSpec::of(scheme).table.map(|table| table.lengths);
             let book = lengths.unwrap().into_iter().find_map(|n| {
                 let entry =
-                    |i: usize| Codebook::integer(scheme, i).unwrap_or((i as i32 * 37 % 83 - 41) as i16);
+                    |i: usize| Codebook::integer(scheme, i).unwrap_or((i as i32 * 37 % 41 - 20) as i16);
                 Codebook::new(scheme, (0..n).map(entry).collect(), 0.1).ok()
             });
             let book = book.expect("one of the lengths fits");
