@@ -37,8 +37,9 @@ fn vector_training_gives_the_committed_book_at_one_thread_and_at_two() {
 
 #[test]
 fn additive_training_gives_the_committed_book() {
-    let scheme = "aq-m2v8b4".parse().unwrap();
-    assert_eq!(train::codebook(scheme, train::SEED).as_ref(), builtin(scheme));
+    for scheme in ["aq-m1v4", "aq-m2v8b4"].map(|name| name.parse().unwrap()) {
+        assert_eq!(train::codebook(scheme, train::SEED).as_ref(), builtin(scheme), "{scheme}");
+    }
 }
 
 /// Moments of the stratified sample: N(0, 1) per coordinate, uncorrelated.

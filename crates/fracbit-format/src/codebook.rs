@@ -647,25 +647,36 @@ mod tests {
         assert!(Codebook::new(scheme, four.into_iter().rev().collect(), 0.3).is_err());
     }
 
-    #[test]
-    fn additive_codes_lie_by_columns_codebook_and_row() {
-        let scheme: Scheme = "aq-m2v8".parse().unwrap();
-        let entry = |i: i32| ((i * 37 % 127) - 63) as i16;
-        let entries: Vec<i16> = (0..4096).map(entry).collect();
-        let book = Codebook::new(scheme, entries.clone(), 0.1).unwrap();
-        assert_eq!(book.additive(), Some(Index { bits: 8, weights: 8, count: 2 }));
-        let code: Vec<u8> = (0..64).map(|i| (i * 89 + 7) as u8).collect();
+    /// A book of entries of at most `most` in magnitude, and a tile, whose weights are the sums
+    /// that the documented order says.
+    fn additive(name: &str, most: i16) -> (Codebook, Vec<u8>, [i16; TILE]) {
+        let scheme: Scheme = name.parse().unwrap();
+        let length = SchemeSpec::of(scheme).table.unwrap().lengths[0];
+        let entry = |i: usize| (i as i32 * 37 % (2 * i32::from(most) + 1)) as i16 - most;
+        let book = Codebook::new(scheme, (0..length).map(entry).collect(), 0.1).unwrap();
+        let Index { bits, weights, count } = book.additive().unwrap();
+        let code: Vec<u8> = (0..book.tile_bytes()).map(|i| (i * 89 + 7) as u8).collect();
         let mut tile = [0; TILE];
         book.expand_tile(&code, &mut tile);
+        let each = 8 / bits as usize;
         for (at, &weight) in tile.iter().enumerate() {
             let (r, c) = (at / TILE_COLS, at % TILE_COLS);
             let of = |b: usize| {
-                entries[(256 * b + usize::from(code[(c / 8 * 2 + b) * TILE_ROWS + r])) * 8 + c % 8]
+                let byte = code[(c / weights * (count / each) + b / each) * TILE_ROWS + r];
+                let centroid = usize::from(byte) >> (b % each * bits as usize) & ((1 << bits) - 1);
+                book.entries()[((b << bits) + centroid) * weights + c % weights]
             };
-            assert_eq!(weight, of(0) + of(1), "row {r} column {c}");
+            assert_eq!(weight, (0..count).map(of).sum::<i16>(), "{name}, row {r} column {c}");
         }
+        (book, code, tile)
+    }
+
+    #[test]
+    fn additive_codes_lie_by_columns_codebook_and_row() {
+        let (book, ..) = additive("aq-m2v8", 63);
+        assert_eq!(book.additive(), Some(Index { bits: 8, weights: 8, count: 2 }));
         // One sum of two entries of a column out of range.
-        let mut far = entries;
+        let (scheme, mut far) = (book.scheme(), book.entries().to_vec());
         far[8] = 127 - far.iter().skip(2048).step_by(8).max().unwrap();
         assert!(Codebook::new(scheme, far.clone(), 0.1).is_ok());
         far[8] += 1;
@@ -674,19 +685,8 @@ mod tests {
 
     #[test]
     fn halves_of_a_byte_are_codes_of_two_books() {
-        let scheme: Scheme = "aq-m4v8b4".parse().unwrap();
-        let entries: Vec<i16> = (0..512).map(|i| (i * 37 % 63) - 31).collect();
-        let book = Codebook::new(scheme, entries.clone(), 0.1).unwrap();
+        let (book, code, tile) = additive("aq-m4v8b4", 31);
         assert_eq!(book.additive(), Some(Index { bits: 4, weights: 8, count: 4 }));
-        let code: Vec<u8> = (0..64).map(|i| (i * 89 + 7) as u8).collect();
-        let mut tile = [0; TILE];
-        book.expand_tile(&code, &mut tile);
-        for (at, &weight) in tile.iter().enumerate() {
-            let (r, c) = (at / TILE_COLS, at % TILE_COLS);
-            let byte = |b: usize| usize::from(code[(c / 8 * 2 + b / 2) * TILE_ROWS + r]);
-            let of = |b: usize| entries[(16 * b + (byte(b) >> (b % 2 * 4) & 15)) * 8 + c % 8];
-            assert_eq!(weight, (0..4).map(of).sum::<i16>(), "row {r} column {c}");
-        }
         // The same codes are bytes of two books of sums.
         let sums = book.byte_centroids().unwrap().into_owned();
         let bytes = Codebook::new("aq-m2v8".parse().unwrap(), sums, 0.1).unwrap();

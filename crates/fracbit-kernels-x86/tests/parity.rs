@@ -158,8 +158,8 @@ fn threads_do_not_change_bits() {
     let scalar = [(Isa::Scalar, Kernels::scalar())];
     let pool = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
     let (one, two) = (pool(1), pool(2));
-    for scheme in
-        ["tcq-2", "half-tcq-2.75", "nuq-8", "tcq-hyb-3", "qoq-channel"].map(|s| s.parse::<Scheme>().unwrap())
+    for scheme in ["tcq-2", "half-tcq-2.75", "nuq-8", "tcq-hyb-3", "qoq-channel", "aq-m4v8b4"]
+        .map(|s| s.parse::<Scheme>().unwrap())
     {
         for most in cases::grids(scheme) {
             let books = cases::codebooks(scheme, 0, *most);
