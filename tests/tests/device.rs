@@ -173,7 +173,7 @@ fn quantizing_searches_on_the_device_that_was_chosen() {
     let weights = cases::activations(shape.len(), 8);
     let with =
         |rounders: &Rounders| quantize(&weights, shape, scheme, Grouping::Row, rounders, &|_| ()).unwrap();
-    let got = with(&fracbit::cuda::rounders_on(counting));
+    let got = with(&fracbit::rounders_on(counting));
     assert_eq!(counting.searches.load(Ordering::Relaxed), 1, "one launch for the one row of tiles");
     assert_eq!(got.data.codes(), codes_of_the_processor(&weights, got.data.gain(), scheme));
     // Other searches stay with the processor.

@@ -5,7 +5,7 @@
 
 use fracbit::{
     CalibrateOptions, Calibration, Effort, EvalOptions, Opened, PlanOptions, QuantizeOptions, Quiet,
-    Rounders, Target, calibrate, evaluate, evaluate::windows, plan, quantize,
+    Rounders, Target, calibrate, evaluate, evaluate::windows, plan, quantize, smoothing,
 };
 use fracbit::{Inventory, Sensitivities};
 use fracbit_model::{KvType, Model, RotationMode, Smoothing, StateOptions, WeightSource, eval};
@@ -55,7 +55,7 @@ fn massive_activations_cost_ten_times_less_than_folded() {
     let (model, out) = (place.path().join("model"), place.path().join("out"));
     with_massive_channel(&model);
     let opened = Opened::new(&model).expect("a good model");
-    let choice = opened.choose(None, true, 0, None, &Quiet).expect("a model that runs");
+    let choice = smoothing::choose_for(&opened, None, true, 0, None, &Quiet).expect("a model that runs");
     assert_eq!(choice.rotation, RotationMode::Online, "{}", choice.noise);
     assert!(choice.noise.fold > 10.0, "{}", choice.noise);
     let source = |mode| opened.source(mode, 0).expect("a good model");
@@ -132,9 +132,10 @@ fn large_key_channels_cost_a_four_bit_cache_little() {
     };
     let without = lost(&plain);
     for calibration in [None, Some(&calibration)] {
-        let choice = opened.choose(None, true, 0, calibration, &Quiet).expect("a model that runs");
+        let choice =
+            smoothing::choose_for(&opened, None, true, 0, calibration, &Quiet).expect("a model that runs");
         // What a plan is carried out with, now or in a run that goes on, is the same.
-        let planned = opened.planned_source(RotationMode::Online, 0, true, calibration, &Quiet);
+        let planned = smoothing::planned_source(&opened, RotationMode::Online, 0, true, calibration, &Quiet);
         let smoothed = planned.expect("a model that runs");
         assert_eq!(smoothed.smoothing(), &choice.smoothing);
         let with = lost(&smoothed);

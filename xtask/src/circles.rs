@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Crates without circles.
-const LAYERED: [&str; 10] = [
+const LAYERED: [&str; 12] = [
     "fracbit",
     "fracbit-alloc",
     "fracbit-base",
@@ -20,7 +20,9 @@ const LAYERED: [&str; 10] = [
     "fracbit-codebook",
     "fracbit-engine",
     "fracbit-kernels-x86",
+    "fracbit-load",
     "fracbit-model-cuda",
+    "fracbit-pipeline",
     "fracbit-plan",
     "fracbit-schedule",
 ];

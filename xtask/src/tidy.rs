@@ -12,7 +12,7 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 23] = [
+const LAYERS: [(&str, u8); 25] = [
     ("fracbit-base", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
@@ -31,6 +31,8 @@ const LAYERS: [(&str, u8); 23] = [
     ("fracbit-engine", 5),
     ("fracbit-grammar", 5),
     ("fracbit-plan", 5),
+    ("fracbit-load", 5),
+    ("fracbit-pipeline", 5),
     ("fracbit", 5),
     ("fracbit-bench", 5),
     ("fracbit-server", 5),

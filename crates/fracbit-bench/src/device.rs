@@ -5,14 +5,15 @@
 //! without one.
 
 use crate::{KernelOptions, ModelOptions, RandomPacked, Spread, positive, rate, rounds};
-use fracbit::{Error, Opened, Preset, Progress};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, LoadError, Workspace};
+use fracbit_load::{Error, Opened, Progress};
 use fracbit_model::{FloatId, LinearId, RotationMode, SampleConfig, Sites};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
+use fracbit_plan::Preset;
 use half::f16;
 use serde::Serialize;
 use std::{path::Path, time::Instant};

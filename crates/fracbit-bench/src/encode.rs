@@ -1,10 +1,10 @@
 //! Searching codes: how many weights a second, and at what error.
 
 use crate::{Spread, pools, positive, rate, rounds};
-use fracbit::{Error, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{Rounder, distortion};
 use fracbit_format::TILE;
+use fracbit_load::{Error, Progress};
 use fracbit_quant::{Effort, Rounders};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -135,7 +135,7 @@ fn searches(scheme: Scheme, efforts: &[Effort]) -> Result<Vec<Search>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Quiet;
+    use fracbit_load::Quiet;
 
     #[test]
     fn efforts_take_turns_where_there_are_several() {

@@ -2,10 +2,11 @@
 //! side, and those that no other beats in all three (CodeGEMM, arXiv 2512.17970, figure 4).
 
 use crate::{KernelOptions, kernels};
-use fracbit::{Error, PlanError, Progress, storage::codebook_bytes};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::SchemeSpec;
 use fracbit_kernels::Kernels;
+use fracbit_load::{Error, Progress};
+use fracbit_plan::{Error as PlanError, storage::codebook_bytes};
 use serde::Serialize;
 use std::ops::RangeInclusive;
 
@@ -111,7 +112,7 @@ fn mark(rows: &mut [Explored]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Quiet;
+    use fracbit_load::Quiet;
 
     #[test]
     fn the_frontier_is_what_nothing_dominates() {
@@ -149,7 +150,7 @@ mod tests {
             bytes: 1 << 18,
             rounds: 1,
         };
-        let bodies = fracbit::kernels().unwrap();
+        let bodies = fracbit_load::kernels().unwrap();
         let rows = explore(&options, &bodies, &Quiet).unwrap();
         let names: Vec<&str> = rows.iter().map(|r| r.scheme.as_str()).collect();
         assert!(!names.contains(&"tcq-4") && names.contains(&"aq-m1v4"), "{names:?}");

@@ -1,10 +1,10 @@
 //! Packed matrices, streamed from memory.
 
 use crate::{RandomPacked, Spread, limits, pools, positive, rate, rounds};
-use fracbit::{Error, Progress};
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Layout, TILE_ROWS};
 use fracbit_kernels::{Activations, Kernels, PackedMatrix, cases, matmul, matmul_with, with_team};
+use fracbit_load::{Error, Progress};
 use serde::Serialize;
 use std::hint::black_box;
 
@@ -219,7 +219,7 @@ fn stream(matrices: &[PackedMatrix], next: &mut usize, batch: usize, x: &mut Act
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Quiet;
+    use fracbit_load::Quiet;
 
     fn small(schemes: &[&str]) -> KernelOptions {
         KernelOptions {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_small_run_and_its_fields() {
         let options = small(&["tcq-fast-2", "half-tcq-3.25"]);
-        let got = kernels(&options, &fracbit::kernels().unwrap(), &Quiet).unwrap();
+        let got = kernels(&options, &fracbit_load::kernels().unwrap(), &Quiet).unwrap();
         let order: Vec<_> = got.iter().map(|k| (k.bits, k.threads, k.batch)).collect();
         assert_eq!(order, [(2.0, 1, 1), (2.0, 1, 3), (3.25, 1, 1), (3.25, 1, 3)]);
         assert!(got.iter().all(|k| k.gweights_per_s > 0.0 && k.read_share.is_finite()), "{got:?}");

@@ -39,9 +39,10 @@ pub use profile::{ProfileOptions, profile};
 pub use serve::{ServeOptions, ServeSpeed, serve};
 pub use targets::{TargetOptions, TargetSpeed, targets};
 
-use fracbit::{Error, PlanError, machine};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec, SecondLevel};
+use fracbit_load::Error;
+use fracbit_plan::{Error as PlanError, machine};
 use half::f16;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,8 +1,8 @@
 //! The machine's own limits, and what it costs to start and end a parallel loop on it.
 
 use crate::{Spread, pools, positive, rate, rounds};
-use fracbit::{Error, Progress};
 use fracbit_kernels::{Buffer, with_team};
+use fracbit_load::{Error, Progress};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -257,7 +257,7 @@ fn tile_peak(_rounds: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Quiet;
+    use fracbit_load::Quiet;
 
     #[test]
     fn a_small_run() {

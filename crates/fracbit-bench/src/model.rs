@@ -1,14 +1,15 @@
 //! Whole models: prefill and decode.
 
 use crate::{RandomPacked, Spread, limits, pools, positive, random::floats, rounds};
-use fracbit::{Error, Opened, Preset, Progress};
 use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
+use fracbit_load::{Error, Opened, Progress};
 use fracbit_model::{
     FloatId, KvType, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, RotationMode,
     SampleConfig, Sampler, Sites, State, StateOptions,
 };
+use fracbit_plan::Preset;
 use serde::Serialize;
 use std::{path::Path, time::Instant};
 
@@ -391,7 +392,8 @@ impl<'a> Runner<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::{Quiet, SynthOptions, synthesize};
+    use fracbit_load::Quiet;
+    use fracbit_pipeline::{SynthOptions, synthesize};
 
     fn small() -> ModelOptions {
         ModelOptions {
@@ -411,7 +413,7 @@ mod tests {
         let preset = Preset::named("tiny").unwrap();
         let subject =
             |vocab| Subject::Random { preset, vocab, layers: Some(1), scheme: "tcq-fast-2".parse().unwrap() };
-        let kernels = fracbit::kernels().unwrap();
+        let kernels = fracbit_load::kernels().unwrap();
         let got = model(subject(None), &small(), &kernels, &Quiet).unwrap();
         let order: Vec<_> = got.iter().map(|m| (m.threads, m.batch, m.prompt, m.context)).collect();
         let one = |threads| [(threads, 1, 3, 5), (threads, 1, 7, 5), (threads, 3, 3, 5), (threads, 3, 7, 5)];
@@ -437,7 +439,8 @@ mod tests {
         let options = SynthOptions { preset, vocab: None, layers: Some(1), seed: 1, force: false };
         let path = synthesize(&dir.path().join("m"), options, &Quiet).unwrap();
         let opened = Opened::new(&path).unwrap();
-        let got = model(Subject::Opened(&opened), &small(), &fracbit::kernels().unwrap(), &Quiet).unwrap();
+        let got =
+            model(Subject::Opened(&opened), &small(), &fracbit_load::kernels().unwrap(), &Quiet).unwrap();
         assert_eq!(got.len(), 8);
         assert!((got[0].bits - 16.0).abs() < 0.01 && got[0].scheme.is_none(), "{:?}", got[0]);
     }

@@ -2,11 +2,11 @@
 //! copy.
 
 use crate::RandomPacked;
-use fracbit::Error;
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::Layout;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
+use fracbit_load::Error;
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

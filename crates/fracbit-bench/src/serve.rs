@@ -1,10 +1,10 @@
 //! Many sequences at once: the throughput of [`fracbit_engine`].
 
 use crate::{Subject, pools, positive};
-use fracbit::{Error, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
 use fracbit_kernels::Kernels;
+use fracbit_load::{Error, Progress};
 use fracbit_model::{KvPool, KvType, Model, SampleConfig, Sampler};
 use serde::Serialize;
 use std::{cell::RefCell, ops::ControlFlow, rc::Rc, time::Instant};

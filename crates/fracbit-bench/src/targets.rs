@@ -2,16 +2,17 @@
 //! them.
 
 use crate::{Spread, pool, profile::Decoder, random::Arena};
-use fracbit::{
-    Error, Plan, PlanError, PlanOptions, Progress, Sensitivities, Speed, Target,
-    machine::MachineProfile,
-    plan::{Inventory, Storage, plan},
-};
 use fracbit_base::{Palette, Scheme};
 use fracbit_format::Grouping;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Kernels;
+use fracbit_load::{Error, Progress};
 use fracbit_model::{LinearId, RotationMode};
+use fracbit_plan::{
+    Error as PlanError, Plan, PlanOptions, Sensitivities, Speed, Target,
+    machine::MachineProfile,
+    plan::{Inventory, Storage, plan},
+};
 use serde::Serialize;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -109,7 +110,7 @@ pub fn targets(
             let schemes = schemes(plan, config)?;
             let stored =
                 |id: LinearId| Some((Storage::Packed(*schemes.get(&id)?), Grouping::Row, id.shape(config)));
-            let fused = fracbit::fusion::check(&plan.fused, stored)
+            let fused = fracbit_plan::fusion::check(&plan.fused, stored)
                 .map_err(|rule| PlanError::Plan { origin: "plan".to_owned(), rule })?;
             let model = arena.model(config, |id| schemes[&id], &fused, kernels)?;
             let times =

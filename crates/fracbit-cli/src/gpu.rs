@@ -53,7 +53,7 @@ mod built {
     pub(crate) fn rounders() -> Result<Rounders, Failure> {
         let gpu = Gpu::open().map_err(fracbit::Error::from)?;
         // It lives as long as the program, as the rounders that use it may.
-        Ok(cuda::rounders_on(Box::leak(Box::new(gpu))))
+        Ok(fracbit::rounders_on(Box::leak(Box::new(gpu))))
     }
 
     /// Speed of products.

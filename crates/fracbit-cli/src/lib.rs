@@ -21,6 +21,7 @@ mod interrupt;
 mod logging;
 mod planning;
 mod progress;
+mod report;
 mod sampling;
 mod structure;
 mod table;

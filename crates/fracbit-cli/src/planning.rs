@@ -14,6 +14,7 @@ use fracbit::{
     memory::MemoryBudget,
     plan::{Inventory, OperatingPoint},
     sensitivity::{self, Text},
+    smoothing,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::{RotationMode, WeightSource};
@@ -80,7 +81,14 @@ impl Source {
             return Ok(self.opened.source(rotation, options.seed)?);
         }
         let progress = &context.progress;
-        let choice = self.opened.choose(fixed, options.smoothing, options.seed, calibration, progress)?;
+        let choice = smoothing::choose_for(
+            &self.opened,
+            fixed,
+            options.smoothing,
+            options.seed,
+            calibration,
+            progress,
+        )?;
         progress.finish();
         let smoothed = if options.smoothing { ", smoothed" } else { "" };
         progress.note(&format!("rotation: {}{smoothed}: {}", choice.rotation, choice.noise));

@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().collect();
     let [_, model, text, bits] = args.as_slice() else { return Err("usage: small MODEL TEXT BITS".into()) };
     let opened = Opened::new(Path::new(model))?;
-    let choice = opened.choose(None, true, 0, None, &Quiet)?;
+    let choice = fracbit::smoothing::choose_for(&opened, None, true, 0, None, &Quiet)?;
     let rotation = choice.rotation;
     let source = opened.source(rotation, 0)?.smoothed(choice.smoothing);
     let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);

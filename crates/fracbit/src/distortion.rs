@@ -1,11 +1,12 @@
 //! The palette's error on Gaussian weights.
 
-use crate::{Error, PlanError, Progress};
 use fracbit_base::Scheme;
 use fracbit_codebook::{
     GroupCoder, ProgressiveCoder, Rounder, distortion, group_distortion, nested_distortion,
     progressive_distortion,
 };
+use fracbit_load::{Error, Progress};
+use fracbit_plan::Error as PlanError;
 use fracbit_quant::Rounders;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,13 +9,14 @@
 //! embedding that is one, gets `Q6_K` below 6 bits; and where rows are not whole blocks of 256,
 //! `Q4_K` becomes `Q5_0` and `Q6_K` `Q8_0`.
 
-use crate::{Calibration, Error, Opened, Progress};
 use fracbit_base::Bytes;
 use fracbit_io::{
     BlockType, Checkpoint, Dtype, Gguf, Tokenizer,
     gguf::{self, Description, GgufWriter, TensorOut},
 };
+use fracbit_load::{Error, Opened, Progress};
 use fracbit_model::{LinearId, RotationMode, WeightSource};
+use fracbit_pipeline::Calibration;
 use half::f16;
 use rayon::prelude::*;
 use serde::Serialize;

@@ -8,9 +8,9 @@
 //! same time at every precision; keys and values have 16 bits; the embedding's rows, norms and the
 //! softmax take no time; nothing is kept on the chip from one layer to the next.
 
-use crate::Error;
 use fracbit_base::Rate;
 use fracbit_io::ModelConfig;
+use fracbit_load::Error;
 use fracbit_model::LinearId;
 use fracbit_schedule::{Phase, Schedule};
 use serde::Serialize;

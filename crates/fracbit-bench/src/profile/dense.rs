@@ -3,9 +3,9 @@
 
 use super::products::{Part, Products};
 use crate::{limits, random::Arena};
-use fracbit::Error;
 use fracbit_io::Checkpoint;
 use fracbit_kernels::{Group, Kernels, cases};
+use fracbit_load::Error;
 use fracbit_model::{Linear, LinearScratch};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;

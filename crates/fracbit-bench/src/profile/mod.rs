@@ -6,17 +6,18 @@ mod products;
 
 use crate::{Spread, limits, pool, positive, random::Arena};
 use dense::Dense;
-use fracbit::{
-    Error, Progress, fusion,
+use fracbit_base::Scheme;
+use fracbit_io::ModelConfig;
+use fracbit_kernels::Kernels;
+use fracbit_load::{Error, Progress};
+use fracbit_model::{LinearId, Model, SampleConfig, Sampler, State, StateOptions};
+use fracbit_plan::{
+    fusion,
     machine::{
         self, BUILD, Machine, MachineProfile, ModelShape, Overhead, PROFILE_VERSION, Product, Sample, isa,
     },
     plan::{Matrix, Storage},
 };
-use fracbit_base::Scheme;
-use fracbit_io::ModelConfig;
-use fracbit_kernels::Kernels;
-use fracbit_model::{LinearId, Model, SampleConfig, Sampler, State, StateOptions};
 use products::{Products, Times, multiplies};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -371,9 +372,10 @@ impl<'a> Decoder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::{PlanError, PlanOptions, Preset, Quiet, Sensitivities, Speed, Target, plan};
     use fracbit_base::Palette;
+    use fracbit_load::Quiet;
     use fracbit_model::RotationMode;
+    use fracbit_plan::{Error as PlanError, PlanOptions, Preset, Sensitivities, Speed, Target, plan};
     use std::path::Path;
 
     fn tiny() -> ModelConfig {
@@ -395,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_small_profile_and_its_reader() {
-        let kernels = fracbit::kernels().unwrap();
+        let kernels = fracbit_load::kernels().unwrap();
         let got = profile("tiny", &tiny(), &options(), &kernels, &Quiet).unwrap();
         // q/o, k/v, qk, qkv, gate/up, gate + up, down, head; qk and qv are alike, kv has its own
         // rows.
@@ -449,7 +451,7 @@ mod tests {
             );
             ModelConfig::parse(text.as_bytes(), Path::new("config.json")).unwrap()
         };
-        let kernels = fracbit::kernels().unwrap();
+        let kernels = fracbit_load::kernels().unwrap();
         let got = profile("mixture", &mixture(7), &options(), &kernels, &Quiet).unwrap();
         let up = Product { cols: 64, rows: 7 * 32, pieces: 7 };
         for scheme in ["tcq-fast-2", "nuq-4", "f16"] {
@@ -463,7 +465,7 @@ mod tests {
         assert!(other.contains("2 of 7 experts") && other.contains("2 of 8 experts"), "{other}");
         // A plan to a time that the slower of two has: both are so small that noise orders them.
         let inventory =
-            fracbit::inventory::Inventory::of_config(&mixture(7), RotationMode::Fold, String::new());
+            fracbit_plan::inventory::Inventory::of_config(&mixture(7), RotationMode::Fold, String::new());
         let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
         let profile = std::sync::Arc::new(got);
         let step = |target, limit_us| {

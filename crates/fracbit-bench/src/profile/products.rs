@@ -5,18 +5,19 @@
 
 use super::{Bench, ProfileOptions, dense::Dense};
 use crate::{Spread, limits, random::Arena};
-use fracbit::{
-    Error, fusion,
-    machine::{KernelTime, Product},
-    plan::{Matrix, Storage},
-};
 use fracbit_base::{Scheme, Shape};
 use fracbit_format::TILE_ROWS;
 use fracbit_io::{Experts, ModelConfig};
 use fracbit_kernels::{
     Activations, Gate, Group, Kernels, PackedMatrix, RowsOf, cases, matmul, matmul_groups_with, with_team,
 };
+use fracbit_load::Error;
 use fracbit_model::LinearId;
+use fracbit_plan::{
+    fusion,
+    machine::{KernelTime, Product},
+    plan::{Matrix, Storage},
+};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{collections::BTreeMap, time::Instant};
@@ -290,7 +291,7 @@ fn divided(groups: &[Group], most: usize) -> Vec<Group> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Preset;
+    use fracbit_plan::Preset;
 
     fn products(shape: &str, most_tokens: usize) -> Products {
         Products::of(&Preset::named(shape).unwrap().model_config().unwrap(), most_tokens)

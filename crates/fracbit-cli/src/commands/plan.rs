@@ -1,5 +1,6 @@
 //! `fracbit plan`.
 
+use crate::report::Report;
 use crate::{
     args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
@@ -8,7 +9,7 @@ use crate::{
     planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::{ArgGroup, Args};
-use fracbit::{Explanation, Plan, Prices, Progress, Report};
+use fracbit::{Explanation, Plan, Prices, Progress};
 use std::{
     fmt,
     io::Write,

@@ -14,7 +14,7 @@ use fracbit::{
     QuantizeOptions, Rounders, Target, calibrate, learn,
     pace::{About, Pace, Work},
     plan::Inventory,
-    tune,
+    smoothing, tune,
 };
 use fracbit_base::{Bytes, Code};
 use fracbit_io::{OutputDir, Overwrite};
@@ -527,7 +527,14 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         }
         Recipe::Read(plan, _) => {
             let (calibration, progress) = (calibration.as_deref(), &context.progress);
-            source.opened.planned_source(plan.rotation, plan.seed, plan.smoothing, calibration, progress)?
+            smoothing::planned_source(
+                &source.opened,
+                plan.rotation,
+                plan.seed,
+                plan.smoothing,
+                calibration,
+                progress,
+            )?
         }
     };
     if let Some(bytes) = measuring {

@@ -1,8 +1,8 @@
 //! Any way to choose what steps read, beside others: also such as no schedule allows.
 
 use super::{Answered, answer, divergence, free, rouge_l, share_alike};
-use crate::{Error, Progress};
 use fracbit_base::Rate;
+use fracbit_load::{Error, Progress};
 use fracbit_model::Model;
 use fracbit_schedule::Phase;
 use serde::Serialize;

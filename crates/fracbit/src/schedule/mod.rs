@@ -5,8 +5,8 @@
 //! own answers, or its predictions along that text, are from those. Half of the prompts choose, the
 //! other half says what the choice is worth.
 
-use crate::{Error, Progress};
 use fracbit_base::Rate;
+use fracbit_load::{Error, Progress};
 use fracbit_model::{Model, Precision, SampleConfig, Sampler, State, StateOptions, eval};
 use fracbit_schedule::{Phase, Schedule, cheapest};
 use serde::Serialize;

@@ -2,8 +2,8 @@
 //! them want (PMPD, arXiv 2410.13461, appendix A.1).
 
 use super::{Answered, FitOptions, Quality, answer, loss_of, state};
-use crate::{Error, Progress};
 use fracbit_base::Rate;
+use fracbit_load::{Error, Progress};
 use fracbit_model::{Model, Precision};
 use fracbit_schedule::{
     AdamOptions, Features, Learned, Network, Sample, Schedule, Scheduler, Shape, train as fit,

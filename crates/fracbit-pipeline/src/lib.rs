@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+pub mod calibrate;
+pub mod deal;
+mod device;
+mod groups;
+pub mod learn;
+pub mod losses;
+mod matrices;
+pub mod memory;
+pub mod pace;
+pub mod quantize;
+pub mod sensitivity;
+mod sequential;
+pub mod smoothing;
+pub mod synth;
+pub mod tune;
+
+pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use deal::{Dealt, Job, Part, Worker};
+pub use device::rounders_on;
+pub use learn::{LearnOptions, Learned, learn};
+pub use matrices::LayerReport;
+pub use quantize::{MemoryEstimate, QuantizeOptions, QuantizeReport, beside_tensors, quantize, quantize_in};
+pub use sensitivity::Protocol;
+pub use synth::{SynthOptions, synthesize};
+pub use tune::{TuneOptions, TuneReport};
