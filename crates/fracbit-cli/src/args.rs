@@ -548,6 +548,10 @@ pub(crate) fn share(text: &str) -> Result<f32, String> {
     real(text, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))
 }
 
+pub(crate) fn at_least_one(text: &str) -> Result<f32, String> {
+    real(text, "a number of at least 1", |v| v >= 1.0)
+}
+
 pub(crate) fn positive(text: &str) -> Result<f32, String> {
     real(text, "a positive number", |v| v > 0.0)
 }

@@ -1,13 +1,13 @@
 //! How tokens are picked: by flags, else as the model's files say, else by defaults.
 
 use crate::{
-    args::{positive, share, temperature},
+    args::{at_least_one, positive, share, temperature},
     failure::Failure,
 };
 use clap::Args;
 use fracbit::Opened;
-use fracbit_io::config::GENERATION_CONFIG;
-use fracbit_model::SampleConfig;
+use fracbit_io::{Tokenizer, config::GENERATION_CONFIG};
+use fracbit_model::{Adjustments, SampleConfig, Sampler};
 use serde_json::{Map, Value};
 use std::{fs, path::PathBuf};
 
@@ -32,15 +32,53 @@ pub(crate) struct PickArgs {
     /// Make tokens that were seen less likely; 1 leaves them [default: the model's, else 1].
     #[arg(long, value_name = "R", value_parser = positive)]
     repetition_penalty: Option<f32>,
+    /// Keep the tokens nearest to the average information, the fewest that together have this
+    /// probability; 1 keeps all [default: the model's, else 1].
+    #[arg(long, value_name = "P", value_parser = share)]
+    typical_p: Option<f32>,
+    /// XTC: the chance of dropping all tokens of at least --xtc-threshold but the least likely of
+    /// them.
+    #[arg(long, value_name = "P", value_parser = share, default_value_t = 0.0)]
+    xtc_probability: f32,
+    /// The least probability of what XTC drops.
+    #[arg(long, value_name = "P", value_parser = share, default_value_t = 0.1)]
+    xtc_threshold: f32,
+    /// Mirostat 2: bits of information that tokens should have on average; 0 is without. Filters
+    /// that no flag asks for are off beside it.
+    #[arg(long, value_name = "BITS", value_parser = temperature, default_value_t = 0.0)]
+    mirostat_tau: f32,
+    /// How fast mirostat follows.
+    #[arg(long, value_name = "RATE", value_parser = temperature, default_value_t = 0.1)]
+    mirostat_eta: f32,
+    /// DRY: what is taken from the logit of a token that would go on repeating; 0 is without.
+    #[arg(long, value_name = "X", value_parser = temperature, default_value_t = 0.0)]
+    dry_multiplier: f32,
+    /// Each further token that is repeated multiplies that by this.
+    #[arg(long, value_name = "X", value_parser = at_least_one, default_value_t = 1.75)]
+    dry_base: f32,
+    /// How many tokens may be repeated.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    dry_allowed_length: usize,
+    /// Look for repetitions in the last N tokens; 0 is all.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    dry_window: usize,
     /// Always the most likely token.
-    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p"])]
+    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
+        "mirostat_tau"])]
     greedy: bool,
 }
 
 impl PickArgs {
     /// The sampler's configuration for a model.
     pub(crate) fn config(&self, opened: &Opened, seed: u64) -> Result<SampleConfig, Failure> {
-        let said = Published::read(opened);
+        let mut said = Published::read(opened);
+        // Mirostat is a filter of its own, and the model's are made for none beside them.
+        let alone = self.mirostat_tau > 0.0;
+        if alone {
+            for name in ["top_k", "top_p", "min_p", "typical_p"] {
+                said.said.remove(name);
+            }
+        }
         // The nucleus has at least one token.
         let nucleus = |x: f32| x > 0.0 && x <= 1.0;
         let temperature = match self.greedy {
@@ -53,7 +91,12 @@ impl PickArgs {
                 Some(k) => k,
                 None => said.top_k()?,
             },
-            top_p: said.number(self.top_p, "top_p", 0.95, ("above 0 and at most 1", nucleus))?,
+            top_p: said.number(
+                self.top_p,
+                "top_p",
+                if alone { 1.0 } else { 0.95 },
+                ("above 0 and at most 1", nucleus),
+            )?,
             min_p: said.number(self.min_p, "min_p", 0.0, ("0 to 1", |x| (0.0..=1.0).contains(&x)))?,
             repetition_penalty: said.number(
                 self.repetition_penalty,
@@ -61,9 +104,32 @@ impl PickArgs {
                 1.0,
                 ("above 0", |x| x > 0.0),
             )?,
+            typical_p: said.number(self.typical_p, "typical_p", 1.0, ("above 0 and at most 1", nucleus))?,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            mirostat_tau: self.mirostat_tau,
+            mirostat_eta: self.mirostat_eta,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_window: self.dry_window,
             seed,
         })
     }
+}
+
+/// What ends repetitions for DRY: where sentences and parts of speech begin anew, as other programs
+/// have it.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// A sampler for a text in the tokens of `tokenizer`.
+pub(crate) fn sampler(config: SampleConfig, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+    let sampler = Sampler::new(config)?;
+    if config.dry_multiplier == 0.0 {
+        return Ok(sampler);
+    }
+    let breakers = tokenizer.tokens_with(&BREAKERS);
+    Ok(sampler.adjusted(Adjustments { breakers, ..Adjustments::default() }))
 }
 
 /// What whoever published a model says of picking tokens.

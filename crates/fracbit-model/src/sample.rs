@@ -2,15 +2,17 @@
 //!
 //! The steps, in the order of Hugging Face transformers: repetition penalty (Keskar et al. 2019,
 //! arXiv 1909.05858, section 4.1) → temperature → top-k → top-p (Holtzman et al. 2019, arXiv
-//! 1904.09751) → min-p (Nguyen et al. 2024, arXiv 2407.01082) → draw. Temperature 0 means greedy,
-//! and then the filters have no say (the most likely token passes all of them). [`Adjustments`]
-//! come behind the repetition penalty, and a [`Constraint`] behind them: what it bars, nothing
-//! allows again.
+//! 1904.09751) → min-p (Nguyen et al. 2024, arXiv 2407.01082) → typical-p (Meister et al. 2022,
+//! arXiv 2202.00666, section 4) → mirostat (Basu et al. 2021, arXiv 2007.14966; the second kind of
+//! its authors) → XTC → draw. Temperature 0 means greedy, and then the filters have no say (the
+//! most likely token passes the first of them). [`Adjustments`] come behind the repetition penalty,
+//! DRY behind them, and a [`Constraint`] last: what it bars, nothing allows again.
 //!
 //! Fixed rules, so that one seed gives one text everywhere: equal logits are ordered by token
 //! number, the lower first; NaN counts as minus infinity; sums run in f64 in that order; the draw
-//! takes the top 53 bits of one ChaCha8 word; a nucleus is the shortest prefix whose probability
-//! reaches `top_p`. Where a logit is plus infinity, the first such token is taken.
+//! takes the top 53 bits of one ChaCha8 word, and so does the chance of XTC before it, where it has
+//! one; a nucleus is the shortest prefix whose probability reaches `top_p`. Where a logit is plus
+//! infinity, the first such token is taken.
 //!
 //! Cost: one pass over the vocabulary for the largest logit of every block, which bounds tell from
 //! blocks that may have candidates; where all tokens count, for a nucleus or because nothing is
@@ -22,59 +24,19 @@
 use fracbit_kernels::{Vectors, vectors::LOGITS};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use serde::{Deserialize, Serialize};
 
 use crate::{Error, Model};
 
 mod adjust;
+mod config;
 mod constraint;
+mod dry;
+mod filters;
 
 pub use adjust::Adjustments;
+pub use config::SampleConfig;
 pub use constraint::Constraint;
-
-/// How to pick a token. The default is greedy.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SampleConfig {
-    /// Divisor of the logits, at least 0; 0 picks the most likely token.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: usize,
-    /// Keep the shortest prefix of this probability, in (0, 1]; 1 keeps all.
-    pub top_p: f32,
-    /// Keep tokens at least this times as likely as the most likely one, in 0..=1; 0 keeps all.
-    pub min_p: f32,
-    /// Divide positive and multiply negative logits of tokens already seen, positive; 1 leaves
-    /// them.
-    pub repetition_penalty: f32,
-    /// Start of the random numbers.
-    pub seed: u64,
-}
-
-impl Default for SampleConfig {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
-    }
-}
-
-impl SampleConfig {
-    fn check(&self) -> Result<(), Error> {
-        let bad = |field, want, got: f32| Err(Error::Sampling { field, want, got });
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return bad("temperature", "a finite number, at least 0", self.temperature);
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return bad("top_p", "above 0 and at most 1", self.top_p);
-        }
-        if !(0.0..=1.0).contains(&self.min_p) {
-            return bad("min_p", "in 0..=1", self.min_p);
-        }
-        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            return bad("repetition_penalty", "a positive finite number", self.repetition_penalty);
-        }
-        Ok(())
-    }
-}
+use filters::first_bound;
 
 /// Picks tokens; owns the random numbers and its work space.
 #[derive(Clone, Debug)]
@@ -83,6 +45,7 @@ pub struct Sampler {
     adjustments: Adjustments,
     constraint: Option<Box<dyn Constraint>>,
     rng: ChaCha8Rng,
+    bound: f64, // of mirostat, in bits
     vectors: Vectors,
     candidates: Vec<Candidate>,
     penalized: Vec<f32>,
@@ -126,6 +89,7 @@ impl Sampler {
     /// Goes on as `other` would, for drafts of what that one will pick.
     pub fn follow(&mut self, other: &Self) {
         (self.config, self.rng, self.vectors) = (other.config, other.rng.clone(), other.vectors);
+        self.bound = other.bound;
         self.constraint.clone_from(&other.constraint);
     }
 
@@ -140,6 +104,7 @@ impl Sampler {
             adjustments: Adjustments::default(),
             constraint: None,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
+            bound: first_bound(&config),
             vectors: Vectors::scalar(),
             candidates: Vec::new(),
             penalized: Vec::new(),
@@ -185,9 +150,10 @@ impl Sampler {
         &self.config
     }
 
-    /// Back to the start of the random numbers; a [`Constraint`] stays where it is.
+    /// Back to the start of the random numbers and of mirostat; a [`Constraint`] stays where it is.
     pub fn reset(&mut self) {
         self.rng = ChaCha8Rng::seed_from_u64(self.config.seed);
+        self.bound = first_bound(&self.config);
     }
 
     /// Picks the next token from one row of logits; `history` is the text so far, which penalties
@@ -219,8 +185,17 @@ impl Sampler {
                 this.gather(logits, |_| true);
                 this.weigh(scale);
             }
+            this.bounded();
             let total: f64 = this.candidates.iter().map(|c| c.weight).sum();
-            Ok(this.candidates.iter().map(|c| (c.token, c.weight / total)).collect())
+            let top_choices = this.top_choices();
+            let rest: f64 = this.candidates[top_choices..].iter().map(|c| c.weight).sum();
+            let chance = f64::from(this.config.xtc_probability);
+            let tokens = this.candidates.iter().enumerate().map(|(i, c)| match top_choices {
+                0 => (c.token, c.weight / total),
+                _ if i < top_choices => (c.token, (1.0 - chance) * c.weight / total),
+                _ => (c.token, (1.0 - chance) * c.weight / total + chance * c.weight / rest),
+            });
+            Ok(tokens.filter(|(_, p)| top_choices == 0 || *p > 0.0).collect())
         })
     }
 
@@ -233,7 +208,8 @@ impl Sampler {
         f: impl FnOnce(&mut Self, &[f32]) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let penalty = self.config.repetition_penalty;
-        if penalty == 1.0 && !self.adjustments.any() && self.constraint.is_none() {
+        let dry = self.config.dry_multiplier > 0.0;
+        if penalty == 1.0 && !dry && !self.adjustments.any() && self.constraint.is_none() {
             return f(self, logits);
         }
         let mut penalized = std::mem::take(&mut self.penalized);
@@ -246,6 +222,9 @@ impl Sampler {
             }
         }
         self.adjustments.apply(&mut penalized, history);
+        if dry {
+            dry::apply(&self.config, &self.adjustments.breakers, &mut penalized, history);
+        }
         let masked = self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.mask(&mut penalized));
         let out = masked.and_then(|()| f(self, &penalized));
         self.penalized = penalized;
@@ -259,8 +238,18 @@ impl Sampler {
             return Ok(self.first(logits, scale.top));
         }
         let filtered = self.filter(logits, scale, slack);
-        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in f64")]
-        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let total = self.bounded();
+        if self.config.xtc_probability > 0.0 && self.uniform() < f64::from(self.config.xtc_probability) {
+            self.candidates.drain(..self.top_choices());
+        }
+        let uniform = self.uniform();
+        if let Some(total) = total {
+            let token = draw(uniform, self.candidates.iter().map(|c| (c.token, c.weight)));
+            let weight = self.candidates.iter().find(|c| c.token == token).map_or(total, |c| c.weight);
+            let SampleConfig { mirostat_tau: tau, mirostat_eta: eta, .. } = self.config;
+            self.bound -= f64::from(eta) * ((total / weight).log2() - f64::from(tau));
+            return Ok(token);
+        }
         if filtered {
             return Ok(draw(uniform, self.candidates.iter().map(|c| (c.token, c.weight))));
         }
@@ -323,12 +312,28 @@ impl Sampler {
             let least = (min_p.ln() - 1e-6) * f64::from(temperature);
             self.gather(logits, |logit| scale.below_top(logit) >= least);
             self.weigh(scale);
+        } else if self.config.filters_more() {
+            self.gather(logits, |_| true);
+            self.weigh(scale);
         } else {
             return false;
         }
         // The top token has weight 1 and so always stays.
         self.candidates.retain(|c| c.weight >= min_p);
+        if self.config.typical_p < 1.0 {
+            self.keep_typical();
+        }
+        if self.config.filters_more() {
+            self.candidates.sort_unstable_by(by_logit);
+        }
         true
+    }
+
+    /// A number in 0..1 by chance.
+    fn uniform(&mut self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in f64")]
+        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        uniform
     }
 
     /// Makes the usable tokens candidates that `pass`, which a larger logit than one that does
@@ -527,8 +532,23 @@ mod oracle;
 mod tests {
     use super::*;
 
-    const OFF: SampleConfig =
-        SampleConfig { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 7 };
+    const OFF: SampleConfig = SampleConfig {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        typical_p: 1.0,
+        xtc_probability: 0.0,
+        xtc_threshold: 0.1,
+        mirostat_tau: 0.0,
+        mirostat_eta: 0.1,
+        dry_multiplier: 0.0,
+        dry_base: 1.75,
+        dry_allowed_length: 2,
+        dry_window: 0,
+        seed: 7,
+    };
 
     /// Logits whose probabilities are 0.1, 0.4, 0.2, 0.3 up to rounding.
     fn four() -> [f32; 4] {
@@ -575,6 +595,53 @@ mod tests {
     }
 
     #[test]
+    fn distributions_of_the_later_filters_by_hand() {
+        let l = four();
+        // Information in nats: 2.303, 0.916, 1.609, 1.204; the entropy is 1.280. Token 3 is nearest
+        // to it, then 2, 1 and 0.
+        let typical = |typical_p| SampleConfig { typical_p, ..OFF };
+        check(typical(0.29), &l, &[], &[(3, 1.0)]);
+        check(typical(0.45), &l, &[], &[(2, 0.4), (3, 0.6)]);
+        check(typical(0.55), &l, &[], &[(1, 4.0 / 9.0), (2, 2.0 / 9.0), (3, 3.0 / 9.0)]);
+        // Of top-k 2 (4/7, 3/7) the entropy is 0.683: the more likely (0.560) is nearer than the
+        // other (0.847).
+        check(SampleConfig { top_k: 2, ..typical(0.5) }, &l, &[], &[(1, 1.0)]);
+        // XTC drops 1 and 3 of the three that have 0.15, or nothing.
+        let xtc = |xtc_probability, xtc_threshold| SampleConfig { xtc_probability, xtc_threshold, ..OFF };
+        check(xtc(1.0, 0.15), &l, &[], &[(0, 1.0 / 3.0), (2, 2.0 / 3.0)]);
+        let half = [0.05 + 0.5 / 3.0, 0.2, 0.1 + 1.0 / 3.0, 0.15];
+        check(xtc(0.5, 0.15), &l, &[], &[(0, half[0]), (1, half[1]), (2, half[2]), (3, half[3])]);
+        // One token alone is no choice.
+        check(xtc(1.0, 0.35), &l, &[], &[(0, 0.1), (1, 0.4), (2, 0.2), (3, 0.3)]);
+        // The bound begins at two bits: 1.32 and 1.74 are within, 2.32 and 3.32 are not.
+        check(SampleConfig { mirostat_tau: 1.0, ..OFF }, &l, &[], &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        // Half a bit: only the most likely stays, which would not by itself.
+        check(SampleConfig { mirostat_tau: 0.25, ..OFF }, &l, &[], &[(1, 1.0)]);
+    }
+
+    #[test]
+    fn mirostat_keeps_its_information() {
+        // A wide distribution of some 10 bits.
+        let logits: Vec<f32> = (0..4000u32).map(|i| -(i as f32) / 400.0).collect();
+        let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        for tau in [2.0f32, 5.0, 7.0] {
+            let config = SampleConfig { mirostat_tau: tau, ..OFF };
+            let mut sampler = Sampler::new(config).unwrap();
+            let run = |sampler: &mut Sampler| -> Vec<u32> {
+                (0..4000).map(|_| sampler.sample(&logits, &[]).unwrap()).collect()
+            };
+            let drawn = run(&mut sampler);
+            let bits = |&token: &u32| (total / f64::from(logits[token as usize]).exp()).log2();
+            let mean = drawn[1000..].iter().map(bits).sum::<f64>() / 3000.0;
+            // No token has less than 8.6 bits: what is asked below that, it cannot give.
+            let least = bits(&0);
+            assert!((mean - f64::from(tau).max(least)).abs() < 0.1, "{tau}: {mean}, least {least}");
+            sampler.reset();
+            assert_eq!(run(&mut sampler), drawn, "back to the start");
+        }
+    }
+
+    #[test]
     fn penalty_divides_and_multiplies() {
         // 2 -> 1, -1 -> -2, unseen 1 stays; token 9 of the history does not exist.
         let want = [1f64.exp(), (-2f64).exp(), 1f64.exp()];
@@ -613,6 +680,13 @@ mod tests {
             SampleConfig { top_p: 1.5, ..OFF },
             SampleConfig { min_p: f32::NAN, ..OFF },
             SampleConfig { repetition_penalty: 0.0, ..OFF },
+            SampleConfig { typical_p: 0.0, ..OFF },
+            SampleConfig { xtc_probability: 1.1, ..OFF },
+            SampleConfig { xtc_threshold: f32::NAN, ..OFF },
+            SampleConfig { mirostat_tau: -1.0, ..OFF },
+            SampleConfig { mirostat_eta: f32::INFINITY, ..OFF },
+            SampleConfig { dry_multiplier: -0.1, ..OFF },
+            SampleConfig { dry_base: 0.9, ..OFF },
         ];
         for config in bad {
             assert!(matches!(Sampler::new(config), Err(Error::Sampling { .. })), "{config:?}");

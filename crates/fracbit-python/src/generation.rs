@@ -70,7 +70,15 @@ impl Generation {
         picking: &Picking,
     ) -> Refused<Self> {
         let &Picking { max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, kv } = picking;
-        let config = SampleConfig { temperature, top_k, top_p, min_p, repetition_penalty, seed };
+        let config = SampleConfig {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            seed,
+            ..SampleConfig::default()
+        };
         let sampler = Sampler::new(config).map_err(refuse)?;
         // A cache for the whole context may take gigabytes that this text never needs.
         let room = prompt.len().saturating_add(max_tokens).min(loaded.context());

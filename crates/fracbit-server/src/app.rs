@@ -375,6 +375,10 @@ impl AppState {
         let end_tokens = [own, &request.stop_tokens].concat();
         let constraint = self.constraint(request)?;
         let kept = if request.tools.is_some() { self.format.tokens(&self.tokenizer) } else { Vec::new() };
+        let breakers = match request.sampling.dry_multiplier > 0.0 {
+            true => self.tokenizer.tokens_with(&request.breakers),
+            false => Vec::new(),
+        };
         let [ticket, twin] = Ticket::pair(permits);
         let twin = Arc::new(twin);
         let (events, answer) = unbounded_channel();
@@ -387,6 +391,7 @@ impl AppState {
                 let adjustments = Adjustments {
                     prompt: prompt.len(),
                     ends: end_tokens.clone(),
+                    breakers: breakers.clone(),
                     ..request.adjustments.clone()
                 };
                 let sampler = sampler.adjusted(adjustments);

@@ -13,9 +13,15 @@ use crate::fields::number;
 /// The model, its template, and what holds where a request says nothing.
 pub(crate) async fn props(State(app): State<Arc<AppState>>) -> Response {
     let SampleConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = app.sampling;
+    let more = app.sampling;
     let params = json!({
         "temperature": number(temperature), "top_k": top_k, "top_p": number(top_p), "min_p": number(min_p),
-        "repeat_penalty": number(repetition_penalty),
+        "repeat_penalty": number(repetition_penalty), "typical_p": number(more.typical_p),
+        "xtc_probability": number(more.xtc_probability), "xtc_threshold": number(more.xtc_threshold),
+        "mirostat": if more.mirostat_tau > 0.0 { 2 } else { 0 }, "mirostat_tau": number(more.mirostat_tau),
+        "mirostat_eta": number(more.mirostat_eta), "dry_multiplier": number(more.dry_multiplier),
+        "dry_base": number(more.dry_base), "dry_allowed_length": more.dry_allowed_length,
+        "dry_penalty_last_n": if more.dry_window == 0 { json!(-1) } else { json!(more.dry_window) },
     });
     axum::Json(json!({
         "default_generation_settings": { "n_ctx": app.context, "params": params },

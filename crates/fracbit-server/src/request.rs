@@ -25,6 +25,10 @@ const STOP_BYTES: usize = 1024;
 const TOKENS: usize = 1024;
 /// Most tokens that a request may have beside each token of its text.
 const TOP: usize = 20;
+/// What mirostat aims at where a request does not say it, and what ends repetitions for DRY: as in
+/// llama.cpp's server.
+const TAU: f32 = 5.0;
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// How long a model should think, as a field and as a variable of templates.
 pub(crate) const EFFORT: &str = "reasoning_effort";
 /// Tokens of a completion that says nothing of it, as in OpenAI's API.
@@ -60,6 +64,8 @@ pub(crate) struct Request {
     pub(crate) sampling: SampleConfig,
     /// Without the prompt and the ends of the text, which only the server knows.
     pub(crate) adjustments: Adjustments,
+    /// Texts that no repetition goes across, for DRY.
+    pub(crate) breakers: Vec<String>,
     /// What the text should be.
     pub(crate) structure: Option<Structure>,
     /// What the text may call.
@@ -296,6 +302,11 @@ impl Request {
         let want = format!("a list of at most {TOKENS} tokens");
         let stop_tokens = fields.within("stop_token_ids", &want, |all: &Vec<u32>| all.len() <= TOKENS)?;
         let sampling = sampling(&mut fields, defaults)?;
+        let want = format!("a list of at most {STOPS} texts, each of 1 to {STOP_BYTES} bytes");
+        let fits = |all: &Vec<String>| {
+            all.len() <= STOPS && all.iter().all(|text| (1..=STOP_BYTES).contains(&text.len()))
+        };
+        let breakers = fields.within("dry_sequence_breakers", &want, fits)?;
         let adjustments = adjustments(&mut fields)?;
         if max_tokens.is_some_and(|most| adjustments.min_tokens > most) {
             let rule = format!("should be at most `max_tokens`, got {}", adjustments.min_tokens);
@@ -321,6 +332,7 @@ impl Request {
             max_tokens,
             sampling,
             adjustments,
+            breakers: breakers.unwrap_or_else(|| BREAKERS.map(str::to_owned).to_vec()),
             structure,
             tools: None,
             stops,
@@ -399,7 +411,36 @@ fn sampling(fields: &mut Fields, defaults: SampleConfig) -> Result<SampleConfig,
     // Other servers say -1 for all.
     let top_k = fields.within("top_k", "at least 1, or 0 or -1 for all", |k: &i64| *k >= -1)?;
     let seed = fields.take::<i64>("seed", "a whole number of 64 bits")?;
+    let version = fields.within("mirostat", "0 or 2", |version: &u32| *version == 0 || *version == 2)?;
+    let [tau, eta] = ["mirostat_tau", "mirostat_eta"].map(|field| fields.take::<f32>(field, number));
+    let (tau, eta) = (tau?, eta?);
+    let mirostat_tau = match version {
+        Some(0) => 0.0,
+        Some(_) => tau.unwrap_or(TAU),
+        None if tau.is_some() => {
+            return Err(Refusal::field("mirostat_tau", "should be there with `mirostat` of 2 only"));
+        }
+        None => defaults.mirostat_tau,
+    };
+    // Mirostat is a filter of its own: beside it there are those that the request asks for.
+    let defaults = match mirostat_tau > 0.0 && defaults.mirostat_tau == 0.0 {
+        true => SampleConfig { top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: 1.0, ..defaults },
+        false => defaults,
+    };
+    let length = "a number of tokens";
+    // Other servers say -1 for all, and 0 for none.
+    let last = "at least 1, or -1 for all";
+    let dry_window = fields.within("dry_penalty_last_n", last, |n: &i64| *n == -1 || *n >= 1)?;
     let sampling = SampleConfig {
+        typical_p: fields.take("typical_p", number)?.unwrap_or(defaults.typical_p),
+        xtc_probability: fields.take("xtc_probability", number)?.unwrap_or(defaults.xtc_probability),
+        xtc_threshold: fields.take("xtc_threshold", number)?.unwrap_or(defaults.xtc_threshold),
+        mirostat_tau,
+        mirostat_eta: eta.unwrap_or(defaults.mirostat_eta),
+        dry_multiplier: fields.take("dry_multiplier", number)?.unwrap_or(defaults.dry_multiplier),
+        dry_base: fields.take("dry_base", number)?.unwrap_or(defaults.dry_base),
+        dry_allowed_length: fields.take("dry_allowed_length", length)?.unwrap_or(defaults.dry_allowed_length),
+        dry_window: dry_window.map_or(defaults.dry_window, |n| usize::try_from(n).unwrap_or(0)),
         temperature: fields.take("temperature", number)?.unwrap_or(defaults.temperature),
         top_k: top_k.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
         top_p: fields.take("top_p", number)?.unwrap_or(defaults.top_p),

@@ -12,7 +12,7 @@ use crate::{
     generate::{Nested, Run, Start, WithModel, Words, Writer, context_of, conversation, finish_name},
     gpu::DeviceName,
     interrupt::Interrupt,
-    sampling::SamplingArgs,
+    sampling::{self, SamplingArgs},
 };
 use clap::Args;
 use command::Line;
@@ -238,7 +238,7 @@ impl<R: Runtime> Chat<'_, R> {
         let out = &mut context.out;
         let seed = self.sampling.seed.wrapping_add(self.answers);
         self.answers += 1;
-        let sampler = Sampler::new(SampleConfig { seed, ..self.sampling })?;
+        let sampler = sampling::sampler(SampleConfig { seed, ..self.sampling }, &self.words.tokenizer)?;
         let written = self.writer.write(sampler, tokens, self.most, &mut |piece| out.stream(piece))?;
         context.out.stream("\n")?;
         self.talk.answer(written.text);

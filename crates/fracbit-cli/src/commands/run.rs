@@ -7,7 +7,7 @@ use crate::{
     files,
     generate::{Nested, Prompt, Run, Start, WithModel, Words, Writer, Written, encode, finish_name},
     gpu::DeviceName,
-    sampling::SamplingArgs,
+    sampling::{self, SamplingArgs},
     structure::{RuleArgs, follow},
 };
 use clap::Args;
@@ -84,7 +84,9 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
     let rule = args.structure.rule()?;
     let nested = Nested::read(&args.nested)?;
     let opened = Arc::new(files::open(&args.model, context)?);
-    let sampler = Sampler::new(args.sampling.config(&opened)?)?;
+    let sampling = args.sampling.config(&opened)?;
+    // A wrong number should say so at once.
+    Sampler::new(sampling)?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => files::read_text(path)?,
@@ -98,6 +100,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         false => Prompt::Text(&message[0].content),
     };
     let tokens = encode(&tokenizer, prompt, opened.config.max_position_embeddings)?;
+    let sampler = sampling::sampler(sampling, &tokenizer)?;
     let words = Words::new(&opened, tokenizer);
     let sampler = follow(sampler, rule, &words)?;
     // A cache for the whole context of a long-context model would take gigabytes that this text

@@ -118,6 +118,20 @@ impl Tokenizer {
         text.as_bytes().iter().filter(|byte| counts(byte)).count().div_ceil(most)
     }
 
+    /// The tokens, in order, that have one of `texts` within.
+    #[must_use]
+    pub fn tokens_with(&self, texts: &[impl AsRef<str>]) -> Vec<u32> {
+        let has = |bytes: &[u8], text: &str| {
+            let text = text.as_bytes();
+            !text.is_empty() && bytes.windows(text.len()).any(|part| part == text)
+        };
+        let ids = 0..u32::try_from(self.vocab_size()).unwrap_or(u32::MAX);
+        ids.filter(|&id| {
+            self.token_bytes(id).is_some_and(|bytes| texts.iter().any(|text| has(&bytes, text.as_ref())))
+        })
+        .collect()
+    }
+
     /// The bytes that a token stands for in the middle of a text, special ones included; they need
     /// not be whole characters.
     #[must_use]
@@ -213,6 +227,13 @@ mod tests {
             assert_eq!(bytes, text.as_bytes());
         }
         assert_eq!(made.token_bytes(999), None);
+        // Every token that has the letter, and no other.
+        let with_a: Vec<u32> = (0..u32::try_from(made.vocab_size()).expect("few"))
+            .filter(|&id| made.token_bytes(id).is_some_and(|bytes| bytes.contains(&b'a')))
+            .collect();
+        assert!(!with_a.is_empty());
+        assert_eq!(made.tokens_with(&["a"]), with_a);
+        assert_eq!(made.tokens_with(&["", "no token has all this"]), Vec::<u32>::new());
         let fallback = json!({
             "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
             "decoder": { "type": "ByteFallback" },

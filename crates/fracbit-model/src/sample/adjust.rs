@@ -19,6 +19,9 @@ pub struct Adjustments {
     pub min_tokens: usize,
     /// The tokens that end the text.
     pub ends: Vec<u32>,
+    /// Tokens that no repetition goes across, in order: see
+    /// [`crate::SampleConfig::dry_multiplier`].
+    pub breakers: Vec<u32>,
 }
 
 impl Adjustments {
@@ -66,6 +69,7 @@ mod tests {
             bias: BTreeMap::from([(1, 3.0), (9, 1.0)]),
             min_tokens: 4,
             ends: vec![3, 8],
+            ..Adjustments::default()
         };
         let inf = f32::NEG_INFINITY;
         for (history, want) in [

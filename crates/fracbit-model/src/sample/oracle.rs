@@ -35,26 +35,75 @@ fn survivors(config: &SampleConfig, logits: &[f32], history: &[u32]) -> Vec<(u32
         }
         all.truncate(keep);
     }
-    let all = all.into_iter().map(|(token, logit)| (token, weight(logit)));
-    all.filter(|a| min_p == 0.0 || a.1 >= f64::from(min_p)).collect()
+    all.retain(|a| min_p == 0.0 || weight(a.1) >= f64::from(min_p));
+    if config.typical_p < 1.0 {
+        let total: f64 = all.iter().map(|a| weight(a.1)).sum();
+        let p = |a: &(u32, f32)| weight(a.1) / total;
+        let entropy: f64 = all.iter().filter(|a| p(a) > 0.0).map(|a| p(a) * -p(a).ln()).sum();
+        let far = |a: &(u32, f32)| (-p(a).ln() - entropy).abs();
+        all.sort_by(|a, b| far(a).total_cmp(&far(b)).then(order(a, b)));
+        let (mut mass, mut keep) = (0.0, 0);
+        while keep < all.len() && mass < f64::from(config.typical_p) * total {
+            mass += weight(all[keep].1);
+            keep += 1;
+        }
+        all.truncate(keep);
+    }
+    if config.typical_p < 1.0 || config.mirostat_tau > 0.0 || config.xtc_probability > 0.0 {
+        all.sort_by(order);
+    }
+    all.into_iter().map(|(token, logit)| (token, weight(logit))).collect()
 }
 
-fn by_the_rules(config: &SampleConfig, rng: &mut ChaCha8Rng, logits: &[f32], history: &[u32]) -> Option<u32> {
-    let all = survivors(config, logits, history);
+/// What mirostat leaves within `bound` bits, and all that there was.
+fn within(config: &SampleConfig, all: &mut Vec<(u32, f64)>, bound: f64) -> f64 {
+    let total: f64 = all.iter().map(|a| a.1).sum();
+    if config.mirostat_tau > 0.0 {
+        let first = all[0];
+        all.retain(|a| (total / a.1).log2() <= bound);
+        if all.is_empty() {
+            all.push(first);
+        }
+    }
+    total
+}
+
+/// How many of the first XTC may drop.
+fn choices(config: &SampleConfig, all: &[(u32, f64)]) -> usize {
+    let total: f64 = all.iter().map(|a| a.1).sum();
+    let top = all.iter().filter(|a| a.1 >= f64::from(config.xtc_threshold) * total).count();
+    if config.xtc_probability > 0.0 && top > 1 { top - 1 } else { 0 }
+}
+
+fn by_the_rules(
+    config: &SampleConfig,
+    (rng, bound): (&mut ChaCha8Rng, &mut f64),
+    logits: &[f32],
+    history: &[u32],
+) -> Option<u32> {
+    let mut all = survivors(config, logits, history);
     if let [] | [(_, 1.0)] = all[..]
         && (all.is_empty() || config.temperature == 0.0 || logits.contains(&f32::INFINITY))
     {
         return all.first().map(|a| a.0);
     }
-    let total: f64 = all.iter().map(|a| a.1).sum();
-    let mut left = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
-    for (token, weight) in &all {
-        left -= weight;
-        if left < 0.0 {
-            return Some(*token);
-        }
+    let before = within(config, &mut all, *bound);
+    let mut uniform = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    if config.xtc_probability > 0.0 && uniform() < f64::from(config.xtc_probability) {
+        all.drain(..choices(config, &all));
     }
-    all.iter().rfind(|a| a.1 > 0.0).map(|a| a.0)
+    let total: f64 = all.iter().map(|a| a.1).sum();
+    let mut left = uniform() * total;
+    let drawn = all.iter().find(|(_, weight)| {
+        left -= weight;
+        left < 0.0
+    });
+    let (token, weight) = *drawn.or_else(|| all.iter().rfind(|a| a.1 > 0.0))?;
+    if config.mirostat_tau > 0.0 {
+        *bound -=
+            f64::from(config.mirostat_eta) * ((before / weight).log2() - f64::from(config.mirostat_tau));
+    }
+    Some(token)
 }
 
 /// Numbers by chance.
@@ -128,7 +177,13 @@ impl Chance {
             top_p: self.of(&[1.0, 1.0, 1.0, 0.999_999_94, 0.95, 0.5, 1e-9]),
             min_p: if off { 0.0 } else { self.of(&[0.0, 0.0, 1e-3, 0.05, 0.5, 1.0]) },
             repetition_penalty: self.of(&[1.0, 1.0, 1.3, 0.5, 1e-30, 1e30]),
+            typical_p: self.of(&[1.0, 1.0, 1.0, 0.999_999_94, 0.9, 0.5, 1e-9]),
+            xtc_probability: self.of(&[0.0, 0.0, 0.0, 0.5, 1.0]),
+            xtc_threshold: self.of(&[0.0, 1e-3, 0.1, 0.3, 1.0]),
+            mirostat_tau: self.of(&[0.0, 0.0, 0.0, 1e-3, 1.0, 3.0, 30.0]),
+            mirostat_eta: self.of(&[0.0, 0.1, 1.0]),
             seed: self.0.next_u64(),
+            ..SampleConfig::default()
         }
     }
 }
@@ -146,14 +201,31 @@ fn picks_what_the_rules_pick() {
         let slack = chance.of(&[SLACK, SLACK, 1e-6, 1e-3, 0.1, 10.0]);
         let mut sampler = Sampler::new(config).unwrap();
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
+        let mut bound = 2.0 * f64::from(config.mirostat_tau);
         for _ in 0..4 {
-            let want = by_the_rules(&config, &mut rng, &logits, &history);
+            let want = by_the_rules(&config, (&mut rng, &mut bound), &logits, &history);
             let got = sampler.change(&logits, &history, |this, logits| this.pick(logits, slack)).ok();
             assert_eq!(got, want, "round {round}, {len} logits of kind {kind}, slack {slack}, {config:?}");
         }
         let mut want = survivors(&config, &logits, &history);
+        let drawn = config.temperature > 0.0 && !logits.contains(&f32::INFINITY) && !want.is_empty();
+        let dropped = if drawn {
+            within(&config, &mut want, bound);
+            choices(&config, &want)
+        } else {
+            0
+        };
         let total: f64 = want.iter().map(|w| w.1).sum();
-        want.iter_mut().for_each(|w| w.1 /= total);
+        let rest: f64 = want[dropped..].iter().map(|w| w.1).sum();
+        let chance = f64::from(config.xtc_probability);
+        for (i, w) in want.iter_mut().enumerate() {
+            w.1 = match dropped {
+                0 => w.1 / total,
+                _ if i < dropped => (1.0 - chance) * w.1 / total,
+                _ => (1.0 - chance) * w.1 / total + chance * w.1 / rest,
+            };
+        }
+        want.retain(|w| dropped == 0 || w.1 > 0.0);
         let got = sampler.distribution(&logits, &history).unwrap_or_default();
         assert_eq!(got, want, "round {round}, {len} logits of kind {kind}, {config:?}");
     }

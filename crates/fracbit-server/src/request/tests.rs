@@ -46,6 +46,7 @@ fn requests_are_read() {
         min_p: 0.1,
         repetition_penalty: 1.5,
         seed: u64::MAX,
+        ..SampleConfig::default()
     };
     assert_eq!(long.sampling, sampling);
     let adjustments = Adjustments {
@@ -209,5 +210,48 @@ fn conversations_end_as_asked() {
         ),
     ] {
         assert_eq!(read(more.clone()).unwrap_err().field.as_deref(), Some(field), "{more}");
+    }
+}
+
+#[test]
+fn samplers_of_other_servers() {
+    let more = r#"{"prompt": "a", "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_p": 0.8,
+        "mirostat": 2, "mirostat_eta": 0.2, "dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x", "\n"]}"#;
+    let defaults =
+        SampleConfig { temperature: 0.8, top_k: 9, top_p: 0.95, min_p: 0.1, ..SampleConfig::default() };
+    let of = |body: &str| Request::completion(body.as_bytes(), defaults);
+    let request = of(more).unwrap();
+    let want = SampleConfig {
+        temperature: 0.8,
+        // What the request does not ask for is off beside mirostat.
+        top_p: 0.8,
+        typical_p: 0.9,
+        xtc_probability: 0.5,
+        xtc_threshold: 0.2,
+        mirostat_tau: TAU,
+        mirostat_eta: 0.2,
+        dry_multiplier: 0.8,
+        dry_base: 2.0,
+        dry_allowed_length: 3,
+        dry_window: 64,
+        ..SampleConfig::default()
+    };
+    assert_eq!((request.sampling, request.breakers), (want, vec!["x".to_owned(), "\n".to_owned()]));
+    let plain = of(r#"{"prompt": "a", "mirostat": 0, "mirostat_tau": 3, "dry_penalty_last_n": -1}"#).unwrap();
+    assert_eq!((plain.sampling, plain.breakers.len()), (defaults, 4));
+    for (body, field) in [
+        (r#""mirostat": 1"#, "mirostat"),
+        (r#""mirostat_tau": 3"#, "mirostat_tau"),
+        (r#""mirostat": 2, "mirostat_tau": -1"#, "mirostat_tau"),
+        (r#""typical_p": 0"#, "typical_p"),
+        (r#""xtc_probability": 2"#, "xtc_probability"),
+        (r#""dry_base": 0.5"#, "dry_base"),
+        (r#""dry_penalty_last_n": 0"#, "dry_penalty_last_n"),
+        (r#""dry_allowed_length": -1"#, "dry_allowed_length"),
+        (r#""dry_sequence_breakers": [""]"#, "dry_sequence_breakers"),
+    ] {
+        let refusal = of(&format!(r#"{{"prompt": "a", {body}}}"#)).expect_err(body);
+        assert_eq!((refusal.status, refusal.field.as_deref()), (400, Some(field)), "{body}");
     }
 }
