@@ -287,12 +287,12 @@ impl Source {
         self.plan(&self.options(Target::Uniform(scheme(name))))
     }
 
-    /// Writes the quantized model.
+    /// Writes the quantized model, with the search that the command takes by default.
     ///
     /// # Errors
     /// As [`fracbit::quantize()`].
     pub fn quantize(&self, plan: &Plan, out: &Path, force: bool) -> Result<QuantizeReport, Error> {
-        self.quantize_at(Effort::default(), plan, out, force)
+        self.quantize_at(Effort::Balanced, plan, out, force)
     }
 
     /// As [`Source::quantize`], with another effort.

@@ -290,7 +290,7 @@ fn check_guesses(dir: &Path) {
         eprintln!("{guessed} of {} tokens guessed", got.len());
         assert!(want == got, "guesses change nothing: {want:?}, {got:?}");
         assert!(
-            guessed > 20 || sampling != greedy,
+            guessed > 10 || sampling != greedy,
             "a greedy text of a small model repeats itself: {guessed}"
         );
     }
