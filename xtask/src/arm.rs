@@ -16,6 +16,9 @@ const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const PROCESSORS: [(&str, &[&str]); 3] =
     [("cortex-a53", &["neon"]), ("neoverse-n1", &["neon", "dotprod"]), ("max", &["neon", "dotprod", "i8mm"])];
 
+/// Every fifth case shows that what is detected on a processor runs.
+const FEW: usize = 5;
+
 /// A compiler for aarch64.
 pub(crate) struct Toolchain {
     /// `None`: the toolchain that runs this program, which has the target.
@@ -84,8 +87,9 @@ fn has_target(rustc: &str) -> bool {
 /// Builds the kernels for aarch64 and compares every body with the scalar reference on three
 /// processors.
 ///
-/// What cannot run is said aloud; with `require` it is a failure.
-pub(crate) fn parity(require: bool) -> Outcome {
+/// All bodies run on the last, with one of `each` cases; that those of the others run there takes
+/// fewer cases. What cannot run is said aloud; with `require` it is a failure.
+pub(crate) fn parity(each: usize, require: bool) -> Outcome {
     let toolchain = match Toolchain::prepare(&[]) {
         Ok(toolchain) => toolchain,
         Err(message) if require => return Err(message),
@@ -95,17 +99,12 @@ pub(crate) fn parity(require: bool) -> Outcome {
         }
     };
     // The rotations are one source for all processors.
-    tests(
-        &toolchain,
-        PROCESSORS[0].0,
-        false,
-        &["--package", "fracbit-rotation", "--lib", "--test", "golden"],
-    )?;
+    tests(&toolchain, PROCESSORS[0].0, 1, &["--package", "fracbit-rotation", "--lib", "--test", "golden"])?;
     for (processor, expected) in PROCESSORS {
-        // All bodies run on the last; that those of the others run there takes a few cases.
-        let brief = processor != PROCESSORS[PROCESSORS.len() - 1].0;
+        let last = processor == PROCESSORS[PROCESSORS.len() - 1].0;
+        let each = if last { each } else { FEW };
         let parity = ["--package", "fracbit-kernels-neon", "--test", "parity"];
-        let report = tests(&toolchain, processor, brief, &parity)?;
+        let report = tests(&toolchain, processor, each, &parity)?;
         println!("{processor}:");
         report.lines().filter(|line| line.starts_with("parity: ")).for_each(|line| println!("  {line}"));
         for isa in expected {
@@ -122,16 +121,14 @@ pub(crate) fn parity(require: bool) -> Outcome {
     Ok(())
 }
 
-/// Runs the tests of `package` on `processor`, a few cases of each where they are `brief`, and
-/// returns what they printed.
-fn tests(toolchain: &Toolchain, processor: &str, brief: bool, package: &[&str]) -> Result<String, String> {
+/// Runs the tests of `package` on `processor` with one of `each` cases, and returns what they
+/// printed.
+fn tests(toolchain: &Toolchain, processor: &str, each: usize, package: &[&str]) -> Result<String, String> {
     let start = std::time::Instant::now();
     let mut command = toolchain.cargo(&format!("qemu-aarch64 -cpu {processor}"));
     command.args(["test", "--target", TARGET]).args(package).args(["--", "--nocapture"]);
     println!("$ cargo test --target {TARGET} {} # qemu-aarch64 -cpu {processor}", package.join(" "));
-    if brief {
-        command.env("FRACBIT_PARITY", "brief");
-    }
+    command.env("FRACBIT_PARITY", each.to_string());
     let out = command.output().map_err(|error| format!("could not start cargo: {error}"))?;
     println!("  ({:.1} s)", start.elapsed().as_secs_f64());
     let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");

@@ -190,7 +190,8 @@ pub(crate) fn python_with(modules: &str, packages: &[&str]) -> Result<Option<Str
         println!("skipped: python3 cannot make a virtual environment here (apt-get install python3-venv)");
         return Ok(None);
     }
-    crate::run(&own, &[&["-m", "pip", "install", "-q"], packages].concat(), &[])?;
+    // Of what is compiled then, most is never imported.
+    crate::run(&own, &[&["-m", "pip", "install", "-q", "--no-compile"], packages].concat(), &[])?;
     Ok(has(&own).then_some(own))
 }
 

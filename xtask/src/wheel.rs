@@ -66,7 +66,7 @@ fn test(folder: &str) -> Outcome {
         return Ok(());
     }
     let python = format!("{home}/bin/python");
-    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check"];
+    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"];
     run(&python, &[&pip[..], &["--no-index", "--no-deps", &wheel]].concat(), &[])?;
     if run(&python, &[&pip[..], &TESTED_WITH].concat(), &[]).is_err() {
         println!("skipped: tests of the wheel, which want {}", TESTED_WITH.join(" and "));

@@ -172,6 +172,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             cached: None,
             guesses,
             guessed: 0,
+            tried: 0,
             schedule: None,
             serial: self.serial,
             due: self.read + prompt.len() as u64,
@@ -447,6 +448,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         let done = ran.and_then(|ran| {
             self.model.logits(work, &mut state, 0..ran, logits)?;
             sequence.guesses.ran();
+            sequence.tried += ran - 1;
             let mut rows = 0;
             loop {
                 let logits = &logits[rows * vocab..][..vocab];

@@ -84,6 +84,8 @@ pub struct Done {
     pub tokens: usize,
     /// Of those, tokens that were guessed and so took no step of their own.
     pub guessed: usize,
+    /// All tokens that were guessed and run, whether they came or not.
+    pub tried: usize,
     /// Mean bits of a weight that the steps behind its first token read; `None` without a
     /// scheduler.
     pub bits: Option<f64>,
@@ -132,6 +134,7 @@ pub(crate) struct Sequence<O> {
     pub(crate) cached: Option<usize>,
     pub(crate) guesses: Guesses,
     pub(crate) guessed: usize,
+    pub(crate) tried: usize,
     /// Of its text, once its prompt has been run.
     pub(crate) schedule: Option<Schedule>,
     /// Those that came later have larger ones.
@@ -182,6 +185,7 @@ impl<O> Sequence<O> {
             cached: self.cached.unwrap_or(0),
             tokens: self.written(),
             guessed: self.guessed,
+            tried: self.tried,
             bits: self.schedule.as_ref().map(|schedule| schedule.mean(steps, bits)),
             seconds: self.start.elapsed().as_secs_f64(),
         }

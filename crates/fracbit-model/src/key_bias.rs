@@ -99,7 +99,7 @@ impl KeyBiases {
         let options = StateOptions { context: Some(TOKENS), kv: KvType::F32, ..StateOptions::default() };
         let (mut state, mut hidden) = (model.state(&options), Vec::new());
         let vocabulary = u64::try_from(model.config.vocab_size.max(1)).unwrap_or(u64::MAX);
-        // Steps of the golden section: far apart, and never the same ones again.
+        // Steps of the golden section: far apart, and hardly one of them twice.
         let token = |i: u64| u32::try_from(i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocabulary).unwrap_or(0);
         let tokens: Vec<u32> = (1..=TOKENS as u64).map(token).collect();
         if model.forward(&mut state, &tokens, &mut hidden).is_err() {

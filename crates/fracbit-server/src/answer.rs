@@ -42,6 +42,7 @@ struct Usage {
     cached: usize,
     tokens: usize,
     guessed: usize,
+    tried: usize,
 }
 
 /// One text as far as it is there.
@@ -245,16 +246,19 @@ impl Answers {
         }
         self.total.tokens += done.tokens;
         self.total.guessed += done.guessed;
+        self.total.tried += done.tried;
     }
 
     fn counted(&self) -> Value {
-        let Usage { prompt, cached, tokens, guessed } = self.total;
+        let Usage { prompt, cached, tokens, guessed, tried } = self.total;
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": tokens,
             "total_tokens": prompt + tokens,
             "prompt_tokens_details": { "cached_tokens": cached },
-            "completion_tokens_details": { "accepted_prediction_tokens": guessed },
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": guessed, "rejected_prediction_tokens": tried - guessed,
+            },
         })
     }
 

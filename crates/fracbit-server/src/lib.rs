@@ -33,7 +33,7 @@ use std::thread;
 use std::time::Duration;
 
 use fracbit_engine::{Draft, EngineError};
-use fracbit_model::{KvType, Runtime, SampleConfig};
+use fracbit_model::{KvType, Runtime};
 use fracbit_schedule::Scheduler;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -112,9 +112,6 @@ pub struct Options {
     pub queue: usize,
     /// Element type of the cache.
     pub kv: KvType,
-    /// How tokens are picked where a request does not say; its seed is not used, every such request
-    /// has another.
-    pub sampling: SampleConfig,
     /// What requests must present, one of them, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
     /// Without any only requests that ask for an address, not a name, are served.
     pub keys: Vec<String>,
@@ -217,7 +214,6 @@ impl Server {
             scheduler: options.scheduler,
             draft: options.draft,
             allow_special: options.allow_special,
-            sampling: options.sampling,
             keys: options.keys,
             hosts: options.hosts,
             next: Arc::new(AtomicU64::new(RandomState::new().hash_one(()))),

@@ -73,6 +73,7 @@ struct Counts {
     cached: u64,
     generated: u64,
     guessed: u64,
+    tried: u64,
     /// Of engines that are gone.
     preempted: usize,
     first: Histogram,
@@ -170,6 +171,7 @@ impl Metrics {
         counts.cached += done.cached as u64;
         counts.generated += done.tokens as u64;
         counts.guessed += done.guessed as u64;
+        counts.tried += done.tried as u64;
     }
 
     /// All of it.
@@ -195,6 +197,8 @@ impl Metrics {
         out.one("generated_tokens_total", "counter", help, counts.generated);
         let help = "Of those, tokens that were guessed ahead and took no step of their own.";
         out.one("accepted_guesses_total", "counter", help, counts.guessed);
+        let help = "All tokens that were guessed ahead and run, for texts that are done.";
+        out.one("guesses_total", "counter", help, counts.tried);
         let help = "Times that a text gave up its pages to another.";
         out.one("preemptions_total", "counter", help, counts.preempted + all(|held| held.preempted));
         out.family("cache_pages", "gauge", "Pages of the cache of keys and values.");

@@ -34,6 +34,9 @@ pub struct Loaded<R> {
     pub end_tokens: Vec<u32>,
     /// How vectors are made of texts, or why they are not.
     pub pooling: Result<Pooling, String>,
+    /// How tokens are picked where a request does not say; its seed is not used, every such request
+    /// has another.
+    pub sampling: SampleConfig,
 }
 
 /// Ways to the threads of all models that there were.
@@ -61,7 +64,6 @@ pub(crate) struct Shared {
     pub(crate) scheduler: Option<Scheduler>,
     pub(crate) draft: Option<Draft>,
     pub(crate) allow_special: bool,
-    pub(crate) sampling: SampleConfig,
     pub(crate) keys: Vec<String>,
     pub(crate) hosts: Vec<String>,
     pub(crate) next: Arc<std::sync::atomic::AtomicU64>,
@@ -104,7 +106,7 @@ impl Shared {
                 // Nobody there: the server ends already. So below.
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            let Loaded { model, tokenizer, context, pages, end_tokens, pooling } = loaded;
+            let Loaded { model, tokenizer, context, pages, end_tokens, pooling, sampling } = loaded;
             let options = EngineOptions {
                 sequences: shared.slots,
                 context,
@@ -132,7 +134,7 @@ impl Shared {
                 width: model.config().hidden_size,
                 pooling: model.check_hidden().map_err(|e| e.to_string()).and(pooling),
                 allow_special: shared.allow_special,
-                sampling: shared.sampling,
+                sampling,
                 end_tokens,
                 format: Format::of(tokenizer.chat_template_source()),
                 vocabulary: OnceLock::new(),

@@ -12,7 +12,7 @@ use crate::fields::{Fields, Refusal, number};
 use crate::form::{
     Answering, Events, Form, Turns, functions, moved, named, plain_id, renamed, text_in, text_of,
 };
-use crate::request::Request;
+use crate::request::{EFFORT, Request};
 use crate::tools::{Calls, Part, Said, call_id, calls_of, rest_of, said_of};
 
 /// Fields with the names that they have in chat completions.
@@ -25,12 +25,13 @@ const SAME: [(&str, &str); 5] = [
 ];
 
 /// Fields that an answer repeats.
-const REPEATED: [&str; 12] = [
+const REPEATED: [&str; 13] = [
     "instructions",
     "max_output_tokens",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
+    "reasoning",
     "safety_identifier",
     "temperature",
     "text",
@@ -58,13 +59,16 @@ pub(crate) fn read(body: &[u8], defaults: SampleConfig) -> Result<Request, Refus
     fields.only("include", |v| v.as_array().is_some_and(Vec::is_empty))?;
     fields.only("truncation", |v| v == "disabled")?;
     fields.only("background", |v| v == false)?;
+    chat.extend(effort(&mut fields)?.map(|effort| (EFFORT.to_owned(), effort)));
     chat.extend(structure(&mut fields)?.map(|format| ("response_format".to_owned(), format)));
     fields.only("stream_options", |v| {
         v.as_object().is_some_and(|options| options.keys().all(|name| name == "include_obfuscation"))
     })?;
     fields.end()?;
     let body = Value::Object(chat).to_string();
-    let names = [SAME.as_slice(), &[("text", "response_format"), ("input", "messages")]].concat();
+    let names =
+        [SAME.as_slice(), &[("text", "response_format"), ("input", "messages"), ("reasoning", EFFORT)]]
+            .concat();
     let request = Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))?;
     Ok(Request { asked, ..request })
 }
@@ -82,6 +86,19 @@ fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), Refus
     });
     chat.extend(same.map(|choice| ("tool_choice".to_owned(), choice)));
     Ok(())
+}
+
+/// What `reasoning` says of how long the model should think. What it thinks is a part of its text,
+/// so that nothing can sum it up.
+fn effort(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
+    let Some(mut said) = fields.take::<Map<String, Value>>("reasoning", "an object with an `effort`")? else {
+        return Ok(None);
+    };
+    let effort = said.shift_remove("effort").filter(|effort| !effort.is_null());
+    match said.iter().find(|(_, value)| !value.is_null()) {
+        Some((name, _)) => Err(Refusal::field("reasoning", format_args!("should have no `{name}`"))),
+        None => Ok(effort),
+    }
 }
 
 /// What `text` says of the form of the answer, as `response_format`.
@@ -353,7 +370,7 @@ impl Response {
             "id": format!("resp_{:016x}", self.id), "object": "response", "created_at": self.created,
             "status": status, "error": null, "incomplete_details": why, "model": self.model,
             "output": output, "usage": usage, "background": false, "previous_response_id": null,
-            "reasoning": { "effort": null, "summary": null }, "store": false, "top_logprobs": 0,
+            "store": false, "top_logprobs": 0,
             "truncation": "disabled",
         });
         if let Some(response) = response.as_object_mut() {
@@ -384,6 +401,8 @@ fn repeated(request: &Request) -> Map<String, Value> {
     }
     let format = asked.get("text").and_then(|text| text.get("format")).filter(|format| !format.is_null());
     let format = format.cloned().unwrap_or_else(|| json!({ "type": "text" }));
+    let effort = asked.get("reasoning").map(|reasoning| &reasoning["effort"]);
+    all.insert("reasoning".to_owned(), json!({ "effort": effort, "summary": null }));
     all.insert("text".to_owned(), json!({ "format": format, "verbosity": "medium" }));
     all
 }
@@ -405,7 +424,7 @@ mod tests {
     fn a_request_is_one_of_chat_completions() {
         let body = json!({
             "model": "m", "max_output_tokens": 9, "top_p": 0.5, "stream": true, "store": true,
-            "instructions": "Be brief.", "text": { "format": { "type": "text" } }, "reasoning": null,
+            "instructions": "Be brief.", "text": { "format": { "type": "text" } }, "reasoning": { "effort": "low" },
             "input": [
                 { "role": "user", "content": "a" },
                 { "id": "msg_1", "type": "message", "status": "completed", "role": "assistant",
@@ -415,7 +434,7 @@ mod tests {
             ],
         });
         let same = json!({
-            "model": "m", "max_tokens": 9, "top_p": 0.5, "stream": true,
+            "model": "m", "max_tokens": 9, "top_p": 0.5, "stream": true, "reasoning_effort": "low",
             "messages": [
                 { "role": "system", "content": "Be brief." }, { "role": "user", "content": "a" },
                 { "role": "assistant", "content": "A" }, { "role": "system", "content": "now" },
@@ -434,6 +453,7 @@ mod tests {
         let asked = json!({
             "instructions": "Be brief.", "max_output_tokens": 9, "metadata": { "a": "b" },
             "parallel_tool_calls": false, "prompt_cache_key": "k", "safety_identifier": "s",
+            "reasoning": { "effort": "low", "summary": null },
             "temperature": 0.7, "tool_choice": { "type": "function", "name": "f" }, "tools": [tool],
             "top_p": 0.9, "user": "u",
         });
@@ -472,7 +492,9 @@ mod tests {
             ("text", json!({ "size": 3 })),
             ("text", json!({ "verbosity": "low" })),
             ("text", json!({ "format": { "type": "xml" } })),
-            ("reasoning", json!({ "effort": "high" })),
+            ("reasoning", json!({ "effort": "high", "summary": "auto" })),
+            ("reasoning", json!({ "effort": 3 })),
+            ("reasoning", json!("high")),
             ("previous_response_id", json!("resp_1")),
             ("conversation", json!("conv_1")),
             ("truncation", json!("auto")),

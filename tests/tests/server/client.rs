@@ -59,7 +59,6 @@ pub(crate) fn options() -> Options {
         slots: 4,
         queue: 64,
         kv: KvType::I16,
-        sampling: SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() },
         keys: Vec::new(),
         peer_connections: 256,
         grace: Duration::from_secs(10),
@@ -79,7 +78,8 @@ pub(crate) struct Serving {
 /// A model for short texts.
 pub(crate) fn loaded<R>(model: R, tokenizer: Tokenizer) -> Loaded<R> {
     let pooling = Ok(Pooling::default());
-    Loaded { model, tokenizer, context: 384, pages: None, end_tokens: Vec::new(), pooling }
+    let sampling = SampleConfig { temperature: 0.8, top_p: 0.95, ..SampleConfig::default() };
+    Loaded { model, tokenizer, context: 384, pages: None, end_tokens: Vec::new(), pooling, sampling }
 }
 
 pub(crate) fn serve(options: Options, tokenizer: Tokenizer) -> Serving {

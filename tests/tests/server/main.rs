@@ -28,8 +28,8 @@ use fracbit_tests::{demo_model, uniform_demo};
 use serde_json::{Value, json};
 
 use client::{
-    CHAT, COMPLETIONS, TEMPLATE, ask, complete, connect, loaded, model, options, prompts, receive, serve,
-    serve_loaded, tokenizer, write, write_by,
+    CHAT, COMPLETIONS, TEMPLATE, ask, complete, connect, loaded, metric, model, options, prompts, receive,
+    serve, serve_loaded, tokenizer, write, write_by,
 };
 
 #[test]
@@ -63,6 +63,11 @@ fn texts_are_those_of_the_library_whatever_else_is_served() {
     assert_eq!(answer["choices"][0]["text"], write(&tokens, SampleConfig::default(), 48));
     let guessed = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64();
     assert!(guessed.is_some_and(|n| n > 0), "{answer}");
+    // What was guessed in vain is told as well.
+    let vain = &answer["usage"]["completion_tokens_details"]["rejected_prediction_tokens"];
+    let [all, right] =
+        ["guesses", "accepted_guesses"].map(|name| metric(serving.address, &format!("fracbit_{name}_total")));
+    assert!(vain.as_f64().is_some_and(|vain| vain <= all - right), "{vain}, {right} of {all}");
     // Without a seed no two are alike.
     let two: Vec<String> = (0..2)
         .map(|_| complete(address, &json!({ "prompt": "Once upon a time", "max_tokens": 40 })))

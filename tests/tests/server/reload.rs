@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fracbit::Opened;
-use fracbit_model::{Linear, LinearId, Model};
+use fracbit_model::{Linear, LinearId, Model, SampleConfig};
 use fracbit_server::Loaded;
 use fracbit_tests::reference;
 use serde_json::{Value, json};
@@ -67,12 +67,14 @@ fn a_model_takes_the_place_of_another_under_running_texts() {
     let [one, other] = ["smollm2", "qwen3"].map(|name| alone(name, few));
     let long = alone("smollm2", many);
     assert_ne!(one, other);
+    // What it says changes no text as long as nobody asks for XTC.
+    let other_sampling = SampleConfig { xtc_threshold: 0.25, ..model("smollm2").0.sampling };
     let models = Mutex::new(VecDeque::from([
         Err("config.json is broken".to_owned()),
         Ok(model("qwen3").0),
         // What no engine can be made of.
         Ok(Loaded { pages: Some(1), ..model("smollm2").0 }),
-        Ok(model("smollm2").0),
+        Ok(Loaded { sampling: other_sampling, ..model("smollm2").0 }),
     ]));
     let load = move || models.lock().expect("no panic").pop_front().expect("four are asked for");
     let (ask_again, reloads) = unbounded_channel();
@@ -114,7 +116,13 @@ fn a_model_takes_the_place_of_another_under_running_texts() {
         assert!(start.elapsed() < PATIENCE, "the first model is never freed");
         thread::sleep(Duration::from_millis(5));
     }
+    let threshold = || {
+        let props = ask(address, "GET /props", "", &Value::Null).json();
+        props["default_generation_settings"]["params"]["xtc_threshold"].clone()
+    };
+    assert_eq!(threshold(), 0.1);
     check(&one, 2.0, 2.0);
+    assert_eq!(threshold(), 0.25, "that of the model");
     until(address, "fracbit_texts_running", 0.0);
     let held = metric(address, "fracbit_cache_pages{state=\"held\"}");
     assert!(held < 64.0, "pages of one model alone are counted: {held}");

@@ -14,7 +14,7 @@ use fracbit::{Opened, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
 use fracbit_io::{Pooling, Tokenizer};
-use fracbit_model::{KvPool, Runtime, SampleConfig};
+use fracbit_model::{KvPool, Runtime};
 use fracbit_server::{Loaded, Options, Origin, Server, Tls, interrupt, reloads};
 use std::{
     io,
@@ -146,10 +146,11 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let nested = Nested::read(&args.nested)?;
     let opened = files::open(&args.model, context)?;
     context_of(args.ctx, opened.config.max_position_embeddings)?;
-    let sampling = args.picking.config(&opened, 0)?;
+    // What the model's files say wrong should be said at once.
+    args.picking.config(&opened, 0)?;
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
-    let serving = Serving { args, opened, sampling, server, address, nested, keys, tls, context };
+    let serving = Serving { args, opened, server, address, nested, keys, tls, context };
     with_loader(args.device, args.cache, &args.nested, serving)
 }
 
@@ -157,7 +158,6 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
 struct Serving<'a> {
     args: &'a ServeArgs,
     opened: Opened,
-    sampling: SampleConfig,
     server: Server,
     address: SocketAddr,
     nested: Nested,
@@ -192,10 +192,11 @@ fn loaded<R: Runtime>(
         return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule))
             .hint("shorter texts (`--ctx`) and fewer bits (`--kv`) take less"));
     }
+    let sampling = args.picking.config(opened, 0)?;
     let Words { tokenizer, end_tokens, .. } = Words::new(opened, tokenizer);
     let pooling = Pooling::read(opened.checkpoint.path(), opened.config.hidden_size);
     let pooling = pooling.map(Option::unwrap_or_default).map_err(|e| e.to_string());
-    Ok(Loaded { model, tokenizer, context, pages: Some(pages), end_tokens, pooling })
+    Ok(Loaded { model, tokenizer, context, pages: Some(pages), end_tokens, pooling, sampling })
 }
 
 impl WithLoader for Serving<'_> {
@@ -203,7 +204,7 @@ impl WithLoader for Serving<'_> {
         self,
         load: impl Fn(&Opened) -> Result<R, Failure> + Sync,
     ) -> Result<(), Failure> {
-        let Self { args, opened, sampling, server, address, nested, keys, tls, context } = self;
+        let Self { args, opened, server, address, nested, keys, tls, context } = self;
         // The tokenizer is read meanwhile: both take half a second where the vocabulary is large.
         let (model, tokenizer) = thread::scope(|scope| {
             let model = scope.spawn(|| load(&opened));
@@ -230,7 +231,6 @@ impl WithLoader for Serving<'_> {
             slots: args.slots,
             queue: QUEUE,
             kv: args.cache.kv(),
-            sampling,
             keys,
             hosts: args.allow_host.clone(),
             origins: args.allow_origin.clone(),
