@@ -280,9 +280,9 @@ impl AppState {
             }
             Prompt::Chat { messages, variables, tools, ending, effort } => {
                 let known = || self.tokenizer.chat_template_source().is_some_and(|t| t.contains(EFFORT));
-                if *effort && !known() {
+                if let Some(field) = effort.filter(|_| !known()) {
                     let rule = "is nothing that this model's chat template knows: leave it out";
-                    return Err(Refusal::field(EFFORT, rule));
+                    return Err(Refusal::field(field, rule));
                 }
                 let (messages, list) = self.format.prompt(messages, tools);
                 let mut variables = variables.clone();

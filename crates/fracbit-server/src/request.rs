@@ -46,8 +46,8 @@ pub(crate) enum Prompt {
         /// Functions that may be called, as the template gets them.
         tools: Vec<Value>,
         ending: Ending,
-        /// The request asks for an effort, which the template has to know.
-        effort: bool,
+        /// The field that asks for an effort, which the template has to know.
+        effort: Option<&'static str>,
     },
 }
 
@@ -369,7 +369,7 @@ pub(crate) fn chat_prompt(fields: &mut Fields) -> Result<Option<(Prompt, Option<
     if effort.is_some() && variables.contains_key(EFFORT) {
         return Err(Refusal::field(EFFORT, "should not be there beside that of `chat_template_kwargs`"));
     }
-    let asks_effort = effort.is_some();
+    let asks_effort = effort.is_some().then_some(EFFORT);
     variables.extend(effort.map(|effort| (EFFORT.to_owned(), effort.into())));
     let (list, tools) = tools(fields)?;
     if !list.is_empty() && variables.contains_key("tools") {

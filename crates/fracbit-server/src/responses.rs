@@ -12,7 +12,7 @@ use crate::fields::{Fields, Refusal, number};
 use crate::form::{
     Answering, Events, Form, Turns, functions, moved, named, plain_id, renamed, text_in, text_of,
 };
-use crate::request::{EFFORT, Request};
+use crate::request::{EFFORT, Prompt, Request};
 use crate::tools::{Calls, Part, Said, call_id, calls_of, rest_of, said_of};
 
 /// Fields with the names that they have in chat completions.
@@ -69,7 +69,12 @@ pub(crate) fn read(body: &[u8], defaults: SampleConfig) -> Result<Request, Refus
     let names =
         [SAME.as_slice(), &[("text", "response_format"), ("input", "messages"), ("reasoning", EFFORT)]]
             .concat();
-    let request = Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))?;
+    let mut request = Request::chat(body.as_bytes(), defaults).map_err(|refusal| renamed(refusal, &names))?;
+    for prompt in &mut request.prompts {
+        if let Prompt::Chat { effort: Some(field), .. } = prompt {
+            *field = "reasoning";
+        }
+    }
     Ok(Request { asked, ..request })
 }
 
@@ -442,8 +447,13 @@ mod tests {
             ],
         });
         let want = Request::chat(same.to_string().as_bytes(), SampleConfig::default());
+        let mut want = want.expect("a good request");
+        // A refusal calls it by the name that it has here.
+        if let [Prompt::Chat { effort, .. }] = &mut want.prompts[..] {
+            assert_eq!(effort.replace("reasoning"), Some(EFFORT));
+        }
         let got = read_of(&body).expect("a good request");
-        assert_eq!(Request { asked: Map::new(), ..got }, want.expect("a good request"));
+        assert_eq!(Request { asked: Map::new(), ..got }, want);
     }
 
     #[test]

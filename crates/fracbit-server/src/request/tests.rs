@@ -34,7 +34,7 @@ fn requests_are_read() {
     .unwrap();
     let messages = vec![Message::new("system", "ab"), Message::new("assistant", "c")];
     let variables = BTreeMap::from([("enable_thinking".to_owned(), json!(false))]);
-    let (tools, ending, effort) = (Vec::new(), Ending::Answer, false);
+    let (tools, ending, effort) = (Vec::new(), Ending::Answer, None);
     assert_eq!(long.prompts, [Prompt::Chat { messages, variables, tools, ending, effort }]);
     assert_eq!((long.max_tokens, long.stops, long.model.as_deref()), (Some(5), vec!["x".into()], Some("m")));
     assert!(long.stream && long.usage && long.ignore_eos);
@@ -183,14 +183,17 @@ fn conversations_end_as_asked() {
         (json!({ "continue_final_message": true }), Ending::Continued),
         (json!({ "add_generation_prompt": false, "continue_final_message": true }), Ending::Continued),
     ] {
-        assert_eq!(read(more).unwrap(), (ending, false, none.clone()));
+        assert_eq!(read(more).unwrap(), (ending, None, none.clone()));
     }
     let low = BTreeMap::from([(EFFORT.to_owned(), json!("low"))]);
-    assert_eq!(read(json!({ "reasoning_effort": "low" })).unwrap(), (Ending::Answer, true, low.clone()));
+    assert_eq!(
+        read(json!({ "reasoning_effort": "low" })).unwrap(),
+        (Ending::Answer, Some(EFFORT), low.clone())
+    );
     // Who names a variable knows the template.
     assert_eq!(
         read(json!({ "chat_template_kwargs": low.clone() })).unwrap(),
-        (Ending::Answer, false, low.clone())
+        (Ending::Answer, None, low.clone())
     );
     let call = json!({ "function": { "name": "f", "arguments": {} } });
     for (more, field) in [
