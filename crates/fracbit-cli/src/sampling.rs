@@ -7,7 +7,7 @@ use crate::{
 use clap::Args;
 use fracbit::Opened;
 use fracbit_io::{Tokenizer, config::GENERATION_CONFIG};
-use fracbit_model::{Adjustments, SampleConfig, Sampler};
+use fracbit_model::{Adjustments, DRY_BREAKERS, SampleConfig, Sampler};
 use serde_json::{Map, Value};
 use std::{fs, path::PathBuf};
 
@@ -72,7 +72,7 @@ impl PickArgs {
     /// The sampler's configuration for a model.
     pub(crate) fn config(&self, opened: &Opened, seed: u64) -> Result<SampleConfig, Failure> {
         let mut said = Published::read(opened);
-        // Mirostat is a filter of its own, and the model's are made for none beside them.
+        // Beside mirostat only those filters apply that a flag asks for.
         let alone = self.mirostat_tau > 0.0;
         if alone {
             for name in ["top_k", "top_p", "min_p", "typical_p"] {
@@ -118,17 +118,13 @@ impl PickArgs {
     }
 }
 
-/// What ends repetitions for DRY: where sentences and parts of speech begin anew, as other programs
-/// have it.
-const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
-
 /// A sampler for a text in the tokens of `tokenizer`.
 pub(crate) fn sampler(config: SampleConfig, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
     let sampler = Sampler::new(config)?;
     if config.dry_multiplier == 0.0 {
         return Ok(sampler);
     }
-    let breakers = tokenizer.tokens_with(&BREAKERS);
+    let breakers = tokenizer.tokens_with(&DRY_BREAKERS);
     Ok(sampler.adjusted(Adjustments { breakers, ..Adjustments::default() }))
 }
 

@@ -72,7 +72,7 @@ pub use model::Model;
 pub use pages::{HostMemory, KvPage, KvPool, Page, PageList, PageMemory, PagePool};
 pub use rope::turns;
 pub use runtime::{Cached, Runtime};
-pub use sample::{Adjustments, Constraint, SampleConfig, Sampler};
+pub use sample::{Adjustments, Constraint, DRY_BREAKERS, SampleConfig, Sampler};
 pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};

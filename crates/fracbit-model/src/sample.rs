@@ -36,6 +36,7 @@ mod filters;
 pub use adjust::Adjustments;
 pub use config::SampleConfig;
 pub use constraint::Constraint;
+pub use dry::DRY_BREAKERS;
 use filters::first_bound;
 
 /// Picks tokens; owns the random numbers and its work space.
@@ -185,17 +186,20 @@ impl Sampler {
                 this.gather(logits, |_| true);
                 this.weigh(scale);
             }
-            this.bounded();
-            let total: f64 = this.candidates.iter().map(|c| c.weight).sum();
-            let top_choices = this.top_choices();
-            let rest: f64 = this.candidates[top_choices..].iter().map(|c| c.weight).sum();
+            this.keep_within_bound();
+            let total = this.total();
+            let mut tokens: Vec<_> = this.candidates.iter().map(|c| (c.token, c.weight / total)).collect();
+            let Some(last) = this.last_choice() else { return Ok(tokens) };
+            // With a chance the more likely ones are dropped, else they are not.
             let chance = f64::from(this.config.xtc_probability);
-            let tokens = this.candidates.iter().enumerate().map(|(i, c)| match top_choices {
-                0 => (c.token, c.weight / total),
-                _ if i < top_choices => (c.token, (1.0 - chance) * c.weight / total),
-                _ => (c.token, (1.0 - chance) * c.weight / total + chance * c.weight / rest),
-            });
-            Ok(tokens.filter(|(_, p)| top_choices == 0 || *p > 0.0).collect())
+            let stays = |c: &Candidate| by_logit(c, &last).is_ge();
+            let rest: f64 = this.candidates.iter().filter(|c| stays(c)).map(|c| c.weight).sum();
+            for ((_, p), c) in tokens.iter_mut().zip(&this.candidates) {
+                let without = if stays(c) { c.weight / rest } else { 0.0 };
+                *p = (1.0 - chance) * *p + chance * without;
+            }
+            tokens.retain(|(_, p)| *p > 0.0);
+            Ok(tokens)
         })
     }
 
@@ -238,9 +242,12 @@ impl Sampler {
             return Ok(self.first(logits, scale.top));
         }
         let filtered = self.filter(logits, scale, slack);
-        let total = self.bounded();
-        if self.config.xtc_probability > 0.0 && self.uniform() < f64::from(self.config.xtc_probability) {
-            self.candidates.drain(..self.top_choices());
+        let total = self.keep_within_bound();
+        if self.config.xtc_probability > 0.0
+            && self.uniform() < f64::from(self.config.xtc_probability)
+            && let Some(last) = self.last_choice()
+        {
+            self.candidates.retain(|c| by_logit(c, &last).is_ge());
         }
         let uniform = self.uniform();
         if let Some(total) = total {
@@ -322,9 +329,6 @@ impl Sampler {
         self.candidates.retain(|c| c.weight >= min_p);
         if self.config.typical_p < 1.0 {
             self.keep_typical();
-        }
-        if self.config.filters_more() {
-            self.candidates.sort_unstable_by(by_logit);
         }
         true
     }
@@ -532,23 +536,7 @@ mod oracle;
 mod tests {
     use super::*;
 
-    const OFF: SampleConfig = SampleConfig {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        typical_p: 1.0,
-        xtc_probability: 0.0,
-        xtc_threshold: 0.1,
-        mirostat_tau: 0.0,
-        mirostat_eta: 0.1,
-        dry_multiplier: 0.0,
-        dry_base: 1.75,
-        dry_allowed_length: 2,
-        dry_window: 0,
-        seed: 7,
-    };
+    const OFF: SampleConfig = SampleConfig { temperature: 1.0, seed: 7, ..SampleConfig::GREEDY };
 
     /// Logits whose probabilities are 0.1, 0.4, 0.2, 0.3 up to rounding.
     fn four() -> [f32; 4] {
@@ -617,6 +605,25 @@ mod tests {
         check(SampleConfig { mirostat_tau: 1.0, ..OFF }, &l, &[], &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
         // Half a bit: only the most likely stays, which would not by itself.
         check(SampleConfig { mirostat_tau: 0.25, ..OFF }, &l, &[], &[(1, 1.0)]);
+    }
+
+    #[test]
+    fn what_is_left_can_be_drawn() {
+        // Tokens without any weight, and settings that let only such pass if anything does.
+        let logits = [0.0, -1e4, -2e4, 0.0];
+        for config in [
+            SampleConfig { xtc_probability: 1.0, xtc_threshold: 0.0, ..OFF },
+            SampleConfig { xtc_probability: 1.0, xtc_threshold: 1e-45, temperature: 1e-3, ..OFF },
+            SampleConfig { typical_p: 1e-45, ..OFF },
+            SampleConfig { mirostat_tau: 1e-45, mirostat_eta: f32::MAX, ..OFF },
+            SampleConfig { mirostat_tau: f32::MAX, mirostat_eta: f32::MAX, ..OFF },
+        ] {
+            let mut sampler = Sampler::new(config).unwrap();
+            for _ in 0..20 {
+                let token = sampler.sample(&logits, &[]).unwrap();
+                assert!(token == 0 || token == 3, "{config:?}: {token}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use fracbit_model::SampleConfig;
 use serde_json::{Value, json};
 
 use crate::app::AppState;
@@ -12,16 +11,16 @@ use crate::fields::number;
 
 /// The model, its template, and what holds where a request says nothing.
 pub(crate) async fn props(State(app): State<Arc<AppState>>) -> Response {
-    let SampleConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = app.sampling;
-    let more = app.sampling;
+    let said = app.sampling;
     let params = json!({
-        "temperature": number(temperature), "top_k": top_k, "top_p": number(top_p), "min_p": number(min_p),
-        "repeat_penalty": number(repetition_penalty), "typical_p": number(more.typical_p),
-        "xtc_probability": number(more.xtc_probability), "xtc_threshold": number(more.xtc_threshold),
-        "mirostat": if more.mirostat_tau > 0.0 { 2 } else { 0 }, "mirostat_tau": number(more.mirostat_tau),
-        "mirostat_eta": number(more.mirostat_eta), "dry_multiplier": number(more.dry_multiplier),
-        "dry_base": number(more.dry_base), "dry_allowed_length": more.dry_allowed_length,
-        "dry_penalty_last_n": if more.dry_window == 0 { json!(-1) } else { json!(more.dry_window) },
+        "temperature": number(said.temperature), "top_k": said.top_k, "top_p": number(said.top_p),
+        "min_p": number(said.min_p), "repeat_penalty": number(said.repetition_penalty),
+        "typical_p": number(said.typical_p), "xtc_probability": number(said.xtc_probability),
+        "xtc_threshold": number(said.xtc_threshold), "mirostat": if said.mirostat_tau > 0.0 { 2 } else { 0 },
+        "mirostat_tau": number(said.mirostat_tau), "mirostat_eta": number(said.mirostat_eta),
+        "dry_multiplier": number(said.dry_multiplier), "dry_base": number(said.dry_base),
+        "dry_allowed_length": said.dry_allowed_length,
+        "dry_penalty_last_n": if said.dry_window == 0 { json!(-1) } else { json!(said.dry_window) },
     });
     axum::Json(json!({
         "default_generation_settings": { "n_ctx": app.context, "params": params },

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use fracbit_io::{Ending, Message};
-use fracbit_model::{Adjustments, Error, SampleConfig, Sampler};
+use fracbit_model::{Adjustments, DRY_BREAKERS, Error, SampleConfig, Sampler};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -25,10 +25,8 @@ const STOP_BYTES: usize = 1024;
 const TOKENS: usize = 1024;
 /// Most tokens that a request may have beside each token of its text.
 const TOP: usize = 20;
-/// What mirostat aims at where a request does not say it, and what ends repetitions for DRY: as in
-/// llama.cpp's server.
+/// What mirostat aims at where a request does not say it, as in llama.cpp's server.
 const TAU: f32 = 5.0;
-const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// How long a model should think, as a field and as a variable of templates.
 pub(crate) const EFFORT: &str = "reasoning_effort";
 /// Tokens of a completion that says nothing of it, as in OpenAI's API.
@@ -332,7 +330,7 @@ impl Request {
             max_tokens,
             sampling,
             adjustments,
-            breakers: breakers.unwrap_or_else(|| BREAKERS.map(str::to_owned).to_vec()),
+            breakers: breakers.unwrap_or_else(|| DRY_BREAKERS.map(str::to_owned).to_vec()),
             structure,
             tools: None,
             stops,
@@ -414,19 +412,20 @@ fn sampling(fields: &mut Fields, defaults: SampleConfig) -> Result<SampleConfig,
     let version = fields.within("mirostat", "0 or 2", |version: &u32| *version == 0 || *version == 2)?;
     let [tau, eta] = ["mirostat_tau", "mirostat_eta"].map(|field| fields.take::<f32>(field, number));
     let (tau, eta) = (tau?, eta?);
+    for (field, value) in [("mirostat_tau", tau), ("mirostat_eta", eta)] {
+        if version.is_none() && value.is_some() {
+            return Err(Refusal::field(field, "should be there with `mirostat` only"));
+        }
+    }
     let mirostat_tau = match version {
         Some(0) => 0.0,
         Some(_) => tau.unwrap_or(TAU),
-        None if tau.is_some() => {
-            return Err(Refusal::field("mirostat_tau", "should be there with `mirostat` of 2 only"));
-        }
         None => defaults.mirostat_tau,
     };
-    // Mirostat is a filter of its own: beside it there are those that the request asks for.
-    let defaults = match mirostat_tau > 0.0 && defaults.mirostat_tau == 0.0 {
-        true => SampleConfig { top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: 1.0, ..defaults },
-        false => defaults,
-    };
+    // Beside mirostat only those filters apply that the request, or whoever started the server,
+    // asks for.
+    let newly = mirostat_tau > 0.0 && defaults.mirostat_tau == 0.0;
+    let defaults = if newly { defaults.unfiltered() } else { defaults };
     let length = "a number of tokens";
     // Other servers say -1 for all, and 0 for none.
     let last = "at least 1, or -1 for all";

@@ -1,12 +1,12 @@
 //! `fracbit plan`.
 
-use crate::report::Report;
 use crate::{
     args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
     failure::Failure,
     files,
     planning::{self, Aids, Losses, Shown, Source},
+    report::Report,
 };
 use clap::{ArgGroup, Args};
 use fracbit::{Explanation, Plan, Prices, Progress};

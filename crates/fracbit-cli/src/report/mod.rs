@@ -8,9 +8,8 @@
 mod chart;
 mod page;
 
-use fracbit::Error;
 use fracbit::{
-    Explanation, Target,
+    Error, Explanation, Speed, Target,
     explain::explain,
     machine::MachineProfile,
     plan::{Inventory, Plan, PlanOptions, plan},
@@ -58,7 +57,7 @@ pub(crate) struct Limits {
     /// Reads from memory, 10^9 bytes per second.
     pub(crate) read_gb_per_s: f64,
     /// int8 products, 10^9 per second.
-    pub int8_gmac_per_s: f64,
+    pub(crate) int8_gmac_per_s: f64,
 }
 
 /// A plan and what surrounds it.
@@ -131,7 +130,7 @@ impl Report {
             for us in spread(least, most) {
                 for (fuse, list) in [(true, &mut times), (false, &mut times_unfused)] {
                     let mut timed = PlanOptions { target: Target::Any, ..options.clone() };
-                    timed.speed = Some(fracbit::Speed { limit_us: Some(us), fuse, ..speed.clone() });
+                    timed.speed = Some(Speed { limit_us: Some(us), fuse, ..speed.clone() });
                     list.extend(plan(inventory, sensitivities, &timed).ok().map(|p| Point::of(&p)));
                 }
             }

@@ -46,66 +46,58 @@ pub struct SampleConfig {
 
 impl Default for SampleConfig {
     fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            typical_p: 1.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            mirostat_tau: 0.0,
-            mirostat_eta: 0.1,
-            dry_multiplier: 0.0,
-            dry_base: 1.75,
-            dry_allowed_length: 2,
-            dry_window: 0,
-            seed: 0,
-        }
+        Self::GREEDY
     }
 }
 
 impl SampleConfig {
+    /// The most likely token, always.
+    pub(super) const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        typical_p: 1.0,
+        xtc_probability: 0.0,
+        xtc_threshold: 0.1,
+        mirostat_tau: 0.0,
+        mirostat_eta: 0.1,
+        dry_multiplier: 0.0,
+        dry_base: 1.75,
+        dry_allowed_length: 2,
+        dry_window: 0,
+        seed: 0,
+    };
+
+    /// The same without what filters tokens by their probability alone.
+    #[must_use]
+    pub fn unfiltered(self) -> Self {
+        Self { top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: 1.0, ..self }
+    }
+
     /// Refuses numbers outside their range.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let [positive, nucleus, share] = ["a positive finite number", "above 0 and at most 1", "in 0..=1"];
-        let finite = |x: f32, least: f32| x >= least && x.is_finite();
+        let positive = |x: f32| ("a positive finite number", x, x > 0.0 && x.is_finite());
+        let not_negative = |x: f32| ("a finite number, at least 0", x, x >= 0.0 && x.is_finite());
+        let one_or_more = |x: f32| ("a finite number, at least 1", x, x >= 1.0 && x.is_finite());
+        let nucleus = |x: f32| ("above 0 and at most 1", x, x > 0.0 && x <= 1.0);
+        let share = |x: f32| ("in 0..=1", x, (0.0..=1.0).contains(&x));
         let settings = [
-            ("temperature", "a finite number, at least 0", self.temperature, finite(self.temperature, 0.0)),
-            ("top_p", nucleus, self.top_p, self.top_p > 0.0 && self.top_p <= 1.0),
-            ("min_p", share, self.min_p, (0.0..=1.0).contains(&self.min_p)),
-            (
-                "repetition_penalty",
-                positive,
-                self.repetition_penalty,
-                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
-            ),
-            ("typical_p", nucleus, self.typical_p, self.typical_p > 0.0 && self.typical_p <= 1.0),
-            ("xtc_probability", share, self.xtc_probability, (0.0..=1.0).contains(&self.xtc_probability)),
-            ("xtc_threshold", share, self.xtc_threshold, (0.0..=1.0).contains(&self.xtc_threshold)),
-            (
-                "mirostat_tau",
-                "a finite number, at least 0",
-                self.mirostat_tau,
-                finite(self.mirostat_tau, 0.0),
-            ),
-            (
-                "mirostat_eta",
-                "a finite number, at least 0",
-                self.mirostat_eta,
-                finite(self.mirostat_eta, 0.0),
-            ),
-            (
-                "dry_multiplier",
-                "a finite number, at least 0",
-                self.dry_multiplier,
-                finite(self.dry_multiplier, 0.0),
-            ),
-            ("dry_base", "a finite number, at least 1", self.dry_base, finite(self.dry_base, 1.0)),
+            ("temperature", not_negative(self.temperature)),
+            ("top_p", nucleus(self.top_p)),
+            ("min_p", share(self.min_p)),
+            ("repetition_penalty", positive(self.repetition_penalty)),
+            ("typical_p", nucleus(self.typical_p)),
+            ("xtc_probability", share(self.xtc_probability)),
+            ("xtc_threshold", share(self.xtc_threshold)),
+            ("mirostat_tau", not_negative(self.mirostat_tau)),
+            ("mirostat_eta", not_negative(self.mirostat_eta)),
+            ("dry_multiplier", not_negative(self.dry_multiplier)),
+            ("dry_base", one_or_more(self.dry_base)),
         ];
-        match settings.into_iter().find(|(.., fits)| !fits) {
-            Some((field, want, got, _)) => Err(Error::Sampling { field, want, got }),
+        match settings.into_iter().find(|(_, (.., fits))| !fits) {
+            Some((field, (want, got, _))) => Err(Error::Sampling { field, want, got }),
             None => Ok(()),
         }
     }

@@ -4,6 +4,10 @@
 use super::SampleConfig;
 use std::collections::BTreeMap;
 
+/// The usual texts that no repetition goes across: a token that has one of them within is a
+/// breaker ([`crate::Adjustments::breakers`]).
+pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
 /// Takes its penalty from each token of `logits` that continues a repetition in `history`, which
 /// none of `breakers` (in order) is part of.
 pub(super) fn apply(config: &SampleConfig, breakers: &[u32], logits: &mut [f32], history: &[u32]) {

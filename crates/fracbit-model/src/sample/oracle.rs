@@ -2,77 +2,89 @@
 
 use super::*;
 
-/// Tokens that survive the filters and their weights, in the order in which sums run.
-fn survivors(config: &SampleConfig, logits: &[f32], history: &[u32]) -> Vec<(u32, f64)> {
+/// A token, its logit and its weight.
+type Weighed = (u32, f32, f64);
+
+/// Most likely first.
+fn order(a: &Weighed, b: &Weighed) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+fn total(all: &[Weighed]) -> f64 {
+    all.iter().map(|a| a.2).sum()
+}
+
+/// The shortest prefix that has this share of the weight.
+fn prefix(all: &mut Vec<Weighed>, share: f32, total: f64) {
+    let (mut mass, mut keep) = (0.0, 0);
+    while keep < all.len() && mass < f64::from(share) * total {
+        mass += all[keep].2;
+        keep += 1;
+    }
+    all.truncate(keep);
+}
+
+/// Tokens that survive the filters, in the order in which sums run.
+fn survivors(config: &SampleConfig, logits: &[f32], history: &[u32]) -> Vec<Weighed> {
     let SampleConfig { temperature, top_k, top_p, min_p, repetition_penalty: penalty, .. } = *config;
-    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    for (token, logit) in &mut all {
+    let mut all: Vec<Weighed> = (0..).zip(logits).map(|(token, &logit)| (token, logit, 0.0)).collect();
+    for (token, logit, _) in &mut all {
         if penalty != 1.0 && history.contains(token) {
             *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
         }
     }
-    all.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
+    all.retain(|a| a.1 > f32::NEG_INFINITY);
     let Some(top) = all.iter().map(|a| a.1).reduce(f32::max) else { return Vec::new() };
     if temperature == 0.0 || top == f32::INFINITY {
-        return all.iter().find(|a| a.1 == top).map(|a| vec![(a.0, 1.0)]).unwrap();
+        return all.into_iter().find(|a| a.1 == top).map(|a| vec![(a.0, a.1, 1.0)]).unwrap();
     }
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    for a in &mut all {
+        a.2 = ((f64::from(a.1) - f64::from(top)) / f64::from(temperature)).exp();
+    }
     if top_k > 0 {
         all.sort_by(order);
         all.truncate(top_k);
         all.sort_by_key(|a| a.0);
     }
-    let weight = |logit: f32| ((f64::from(logit) - f64::from(top)) / f64::from(temperature)).exp();
     if top_p < 1.0 {
-        let total: f64 = all.iter().map(|a| weight(a.1)).sum();
+        let total = total(&all);
         let least = (1.0 - f64::from(top_p)) / all.len() as f64 * total;
-        all.retain(|a| weight(a.1) >= least);
+        all.retain(|a| a.2 >= least);
         all.sort_by(order);
-        let (mut mass, mut keep) = (0.0, 0);
-        while keep < all.len() && mass < f64::from(top_p) * total {
-            mass += weight(all[keep].1);
-            keep += 1;
-        }
-        all.truncate(keep);
+        prefix(&mut all, top_p, total);
     }
-    all.retain(|a| min_p == 0.0 || weight(a.1) >= f64::from(min_p));
+    all.retain(|a| min_p == 0.0 || a.2 >= f64::from(min_p));
     if config.typical_p < 1.0 {
-        let total: f64 = all.iter().map(|a| weight(a.1)).sum();
-        let p = |a: &(u32, f32)| weight(a.1) / total;
+        let total = total(&all);
+        let p = |a: &Weighed| a.2 / total;
         let entropy: f64 = all.iter().filter(|a| p(a) > 0.0).map(|a| p(a) * -p(a).ln()).sum();
-        let far = |a: &(u32, f32)| (-p(a).ln() - entropy).abs();
+        let far = |a: &Weighed| (-p(a).ln() - entropy).abs();
         all.sort_by(|a, b| far(a).total_cmp(&far(b)).then(order(a, b)));
-        let (mut mass, mut keep) = (0.0, 0);
-        while keep < all.len() && mass < f64::from(config.typical_p) * total {
-            mass += weight(all[keep].1);
-            keep += 1;
-        }
-        all.truncate(keep);
+        prefix(&mut all, config.typical_p, total);
     }
-    if config.typical_p < 1.0 || config.mirostat_tau > 0.0 || config.xtc_probability > 0.0 {
-        all.sort_by(order);
-    }
-    all.into_iter().map(|(token, logit)| (token, weight(logit))).collect()
+    all
 }
 
-/// What mirostat leaves within `bound` bits, and all that there was.
-fn within(config: &SampleConfig, all: &mut Vec<(u32, f64)>, bound: f64) -> f64 {
-    let total: f64 = all.iter().map(|a| a.1).sum();
+/// What mirostat leaves within `bound` bits, and the weight of all that there was.
+fn within(config: &SampleConfig, all: &mut Vec<Weighed>, bound: f64) -> f64 {
+    let total = total(all);
     if config.mirostat_tau > 0.0 {
-        let first = all[0];
-        all.retain(|a| (total / a.1).log2() <= bound);
+        let first = all.iter().copied().min_by(order);
+        all.retain(|a| (total / a.2).log2() <= bound);
         if all.is_empty() {
-            all.push(first);
+            all.extend(first);
         }
     }
     total
 }
 
-/// How many of the first XTC may drop.
-fn choices(config: &SampleConfig, all: &[(u32, f64)]) -> usize {
-    let total: f64 = all.iter().map(|a| a.1).sum();
-    let top = all.iter().filter(|a| a.1 >= f64::from(config.xtc_threshold) * total).count();
-    if config.xtc_probability > 0.0 && top > 1 { top - 1 } else { 0 }
+/// What is left where XTC drops its top choices; `None` where there are none.
+fn without_choices(config: &SampleConfig, all: &[Weighed]) -> Option<Vec<Weighed>> {
+    let least = f64::from(config.xtc_threshold) * total(all);
+    let mut top: Vec<Weighed> = all.iter().copied().filter(|a| a.2 > 0.0 && a.2 >= least).collect();
+    top.sort_by(order);
+    top.pop()?;
+    Some(all.iter().copied().filter(|a| !top.contains(a)).collect())
 }
 
 fn by_the_rules(
@@ -82,23 +94,21 @@ fn by_the_rules(
     history: &[u32],
 ) -> Option<u32> {
     let mut all = survivors(config, logits, history);
-    if let [] | [(_, 1.0)] = all[..]
-        && (all.is_empty() || config.temperature == 0.0 || logits.contains(&f32::INFINITY))
-    {
-        return all.first().map(|a| a.0);
+    let &(first, top, _) = all.first()?;
+    if config.temperature == 0.0 || top == f32::INFINITY {
+        return Some(first);
     }
     let before = within(config, &mut all, *bound);
     let mut uniform = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     if config.xtc_probability > 0.0 && uniform() < f64::from(config.xtc_probability) {
-        all.drain(..choices(config, &all));
+        all = without_choices(config, &all).unwrap_or(all);
     }
-    let total: f64 = all.iter().map(|a| a.1).sum();
-    let mut left = uniform() * total;
-    let drawn = all.iter().find(|(_, weight)| {
-        left -= weight;
+    let mut left = uniform() * total(&all);
+    let drawn = all.iter().find(|a| {
+        left -= a.2;
         left < 0.0
     });
-    let (token, weight) = *drawn.or_else(|| all.iter().rfind(|a| a.1 > 0.0))?;
+    let (token, _, weight) = *drawn.or_else(|| all.iter().rfind(|a| a.2 > 0.0))?;
     if config.mirostat_tau > 0.0 {
         *bound -=
             f64::from(config.mirostat_eta) * ((before / weight).log2() - f64::from(config.mirostat_tau));
@@ -207,25 +217,21 @@ fn picks_what_the_rules_pick() {
             let got = sampler.change(&logits, &history, |this, logits| this.pick(logits, slack)).ok();
             assert_eq!(got, want, "round {round}, {len} logits of kind {kind}, slack {slack}, {config:?}");
         }
-        let mut want = survivors(&config, &logits, &history);
-        let drawn = config.temperature > 0.0 && !logits.contains(&f32::INFINITY) && !want.is_empty();
-        let dropped = if drawn {
-            within(&config, &mut want, bound);
-            choices(&config, &want)
-        } else {
-            0
-        };
-        let total: f64 = want.iter().map(|w| w.1).sum();
-        let rest: f64 = want[dropped..].iter().map(|w| w.1).sum();
-        let chance = f64::from(config.xtc_probability);
-        for (i, w) in want.iter_mut().enumerate() {
-            w.1 = match dropped {
-                0 => w.1 / total,
-                _ if i < dropped => (1.0 - chance) * w.1 / total,
-                _ => (1.0 - chance) * w.1 / total + chance * w.1 / rest,
-            };
+        let mut all = survivors(&config, &logits, &history);
+        let drawn = config.temperature > 0.0 && all.first().is_some_and(|a| a.1 < f32::INFINITY);
+        if drawn {
+            within(&config, &mut all, bound);
         }
-        want.retain(|w| dropped == 0 || w.1 > 0.0);
+        let (sum, chance) = (total(&all), f64::from(config.xtc_probability));
+        let left = if drawn && chance > 0.0 { without_choices(&config, &all) } else { None };
+        let left = left.unwrap_or_default();
+        let of = |a: &Weighed| {
+            let (p, rest) = (a.2 / sum, total(&left));
+            let without = if left.contains(a) { a.2 / rest } else { 0.0 };
+            if left.is_empty() { p } else { (1.0 - chance) * p + chance * without }
+        };
+        let mut want: Vec<(u32, f64)> = all.iter().map(|a| (a.0, of(a))).collect();
+        want.retain(|(_, p)| left.is_empty() || *p > 0.0);
         let got = sampler.distribution(&logits, &history).unwrap_or_default();
         assert_eq!(got, want, "round {round}, {len} logits of kind {kind}, {config:?}");
     }

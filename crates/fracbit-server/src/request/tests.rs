@@ -246,6 +246,7 @@ fn samplers_of_other_servers() {
     for (body, field) in [
         (r#""mirostat": 1"#, "mirostat"),
         (r#""mirostat_tau": 3"#, "mirostat_tau"),
+        (r#""mirostat_eta": 0.2"#, "mirostat_eta"),
         (r#""mirostat": 2, "mirostat_tau": -1"#, "mirostat_tau"),
         (r#""typical_p": 0"#, "typical_p"),
         (r#""xtc_probability": 2"#, "xtc_probability"),
