@@ -6,6 +6,7 @@ use crate::{
     files,
     gpu::{self, DeviceName},
     interrupt::Interrupt,
+    memory,
 };
 use fracbit::Opened;
 use fracbit_engine::{Draft, Engine, EngineOptions, Finish, Listener, Tokens};
@@ -30,13 +31,23 @@ impl Loading {
     /// Begins to load the model; with a quantized directory every checksum on the way.
     pub(crate) fn begin(opened: &Arc<Opened>) -> Self {
         let opened = Arc::clone(opened);
-        Self(thread::spawn(move || Ok(opened.model(&fracbit::kernels()?, true)?)))
+        Self(thread::spawn(move || model(&opened)))
     }
 
     /// The model.
     pub(crate) fn finish(self) -> Result<Model, Failure> {
         self.0.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
+}
+
+/// A model on the processor, if its weights find room: packed ones are copied, others stay in the
+/// mapped file.
+fn model(opened: &Opened) -> Result<Model, Failure> {
+    if opened.quantization.is_some() {
+        let smaller = "a model of fewer bits takes less: `fracbit quantize --size`";
+        memory::enough(opened.bytes(), "the model").map_err(|e| e.hint(smaller))?;
+    }
+    Ok(opened.model(&fracbit::kernels()?, true)?)
 }
 
 /// A model where it should run, or on its way there.
@@ -128,7 +139,7 @@ pub(crate) fn with_loader(
     with: impl WithLoader,
 ) -> Result<(), Failure> {
     if device == DeviceName::Cpu {
-        return with.call(|opened| Ok(opened.model(&fracbit::kernels()?, true)?));
+        return with.call(model);
     }
     cache.on_device()?;
     nested.on_device()?;

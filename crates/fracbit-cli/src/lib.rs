@@ -19,6 +19,7 @@ mod generate;
 mod gpu;
 mod interrupt;
 mod logging;
+mod memory;
 mod planning;
 mod progress;
 mod report;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{OUT_OF_REACH, USAGE, demo, fracbit, text};
+use common::{DONE, FAILED, OUT_OF_REACH, USAGE, demo, finish, fracbit, text};
 
 #[test]
 fn a_memory_is_divided_between_weights_and_cache() {
@@ -49,4 +49,42 @@ fn a_memory_is_divided_between_weights_and_cache() {
     plan("6MB", &["--bits", "4"]).failed(USAGE, &["--bits"]);
     fracbit(&["plan", text(&demo), "--bits", "4", "--context", "9"]).failed(USAGE, &["--profile"]);
     fracbit(&["plan", text(&demo), "--bits", "4", "--sequences", "9"]).failed(USAGE, &["--memory"]);
+}
+
+/// Less memory than a command takes: a process with a limit of its own (`ulimit -v`) works or says
+/// why not, and is never ended by an allocation that fails.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_of_the_process_is_a_refusal() {
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (small, stories) = (place.path().join("small"), demo.join("stories.txt"));
+    fracbit(&["synth", "--shape", "tiny", "-o", text(&small)]).done();
+    let commands = [
+        vec!["plan", text(&demo), "--bits", "3", "--threads", "2"],
+        vec!["calibrate", text(&small), "--text", text(&stories), "--tokens", "256", "--ctx", "64"],
+        vec!["quantize", text(&small), "--scheme", "nuq-2", "--data-free"],
+        vec!["run", text(&small), "-p", "Once", "-n", "4"],
+    ];
+    let mut refused = 0;
+    for (which, words) in commands.iter().enumerate() {
+        for megabytes in [30, 60, 90, 120, 200, 4000] {
+            let out = place.path().join(format!("out-{which}-{megabytes}"));
+            let writes = matches!(words[0], "calibrate" | "quantize");
+            let to = ["-o", text(&out)];
+            let words = [&words[..], if writes { &to } else { &[] }].concat();
+            let limit = format!("ulimit -v {}; exec \"$0\" \"$@\"", megabytes * 1024);
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &limit, env!("CARGO_BIN_EXE_fracbit")]).args(&words);
+            let ran = finish(&words, &mut command);
+            let told = format!("{megabytes} MB: {}: {}\n{}", ran.line, ran.code, ran.err);
+            assert!([DONE, FAILED].contains(&ran.code) && !ran.err.contains("panicked"), "{told}");
+            let errors = ran.err.lines().filter(|line| line.starts_with("error: ")).count();
+            assert_eq!(errors, usize::from(ran.code == FAILED), "{told}");
+            assert!(ran.code == FAILED || megabytes > 60, "{told}");
+            assert!(ran.code == DONE || megabytes < 4000, "{told}");
+            refused += usize::from(ran.err.contains("error: memory: "));
+        }
+    }
+    assert!(refused > 0, "the limit was always too tight to start or wide enough");
 }

@@ -7,25 +7,20 @@
 //! stays the owner of the threads: the number of threads is that of the pool, an idle program does
 //! not spin, and a thread that is busy elsewhere is not waited for, because the calling thread can
 //! do all work itself.
-//!
-//! Protocol. The leader writes the job, then makes `epoch` odd: open. A helper that sees a new odd
-//! epoch counts itself `busy` and looks at the epoch again; if it is still the same, it takes
-//! tasks. The leader, out of tasks, makes the epoch even and waits until nobody is busy. Both sides
-//! write one variable and then read the other, sequentially consistent: either the helper sees the
-//! closed epoch and stays out, or the leader sees that it is busy.
 
 #![expect(
     unsafe_code,
     reason = "a borrowed closure is called by threads that outlive the borrow, never after it"
 )]
 
-use std::cell::{Cell, UnsafeCell};
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(test)]
+mod model;
+mod protocol;
 
-/// Polls of the epoch before a helper offers its processor to other threads at every poll: some 50
-/// µs.
-const POLLS: u32 = 4096;
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use protocol::{Close, Shared};
 
 /// Threads that wait for [`for_each`](Self::for_each); made by [`with_team`].
 ///
@@ -36,54 +31,6 @@ pub struct Team<'a> {
     threads: usize,
     not_sync: PhantomData<Cell<()>>,
 }
-
-/// What leader and helpers share; each part on a cache line (a pair of them, for the prefetcher) of
-/// its own.
-#[derive(Debug, Default)]
-struct Shared {
-    epoch: Padded<AtomicUsize>,
-    job: UnsafeCell<Job>,
-    /// The next task of every range.
-    next: [Padded<AtomicUsize>; RANGES],
-    busy: Padded<AtomicUsize>,
-    poisoned: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Padded<T>(T);
-
-/// Ranges that the tasks of a loop are cut into, at most.
-const RANGES: usize = 8;
-
-/// The epoch that sends helpers home.
-const CLOSED: usize = usize::MAX;
-
-/// A borrowed `Fn(usize)` without its lifetime.
-#[derive(Clone, Copy, Debug)]
-struct Job {
-    data: *const (),
-    call: unsafe fn(*const (), usize),
-    tasks: usize,
-    ranges: usize,
-}
-
-impl Job {
-    /// The tasks of range `i`.
-    const fn range(&self, i: usize) -> std::ops::Range<usize> {
-        i * self.tasks / self.ranges..(i + 1) * self.tasks / self.ranges
-    }
-}
-
-impl Default for Job {
-    fn default() -> Self {
-        Self { data: std::ptr::null(), call: |_, _| (), tasks: 0, ranges: 1 }
-    }
-}
-
-// SAFETY: `job` is written by the leader while the epoch is even and nobody is busy, and read by
-// helpers that are busy in an odd epoch (see the module). The closure behind it is `Sync`.
-unsafe impl Sync for Shared {}
 
 /// Runs `f` with the threads of the current rayon pool standing by, the calling one among them.
 ///
@@ -99,15 +46,15 @@ pub fn with_team<R: Send>(f: impl FnOnce(&Team<'_>) -> R + Send) -> R {
         let _close = Close(&shared);
         f(&Team { shared: Some(&shared), threads, not_sync: PhantomData })
     };
-    rayon::join(lead, || shared.recruit(threads - 1)).0
+    rayon::join(lead, || recruit(&shared, threads - 1)).0
 }
 
-/// Sends the helpers home, also when the leader panics: rayon waits for them.
-struct Close<'a>(&'a Shared);
-
-impl Drop for Close<'_> {
-    fn drop(&mut self) {
-        self.0.epoch.0.store(CLOSED, Ordering::SeqCst);
+/// Turns up to `helpers` threads of the pool into helpers until the team is dismissed.
+fn recruit(shared: &Shared, helpers: usize) {
+    if helpers == 1 {
+        shared.help(helpers);
+    } else {
+        rayon::join(|| shared.help(helpers), || recruit(shared, helpers - 1));
     }
 }
 
@@ -137,27 +84,8 @@ impl Team<'_> {
             (0..tasks).for_each(task);
             return;
         };
-        /// # Safety
-        /// `data` points to a live `F`.
-        unsafe fn call<F: Fn(usize)>(data: *const (), i: usize) {
-            // SAFETY: promised by the caller.
-            unsafe { (*data.cast::<F>())(i) }
-        }
-        let ranges = self.threads.min(RANGES);
-        let job = Job { data: (&raw const task).cast(), call: call::<F>, tasks, ranges };
-        let epoch = shared.epoch.0.load(Ordering::Relaxed);
-        // SAFETY: the epoch is even and nobody is busy: this thread is the only leader (`Team` is
-        // not `Sync`), and the end of the loop before waited for both.
-        unsafe { *shared.job.get() = job };
-        for (i, next) in shared.next[..ranges].iter().enumerate() {
-            next.0.store(job.range(i).start, Ordering::Relaxed);
-        }
-        shared.epoch.0.store(epoch + 1, Ordering::SeqCst);
-        // Waits for the helpers even when a task panics here: they hold `task`.
-        let end = End { shared, epoch: epoch + 2 };
-        shared.drain(job, 0);
-        drop(end);
-        assert!(!shared.poisoned.load(Ordering::Acquire), "a task of this loop panicked on another thread");
+        // SAFETY: `Team` is not `Sync`, and only the thread that made it has it.
+        unsafe { shared.lead(self.threads, tasks, &task) };
     }
 
     /// Calls `f(i, chunk)` for the chunks of `len` elements of `data` (the last may be shorter).
@@ -204,92 +132,40 @@ struct Start<T>(*mut T);
 // SAFETY: threads make disjoint slices of `T: Send` from it (see `Team::chunks`).
 unsafe impl<T: Send> Sync for Start<T> {}
 
-/// Ends a loop: no helper enters any more, and those inside are waited for.
-struct End<'a> {
-    shared: &'a Shared,
-    epoch: usize,
-}
+/// What the protocol stands on.
+mod sync {
+    use std::cell::UnsafeCell;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.shared.epoch.0.store(self.epoch, Ordering::SeqCst);
-        let mut polls = 0;
-        while self.shared.busy.0.load(Ordering::SeqCst) > 0 {
-            poll(&mut polls);
-        }
-    }
-}
+    /// Polls before a thread offers its processor to others at every poll: some 50 µs.
+    const POLLS: u32 = 4096;
 
-/// Counts a helper out; a helper that unwinds tells the leader.
-struct Leave<'a>(&'a Shared);
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.poisoned.store(true, Ordering::Release);
-        }
-        self.0.busy.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn poll(polls: &mut u32) {
-    if *polls < POLLS {
-        *polls += 1;
-        std::hint::spin_loop();
-    } else {
-        std::thread::yield_now();
-    }
-}
-
-impl Shared {
-    /// Turns up to `helpers` threads of the pool into helpers until the team is dismissed.
-    fn recruit(&self, helpers: usize) {
-        if helpers == 1 {
-            self.help(helpers);
+    pub(super) fn poll(polls: &mut u32) {
+        if *polls < POLLS {
+            *polls += 1;
+            std::hint::spin_loop();
         } else {
-            rayon::join(|| self.help(helpers), || self.recruit(helpers - 1));
+            std::thread::yield_now();
         }
     }
 
-    /// The work of helper `me`, from 1 on (the leader is 0).
-    fn help(&self, me: usize) {
-        let (mut seen, mut polls) = (0, 0);
-        loop {
-            let epoch = self.epoch.0.load(Ordering::Acquire);
-            if epoch == CLOSED {
-                return;
-            }
-            if epoch % 2 == 1 && epoch != seen {
-                self.busy.0.fetch_add(1, Ordering::SeqCst);
-                let leave = Leave(self);
-                if self.epoch.0.load(Ordering::SeqCst) == epoch {
-                    // SAFETY: busy in the epoch of this job: the leader waits before it writes
-                    // another.
-                    let job = unsafe { *self.job.get() };
-                    self.drain(job, me);
-                    seen = epoch;
-                }
-                drop(leave);
-                polls = 0;
-            }
-            poll(&mut polls);
-        }
-    }
+    /// A value that one thread writes and others read, at times that somebody else orders.
+    #[derive(Debug, Default)]
+    pub(super) struct Slot<T>(UnsafeCell<T>);
 
-    /// Takes tasks until all are taken, first those of the range of thread `me`.
-    fn drain(&self, job: Job, me: usize) {
-        for i in 0..job.ranges {
-            let range = (me + i) % job.ranges;
-            let (next, end) = (&self.next[range].0, job.range(range).end);
-            // Looks before it takes: threads that find nothing left do not write what others read.
-            while next.load(Ordering::Relaxed) < end {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task < end {
-                    // SAFETY: the closure lives until `for_each` returns, and that waits for all
-                    // that are busy.
-                    unsafe { (job.call)(job.data, task) };
-                }
-            }
+    impl<T: Copy> Slot<T> {
+        /// # Safety
+        /// Nobody reads or writes it meanwhile.
+        pub(super) unsafe fn set(&self, value: T) {
+            // SAFETY: promised by the caller.
+            unsafe { *self.0.get() = value };
+        }
+
+        /// # Safety
+        /// Nobody writes it meanwhile.
+        pub(super) unsafe fn get(&self) -> T {
+            // SAFETY: promised by the caller.
+            unsafe { *self.0.get() }
         }
     }
 }
@@ -297,6 +173,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn pool(threads: usize) -> rayon::ThreadPool {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()

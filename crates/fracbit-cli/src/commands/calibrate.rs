@@ -4,7 +4,7 @@ use crate::{
     args::{self, TextArgs},
     context::Context,
     failure::Failure,
-    files,
+    files, memory,
     planning::Source,
     table::Table,
 };
@@ -91,6 +91,7 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
     context
         .progress
         .note(&format!("memory: about {bytes} beside the mapped file, for the moments of one block"));
+    memory::enough(bytes, "calibrating")?;
     if !args.resume {
         for old in output::leftovers(&args.out) {
             let path = old.path.display();

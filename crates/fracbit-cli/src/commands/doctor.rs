@@ -1,6 +1,11 @@
 //! `fracbit doctor`.
 
-use crate::{context::Context, failure::Failure, gpu};
+use crate::{
+    context::Context,
+    failure::Failure,
+    gpu,
+    memory::{Memory, soft_limit},
+};
 use clap::Args;
 use fracbit::{Progress, machine::Machine};
 use fracbit_base::Bytes;
@@ -60,15 +65,6 @@ struct Findings {
     notes: Vec<String>,
 }
 
-/// Memory in bytes, as the system tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Memory {
-    all: Bytes,
-    available: Bytes,
-    /// What a container may have, where there is a limit below all.
-    limit: Option<Bytes>,
-}
-
 pub(crate) fn run(args: &DoctorArgs, context: &mut Context) -> Result<(), Failure> {
     let findings = Findings::find(&context.progress)?;
     context.progress.finish();
@@ -87,7 +83,7 @@ impl Findings {
             kernels.entry(isa.clone()).or_default().push(scheme.to_string());
         }
         let processor = Machine::now();
-        let memory = memory();
+        let memory = Memory::now();
         let bytes = memory.map_or(READ, |memory| READ.min(memory.available.0 / 4));
         let measured = limits(&LimitOptions { bytes, threads: vec![threads], rounds: 1 }, progress)?;
         let gpu = gpu::describe();
@@ -105,7 +101,10 @@ impl Findings {
             without_gpu: gpu.as_ref().err().cloned(),
             gpu: gpu.ok(),
             free_here: fracbit_io::output::free_bytes(Path::new(".")).ok().map(Bytes),
-            open_files: fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(open_files),
+            open_files: fs::read_to_string("/proc/self/limits")
+                .ok()
+                .as_deref()
+                .and_then(|limits| soft_limit(limits, "Max open files")),
             notes: Vec::new(),
         };
         findings.notes = findings.judged();
@@ -147,13 +146,6 @@ impl Findings {
     }
 }
 
-impl Memory {
-    /// What a model and its cache may take.
-    fn usable(self) -> Bytes {
-        self.limit.map_or(self.available, |limit| Bytes(limit.0.min(self.available.0)))
-    }
-}
-
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { version, system, architecture, threads, read_gb_per_s: rate, .. } = self;
@@ -165,7 +157,7 @@ impl fmt::Display for Findings {
         for (isa, schemes) in self.kernels.iter().rev() {
             line("kernels", format!("{isa} for {} schemes", schemes.len()))?;
         }
-        if let Some(Memory { all, available, limit }) = self.memory {
+        if let Some(Memory { all, available, limit, .. }) = self.memory {
             let limit = limit.map_or_else(String::new, |limit| format!(", {limit} allowed here"));
             line("memory", format!("{all}, {available} available{limit}"))?;
         }
@@ -193,59 +185,5 @@ impl fmt::Display for Findings {
         let codes = if self.gpu.is_some() { "; with `--device cuda` codes on the GPU" } else { "" };
         line("quantize", format!("on the processor, layer by layer{codes}"))?;
         self.notes.iter().try_for_each(|note| line("note", note.clone()))
-    }
-}
-
-/// Memory of the machine and of the container.
-fn memory() -> Option<Memory> {
-    let info = fs::read_to_string("/proc/meminfo").ok()?;
-    let of = |name: &str| kilobytes(&info, name).map(|kb| Bytes(kb << 10));
-    let (all, available) = (of("MemTotal:")?, of("MemAvailable:")?);
-    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    // Version 2 has one line, `0::/path`; within a container the path is often the root.
-    let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let root = Path::new("/sys/fs/cgroup");
-    let limit = [root.join(path), root.to_owned()]
-        .iter()
-        .filter_map(|dir| fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse().ok())
-        .min()
-        .filter(|limit| *limit < all.0);
-    Some(Memory { all, available, limit: limit.map(Bytes) })
-}
-
-/// A line of `/proc/meminfo`.
-fn kilobytes(info: &str, name: &str) -> Option<u64> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())
-}
-
-/// The limit that holds now, of `/proc/self/limits`.
-fn open_files(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_of_the_system_are_read() {
-        let info = "MemTotal:       24117240 kB\nMemFree:         1 kB\nMemAvailable:   20000000 kB\n";
-        assert_eq!(kilobytes(info, "MemAvailable:"), Some(20_000_000));
-        assert_eq!(kilobytes(info, "MemTot:"), None);
-        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
-                      Max open files            1024                 524288               files\n";
-        assert_eq!(open_files(limits), Some(1024));
-        assert_eq!(
-            open_files("Max open files            unlimited            unlimited            files"),
-            None
-        );
-    }
-
-    #[test]
-    fn a_container_has_what_it_may() {
-        let memory = Memory { all: Bytes(9), available: Bytes(5), limit: None };
-        assert_eq!(memory.usable(), Bytes(5));
-        assert_eq!(Memory { limit: Some(Bytes(3)), ..memory }.usable(), Bytes(3));
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     failure::{Exit, Failure},
     files,
     gpu::{self, DeviceName},
+    memory,
     planning::{self, Aids, Losses, Shown, Source},
 };
 use clap::Args;
@@ -252,7 +253,7 @@ impl QuantizeArgs {
         if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
             let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
             let refused = Failure::from(fracbit::Error::Option { option: "--max-memory", rule });
-            return Err(refused.hint("`--sensitivity prior` measures nothing and loses more"));
+            return Err(refused.hint(UNMEASURED));
         }
         Ok(Some(bytes))
     }
@@ -282,6 +283,7 @@ impl QuantizeArgs {
         let text = text.named();
         let bytes = learn::memory(&source.opened, &inventory, planned, options.tokens, text.is_none())?;
         context.progress.note(&format!("memory: calibrating takes about {bytes} beside the mapped file"));
+        memory::enough(bytes, "calibrating").map_err(|e| e.hint("`--data-free` calibrates on nothing"))?;
         let calibration = learn::calibrated(&source.opened, text, scratch, &options, &context.progress)?;
         context.progress.finish();
         let info = &calibration.info;
@@ -434,6 +436,8 @@ impl Memory {
     }
 }
 
+const UNMEASURED: &str = "`--sensitivity prior` measures nothing and loses more";
+
 /// Divergence above which a model says other things than the original at most places.
 const POOR: f64 = 0.5;
 
@@ -539,6 +543,7 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     };
     if let Some(bytes) = measuring {
         context.progress.note(&measuring_line(bytes));
+        memory::enough(bytes, "measuring").map_err(|e| e.hint(UNMEASURED))?;
     }
     let kept = dir.as_ref().map(|d| d.scratch("sensitivity.json"));
     let learned = match (&dir, &calibration, &recipe) {
@@ -566,6 +571,8 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         return show(args, &plan, &estimate, context);
     };
     context.progress.note(&estimate.quantizing());
+    memory::enough(estimate.estimate.total(), "quantizing")
+        .map_err(|e| e.hint("fewer `--threads` search for fewer matrices at a time"))?;
     if let Some(forecast) = &plan.forecast {
         context.progress.note(&foretold(forecast));
     }

@@ -4,7 +4,7 @@ use crate::{
     args::{self, CodeName, PaletteName, RotationName},
     context::Context,
     failure::{Exit, Failure},
-    files,
+    files, memory,
     planning::Source,
     table::Table,
 };
@@ -162,6 +162,7 @@ pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), F
     context
         .progress
         .note(&format!("memory: about {bytes} for noisy matrices and the logits, beside the mapped file"));
+    memory::enough(bytes, "measuring")?;
 
     let mut failure = None;
     let mut keep = |so_far: &Sensitivities| {

@@ -4,7 +4,7 @@ use crate::{
     args::{self, TextArgs},
     context::Context,
     failure::Failure,
-    files,
+    files, memory,
 };
 use clap::Args;
 use fracbit::{
@@ -87,6 +87,7 @@ pub(crate) fn run(args: &TuneArgs, context: &mut Context) -> Result<(), Failure>
     let options = TuneOptions { passes: args.passes, max_memory: args.max_memory };
     let bytes = tune::memory(&model.config, model.bytes(), read.sequences.tokens());
     context.progress.note(&format!("memory: about {bytes} beside the mapped files"));
+    memory::enough(bytes, "tuning")?;
     let report = tune::tune_in(dir, &model, &original, &read, &options, &context.progress)?;
     context.progress.finish();
     if args.json {

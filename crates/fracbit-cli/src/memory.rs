@@ -1,0 +1,142 @@
+//! Memory that a command may take: who asks for more is refused before work begins, not killed in
+//! its middle.
+
+use crate::failure::{Exit, Failure};
+use fracbit_base::Bytes;
+use serde::Serialize;
+use std::{fs, path::Path};
+
+/// Memory in bytes, as the system tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Memory {
+    pub(crate) all: Bytes,
+    /// Of all, what programs can still have.
+    pub(crate) available: Bytes,
+    /// What a container may have, where there is a limit below all.
+    pub(crate) limit: Option<Bytes>,
+    /// What is left of that limit: caches of files give way, what programs hold does not.
+    pub(crate) left_of_limit: Option<Bytes>,
+    /// What is left of the process's own limit, `ulimit -v`, where it has one. Mapped files count.
+    pub(crate) left_to_process: Option<Bytes>,
+}
+
+impl Memory {
+    /// That of the machine, of the container and of this process.
+    pub(crate) fn now() -> Option<Self> {
+        let read = |path: &Path| fs::read_to_string(path).ok();
+        let proc = |name: &str| read(&Path::new("/proc").join(name));
+        let info = proc("meminfo")?;
+        let of = |name: &str| kilobytes(&info, name).map(|kb| Bytes(kb << 10));
+        let (all, available) = (of("MemTotal:")?, of("MemAvailable:")?);
+        let swap = of("SwapFree:").unwrap_or(Bytes(0));
+        // Version 2 has one line, `0::/path`; within a container the path is often the root.
+        let group = proc("self/cgroup").unwrap_or_default();
+        let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let root = Path::new("/sys/fs/cgroup");
+        let of_group = |dir: &Path| {
+            let limit: u64 = read(&dir.join("memory.max"))?.trim().parse().ok()?;
+            let held = read(&dir.join("memory.stat")).map_or(0, |stat| held(&stat));
+            Some((limit, limit.saturating_sub(held)))
+        };
+        let group = [root.join(path), root.to_owned()].iter().filter_map(|dir| of_group(dir)).min();
+        let group = group.filter(|&(limit, _)| limit < all.0);
+        let limits = proc("self/limits").and_then(|limits| soft_limit(&limits, "Max address space"));
+        let taken = proc("self/status").and_then(|status| kilobytes(&status, "VmSize:"));
+        Some(Self {
+            all,
+            available: Bytes(available.0 + swap.0),
+            limit: group.map(|(limit, _)| Bytes(limit)),
+            left_of_limit: group.map(|(_, left)| Bytes(left)),
+            left_to_process: limits.map(|limit| Bytes(limit.saturating_sub(taken.map_or(0, |kb| kb << 10)))),
+        })
+    }
+
+    /// What a model and its cache may take.
+    pub(crate) fn usable(self) -> Bytes {
+        let limits = [self.left_of_limit, self.left_to_process];
+        limits.into_iter().flatten().fold(self.available, Ord::min)
+    }
+
+    /// Whose limit [`usable`](Self::usable) is.
+    fn whose(self) -> &'static str {
+        let usable = Some(self.usable());
+        if self.left_to_process == usable {
+            "within the process's limit (`ulimit -v`)"
+        } else if self.left_of_limit == usable {
+            "within the container's limit"
+        } else {
+            "on this machine"
+        }
+    }
+
+    fn holds(self, need: Bytes, doing: &str) -> Result<(), Failure> {
+        if need <= self.usable() {
+            return Ok(());
+        }
+        let why =
+            format!("memory: {doing} takes about {need}, {} are available {}", self.usable(), self.whose());
+        Err(Failure::new(Exit::Failed, anyhow::Error::msg(why)))
+    }
+}
+
+/// Refuses what takes more than there is, where the system tells how much that is.
+pub(crate) fn enough(need: Bytes, doing: &str) -> Result<(), Failure> {
+    Memory::now().map_or(Ok(()), |memory| memory.holds(need, doing))
+}
+
+/// A line of `/proc/meminfo` or `/proc/self/status`.
+fn kilobytes(info: &str, name: &str) -> Option<u64> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())
+}
+
+/// Bytes of a group (`memory.stat`) that do not give way.
+fn held(stat: &str) -> u64 {
+    let of = |line: &str| {
+        let (name, bytes) = line.split_once(' ')?;
+        ["anon", "shmem", "kernel"].contains(&name).then(|| bytes.trim().parse().ok())?
+    };
+    stat.lines().filter_map(of).fold(0, u64::saturating_add)
+}
+
+/// The limit that holds now, of `/proc/self/limits`.
+pub(crate) fn soft_limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_system_are_read() {
+        let info = "MemTotal:       24117240 kB\nMemFree:         1 kB\nMemAvailable:   20000000 kB\n";
+        assert_eq!(kilobytes(info, "MemAvailable:"), Some(20_000_000));
+        assert_eq!(kilobytes(info, "MemTot:"), None);
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max address space         unlimited            unlimited            bytes\n\
+                      Max open files            1024                 524288               files\n";
+        assert_eq!(soft_limit(limits, "Max open files"), Some(1024));
+        assert_eq!(soft_limit(limits, "Max address space"), None);
+        assert_eq!(held("anon 5\nfile 1000\nkernel 7\nkernel_stack 100\nshmem 1\n"), 13);
+    }
+
+    #[test]
+    fn the_tightest_limit_counts_and_is_named() {
+        let gb = |n: u64| Bytes(n << 30);
+        let free =
+            Memory { all: gb(9), available: gb(5), limit: None, left_of_limit: None, left_to_process: None };
+        let container = Memory { limit: Some(gb(4)), left_of_limit: Some(gb(3)), ..free };
+        let process = Memory { left_to_process: Some(gb(2)), ..container };
+        for (memory, left, whose) in [
+            (free, 5, "on this machine"),
+            (container, 3, "within the container's limit"),
+            (process, 2, "`ulimit -v`"),
+        ] {
+            assert_eq!(memory.usable(), gb(left));
+            assert!(memory.holds(gb(left), "running").is_ok());
+            let refused = memory.holds(gb(left + 1), "running").unwrap_err().line();
+            assert!(refused.contains(whose) && refused.contains("running takes about"), "{refused}");
+        }
+    }
+}
