@@ -11,6 +11,7 @@ mod codegen;
 mod gpu;
 mod json;
 mod kernels;
+mod miri;
 mod packages;
 mod release;
 mod setup;
@@ -43,6 +44,7 @@ Usage: cargo xtask COMMAND
                      count the instructions of the aarch64 kernels under qemu and compare them with their budgets
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
+  miri               run the unit tests of what is unsafe outside kernels under Miri (nightly Rust; some 20 minutes)
   wheel              build the wheel of the Python package into target/wheel, and test it
   published          fetch published chat templates and tokenizers (300 MB) and compare with their own programs
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         ["gpu"] => gpu::run(false),
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
+        ["miri"] => miri::run_tests(),
         ["man", dir] => man(dir),
         ["release", rest @ ..] => release(rest),
         ["wheel"] => wheel::run_release(),
@@ -162,11 +165,10 @@ fn test() -> Outcome {
 
 /// What the compiler can say without running anything.
 fn lints(highs: &[(&str, &str)]) -> Outcome {
-    let clippy = ["clippy", "--workspace", "--all-targets", "--profile", "test", "--", "--deny", "warnings"];
-    run("cargo", &clippy, highs)?;
     // The GPU's half needs neither its compiler nor a driver to be checked.
-    let cuda = ["clippy", "--package", "fracbit-cli", "--features", "cuda", "--profile", "test", "--"];
-    run("cargo", &[cuda.as_slice(), &["--deny", "warnings"]].concat(), highs)?;
+    let all =
+        ["clippy", "--workspace", "--all-targets", "--features", "fracbit-cli/cuda", "--profile", "test"];
+    run("cargo", &[&all[..], &["--", "--deny", "warnings"]].concat(), highs)?;
     let warnings = [highs, &[("RUSTDOCFLAGS", "--deny warnings")]].concat();
     run("cargo", &["doc", "--workspace", "--no-deps", "--profile", "test"], &warnings)
 }

@@ -196,7 +196,7 @@ pub(crate) fn python_with(modules: &str, packages: &[&str]) -> Result<Option<Str
 }
 
 /// Root may install, and so may a CI machine, which says CI=true.
-fn may_install() -> bool {
+pub(crate) fn may_install() -> bool {
     let id = Command::new("id").arg("-u").output();
     let root = id.is_ok_and(|out| out.stdout.trim_ascii() == b"0");
     #[expect(clippy::disallowed_methods, reason = "CI is the one variable that this tool reads")]

@@ -35,6 +35,7 @@ use context::Context;
 use failure::Failure;
 use fracbit::{Dealt, Opened, Progress};
 use fracbit_io::Tokenizer;
+use fracbit_model::{SampleConfig, Sampler};
 use std::{ffi::OsString, io, path::Path, sync::Arc};
 
 /// Whom a command tells how far it is, in place of standard error.
@@ -134,6 +135,15 @@ pub fn open(model: &Path, listener: Listener) -> Result<Opened, Refusal> {
 /// When there are none or too many, or the model has no chat template.
 pub fn encode(tokenizer: &Tokenizer, prompt: Prompt<'_>, most: usize) -> Result<Vec<u32>, Refusal> {
     Ok(generate::encode(tokenizer, prompt, most)?)
+}
+
+/// A sampler for a text in the tokens of `tokenizer`, as the commands make it: repetitions that DRY
+/// looks for end at its usual breakers.
+///
+/// # Errors
+/// When a setting is outside its range.
+pub fn sampler(config: SampleConfig, tokenizer: &Tokenizer) -> Result<Sampler, Refusal> {
+    Ok(sampling::sampler(config, tokenizer)?)
 }
 
 #[cfg(test)]

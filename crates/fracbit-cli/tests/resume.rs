@@ -105,12 +105,13 @@ fn killed_calibration_and_quantization_continue_to_the_same_bytes() {
     all_survive(KILLS);
 }
 
-/// The same with fifty kills of each command, for whoever has minutes: `cargo test -p fracbit-cli
-/// --test resume -- --ignored`.
+/// The same with fifty kills of each command, or `FRACBIT_KILLS`, for whoever has minutes: `cargo
+/// test -p fracbit-cli --test resume -- --ignored`.
 #[test]
 #[ignore = "takes minutes"]
-fn fifty_kills_change_no_byte() {
-    all_survive(50);
+#[expect(clippy::disallowed_methods, reason = "how long somebody is willing to wait")]
+fn many_kills_change_no_byte() {
+    all_survive(std::env::var("FRACBIT_KILLS").map_or(50, |kills| kills.parse().expect("a number")));
 }
 
 fn all_survive(kills: usize) {

@@ -6,21 +6,52 @@ use crate::{
 };
 use fracbit_engine::{Engine, EngineError, EngineOptions, Finish, Listener, Tokens};
 use fracbit_io::TokenStream;
-use fracbit_model::{Model, SampleConfig, Sampler};
-use pyo3::prelude::*;
+use fracbit_model::{Model, SampleConfig};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
 use running::Running;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How tokens are picked, and how many.
 pub(crate) struct Picking {
     pub(crate) max_tokens: usize,
-    pub(crate) temperature: f32,
-    pub(crate) top_k: usize,
-    pub(crate) top_p: f32,
-    pub(crate) min_p: f32,
-    pub(crate) repetition_penalty: f32,
-    pub(crate) seed: u64,
+    pub(crate) config: SampleConfig,
     pub(crate) kv: u32,
+}
+
+impl Picking {
+    /// Sets what `more` names, settings of `SampleConfig`; TypeError for other names. Without
+    /// `top_p`, that is 0.95, or 1 beside mirostat, which is a filter of its own.
+    pub(crate) fn new(
+        max_tokens: usize,
+        config: SampleConfig,
+        top_p: Option<f32>,
+        more: Option<&Bound<'_, PyDict>>,
+        kv: u32,
+    ) -> PyResult<Self> {
+        let mut config = config;
+        for (name, value) in more.into_iter().flatten() {
+            let name: String = name.extract()?;
+            match name.as_str() {
+                "typical_p" => config.typical_p = value.extract()?,
+                "xtc_probability" => config.xtc_probability = value.extract()?,
+                "xtc_threshold" => config.xtc_threshold = value.extract()?,
+                "mirostat_tau" => config.mirostat_tau = value.extract()?,
+                "mirostat_eta" => config.mirostat_eta = value.extract()?,
+                "dry_multiplier" => config.dry_multiplier = value.extract()?,
+                "dry_base" => config.dry_base = value.extract()?,
+                "dry_allowed_length" => config.dry_allowed_length = value.extract()?,
+                "dry_window" => config.dry_window = value.extract()?,
+                _ => {
+                    let known = "typical_p, xtc_probability, xtc_threshold, mirostat_tau, mirostat_eta, \
+                                 dry_multiplier, dry_base, dry_allowed_length and dry_window";
+                    let rule = format!("`{name}` is no keyword; those of sampling are {known}");
+                    return Err(PyTypeError::new_err(rule));
+                }
+            }
+        }
+        config.top_p = top_p.unwrap_or(if config.mirostat_tau > 0.0 { 1.0 } else { 0.95 });
+        Ok(Self { max_tokens, config, kv })
+    }
 }
 
 /// What a generation borrows from.
@@ -69,17 +100,8 @@ impl Generation {
         prompt: &[u32],
         picking: &Picking,
     ) -> Refused<Self> {
-        let &Picking { max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, kv } = picking;
-        let config = SampleConfig {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            seed,
-            ..SampleConfig::default()
-        };
-        let sampler = Sampler::new(config).map_err(refuse)?;
+        let &Picking { max_tokens, config, kv } = picking;
+        let sampler = fracbit_cli::sampler(config, tokenizer)?;
         // A cache for the whole context may take gigabytes that this text never needs.
         let room = prompt.len().saturating_add(max_tokens).min(loaded.context());
         let options =

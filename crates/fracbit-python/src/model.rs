@@ -8,11 +8,11 @@ use crate::{
 };
 use fracbit::{EvalOptions, Evaluation, Opened, evaluate};
 use fracbit_cli::Prompt;
-use fracbit_model::{KvType, StateOptions};
+use fracbit_model::{KvType, SampleConfig, StateOptions};
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use pyo3::{
     prelude::*,
-    types::{IntoPyDict, PyAny},
+    types::{IntoPyDict, PyAny, PyDict},
 };
 use std::{
     path::{Path, PathBuf},
@@ -131,10 +131,14 @@ impl Model {
     ///
     /// At most `max_tokens` tokens are written. `temperature` 0 picks the most likely token;
     /// otherwise `top_k` (0: all), `top_p` and `min_p` say which tokens are kept, and
-    /// `repetition_penalty` above 1 makes those less likely that were seen. The cache has `kv`
-    /// bits for a number: 16, 8, 6 or 4.
-    #[pyo3(signature = (prompt, *, max_tokens=256, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0,
-        repetition_penalty=1.0, seed=0, kv=16))]
+    /// `repetition_penalty` above 1 makes those less likely that were seen. `top_p` None is 0.95,
+    /// or 1 beside mirostat. `sampling` are `typical_p` (1: all), `xtc_probability` (0: without)
+    /// and `xtc_threshold`, `mirostat_tau` (bits of information; 0: without) and `mirostat_eta`,
+    /// `dry_multiplier` (0: without), `dry_base`, `dry_allowed_length` and `dry_window` (0: all
+    /// tokens), as the flags of `fracbit run`. The cache has `kv` bits for a number: 16, 8, 6
+    /// or 4.
+    #[pyo3(signature = (prompt, *, max_tokens=256, temperature=0.8, top_k=0, top_p=None, min_p=0.0,
+        repetition_penalty=1.0, seed=0, kv=16, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn generate(
         &self,
@@ -143,13 +147,16 @@ impl Model {
         max_tokens: usize,
         temperature: f32,
         top_k: usize,
-        top_p: f32,
+        top_p: Option<f32>,
         min_p: f32,
         repetition_penalty: f32,
         seed: u64,
         kv: u32,
+        sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Generation> {
-        let picking = Picking { max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, kv };
+        let config =
+            SampleConfig { temperature, top_k, min_p, repetition_penalty, seed, ..SampleConfig::default() };
+        let picking = Picking::new(max_tokens, config, top_p, sampling, kv)?;
         let context = self.0.context();
         let tokens = |tokenizer: &fracbit_io::Tokenizer| match prompt {
             Start::Text(text) => fracbit_cli::encode(tokenizer, Prompt::Text(&text), context),
@@ -163,8 +170,8 @@ impl Model {
     /// `messages` is a list of dicts with `role` and `content`, or the text of one message of the
     /// user; what it spells becomes no control token unless `allow_special` is True. The rest is
     /// as in `generate`. Raises InputError for a model without chat template.
-    #[pyo3(signature = (messages, *, max_tokens=256, temperature=0.8, top_k=0, top_p=0.95, min_p=0.0,
-        repetition_penalty=1.0, seed=0, kv=16, allow_special=false))]
+    #[pyo3(signature = (messages, *, max_tokens=256, temperature=0.8, top_k=0, top_p=None, min_p=0.0,
+        repetition_penalty=1.0, seed=0, kv=16, allow_special=false, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn chat(
         &self,
@@ -173,14 +180,17 @@ impl Model {
         max_tokens: usize,
         temperature: f32,
         top_k: usize,
-        top_p: f32,
+        top_p: Option<f32>,
         min_p: f32,
         repetition_penalty: f32,
         seed: u64,
         kv: u32,
         allow_special: bool,
+        sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Generation> {
-        let picking = Picking { max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, kv };
+        let config =
+            SampleConfig { temperature, top_k, min_p, repetition_penalty, seed, ..SampleConfig::default() };
+        let picking = Picking::new(max_tokens, config, top_p, sampling, kv)?;
         let context = self.0.context();
         self.generation(py, |tokenizer| messages.encode(tokenizer, allow_special, context), &picking)
     }

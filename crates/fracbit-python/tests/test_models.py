@@ -25,12 +25,27 @@ class Models(unittest.TestCase):
                 {"temperature": 1.1, "top_k": 40, "seed": 7},
                 ["--temp=1.1", "--top-k=40", "--seed=7"],
             ),
+            (
+                {"typical_p": 0.6, "xtc_probability": 0.5, "dry_multiplier": 0.8},
+                ["--typical-p=0.6", "--xtc-probability=0.5", "--dry-multiplier=0.8"],
+            ),
+            ({"mirostat_tau": 2.0, "seed": 3}, ["--mirostat-tau=2", "--seed=3"]),
         ]:
             told = program("run", DEMO, "-p", PROMPT, "-n", 24, "--json", *flags)
             told = json.loads(told.stdout)
             written = self.model.generate(PROMPT, max_tokens=24, **options)
             self.assertEqual("".join(written), told["text"])
             self.assertEqual((len(written.tokens), written.stop), (told["tokens"], told["stop"]))
+
+    def test_sampling_has_its_names_and_ranges(self):
+        from fracbit._sampling import Sampling
+
+        for name in Sampling.__annotations__:
+            list(self.model.generate(PROMPT, max_tokens=1, **{name: 1}))
+        with self.assertRaisesRegex(TypeError, "`typical` is no keyword.*typical_p"):
+            self.model.generate(PROMPT, typical=0.9)
+        with self.assertRaisesRegex(fracbit.Error, "typical_p.*at most 1"):
+            self.model.generate(PROMPT, typical_p=2)
 
     def test_a_generation_is_an_iterator(self):
         pieces = self.model.generate(PROMPT, max_tokens=6, temperature=0)

@@ -88,6 +88,8 @@ class Package(unittest.TestCase):
             plain[-at] = (plain[-at][0], ast.literal_eval(default))
         keywords = zip(arguments.kwonlyargs, arguments.kw_defaults)
         keywords = [(argument.arg, ast.literal_eval(default)) for argument, default in keywords]
+        if arguments.kwarg:
+            plain.append((arguments.kwarg.arg, inspect.Parameter.empty))
         found = inspect.signature(real).parameters.values()
         only = inspect.Parameter.KEYWORD_ONLY
         self.assertEqual([(p.name, p.default) for p in found if p.kind != only], plain, name)

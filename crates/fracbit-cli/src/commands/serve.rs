@@ -7,6 +7,7 @@ use crate::{
     files,
     generate::{Nested, WithLoader, Words, context_of, with_loader},
     gpu::DeviceName,
+    memory,
     sampling::PickArgs,
 };
 use clap::Args;
@@ -223,6 +224,10 @@ impl WithLoader for Serving<'_> {
             bytes(full_pages(first.context, 1) - 1),
             bytes(first.pages.unwrap_or(0))
         ));
+        if let Err(tight) = memory::enough(bytes(first.pages.unwrap_or(0)), "a full cache") {
+            let less = "`--cache-memory`, `--slots`, `--ctx` and `--kv` make it smaller";
+            context.progress.note(&format!("note: {}; {less}", tight.line()));
+        }
         let scheme = if tls.is_some() { "https" } else { "http" };
         context.progress.note(&format!("to chat in a browser: {scheme}://{address}/"));
         let options = Options {

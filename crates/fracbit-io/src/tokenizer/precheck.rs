@@ -56,10 +56,32 @@ fn check_part(v: &Value, part: &str) -> Result<(), String> {
             if map.get("length").is_some_and(|n| n.as_u64() == Some(0)) {
                 return Err(format!("{part}: length of FixedLength should be at least 1"));
             }
+            if map.contains_key("special_tokens") {
+                check_template(map).map_err(|rule| format!("{part}: {rule}"))?;
+            }
             map.values().try_for_each(|i| check_part(i, part))
         }
         _ => Ok(()),
     }
+}
+
+/// The templates of a `TemplateProcessing`: a token or text that is not there panics at encode.
+fn check_template(of: &Map<String, Value>) -> Result<(), String> {
+    let tokens = of.get("special_tokens").and_then(Value::as_object);
+    for name in ["single", "pair"] {
+        let id = |piece: &Value, kind: &str| Some(piece.get(kind)?.get("id")?.as_str()?.to_owned());
+        for piece in of.get(name).and_then(Value::as_array).into_iter().flatten() {
+            if let Some(token) = id(piece, "SpecialToken")
+                && tokens.is_none_or(|tokens| !tokens.contains_key(&token))
+            {
+                return Err(format!("`{}` of `{name}` should be among special_tokens", clip(&token)));
+            }
+            if name == "single" && id(piece, "Sequence").is_some_and(|text| text != "A") {
+                return Err("`single` should hold one text, which is `A`".to_owned());
+            }
+        }
+    }
+    Ok(())
 }
 
 fn check_bpe(model: &Value) -> Result<(), String> {
@@ -113,4 +135,36 @@ fn check_bpe(model: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn templates_hold_what_they_name() {
+        let (bos, a, b) = (
+            json!({"SpecialToken": {"id": "<s>", "type_id": 0}}),
+            json!({"Sequence": {"id": "A", "type_id": 0}}),
+            json!({"Sequence": {"id": "B", "type_id": 1}}),
+        );
+        let known = json!({"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}});
+        let rest = |single: &[&Value], pair: &[&Value], known: &Value| {
+            let template = json!({"type": "TemplateProcessing", "single": single, "pair": pair,
+                                  "special_tokens": known});
+            // As they come: in a list of processors.
+            let all = json!({"post_processor": {"type": "Sequence", "processors": [template]}});
+            check_rest(all.as_object().expect("an object"))
+        };
+        assert_eq!(rest(&[&bos, &a], &[&bos, &a, &b], &known), Ok(()));
+        for (single, pair, known, rule) in [
+            (vec![&bos, &a], vec![&a], &json!({}), "`<s>` of `single` should be among special_tokens"),
+            (vec![&a], vec![&a, &bos], &json!({}), "`<s>` of `pair` should be among special_tokens"),
+            (vec![&bos, &a, &b], vec![&a], &known, "`single` should hold one text"),
+        ] {
+            let refused = rest(&single, &pair, known).expect_err(rule);
+            assert!(refused.starts_with("post_processor: ") && refused.contains(rule), "{refused}");
+        }
+    }
 }

@@ -11,12 +11,17 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fracbit import _fracbit, _ray
 from fracbit._errors import ArgumentError
 from fracbit._progress import Progress
 from fracbit._results import Distortion, Evaluation, Plan, Quantized
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fracbit._sampling import Sampling
 
 StrPath = str | os.PathLike[str]
 
@@ -286,11 +291,12 @@ def generate(
     max_tokens: int = 256,
     temperature: float = 0.8,
     top_k: int = 0,
-    top_p: float = 0.95,
+    top_p: float | None = None,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int = 0,
     kv: int = 16,
+    **sampling: Unpack[Sampling],
 ) -> _fracbit.Generation:
     """Continue a text with a model, in memory or of a path, as `fracbit run` does.
 
@@ -310,6 +316,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         kv=kv,
+        **sampling,
     )
 
 

@@ -6,9 +6,11 @@ from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Unpack
 
 from fracbit._progress import Progress
 from fracbit._results import Evaluation
+from fracbit._sampling import Sampling
 
 __version__: str
 
@@ -39,11 +41,12 @@ class Model:
         max_tokens: int = 256,
         temperature: float = 0.8,
         top_k: int = 0,
-        top_p: float = 0.95,
+        top_p: float | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
         kv: int = 16,
+        **sampling: Unpack[Sampling],
     ) -> Generation: ...
     def chat(
         self,
@@ -52,12 +55,13 @@ class Model:
         max_tokens: int = 256,
         temperature: float = 0.8,
         top_k: int = 0,
-        top_p: float = 0.95,
+        top_p: float | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
         kv: int = 16,
         allow_special: bool = False,
+        **sampling: Unpack[Sampling],
     ) -> Generation: ...
     def logits(
         self, tokens: Sequence[int] | npt.NDArray[Any], *, kv: int = 16
