@@ -12,6 +12,8 @@ pub(crate) struct Memory {
     pub(crate) all: Bytes,
     /// Of all, what programs can still have.
     pub(crate) available: Bytes,
+    /// What is free of the space on disk that takes pages for which memory has no room.
+    pub(crate) swap: Bytes,
     /// What a container may have, where there is a limit below all.
     pub(crate) limit: Option<Bytes>,
     /// What is left of that limit: caches of files give way, what programs hold does not.
@@ -28,7 +30,6 @@ impl Memory {
         let info = proc("meminfo")?;
         let of = |name: &str| kilobytes(&info, name).map(|kb| Bytes(kb << 10));
         let (all, available) = (of("MemTotal:")?, of("MemAvailable:")?);
-        let swap = of("SwapFree:").unwrap_or(Bytes(0));
         // Version 2 has one line, `0::/path`; within a container the path is often the root.
         let group = proc("self/cgroup").unwrap_or_default();
         let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
@@ -44,7 +45,8 @@ impl Memory {
         let taken = proc("self/status").and_then(|status| kilobytes(&status, "VmSize:"));
         Some(Self {
             all,
-            available: Bytes(available.0 + swap.0),
+            available,
+            swap: of("SwapFree:").unwrap_or(Bytes(0)),
             limit: group.map(|(limit, _)| Bytes(limit)),
             left_of_limit: group.map(|(_, left)| Bytes(left)),
             left_to_process: limits.map(|limit| Bytes(limit.saturating_sub(taken.map_or(0, |kb| kb << 10)))),
@@ -53,28 +55,28 @@ impl Memory {
 
     /// What a model and its cache may take.
     pub(crate) fn usable(self) -> Bytes {
-        let limits = [self.left_of_limit, self.left_to_process];
-        limits.into_iter().flatten().fold(self.available, Ord::min)
+        self.least(self.available)
     }
 
-    /// Whose limit [`usable`](Self::usable) is.
-    fn whose(self) -> &'static str {
-        let usable = Some(self.usable());
-        if self.left_to_process == usable {
-            "within the process's limit (`ulimit -v`)"
-        } else if self.left_of_limit == usable {
-            "within the container's limit"
-        } else {
-            "on this machine"
-        }
+    /// The tightest of the limits and of what the machine has.
+    fn least(self, machine: Bytes) -> Bytes {
+        [self.left_of_limit, self.left_to_process].into_iter().flatten().fold(machine, Ord::min)
     }
 
     fn holds(self, need: Bytes, doing: &str) -> Result<(), Failure> {
-        if need <= self.usable() {
+        // Slow is better than not at all.
+        let room = self.least(Bytes(self.available.0 + self.swap.0));
+        if need <= room {
             return Ok(());
         }
-        let why =
-            format!("memory: {doing} takes about {need}, {} are available {}", self.usable(), self.whose());
+        let whose = if self.left_to_process == Some(room) {
+            "within the process's limit (`ulimit -v`)"
+        } else if self.left_of_limit == Some(room) {
+            "within the container's limit"
+        } else {
+            "on this machine"
+        };
+        let why = format!("memory: {doing} takes about {need}, {room} are available {whose}");
         Err(Failure::new(Exit::Failed, anyhow::Error::msg(why)))
     }
 }
@@ -124,8 +126,14 @@ mod tests {
     #[test]
     fn the_tightest_limit_counts_and_is_named() {
         let gb = |n: u64| Bytes(n << 30);
-        let free =
-            Memory { all: gb(9), available: gb(5), limit: None, left_of_limit: None, left_to_process: None };
+        let free = Memory {
+            all: gb(9),
+            available: gb(5),
+            swap: gb(0),
+            limit: None,
+            left_of_limit: None,
+            left_to_process: None,
+        };
         let container = Memory { limit: Some(gb(4)), left_of_limit: Some(gb(3)), ..free };
         let process = Memory { left_to_process: Some(gb(2)), ..container };
         for (memory, left, whose) in [
@@ -138,5 +146,9 @@ mod tests {
             let refused = memory.holds(gb(left + 1), "running").unwrap_err().line();
             assert!(refused.contains(whose) && refused.contains("running takes about"), "{refused}");
         }
+        // What swaps is slow, but runs; nobody is advised to.
+        let swaps = Memory { swap: gb(1), ..free };
+        assert_eq!(swaps.usable(), gb(5));
+        assert!(swaps.holds(gb(6), "running").is_ok() && swaps.holds(gb(7), "running").is_err());
     }
 }
