@@ -1,7 +1,8 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of whole models ([`model`])
-//! of many sequences at once ([`serve()`]), and of the search for codes ([`encode()`]).
+//! Speed: of the machine ([`limits`]), of the kernels ([`kernels`]), of Psumbooks
+//! ([`psumbook()`]), of whole models ([`model`]), of many sequences at once ([`serve()`]), and of
+//! the search for codes ([`encode()`]).
 //!
 //! A number of tokens per second says as much about the machine as about the program, so every
 //! bench measures the machine's limits in the same run: the bandwidth of reads from memory and the
@@ -25,6 +26,7 @@ mod kernels;
 mod limits;
 mod model;
 mod profile;
+mod psumbook;
 mod random;
 mod serve;
 mod targets;
@@ -36,6 +38,7 @@ pub use kernels::{KernelOptions, KernelSpeed, kernels};
 pub use limits::{LimitOptions, MachineLimits, limits};
 pub use model::{ModelOptions, ModelSpeed, Subject, model};
 pub use profile::{ProfileOptions, profile};
+pub use psumbook::{PsumbookOptions, PsumbookSpeed, psum_tiles, psumbook, with_psumbooks};
 pub use serve::{ServeOptions, ServeSpeed, serve};
 pub use targets::{TargetOptions, TargetSpeed, targets};
 

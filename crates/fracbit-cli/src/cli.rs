@@ -173,6 +173,7 @@ mod tests {
         "bench limits --bytes 64MiB --threads 1,2 --rounds 3 --json",
         "bench kernels --scheme tcq-2 --shape 512x512 --batch 1,2,4,8 --threads 1",
         "bench encode --scheme tcq-2 --effort fast,exact --weights 4096 --threads 1,2 --rounds 3 --json",
+        "bench psumbook --scheme aq-m4v8b4 --batch 1,4 --threads 1 --tiles --json",
         "bench model M --prompt 128,512 --generate 8 --context 64",
         "bench model --shape llama-3.2-1b --bits 2 --vocab 32000 --layers 2 --threads 1,2",
         "demo",

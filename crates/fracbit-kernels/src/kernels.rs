@@ -2,7 +2,7 @@
 
 use crate::{
     Args, Interleave, Isa, Line, LinearKernel, Vectors,
-    expand::{self, ExpandThenDot, nested::NestedBody},
+    expand::{self, ExpandThenDot, nested::NestedBody, psumbook::PsumTile},
     progressive::{Progressive, ProgressiveBody},
     reference,
 };
@@ -118,6 +118,7 @@ pub struct Kernels {
     providers: Vec<Provider>,
     progressive: Option<ProgressiveBody>,
     nested: Option<NestedBody>,
+    psum_tile: Option<PsumTile>,
     vectors: Vectors,
 }
 
@@ -144,6 +145,17 @@ impl Kernels {
     pub fn expanding(mut self) -> Self {
         self.linear.clear();
         self
+    }
+
+    /// Sets what is read of a Psumbook at once, where it should not be [`PsumTile::usual`]; numbers
+    /// beyond what there is are those nearest to it.
+    pub fn set_psum_tile(&mut self, tile: PsumTile) {
+        self.psum_tile = Some(tile);
+    }
+
+    /// What [`Kernels::set_psum_tile`] was told.
+    pub(crate) const fn psum_tile(&self) -> Option<PsumTile> {
+        self.psum_tile
     }
 
     /// Sets the body of progressive schemes; it replaces the one installed before.

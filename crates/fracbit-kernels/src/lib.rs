@@ -22,7 +22,7 @@ pub use args::{
 };
 pub use expand::nested::{BitPlanes, JoinFn, NestedBody, TileBits};
 pub use expand::psumbook::{
-    BuildFn, Centroids, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, ReadFn, psumbook,
+    BuildFn, Centroids, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, PsumTile, ReadFn, psumbook,
 };
 pub use isa::{Isa, IsaError};
 pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};

@@ -98,6 +98,11 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
     /// The least capable instruction set that it uses.
     fn isa(&self) -> Isa;
 
+    /// Whether products of few tokens read partial sums of a Psumbook in place of weights.
+    fn reads_psumbook(&self) -> bool {
+        false
+    }
+
     /// Bytes of memory that it holds.
     fn bytes(&self) -> usize;
 

@@ -39,6 +39,12 @@ impl PackedMatrix {
         self.scheme
     }
 
+    /// Whether products of few tokens read partial sums of a Psumbook in place of weights.
+    #[must_use]
+    pub fn reads_psumbook(&self) -> bool {
+        self.kernel.reads_psumbook()
+    }
+
     /// Bytes of memory that its kernel holds.
     #[must_use]
     pub fn bytes(&self) -> usize {

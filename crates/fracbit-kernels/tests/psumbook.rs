@@ -3,7 +3,7 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{
-    Activations, Kernels, PackedMatrix, PsumBody, RowsOf,
+    Activations, Kernels, PackedMatrix, PsumBody, PsumTile, RowsOf,
     cases::{self, CASES, Case, Packed, assert_same, product},
     psumbook,
 };
@@ -37,6 +37,26 @@ fn every_case_gives_the_bits_of_expanded_codes() {
             let want = product(&Kernels::scalar(), &packed, &mut x);
             let got = product(&kernels(), &packed, &mut x);
             assert_same(&want, &got, &format!("{name} {rows}x{cols} batch {batch} ({why})"));
+        }
+    }
+}
+
+#[test]
+fn what_is_read_at_once_changes_no_bit() {
+    for name in ["aq-m1v4", "aq-m3v8", "aq-m4v8b4"] {
+        for (rows, cols, batch) in [(100, 600, 1), (1100, 160, 3)] {
+            let packed = packed(name, Shape::new(rows, cols), 96, 7);
+            let mut x = Activations::new();
+            x.set(&cases::activations(batch * cols, 2), cols).expect("whole tokens");
+            let want = product(&Kernels::scalar(), &packed, &mut x);
+            for sums in [0, 1000, 8192, usize::MAX] {
+                for strips in [0, 1, 3, 4, 5, PsumTile::MOST_STRIPS, usize::MAX] {
+                    let mut kernels = kernels();
+                    kernels.set_psum_tile(PsumTile { sums, strips });
+                    let got = product(&kernels, &packed, &mut x);
+                    assert_same(&want, &got, &format!("{name} {rows}x{cols}, {sums} sums, {strips} strips"));
+                }
+            }
         }
     }
 }
@@ -79,8 +99,7 @@ fn others_are_left_to_others() {
 }
 
 fn by_psumbook(packed: &Packed) -> bool {
-    let matrix = PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit"));
-    format!("{matrix:?}").contains("Psumbook")
+    PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit")).reads_psumbook()
 }
 
 /// CodeGEMM (section 5): with centroids {0, 1}^v times powers of two a Psumbook multiplies uniform

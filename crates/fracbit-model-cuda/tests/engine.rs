@@ -72,12 +72,23 @@ fn run<R: Runtime>(
     (said.borrow().values().map(done).collect(), engine.preempted())
 }
 
+/// Grouped heads.
 #[test]
 fn sequences_together_get_the_tokens_they_get_alone() {
+    together_as_alone(&[("llama3", 10)]);
+}
+
+/// Norms of heads, biases, a sliding window: beside the one above, where there are two processors.
+#[test]
+fn a_few_sequences_of_other_models_get_the_tokens_they_get_alone() {
+    together_as_alone(&[("qwen3", 4), ("qwen2", 4), ("mistral", 4)]);
+}
+
+/// Runs so many sequences of reference checkpoints at once and one after the other.
+fn together_as_alone(models: &[(&str, usize)]) {
     let Some(references) = references() else { return };
     let device = device();
-    // Grouped heads, norms of heads, biases, a sliding window.
-    for (name, count) in [("llama3", 10), ("qwen3", 4), ("qwen2", 4), ("mistral", 4)] {
+    for &(name, count) in models {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
         let source = r.source(RotationMode::Online, 7);
         let model = dense(&device, &source);

@@ -1,5 +1,6 @@
 //! `fracbit bench`.
 
+use super::bench_psumbook::{self, PsumbookArgs};
 use super::bench_serve::ServeArgs;
 use crate::{
     args::{self, CacheArgs, CodeName},
@@ -30,6 +31,7 @@ is printed, with the fields named in the help of each bench.
 Examples:
   fracbit bench limits
   fracbit bench kernels --scheme tcq-2 --scheme tcq-fast-2 --batch 1,8
+  fracbit bench psumbook --threads 1 --batch 1,4
   fracbit bench model --shape llama-3.2-1b --bits 2 --vocab 32000";
 
 const AFTER_LIMITS: &str = "\
@@ -84,6 +86,7 @@ pub(crate) struct BenchArgs {
 enum What {
     Limits(LimitArgs),
     Kernels(KernelArgs),
+    Psumbook(PsumbookArgs),
     Model(ModelArgs),
     Targets(TargetArgs),
     Serve(ServeArgs),
@@ -92,20 +95,20 @@ enum What {
 
 /// What every bench takes.
 #[derive(Debug, Args)]
-struct Common {
+pub(super) struct Common {
     /// Numbers of threads, such as 1,2 [default: 1 and all cores].
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = args::threads)]
     threads: Vec<usize>,
     /// Measurements of each number [default: enough for a steady median].
     #[arg(long, value_name = "N", value_parser = args::count)]
-    rounds: Option<usize>,
+    pub(super) rounds: Option<usize>,
     /// Print a JSON list.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 impl Common {
-    fn threads(&self) -> Vec<usize> {
+    pub(super) fn threads(&self) -> Vec<usize> {
         if self.threads.is_empty() { bench::default_threads() } else { self.threads.clone() }
     }
 }
@@ -440,6 +443,7 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
                 show(&mut context.out, &limits_table(&rows))
             }
         }
+        What::Psumbook(args) => bench_psumbook::run(args, context),
         What::Encode(args) => {
             let rows = bench::encode(&args.options()?, &context.progress)?;
             context.progress.finish();
@@ -783,6 +787,8 @@ mod tests {
             "fracbit bench kernels --scheme nuq-2 --shape 16x32 --bytes 100kB --threads 1 --rounds 1 --json",
             "fracbit bench encode --scheme nuq-2 --weights 256 --threads 1 --rounds 1",
             "fracbit bench encode --scheme tcq-4 --effort fast --weights 256 --threads 1 --rounds 1 --json",
+            "fracbit bench psumbook --shape 16x32 --batch 1,2 --bytes 1kB --threads 1 --rounds 1",
+            "fracbit bench psumbook --scheme aq-m4v8b4 --shape 16x32 --tiles --bytes 1kB --threads 1 --rounds 1 --json",
             "fracbit bench serve --shape tiny --layers 1 --requests 3 --prompt 5 --generate 4 --sequences 1,2 --kv 16,4 --threads 1",
             "fracbit bench model --shape tiny --layers 1 --prompt 4 --generate 2 --context 3 --bytes 1MB --threads 1 --rounds 1",
         ] {

@@ -1,6 +1,7 @@
 //! One module per command: its arguments, and what it does with them.
 
 pub(crate) mod bench;
+mod bench_psumbook;
 mod bench_serve;
 pub(crate) mod calibrate;
 pub(crate) mod chat;

@@ -31,14 +31,34 @@ const CODES: [u32; 2] = [4, 8];
 pub const PSUM_TOKENS: usize = 4;
 /// Most tokens that meet the same rows by a Psumbook; for more codes are expanded.
 const MOST_TOKENS: usize = 8;
-/// Partial sums that are read for all strips of a call before the next ones: half of a first-level
-/// cache.
-const CHUNK: usize = 8192;
-/// Most strips of a call: the more, the rarer is it that partial sums come from a farther cache.
+/// Most strips of a call.
 const STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
-/// As many where partial sums are an eighth of that and reading them is so fast that codes must
-/// come in long runs.
+/// Strips for which the sums of a call lie in fewer lines.
 const FEW_STRIPS: usize = 4;
+
+/// What is read of a Psumbook before the next columns (`t_w`) and rows (`t_h` of CodeGEMM, section
+/// 3.3): no result depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PsumTile {
+    /// Partial sums that are read for all strips before the next ones; those of a tile of columns
+    /// at least.
+    pub sums: usize,
+    /// Strips of 16 rows that read them, at most [`PsumTile::MOST_STRIPS`].
+    pub strips: usize,
+}
+
+impl PsumTile {
+    /// Most strips.
+    pub const MOST_STRIPS: usize = STRIPS;
+
+    /// The usual one for codes of `bits`, 4 or 8: half of a first-level cache, and the more strips
+    /// the rarer is it that partial sums come from a farther one. With 4 bits they are an eighth of
+    /// that, and reading them is so fast that codes must come in long runs.
+    #[must_use]
+    pub const fn usual(bits: u32) -> Self {
+        Self { sums: 8192, strips: if bits == CODES[0] { FEW_STRIPS } else { STRIPS } }
+    }
+}
 
 /// Sums of 16 rows for as many tokens as lie side by side, `(row, token)`.
 pub type PsumRows = [i32; TILE_ROWS * PSUM_TOKENS];
@@ -208,6 +228,7 @@ struct Psumbook {
     expand: ExpandThenDot,
     centroids: Arc<Centroids>,
     body: PsumBody,
+    tile: PsumTile,
 }
 
 /// The kernel of `view` that builds and reads Psumbooks by `body`, for matrices of additive
@@ -218,12 +239,13 @@ pub fn psumbook(kernels: &Kernels, view: &PackedView<'_>, body: PsumBody) -> Opt
     let [codebook] = view.codebooks() else { return None };
     let centroids = Arc::new(Centroids::of(codebook).filter(|of| of.index.bits == body.bits)?);
     let expand = ExpandThenDot::new(kernels, view);
+    let tile = kernels.psum_tile().unwrap_or(PsumTile::usual(body.bits));
     // Codes are taken in the canonical order.
     let [part] = &*expand.parts else { return None };
     part.body
         .packing()
         .is_none()
-        .then(|| Arc::new(Psumbook { expand, centroids, body }) as Arc<dyn LinearKernel>)
+        .then(|| Arc::new(Psumbook { expand, centroids, body, tile }) as Arc<dyn LinearKernel>)
 }
 
 impl Psumbook {
@@ -282,7 +304,7 @@ impl Psumbook {
         let psums = x.psums.iter().find(|psums| psums.is_of(self, lanes));
         let psums = &*psums.expect("prepared for these tokens").sums;
         let (tile_bytes, psums_of_tile) = (part.segment.tile_bytes, self.centroids.psums() * lanes);
-        let at_once = (CHUNK / psums_of_tile).max(1);
+        let at_once = (self.tile.sums / psums_of_tile).max(1);
         let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; MOST];
         let sums = &mut sums[..strips.len()];
         let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; MOST];
@@ -363,6 +385,10 @@ impl LinearKernel for Psumbook {
         self.expand.isa().min(self.body.isa)
     }
 
+    fn reads_psumbook(&self) -> bool {
+        true
+    }
+
     fn bytes(&self) -> usize {
         self.expand.bytes() + size_of_val(&*self.centroids.pairs)
     }
@@ -402,10 +428,8 @@ impl LinearKernel for Psumbook {
         let Some(lanes) = self.lanes(call.together, call.x.batch()) else {
             return self.expand.rows(call, out);
         };
-        let (most, read) = match self.body.bits {
-            8 => (STRIPS, Self::read::<STRIPS> as fn(&Self, &Call<'_>, usize, Range<usize>, &mut [f32])),
-            _ => (FEW_STRIPS, Self::read::<FEW_STRIPS> as _),
-        };
+        let most = self.tile.strips.clamp(1, STRIPS);
+        let read = if most > FEW_STRIPS { Self::read::<STRIPS> } else { Self::read::<FEW_STRIPS> };
         for first in call.strips.clone().step_by(most) {
             read(self, call, lanes, first..call.strips.end.min(first + most), out);
         }
