@@ -108,7 +108,7 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 71] = [
+    const GOOD: [&str; 72] = [
         "doctor --json --threads 1",
         "man -o D",
         "serve M --log-requests --allow-host host.docker.internal --allow-origin https://chat.example --allow-origin http://localhost:3000",
