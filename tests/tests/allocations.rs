@@ -1,6 +1,7 @@
 //! The decode loop allocates nothing once it has run a few tokens.
 //!
-//! A binary of its own: it counts the allocations of all threads.
+//! A binary of its own, whose allocator counts on the threads of a pool: the harness allocates when
+//! it reports that a test takes long.
 
 #![expect(unsafe_code, reason = "a global allocator is unsafe by nature; this one counts and passes on")]
 
@@ -13,6 +14,7 @@ use fracbit_model::{
 };
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -20,10 +22,28 @@ struct Counting;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
+thread_local! {
+    /// Whether allocations of this thread count.
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count_one() {
+    // A thread that is ending has no flag any more.
+    if COUNTED.try_with(Cell::get).unwrap_or(false) {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Threads whose allocations count.
+fn pool(threads: usize) -> rayon::ThreadPool {
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    builder.start_handler(|_| COUNTED.set(true)).build().expect("threads to start")
+}
+
 // SAFETY: everything is the system allocator's; a counter changes nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: promised by the caller.
         unsafe { System.alloc(layout) }
     }
@@ -34,7 +54,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: promised by the caller.
         unsafe { System.realloc(at, layout, size) }
     }
@@ -83,8 +103,7 @@ fn decoding_allocates_nothing() {
         fracbit_tests::skip("allocations of decoding", "the scalar reference allocates by design");
         return;
     }
-    let pools =
-        [1, 2, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads to start"));
+    let pools = [1, 2, 3].map(pool);
     // A thread that starts late would count.
     pools.iter().for_each(|pool| drop(pool.broadcast(|_| ())));
     for (kind, scheme) in KINDS.into_iter().flat_map(|kind| [(kind, "tcq-fast-2"), (kind, "half-tcq-2.75")]) {
@@ -117,6 +136,7 @@ fn count(model: &Model, context: usize, batch: usize, kv: KvType) -> usize {
         state.reserve(context + 40).expect("memory");
         model.forward(state, &prompt, &mut hidden).expect("a prompt that fits");
     }
+    assert!(COUNT.load(Ordering::SeqCst) > 0, "allocations are counted");
     let mut tokens = vec![1; batch];
     let mut before = 0;
     for step in 0..33 {
