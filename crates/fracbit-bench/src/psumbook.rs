@@ -41,8 +41,8 @@ pub struct PsumbookSpeed {
     /// Partial sums read at once, and strips of 16 rows that read them, where they are not the
     /// usual ones.
     pub tile: Option<[usize; 2]>,
-    /// Microseconds before any row through a Psumbook: activations are rounded and the Psumbook
-    /// built. `None` where the scheme has none, or the processor no kernel.
+    /// Microseconds through a Psumbook for 16 rows alone: activations are rounded, the Psumbook is
+    /// built, and one strip reads it. `None` where the scheme has none, or the processor no kernel.
     pub build_us: Option<f64>,
     /// All of the product through a Psumbook.
     pub psumbook_us: Option<f64>,
@@ -202,7 +202,7 @@ impl Case {
                 }
                 _ => one(matrix),
             });
-            median(times.collect())
+            Spread::of(times.collect()).median
         });
         let bytes = self.scheme.rate().bits() * shape.len() as f64 / 8.0;
         let expanded = spreads[0];
@@ -231,11 +231,6 @@ impl Case {
         let own = spreads[1..].chunks_exact(2).map(|own| [own[0], own[1]]);
         self.psumbook.iter().zip(own).map(|((tile, ..), own)| new(*tile, Some(own))).collect()
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ const CHOICE: [&str; 6] = ["aq-m1v4", "aq-m2v8", "aq-m2v8b4", "aq-m4v8b4", "vq-2
 ///
 /// A Psumbook holds the products of all centroids with the activations: it is built once for all
 /// rows, and then codes read it. Beside it stand the same matrices with expanded codes, and other
-/// codes of as many bits. Times are of one product; building is what comes before any row.
+/// codes of as many bits. Times are of one product; building is measured with 16 rows, which hardly
+/// count.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(super) struct PsumbookArgs {
