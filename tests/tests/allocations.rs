@@ -5,17 +5,21 @@
 
 #![expect(unsafe_code, reason = "a global allocator is unsafe by nature; this one counts and passes on")]
 
+use fracbit::Opened;
 use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Isa, Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    FloatId, KvType, Linear, LinearId, Model, ModelBuilder, RotationMode, SampleConfig, Sampler, Sites,
-    StateOptions,
+    FloatId, GenerateOptions, Generation, KvType, Linear, LinearId, Model, ModelBuilder, RotationMode,
+    SampleConfig, Sampler, Sites, StateOptions,
 };
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 struct Counting;
@@ -63,6 +67,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// One test at a time: the pools of others would count, too.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// What a model has of its own, with an MLP and with experts.
 const KINDS: [&str; 2] = [
     r#""model_type": "llama", "intermediate_size": 768"#,
@@ -103,6 +110,7 @@ fn decoding_allocates_nothing() {
         fracbit_tests::skip("allocations of decoding", "the scalar reference allocates by design");
         return;
     }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = [1, 2, 3].map(pool);
     // A thread that starts late would count.
     pools.iter().for_each(|pool| drop(pool.broadcast(|_| ())));
@@ -150,4 +158,45 @@ fn count(model: &Model, context: usize, batch: usize, kv: KvType) -> usize {
         }
     }
     COUNT.load(Ordering::SeqCst) - before
+}
+
+/// Dense reference checkpoints of every architecture, token by token with several samplers.
+#[test]
+fn generating_allocates_nothing() {
+    const TOKENS: usize = 24;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let off = SampleConfig { temperature: 1.5, seed: 5, ..SampleConfig::default() };
+    let samplings = [
+        SampleConfig::default(),
+        off,
+        SampleConfig { top_k: 5, ..off },
+        SampleConfig { top_p: 0.9, ..off },
+        SampleConfig { min_p: 0.05, repetition_penalty: 1.1, ..off },
+    ];
+    let pool = pool(2);
+    for r in fracbit_tests::references() {
+        let source = Opened::new(&r.dir).and_then(|opened| opened.source(RotationMode::Fold, 42));
+        let model = Model::from_source(&source.expect("a good checkpoint")).expect("a model");
+        for (sampling, kv) in samplings.into_iter().zip([KvType::I16, KvType::F32].into_iter().cycle()) {
+            let counts = pool.install(|| {
+                let options = StateOptions { context: Some(64), chunk: 128, kv, ..StateOptions::default() };
+                let mut state = model.state(&options);
+                let mut sampler = Sampler::new(sampling).expect("a good configuration");
+                let options = GenerateOptions { max_tokens: Some(TOKENS), ..GenerateOptions::default() };
+                let mut generation =
+                    Generation::new(&model, &mut state, &mut sampler, &r.tokens[..9], options)
+                        .expect("a prompt that fits");
+                let mut counts = [0; TOKENS];
+                for count in &mut counts {
+                    let before = COUNT.load(Ordering::Relaxed);
+                    generation.next().expect("more to come").expect("a token");
+                    *count = COUNT.load(Ordering::Relaxed) - before;
+                }
+                counts
+            });
+            // The prompt and the first step grow what they work in.
+            assert!(counts[0] > 0, "allocations are counted");
+            assert_eq!(counts[2..], [0; TOKENS - 2], "{} {sampling:?} {kv:?}", r.name);
+        }
+    }
 }

@@ -101,7 +101,7 @@ pub fn kernels(
     progress.stage("measuring kernels", total as u64);
     let mut all = Vec::new();
     for &scheme in &options.schemes {
-        let matrices = matrices(scheme, options, kernels)?;
+        let matrices = matrices(scheme, options.shape, options.bytes, kernels)?;
         let mut next = 0;
         let mut x = Activations::new();
         let spreads = rounds(options.rounds, cases, |case| {
@@ -150,13 +150,17 @@ impl KernelSpeed {
     }
 }
 
-/// Enough matrices; the first one is checked.
-fn matrices(scheme: Scheme, options: &KernelOptions, kernels: &Kernels) -> Result<Vec<PackedMatrix>, Error> {
-    let shape = options.shape;
+/// Enough matrices for so many bytes of codes; the first one is checked.
+pub(crate) fn matrices(
+    scheme: Scheme,
+    shape: Shape,
+    bytes: u64,
+    kernels: &Kernels,
+) -> Result<Vec<PackedMatrix>, Error> {
     let each = Layout::new(scheme, shape).len() as u64;
-    let count = usize::try_from(options.bytes.div_ceil(each)).unwrap_or(usize::MAX).max(1);
+    let count = usize::try_from(bytes.div_ceil(each)).unwrap_or(usize::MAX).max(1);
     let too_large = |_| {
-        let rule = format!("should fit in memory, got {}", Bytes(options.bytes));
+        let rule = format!("should fit in memory, got {}", Bytes(bytes));
         Error::Option { option: "--bytes", rule }
     };
     let mut all = Vec::new();
@@ -250,7 +254,8 @@ mod tests {
     #[test]
     fn distinct_codes_fill_the_bytes_asked_for() {
         let options = small(&[]);
-        let made = matrices("nuq-4".parse().unwrap(), &options, &Kernels::scalar()).unwrap();
+        let scheme = "nuq-4".parse().unwrap();
+        let made = matrices(scheme, options.shape, options.bytes, &Kernels::scalar()).unwrap();
         let each = Layout::new(made[0].scheme(), options.shape).len();
         assert!(made.len() * each >= 10_000 && (made.len() - 1) * each < 10_000);
         let (mut a, mut b) = (vec![0.0; 100], vec![0.0; 100]);

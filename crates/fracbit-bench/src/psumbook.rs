@@ -1,8 +1,8 @@
 //! Additive codebooks through a Psumbook and by expanding codes, beside other codes.
 
-use crate::{RandomPacked, Spread, pools, positive, rounds};
-use fracbit_base::{Bytes, Scheme, Shape};
-use fracbit_format::{Layout, TILE_ROWS};
+use crate::{RandomPacked, Spread, kernels::matrices, pools, positive, rounds};
+use fracbit_base::{Scheme, Shape};
+use fracbit_format::TILE_ROWS;
 use fracbit_kernels::{Activations, Kernels, PackedMatrix, PsumTile, cases, matmul_with, with_team};
 use fracbit_load::{Error, Progress};
 use serde::Serialize;
@@ -64,14 +64,15 @@ pub struct PsumbookSpeed {
 /// expanding codes is faster.
 #[must_use]
 pub fn with_psumbooks(kernels: &Kernels) -> Kernels {
-    let mut all = kernels.clone();
+    let all = kernels.clone();
     #[cfg(target_arch = "x86_64")]
-    {
+    let all = {
+        let mut all = all;
         // A cap that is no name was refused when `kernels` were made.
         let most = fracbit_kernels::Isa::cap().ok().flatten().unwrap_or(fracbit_kernels::Isa::Amx);
         fracbit_kernels_x86::install_psumbook(&mut all, most);
-    }
-    let _ = &mut all;
+        all
+    };
     all
 }
 
@@ -99,7 +100,10 @@ struct Case {
 /// Each product rounds its activations anew and builds its Psumbook, as a model's does.
 ///
 /// # Errors
-/// [`Error::Option`] for empty lists, zeros, or more threads than the system gives.
+/// [`Error::Option`] for empty lists, zeros, or more bytes or threads than the system gives.
+///
+/// # Panics
+/// When a kernel's result differs from the scalar reference.
 pub fn psumbook(
     options: &PsumbookOptions,
     kernels: &Kernels,
@@ -134,37 +138,25 @@ impl Case {
         forced: &Kernels,
     ) -> Result<Self, Error> {
         let shape = options.shape;
-        let each = Layout::new(scheme, shape).len() as u64;
-        let count = options.bytes.div_ceil(each).max(1);
-        let too_large = |_| {
-            let rule = format!("should fit in memory, got {}", Bytes(options.bytes));
-            Error::Option { option: "--bytes", rule }
-        };
-        let of = |kernels: &Kernels, rows: usize, count: u64| -> Result<Vec<PackedMatrix>, Error> {
-            let mut all = Vec::new();
-            all.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(too_large)?;
-            let mut packed = RandomPacked::new(scheme, shape, false, 0);
-            for stream in 0..count {
-                packed.fill(stream);
-                all.push(PackedMatrix::new(kernels, &packed.view(rows)?));
-            }
-            Ok(all)
-        };
-        let strip = shape.rows.min(TILE_ROWS);
-        let has =
-            |kernels: &Kernels| -> Result<bool, Error> { Ok(of(kernels, strip, 1)?[0].reads_psumbook()) };
+        let packed = RandomPacked::new(scheme, shape, false, 0);
+        let strip = packed.view(shape.rows.min(TILE_ROWS))?;
+        let all = |kernels: &Kernels| matrices(scheme, shape, options.bytes, kernels);
         let tiles: Vec<Option<PsumTile>> = match &options.tiles[..] {
             [] => vec![None],
             tiles => tiles.iter().copied().map(Some).collect(),
         };
         let mut psumbook = Vec::new();
-        for tile in if has(forced)? { tiles } else { vec![] } {
+        for tile in tiles {
             let mut kernels = forced.clone();
             tile.into_iter().for_each(|tile| kernels.set_psum_tile(tile));
-            psumbook.push((tile, of(&kernels, strip, 1)?.remove(0), of(&kernels, shape.rows, count)?));
+            let strip = PackedMatrix::new(&kernels, &strip);
+            if strip.reads_psumbook() {
+                psumbook.push((tile, strip, all(&kernels)?));
+            }
         }
-        let expanded = of(&kernels.clone().expanding(), shape.rows, count)?;
-        Ok(Self { scheme, default: has(kernels)?, psumbook, expanded })
+        let default = PackedMatrix::new(kernels, &strip).reads_psumbook();
+        let expanded = all(&kernels.clone().expanding())?;
+        Ok(Self { scheme, default, psumbook, expanded })
     }
 
     fn measure(

@@ -21,6 +21,7 @@ use fracbit_bench::{
     KernelOptions, KernelSpeed, LimitOptions, MachineLimits, ModelOptions, ModelSpeed, Spread, Subject,
     TargetOptions, TargetSpeed,
 };
+use serde::Serialize;
 use std::{io::Write, path::PathBuf, sync::Arc};
 
 const AFTER: &str = "\
@@ -104,12 +105,23 @@ pub(super) struct Common {
     pub(super) rounds: Option<usize>,
     /// Print a JSON list.
     #[arg(long)]
-    pub(super) json: bool,
+    json: bool,
 }
 
 impl Common {
     pub(super) fn threads(&self) -> Vec<usize> {
         if self.threads.is_empty() { bench::default_threads() } else { self.threads.clone() }
+    }
+
+    /// As a list or as a table.
+    pub(super) fn print<T: Serialize>(
+        &self,
+        rows: &[T],
+        table: impl Fn(&[T]) -> Table,
+        context: &mut Context,
+    ) -> Result<(), Failure> {
+        context.progress.finish();
+        if self.json { context.out.json(&rows) } else { show(&mut context.out, &table(rows)) }
     }
 }
 
@@ -332,11 +344,7 @@ struct EncodeArgs {
 impl EncodeArgs {
     fn options(&self) -> Result<EncodeOptions, Failure> {
         const CHOICE: [&str; 6] = ["tcq-1.5", "tcq-2", "tcq-2.5", "tcq-3", "tcq-4", "tcq-5"];
-        let schemes = match self.scheme.as_slice() {
-            [] => CHOICE.iter().map(|s| s.parse().map_err(fracbit::Error::from)).collect::<Result<_, _>>()?,
-            some => some.to_vec(),
-        };
-        let default = EncodeOptions::new(schemes);
+        let default = EncodeOptions::new(schemes(&self.scheme, &CHOICE)?);
         Ok(EncodeOptions {
             efforts: if self.effort.is_empty() { default.efforts.clone() } else { self.effort.clone() },
             threads: self.common.threads(),
@@ -368,13 +376,7 @@ const CHOICE: [&str; 15] = [
 
 impl KernelArgs {
     fn options(&self) -> Result<KernelOptions, Failure> {
-        let schemes = match (self.all, self.scheme.as_slice()) {
-            (true, _) => Scheme::all().collect(),
-            (false, []) => {
-                CHOICE.iter().map(|s| s.parse().map_err(fracbit::Error::from)).collect::<Result<_, _>>()?
-            }
-            (false, some) => some.to_vec(),
-        };
+        let schemes = if self.all { Scheme::all().collect() } else { schemes(&self.scheme, &CHOICE)? };
         let default = KernelOptions::new(schemes);
         Ok(KernelOptions {
             shape: self.shape,
@@ -412,6 +414,15 @@ impl ModelArgs {
     }
 }
 
+/// Those that were asked for, or a choice.
+pub(super) fn schemes(given: &[Scheme], choice: &[&str]) -> Result<Vec<Scheme>, Failure> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let parsed: Result<_, fracbit::Error> = choice.iter().map(|s| Ok(s.parse()?)).collect();
+    Ok(parsed?)
+}
+
 /// The trellis scheme of a rate, or the scalar one above 5 bits.
 fn scheme(bits: f64, code: Code) -> Result<Scheme, fracbit::Error> {
     let found = Palette::Tcq.schemes(code).into_iter().find(|s| (s.rate().bits() - bits).abs() < 1e-9);
@@ -436,22 +447,12 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             let rounds = args.common.rounds.unwrap_or(LimitOptions::default().rounds);
             let options = LimitOptions { bytes: args.bytes.0, threads: args.common.threads(), rounds };
             let rows = bench::limits(&options, &context.progress)?;
-            context.progress.finish();
-            if args.common.json {
-                context.out.json(&rows)
-            } else {
-                show(&mut context.out, &limits_table(&rows))
-            }
+            args.common.print(&rows, limits_table, context)
         }
         What::Psumbook(args) => bench_psumbook::run(args, context),
         What::Encode(args) => {
             let rows = bench::encode(&args.options()?, &context.progress)?;
-            context.progress.finish();
-            if args.common.json {
-                context.out.json(&rows)
-            } else {
-                show(&mut context.out, &encode_table(&rows))
-            }
+            args.common.print(&rows, encode_table, context)
         }
         What::Kernels(args) if args.device == DeviceName::Cuda => {
             let mut options = args.options()?;
@@ -477,21 +478,11 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
         }
         What::Kernels(args) => {
             let rows = bench::kernels(&args.options()?, &fracbit::kernels()?, &context.progress)?;
-            context.progress.finish();
-            if args.common.json {
-                context.out.json(&rows)
-            } else {
-                show(&mut context.out, &kernels_table(&rows))
-            }
+            args.common.print(&rows, kernels_table, context)
         }
         What::Model(args) => {
             let rows = models(args, context)?;
-            context.progress.finish();
-            if args.common.json {
-                context.out.json(&rows)
-            } else {
-                show(&mut context.out, &model_table(&rows))
-            }
+            args.common.print(&rows, model_table, context)
         }
         What::Targets(args) => args.run(context),
         What::Serve(args) => args.run(context),

@@ -1,6 +1,6 @@
 //! `fracbit bench psumbook`.
 
-use super::bench::{Common, shape, show};
+use super::bench::{Common, schemes, shape};
 use crate::{args, context::Context, failure::Failure, table::Table};
 use clap::Args;
 use fracbit_base::{Bytes, Scheme, Shape};
@@ -48,12 +48,8 @@ pub(super) struct PsumbookArgs {
 }
 
 pub(super) fn run(args: &PsumbookArgs, context: &mut Context) -> Result<(), Failure> {
-    let schemes = match args.scheme.as_slice() {
-        [] => CHOICE.iter().map(|s| s.parse().map_err(fracbit::Error::from)).collect::<Result<_, _>>()?,
-        some => some.to_vec(),
-    };
     let options = PsumbookOptions {
-        schemes,
+        schemes: schemes(&args.scheme, &CHOICE)?,
         shape: args.shape,
         batch: args.batch.clone(),
         threads: args.common.threads(),
@@ -63,8 +59,7 @@ pub(super) fn run(args: &PsumbookArgs, context: &mut Context) -> Result<(), Fail
     };
     let kernels = fracbit::kernels()?;
     let rows = bench::psumbook(&options, &kernels, &bench::with_psumbooks(&kernels), &context.progress)?;
-    context.progress.finish();
-    if args.common.json { context.out.json(&rows) } else { show(&mut context.out, &table(&rows)) }
+    args.common.print(&rows, table, context)
 }
 
 fn table(rows: &[PsumbookSpeed]) -> Table {

@@ -36,8 +36,8 @@ const STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
 /// Strips for which the sums of a call lie in fewer lines.
 const FEW_STRIPS: usize = 4;
 
-/// What is read of a Psumbook before the next columns (`t_w`) and rows (`t_h` of CodeGEMM, section
-/// 3.3): no result depends on it.
+/// What is read of a Psumbook before the next columns (`t_w` of CodeGEMM, section 3) and rows
+/// (`t_h`): no result depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PsumTile {
     /// Partial sums that are read for all strips before the next ones; those of a tile of columns
